@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Cause, Counter, CounterReading, MemoryTrace, Moment
 from tb_memplugin.trace.replay import frees_of_unknown, unreported_frees
 
@@ -85,14 +85,14 @@ class Account:
         return self.at_least or self.allocator is None
 
     @property
-    def whole(self) -> int:
+    def total(self) -> int:
         """The allocator's bytes as far as they are known."""
         return self.allocator if self.allocator is not None else self.own + max(self.missing or 0, 0)
 
     @property
     def is_different(self) -> bool:
         """Whether more than `TOLERATED` of the allocator's bytes differ."""
-        return abs(self.missing or 0) > TOLERATED * self.whole
+        return abs(self.missing or 0) > TOLERATED * self.total
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,37 +151,37 @@ def _causes_shown(trace: MemoryTrace, device: int, event: int) -> Iterator[tuple
     yield Cause.STILL_COUNTED, -int(blocks.bytes[reused].sum())
 
 
-def account_line(found: Sequence[Account]) -> AccountLine:
+def account_line(of_device: Sequence[Account]) -> AccountLine:
     """Return the account of a device as a line: the moment with the largest difference, or what is not known.
 
     Args:
-        found: the accounts of one device.
+        of_device: the accounts of one device.
     """
-    if not found:
+    if not of_device:
         return AccountLine("not_recorded", NOT_RECORDED)
-    if all(account.counter is Counter.SIMULATED for account in found):
+    if all(account.counter is Counter.SIMULATED for account in of_device):
         return AccountLine("simulated", SIMULATED)
-    known = [account for account in found if account.missing is not None]
-    if not known:
-        begun = any(account.counter is Counter.CALLS for account in found)
+    comparable = [account for account in of_device if account.missing is not None]
+    if not comparable:
+        begun = any(account.counter is Counter.CALLS for account in of_device)
         return AccountLine("not_known", AT_LEAST if begun else NOT_KNOWN)
-    worst = max(known, key=lambda account: abs(account.missing or 0) / max(account.whole, 1))
+    worst = max(comparable, key=lambda account: abs(account.missing or 0) / max(account.total, 1))
     if worst.is_different:
-        return AccountLine("different", _told(worst))
-    exact = [account for account in known if not account.is_bound]
+        return AccountLine("different", _sentence(worst))
+    exact = [account for account in comparable if not account.is_bound]
     if not exact:
-        return AccountLine("not_known", f"{NOT_KNOWN}; {_told(worst)}")
-    return AccountLine("exact", _told(worst) + _only(exact))
+        return AccountLine("not_known", f"{NOT_KNOWN}; {_sentence(worst)}")
+    return AccountLine("exact", _sentence(worst) + _only(exact))
 
 
 def _only(exact: Sequence[Account]) -> str:
     """Return at which moments the account is not known, if at any."""
-    known = {account.moment for account in exact}
-    unknown = [text for moment, text in MOMENTS.items() if moment not in known]
+    exact_moments = {account.moment for account in exact}
+    unknown = [text for moment, text in MOMENTS.items() if moment not in exact_moments]
     return f"; not known {' and '.join(unknown)}" if unknown else ""
 
 
-def _told(account: Account) -> str:
+def _sentence(account: Account) -> str:
     missing = account.missing or 0
     share = f"{'at most ' if account.is_bound and missing > 0 else ''}{_percent(account)} %"
     text = f"accounts for {share} of the allocator's bytes"
@@ -190,23 +190,23 @@ def _told(account: Account) -> str:
     where = MOMENTS[account.moment]
     if missing > 0:
         least = "at least " if account.is_bound else ""
-        text += f": {least}{size_told(missing)} missing {where}"
+        text += f": {least}{size_text(missing)} missing {where}"
     elif account.is_bound:
-        text = f"counts up to {size_told(-missing)} too much {where}"
+        text = f"counts up to {size_text(-missing)} too much {where}"
     else:
-        text += f": {size_told(-missing)} too much {where}"
+        text += f": {size_text(-missing)} too much {where}"
     return f"{text}{_reasons(account, missing)}"
 
 
 def _percent(account: Account) -> str:
     """Return which share of the allocator's bytes is counted: 100.00 only if it is all of them."""
-    counted, whole = account.own, account.whole
-    if counted == whole:
+    counted, total = account.own, account.total
+    if counted == total:
         return "100.00"
-    if not whole:
+    if not total:
         return "more than 100"
-    share = int(np.floor(10_000 * counted / whole))
-    share = min(share, 9_999) if counted < whole else max(share, 10_001)
+    share = int(np.floor(10_000 * counted / total))
+    share = min(share, 9_999) if counted < total else max(share, 10_001)
     return f"{share / 100:,.2f}"
 
 
@@ -217,11 +217,11 @@ def _reasons(account: Account, missing: int) -> str:
         for cause, size in account.causes
         if (size > 0) == (missing > 0) and cause is not Cause.FOREIGN
     ]
-    told, rest = [], abs(missing)
+    reasons, rest = [], abs(missing)
     for cause, size in causes:
         part = min(abs(size), rest)  # some causes are upper bounds
         rest -= part
-        told += [f"{size_told(part)} {CAUSES[cause]}"] if part else []
-    if told and rest:
-        told.append(f"{size_told(rest)} for no known reason")
-    return f" ({'; '.join(told)})" if told else ""
+        reasons += [f"{size_text(part)} {CAUSES[cause]}"] if part else []
+    if reasons and rest:
+        reasons.append(f"{size_text(rest)} for no known reason")
+    return f" ({'; '.join(reasons)})" if reasons else ""

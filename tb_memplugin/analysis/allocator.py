@@ -169,11 +169,14 @@ def pools_of(
         sums(of_block, rounded, count),
         sums(of_block, np.where(rule, rounded, 0), count),
     ]
-    known = knows_segments(trace, device)
-    columns += _reserve_of(placed, of_segment, count) if known else ()
+    has_segments = knows_segments(trace, device)
+    columns += _reserve_of(placed, of_segment, count) if has_segments else ()
     states = [
         PoolState(
-            pool_name(trace, pool), stream_name(trace, stream), *numbers, *(() if known else (None,) * 4)
+            pool_name(trace, pool),
+            stream_name(trace, stream),
+            *numbers,
+            *(() if has_segments else (None,) * 4),
         )
         for (pool, stream), *numbers in zip(homes, *(column.tolist() for column in columns), strict=True)
     ]
@@ -193,15 +196,15 @@ def _homes(trace: MemoryTrace, placed: Layout) -> tuple[list[tuple[int, int]], I
         own[: len(recorded)] = np.where(recorded >= 0, recorded, own[: len(recorded)])
     pool, stream = np.concatenate((segments.pool, pool)), np.concatenate((segments.stream, stream))
     width = int(stream.max(initial=-1)) + 2
-    homes, place = np.unique((pool + 1) * width + stream + 1, return_inverse=True)
+    homes, home_of = np.unique((pool + 1) * width + stream + 1, return_inverse=True)
     pairs = [(home // width - 1, home % width - 1) for home in homes.tolist()]
-    place = place.astype(np.int64)
-    return pairs, place[: len(segments)], place[len(segments) :]
+    home_of = home_of.astype(np.int64)
+    return pairs, home_of[: len(segments)], home_of[len(segments) :]
 
 
 def _rounded(trace: MemoryTrace, rows: np.ndarray) -> Int64:
-    known = trace.allocations.rounded[rows]
-    rounded: Int64 = np.where(known >= 0, known, rounded_by_rule(trace.allocations.bytes[rows]))
+    recorded = trace.allocations.rounded[rows]
+    rounded: Int64 = np.where(recorded >= 0, recorded, rounded_by_rule(trace.allocations.bytes[rows]))
     return rounded
 
 

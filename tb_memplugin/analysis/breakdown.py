@@ -35,10 +35,10 @@ Divided = By | Rules | ModuleGroups
 """Everything that memory can be divided by."""
 
 _CATEGORY_KEYS = tuple(category.key for category in STACKING_ORDER)
-_CATEGORY_PLACES = np.argsort(STACKING_ORDER)
+_CATEGORY_POSITION = np.argsort(STACKING_ORDER)
 _PHASES = sorted(Phase, key=lambda phase: phase is not Phase.BEFORE)
 _PHASE_KEYS = tuple(phase.key for phase in _PHASES)
-_PHASE_PLACES = np.argsort(_PHASES)
+_PHASE_POSITION = np.argsort(_PHASES)
 """Of each phase, in the order in which phases are stacked: what was there before lies below what comes."""
 
 ChosenRows = Rows | slice
@@ -80,9 +80,9 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
     blocks = trace.allocations
     match by:
         case "category":
-            return _CATEGORY_PLACES[blocks.category[rows]], _CATEGORY_KEYS
+            return _CATEGORY_POSITION[blocks.category[rows]], _CATEGORY_KEYS
         case "phase":
-            return _PHASE_PLACES[blocks.phase[rows]], _PHASE_KEYS
+            return _PHASE_POSITION[blocks.phase[rows]], _PHASE_KEYS
         case "module":
             return _row_or_none(blocks.module[rows]), (NOT_NAMED, *(module.key for module in trace.modules))
         case "pool":

@@ -8,7 +8,7 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.highest_step import highest_step
 from tb_memplugin.analysis.recompute import Activations, Recomputed
-from tb_memplugin.analysis.units import FEWEST, Unit, part_told, size_told
+from tb_memplugin.analysis.units import FEWEST, Unit, part_text, size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import ROOT, Int64
 
@@ -48,7 +48,7 @@ def checkpointing(trace: MemoryTrace, device: int) -> Result:
         return Fine(f"There is no module whose recomputation would lower the peak of step {step.number}.")
     if most < LEAST_SHARE * step.peak_bytes:
         return Fine(
-            f"Recomputing one module would lower the peak of step {step.number} by at most {size_told(most)} "
+            f"Recomputing one module would lower the peak of step {step.number} by at most {size_text(most)} "
             f"({share(most, step.peak_bytes)})."
         )
     good = [(name, estimate) for name, estimate in estimates if estimate.saved_bytes >= NEARLY * most]
@@ -100,9 +100,9 @@ def _per_ms(estimate: Recomputed) -> float:
 
 def _evidence(name: str, estimate: Recomputed, step: int, rates: Unit, most: int) -> Evidence:
     calls = f"{estimate.calls:,} {'call' if estimate.calls == 1 else 'calls'}"
-    held = part_told(estimate.held_bytes, most)
-    per_ms = rates.tell(_per_ms(estimate))
-    detail = f"{_ms(estimate)} of forward in {calls}; saves {per_ms} per ms; holds {held}"
+    size = part_text(estimate.held_bytes, most)
+    per_ms = rates.text(_per_ms(estimate))
+    detail = f"{_ms(estimate)} of forward in {calls}; saves {per_ms} per ms; holds {size}"
     return Evidence(name or ROOT, estimate.saved_bytes, detail, where=_where(name, step))
 
 

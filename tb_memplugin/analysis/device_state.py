@@ -70,7 +70,7 @@ def device_state(trace: MemoryTrace, device: int, event: int) -> DeviceState:
     """
     memory, placed = levels(trace, device), layout(trace, device, event)
     pools = pools_of(trace, device, event, placed)
-    known, reserves = knows_segments(trace, device), trace.devices[device].has_reserved
+    has_segments, reserves = knows_segments(trace, device), trace.devices[device].has_reserved
     failed = failed_requests(trace, device)
     return DeviceState(
         trace=trace,
@@ -84,10 +84,10 @@ def device_state(trace: MemoryTrace, device: int, event: int) -> DeviceState:
         reserved_bytes=None if memory.reserved is None else int(memory.reserved[event + 1]),
         peak_reserved_bytes=None if memory.reserved is None else int(memory.reserved.max()),
         peak=peak_split(trace, device),
-        fragmentation=fragmentation_of(memory, placed if known else None, event),
+        fragmentation=fragmentation_of(memory, placed if has_segments else None, event),
         pools=pools,
-        segments=segments_at(trace, device, event) if known else None,
-        free_blocks=free_histogram(placed) if known else (),
+        segments=segments_at(trace, device, event) if has_segments else None,
+        free_blocks=free_histogram(placed) if has_segments else (),
         ooms=oom_reports(trace, device, failed[-MOST_OOMS:]),
         failed_requests=len(failed),
     )

@@ -66,7 +66,7 @@ def _folded_numbers(keys: Sequence[str]) -> list[tuple[list[str], list[int]]]:
     numbers = [[at for at, segment in enumerate(segments) if _is_number(segment)] for segments in split]
     folded: list[list[int]] = [[] for _ in keys]
     for turn in range(max(map(len, numbers), default=0)):
-        rows = [row for row, found in enumerate(numbers) if len(found) > turn]
+        rows = [row for row, indices in enumerate(numbers) if len(indices) > turn]
         lists = {row: _starred(split[row][: numbers[row][turn]], folded[row]) for row in rows}
         folding = _alike((lists[row], split[row], numbers[row][turn]) for row in rows)
         for row in rows:

@@ -70,8 +70,8 @@ def fragmentation_curve(
     """
     cuts = time_cuts(trace, t0_ns, t1_ns, columns)
     unused = unused_levels(levels(trace, device))
-    known = knows_segments(trace, device)
-    events = sampled_events(cuts, moments) if known else np.empty(0, np.int64)
+    has_segments = knows_segments(trace, device)
+    events = sampled_events(cuts, moments) if has_segments else np.empty(0, np.int64)
     free, largest = _free_after(trace, device, events)
     unused_columns = None if unused is None else highest_unused(unused, cuts)
     return FragmentationCurve(t0_ns, t1_ns, unused_columns, events, free, largest)

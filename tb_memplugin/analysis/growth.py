@@ -9,7 +9,7 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.leaks import FEWEST_STEPS, Leak, leaks, step_bounds
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
-from tb_memplugin.analysis.units import counted, part_told, size_told
+from tb_memplugin.analysis.units import counted, part_text, size_text
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import FX
 from tb_memplugin.trace.tables import NOT_NAMED, ROOT, Int64
@@ -18,14 +18,14 @@ MATTERS_IN_STEPS = 1_000
 MATTERS_SHARE = 0.01
 """Growth is reported if 1,000 steps of it would add at least 1 % of the peak."""
 
-SHOWN_PLACES = 8
+SHOWN_SITES = 8
 
 LONGEST_SEARCH = 400
 """The most characters that the Memory tab's search accepts."""
 
 
 def growth(trace: MemoryTrace, device: int) -> Result:
-    """Report places whose blocks pile up (see `leaks`) as one finding, because they often have one cause.
+    """Report sites whose blocks pile up (see `leaks`) as one finding, because they often have one cause.
 
     Its bytes are what a step allocates and keeps, the mean over all whole steps.
     """
@@ -45,14 +45,14 @@ def growth(trace: MemoryTrace, device: int) -> Result:
     a_step = sum(leak.bytes for leak in growing) // growing[0].of_steps
     if a_step * MATTERS_IN_STEPS < MATTERS_SHARE * peak:
         return Fine(
-            f"Memory grows by {size_told(a_step)} per step: {MATTERS_IN_STEPS:,} steps would add less than "
+            f"Memory grows by {size_text(a_step)} per step: {MATTERS_IN_STEPS:,} steps would add less than "
             f"{MATTERS_SHARE:.0%} of the peak."
         )
     return _finding(trace, device, growing, bounds, a_step, peak)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Site:
     """All leaks with the same name: a source line, or a module and an operator."""
 
     name: str
@@ -63,34 +63,34 @@ class _Place:
         return sum(leak.bytes for leak in self.leaks)
 
 
-def _places(trace: MemoryTrace, growing: tuple[Leak, ...]) -> list[_Place]:
+def _sites(trace: MemoryTrace, growing: tuple[Leak, ...]) -> list[_Site]:
     rows = folds([module.key for module in trace.modules])
     by_name: dict[str, list[Leak]] = {}
     for leak in growing:
-        by_name.setdefault(place_name(leak.key, leak.frames, rows), []).append(leak)
-    places = [_Place(name, tuple(leaks)) for name, leaks in by_name.items()]
-    return sorted(places, key=lambda place: (-place.bytes, place.name))
+        by_name.setdefault(site_name(leak.key, leak.frames, rows), []).append(leak)
+    sites = [_Site(name, tuple(leaks)) for name, leaks in by_name.items()]
+    return sorted(sites, key=lambda site: (-site.bytes, site.name))
 
 
 def _finding(
     trace: MemoryTrace, device: int, growing: tuple[Leak, ...], bounds: Int64, a_step: int, peak: int
 ) -> Finding:
     last, event = trace.step_at(int(bounds[-1]) - 1).number, int(bounds[-1]) - 1
-    places = _places(trace, growing)
-    rows = [_evidence(place, last, event) for place in places[:SHOWN_PLACES]]
-    rest = places[SHOWN_PLACES:]
+    sites = _sites(trace, growing)
+    rows = [_evidence(site, last, event) for site in sites[:SHOWN_SITES]]
+    rest = sites[SHOWN_SITES:]
     if rest:
-        more = _Place(counted(len(rest), "more place"), tuple(leak for place in rest for leak in place.leaks))
+        more = _Site(counted(len(rest), "more place"), tuple(leak for site in rest for leak in site.leaks))
         rows.append(Evidence(more.name, more.bytes, _rise(more), name=False))
-    count = len(places) - 1
-    others = f" (also {counted(count, 'more place')})" if count else ""
+    count = len(sites) - 1
+    also = f" (also {counted(count, 'more place')})" if count else ""
     return Finding(
         kind="growth",
         level="problem",
         device=trace.devices[device].name,
         step=last,
-        title=f"Memory grows step after step: {places[0].name} keeps what it allocates{others}.",
-        subject=places[0].name,
+        title=f"Memory grows step after step: {sites[0].name} keeps what it allocates{also}.",
+        subject=sites[0].name,
         bytes=a_step,
         measure="more with every step",
         of_bytes=peak,
@@ -106,22 +106,21 @@ def _finding(
     )
 
 
-def _evidence(place: _Place, step: int, event: int) -> Evidence:
-    blocks, steps = sum(leak.blocks for leak in place.leaks), max(leak.steps for leak in place.leaks)
-    fate = "replaced by larger ones" if all(leak.is_replaced for leak in place.leaks) else "kept"
+def _evidence(site: _Site, step: int, event: int) -> Evidence:
+    blocks, steps = sum(leak.blocks for leak in site.leaks), max(leak.steps for leak in site.leaks)
+    fate = "replaced by larger ones" if all(leak.is_replaced for leak in site.leaks) else "kept"
     detail = (
-        f"{_rise(place)}; {counted(blocks, 'block')} {fate}, "
-        f"grew in {steps} of {place.leaks[0].of_steps} steps"
+        f"{_rise(site)}; {counted(blocks, 'block')} {fate}, grew in {steps} of {site.leaks[0].of_steps} steps"
     )
-    return Evidence(place.name, place.bytes, detail, where=_where(place, step, event))
+    return Evidence(site.name, site.bytes, detail, where=_where(site, step, event))
 
 
-def _rise(place: _Place) -> str:
-    slope = sum(leak.slope_bytes for leak in place.leaks)
-    return f"rises {part_told(slope, place.bytes)} per step"
+def _rise(site: _Site) -> str:
+    slope = sum(leak.slope_bytes for leak in site.leaks)
+    return f"rises {part_text(slope, site.bytes)} per step"
 
 
-def place_name(key: str, frames: Sequence[str], rows: Mapping[str, str]) -> str:
+def site_name(key: str, frames: Sequence[str], rows: Mapping[str, str]) -> str:
     """Return the line that stands for a stack; without a stack, the folded module name and the operator.
 
     Args:
@@ -136,12 +135,12 @@ def place_name(key: str, frames: Sequence[str], rows: Mapping[str, str]) -> str:
     return f"{rows.get(module, module) or ROOT}{dot}{operator}"
 
 
-def _where(place: _Place, step: int, event: int) -> Where:
-    leak = place.leaks[0]
+def _where(site: _Site, step: int, event: int) -> Where:
+    leak = site.leaks[0]
     frame = leading_frame(leak.frames)
     if frame is not None:
         search = frame.partition(FX)[0][:LONGEST_SEARCH]
         return Where("stacks", (("step", str(step)), ("event", str(event)), ("search", search)))
     module, _, operator = leak.key.partition(" · ")
-    search = operator if module in ("", NOT_NAMED) or not place.name.startswith(module) else module
+    search = operator if module in ("", NOT_NAMED) or not site.name.startswith(module) else module
     return Where("allocations", (("step", str(step)), ("search", search), ("listed", "lifetime")))

@@ -11,9 +11,9 @@ import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.folded_layers import folds
-from tb_memplugin.analysis.growth import MATTERS_IN_STEPS, MATTERS_SHARE, place_name
-from tb_memplugin.analysis.leaks import MODELS_OWN, kept_places
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.growth import MATTERS_IN_STEPS, MATTERS_SHARE, site_name
+from tb_memplugin.analysis.leaks import MODELS_OWN, kept_sites
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import MemoryTrace
 
 FEWEST_WINDOWS = 4
@@ -22,7 +22,7 @@ FEWEST_WINDOWS = 4
 MOST_WINDOWS = 12
 """How many windows of a run are read at most, spread over the run; each is a file."""
 
-SHOWN_PLACES = 5
+SHOWN_SITES = 5
 
 COUNTED_ON_CPU = ("MemoryTracer", "IterationReport", "LineTracer")
 """Sources that count all CPU memory alive when a window begins. torch.profiler does not on the CPU."""
@@ -99,7 +99,7 @@ def growth_across(trace: MemoryTrace, device: int, run: Sequence[WindowLevel]) -
     a_step, peak = int(np.median(rises / steps)), int(trace.live(device).max())
     if a_step * MATTERS_IN_STEPS < MATTERS_SHARE * peak:
         return Fine(
-            f"From window to window, memory grows by {size_told(a_step)} per step: {MATTERS_IN_STEPS:,} "
+            f"From window to window, memory grows by {size_text(a_step)} per step: {MATTERS_IN_STEPS:,} "
             f"steps would add less than {MATTERS_SHARE:.0%} of the peak."
         )
     return _finding(name, windows, levels, a_step, peak)
@@ -153,11 +153,11 @@ def _finding(device: str, run: Sequence[WindowLevel], levels: np.ndarray, a_step
 
 
 def _suspects(run: Sequence[WindowLevel]) -> list[Evidence]:
-    """Return the places that kept memory in every window, sorted by the least that they kept in one."""
+    """Return the sites that kept memory in every window, sorted by the least that they kept in one."""
     occurrences = Counter(name for window in run for name, _ in window.kept)
     in_all = [name for name, count in occurrences.items() if count == len(run)]
     least = {name: min(dict(window.kept)[name] for window in run) for name in in_all}
-    largest = sorted(least.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_PLACES]
+    largest = sorted(least.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_SITES]
     return [Evidence(name, size, "kept for a step or more, in every window") for name, size in largest]
 
 
@@ -166,6 +166,6 @@ def _kept(trace: MemoryTrace, device: int) -> tuple[tuple[str, int], ...]:
     before = trace.step_events(steps - 1)[0] if steps > 1 else len(trace.events)
     kept: Counter[str] = Counter()
     rows = folds([module.key for module in trace.modules])
-    for key, frames, size in kept_places(trace, device, before):
-        kept[place_name(key, frames, rows)] += size // max(1, steps - 1)
+    for key, frames, size in kept_sites(trace, device, before):
+        kept[site_name(key, frames, rows)] += size // max(1, steps - 1)
     return tuple(kept.most_common())

@@ -21,7 +21,7 @@ def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
     own = blocks.device == device
     modules = np.array([*(module.is_module for module in trace.modules), False])  # index -1 reads the last
     stacks = bool((blocks.stack[own] >= 0).any())
-    known: dict[By, bool] = {
+    available: dict[By, bool] = {
         "category": True,
         "module": bool(modules[blocks.module[own]].any()),
         "phase": bool(np.isin(blocks.phase[own], _PARTS_OF_A_STEP).any()),
@@ -33,4 +33,4 @@ def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
         "stream": len(np.unique(blocks.stream[own])) > 1,
         "context": bool((blocks.context[own] >= 0).any()),
     }
-    return tuple(by for by, has_data in known.items() if has_data)
+    return tuple(by for by, has_data in available.items() if has_data)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.highest_step import HighestStep, step_on, stretch_on
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
@@ -62,8 +62,8 @@ def kept_gradients(trace: MemoryTrace, device: int) -> Result:
     )
     if best.bytes < LEAST_SHARE * best.step.peak_bytes:
         return Fine(
-            f"{size_told(best.kept_bytes)} of gradients stay allocated during forward, but the peak is "
-            f"elsewhere: without them it would be only {size_told(best.bytes)} lower."
+            f"{size_text(best.kept_bytes)} of gradients stay allocated during forward, but the peak is "
+            f"elsewhere: without them it would be only {size_text(best.bytes)} lower."
         )
     return _finding(trace, device, best)
 
@@ -91,8 +91,8 @@ class _Gaps:
         updates = np.flatnonzero(phases.phase == Phase.OPTIMIZER)
         forwards = np.flatnonzero(phases.phase == Phase.FORWARD)
         following = np.searchsorted(phases.start_ns[forwards], phases.end_ns[updates], side="left")
-        known = following < len(forwards)
-        updates, forwards = updates[known], forwards[following[known]]
+        has_forward = following < len(forwards)
+        updates, forwards = updates[has_forward], forwards[following[has_forward]]
         last = np.append(forwards[1:] != forwards[:-1], True)[: len(forwards)]  # last update before forward
         time = trace.events.time_ns
         last &= phases.start_ns[forwards] <= time.max(initial=-1)
@@ -129,8 +129,8 @@ def _kept(trace: MemoryTrace, rows: Int64, gaps: _Gaps) -> tuple[Int64, Int64]:
     first = np.searchsorted(gaps.optimizer, born, side="right").astype(np.int64)
     behind = np.searchsorted(gaps.end, freed, side="right").astype(np.int64)
     last = np.searchsorted(gaps.begin, freed, side="right") - 1
-    let_go = (last >= 0) & (freed < gaps.forward[last])
-    return first, np.where(let_go, first, np.maximum(behind, first))
+    freed_in_gap = (last >= 0) & (freed < gaps.forward[last])
+    return first, np.where(freed_in_gap, first, np.maximum(behind, first))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.highest_step import HighestStep, highest_step
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import NO_OPERATOR, OUTSIDE, ROOT, Int64
 
@@ -17,7 +17,7 @@ LEAST_SHARE = 0.1
 """Least share of the peak that must be gone without the temporaries for a finding."""
 
 TRIED = 3
-"""How many places are examined: those whose temporaries hold the most bytes at the peak."""
+"""How many sites are examined: those whose temporaries hold the most bytes at the peak."""
 
 _OF_AN_OPERATOR = (
     "they exist only while this operator runs",
@@ -50,9 +50,9 @@ ELSEWHERE = (
 
 
 def large_temporary(trace: MemoryTrace, device: int) -> Result:
-    """Find a place whose temporaries (docs/categories.md) raise the peak.
+    """Find a site whose temporaries (docs/categories.md) raise the peak.
 
-    A place is an operator in a module; repeated layers count as one. The finding's bytes are by how much
+    A site is an operator in a module; repeated layers count as one. The finding's bytes are by how much
     the peak of the highest step falls without these temporaries.
     """
     blocks = trace.allocations
@@ -69,22 +69,22 @@ def large_temporary(trace: MemoryTrace, device: int) -> Result:
         & (blocks.born < step.end)
         & (blocks.freed >= step.first)
     )
-    place = _places(trace, temporaries)
-    held = sums(place[np.searchsorted(temporaries, alive)], blocks.bytes[alive], int(place.max()) + 1)
-    tried = np.flatnonzero(held)
-    tried = tried[np.argsort(-held[tried], kind="stable")[:TRIED]]
-    saved = {number: _saved(trace, step, temporaries[place == number]) for number in tried.tolist()}
+    site = _sites(trace, temporaries)
+    at_peak = sums(site[np.searchsorted(temporaries, alive)], blocks.bytes[alive], int(site.max()) + 1)
+    tried = np.flatnonzero(at_peak)
+    tried = tried[np.argsort(-at_peak[tried], kind="stable")[:TRIED]]
+    saved = {number: _saved(trace, step, temporaries[site == number]) for number in tried.tolist()}
     best = max(saved, key=lambda number: saved[number])
     if saved[best] < LEAST_SHARE * step.peak_bytes:
         size = int(blocks.bytes[alive].sum())
         return Fine(
-            f"Temporaries hold {size_told(size)} at the peak of step {step.number}. Without those of any "
-            f"single operator, the peak would be at most {size_told(saved[best])} lower."
+            f"Temporaries hold {size_text(size)} at the peak of step {step.number}. Without those of any "
+            f"single operator, the peak would be at most {size_text(saved[best])} lower."
         )
-    return _finding(trace, device, step, temporaries[place == best], saved[best])
+    return _finding(trace, device, step, temporaries[site == best], saved[best])
 
 
-def _places(trace: MemoryTrace, rows: Int64) -> Int64:
+def _sites(trace: MemoryTrace, rows: Int64) -> Int64:
     """Return a number for each block that stands for its operator and folded module."""
     blocks = trace.allocations
     names: dict[str, int] = {}
@@ -92,8 +92,8 @@ def _places(trace: MemoryTrace, rows: Int64) -> Int64:
     name_number = [names.setdefault(folded_name[module.key], len(names)) for module in trace.modules]
     module = np.array([*name_number, len(names)], np.int64)[blocks.module[rows]]
     key = module * (len(trace.operators) + 1) + blocks.operator[rows] + 1
-    place: Int64 = np.unique(key, return_inverse=True)[1].astype(np.int64)
-    return place
+    site: Int64 = np.unique(key, return_inverse=True)[1].astype(np.int64)
+    return site
 
 
 def _saved(trace: MemoryTrace, step: HighestStep, rows: Int64) -> int:

@@ -103,9 +103,9 @@ class Placement:
         start = segments.address[segment[inside]]
         inside[inside] = address[inside] - start < segments.bytes[segment[inside]].astype(np.uint64)
         fit = rows[inside]
-        known = self._blocks.rounded[fit]
-        size = np.where(known >= 0, known, rounded_by_rule(self._blocks.bytes[fit]))
-        return _laid_out(segments, fit, address[inside], segment[inside], size, known < 0, rows[~inside])
+        recorded = self._blocks.rounded[fit]
+        size = np.where(recorded >= 0, recorded, rounded_by_rule(self._blocks.bytes[fit]))
+        return _laid_out(segments, fit, address[inside], segment[inside], size, recorded < 0, rows[~inside])
 
 
 def layout(trace: MemoryTrace, device: int, event: int) -> Layout:
@@ -134,7 +134,7 @@ def faults(trace: MemoryTrace, device: int, event: int) -> tuple[str, ...]:
         "address ranges were released although they were not reserved": reserved.strays,
     }
     return tuple(
-        f"{trace.devices[device].name}: {count:,} {what}." for what, count in counts.items() if count
+        f"{trace.devices[device].name}: {count:,} {fault}." for fault, count in counts.items() if count
     )
 
 

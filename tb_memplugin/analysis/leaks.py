@@ -1,4 +1,4 @@
-"""Suspected leaks: memory that one place allocates step after step and that is not freed."""
+"""Suspected leaks: memory that one site in the code allocates step after step and that is not freed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_CYCLE = 4
 """The most steps that an iteration may consist of, as with several optimizers or accumulated gradients."""
 
 MODELS_OWN = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
-"""Categories of the model's own memory, which `kept_places` leaves out."""
+"""Categories of the model's own memory, which `kept_sites` leaves out."""
 
 STEP_ANNOTATIONS = ("ProfilerStep#", "Optimizer.step#")
 """Beginnings of the annotations that occur once per step, in order of preference."""
@@ -27,19 +27,19 @@ STEP_ANNOTATIONS = ("ProfilerStep#", "Optimizer.step#")
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """One place whose blocks pile up. It is only suspected: a queue or cache that still fills looks the same.
+    """One site whose blocks pile up. It is only suspected: a queue or cache that still fills looks the same.
 
     Attributes:
         key: the stack, innermost frame first, one frame per line; without a stack, module and operator.
         frames: the stack's frames, innermost first; empty without a stack.
         bytes_per_step: bytes allocated in a step and kept, the mean over all steps examined, rounded down.
-        slope_bytes: least-squares rise of the place's live bytes, per step.
+        slope_bytes: least-squares rise of the site's live bytes, per step.
         bytes, blocks: allocated in the steps in which it grew, and alive at the end of the last step.
-        steps: in how many steps the place grew and kept what was added.
+        steps: in how many steps the site grew and kept what was added.
         of_steps: how many whole steps were examined.
         first_event: the first event of the first step in which it grew.
         is_replaced: whether each step replaced what the previous one had left by something larger. Then
-            `bytes` is by how much the place grew, without the first step if the place was empty before it.
+            `bytes` is by how much the site grew, without the first step if the site was empty before it.
     """
 
     key: str
@@ -55,19 +55,19 @@ class Leak:
 
 
 def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tuple[Leak, ...]:
-    """Return the places that grew in at least three of four steps, or in a cycle; largest first.
+    """Return the sites that grew in at least three of four steps, or in a cycle; largest first.
 
     The steps are those of the profile if it has three or more. Otherwise a step goes from one START of a
     repeating annotation, or of the optimizer's phase, to the next. Fewer than three steps give no result.
 
-    A place grew in a step if blocks allocated in the step are alive at the end of the last step, and the
-    place's live bytes rose from the step's start to its end. Memory that is replaced in each step, or filled
+    A site grew in a step if blocks allocated in the step are alive at the end of the last step, and the
+    site's live bytes rose from the step's start to its end. Memory that is replaced in each step, or filled
     once, is no leak. Memory that is replaced by something larger is a leak if that happens in every one of
-    four or more steps, by amounts within a factor of two, and the other places do not allocate more in each
+    four or more steps, by amounts within a factor of two, and the other sites do not allocate more in each
     step as well.
 
     What grows in each iteration grows only in some steps if an iteration has several, as with two optimizers
-    of one class. So where annotations or phases mark the steps, a place is a leak too if the steps in which
+    of one class. So where annotations or phases mark the steps, a site is a leak too if the steps in which
     it grew repeat every k = 2, 3 or 4 steps, at least three times. If all leaks are like that, the result
     counts k steps as one, for the smallest k.
 
@@ -84,15 +84,15 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
     rows = np.flatnonzero(
         (blocks.device == device) & (blocks.born < bounds[-1]) & (blocks.freed >= bounds[0])
     )
-    place, place_of = np.unique(_places(trace, rows), return_inverse=True)
-    place_of = place_of.astype(np.int64)
-    level = _levels_at(trace, rows, place_of, len(place), bounds)
-    kept, count = _kept(trace, rows, place_of, len(place), bounds)
+    sites, site_of = np.unique(_sites(trace, rows), return_inverse=True)
+    site_of = site_of.astype(np.int64)
+    level = _levels_at(trace, rows, site_of, len(sites), bounds)
+    kept, count = _kept(trace, rows, site_of, len(sites), bounds)
     rise = np.diff(level, axis=1)
     grew = (kept > 0) & (rise > 0)
     often = 4 * np.count_nonzero(grew, axis=1) >= 3 * (len(bounds) - 1)
     replaced = _grows_evenly(rise) & ~often
-    if (np.diff(_born(trace, rows[~replaced[place_of]], bounds)) > 0).all():
+    if (np.diff(_born(trace, rows[~replaced[site_of]], bounds)) > 0).all():
         replaced[:] = False  # the batches grow, and everything computed from them grows with them
     grew[replaced] = True
     grew[replaced & (level[:, 0] == 0), 0] = False
@@ -103,7 +103,7 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
     growing = [
         _leak(
             trace,
-            int(place[row]),
+            int(sites[row]),
             bounds,
             level[row],
             gained[row],
@@ -116,8 +116,8 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
     return tuple(sorted(growing, key=lambda leak: (-leak.bytes, leak.key)))
 
 
-def kept_places(trace: MemoryTrace, device: int, before: int) -> list[tuple[str, tuple[str, ...], int]]:
-    """Return (key, frames, bytes) of each place with blocks that live to the trace's end.
+def kept_sites(trace: MemoryTrace, device: int, before: int) -> list[tuple[str, tuple[str, ...], int]]:
+    """Return (key, frames, bytes) of each site with blocks that live to the trace's end.
 
     Only blocks allocated in the window before event `before` count, without the categories in `MODELS_OWN`.
     See `Leak` for key and frames.
@@ -126,9 +126,9 @@ def kept_places(trace: MemoryTrace, device: int, before: int) -> list[tuple[str,
     stays = (blocks.device == device) & (blocks.freed >= len(trace.events))
     stays &= (blocks.born >= 0) & (blocks.born < before) & ~np.isin(blocks.category, MODELS_OWN)
     rows = np.flatnonzero(stays)
-    place, place_of = np.unique(_places(trace, rows), return_inverse=True)
-    size = sums(place_of.astype(np.int64), blocks.bytes[rows], len(place))
-    totals = zip(place.tolist(), size.tolist(), strict=True)
+    sites, site_of = np.unique(_sites(trace, rows), return_inverse=True)
+    size = sums(site_of.astype(np.int64), blocks.bytes[rows], len(sites))
+    totals = zip(sites.tolist(), size.tolist(), strict=True)
     return [(*_key(trace, number), total) for number, total in totals]
 
 
@@ -172,50 +172,52 @@ def _own_bounds(trace: MemoryTrace, device: int, bounds: npt.NDArray[np.signedin
     return np.unique(own[np.searchsorted(own, bounds)]).astype(np.int64)
 
 
-def _places(trace: MemoryTrace, rows: Int64) -> Int64:
-    """Return a number for the place of each block: its stack or, without a stack, its module and operator."""
+def _sites(trace: MemoryTrace, rows: Int64) -> Int64:
+    """Return a number for the site of each block: its stack or, without a stack, its module and operator."""
     blocks, stacks, operators = trace.allocations, len(trace.stacks), len(trace.operators) + 1
     stack = blocks.stack[rows].astype(np.int64)
     owner = blocks.module[rows].astype(np.int64) + 1
-    place: Int64 = np.where(stack >= 0, stack, stacks + owner * operators + blocks.operator[rows] + 1)
-    return place
+    site: Int64 = np.where(stack >= 0, stack, stacks + owner * operators + blocks.operator[rows] + 1)
+    return site
 
 
-def _key(trace: MemoryTrace, place: int) -> tuple[str, tuple[str, ...]]:
-    """Return the key and the frames of a place, by its number from `_places`."""
-    if place < len(trace.stacks):
-        return "\n".join(trace.stacks[place]), trace.stacks[place]
-    owner, operator = divmod(place - len(trace.stacks), len(trace.operators) + 1)
+def _key(trace: MemoryTrace, site: int) -> tuple[str, tuple[str, ...]]:
+    """Return the key and the frames of a site, by its number from `_sites`."""
+    if site < len(trace.stacks):
+        return "\n".join(trace.stacks[site]), trace.stacks[site]
+    owner, operator = divmod(site - len(trace.stacks), len(trace.operators) + 1)
     if not owner and not operator:
         return NO_STACK, ()
     module = trace.modules[owner - 1].key if owner else NOT_NAMED
     return f"{module} · {trace.operators[operator - 1] if operator else NO_OPERATOR}", ()
 
 
-def _levels_at(trace: MemoryTrace, rows: Int64, place: Int64, places: int, bounds: Int64) -> Int64:
-    """Return the live bytes of each place at each bound: int64, shape (places, bounds)."""
+def _levels_at(trace: MemoryTrace, rows: Int64, site: Int64, site_count: int, bounds: Int64) -> Int64:
+    """Return the live bytes of each site at each bound: int64, shape (sites, bounds)."""
     blocks, width = trace.allocations, len(bounds) + 1
     enter = np.searchsorted(bounds, blocks.born[rows], side="right")
     leave = np.searchsorted(bounds, blocks.freed[rows], side="right")
-    change = sums(place * width + enter, blocks.bytes[rows], places * width)
-    change -= sums(place * width + leave, blocks.bytes[rows], places * width)
-    level: Int64 = np.cumsum(change.reshape(places, width), axis=1)[:, :-1]
+    change = sums(site * width + enter, blocks.bytes[rows], site_count * width)
+    change -= sums(site * width + leave, blocks.bytes[rows], site_count * width)
+    level: Int64 = np.cumsum(change.reshape(site_count, width), axis=1)[:, :-1]
     return level
 
 
-def _kept(trace: MemoryTrace, rows: Int64, place: Int64, places: int, bounds: Int64) -> tuple[Int64, Int64]:
-    """Return the bytes and blocks of each step that are alive at the last bound: int64, (places, steps)."""
+def _kept(
+    trace: MemoryTrace, rows: Int64, site: Int64, site_count: int, bounds: Int64
+) -> tuple[Int64, Int64]:
+    """Return the bytes and blocks of each step that are alive at the last bound: int64, (sites, steps)."""
     blocks, steps = trace.allocations, len(bounds) - 1
     stays = (blocks.freed[rows] >= bounds[-1]) & (blocks.born[rows] >= bounds[0])
     step = np.searchsorted(bounds, blocks.born[rows][stays], side="right") - 1
-    key = place[stays] * steps + step
-    size = sums(key, blocks.bytes[rows][stays], places * steps)
-    count = np.bincount(key, minlength=places * steps)
-    return size.reshape(places, steps), count.reshape(places, steps)
+    key = site[stays] * steps + step
+    size = sums(key, blocks.bytes[rows][stays], site_count * steps)
+    count = np.bincount(key, minlength=site_count * steps)
+    return size.reshape(site_count, steps), count.reshape(site_count, steps)
 
 
 def _grows_evenly(rise: Int64) -> npt.NDArray[np.bool_]:
-    """Return the places that rise in every step, by amounts within a factor of two: bool, shape (places,).
+    """Return the sites that rise in every step, by amounts within a factor of two: bool, shape (sites,).
 
     Random sizes, such as those of batches of sentences, do not rise like that. The amount of the first step
     does not count: on the CPU, torch.profiler does not report what was alive before it started.
@@ -228,7 +230,7 @@ def _grows_evenly(rise: Int64) -> npt.NDArray[np.bool_]:
 
 
 def _cycles(grew: npt.NDArray[np.bool_]) -> Int64:
-    """Return after how many steps, 2 to 4, each place grows again: int64, shape (places,); 0 if it does not.
+    """Return after how many steps, 2 to 4, each site grows again: int64, shape (sites,); 0 if it does not.
 
     Every step must be like the one that many before it.
     """
@@ -248,7 +250,7 @@ def _born(trace: MemoryTrace, rows: Int64, bounds: Int64) -> Int64:
 
 def _leak(
     trace: MemoryTrace,
-    place: int,
+    site: int,
     bounds: Int64,
     level: Int64,
     gained: Int64,
@@ -258,7 +260,7 @@ def _leak(
     is_replaced: bool,
 ) -> Leak:
     """Return a leak by its figures in every step; `cycle` steps are counted as one, up to the last step."""
-    key, frames = _key(trace, place)
+    key, frames = _key(trace, site)
     first = (len(bounds) - 1) % cycle
     bounds, level = bounds[first::cycle], level[first::cycle]
     gained, count = (column[first:].reshape(-1, cycle).sum(axis=1) for column in (gained, count))

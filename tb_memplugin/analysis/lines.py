@@ -38,10 +38,10 @@ def line_table(trace: MemoryTrace, device: int, event: int | None = None) -> tup
         event: count the blocks alive after this event (-1: before the first); None counts every allocation
             of the trace.
     """
-    return lines_made_by(trace, chosen_rows(trace, device, event))
+    return lines_of_rows(trace, chosen_rows(trace, device, event))
 
 
-def lines_made_by(trace: MemoryTrace, rows: Rows) -> tuple[LineRow, ...]:
+def lines_of_rows(trace: MemoryTrace, rows: Rows) -> tuple[LineRow, ...]:
     """Return what each line allocated of some allocations (rows of `trace.allocations`), largest first."""
     return tally(*codes(trace, "line", rows), trace.allocations.bytes[rows])
 

@@ -38,7 +38,7 @@ def alive_between(trace: MemoryTrace, device: int, first: int, end: int) -> Rows
     return np.flatnonzero((blocks.device == device) & (blocks.born < end) & (blocks.freed >= first))
 
 
-def found(trace: MemoryTrace, rows: Rows, text: str, version: Int64) -> Rows:
+def rows_with_text(trace: MemoryTrace, rows: Rows, text: str, version: Int64) -> Rows:
     """Return the rows in which a text occurs: in a frame, module, operator, name, category or address.
 
     Args:

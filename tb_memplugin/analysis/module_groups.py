@@ -45,11 +45,11 @@ class ModuleGroups:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Modules that share the first `depth` steps of their path; `told`: in how many to name the layers."""
+    """Modules that share the first `depth` steps of their path; `named_depth` of these name layers."""
 
     depth: int
     rows: tuple[int, ...]
-    told: int = 0
+    named_depth: int = 0
 
 
 def module_groups(keys: Sequence[str], size: Int64, opened: Sequence[str] = ()) -> ModuleGroups:
@@ -147,7 +147,7 @@ def _name(group: _Group, paths: Sequence[LayerPath]) -> str:
 
 def _step_name(group: _Group, paths: Sequence[LayerPath], at: int, step: str) -> str:
     layers = _layers(group, paths, at)
-    if not layers or (len(layers) > 1 and at >= group.told):
+    if not layers or (len(layers) > 1 and at >= group.named_depth):
         return step
     number = str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"
     return step.removesuffix("*") + number
@@ -170,10 +170,10 @@ def _numbered(
     part = np.full(len(paths), len(shown), np.int64)
     for number, group in enumerate(shown):
         part[list(group.rows)] = number
-    others = int((part == len(shown)).sum())
+    other_modules = int((part == len(shown)).sum())
     return ModuleGroups(
         part,
         (*(_name(group, paths) for group in shown), OTHER_MODULES),
-        (*(len(group.rows) for group in shown), others),
+        (*(len(group.rows) for group in shown), other_modules),
         (*(_opens(group, paths) for group in shown), False),
     )

@@ -112,11 +112,11 @@ class _Tree:
             np.add.at(total, self.parent[level], total[level])
         return total
 
-    def filled(self, own: Int64, known: Bool) -> Int64:
+    def filled(self, own: Int64, has_own: Bool) -> Int64:
         """Return the own value if known, else the sum of the children's (containers are never called)."""
-        total = np.where(known, own, 0)
+        total = np.where(has_own, own, 0)
         for level in self.levels[:0:-1]:
-            open_level = level[~known[self.parent[level]]]
+            open_level = level[~has_own[self.parent[level]]]
             np.add.at(total, self.parent[open_level], total[open_level])
         return total
 

@@ -67,7 +67,7 @@ def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) ->
         event: index of an event, of any device.
         largest: how many of the largest live blocks to list.
     """
-    events, known = trace.events, event >= 0
+    events, has_event = trace.events, event >= 0
     reserved = trace.reserved(device)
     alive = trace.allocations.alive_at(event, device)
     return Moment(
@@ -77,9 +77,9 @@ def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) ->
         step=trace.step_at(event).number,
         bytes=int(trace.live(device)[event + 1]),
         reserved=None if reserved is None else int(reserved[event + 1]),
-        phase=_phase(trace, event) if known else Phase.BEFORE,
-        module=_module(trace, int(events.module[event])) if known else None,
-        operator=_named(trace.operators, int(events.operator[event])) if known else None,
+        phase=_phase(trace, event) if has_event else Phase.BEFORE,
+        module=_module(trace, int(events.module[event])) if has_event else None,
+        operator=_named(trace.operators, int(events.operator[event])) if has_event else None,
         largest=tuple(live_allocation(trace, row) for row in largest_rows(trace, alive, largest).tolist()),
         _trace=trace,
         _alive=alive,

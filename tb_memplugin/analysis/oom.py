@@ -14,7 +14,7 @@ from tb_memplugin.analysis.layout import SMALL_REQUEST, SMALL_SEGMENT, Layout, P
 from tb_memplugin.analysis.pending import pending_since
 from tb_memplugin.analysis.pool_names import NOT_KNOWN
 from tb_memplugin.analysis.segments import pool_name, stream_name
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Bool
@@ -244,33 +244,33 @@ def _cause(request: int, new_segment: int, room: _Room) -> Cause:
 def _why(
     cause: Cause, request: int, new_segment: int, active: int, reserved: int | None, room: _Room, home: str
 ) -> str:
-    held = f"PyTorch uses {size_told(active)}"
+    usage = f"PyTorch uses {size_text(active)}"
     if reserved is not None and reserved >= active:  # less: the record contradicts itself
-        held += f" of the {size_told(reserved)} that it has reserved"
-    asked = f"The request needs one free block of {size_told(request)}{home}"
-    return f"{held}. {asked}{_largest(room)}. {_device(room)}. {_verdict(cause, request, new_segment, room)}"
+        usage += f" of the {size_text(reserved)} that it has reserved"
+    need = f"The request needs one free block of {size_text(request)}{home}"
+    return f"{usage}. {need}{_largest(room)}. {_device(room)}. {_verdict(cause, request, new_segment, room)}"
 
 
 def _largest(room: _Room) -> str:
     if room.usable is None or room.largest_usable is None:
         return ""
     return (
-        f"; the largest block that it could use has {size_told(room.largest_usable)}, of "
-        f"{size_told(room.usable)} free in all"
+        f"; the largest block that it could use has {size_text(room.largest_usable)}, of "
+        f"{size_text(room.usable)} free in all"
     )
 
 
 def _device(room: _Room) -> str:
     if room.on_device is None:
         return "How much the device had free is not known"
-    return f"The device had {size_told(room.on_device)} free"
+    return f"The device had {size_text(room.on_device)} free"
 
 
 def _verdict(cause: Cause, request: int, new_segment: int, room: _Room) -> str:
     outside, usable, in_all = room.on_device or 0, room.usable or 0, room.in_all or 0
     if cause == "limit":
         return (
-            f"The device had room for the new segment of {size_told(new_segment)}: either a limit on this "
+            f"The device had room for the new segment of {size_text(new_segment)}: either a limit on this "
             "process (set_per_process_memory_fraction) refused it, or another process freed memory in "
             "between."
         )
@@ -282,14 +282,14 @@ def _verdict(cause: Cause, request: int, new_segment: int, room: _Room) -> str:
     if cause == "elsewhere":
         elsewhere = in_all - usable
         return (
-            f"Enough memory is free, but {size_told(elsewhere)} of it belongs to other pools, streams "
+            f"Enough memory is free, but {size_text(elsewhere)} of it belongs to other pools, streams "
             "or size classes."
         )
     if cause == "fragmented":
         return "Fragmentation: enough memory is free, but not in one piece."
     if cause == "full":
         missing = request - outside - in_all
-        return f"Memory is full: all free memory together is {size_told(missing)} less than the request."
+        return f"Memory is full: all free memory together is {size_text(missing)} less than the request."
     return "The recording does not show why the request failed."
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.highest_step import highest_step
-from tb_memplugin.analysis.units import part_told, size_told
+from tb_memplugin.analysis.units import part_text, size_text
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.tables import Int64
 
@@ -38,16 +38,16 @@ def optimizer_state(trace: MemoryTrace, device: int) -> Result:
     step = highest_step(trace, device)
     alive = blocks.alive_at(step.peak_event, device)
     state = alive[blocks.category[alive] == Category.OPTIMIZER_STATE]
-    held = int(blocks.bytes[state].sum())
+    state_bytes = int(blocks.bytes[state].sum())
     dtypes = _dtypes(trace, Category.OPTIMIZER_STATE, name)
-    if held < LEAST_SHARE * step.peak_bytes:
+    if state_bytes < LEAST_SHARE * step.peak_bytes:
         by_dtype = f" ({_listed(dtypes)})" if dtypes else ""
-        part = f"{share(held, step.peak_bytes)} of the peak of step {step.number}"
-        return Fine(f"Optimizer state takes {size_told(held)}{by_dtype}, {part}.")
+        part = f"{share(state_bytes, step.peak_bytes)} of the peak of step {step.number}"
+        return Fine(f"Optimizer state takes {size_text(state_bytes)}{by_dtype}, {part}.")
     if not dtypes:
         return NotJudged(
-            f"The recording does not contain the dtypes of its {size_told(held)} of optimizer state. Record "
-            "with torch.profiler and memory_trace_handler, or with MemoryTracer."
+            f"The recording does not contain the dtypes of its {size_text(state_bytes)} of optimizer state. "
+            "Record with torch.profiler and memory_trace_handler, or with MemoryTracer."
         )
     wide = sum(size for dtype, size in dtypes.items() if element_bytes(dtype) >= 4)
     saved = sum(
@@ -57,7 +57,7 @@ def optimizer_state(trace: MemoryTrace, device: int) -> Result:
         return Fine(f"It is {_listed(dtypes)}: little of it could use a narrower dtype.")
     parameters = _dtypes(trace, Category.PARAMETER, name)
     beside = f"; parameters are {_listed(parameters)}" if parameters else ""
-    part = f"{share(held, step.peak_bytes)} of the peak"
+    part = f"{share(state_bytes, step.peak_bytes)} of the peak"
     return Finding(
         kind="optimizer_state",
         level="option",
@@ -102,13 +102,13 @@ def _dtypes(trace: MemoryTrace, category: Category, device: str) -> dict[str, in
 def _listed(dtypes: dict[str, int]) -> str:
     if len(dtypes) == 1:
         return f"all {next(iter(dtypes))}"
-    return ", ".join(f"{dtype} {size_told(size)}" for dtype, size in list(dtypes.items())[:3])
+    return ", ".join(f"{dtype} {size_text(size)}" for dtype, size in list(dtypes.items())[:3])
 
 
 def _of_dtype(dtype: str, size: int) -> Evidence:
     narrow = size // element_bytes(dtype)
     return Evidence(
-        dtype, size, f"{element_bytes(dtype)} bytes per element; {part_told(narrow, size)} with 1 byte"
+        dtype, size, f"{element_bytes(dtype)} bytes per element; {part_text(narrow, size)} with 1 byte"
     )
 
 

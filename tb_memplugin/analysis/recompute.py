@@ -83,9 +83,9 @@ class Activations:
         lower = lower + self._inputs(calls)
         again = self._again(calls, lower)
         peak = max(int(lower.max()), int(again.max()))
-        held = int(self._bytes[block].sum())
+        held_bytes = int(self._bytes[block].sum())
         spent = int(calls.spent_ns.sum())
-        return Recomputed(rows, len(calls.start), peak, self._step.peak_bytes - peak, held, spent)
+        return Recomputed(rows, len(calls.start), peak, self._step.peak_bytes - peak, held_bytes, spent)
 
     def _with_backward(self, inner: Int64) -> _Calls:
         """Return the forward calls of the outermost chosen modules that have a backward in the step."""
@@ -146,10 +146,10 @@ class Activations:
         newest = np.searchsorted(self._born, calls.start) - 1
         near = (newest[:, None] - np.arange(_INPUTS_LOOKED_AT)).clip(-1)
         freed, size = np.append(self._freed, -1)[near], np.append(self._bytes, 0)[near]
-        dies = (freed >= calls.start[:, None]) & (freed < calls.back[:, None])
-        call, newest_of = np.arange(len(near)), np.argmax(np.where(dies, size, -1), axis=1)
-        dies, freed, size = dies[call, newest_of], freed[call, newest_of], size[call, newest_of]
-        without = self._step.without(size[dies], freed[dies] + 1, calls.back[dies])
+        is_freed = (freed >= calls.start[:, None]) & (freed < calls.back[:, None])
+        call, newest_of = np.arange(len(near)), np.argmax(np.where(is_freed, size, -1), axis=1)
+        is_freed, freed, size = is_freed[call, newest_of], freed[call, newest_of], size[call, newest_of]
+        without = self._step.without(size[is_freed], freed[is_freed] + 1, calls.back[is_freed])
         added: Int64 = self._step.level - without
         return added
 

@@ -75,9 +75,9 @@ def read_rules(texts: Sequence[str]) -> Rules:
     for text in texts:
         for name, pattern, where in _rules_of(text):
             if name in rules or name == UNKNOWN:
-                what = "is reserved for what no rule matches" if name == UNKNOWN else "is used twice"
+                problem = "is reserved for what no rule matches" if name == UNKNOWN else "is used twice"
                 raise MemPluginError(
-                    f"The rule name {name!r} {what}.", where=where, fix="Give it another name."
+                    f"The rule name {name!r} {problem}.", where=where, fix="Give it another name."
                 )
             rules[name] = _compiled(name, pattern, where)
     return Rules(tuple(rules), tuple(rules.values()))
@@ -129,10 +129,10 @@ def _rules_in(document: object, where: str) -> list[tuple[str, str]]:
         raise MemPluginError("The file contains no rules.", where=where, fix=FIX)
     for rule in rules:
         if not all(isinstance(part, str) and part for part in rule):
-            what = (
+            message = (
                 f"Each rule needs a name and a pattern, both non-empty strings, but one is {str(rule)[:200]}."
             )
-            raise MemPluginError(what, where=where, fix=FIX)
+            raise MemPluginError(message, where=where, fix=FIX)
     return rules
 
 

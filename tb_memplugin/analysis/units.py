@@ -35,20 +35,20 @@ class Unit:
         """Return a size without its unit: `12.50`, or the whole number in bytes."""
         return f"{size:,.0f}" if self.bytes == 1 else f"{size / self.bytes:,.2f}"
 
-    def tell(self, size: float) -> str:
+    def text(self, size: float) -> str:
         """Return a size with its unit."""
         return f"{self.show(size)} {self.name}"
 
 
-def size_told(size: float) -> str:
+def size_text(size: float) -> str:
     """Return a size in the unit that suits it: `4.94 GiB`, `512 B`."""
-    return Unit.for_bytes([size]).tell(size)
+    return Unit.for_bytes([size]).text(size)
 
 
-def part_told(size: float, whole: float) -> str:
+def part_text(size: float, total: float) -> str:
     """Return a part in the unit of its whole; only less than one of that has a smaller unit."""
-    unit = Unit.for_bytes([whole])
-    return unit.tell(size) if abs(size) >= unit.bytes else size_told(size)
+    unit = Unit.for_bytes([total])
+    return unit.text(size) if abs(size) >= unit.bytes else size_text(size)
 
 
 def counted(count: int, word: str) -> str:

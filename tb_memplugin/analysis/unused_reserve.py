@@ -6,7 +6,7 @@ import numpy as np
 
 from tb_memplugin.analysis.allocator import knows_segments, levels, pools
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, share
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import MemoryTrace
 
 LEAST_SHARE = 0.2
@@ -33,7 +33,7 @@ def unused_reserve(trace: MemoryTrace, device: int) -> Result:
     idle = most_reserved - most_used
     if idle < LEAST_BYTES or idle < LEAST_SHARE * most_reserved:
         return Fine(
-            f"At most {size_told(most_reserved)} were reserved, and at most {size_told(most_used)} were in "
+            f"At most {size_text(most_reserved)} were reserved, and at most {size_text(most_used)} were in "
             "use."
         )
     at = int(np.argmax(memory.active)) - 1
@@ -65,8 +65,8 @@ def _of_pools(trace: MemoryTrace, device: int, event: int) -> list[Evidence]:
     rows = []
     for pool in pools(trace, device, event)[:SHOWN_POOLS]:
         reserved, free = pool.reserved_bytes or 0, pool.free_bytes or 0
-        largest = size_told(pool.largest_free_bytes or 0)
-        detail = f"free of {size_told(reserved)} reserved; largest free block {largest}"
+        largest = size_text(pool.largest_free_bytes or 0)
+        detail = f"free of {size_text(reserved)} reserved; largest free block {largest}"
         rows.append(
             Evidence(f"pool {pool.pool}, {pool.stream}", free, f"{detail} ({share(free, reserved)})", False)
         )

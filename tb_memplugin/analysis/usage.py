@@ -96,10 +96,10 @@ def usage(
     row = rows[version]
     event = int(blocks.born[row]) if action == "alloc" else int(blocks.freed[row])
     if event < 0 or event >= len(trace.events):
-        what = "alive before the trace began" if event < 0 else "still alive when the trace ended"
+        state = "alive before the trace began" if event < 0 else "still alive when the trace ended"
         other = "free" if action == "alloc" else "alloc"
         raise NotRecordedError(
-            f"The {action} of {address:#x}_{version} is not in the trace: the block was {what}.",
+            f"The {action} of {address:#x}_{version} is not in the trace: the block was {state}.",
             where=trace.source,
             fix=f"Choose its {other}, or another version.",
         )

@@ -36,10 +36,10 @@ def why(trace: MemoryTrace, row: int) -> str:
 
 def reason_of(block: LiveAllocation) -> str:
     """Return why a block has its category, as one sentence without a full stop: `gradient of w: it was …`."""
-    return f"{_what(block)}: {_SENTENCES[block.reason](block)}"
+    return f"{_subject(block)}: {_SENTENCES[block.reason](block)}"
 
 
-def _what(block: LiveAllocation) -> str:
+def _subject(block: LiveAllocation) -> str:
     kind = block.category.key.replace("_", " ")
     if block.reason is Reason.HELD and block.name:
         return f"{kind} {block.name}"

@@ -112,9 +112,9 @@ def logging_folder(args: Any) -> str:
     With several processes only the first one logs there, and without TensorBoard none does. Then the folder
     is `<output_dir>/runs/memory`, so that all ranks use the same one without waiting for each other.
     """
-    told = getattr(args, "logging_dir", None) or os.environ.get("TENSORBOARD_LOGGING_DIR")
-    if told:
-        return str(Path(told).expanduser())
+    configured = getattr(args, "logging_dir", None) or os.environ.get("TENSORBOARD_LOGGING_DIR")
+    if configured:
+        return str(Path(configured).expanduser())
     runs = Path(args.output_dir) / "runs"
     own = _begun_here(runs) if args.world_size == 1 else None
     return str(own or runs / "memory")
@@ -185,7 +185,7 @@ def _telling_errors(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(self, *args, **kwargs)
         except BaseException:
-            _tell(self, MemoryTraceCallback.training_raised)
+            _call_each(self, MemoryTraceCallback.training_raised)
             raise
 
     return telling
@@ -194,7 +194,7 @@ def _telling_errors(method: Callable[..., Any]) -> Callable[..., Any]:
 def _telling_begins(evaluate: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(evaluate)
     def telling(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _tell(self, MemoryTraceCallback.evaluation_begins)
+        _call_each(self, MemoryTraceCallback.evaluation_begins)
         return evaluate(self, *args, **kwargs)
 
     return telling
@@ -207,11 +207,11 @@ _METHODS = {"train": _telling_errors, _EPOCH: _telling_errors, "evaluate": _tell
 _LISTENING = _Listening()
 
 
-def _tell(trainer: Any, what: Callable[[MemoryTraceCallback], None]) -> None:
+def _call_each(trainer: Any, method: Callable[[MemoryTraceCallback], None]) -> None:
     """Call a method of each of a Trainer's callbacks that is ours."""
     try:
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, MemoryTraceCallback):
-                what(callback)
+                method(callback)
     except BaseException as error:
         UNOWNED.end("Trainer", error)

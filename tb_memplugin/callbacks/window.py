@@ -32,7 +32,7 @@ class ProfiledWindow:
             activities=[ProfilerActivity.CPU],
             profile_memory=True,
             with_stack=with_stack,
-            on_trace_ready=self._hand_over,
+            on_trace_ready=self._call_handler,
         )
         self._profile.start()
         self._is_on = True
@@ -70,7 +70,7 @@ class ProfiledWindow:
             self._is_on = False
             self._profile.stop()
 
-    def _hand_over(self, prof: profile) -> None:
+    def _call_handler(self, prof: profile) -> None:
         if self.steps:
             self._handler(prof)
 

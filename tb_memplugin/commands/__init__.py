@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from tb_memplugin.commands.apart import READ_FILES, go_apart
+from tb_memplugin.commands.apart import READ_FILES, fork_guarded
 from tb_memplugin.errors import MemPluginError
 
 SUB_COMMANDS = {
@@ -58,7 +58,7 @@ class LazyGroup(click.Group):
         """Run the command line. If `args` is None, commands that read files go on in a child process."""
         if args is None and sys.argv[1:2] and sys.argv[1] in READ_FILES:
             try:
-                go_apart()
+                fork_guarded()
             except MemPluginError as error:
                 _refuse(error)
         return super().main(args, *more, **options)
@@ -80,8 +80,8 @@ class LazyGroup(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of our output is gone: click exits silently
                 raise
-            what = f"A file or its host cannot be reached: {error.strerror or error}."
-            _refuse_all(what, "Check the paths, and that this machine can reach them.")
+            message = f"A file or its host cannot be reached: {error.strerror or error}."
+            _refuse_all(message, "Check the paths, and that this machine can reach them.")
 
 
 def _write_any_text() -> None:
@@ -91,11 +91,11 @@ def _write_any_text() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _refuse_all(what: str, fix: str) -> NoReturn:
+def _refuse_all(message: str, fix: str) -> NoReturn:
     """Exit with an error whose place is the command line, because the file at fault is not known."""
     from tb_memplugin.commands.refusals import the_command
 
-    _refuse(MemPluginError(what, where=the_command(), fix=fix))
+    _refuse(MemPluginError(message, where=the_command(), fix=fix))
 
 
 def _refuse(error: MemPluginError) -> NoReturn:

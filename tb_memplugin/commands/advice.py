@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tb_memplugin.analysis.advice import Advice, Evidence, Finding, Judgement, Where, advice
 from tb_memplugin.analysis.growth_across import WindowLevel, spread, window_levels
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.opening import Opened, Reading, open_trace, reading_options
 from tb_memplugin.commands.paths import PATH
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable
@@ -113,8 +113,8 @@ def _count(count: int, word: str) -> str:
 
 def _show(finding: Finding) -> None:
     out = console()
-    size = size_told(finding.bytes)
-    total = size_told(finding.of_bytes)
+    size = size_text(finding.bytes)
+    total = size_text(finding.of_bytes)
     percent = 100 * finding.bytes / finding.of_bytes if finding.of_bytes else 0
     step = "" if finding.step is None else f", step {finding.step}"
     heading = f"{finding.level}, {finding.device}{step}: {finding.title}"

@@ -13,7 +13,7 @@ from tb_memplugin.analysis.breakdown import breakdown
 from tb_memplugin.analysis.device_state import DeviceState, device_state
 from tb_memplugin.analysis.oom import OomReport
 from tb_memplugin.analysis.segments import SegmentState
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.allocator_replay import Simulation, simulate, simulation_options
 from tb_memplugin.commands.allocator_state import last_event_of, number, state_json
 from tb_memplugin.commands.divisions import shown_key, top_parts
@@ -235,7 +235,7 @@ def _show_oom(state: DeviceState, oom: OomReport) -> None:
 
 
 def _with_unit(size: int | None) -> str:
-    return NOT_KNOWN if size is None else size_told(size)
+    return NOT_KNOWN if size is None else size_text(size)
 
 
 def _apart(waste: Fragmentation) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.commands.export import refuse_own_input
 from tb_memplugin.commands.opening import Opened
@@ -90,7 +90,7 @@ def simulation_options(command: Callable[..., None]) -> Callable[..., None]:
             "-o", "--output", type=PATH, help="Write the simulation as a memory snapshot, for any viewer."
         ),
     )
-    return functools.reduce(lambda made, option: option(made), reversed(options), with_simulation)
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_simulation)
 
 
 def read_size(text: str) -> int:
@@ -179,11 +179,15 @@ def _what_if(result: Replay) -> dict[str, Any]:
     }
 
 
-def _at(result: Replay, what: FirstMiss | Failure | None, fields: Sequence[str]) -> dict[str, Any] | None:
+def _at(
+    result: Replay, miss_or_failure: FirstMiss | Failure | None, fields: Sequence[str]
+) -> dict[str, Any] | None:
     """Return the event's number and some fields of a result; None without a result."""
-    if what is None:
+    if miss_or_failure is None:
         return None
-    return {"event": _number(result, what.event)} | {field: getattr(what, field) for field in fields}
+    return {"event": _number(result, miss_or_failure.event)} | {
+        field: getattr(miss_or_failure, field) for field in fields
+    }
 
 
 def _show(replays: Sequence[Replay], *, is_other: bool) -> None:
@@ -228,16 +232,16 @@ def _what_if_lines(result: Replay) -> Iterator[str]:
     unit, failure = Unit.for_bytes([result.reserved_peak]), result.failure
     if failure is not None and failure.event < 0:
         yield (
-            f"{unit.tell(failure.reserved_bytes + failure.requested_bytes)} are needed for the blocks that "
-            f"are alive at the start: more than the capacity of {unit.tell(result.capacity or 0)}. Nothing "
+            f"{unit.text(failure.reserved_bytes + failure.requested_bytes)} are needed for the blocks that "
+            f"are alive at the start: more than the capacity of {unit.text(result.capacity or 0)}. Nothing "
             "was simulated."
         )
         return
     if failure is not None:
         yield (
-            f"out of memory at event {_number(result, failure.event)}: {size_told(failure.requested_bytes)} "
-            f"requested, with {unit.tell(failure.reserved_bytes)} reserved and "
-            f"{unit.tell(failure.live_bytes)} live."
+            f"out of memory at event {_number(result, failure.event)}: {size_text(failure.requested_bytes)} "
+            f"requested, with {unit.text(failure.reserved_bytes)} reserved and "
+            f"{unit.text(failure.live_bytes)} live."
         )
     for event in result.rescued[:1]:
         yield (
@@ -246,7 +250,7 @@ def _what_if_lines(result: Replay) -> Iterator[str]:
         )
     if result.reserved_at_start:
         yield (
-            f"{unit.tell(result.reserved_at_start)} were reserved before the first event; their layout is "
+            f"{unit.text(result.reserved_at_start)} were reserved before the first event; their layout is "
             "kept as recorded."
         )
 

@@ -37,7 +37,7 @@ OPENED = struct.Struct(f"<QH{LONGEST_PATH}s")
 """What the child says of the file that it opened last: its CPU seconds, and its path in UTF-8."""
 
 
-def go_apart() -> None:
+def fork_guarded() -> None:
     """Fork: return in the child process, while the parent waits for it and exits with its exit code.
 
     The child is held to the budget of the files that it opens. On a system without fork (Windows) this
@@ -50,7 +50,7 @@ def go_apart() -> None:
     if not hasattr(os, "fork"):
         return
     opened = _Opened()
-    confine(opened.tell)
+    confine(opened.report)
     child = os.fork()
     if child:
         raise SystemExit(_Guard(child, opened).wait())
@@ -62,7 +62,7 @@ class _Opened:
 
     memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, OPENED.size))
 
-    def tell(self, path: str, seconds: int) -> None:
+    def report(self, path: str, seconds: int) -> None:
         text = path.encode("utf-8", "surrogateescape")[:LONGEST_PATH]
         self.memory[:] = OPENED.pack(seconds, len(text), text)
 
@@ -99,16 +99,16 @@ class _Guard:
         elif ended_by not in CRASHES:
             return BY_SIGNAL - code
         elif path:
-            what = (
+            message = (
                 f"The process that read the file crashed (signal {-code}): the file is nested too deeply, or "
                 "the system ran out of memory."
             )
             fix = "Ask the sender for the file that torch.cuda.memory._dump_snapshot() or the profiler wrote."
-            _refuse(UnreadableFileError(what, where=path, fix=fix))
+            _refuse(UnreadableFileError(message, where=path, fix=fix))
         else:
-            what = f"The command was killed (signal {-code}): the system may have run out of memory."
+            message = f"The command was killed (signal {-code}): the system may have run out of memory."
             fix = "Run it on a machine with more memory."
-            _refuse(UnreadableFileError(what, where=_the_command(), fix=fix))
+            _refuse(UnreadableFileError(message, where=_the_command(), fix=fix))
         return REFUSED
 
     def _kill(self, _number: int, _frame: FrameType | None) -> None:

@@ -39,24 +39,24 @@ def chosen_steps(path: str, step: int | None, device: str | None, worker: str | 
         fix = f"Record one with memory_trace_handler, or find out why with: tb-memplugin doctor {path}"
         raise NotRecordedError("This folder has no memory recording.", where=path, fix=fix)
     if worker is not None:
-        known = sorted({entry.metadata.worker for entry in steps})
+        choices = sorted({entry.metadata.worker for entry in steps})
         steps = [entry for entry in steps if entry.metadata.worker == readable(worker)]
-        _require(steps, f"Worker {worker!r}", known, path)
+        _require(steps, f"Worker {worker!r}", choices, path)
     if step is not None:
-        known = [str(number) for number in sorted({entry.metadata.step for entry in steps})]
+        choices = [str(number) for number in sorted({entry.metadata.step for entry in steps})]
         steps = [entry for entry in steps if entry.metadata.step == step]
-        _require(steps, f"Step {step}", known, path)
+        _require(steps, f"Step {step}", choices, path)
     if device is not None:
-        known = sorted({name for entry in steps for name in peaks(entry)})
+        choices = sorted({name for entry in steps for name in peaks(entry)})
         steps = [entry for entry in steps if device in peaks(entry)]
-        _require(steps, f"Device {device!r}", known, path)
+        _require(steps, f"Device {device!r}", choices, path)
     return steps
 
 
-def _require(steps: Sequence[RecordedStep], what: str, known: Sequence[str], path: str) -> None:
+def _require(steps: Sequence[RecordedStep], subject: str, choices: Sequence[str], path: str) -> None:
     if not steps:
         raise NotRecordedError(
-            f"{what} was not recorded.", where=path, fix=f"Choose one of: {', '.join(known)}."
+            f"{subject} was not recorded.", where=path, fix=f"Choose one of: {', '.join(choices)}."
         )
 
 
@@ -77,12 +77,12 @@ def print_others(steps: Sequence[RecordedStep], folder: str) -> None:
 
     The other names are relative to the folder that contains them all.
     """
-    others = sorted({other.folder for other in steps} - {folder})
-    if others:
-        begin = os.path.commonprefix([folder, *others])  # noqa: RUF071  # by character, as some are URLs
+    other_folders = sorted({other.folder for other in steps} - {folder})
+    if other_folders:
+        begin = os.path.commonprefix([folder, *other_folders])  # noqa: RUF071  # by character, as some are URLs
         above = begin.rpartition("/")[0].rstrip("/")
-        shown = [printable(name[len(above) :].lstrip("/"), 80) for name in others[:5]]
-        names = ", ".join(shown) + (", …" if len(others) > 5 else "")
+        shown = [printable(name[len(above) :].lstrip("/"), 80) for name in other_folders[:5]]
+        names = ", ".join(shown) + (", …" if len(other_folders) > 5 else "")
         click.echo(
             f"Showing {printable(folder)}, which has the highest peak. To see another, give its folder, "
             f"below {printable(above or '/')}: {names}",

@@ -104,8 +104,8 @@ def _show(comparison: DeviceComparison, by: str, top: int) -> None:
 def _heading(comparison: DeviceComparison, unit: Unit) -> str:
     names = list(dict.fromkeys((comparison.device or "(none)", comparison.other_device or "(none)")))
     return (
-        f"{' against '.join(names)}: peak {unit.tell(comparison.base_peak_bytes)}, "
-        f"then {unit.tell(comparison.other_peak_bytes)}"
+        f"{' against '.join(names)}: peak {unit.text(comparison.base_peak_bytes)}, "
+        f"then {unit.text(comparison.other_peak_bytes)}"
     )
 
 

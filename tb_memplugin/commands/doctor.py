@@ -26,7 +26,7 @@ def command(logdir: str) -> None:
     problems = 0
     for finding in _findings(logdir):
         sign, color = _SIGNS[finding.level]
-        click.echo(f"{click.style(f'{sign:>7}', fg=color)}  {printable(finding.what)}")
+        click.echo(f"{click.style(f'{sign:>7}', fg=color)}  {printable(finding.text)}")
         if finding.fix:
             click.echo(f"{'':>7}  → {printable(finding.fix)}")
         problems += finding.level is Level.PROBLEM

@@ -20,20 +20,20 @@ class Finding:
     """One thing that was checked: the result, and what to do about it."""
 
     level: Level
-    what: str
+    text: str
     fix: str = ""
 
 
-def fine(what: str) -> Finding:
+def fine(text: str) -> Finding:
     """Return a finding that something is as it should be."""
-    return Finding(Level.FINE, what)
+    return Finding(Level.FINE, text)
 
 
-def hint(what: str, fix: str) -> Finding:
+def hint(text: str, fix: str) -> Finding:
     """Return a finding that is worth knowing but does not keep the tab from working."""
-    return Finding(Level.HINT, what, fix)
+    return Finding(Level.HINT, text, fix)
 
 
-def problem(what: str, fix: str) -> Finding:
+def problem(text: str, fix: str) -> Finding:
     """Return a finding because of which the tab is missing, empty or incomplete."""
-    return Finding(Level.PROBLEM, what, fix)
+    return Finding(Level.PROBLEM, text, fix)

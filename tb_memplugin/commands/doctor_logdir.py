@@ -50,7 +50,7 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
     closed = _closed_folders(logdir)
     for folder in closed:
         yield problem(f"This user cannot read the folder {folder}.", _allow(folder))
-    names = [(folder, name) for folder, found in files.walk(logdir) for name in found]
+    names = [(folder, name) for folder, in_folder in files.walk(logdir) for name in in_folder]
     events = [(folder, name) for folder, name in names if "tfevents" in name]
     recordings = read_recordings(logdir)
     if names or not closed:
@@ -89,8 +89,8 @@ def _check_folder(logdir: str) -> Finding | None:
     path = Path(logdir).resolve()
     worker = next((above for above in path.parents if _is_side_path(path, above)), None)
     if worker is not None:
-        what = "contains only side files" if path.is_dir() else "is a side file"
-        return problem(f"{logdir} {what}.", f"Use the run's folder: {worker.parent}")
+        state = "contains only side files" if path.is_dir() else "is a side file"
+        return problem(f"{logdir} {state}.", f"Use the run's folder: {worker.parent}")
     if not path.is_dir():
         if path.name.endswith((*SNAPSHOTS, *TRACES, *TIMELINES)):
             fix = f"Import it: {_import([logdir], 'LOGDIR')}"
@@ -149,15 +149,15 @@ def _check_events(
 
 def _check_importable(logdir: str, names: list[tuple[str, str]]) -> Finding | None:
     """Look for files that could be imported; None if there are none."""
-    for what, endings, condition in (
+    for description, endings, condition in (
         ("look like memory snapshots", SNAPSHOTS, ""),
         ("look like memory timelines", TIMELINES, ""),
         ("are profiler traces", TRACES, " if they were recorded with profile_memory=True"),
     ):
-        found = [files.join(folder, name) for folder, name in names if name.endswith(endings)]
-        if found:
-            text = f"There is no recording, but there are files that {what}, such as {found[0]}."
-            return problem(text, f"Import them{condition}: {_import(found, logdir)}")
+        paths = [files.join(folder, name) for folder, name in names if name.endswith(endings)]
+        if paths:
+            text = f"There is no recording, but there are files that {description}, such as {paths[0]}."
+            return problem(text, f"Import them{condition}: {_import(paths, logdir)}")
     return None
 
 
@@ -190,12 +190,12 @@ def _check_claims(names: list[tuple[str, str]], events: list[tuple[str, str]]) -
     for side, name in names:
         folder = side.replace("\\", "/").removesuffix(f"/{SIDE_FOLDER}")
         if name == CLAIM and folder != side.replace("\\", "/") and folder not in written:
-            what = f"{folder} belongs to a process that has written no step."
+            text = f"{folder} belongs to a process that has written no step."
             fix = (
                 "If it is still running, nothing. If an import was interrupted, import the file again. Else "
                 f"the folder can be deleted: rm -r {shlex.quote(folder)}"
             )
-            yield hint(what, fix)
+            yield hint(text, fix)
 
 
 def _side_files(steps: tuple[RecordedStep, ...], closed: list[str]) -> dict[str, int]:
@@ -216,8 +216,8 @@ def _check_side_files(paths: dict[str, int], broken: Container[str]) -> Iterator
         yield problem(f"The side file {path} is missing.", fix)
     if len(missing) > 10:
         yield problem(f"{len(missing) - 10} more side files are missing.", "See above.")
-    whole = (path for path in reversed(paths) if path in existing and path not in broken)
-    yield from _check_content({path: paths[path] for path in whole})
+    complete = (path for path in reversed(paths) if path in existing and path not in broken)
+    yield from _check_content({path: paths[path] for path in complete})
 
 
 def _is_missing(path: str) -> bool:

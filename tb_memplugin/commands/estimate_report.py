@@ -29,57 +29,60 @@ class Report:
 
 def report_json(report: Report) -> dict[str, Any]:
     """Return a report for JSON; sizes in bytes, times in seconds."""
-    step, found = report.step, report.step.estimate
-    told: dict[str, Any] = {
+    step, estimate = report.step, report.step.estimate
+    fields: dict[str, Any] = {
         "target": step.target,
-        "peak_allocated_bytes": found.peak_allocated_bytes,
-        "peak_reserved_bytes": found.peak_reserved_bytes,
-        "fits": found.fits,
+        "peak_allocated_bytes": estimate.peak_allocated_bytes,
+        "peak_reserved_bytes": estimate.peak_reserved_bytes,
+        "fits": estimate.fits,
         "gpu": step.gpu.name,
         "memory_bytes": step.gpu.memory_bytes,
-        "margin_bytes": found.margin_bytes,
-        "workspace_bytes": found.workspace_bytes,
+        "margin_bytes": estimate.margin_bytes,
+        "workspace_bytes": estimate.workspace_bytes,
         "workload": asdict(step.workload),
-        "breakdown": [{"key": key, "bytes": size} for key, size in found.breakdown],
-        "phases": [{"name": name, "peak_bytes": size} for name, size in found.phases],
-        "seconds": found.seconds,
+        "breakdown": [{"key": key, "bytes": size} for key, size in estimate.breakdown],
+        "phases": [{"name": name, "peak_bytes": size} for name, size in estimate.phases],
+        "seconds": estimate.seconds,
         "notes": list(step.notes),
     }
     if step.ranks is not None:
-        told["mesh"], told["worst_rank"] = str(step.ranks.mesh), step.ranks.worst.rank
-        told["ranks"] = [
+        fields["mesh"], fields["worst_rank"] = str(step.ranks.mesh), step.ranks.worst.rank
+        fields["ranks"] = [
             {
-                "rank": one.rank,
-                "coordinate": list(one.coordinate),
-                "peak_allocated_bytes": one.estimate.peak_allocated_bytes,
-                "peak_reserved_bytes": one.estimate.peak_reserved_bytes,
+                "rank": rank.rank,
+                "coordinate": list(rank.coordinate),
+                "peak_allocated_bytes": rank.estimate.peak_allocated_bytes,
+                "peak_reserved_bytes": rank.estimate.peak_reserved_bytes,
             }
-            for one in step.ranks.ranks
+            for rank in step.ranks.ranks
         ]
     if report.max_batch is not None:
-        told["max_batch"] = {"batch": report.max_batch.batch, "estimates": report.max_batch.estimates}
+        fields["max_batch"] = {"batch": report.max_batch.batch, "estimates": report.max_batch.estimates}
     if report.changes is not None:
-        told["changes"] = [asdict(change) for change in report.changes.saving]
-        told["impossible"] = [{"options": what, "why": why} for what, why in report.changes.impossible]
-    return told
+        fields["changes"] = [asdict(change) for change in report.changes.saving]
+        fields["impossible"] = [
+            {"options": options, "why": why} for options, why in report.changes.impossible
+        ]
+    return fields
 
 
 def show_step(step: StepEstimate) -> None:
     """Print whether the step fits, and what uses the memory."""
-    out, found, unit = console(), step.estimate, _unit(step)
+    out, estimate, unit = console(), step.estimate, _unit(step)
     for line in _headline(step, unit):
         out.print(printable(line), soft_wrap=True)
     rows = [
-        (key, unit.show(size), percent(size, found.peak_allocated_bytes)) for key, size in found.breakdown
+        (key, unit.show(size), percent(size, estimate.peak_allocated_bytes))
+        for key, size in estimate.breakdown
     ]
-    total = sum(size for _, size in found.breakdown)
+    total = sum(size for _, size in estimate.breakdown)
     out.print(
         table(
             ("allocated at the peak", unit.name, "%"),
-            [*rows, ("total", unit.show(total), percent(total, found.peak_allocated_bytes))],
+            [*rows, ("total", unit.show(total), percent(total, estimate.peak_allocated_bytes))],
         )
     )
-    phases = [(name, unit.show(size)) for name, size in found.phases]
+    phases = [(name, unit.show(size)) for name, size in estimate.phases]
     out.print(table(("phase", f"peak ({unit.name})"), phases))
 
 
@@ -98,24 +101,24 @@ def _unit(step: StepEstimate) -> Unit:
 
 
 def _headline(step: StepEstimate, unit: Unit) -> Iterator[str]:
-    found, room = step.estimate, step.gpu.memory_bytes
+    estimate, room = step.estimate, step.gpu.memory_bytes
     kind = "inference" if step.workload.inference else "training"
     yield f"{step.target}: {', '.join((kind, *_sizes(step)))}"
     if step.ranks is not None:
-        worst, tried = step.ranks.worst, [one.rank for one in step.ranks.ranks]
+        worst, tried = step.ranks.worst, [rank.rank for rank in step.ranks.ranks]
         yield f"mesh {step.ranks.mesh}: rank {worst.rank} needs the most memory, of ranks {tried}"
-    told = Unit.for_bytes([room])
-    if found.fits is None or found.margin_bytes is None:
+    gpu_unit = Unit.for_bytes([room])
+    if estimate.fits is None or estimate.margin_bytes is None:
         yield f"{step.gpu.name}: whether it fits is not known"
-    elif found.fits:
-        spare = told.tell(max(found.margin_bytes, 0))
-        yield f"fits {step.gpu.name} ({told.tell(room)}) with {spare} to spare"
+    elif estimate.fits:
+        spare = gpu_unit.text(max(estimate.margin_bytes, 0))
+        yield f"fits {step.gpu.name} ({gpu_unit.text(room)}) with {spare} to spare"
     else:
-        missing = told.tell(abs(found.margin_bytes))
-        yield f"does not fit {step.gpu.name} ({told.tell(room)}): {missing} too much"
+        missing = gpu_unit.text(abs(estimate.margin_bytes))
+        yield f"does not fit {step.gpu.name} ({gpu_unit.text(room)}): {missing} too much"
     yield (
-        f"peak {unit.tell(found.peak_allocated_bytes)} allocated, "
-        f"{unit.tell(found.peak_reserved_bytes)} reserved"
+        f"peak {unit.text(estimate.peak_allocated_bytes)} allocated, "
+        f"{unit.text(estimate.peak_reserved_bytes)} reserved"
     )
 
 
@@ -146,7 +149,7 @@ def _show_changes(changes: Changes, unit: Unit, usable_bytes: int) -> None:
             change.label,
             unit.show(change.saved_bytes),
             unit.show(change.peak_reserved_bytes),
-            fits_told(change, usable_bytes),
+            fits_text(change, usable_bytes),
         )
         for change in changes.saving
     ]
@@ -154,7 +157,7 @@ def _show_changes(changes: Changes, unit: Unit, usable_bytes: int) -> None:
     for change in changes.saving:
         if change.label == change.what:
             out.print(printable(f"{change.what}: {change.options}"), soft_wrap=True)
-    if any(fits_told(change, usable_bytes) == JUST for change in changes.saving):
+    if any(fits_text(change, usable_bytes) == JUST for change in changes.saving):
         click.echo(
             f"note: {JUST}: the step would reserve more than the GPU has. It fits only because the "
             "allocator frees unused segments when memory runs out, which is slow.",
@@ -162,7 +165,7 @@ def _show_changes(changes: Changes, unit: Unit, usable_bytes: int) -> None:
         )
 
 
-def fits_told(change: Change, usable_bytes: int) -> str:
+def fits_text(change: Change, usable_bytes: int) -> str:
     """Return one word for whether a step with a change would fit: yes, just, no, or ? if not known."""
     if change.fits is None:
         return NOT_KNOWN
@@ -171,7 +174,7 @@ def fits_told(change: Change, usable_bytes: int) -> str:
     return "yes" if change.peak_reserved_bytes <= usable_bytes else JUST
 
 
-def _max_batch_line(step: StepEstimate, found: MaxBatch) -> str:
-    if not found.batch:
+def _max_batch_line(step: StepEstimate, largest: MaxBatch) -> str:
+    if not largest.batch:
         return f"Not even a batch of 1 fits {step.gpu.name}."
-    return f"The largest batch that fits is {found.batch:,} ({found.estimates} estimates)."
+    return f"The largest batch that fits is {largest.batch:,} ({largest.estimates} estimates)."

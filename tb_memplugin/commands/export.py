@@ -12,7 +12,7 @@ import click
 
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By
 from tb_memplugin.analysis.rules import read_rules
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.paths import PATH, output_option
 from tb_memplugin.commands.tables import printable
@@ -23,7 +23,7 @@ from tb_memplugin.exports.output import STDOUT, cannot_write
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.trace.step_figures import WatchedSteps
 
-_FORMATS = "; ".join(f"{name}: {one.what}" for name, one in FORMATS.items())
+_FORMATS = "; ".join(f"{name}: {format_.description}" for name, format_ in FORMATS.items())
 
 
 @click.command("export", epilog=f"Formats: {_FORMATS}")
@@ -81,8 +81,8 @@ def command(
 
 def _refuse_unused(format_: str, *, by: bool, rules: bool, no_stacks: bool) -> None:
     """Refuse options that another format has."""
-    given = {"--by": (by, "html"), "--rules": (rules, "html"), "--no-stacks": (no_stacks, "csv")}
-    for option, (is_given, its_format) in given.items():
+    options = {"--by": (by, "html"), "--rules": (rules, "html"), "--no-stacks": (no_stacks, "csv")}
+    for option, (is_given, its_format) in options.items():
         if is_given and format_ != its_format:
             raise MemPluginError(
                 f"{option} changes nothing in {format_}.",
@@ -107,7 +107,7 @@ def _write_watched(
         )
     write = monitored_steps.write_csv if format_ == "csv" else monitored_steps.write_json
     write(watched, output)
-    return tuple(f"{one.worker}: {note}" for one in watched for note in one.figures.notes)
+    return tuple(f"{worker.worker}: {note}" for worker in watched for note in worker.figures.notes)
 
 
 def refuse_own_input(file: str, output: str) -> None:
@@ -139,6 +139,6 @@ def report_written(file: str, output: str, format_: str, as_json: bool, notes: S
         click.echo(json.dumps(document, indent=2), err=is_stdout)
         return
     if size is not None:
-        click.echo(f"Wrote {printable(output)} ({size_told(size)}).", err=True)
+        click.echo(f"Wrote {printable(output)} ({size_text(size)}).", err=True)
     for note in notes:
         click.echo(f"note: {printable(note)}", err=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands import on_scheduler
 from tb_memplugin.commands.opening import Reading, load_file, reading_options
 from tb_memplugin.commands.paths import PATH
@@ -110,11 +110,11 @@ def _import(source: str, logdir: str, run: str | None, reading: Reading) -> _Imp
     done = write_import(files.join(logdir, *run_folders(run_name)), name, origin, trace)
     written = done.written
     if written.worker != name:
-        told = (
+        warning = (
             f"{source}: another file in this run is already named {name!r}, so this one became worker "
             f"{written.worker!r}."
         )
-        click.echo(printable(told), err=True)
+        click.echo(printable(warning), err=True)
     return _Imported(
         file=source,
         run="/".join(run_folders(run_name)),
@@ -172,11 +172,11 @@ def _document(imported: Sequence[_Imported], failed: Sequence[tuple[str, MemPlug
 
 def _show(imported: Sequence[_Imported], logdir: str) -> None:
     for item in imported:
-        place = item.run if item.run.endswith(item.worker) else f"{item.run}, worker {item.worker}"
-        peaks = ", ".join(f"{name} {size_told(peak)}" for name, peak in item.peaks.items())
+        run = item.run if item.run.endswith(item.worker) else f"{item.run}, worker {item.worker}"
+        peaks = ", ".join(f"{name} {size_text(peak)}" for name, peak in item.peaks.items())
         click.echo(
             printable(
-                f"{'replaced' if item.replaced else 'imported'} {item.file}: run {place}; "
+                f"{'replaced' if item.replaced else 'imported'} {item.file}: run {run}; "
                 f"peak {peaks or 'none: it has no device'}"
             )
         )

@@ -202,8 +202,8 @@ def _heading(peak: DevicePeak, worker: str, unit: Unit) -> list[str]:
     at += f" and again at event {peak.peak_event}, which is shown" if peak.again else ""
     lines = [
         f"{worker}, step {peak.step}, {peak.device}",
-        f"peak {unit.tell(peak.peak_bytes)}, {seconds:.3f} s into the step ({doing}){at}",
-        f"start of the window {unit.tell(peak.start_bytes)}, end of the step {unit.tell(peak.end_bytes)}",
+        f"peak {unit.text(peak.peak_bytes)}, {seconds:.3f} s into the step ({doing}){at}",
+        f"start of the window {unit.text(peak.start_bytes)}, end of the step {unit.text(peak.end_bytes)}",
     ]
     if peak.oom is not None:
         lines.append(f"out of memory at event {peak.oom_event} of {peak.device}: {peak.oom.why}")

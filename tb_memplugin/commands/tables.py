@@ -78,4 +78,4 @@ def doing() -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     with screen.status("") as status:
-        yield lambda what: status.update(Text(printable(what, screen.width - 4)))
+        yield lambda text: status.update(Text(printable(text, screen.width - 4)))

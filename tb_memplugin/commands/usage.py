@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.analysis.usage import Action, Usage, read_allocation, usage
 from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
@@ -90,7 +90,7 @@ def _show(trace: MemoryTrace, result: Usage, action: Action) -> None:
         (action, f"{sign}{unit.show(abs(change))}"),
         ("after", unit.show(result.bytes_after)),
     ]
-    size = size_told(block["bytes"])
+    size = size_text(block["bytes"])
     out.print(f"{action} of {block['key']} ({size}) on {printable(result.device)}, event {document['event']}")
     out.print(table(("live", unit.name), rows))
     out.print(printable(block["why"], LONGEST), soft_wrap=True)

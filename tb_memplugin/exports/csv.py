@@ -126,10 +126,10 @@ def _divided(trace: MemoryTrace, by: By) -> Iterator[str]:
     return _named(part, keys)
 
 
-def _numbers(values: npt.NDArray[np.signedinteger], known: npt.NDArray[np.bool_]) -> Iterator[str]:
+def _numbers(values: npt.NDArray[np.signedinteger], valid: npt.NDArray[np.bool_]) -> Iterator[str]:
     """Yield cells of numbers, empty if a number is not known."""
-    cells = map(str, values[known].tolist())
-    return (next(cells) if has else "" for has in known.tolist())
+    cells = map(str, values[valid].tolist())
+    return (next(cells) if has else "" for has in valid.tolist())
 
 
 def _times(time_ns: Int64, event: Int64) -> Int64:

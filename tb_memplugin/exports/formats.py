@@ -22,7 +22,7 @@ WORTH_SHOWING: tuple[By, ...] = ("category", "module", "phase", "annotation", "c
 class Format:
     """What a format is for, and the ending and content type of its files."""
 
-    what: str
+    description: str
     ending: str
     """The ending of file names, with its dot."""
 

@@ -102,9 +102,9 @@ def _device(trace: MemoryTrace, row: int, epoch: int) -> dict[str, Any]:
     }
 
 
-def account_json(found: Sequence[Account]) -> dict[str, Any]:
+def account_json(of_device: Sequence[Account]) -> dict[str, Any]:
     """Return the account of a device for JSON."""
-    line = account_line(found)
+    line = account_line(of_device)
     return {
         "level": line.level,
         "text": line.text,
@@ -118,7 +118,7 @@ def account_json(found: Sequence[Account]) -> dict[str, Any]:
                 "missing_bytes": account.missing,
                 "causes": [{"cause": cause.key, "bytes": size} for cause, size in account.causes],
             }
-            for account in found
+            for account in of_device
         ],
     }
 

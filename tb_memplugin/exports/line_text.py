@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from tb_memplugin.analysis.line_report import LineReport, LineUse
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.exports.terminal import printable
 
 _LONGEST = 100
@@ -29,13 +29,13 @@ def as_text(report: LineReport, top: int, *, by_thread: bool = False) -> str:
     """
     text = [
         f"Device: {report.device}",
-        f"Max mem: {size_told(report.max_bytes)} ({report.max_bytes:,} bytes)",
-        f"Total mem allocated: {size_told(report.total_allocated_bytes)} "
+        f"Max mem: {size_text(report.max_bytes)} ({report.max_bytes:,} bytes)",
+        f"Total mem allocated: {size_text(report.total_allocated_bytes)} "
         f"({report.total_allocated_bytes:,} bytes)",
         *_table(report.lines, top),
     ]
     for thread in report.threads if by_thread else ():
-        text += ["", f"Thread {printable(thread.name)}: {size_told(thread.bytes)} ({thread.bytes:,} bytes)"]
+        text += ["", f"Thread {printable(thread.name)}: {size_text(thread.bytes)} ({thread.bytes:,} bytes)"]
         text += _table(thread.lines, top)
     text += [f"note: {printable(note)}" for note in report.notes]
     return "\n".join(text) + "\n"
@@ -48,7 +48,7 @@ def _table(lines: Sequence[LineUse], top: int) -> Iterator[str]:
         count, cumulative = sum(use.count for use in rest), rest[-1].cumulative_bytes
         more = f"... {len(rest):,} more line{'s' if len(rest) > 1 else ''}"
         size = sum(use.bytes for use in rest)
-        rows.append((size_told(size), size_told(cumulative), "", f"{count:,}", more))
+        rows.append((size_text(size), size_text(cumulative), "", f"{count:,}", more))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for *numbers, location in rows:
         cells = [cell.rjust(width) for cell, width in zip(numbers, widths, strict=True)]
@@ -56,7 +56,7 @@ def _table(lines: Sequence[LineUse], top: int) -> Iterator[str]:
 
 
 def _row(use: LineUse) -> tuple[str, str, str, str, str]:
-    numbers = size_told(use.bytes), size_told(use.cumulative_bytes), size_told(use.median_bytes)
+    numbers = size_text(use.bytes), size_text(use.cumulative_bytes), size_text(use.median_bytes)
     return (*numbers, f"{use.count:,}", _cut(printable(use.location)))
 
 

@@ -84,8 +84,13 @@ def write_json(workers: Sequence[WatchedSteps], path: str | os.PathLike[str]) ->
 
 def _described(worker: WatchedSteps) -> dict[str, Any]:
     devices = [
-        {"name": one.name, "kind": one.kind, "product": one.product, "capacity_bytes": one.capacity}
-        for one in worker.figures.devices
+        {
+            "name": device.name,
+            "kind": device.kind,
+            "product": device.product,
+            "capacity_bytes": device.capacity,
+        }
+        for device in worker.figures.devices
     ]
     notes = list(worker.figures.notes)
     return {"folder": worker.folder, "worker": worker.worker, "devices": devices, "notes": notes}
@@ -134,12 +139,12 @@ def _phase_steps(phase: PhaseFigures) -> Iterator[dict[str, Any]]:
 def _rows(worker: WatchedSteps) -> Iterator[dict[str, Any]]:
     """Yield the cells of each row by column; those that are missing are empty."""
     for step in _steps(worker.figures):
-        whole = {"folder": worker.folder, "worker": worker.worker, "step": step["step"]}
+        step_cells = {"folder": worker.folder, "worker": worker.worker, "step": step["step"]}
         for row, device in enumerate(step["devices"]):
-            yield {**whole, "duration_ns": step["duration_ns"], **device}
+            yield {**step_cells, "duration_ns": step["duration_ns"], **device}
             for phase in step["phases"]:
                 yield {
-                    **whole,
+                    **step_cells,
                     "device": device["device"],
                     "phase": phase["name"],
                     "count": phase["count"],

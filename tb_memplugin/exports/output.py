@@ -96,8 +96,8 @@ def _discard(part: str) -> None:
 
 def cannot_write(path: str | os.PathLike[str], error: OSError) -> MemPluginError:
     """Return the error of an output file at a path that an error of the file system caused."""
-    what = f"The file cannot be written: {error.strerror or error}."
-    return MemPluginError(what, where=os.fspath(path), fix=FIX)
+    message = f"The file cannot be written: {error.strerror or error}."
+    return MemPluginError(message, where=os.fspath(path), fix=FIX)
 
 
 def _target(path: str | os.PathLike[str]) -> tuple[str, bool]:

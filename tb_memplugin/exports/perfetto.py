@@ -106,9 +106,9 @@ def _lanes(spans: Iterable[Span], process: int, thread: int, name: str) -> Itera
     """Yield slices, distributed over as few threads as possible without overlap: viewers drop overlaps."""
     lanes = Lanes()
     for start, end, text in sorted(spans, key=lambda span: (span[0], -span[1])):
-        known = len(lanes)
+        count = len(lanes)
         lane = lanes.take(start, end)
-        if lane == known:
+        if lane == count:
             yield _meta("thread_name", process, thread + lane, f"{name} {lane + 1}" if lane else name)
         position = f'"pid":{process},"tid":{thread + lane},"ts":{_micros(start)},"dur":{_micros(end - start)}'
         yield f'{{"ph":"X",{position},"name":{_text(text)}}}'

@@ -48,12 +48,12 @@ class Frames:
         if text not in self._frames:
             frame = read_frame(text)
             fx = frame.fx.split(" ", 2)
-            known = dict(zip(("fx_node_name", "fx_node_op", "fx_node_target"), fx, strict=False))
+            fx_fields = dict(zip(("fx_node_name", "fx_node_op", "fx_node_target"), fx, strict=False))
             self._frames[text] = {
                 "filename": frame.file,
                 "name": frame.function,
                 "line": frame.line,
-                **(known if frame.fx else {}),
+                **(fx_fields if frame.fx else {}),
             }
         return self._frames[text]
 

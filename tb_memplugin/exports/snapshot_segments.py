@@ -64,16 +64,16 @@ def addresses_of(trace: MemoryTrace, device: int) -> Addresses:
     """
     blocks = trace.allocations
     own = blocks.device == device
-    known = own & (blocks.address != 0)
-    if not all(_lie_apart(trace, device, event) for event in (-1, len(trace.events) - 1)):
-        known[:] = False
-    others = int(rounded_by_rule(blocks.bytes[own & ~known]).sum())
-    if _end(trace, known) + others > (1 << 64) - ROOM_BEYOND:
-        known[:] = False
-    top = _end(trace, known) // SLACK_GAP * SLACK_GAP + SLACK_GAP
-    rows = np.flatnonzero(own & ~known)
+    has_address = own & (blocks.address != 0)
+    if not all(_are_disjoint(trace, device, event) for event in (-1, len(trace.events) - 1)):
+        has_address[:] = False
+    made_up_bytes = int(rounded_by_rule(blocks.bytes[own & ~has_address]).sum())
+    if _end(trace, has_address) + made_up_bytes > (1 << 64) - ROOM_BEYOND:
+        has_address[:] = False
+    top = _end(trace, has_address) // SLACK_GAP * SLACK_GAP + SLACK_GAP
+    rows = np.flatnonzero(own & ~has_address)
     behind = np.cumsum(rounded_by_rule(blocks.bytes[rows]))
-    address = np.where(known, blocks.address, np.uint64(0))
+    address = np.where(has_address, blocks.address, np.uint64(0))
     address[rows[:1]] = top
     address[rows[1:]] = np.uint64(top) + behind[:-1].astype(np.uint64)
     beyond = top + (int(behind[-1]) if len(rows) else 0) + SLACK_GAP
@@ -86,7 +86,7 @@ def _end(trace: MemoryTrace, rows: Bool) -> int:
     return int(blocks.address[rows].max(initial=0)) + int(blocks.bytes[rows].max(initial=0))
 
 
-def _lie_apart(trace: MemoryTrace, device: int, event: int) -> bool:
+def _are_disjoint(trace: MemoryTrace, device: int, event: int) -> bool:
     """Return whether no two live blocks overlap."""
     blocks = trace.allocations
     rows = blocks.alive_at(event, device)
@@ -165,9 +165,9 @@ class _Writer:
         rows = rows[np.argsort(np.array([self._address[row] for row in rows.tolist()], np.uint64))]
         extent = self._extents(rows, reserve)
         segments = self._runs(rows.tolist(), extent.tolist())
-        held = int(extent.sum())
-        target = max(held, int(self._trace.live(self._device).max())) if reserve is None else reserve
-        slack = max(0, target - held)
+        block_bytes = int(extent.sum())
+        target = max(block_bytes, int(self._trace.live(self._device).max())) if reserve is None else reserve
+        slack = max(0, target - block_bytes)
         if slack:
             segments.append(self._segment(beyond, slack, -1, -1, True, [_free(beyond, slack)]))
         return FinalSegments(segments, False, (beyond, slack))
@@ -224,12 +224,12 @@ class _Writer:
     ) -> Json:
         blocks.sort(key=lambda block: int(block["address"]))
         live = [block for block in blocks if block["state"] != "inactive"]
-        held = [block for block in live if block["state"] == "active_allocated"]
+        allocated = [block for block in live if block["state"] == "active_allocated"]
         return {
             "device": self._number,
             "address": address,
             "total_size": size,
-            "allocated_size": sum(block["size"] for block in held),
+            "allocated_size": sum(block["size"] for block in allocated),
             "active_size": sum(block["size"] for block in live),
             "requested_size": sum(block["requested_size"] for block in live),
             "stream": self._trace.streams[stream] if stream >= 0 else 0,

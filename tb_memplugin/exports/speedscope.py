@@ -60,24 +60,24 @@ class _Frames:
         self.written: list[Frame] = []
         self._rows: dict[str, int] = {}
 
-    def row(self, text: str, is_place: bool) -> int:
-        """Return the row of a frame: of a call stack if `is_place`, else of a plain name."""
-        known = self._rows.get(text)
-        if known is None:
-            known = self._rows[text] = len(self.written)
-            self.written.append(_frame(text) if is_place else {"name": text})
-        return known
+    def row(self, text: str, is_frame: bool) -> int:
+        """Return the row of a frame: of a call stack if `is_frame`, else of a plain name."""
+        row = self._rows.get(text)
+        if row is None:
+            row = self._rows[text] = len(self.written)
+            self.written.append(_frame(text) if is_frame else {"name": text})
+        return row
 
 
 def _frame(text: str) -> Frame:
     frame = read_frame(text)
     name = f"{frame.function} [fx {frame.fx}]" if frame.fx else frame.function
-    known: Frame = {"name": name or "(unknown)"}
+    fields: Frame = {"name": name or "(unknown)"}
     if frame.file and frame.file != "??":
-        known["file"] = frame.file
+        fields["file"] = frame.file
     if frame.line > 0:
-        known["line"] = frame.line
-    return known
+        fields["line"] = frame.line
+    return fields
 
 
 def _profile(trace: MemoryTrace, device: int, frames: _Frames) -> dict[str, Any]:
@@ -103,9 +103,9 @@ def _samples(trace: MemoryTrace, rows: np.ndarray, frames: _Frames) -> list[tupl
     """Return the different stacks of some allocations, outermost frame first, and the bytes of each."""
     blocks = trace.allocations
     stack = blocks.stack[rows]
-    known = rows[stack >= 0]
-    bytes_of = sums(blocks.stack[known].astype(np.int64), blocks.bytes[known], len(trace.stacks))
-    used = np.unique(blocks.stack[known]).tolist()
+    with_stack = rows[stack >= 0]
+    bytes_of = sums(blocks.stack[with_stack].astype(np.int64), blocks.bytes[with_stack], len(trace.stacks))
+    used = np.unique(blocks.stack[with_stack]).tolist()
     named = [
         (tuple(frames.row(text, True) for text in reversed(trace.stacks[row])), int(bytes_of[row]))
         for row in used

@@ -31,10 +31,10 @@ def addresses_by_size(group: Int64, signed: Int64) -> UInt64:
     first = np.flatnonzero(new)
     before = np.concatenate(([0], level))[first]
     level -= np.repeat(before, np.diff(np.append(first, len(order))))
-    # A block's place is the number of live blocks after its alloc and before its free.
-    place = np.where(turn > 0, level, level + 1)
+    # A block's depth is the number of live blocks after its alloc and before its free.
+    depth = np.where(turn > 0, level, level + 1)
     kind = np.cumsum(new) - 1
-    _, address = np.unique(np.stack((kind, place)), axis=1, return_inverse=True)
-    found = np.empty(len(order), np.uint64)
-    found[order] = address.reshape(-1) + 1
-    return found
+    _, address = np.unique(np.stack((kind, depth)), axis=1, return_inverse=True)
+    addresses = np.empty(len(order), np.uint64)
+    addresses[order] = address.reshape(-1) + 1
+    return addresses

@@ -148,8 +148,8 @@ def _step_ends(phases: Spans) -> Int64:
     if not optimizer.any():
         ends: Int64 = phases.end_ns[phases.phase == Phase.FORWARD]
         return ends
-    whole = phases.end_ns[:-1] != phases.start_ns[1:]
-    last = np.append(np.flatnonzero(whole), len(phases) - 1)
+    gap_after = phases.end_ns[:-1] != phases.start_ns[1:]
+    last = np.append(np.flatnonzero(gap_after), len(phases) - 1)
     ends = phases.end_ns[last[np.unique(np.searchsorted(last, np.flatnonzero(optimizer)))]]
     return ends
 
@@ -176,9 +176,9 @@ def workspaces(born: Born, devices: Sequence[str], operators: Sequence[str], win
     right_size = np.isin(born.bytes, list(WORKSPACE_BYTES))
     kept, passing = born.freed_ns > window_end_ns, born.freed_ns <= born.operator_end_ns
     lives = kept if keeps_workspaces() else passing
-    mask: Bool = _made_by(_MATMULS, born, operators) & right_size & on_cuda & lives
+    mask: Bool = _allocated_by(_MATMULS, born, operators) & right_size & on_cuda & lives
     if lt_workspace() is LtWorkspace.KEPT:
-        of_lt = _made_by(_WITH_A_BIAS, born, operators) & (born.bytes == LT_WORKSPACE) & on_cuda & kept
+        of_lt = _allocated_by(_WITH_A_BIAS, born, operators) & (born.bytes == LT_WORKSPACE) & on_cuda & kept
         for device in np.unique(born.device[of_lt]).tolist():
             here = born.device == device
             if np.count_nonzero(of_lt & here) <= np.count_nonzero(mask & here & ~of_lt):
@@ -186,10 +186,10 @@ def workspaces(born: Born, devices: Sequence[str], operators: Sequence[str], win
     return mask
 
 
-def _made_by(names: Sequence[str], born: Born, operators: Sequence[str]) -> Bool:
+def _allocated_by(names: Sequence[str], born: Born, operators: Sequence[str]) -> Bool:
     """Return a mask of the blocks that operators of these names allocated."""
-    known = np.array([name.removeprefix("aten::") in names for name in (*operators, "")], bool)
-    mask: Bool = known[born.operator]
+    named = np.array([name.removeprefix("aten::") in names for name in (*operators, "")], bool)
+    mask: Bool = named[born.operator]
     return mask
 
 
@@ -202,6 +202,6 @@ def _stretch_end(born: Born, phases: Spans) -> Int64:
     ends, starts = np.append(phases.end_ns, forever), np.append(phases.start_ns, forever)
     row = np.searchsorted(phases.start_ns, born.time_ns, side="right")
     lasts = np.flatnonzero(starts[1:] != ends[:-1])
-    whole = ends[np.append(lasts, len(ends) - 1)[np.searchsorted(lasts, row - 1)]]
-    end = np.where(born.phase == Phase.OPTIMIZER, whole, ends[row - 1])
+    step_end = ends[np.append(lasts, len(ends) - 1)[np.searchsorted(lasts, row - 1)]]
+    end = np.where(born.phase == Phase.OPTIMIZER, step_end, ends[row - 1])
     return np.where(born.phase == Phase.OTHER, starts[row], end)

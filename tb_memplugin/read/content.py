@@ -132,7 +132,7 @@ class GzipStream(io.RawIOBase):
         self._packed = packed
         self._where = where
         self._limit = limit
-        self._given = 0
+        self._unpacked_bytes = 0
         self._members = 1
         self._member = zlib.decompressobj(zlib.MAX_WBITS | 16)
         self._waiting = b""
@@ -143,18 +143,18 @@ class GzipStream(io.RawIOBase):
 
     def tell(self) -> int:
         """Return the number of uncompressed bytes that were read so far."""
-        return self._given
+        return self._unpacked_bytes
 
     def read(self, count: int = -1) -> bytes:
         """Return the next `count` bytes, fewer at the end; all remaining bytes if `count` is negative."""
-        found = bytearray()
-        while count < 0 or len(found) < count:
-            most = READ_BYTES if count < 0 else min(count - len(found), READ_BYTES)
+        content = bytearray()
+        while count < 0 or len(content) < count:
+            most = READ_BYTES if count < 0 else min(count - len(content), READ_BYTES)
             piece = self._unpack(most)
             if not piece:
                 break
-            found += piece
-        return bytes(found)
+            content += piece
+        return bytes(content)
 
     def _unpack(self, most: int) -> bytes:
         piece = b""
@@ -169,10 +169,10 @@ class GzipStream(io.RawIOBase):
             except zlib.error as error:
                 self._refuse(f"The gzip file is damaged ({error}).")
             self._waiting = self._member.unconsumed_tail
-        self._given += len(piece)
-        if self._given > self._limit:
+        self._unpacked_bytes += len(piece)
+        if self._unpacked_bytes > self._limit:
             raise too_large(self._limit, self._where)
-        open_content(self._given)
+        open_content(self._unpacked_bytes)
         return piece
 
     def _next_member(self) -> bool:
@@ -182,12 +182,12 @@ class GzipStream(io.RawIOBase):
         self._member = zlib.decompressobj(zlib.MAX_WBITS | 16)
         self._waiting = rest
         self._members += 1
-        if self._members > MANY_MEMBERS and self._given < self._members * SMALL_MEMBER:
+        if self._members > MANY_MEMBERS and self._unpacked_bytes < self._members * SMALL_MEMBER:
             self._refuse(f"The gzip file consists of {self._members:,} members that are almost empty.")
         return True
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise UnreadableFileError(what, where=self._where, fix=DAMAGED_FIX)
+    def _refuse(self, message: str) -> NoReturn:
+        raise UnreadableFileError(message, where=self._where, fix=DAMAGED_FIX)
 
 
 def too_large(limit: int, where: str) -> UnreadableFileError:
@@ -268,14 +268,14 @@ def _parsed_bytes(raw: bytes) -> int:
 def _parsed(text: str, where: str) -> tuple[object, tuple[str, ...]]:
     twice: list[str] = []
 
-    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
             twice.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        return found
+        return fields
 
     try:
-        content = json.loads(text, strict=False, object_pairs_hook=made)
+        content = json.loads(text, strict=False, object_pairs_hook=object_of)
     except json.JSONDecodeError:
         raise
     except (RecursionError, ValueError) as error:  # nesting; numbers of thousands of digits
@@ -298,7 +298,7 @@ def _doubled(keys: list[str]) -> tuple[str, ...]:
 
 def _broken(text: str, error: json.JSONDecodeError, where: str) -> UnreadableFileError:
     if error.pos >= len(text.rstrip()):
-        what = f"The JSON ends too early, after {len(text):,} characters: the file is truncated."
+        message = f"The JSON ends too early, after {len(text):,} characters: the file is truncated."
     else:
-        what = f"The JSON is damaged at character {error.pos:,} ({error.msg})."
-    return UnreadableFileError(what, where=where, fix=DAMAGED_FIX)
+        message = f"The JSON is damaged at character {error.pos:,} ({error.msg})."
+    return UnreadableFileError(message, where=where, fix=DAMAGED_FIX)

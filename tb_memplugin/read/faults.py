@@ -34,6 +34,6 @@ Faults = dict[str, Tally]
 
 def notes_on(faults: Mapping[str, Tally]) -> Iterator[str]:
     """Yield a note on each contradiction that occurs."""
-    for what, tally in faults.items():
+    for fault, tally in faults.items():
         if tally.count:
-            yield f"{tally.count:,} {what} ({tally.bytes:,} bytes)."
+            yield f"{tally.count:,} {fault} ({tally.bytes:,} bytes)."

@@ -45,8 +45,8 @@ def phase_spans(
     first_hand = (node < 0) | (np.append(nodes[0], 0)[node] >= calls[0])
     calls = calls[0][first_hand], calls[1][first_hand], calls[2][first_hand]
     nodes = _joined(nodes, (*calls[:2], *steps[:2]), step_starts)
-    made = None if making is None else _pieces(making, Phase.FORWARD)
-    stretches = _joined(_innermost(calls, nodes), steps[:2], step_starts, made)
+    making_pieces = None if making is None else _pieces(making, Phase.FORWARD)
+    stretches = _joined(_innermost(calls, nodes), steps[:2], step_starts, making_pieces)
     start, end, phase = _innermost(stretches, steps)
     return Spans(start, end, phase.astype(np.int32), np.zeros(len(start), np.int32), phase)
 
@@ -82,28 +82,28 @@ def _covering(pieces: _Pieces, time_ns: Int64) -> Int64:
     return np.where(time_ns < np.append(pieces[1], 0)[row], row, -1)
 
 
-def _innermost(some: _Pieces, others: _Pieces) -> _Pieces:
+def _innermost(left: _Pieces, right: _Pieces) -> _Pieces:
     """Return both sets of pieces; where two overlap, the one that began later counts."""
-    if not len(some[0]) or not len(others[0]):
-        return others if len(others[0]) else some
-    bounds = np.unique(np.concatenate((some[0], some[1], others[0], others[1])))
-    one, other = _covering(some, bounds[:-1]), _covering(others, bounds[:-1])
-    later = np.where(one >= 0, some[0][one], -1) < np.where(other >= 0, others[0][other], -1)
-    piece = np.where(later, len(some[0]) + other, one)
+    if not len(left[0]) or not len(right[0]):
+        return right if len(right[0]) else left
+    bounds = np.unique(np.concatenate((left[0], left[1], right[0], right[1])))
+    left_row, right_row = _covering(left, bounds[:-1]), _covering(right, bounds[:-1])
+    later = np.where(left_row >= 0, left[0][left_row], -1) < np.where(right_row >= 0, right[0][right_row], -1)
+    piece = np.where(later, len(left[0]) + right_row, left_row)
     first = np.flatnonzero(np.append(True, piece[1:] != piece[:-1]))
     end = bounds[np.append(first[1:], len(piece))]
     runs = piece[first] >= 0
-    phase = np.concatenate((some[2], others[2]))[piece[first]]
+    phase = np.concatenate((left[2], right[2]))[piece[first]]
     return bounds[first][runs], end[runs], phase[runs]
 
 
 def _joined(
-    pieces: _Pieces, edges: Sequence[Int64], step_starts: Int64, made: _Pieces | None = None
+    pieces: _Pieces, edges: Sequence[Int64], step_starts: Int64, making_pieces: _Pieces | None = None
 ) -> _Pieces:
     """Join consecutive pieces of backward, and extend the forward pieces before a backward to its start.
 
     Nothing is joined across one of the times in `edges`, or across the start of a profiled step. Forward
-    pieces before the first that overlaps one in `made` stay as they are, if there is one.
+    pieces before the first that overlaps one in `making_pieces` stay as they are, if there is one.
     """
     start, end, phase = pieces
     if not len(start):
@@ -112,8 +112,8 @@ def _joined(
     for times in edges:
         apart |= _cut(times, end[:-1], start[1:])
     first, run = _runs(apart, phase)
-    if made is not None:
-        apart |= _before_the_first(_overlap(pieces, made), first, run)[:-1]
+    if making_pieces is not None:
+        apart |= _before_the_first(_overlap(pieces, making_pieces), first, run)[:-1]
         first, run = _runs(apart, phase)
     run_end = np.maximum.reduceat(end, first)
     leads = np.zeros(len(first), bool)
@@ -136,14 +136,14 @@ def _before_the_first(marked: Bool, first: Int64, run: Int64) -> Bool:
     count = np.cumsum(marked)
     before: Int64 = (count - marked)[first]
     until = np.append(before[1:], count[-1])
-    found: Bool = (count == before[run]) & (until > before)[run]
-    return found
+    leading: Bool = (count == before[run]) & (until > before)[run]
+    return leading
 
 
-def _overlap(pieces: _Pieces, others: _Pieces) -> Bool:
+def _overlap(pieces: _Pieces, other_pieces: _Pieces) -> Bool:
     """Whether each piece overlaps any of the others."""
-    begun = np.searchsorted(others[0], pieces[1], side="left")
-    overlap: Bool = begun > np.searchsorted(others[1], pieces[0], side="right")
+    begun = np.searchsorted(other_pieces[0], pieces[1], side="left")
+    overlap: Bool = begun > np.searchsorted(other_pieces[1], pieces[0], side="right")
     return overlap
 
 

@@ -23,8 +23,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{1,16}(?=>$)")
 
 def frame_text(name: str) -> str:
     """Return a frame's text, `function file:line`, or a built-in function's name without its address."""
-    told = _FRAME.fullmatch(name)
-    return f"{told['function']} {told['file']}:{told['line']}" if told else _ADDRESS.sub("", name)
+    match = _FRAME.fullmatch(name)
+    return f"{match['function']} {match['file']}:{match['line']}" if match else _ADDRESS.sub("", name)
 
 
 def note_on_cut(stacks: int, trace: MemoryTrace) -> str:
@@ -71,7 +71,7 @@ class CallTree:
         """
         frames = list(self._keys)
         rows: dict[tuple[str, ...], int] = {}
-        used, place = np.unique(keys, return_inverse=True)
+        used, inverse = np.unique(keys, return_inverse=True)
         row_of = np.full(len(used), -1, np.int32)
         cut = 0
         for number, key in enumerate(used.tolist()):
@@ -79,13 +79,13 @@ class CallTree:
                 stack = _outwards(frames, key)
                 cut += len(stack) > MOST_FRAMES
                 row_of[number] = rows.setdefault(stack[:MOST_FRAMES], len(rows))
-        return row_of[place], tuple(rows), cut
+        return row_of[inverse], tuple(rows), cut
 
 
 def _outwards(frames: list[tuple[str, int]], key: int) -> tuple[str, ...]:
     """Return the texts from one frame outwards, at most one more than are kept."""
-    found: list[str] = []
-    while key >= 0 and len(found) <= MOST_FRAMES:
+    texts: list[str] = []
+    while key >= 0 and len(texts) <= MOST_FRAMES:
         text, key = frames[key]
-        found.append(text)
-    return tuple(found)
+        texts.append(text)
+    return tuple(texts)

@@ -30,8 +30,8 @@ def annotations_of(
         events: the trace's events.
     """
     rows = np.sort(np.argsort(start_ns - end_ns, kind="stable")[:MOST_RANGES])
-    known = Names()
-    name = known.add_all(names[row] for row in rows.tolist())
+    name_table = Names()
+    name = name_table.add_all(names[row] for row in rows.tolist())
     time = np.concatenate((start_ns[rows], end_ns[rows]))
     ends = np.repeat(np.array([0, 1], np.uint8), len(rows))
     order = np.argsort(time, kind="stable")
@@ -46,7 +46,7 @@ def annotations_of(
         device=device,
         event=event_before(time[order], device, range(devices), events),
     )
-    return table, known.as_tuple()
+    return table, name_table.as_tuple()
 
 
 def with_different_starts(steps: Iterable[Step]) -> tuple[Step, ...]:

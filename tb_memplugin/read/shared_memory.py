@@ -29,13 +29,15 @@ def in_shared_memory(address: Int64, size: Int64, total: Int64, on_cpu: Bool) ->
     suspects, regular = np.flatnonzero(shared), np.flatnonzero(on_cpu & (total > 0))
     if not len(suspects):
         return shared
-    place = np.searchsorted(regular, suspects)
-    known = place > 0
-    before = np.append(total[regular], 0)[place - 1]
-    after = np.append(total[regular] - size[regular], 0)[place]
+    next_regular = np.searchsorted(regular, suspects)
+    has_before = next_regular > 0
+    before = np.append(total[regular], 0)[next_regular - 1]
+    after = np.append(total[regular] - size[regular], 0)[next_regular]
     at = address[suspects]
     mapped = np.isin(at, at[size[suspects] > 0]) | ((at % _PAGE == 0) & (at != 0))
-    emptied = (size[suspects] < 0) & (after == 0) & np.where(known, before + size[suspects] == 0, ~mapped)
-    first = np.unique(place[emptied], return_index=True)[1]  # the counter comes down to 0 once
+    emptied = (
+        (size[suspects] < 0) & (after == 0) & np.where(has_before, before + size[suspects] == 0, ~mapped)
+    )
+    first = np.unique(next_regular[emptied], return_index=True)[1]  # the counter comes down to 0 once
     shared[suspects[emptied][first]] = False
     return shared

@@ -57,8 +57,8 @@ class Owners:
         owner = module.astype(np.int32)
         loose = np.flatnonzero(module < 0)
         names = operators.as_tuple()
-        found, of_loose = np.unique(operator[loose], return_inverse=True)
-        rows = [self._row(OUTSIDE + _short(names[name])) for name in found.tolist()]
+        distinct, of_loose = np.unique(operator[loose], return_inverse=True)
+        rows = [self._row(OUTSIDE + _short(names[name])) for name in distinct.tolist()]
         owner[loose] = np.array(rows, np.int32)[of_loose]
         return owner
 

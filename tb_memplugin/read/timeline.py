@@ -159,10 +159,10 @@ def _check(time: Int64, action: Int64, size: Int64, category: Int64, source: str
         "a negative size before the window": (action == PREEXISTING) & (size < 0),
         "an impossible size": (size > MOST_BYTES) | (size < -MOST_BYTES),
     }
-    for what, wrong in faults.items():
+    for fault, wrong in faults.items():
         if wrong.any():
             row = int(np.argmax(wrong))
-            raise UnreadableFileError(f"Row {row} of the timeline has {what}.", where=source, fix=FIX)
+            raise UnreadableFileError(f"Row {row} of the timeline has {fault}.", where=source, fix=FIX)
     if float(np.sum(np.abs(size.astype(np.float64)))) >= MOST_BYTES:
         raise UnreadableFileError("The sum of the rows is impossibly large.", where=source, fix=FIX)
 

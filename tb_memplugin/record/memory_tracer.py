@@ -19,7 +19,7 @@ from rich.text import Text
 from torch import nn
 
 from tb_memplugin.analysis.peak import peak
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import speedscope
 from tb_memplugin.exports.output import replacing
@@ -199,8 +199,8 @@ class MemoryTracer:
         out, result = console or Console(), self.result
         has_reserve = any(one.peak_reserved != one.peak_allocated for one in result.layers.values())
         out.print(
-            f"Peak allocated {size_told(result.peak_allocated)}, "
-            f"peak reserved {size_told(result.peak_reserved)}, {result.total:,} events "
+            f"Peak allocated {size_text(result.peak_allocated)}, "
+            f"peak reserved {size_text(result.peak_reserved)}, {result.total:,} events "
             f"({result.dropped:,} dropped)",
             markup=False,
         )
@@ -212,14 +212,14 @@ class MemoryTracer:
             out.print(f"... and {len(order) - _SUMMARY_ROWS:,} more layers", markup=False)
         if excess := max((one.peak_excess_bytes for one in order), default=0):
             out.print(
-                f"≤: without the tracer, this peak may be lower, by {size_told(excess)} at most "
+                f"≤: without the tracer, this peak may be lower, by {size_text(excess)} at most "
                 "(each layer's peak_excess_bytes)",
                 markup=False,
             )
         for phase in result.phases[-_SUMMARY_ROWS:]:
             out.print(
-                f"phase {printable(phase.name)}: {size_told(phase.before_bytes)} -> "
-                f"{size_told(phase.after_bytes)}, peak {size_told(phase.peak_bytes)}",
+                f"phase {printable(phase.name)}: {size_text(phase.before_bytes)} -> "
+                f"{size_text(phase.after_bytes)}, peak {size_text(phase.peak_bytes)}",
                 markup=False,
             )
         for note in result.trace.notes:
@@ -375,10 +375,10 @@ def _layer_table(layers: Sequence[LayerMemoryStats], *, has_reserve: bool) -> Ta
     ):
         table.add_column(header, justify="right", no_wrap=True)
     for one in layers:
-        reserve = (size_told(one.peak_reserved), f"{one.avg_fragmentation:.1%}") if has_reserve else ()
+        reserve = (size_text(one.peak_reserved), f"{one.avg_fragmentation:.1%}") if has_reserve else ()
         table.add_row(
             Text(printable(one.layer_name)),
-            ("≤ " if one.peak_excess_bytes else "") + size_told(one.peak_allocated),
+            ("≤ " if one.peak_excess_bytes else "") + size_text(one.peak_allocated),
             *reserve,
             f"{one.total_allocations:,}",
             f"{one.total_deallocations:,}",

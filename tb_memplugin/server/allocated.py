@@ -32,7 +32,7 @@ class Allocated:
     def cached(self, name: str, compute: Callable[[], Result]) -> Result:
         """Return something computed from these allocations, cached under a name."""
         opened = self.opened
-        key = ("allocated", opened.device, opened.step, opened.whole, self.event, name)
+        key = ("allocated", opened.device, opened.step, opened.is_window, self.event, name)
         return RESULTS.of_window(opened.trace, key, compute)
 
     def rows(self) -> Rows:
@@ -68,13 +68,13 @@ def allocated(request: Request, opened: Opened) -> Allocated:
     of = request.choice("of", ("moment", "step"), "moment")
     if of == "step":
         return Allocated(opened, of, None)
-    has_moment = request.given("event") or request.given("t")
+    has_moment = request.has("event") or request.has("t")
     return Allocated(opened, of, requested_event(request, opened) if has_moment else _peak_event(opened))
 
 
 def _peak_event(opened: Opened) -> int:
     trace, device = opened.trace, opened.device
-    if opened.whole:
+    if opened.is_window:
         first, end = opened.events()
         return first - 1 + int(np.argmax(trace.live(device)[first : end + 1]))
     stats = RESULTS.of_window(trace, ("steps", device), partial(step_stats, trace, device))

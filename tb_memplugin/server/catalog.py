@@ -127,10 +127,10 @@ class Catalog:
 
     def _sorted(self, contents: Contents) -> Listing:
         """Sort the steps; metadata is parsed only once, because for 20,000 steps that takes a second."""
-        known, self._read = self._read, {}
+        cached, self._read = self._read, {}
 
         def metadata(content: bytes, where: str) -> StepMetadata:
-            parsed = known.get(content) or read_metadata(content, where)
+            parsed = cached.get(content) or read_metadata(content, where)
             self._read[content] = parsed
             return parsed
 

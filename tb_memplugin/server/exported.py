@@ -110,9 +110,9 @@ def _written(format_: str, trace: MemoryTrace, path: Path, title: str) -> tuple[
         raise
 
 
-def _no_room(what: str) -> MemPluginError:
+def _no_room(reason: str) -> MemPluginError:
     return MemPluginError(
-        f"The server has no place to write the file: {what}",
+        f"The server has no place to write the file: {reason}",
         where="TensorBoard's folder for temporary files",
         fix="Make room there, start TensorBoard with another TMPDIR, or use: tb-memplugin export",
     )

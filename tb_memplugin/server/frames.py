@@ -85,7 +85,7 @@ class Finder:
 
     def __init__(self, text: str) -> None:
         self.text = text.casefold()
-        self._known: dict[str, bool] = {}
+        self._contains: dict[str, bool] = {}
 
     def __bool__(self) -> bool:
         return bool(self.text)
@@ -95,6 +95,6 @@ class Finder:
         return any(self._in(text) for text in frames)
 
     def _in(self, text: str) -> bool:
-        if text not in self._known:
-            self._known[text] = self.text in text.casefold()
-        return self._known[text]
+        if text not in self._contains:
+            self._contains[text] = self.text in text.casefold()
+        return self._contains[text]

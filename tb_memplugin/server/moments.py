@@ -12,7 +12,7 @@ from tb_memplugin.trace.tables import Rows
 
 def requested_event(request: Request, opened: Opened) -> int:
     """Return the event that a request names by its index, or the last one at or before its time."""
-    if request.given("event"):
+    if request.has("event"):
         return request.number("event", None, -1, len(opened.trace.events) - 1)
     return opened.trace.event_at(request.number("t") + opened.epoch_ns)
 
@@ -54,7 +54,7 @@ def requested_since(request: Request, opened: Opened, event: int) -> Since | Non
     `kept` was allocated since and is alive; `freed` was alive and is not. So the bytes of `kept` minus those
     of `freed` are the difference between the two moments.
     """
-    if not request.given("since"):
+    if not request.has("since"):
         return None
     trace = opened.trace
     earlier = request.number("since", None, -1, len(trace.events) - 1)

@@ -120,8 +120,8 @@ class Monitored:
             del self._read[key]
 
     def _is_read(self, experiment: str, folder: str, stamp: _Stamp) -> bool:
-        known = self._read.get((experiment, folder))
-        return known is not None and known.stamp == stamp
+        cached = self._read.get((experiment, folder))
+        return cached is not None and cached.stamp == stamp
 
     def _read_anew(
         self, ctx: RequestContext, experiment: str, folders: list[str], stamps: dict[str, _Stamp]
@@ -140,11 +140,11 @@ class Monitored:
 
 
 def _read(
-    folder: str, stamp: _Stamp, data: list[provider.TensorDatum], known: dict[int, StepFigures]
+    folder: str, stamp: _Stamp, data: list[provider.TensorDatum], earlier: dict[int, StepFigures]
 ) -> _Read:
     """Return the series of a folder; records that cannot be read are left out and listed as problems."""
     where = f"{folder}: {STEPS_TAG}"
-    records, problems, series_reader = dict(known), [], SeriesReader(where)
+    records, problems, series_reader = dict(earlier), [], SeriesReader(where)
     for datum in data:
         if datum.step not in records:
             try:

@@ -83,6 +83,6 @@ class Request:
             f"Parameter {name!r} is {text[:40]!r}.", where=name, fix=f"Give one of: {', '.join(choices)}."
         )
 
-    def given(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         """Return whether a parameter has a value."""
         return self.parameters.get(name, "") != ""

@@ -30,7 +30,7 @@ class Chosen:
 
     entry: Entry
     device: str
-    whole: bool = False
+    is_window: bool = False
     """Whether the request asks for all steps of the window together."""
 
     @property
@@ -43,26 +43,26 @@ class Chosen:
 class Opened:
     """A window in memory, and the rows in it of the step and device that a request names.
 
-    `whole`: whether the request asks for all steps of the window together.
+    `is_window`: whether the request asks for all steps of the window together.
     """
 
     trace: MemoryTrace
     step: int
     device: int
     epoch_ns: int
-    whole: bool = False
+    is_window: bool = False
 
     def span(self) -> tuple[int, int]:
-        """Return the start and end of the step, or of the window if `whole`, in epoch nanoseconds."""
-        return self.window_span() if self.whole else step_span(self.trace, self.step)
+        """Return the start and end of the step, or of the window if `is_window`, in epoch nanoseconds."""
+        return self.window_span() if self.is_window else step_span(self.trace, self.step)
 
     def time_ns(self, event: int) -> int:
         """Return the time of an event since the window's epoch; for -1, when the first step began."""
         return self.trace.time_of(event) - self.epoch_ns
 
     def events(self) -> tuple[int, int]:
-        """Return the first event of the step, or of the window if `whole`, and the one after its last."""
-        if self.whole:
+        """Return the first event of the step, or of the window if `is_window`, and the one after its last."""
+        if self.is_window:
             return self.trace.step_events(0)[0], self.trace.step_events(len(self.trace.steps) - 1)[1]
         return self.trace.step_events(self.step)
 
@@ -100,7 +100,7 @@ class Session:
             MemPluginError: a parameter is missing or wrong.
         """
         number = request.number(f"{prefix}step") if step is None else step
-        window = request.number(f"{prefix}window") if request.given(f"{prefix}window") else None
+        window = request.number(f"{prefix}window") if request.has(f"{prefix}window") else None
         entry = self.catalog.find(
             request.ctx,
             request.experiment,
@@ -116,7 +116,7 @@ class Session:
                 where=f"{prefix}device",
                 fix=f"Choose one of: {', '.join(entry.devices)}.",
             )
-        return Chosen(entry, device, whole=request.text(f"{prefix}span", "step") == "window")
+        return Chosen(entry, device, is_window=request.text(f"{prefix}span", "step") == "window")
 
     def summary(self, request: Request, chosen: Chosen) -> StepSummary:
         """Return the step's summary; if it was shortened, recompute it from the window. Do not modify it."""
@@ -156,11 +156,11 @@ class Session:
                 "The side file belongs to another window.", where=where, fix="Record the window again."
             )
         step = trace.step_row(chosen.entry.metadata.step)
-        return Opened(trace, step, rows[0], chosen.epoch_ns, chosen.whole)
+        return Opened(trace, step, rows[0], chosen.epoch_ns, chosen.is_window)
 
 
 def error_body(error: Exception) -> dict[str, dict[str, str]]:
     """Return an error in the form of the HTTP API."""
-    what, where, fix = (str(getattr(error, part, "")) for part in ("what", "where", "fix"))
-    texts = {"what": what or f"{type(error).__name__}: {error}", "where": where, "fix": fix}
+    message, where, fix = (str(getattr(error, part, "")) for part in ("what", "where", "fix"))
+    texts = {"what": message or f"{type(error).__name__}: {error}", "where": where, "fix": fix}
     return {"error": {part: cut(text, LONGEST_ERROR) for part, text in texts.items()}}

@@ -51,21 +51,21 @@ class Windows:
         """
         where = self.display(entry)
         if not self._logdir:
-            what = (
+            message = (
                 "TensorBoard was started with --logdir_spec, so the location of the run's files is not known."
             )
             raise UnreadableFileError(
-                what, where=where, fix="Start it with --logdir and a folder that contains the runs."
+                message, where=where, fix="Start it with --logdir and a folder that contains the runs."
             )
         parts = PurePosixPath(entry.folder.replace(os.sep, "/"))
         path = None
         if not parts.is_absolute() and ".." not in parts.parts and "\0" not in entry.folder:
             path = side_file_path(files.join(self._logdir, entry.folder), entry.metadata.side_file)
         if path is None:
-            what = (
+            message = (
                 "The name of the step's side file is not one that tb_memplugin writes, so it is not opened."
             )
-            raise UnreadableFileError(what, where=where, fix="Record the window again.")
+            raise UnreadableFileError(message, where=where, fix="Record the window again.")
         return path
 
     def display(self, entry: Entry) -> str:

@@ -27,7 +27,7 @@ SUMMARY_OF_ANY_BLOB, SUMMARY_PER_BYTE = 4 << 20, 100
 FIRST_CATEGORIES = 12
 """How many categories the first version had."""
 
-_WHAT = "A step's summary has"
+_SUBJECT = "A step's summary has"
 
 LEVELS = (
     Limits(),
@@ -72,7 +72,7 @@ def read_summary(blob: bytes, where: str = "", described: StepMetadata | None = 
     """
     try:
         outer = StepBlob.FromString(blob)
-        check_version(_WHAT, outer.version, SCHEMA_VERSION, where)
+        check_version(_SUBJECT, outer.version, SCHEMA_VERSION, where)
         most = max(SUMMARY_OF_ANY_BLOB, SUMMARY_PER_BYTE * len(outer.summary))
         if outer.raw_size > min(MOST_SUMMARY_BYTES, most):
             raise UnreadableFileError(
@@ -92,8 +92,8 @@ def read_summary(blob: bytes, where: str = "", described: StepMetadata | None = 
     except (DecodeError, zstandard.ZstdError) as error:
         raise UnreadableFileError("A step's summary is damaged.", where=where, fix=RERECORD) from error
     except ValueError as error:
-        what = f"A step's summary is damaged ({error})."
-        raise UnreadableFileError(what, where=where, fix=RERECORD) from error
+        message = f"A step's summary is damaged ({error})."
+        raise UnreadableFileError(message, where=where, fix=RERECORD) from error
 
 
 def _widen(summary: StepSummary) -> None:
@@ -119,5 +119,5 @@ def read_metadata(content: bytes, where: str = "") -> StepMetadata:
         raise UnreadableFileError(
             "The description of a step is damaged.", where=where, fix=RERECORD
         ) from error
-    check_version(_WHAT, metadata.version, SCHEMA_VERSION, where)
+    check_version(_SUBJECT, metadata.version, SCHEMA_VERSION, where)
     return metadata

@@ -50,7 +50,7 @@ class DiskSync:
         self._changed = threading.Condition()
         self._waiting: dict[str, None] = {}
         self._named: set[str] = set()
-        self._known: set[str] = set()
+        self._flushed: set[str] = set()
         self._is_running = False
         self._not_before = 0.0
 
@@ -116,9 +116,9 @@ class DiskSync:
         if path in self._named:
             return
         folder, *above = files.folders_above(path)
-        for one in (folder, *(each for each in above if each not in self._known)):
-            files.flush_path(one)
-            self._known.add(one)
+        for parent in (folder, *(each for each in above if each not in self._flushed)):
+            files.flush_path(parent)
+            self._flushed.add(parent)
         self._named.add(path)
 
 

@@ -33,15 +33,15 @@ KEEP = "Keep the file: everything before this point is shown. Record again what 
 UPGRADE = "Install the newest version of tb-memplugin on this machine."
 
 
-def check_version(what: str, version: int, newest: int, where: str) -> None:
-    """Refuse a version that is newer than this reader. `what` begins the sentence: "The file has format".
+def check_version(subject: str, version: int, newest: int, where: str) -> None:
+    """Refuse a version that is newer than this reader. `subject` begins the sentence: "The file has format".
 
     Raises:
         UnreadableFileError: the version is newer than `newest`. The error names `where`.
     """
     if version > newest:
-        told = f"{what} version {version}; this tb_memplugin reads up to {newest}."
-        raise UnreadableFileError(told, where=where, fix=UPGRADE)
+        message = f"{subject} version {version}; this tb_memplugin reads up to {newest}."
+        raise UnreadableFileError(message, where=where, fix=UPGRADE)
 
 
 class EnvelopeWriter:
@@ -119,11 +119,11 @@ class EnvelopeReader:
     def _footer(self) -> Footer:
         head = self._read(0, HEAD.size)
         if len(head) < HEAD.size or head[:8] != HEAD_MAGIC:
-            what = "This is not a tb_memplugin side file."
+            message = "This is not a tb_memplugin side file."
             if not any(head):  # a file system may know a file's name and size, but not what was in it
                 state = "begins with zeros only" if head else "is empty"
-                what = f"The file {state}: the machine stopped before its content was on the disk."
-            self._refuse(what)
+                message = f"The file {state}: the machine stopped before its content was on the disk."
+            self._refuse(message)
         self._check_version(HEAD.unpack(head)[1])
         tail = self._read(max(self._size - TAIL.size, 0), TAIL.size)
         if self._size < HEAD.size + TAIL.size or tail[-8:] != TAIL_MAGIC:
@@ -148,5 +148,5 @@ class EnvelopeReader:
         if version < 1:
             self._refuse(f"The file claims format version {version}, which does not exist.")
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise UnreadableFileError(what, where=self._name, fix=RERECORD)
+    def _refuse(self, message: str) -> NoReturn:
+        raise UnreadableFileError(message, where=self._name, fix=RERECORD)

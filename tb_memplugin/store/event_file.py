@@ -30,8 +30,8 @@ def first_record() -> bytes:
 def step_record(metadata: StepMetadata, blob: bytes) -> bytes:
     """Return one captured step as a record: the blob under its own tag, and the peaks as scalars."""
     tag = f"memory/window-{metadata.window:06d}/step-{metadata.step}"
-    whole = blob_value(tag, metadata.SerializeToString(), blob, DATA_CLASS_BLOB_SEQUENCE)
-    values = [whole, *_scalars(metadata)]
+    step_value = blob_value(tag, metadata.SerializeToString(), blob, DATA_CLASS_BLOB_SEQUENCE)
+    values = [step_value, *_scalars(metadata)]
     event = Event(wall_time=time.time(), step=metadata.step, summary=Summary(value=values))
     return record(event.SerializeToString())
 

@@ -320,8 +320,8 @@ def _entries(path: str) -> tuple[list[str], list[str]]:
                 name = posixpath.basename(entry["name"].rstrip("/"))
                 (folders if entry["type"] == "directory" else names).append(name)
         else:
-            with os.scandir(path) as found:
-                for entry in found:
+            with os.scandir(path) as scan:
+                for entry in scan:
                     (folders if entry.is_dir(follow_symlinks=False) else names).append(entry.name)
     return sorted(folders), sorted(names)
 

@@ -55,7 +55,7 @@ class GrowingFile:
         except NotOursError:
             raise
         except OSError as error:
-            if not self._is_taken_back():
+            if not self._truncate():
                 raise UnsettledError(error.errno, error.strerror, self.path) from error
             self.pending = b""
             raise
@@ -131,8 +131,8 @@ class GrowingFile:
         os.lseek(descriptor, self._end + len(there), os.SEEK_SET)
         return added[len(there) :]
 
-    def _is_taken_back(self) -> bool:
-        """Take the pending bytes out of the file. Return whether that is known to have succeeded."""
+    def _truncate(self) -> bool:
+        """Truncate the file by the pending bytes. Return whether that is known to have succeeded."""
         try:
             if not self._end:
                 return not files.exists(self.path)

@@ -53,9 +53,9 @@ def unreadable_files(logdir: str) -> tuple[UnreadableFileError, ...]:
 def unlisted_folder(error: OSError) -> Iterator[UnreadableFileError]:
     """Yield the error of a folder that cannot be listed; nothing if it was deleted meanwhile."""
     if not isinstance(error, FileNotFoundError):
-        what = f"The folder cannot be read: {error.strerror or error}."
+        message = f"The folder cannot be read: {error.strerror or error}."
         fix = "Give this user permission to read it."
-        yield UnreadableFileError(what, where=str(error.filename or ""), fix=fix)
+        yield UnreadableFileError(message, where=str(error.filename or ""), fix=fix)
 
 
 def _is_event_file(folder: str, name: str) -> bool:
@@ -82,9 +82,9 @@ def _checked(path: Path, until: float) -> UnreadableFileError | None:
     except FileNotFoundError:  # deleted meanwhile
         return None
     except OSError as error:
-        what = f"The file cannot be read: {error.strerror or error}."
+        message = f"The file cannot be read: {error.strerror or error}."
         return UnreadableFileError(
-            what, where=str(path), fix="Give the user who runs TensorBoard permission to read it."
+            message, where=str(path), fix="Give the user who runs TensorBoard permission to read it."
         )
 
 
@@ -104,13 +104,13 @@ def _check(path: str, size: int, changed_ns: int) -> UnreadableFileError | None:
 def _check_event_file(read: files.ReadRange, size: int, path: str) -> None:
     end = framed(read, size)
     if not end:
-        what = (
+        message = (
             "This is not an event file: TensorBoard cannot read it." if size else "The event file is empty."
         )
-        raise UnreadableFileError(what, where=path, fix=RERECORD)
+        raise UnreadableFileError(message, where=path, fix=RERECORD)
     if end != size:
-        what = f"The event file ends unexpectedly at byte {end} of {size}."
-        raise UnreadableFileError(what, where=path, fix=KEEP)
+        message = f"The event file ends unexpectedly at byte {end} of {size}."
+        raise UnreadableFileError(message, where=path, fix=KEEP)
 
 
 def _sum(path: str, status: os.stat_result, until: float) -> UnreadableFileError | None:
@@ -130,5 +130,5 @@ def _sum(path: str, status: os.stat_result, until: float) -> UnreadableFileError
     _summed[path] = (reached, status)
     if is_right:
         return None
-    what = f"A record of the event file is damaged at byte {reached}: its checksum is wrong."
-    return UnreadableFileError(what, where=path, fix=KEEP)
+    message = f"A record of the event file is damaged at byte {reached}: its checksum is wrong."
+    return UnreadableFileError(message, where=path, fix=KEEP)

@@ -34,7 +34,7 @@ class Import:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Claim:
     folder: str
     worker: str
     writer_id: str
@@ -57,46 +57,46 @@ def write_import(run_folder: str, worker: str, origin: str, trace: MemoryTrace) 
         MemPluginError: the folder cannot be written or the disk is full. Earlier content stays.
     """
     try:
-        place = _take_place(run_folder, worker, origin)
-        written = _write(place, trace)
+        claim = _claim_worker(run_folder, worker, origin)
+        written = _write(claim, trace)
     except OSError as error:
         raise MemPluginError(
             f"The import could not be written: {error.strerror or error}.",
             where=run_folder,
             fix="Free some disk space, or choose a folder that you can write to.",
         ) from error
-    for folder in place.older:
+    for folder in claim.older:
         _delete(folder)
     clear_logdir(run_folder)
-    return Import(written, bool(place.older))
+    return Import(written, bool(claim.older))
 
 
-def _write(place: _Place, trace: MemoryTrace) -> WrittenWindow:
+def _write(claim: _Claim, trace: MemoryTrace) -> WrittenWindow:
     """Write the trace and wait until the disk has it, before it loses an older one.
 
     Raises:
         OSError, MemPluginError: the folder cannot be written. Nothing of it remains.
     """
     try:
-        written = RunWriter.into(place.folder, place.worker, place.writer_id).write(trace)
-        if not files.is_remote(place.folder):
-            files.flush_path(place.folder)  # again: a failure after the last file has its name is no error
+        written = RunWriter.into(claim.folder, claim.worker, claim.writer_id).write(trace)
+        if not files.is_remote(claim.folder):
+            files.flush_path(claim.folder)  # again: a failure after the last file has its name is no error
     except BaseException:
-        _delete(place.folder)
+        _delete(claim.folder)
         raise
     return written
 
 
-def _take_place(run_folder: str, wanted: str, origin: str) -> _Place:
+def _claim_worker(run_folder: str, wanted: str, origin: str) -> _Claim:
     """Claim the next folder of the first worker name that is free or belongs to an import of this file."""
     writer_id = uuid.uuid4().hex
     older: list[str] = []
-    place: _Place | None = None
+    claim: _Claim | None = None
     for number in range(1, _MOST_NAMES):
         worker = wanted if number == 1 else f"{wanted}.{number}"
         paths = _folders_of(run_folder, worker)
         older += [path for path in paths.values() if _owner(path) in (origin, ABANDONED)]
-        if place is not None:
+        if claim is not None:
             if not paths:
                 break  # further names have not been used, so that no import of this file has one
             continue
@@ -108,21 +108,23 @@ def _take_place(run_folder: str, wanted: str, origin: str) -> _Place:
         if _are_anothers(_folders_of(run_folder, worker), origin):  # another process took the name meanwhile
             _delete(folder)
             continue
-        place = _Place(folder, worker, writer_id)
-    if place is None:
+        claim = _Claim(folder, worker, writer_id)
+    if claim is None:
         raise MemPluginError(
             f"{_MOST_NAMES} files of this name have been imported.",
             where=run_folder,
             fix="Give another --run.",
         )
-    return replace(place, older=tuple(older))
+    return replace(claim, older=tuple(older))
 
 
 def _folders_of(run_folder: str, worker: str) -> dict[int, str]:
     """Return the folders of a worker's imports, by import number."""
-    found = {generation(name, worker): files.join(run_folder, name) for name in files.folders_in(run_folder)}
-    found.pop(0, None)
-    return found
+    folders = {
+        generation(name, worker): files.join(run_folder, name) for name in files.folders_in(run_folder)
+    }
+    folders.pop(0, None)
+    return folders
 
 
 def _are_anothers(paths: dict[int, str], origin: str) -> bool:
@@ -167,9 +169,9 @@ def _delete(folder: str) -> None:
     if not files.is_remote(folder):
         clear_folder(folder)
     with suppress(OSError):
-        for place, ours in ((folder, lambda name: name.endswith(EVENT_FILE_END)), (side, is_side_file_name)):
-            for name in filter(ours, files.names_in(place)):
-                files.remove(files.join(place, name))
+        for parent, ours in ((folder, lambda name: name.endswith(EVENT_FILE_END)), (side, is_side_file_name)):
+            for name in filter(ours, files.names_in(parent)):
+                files.remove(files.join(parent, name))
         files.remove(files.join(side, CLAIM))
         for path in (side, files.join(folder, "plugins"), folder):
             files.remove_empty_folder(path)

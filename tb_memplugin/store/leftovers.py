@@ -38,9 +38,9 @@ def clear_folder(folder: str) -> None:
     with suppress(OSError):
         if not files.is_folder(side):
             return
-        for place in (folder, side):
-            for name in files.names_in(place):
-                path = files.join(place, name)
+        for parent in (folder, side):
+            for name in files.names_in(parent):
+                path = files.join(parent, name)
                 if is_left(path, name):
                     files.remove(path)
         if not files.names_in(side) and age_seconds(side) > UNKNOWN_SECONDS:

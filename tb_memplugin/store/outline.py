@@ -78,7 +78,7 @@ class Outlines:
         count = int(self._blocks[device][row])
         unknown = [0] * len(Category)
         unknown[Category.UNKNOWN] = stats.peak_bytes
-        whole = Parts(keys=[NOT_KNOWN], bytes=[stats.peak_bytes], counts=[count])
+        parts = Parts(keys=[NOT_KNOWN], bytes=[stats.peak_bytes], counts=[count])
         return DeviceSummary(
             name=readable(info.name),
             capacity_bytes=info.capacity,
@@ -90,8 +90,8 @@ class Outlines:
                 bytes=stats.peak_bytes,
                 phase=Phase.OTHER,
                 by_category=Parts(keys=[Category.UNKNOWN.key], bytes=[stats.peak_bytes], counts=[count]),
-                by_operator=whole,
-                by_phase=whole,
+                by_operator=parts,
+                by_phase=parts,
             ),
             curve=Curve(
                 t0_ns=stats.step_start_ns,

@@ -26,7 +26,7 @@ from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.summary import epoch_ns as epoch_of
 from tb_memplugin.store.windows import read_window
 from tb_memplugin.trace import Category, Cause, Counter, MemoryTrace, Moment, Phase, Reason
-from tb_memplugin.trace.counters import known
+from tb_memplugin.trace.counters import code_of
 from tb_memplugin.trace.step_figures import WatchedSteps, joined_before
 from tb_memplugin.trace.tables import NOT_NAMED
 
@@ -77,16 +77,18 @@ def load_window(path: str, epoch_ns: int | None = None) -> MemoryTrace:
         with files.open_ranges(path) as (read, size):
             trace = read_window(read, size, path)
     except FileNotFoundError as error:
-        what = "The side file with this window's events is missing."
+        message = "The side file with this window's events is missing."
         raise UnreadableFileError(
-            what, where=path, fix="Copy it here, or record the window again."
+            message, where=path, fix="Copy it here, or record the window again."
         ) from error
     except OSError as error:
-        what = f"The side file cannot be read: {error.strerror or error}."
-        raise UnreadableFileError(what, where=path, fix="Give this user permission to read it.") from error
+        message = f"The side file cannot be read: {error.strerror or error}."
+        raise UnreadableFileError(message, where=path, fix="Give this user permission to read it.") from error
     if epoch_ns not in (None, epoch_of(trace)):
-        what = "The side file belongs to another window."
-        raise UnreadableFileError(what, where=path, fix="Copy the file of this run here, or record it again.")
+        message = "The side file belongs to another window."
+        raise UnreadableFileError(
+            message, where=path, fix="Copy the file of this run here, or record it again."
+        )
     return trace
 
 
@@ -129,11 +131,11 @@ def recorded_accounts(device: DeviceSummary) -> tuple[Account, ...]:
         Account(
             Moment(stored.moment),
             stored.counted_bytes,
-            known(Counter, stored.counter),
+            code_of(Counter, stored.counter),
             stored.allocator_bytes if stored.HasField("allocator_bytes") else None,
             stored.at_least,
             tuple(
-                (known(Cause, cause), size)
+                (code_of(Cause, cause), size)
                 for cause, size in zip(stored.causes, stored.cause_bytes, strict=True)
             ),
         )
@@ -201,8 +203,8 @@ def read_recordings(path: str) -> Recordings:
     try:
         is_there = files.exists(path)
     except OSError as error:
-        what, fix = f"The folder cannot be read: {error.strerror or error}.", "Give this user permission."
-        raise MemPluginError(what, where=path, fix=fix) from error
+        message, fix = f"The folder cannot be read: {error.strerror or error}.", "Give this user permission."
+        raise MemPluginError(message, where=path, fix=fix) from error
     if not is_there:
         raise MemPluginError(
             "There is no such folder.", where=path, fix="Give the folder passed to the handler."
@@ -214,7 +216,7 @@ def read_recordings(path: str) -> Recordings:
         for name in names:
             if name.endswith(EVENT_FILE_END):
                 try:
-                    for recording in _found_in(folder, files.join(folder, name)):
+                    for recording in _recordings_in(folder, files.join(folder, name)):
                         # Add them one by one, to keep those before an error.
                         if isinstance(recording, RecordedStep):
                             steps.append(recording)
@@ -223,9 +225,9 @@ def read_recordings(path: str) -> Recordings:
                 except UnreadableFileError as error:
                     problems.append(error)
                 except OSError as error:
-                    what = f"The event file cannot be read: {error.strerror or error}."
+                    message = f"The event file cannot be read: {error.strerror or error}."
                     where, fix = files.join(folder, name), "Give this user permission to read it."
-                    problems.append(UnreadableFileError(what, where=where, fix=fix))
+                    problems.append(UnreadableFileError(message, where=where, fix=fix))
     replaced = superseded({step.folder: step.metadata.worker for step in steps})
     steps = [step for step in steps if step.folder not in replaced]
     steps.sort(key=lambda step: (step.folder, step.metadata.window, step.metadata.step))
@@ -235,12 +237,12 @@ def read_recordings(path: str) -> Recordings:
         if figures is not None:
             joined_steps.append(replace(parts[0], figures=figures))
         if damage is not None:
-            what = f"The figures of steps are damaged ({damage})."
-            problems.append(UnreadableFileError(what, where=parts[0].folder, fix=KEEP))
+            message = f"The figures of steps are damaged ({damage})."
+            problems.append(UnreadableFileError(message, where=parts[0].folder, fix=KEEP))
     return Recordings(tuple(steps), tuple(joined_steps), tuple(problems))
 
 
-def _found_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
+def _recordings_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
     """Yield the captured steps and the records of figures in one event file, up to the first error.
 
     Raises:
@@ -262,8 +264,8 @@ def _found_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
     if not size:
         raise UnreadableFileError("The event file is empty.", where=path, fix=RERECORD)
     if offset != size:
-        what = (
+        message = (
             f"The event file ends unexpectedly at byte {offset} of {size}: a write was interrupted, or "
             "the file is damaged."
         )
-        raise UnreadableFileError(what, where=path, fix=KEEP)
+        raise UnreadableFileError(message, where=path, fix=KEEP)

@@ -34,7 +34,7 @@ _OPTIONAL = {
     "allocations": "allocations",
     "allocated_bytes": "allocated_bytes",
 }
-_WHAT = "Figures of steps have"
+_SUBJECT = "Figures of steps have"
 _LEVELS = ("peak_reserved", "end_reserved")
 
 
@@ -60,7 +60,7 @@ def read_figures(data: bytes, where: str = "") -> StepFigures:
     """
     try:
         outer = pb.StepRecord.FromString(data)
-        check_version(_WHAT, outer.version, VERSION, where)
+        check_version(_SUBJECT, outer.version, VERSION, where)
         if outer.raw_size > MOST_FIGURES_BYTES:
             raise ValueError("it claims to be too large")
         if zstandard.get_frame_parameters(outer.figures).content_size != outer.raw_size:
@@ -68,8 +68,8 @@ def read_figures(data: bytes, where: str = "") -> StepFigures:
         raw = zstandard.ZstdDecompressor().decompress(outer.figures, max_output_size=outer.raw_size)
         return _figures(pb.StepFigures.FromString(raw))
     except (DecodeError, zstandard.ZstdError, ValueError, OverflowError) as error:
-        what = f"A record of steps' figures is damaged ({error})."
-        raise UnreadableFileError(what, where=where, fix=RERECORD) from error
+        message = f"A record of steps' figures is damaged ({error})."
+        raise UnreadableFileError(message, where=where, fix=RERECORD) from error
 
 
 class SeriesReader:
@@ -91,8 +91,8 @@ class SeriesReader:
         """
         self._left += FIGURES_PER_BYTE * len(data) - _claimed(data)
         if self._left < 0:
-            what = "The records of steps' figures unpack to far more than they have."
-            raise UnreadableFileError(what, where=self._where, fix=RERECORD)
+            message = "The records of steps' figures unpack to far more than they have."
+            raise UnreadableFileError(message, where=self._where, fix=RERECORD)
         return read_figures(data, self._where)
 
 
@@ -113,9 +113,9 @@ def read_series(content: bytes, where: str = "") -> pb.SeriesMetadata:
     try:
         metadata = pb.SeriesMetadata.FromString(content)
     except DecodeError as error:
-        what = "The description of a series of steps is damaged."
-        raise UnreadableFileError(what, where=where, fix=RERECORD) from error
-    check_version(_WHAT, metadata.version, VERSION, where)
+        message = "The description of a series of steps is damaged."
+        raise UnreadableFileError(message, where=where, fix=RERECORD) from error
+    check_version(_SUBJECT, metadata.version, VERSION, where)
     return metadata
 
 

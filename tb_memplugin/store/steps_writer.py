@@ -72,7 +72,7 @@ class StepsWriter:
         folder = self._claimed.current()
         last = int(figures.steps[-1])
         event = Event(wall_time=time.time(), step=last, summary=Summary(value=[self._value(folder, figures)]))
-        events = b"".join(record(one.SerializeToString()) for one in (event, *self._scalars(figures)))
+        events = b"".join(record(entry.SerializeToString()) for entry in (event, *self._scalars(figures)))
         try:
             path = folder.add_events(events)
         except UnsettledError:

@@ -136,7 +136,7 @@ class WindowSummaries:
     @cached_property
     def _accounts(self) -> list[list[summary_pb2.Account]]:
         return [
-            [_account(one) for one in accounts(self._trace, device)]
+            [_account(account) for account in accounts(self._trace, device)]
             for device in range(len(self._trace.devices))
         ]
 

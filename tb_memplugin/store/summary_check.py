@@ -35,14 +35,14 @@ def check_summary(summary: StepSummary) -> None:
     for column, numbers, lowest, end in _limits(summary):
         if len(numbers) and not lowest <= min(numbers) <= max(numbers) < end:
             raise ValueError(f"{column} points outside its table")
-    if [one.stats for one in summary.metadata.devices] != [device.stats for device in summary.devices]:
+    if [device.stats for device in summary.metadata.devices] != [device.stats for device in summary.devices]:
         raise ValueError("the figures of its devices are not those of its description")
     for device in summary.devices:
         if any(parent >= row for row, parent in enumerate(device.modules.parents)):
             raise ValueError("a module comes before its parent")
-        for parts, total, whole in _sums(device):
-            if total != whole:
-                raise ValueError(f"{parts} of {device.name} are {total:,}, and not {whole:,}")
+        for parts, total, expected in _sums(device):
+            if total != expected:
+                raise ValueError(f"{parts} of {device.name} are {total:,}, and not {expected:,}")
 
 
 def _lengths(summary: StepSummary) -> Iterator[tuple[str, list[int]]]:
@@ -57,7 +57,9 @@ def _lengths(summary: StepSummary) -> Iterator[tuple[str, list[int]]]:
         yield "the modules' sizes", _modules(device.modules)
         yield "the curve", [curve.columns, len(curve.low), len(curve.high)]
         yield "the reserve", [curve.columns if curve.reserved else 0, len(curve.reserved)]
-        yield from (("an account's causes", _all(one, "causes", "cause_bytes")) for one in device.accounts)
+        yield from (
+            ("an account's causes", _all(account, "causes", "cause_bytes")) for account in device.accounts
+        )
         yield "the curve's parts", [curve.columns * len(curve.categories), len(curve.stacks)]
 
 

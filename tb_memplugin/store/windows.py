@@ -35,7 +35,7 @@ from tb_memplugin.trace import (
     StartState,
     Step,
 )
-from tb_memplugin.trace.counters import known
+from tb_memplugin.trace.counters import code_of
 from tb_memplugin.trace.tables import ABSENT
 
 MOST_ROWS = 1 << 26
@@ -256,9 +256,9 @@ class _WindowReader:
             self._refuse("A step is centuries away.")
         if len({step.start_ns for step in trace.steps}) < len(trace.steps):
             self._refuse("Two steps begin at the same moment.")
-        for what, column, lowest, end in _limits(trace):
+        for name, column, lowest, end in _limits(trace):
             if len(column) and (int(column.min()) < lowest or int(column.max()) >= end):
-                self._refuse(f"Column {what} points outside its table.")
+                self._refuse(f"Column {name} points outside its table.")
         if any(not -1 <= module.parent < row for row, module in enumerate(trace.modules)):
             self._refuse("A module comes before its parent.")
         if any(oom.event >= len(trace.events) for oom in trace.ooms):
@@ -269,12 +269,12 @@ class _WindowReader:
         if sum(float(column.sum(dtype=np.float64)) for column in sizes) > 1 << 62:
             self._refuse("The sizes sum to more bytes than a number can hold.")
         begins = np.array([step.start_ns for step in trace.steps])
-        for what, times in (("events", trace.events.time_ns), ("steps", begins)):
+        for table, times in (("events", trace.events.time_ns), ("steps", begins)):
             if bool((np.diff(times) < 0).any()):
-                self._refuse(f"The {what} are not in time order.")
+                self._refuse(f"The {table} are not in time order.")
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise UnreadableFileError(what, where=self._name, fix=RERECORD)
+    def _refuse(self, message: str) -> NoReturn:
+        raise UnreadableFileError(message, where=self._name, fix=RERECORD)
 
 
 def _limits(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray, int, int]]:
@@ -375,10 +375,10 @@ def _reading(stored: side_file_pb2.CounterReading) -> CounterReading:
     return CounterReading(
         stored.device,
         Moment(stored.moment),
-        known(Counter, stored.counter),
+        code_of(Counter, stored.counter),
         stored.bytes if stored.HasField("bytes") else None,
         stored.at_least,
-        tuple((known(Cause, cause), size) for cause, size in causes),
+        tuple((code_of(Cause, cause), size) for cause, size in causes),
     )
 
 

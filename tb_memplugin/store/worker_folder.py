@@ -128,7 +128,7 @@ class WriterFolder:
         if self._pid != os.getpid() or (self._folder is not None and self._folder.is_gone()):
             self._folder, self._writer_id, self._pid = None, uuid.uuid4().hex, os.getpid()
         if self._folder is None:
-            self._folder = take_folder(*self._wanted, writer_id=self._writer_id)
+            self._folder = claim_free_folder(*self._wanted, writer_id=self._writer_id)
         return self._folder
 
     def settle(self) -> None:
@@ -141,7 +141,7 @@ class WriterFolder:
             self.current().settle()
 
 
-def take_folder(logdir: str, worker: str, end: str, writer_id: str) -> WorkerFolder:
+def claim_free_folder(logdir: str, worker: str, end: str, writer_id: str) -> WorkerFolder:
     """Find the first folder of a worker that has no other writer, and claim it.
 
     Args:

@@ -72,7 +72,7 @@ class Cause(IntEnum):
 Code = TypeVar("Code", Counter, Cause)
 
 
-def known(kind: type[Code], number: int) -> Code:
+def code_of(kind: type[Code], number: int) -> Code:
     """Return the counter or cause with a number from a file, `OTHER` for those of newer versions."""
     return kind(number) if number in set(kind) else kind(0)
 

@@ -21,7 +21,7 @@ BACKWARD = "(backward of "
 """Prefix of a text that separates the frames of a backward call from those of its forward call; the name of
 the autograd node and `)` follow."""
 
-_PLACE = re.compile(r"(?P<text>.*):(?P<line>-?\d{1,18})", re.DOTALL)
+_LOCATION = re.compile(r"(?P<text>.*):(?P<line>-?\d{1,18})", re.DOTALL)
 
 
 class Frame(NamedTuple):
@@ -45,7 +45,7 @@ def read_frame(text: str) -> Frame:
     Python frame the function ends at the first space, in any other text at the last.
     """
     written, mark, fx = text.rpartition(FX) if text.endswith("]") else ("", "", "")
-    location = _PLACE.fullmatch(written if mark else text)
+    location = _LOCATION.fullmatch(written if mark else text)
     if location is None:
         return Frame(text, "", 0)
     function, _, file = location["text"].partition(" ")

@@ -197,13 +197,13 @@ def reserved_levels(events: Events, device: int, at_start: int | None) -> Int64 
     Returns:
         None if no event reports a value and `at_start` is None.
     """
-    known = np.flatnonzero((events.device == device) & (events.reserved >= 0))
+    reported = np.flatnonzero((events.device == device) & (events.reserved >= 0))
     if at_start is None:
-        if not len(known):
+        if not len(reported):
             return None
-        at_start = int(events.reserved[known[0]])
-    values = np.concatenate((np.array([at_start], np.int64), events.reserved[known]))
-    return np.repeat(values, np.diff(known, prepend=-1, append=len(events)))
+        at_start = int(events.reserved[reported[0]])
+    values = np.concatenate((np.array([at_start], np.int64), events.reserved[reported]))
+    return np.repeat(values, np.diff(reported, prepend=-1, append=len(events)))
 
 
 def window_levels(events: Events, device: int) -> Int64:

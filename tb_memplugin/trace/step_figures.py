@@ -127,7 +127,7 @@ def joined(parts: Sequence[StepFigures]) -> StepFigures:
         devices=tuple(_joined(row) for row in zip(*(part.devices for part in parts), strict=True)),
         phases=tuple(
             replace(
-                _joined(row), devices=tuple(map(_joined, zip(*(one.devices for one in row), strict=True)))
+                _joined(row), devices=tuple(map(_joined, zip(*(phase.devices for phase in row), strict=True)))
             )
             for row in phases
         ),
@@ -141,17 +141,17 @@ def joined_before(parts: Sequence[StepFigures]) -> tuple[StepFigures | None, Val
     Returns:
         The steps, None if not even the first part is right; and what is wrong, None if nothing is.
     """
-    whole, error = None, None
+    figures, error = None, None
     right, wrong = 0, len(parts) + 1  # so many parts can be joined, and so many cannot
     while wrong - right > 1:
         count = len(parts) if wrong > len(parts) else (right + wrong) // 2
         try:
-            whole, right = joined(parts[:count]), count
+            figures, right = joined(parts[:count]), count
         except ValueError as reason:
             error, wrong = reason, count
         if right == len(parts):
             break
-    return whole, error
+    return figures, error
 
 
 def _without_repeats(parts: Sequence[StepFigures]) -> Sequence[StepFigures]:
@@ -159,13 +159,13 @@ def _without_repeats(parts: Sequence[StepFigures]) -> Sequence[StepFigures]:
     numbers = np.concatenate([part.steps for part in parts])
     if bool((numbers[1:] > numbers[:-1]).all()):
         return parts
-    seen = numbers[:0]
+    earlier = numbers[:0]
     new: list[StepFigures] = []
     repeats = 0
     for part in parts:
-        is_new = ~np.isin(part.steps, seen)
+        is_new = ~np.isin(part.steps, earlier)
         repeats += int((~is_new).sum())
-        seen = np.concatenate((seen, part.steps))
+        earlier = np.concatenate((earlier, part.steps))
         new.append(_rows(part, is_new))
     if not repeats:
         return parts
@@ -182,7 +182,7 @@ def _rows(table: Any, rows: Bool) -> Any:
         if isinstance(value, np.ndarray):
             columns[name] = value[rows]
         elif name in ("devices", "phases"):
-            columns[name] = tuple(_rows(one, rows) for one in value)
+            columns[name] = tuple(_rows(part, rows) for part in value)
     return replace(table, **columns)
 
 

@@ -242,8 +242,8 @@ def _filled(
     shape = np.shape(columns[key])
     filled: dict[str, npt.NDArray[np.generic]] = {}
     for name, dtype in dtypes.items():
-        given = name in columns
-        column = np.asarray(columns[name], dtype) if given else np.full(shape, ABSENT.get(name, 0), dtype)
+        present = name in columns
+        column = np.asarray(columns[name], dtype) if present else np.full(shape, ABSENT.get(name, 0), dtype)
         if column.shape != shape:
             raise ValueError(f"column {name} has shape {column.shape}, {key} has {shape}")
         filled[name] = column

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tb_memplugin.analysis.informative import informative
-from tb_memplugin.analysis.lives import alive_between, found, in_order, versions
+from tb_memplugin.analysis.lives import alive_between, in_order, rows_with_text, versions
 from tb_memplugin.analysis.usage import usage
 from tb_memplugin.errors import MemPluginError
 from tests.recorded_program import program
@@ -27,7 +27,7 @@ EVERY = np.arange(len(PROGRAM.allocations))
 
 
 def bytes_found(text):
-    return PROGRAM.allocations.bytes[found(PROGRAM, EVERY, text, versions(PROGRAM))].tolist()
+    return PROGRAM.allocations.bytes[rows_with_text(PROGRAM, EVERY, text, versions(PROGRAM))].tolist()
 
 
 def test_versions_count_the_blocks_of_an_address():
@@ -64,7 +64,7 @@ def test_a_text_is_found_in_modules_operators_and_names():
     blocks = trace("start 8 w label=Head.weight", "alloc 4 a module=mlp operator=aten::mm", "alloc 2 b")
     every, version = np.arange(3), versions(blocks)
     for text, wanted in {"head.w": [8], "MLP": [4], "aten::": [4]}.items():
-        assert blocks.allocations.bytes[found(blocks, every, text, version)].tolist() == wanted
+        assert blocks.allocations.bytes[rows_with_text(blocks, every, text, version)].tolist() == wanted
 
 
 @pytest.mark.parametrize(

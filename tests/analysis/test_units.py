@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tb_memplugin.analysis.oom import oom_report
-from tb_memplugin.analysis.units import FEWEST, NAMES, Unit, counted, part_told, size_told
+from tb_memplugin.analysis.units import FEWEST, NAMES, Unit, counted, part_text, size_text
 from tb_memplugin.commands.tables import Unit as OfTables
 from tests.analysis.histories import allocator_trace
 
@@ -26,12 +26,12 @@ TAB = Path(__file__).parents[2] / "frontend" / "src" / "state" / "bytes.ts"
     ],
 )
 def test_a_unit_has_four_or_more_of_what_it_tells(size, told):
-    assert size_told(size) == told
+    assert size_text(size) == told
 
 
 def test_a_part_is_told_in_the_unit_of_its_whole_unless_it_is_less_than_one():
-    assert part_told(2 << 20, 12 << 20) == "2.00 MiB"
-    assert part_told(100 << 10, 12 << 20) == "100.00 KiB"
+    assert part_text(2 << 20, 12 << 20) == "2.00 MiB"
+    assert part_text(100 << 10, 12 << 20) == "100.00 KiB"
 
 
 def test_the_largest_of_a_table_gives_its_unit():

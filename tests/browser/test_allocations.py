@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 import tb_memplugin
 from tb_memplugin.analysis.bands import bands
 from tb_memplugin.analysis.columns import event_cuts, time_cuts
-from tb_memplugin.analysis.lives import found, in_order, lifetimes, versions
+from tb_memplugin.analysis.lives import in_order, lifetimes, rows_with_text, versions
 from tb_memplugin.analysis.why import why
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.store.writer import RunWriter
@@ -248,7 +248,7 @@ def test_the_server_sorts_the_table(tab, made, sort):
 def test_a_search_filters_the_table(tab, made, text):
     ready(tab)
     tab("allocation-search").fill(text)
-    wanted = found(made, np.arange(len(made.allocations)), text, versions(made))
+    wanted = rows_with_text(made, np.arange(len(made.allocations)), text, versions(made))
     assert len(wanted) > 0
     expect(tab("allocations-sum")).to_contain_text(f"{len(wanted):,} of {len(made.allocations):,}")
     tab.settle()

@@ -61,7 +61,8 @@ def test_a_key_without_end_is_refused(content, told, tmp_path):
 
 
 def test_a_command_that_the_system_ends_says_so():
-    ended = "from tb_memplugin.commands.apart import go_apart; import os; go_apart(); os.kill(os.getpid(), 9)"
+    fork = "from tb_memplugin.commands.apart import fork_guarded; fork_guarded()"
+    ended = f"{fork}; import os; os.kill(os.getpid(), 9)"
     done = subprocess.run([sys.executable, "-c", ended], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "was killed (signal 9)" in done.stderr

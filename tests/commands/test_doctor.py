@@ -26,12 +26,12 @@ def findings(logdir):
 def problems(logdir):
     found = [finding for finding in findings(logdir) if finding.level is Level.PROBLEM]
     assert all(finding.fix for finding in found)
-    return [finding.what for finding in found]
+    return [finding.text for finding in found]
 
 
 def test_a_good_logdir_has_no_problem(logdir):
     assert problems(logdir) == []
-    assert "2 recorded steps of 1 worker in" in findings(logdir)[0].what
+    assert "2 recorded steps of 1 worker in" in findings(logdir)[0].text
 
 
 def test_the_exit_code_tells(logdir, monkeypatch):
@@ -73,7 +73,7 @@ def test_other_peoples_event_files_only(tmp_path):
 def test_files_that_are_not_imported(tmp_path, name, what):
     (tmp_path / name).write_text("{}")
     (finding,) = findings(tmp_path)
-    assert what in finding.what
+    assert what in finding.text
     assert f"tb-memplugin import {shlex.quote(str(tmp_path / name))} --logdir {tmp_path}" in finding.fix
 
 
@@ -93,7 +93,7 @@ def test_a_file_to_import_instead_of_a_folder(tmp_path):
 )
 def test_a_path_too_deep(logdir, path, what):
     (finding,) = findings(logdir / "run/rank0" / path)
-    assert what in finding.what
+    assert what in finding.text
     assert finding.fix == f"Use the run's folder: {logdir / 'run'}"
 
 
@@ -147,7 +147,7 @@ def test_a_strangers_event_file_beside_ours(logdir):
 
     (logdir / "run/rank0/events.out.tfevents.9.x").write_bytes(record(b""))
     assert problems(logdir) == []
-    assert any("another writer" in finding.what for finding in findings(logdir))
+    assert any("another writer" in finding.text for finding in findings(logdir))
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_read(logdir, closed):
 def test_a_folder_that_cannot_be_written(logdir):
     logdir.chmod(0o500)
     try:
-        assert any("cannot write to" in finding.what for finding in findings(logdir))
+        assert any("cannot write to" in finding.text for finding in findings(logdir))
     finally:
         logdir.chmod(0o700)
 
@@ -198,7 +198,7 @@ def entry_point(name, value):
 
 def test_a_plugin_that_is_not_registered():
     (finding,) = doctor_installation.check_registration([])
-    assert (finding.level, "not registered" in finding.what) == (Level.PROBLEM, True)
+    assert (finding.level, "not registered" in finding.text) == (Level.PROBLEM, True)
 
 
 def test_another_plugin_that_cannot_be_imported_is_a_hint():
@@ -211,9 +211,9 @@ def test_another_plugin_that_cannot_be_imported_is_a_hint():
 
 def test_this_environment_is_registered_and_loads():
     found = {
-        finding.what: finding
+        finding.text: finding
         for finding in doctor_installation.check_installation()
-        if "frontend" not in finding.what
+        if "frontend" not in finding.text
     }
     assert all(finding.level is not Level.PROBLEM for finding in found.values()), found
 
@@ -231,7 +231,7 @@ def test_accounts_are_told_by_worker_and_device_with_the_worst_window(tmp_path):
 
 
 def test_an_account_that_was_not_recorded_is_no_problem(logdir):
-    (told,) = [finding.what for finding in findings(logdir) if "window:" in finding.what]
+    (told,) = [finding.text for finding in findings(logdir) if "window:" in finding.text]
     assert told.endswith(
         "1 of 1 window: not recorded: no counter was read, as in recordings of older versions"
     )
@@ -242,5 +242,5 @@ def test_a_folder_that_was_claimed_and_never_written_to(logdir):
     claim.parent.mkdir(parents=True)
     claim.write_text("someone")
     (hint,) = [finding for finding in findings(logdir) if finding.level is Level.HINT]
-    assert hint.what == f"{logdir}/run/rank0.2 belongs to a process that has written no step."
+    assert hint.text == f"{logdir}/run/rank0.2 belongs to a process that has written no step."
     assert f"rm -r {logdir}/run/rank0.2" in hint.fix

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tb_memplugin.commands.estimate_report import fits_told
+from tb_memplugin.commands.estimate_report import fits_text
 from tb_memplugin.estimate.answer.changes import Change
 
 GIB = 1 << 30
@@ -14,4 +14,4 @@ GIB = 1 << 30
 )
 def test_a_step_that_fits_by_giving_its_cache_back_is_told_apart(fits, reserved, told):
     change = Change("half the batch", "--batch 1", GIB, reserved, fits)
-    assert fits_told(change, usable_bytes=80 * GIB) == told
+    assert fits_text(change, usable_bytes=80 * GIB) == told

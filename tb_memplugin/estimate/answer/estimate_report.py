@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tb_memplugin.analysis.units import Unit, size_told
+from tb_memplugin.analysis.units import Unit, size_text
 from tb_memplugin.estimate.answer.estimate_stats import ModuleMemory, TensorCreation
 from tb_memplugin.estimate.answer.estimation import Estimate
 
@@ -18,12 +18,12 @@ def print_estimate(estimate: Estimate, out: Console) -> None:
     """Print the peak, whether it fits, its parts by category, the phases and the notes."""
     unit = Unit.for_bytes([estimate.peak_reserved_bytes])
     out.print(
-        f"Peak allocated {unit.tell(estimate.peak_allocated_bytes)}, "
-        f"reserved {unit.tell(estimate.peak_reserved_bytes)} ({estimate.seconds:.1f} s)",
+        f"Peak allocated {unit.text(estimate.peak_allocated_bytes)}, "
+        f"reserved {unit.text(estimate.peak_reserved_bytes)} ({estimate.seconds:.1f} s)",
         markup=False,
     )
     if estimate.fits is not None and estimate.margin_bytes is not None:
-        margin = size_told(abs(estimate.margin_bytes))
+        margin = size_text(abs(estimate.margin_bytes))
         end = f"it fits; {margin} are left" if estimate.fits else f"it does not fit: {margin} too much"
         out.print(f"On {estimate.gpu} {end}.", markup=False)
     parts = Table("at the peak", unit.name, "share")
@@ -33,7 +33,7 @@ def print_estimate(estimate: Estimate, out: Console) -> None:
         )
     out.print(parts)
     for name, size in estimate.phases:
-        out.print(f"phase {name}: peak {unit.tell(size)}", markup=False)
+        out.print(f"phase {name}: peak {unit.text(size)}", markup=False)
     for note in estimate.notes:
         out.print(f"note: {note}", markup=False)
 

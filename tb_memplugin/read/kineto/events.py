@@ -78,7 +78,7 @@ class Threads:
         if not (whole_process.all() and whole_thread.all()):
             return np.array([self._row(*pair) for pair in zip(process, thread, strict=True)], np.int64)
         pairs, pair = np.unique(np.stack((of_process, of_thread)), axis=1, return_inverse=True)
-        rows = [self._row(*found) for found in pairs.T.tolist()]
+        rows = [self._row(*ids) for ids in pairs.T.tolist()]
         return np.array(rows, np.int64)[pair.reshape(-1)]
 
     def _row(self, process: object, thread: object) -> int:
@@ -98,9 +98,9 @@ def read_memory(
     both = [*written, *ooms]
     arguments = list(map(arguments_of, both))
     time, timed = time_column([event.get("ts") for event in both])
-    size, sized = whole_column([found.get("Bytes") for found in arguments])
+    size, sized = whole_column([args.get("Bytes") for args in arguments])
     device, devices, numberless = _devices(arguments)
-    device, devices = _processes_apart(device, devices, [event.get("pid") for event in both])
+    device, devices = _split_processes(device, devices, [event.get("pid") for event in both])
     if len(devices) > MOST_DEVICES // 2:  # each may have shared memory beside it
         raise UnreadableFileError(f"The trace has {len(devices)} devices.", where=where, fix=FIX)
     index = indices(arguments)
@@ -119,9 +119,9 @@ def read_memory(
         faults["memory events have no total, or an impossible one; it is not checked"] = Tally.of(
             (total < 0) & ~oom, size[order]
         )
-    address, named = whole_column([found.get("Addr") for found in arguments])
+    address, named = whole_column([args.get("Addr") for args in arguments])
     address, named = address[order], (named & (address != 0))[order]
-    device, devices = _shared_apart(device[order], devices, size[order], total, address, oom)
+    device, devices = _split_shared(device[order], devices, size[order], total, address, oom)
     loose = np.flatnonzero(~named & ~oom)
     address[loose] = addresses_by_size(device[loose], size[order][loose]).view(np.int64)
     address[oom] = 0
@@ -143,36 +143,36 @@ def read_memory(
 
 def arguments_of(event: Written) -> Written:
     """Return the arguments of an event; empty if it has none."""
-    found = event.get("args")
-    return found if type(found) is dict else {}
+    args = event.get("args")
+    return args if type(args) is dict else {}
 
 
 def indices(arguments: Sequence[Written]) -> Int64:
     """Return the index that the profiler gave to each event; -1 if not recorded."""
     number, there = whole_column(
-        [found.get("Ev Idx", found.get("Profiler Event Index", -1)) for found in arguments]
+        [args.get("Ev Idx", args.get("Profiler Event Index", -1)) for args in arguments]
     )
     return np.where(there, number, -1)
 
 
 def _counter(arguments: Sequence[Written], name: str) -> Int64:
-    number, there = whole_column([found.get(name) for found in arguments])
+    number, there = whole_column([args.get(name) for args in arguments])
     return np.where(there & (number >= 0) & (number < MOST_BYTES), number, -1)
 
 
 def _devices(arguments: Sequence[Written]) -> tuple[Int64, tuple[str, ...], Bool]:
     """Return each event's device row (-1 for none), the sorted device names, and which lack a number."""
     kind, has_kind = _types(arguments)
-    number, has_number = whole_column([found.get("Device Id", -1) for found in arguments])
+    number, has_number = whole_column([args.get("Device Id", -1) for args in arguments])
     pairs, pair = np.unique(
         np.stack((np.where(has_kind, kind, -1), np.where(has_number, number, -1))),
         axis=1,
         return_inverse=True,
     )
-    names = [_name(*found) for found in pairs.T.tolist()]
+    names = [_name(*key) for key in pairs.T.tolist()]
     name_of = [names[row] for row in pair.reshape(-1).tolist()]
-    for place in np.flatnonzero(~has_kind).tolist():
-        name_of[place] = _spelled(arguments[place])
+    for event in np.flatnonzero(~has_kind).tolist():
+        name_of[event] = _spelled(arguments[event])
     devices = tuple(sorted(set(name_of) - {""}))
     rows = {name: row for row, name in enumerate(devices)}
     numberless = has_kind & (kind > 0) & ~(has_number & (number >= 0))
@@ -181,7 +181,7 @@ def _devices(arguments: Sequence[Written]) -> tuple[Int64, tuple[str, ...], Bool
 
 def _types(arguments: Sequence[Written]) -> Column:
     kinds = {name: number for number, name in enumerate(DEVICE_TYPES)}
-    written = [found.get("Device Type") for found in arguments]
+    written = [args.get("Device Type") for args in arguments]
     return whole_column([kinds.get(kind.lower(), kind) if type(kind) is str else kind for kind in written])
 
 
@@ -206,7 +206,7 @@ def _spelled(arguments: Written) -> str:
     return ""
 
 
-def _processes_apart(
+def _split_processes(
     device: Int64, devices: tuple[str, ...], processes: Sequence[object]
 ) -> tuple[Int64, tuple[str, ...]]:
     """Give each process its own devices if several use one, as in merged traces of several ranks.
@@ -217,8 +217,8 @@ def _processes_apart(
     if not len(number) or (there.all() and (number == number[0]).all()):
         return device, devices
     named = [
-        str(number) if known else told[:LONGEST_PROCESS] if isinstance(told, str) else "not told"
-        for told, number, known in zip(processes, number.tolist(), there.tolist(), strict=True)
+        str(number) if is_number else pid[:LONGEST_PROCESS] if isinstance(pid, str) else "not told"
+        for pid, number, is_number in zip(processes, number.tolist(), there.tolist(), strict=True)
     ]
     names, process = np.unique(named, return_inverse=True)
     pairs, pair = np.unique(np.stack((device, process.reshape(-1))), axis=1, return_inverse=True)
@@ -232,15 +232,15 @@ def _processes_apart(
     return row_of[pair.reshape(-1)], tuple(own)
 
 
-def _shared_apart(
+def _split_shared(
     device: Int64, devices: tuple[str, ...], size: Int64, total: Int64, address: Int64, oom: Bool
 ) -> tuple[Int64, tuple[str, ...]]:
     """Give shared memory its own device; c10's MapAllocator reports a total of 0 for it."""
-    device, found = device.copy(), devices
+    device, names = device.copy(), devices
     for row in (row for row, name in enumerate(devices) if name.startswith("cpu")):
         here = np.flatnonzero((device == row) & ~oom)
         shared = in_shared_memory(address[here], size[here], total[here], np.ones(len(here), bool))
         if shared.any():
-            device[here[shared]] = len(found)
-            found = (*found, devices[row].replace("cpu", SHARED, 1))
-    return device, found
+            device[here[shared]] = len(names)
+            names = (*names, devices[row].replace("cpu", SHARED, 1))
+    return device, names

@@ -31,9 +31,9 @@ def whole_column(values: Sequence[Any]) -> Column:
             return np.fromiter(values, np.int64, len(values)), np.ones(len(values), bool)
         except OverflowError:
             pass
-    found = list(map(_whole, values))
-    there = np.fromiter((value is not None for value in found), bool, len(found))
-    return np.fromiter((value or 0 for value in found), np.int64, len(found)), there
+    integers = list(map(_integer, values))
+    there = np.fromiter((value is not None for value in integers), bool, len(integers))
+    return np.fromiter((value or 0 for value in integers), np.int64, len(integers)), there
 
 
 def time_column(values: Sequence[Any]) -> Column:
@@ -47,9 +47,9 @@ def time_column(values: Sequence[Any]) -> Column:
         values = [_number(value) for value in values]
     written = np.array([_clipped(value) for value in values], np.float64)
     there = np.isfinite(written) & (np.abs(written) < LATEST_US)
-    whole = np.floor(np.where(there, written, 0))
-    rest = np.rint((np.where(there, written, 0) - whole) * 1_000).astype(np.int64)
-    return whole.astype(np.int64) * 1_000 + rest, there
+    microseconds = np.floor(np.where(there, written, 0))
+    rest = np.rint((np.where(there, written, 0) - microseconds) * 1_000).astype(np.int64)
+    return microseconds.astype(np.int64) * 1_000 + rest, there
 
 
 def _clipped(value: float) -> float:
@@ -57,7 +57,7 @@ def _clipped(value: float) -> float:
     return value if -LATEST_US < value < LATEST_US else np.inf
 
 
-def _whole(value: object) -> int | None:
+def _integer(value: object) -> int | None:
     number = _number(value)
     if isinstance(number, float):
         if not number.is_integer():  # neither are infinities and NaN

@@ -18,7 +18,7 @@ from tb_memplugin.trace.tables import Bool, Int64, UInt64
 class Beginning:
     """One device at the trace's start: the blocks that are freed in the trace, and the bytes of all others.
 
-    `counted` is the device's counter at the start, None if the file contains no counter. `others` is
+    `counted` is the device's counter at the start, None if the file contains no counter. `other_bytes` is
     negative if the blocks sum to more than the counter.
     """
 
@@ -27,7 +27,7 @@ class Beginning:
     counted: int | None
 
     @property
-    def others(self) -> int:
+    def other_bytes(self) -> int:
         """The bytes of blocks that are not known individually."""
         return 0 if self.counted is None else self.counted - int(self.bytes.sum())
 
@@ -50,41 +50,43 @@ def _beginning(memory: MemoryRows, device: int) -> Beginning:
 def _counted(memory: MemoryRows, device: int) -> int | None:
     """Return the counter before the first event: `Total Allocated` minus all bytes up to that event."""
     here = np.flatnonzero(memory.device == device)
-    told = np.flatnonzero(memory.total[here] >= 0)
-    if not len(told):
+    with_total = np.flatnonzero(memory.total[here] >= 0)
+    if not len(with_total):
         return None
-    moved = np.where(memory.oom[here], 0, memory.bytes[here])[: told[0] + 1]
-    return int(memory.total[here[told[0]]]) - int(moved.sum())
+    moved = np.where(memory.oom[here], 0, memory.bytes[here])[: with_total[0] + 1]
+    return int(memory.total[here[with_total[0]]]) - int(moved.sum())
 
 
-def start_of(found: Sequence[Beginning], not_named: int, in_blocks: Bool) -> StartState:
+def start_of(starts: Sequence[Beginning], not_named: int, in_blocks: Bool) -> StartState:
     """Return the start state: the blocks of each device, then a row without an address for its other bytes.
 
     Args:
-        found: the beginning of each device.
+        starts: the beginning of each device.
         not_named: the row of the owner `(not named)`.
         in_blocks: mask of devices whose sizes are those of whole (rounded) blocks.
     """
-    others = np.array([max(one.others, 0) for one in found], np.int64)
-    rest = np.flatnonzero(others).astype(np.uint8)
-    blocks = np.concatenate([*(one.bytes for one in found), others[rest]])
-    named = [np.full(len(one.address), row, np.uint8) for row, one in enumerate(found)]
+    other_bytes = np.array([max(beginning.other_bytes, 0) for beginning in starts], np.int64)
+    rest = np.flatnonzero(other_bytes).astype(np.uint8)
+    blocks = np.concatenate([*(beginning.bytes for beginning in starts), other_bytes[rest]])
+    named = [np.full(len(beginning.address), row, np.uint8) for row, beginning in enumerate(starts)]
     device = np.concatenate([*named, rest])
     return start_state(
         blocks,
         device=device,
-        address=np.concatenate([*(one.address for one in found), np.zeros(len(rest), np.uint64)]),
+        address=np.concatenate(
+            [*(beginning.address for beginning in starts), np.zeros(len(rest), np.uint64)]
+        ),
         module=np.full(len(blocks), not_named, np.int32),
         rounded=np.where(in_blocks[device], blocks, -1),
     )
 
 
-def counter_readings(memory: MemoryRows, found: Sequence[Beginning]) -> Iterator[CounterReading]:
+def counter_readings(memory: MemoryRows, starts: Sequence[Beginning]) -> Iterator[CounterReading]:
     """Yield what the counter in the events says of each device.
 
     That of the CPU counts only while a profiler is on, so it says nothing of all that is live.
     """
-    for device, (name, beginning) in enumerate(zip(memory.devices, found, strict=True)):
+    for device, (name, beginning) in enumerate(zip(memory.devices, starts, strict=True)):
         total = memory.total[(memory.device == device) & (memory.total >= 0)]
         if beginning.counted is None or name.startswith(("cpu", SHARED)):
             yield from (CounterReading(device, moment, Counter.SEEN) for moment in Moment)
@@ -94,9 +96,9 @@ def counter_readings(memory: MemoryRows, found: Sequence[Beginning]) -> Iterator
             yield CounterReading(device, moment, Counter.ALLOCATED, level)
 
 
-def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Beginning]) -> Iterator[str]:
+def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, starts: Sequence[Beginning]) -> Iterator[str]:
     """Yield notes on what is not exact in a trace's levels, and by how much."""
-    for device, (name, one) in enumerate(zip(memory.devices, found, strict=True)):
+    for device, (name, beginning) in enumerate(zip(memory.devices, starts, strict=True)):
         here = np.flatnonzero(memory.device == device)
         if not memory.named[here].all():
             count = int(np.count_nonzero(~memory.named[here]))
@@ -105,20 +107,20 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Begi
                 "which of several blocks of one size was freed: which of their "
                 f"{_allocated(memory, here[~memory.named[here]]):,} bytes lived when. No sum depends on it."
             )
-        if one.counted is None and not name.startswith(SHARED):
+        if beginning.counted is None and not name.startswith(SHARED):
             yield (
                 f"{name}: the file has no totals (PyTorch before 1.10). Of what was allocated before the "
-                f"file begins, only the {int(one.bytes.sum()):,} bytes that are freed in it are counted: the "
-                "rest is missing from every level."
+                f"file begins, only the {int(beginning.bytes.sum()):,} bytes that are freed in it are "
+                "counted: the rest is missing from every level."
             )
-        if one.others < 0:
+        if beginning.other_bytes < 0:
             yield (
-                f"{name}: the blocks that were alive before the first event sum to {-one.others:,} bytes "
-                "more than the profiler's counter."
+                f"{name}: the blocks that were alive before the first event sum to "
+                f"{-beginning.other_bytes:,} bytes more than the profiler's counter."
             )
-        if name.startswith("cpu") and one.others > 0:
+        if name.startswith("cpu") and beginning.other_bytes > 0:
             yield (
-                f"{name}: the counter is at {one.counted:,} bytes when the trace begins. It counts "
+                f"{name}: the counter is at {beginning.counted:,} bytes when the trace begins. It counts "
                 "only while a profiler is on, and does not see frees in between, so these bytes may "
                 "be too many. What was allocated before any profiler was on is not included."
             )
@@ -146,29 +148,29 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, found: Sequence[Begi
         )
 
 
-def note_on_invalid(trace: MemoryTrace, memory: MemoryRows, others: int) -> Iterator[str]:
+def note_on_invalid(trace: MemoryTrace, memory: MemoryRows, not_events: int) -> Iterator[str]:
     """Yield a note on what may be memory, but has no size: its bytes, as far as the counters tell them.
 
     Args:
         trace: the trace of the valid events.
         memory: its rows.
-        others: how many entries are no events at all.
+        not_events: how many entries are no events at all.
     """
-    if not (memory.sizeless or others):
+    if not (memory.sizeless or not_events):
         return
     sizeless = f"{memory.sizeless:,} memory events have no size"
-    what = f"{sizeless}, and {others:,} traceEvents are not objects; left out"
-    told = memory.total >= 0
-    live = np.zeros(len(told), np.int64)
+    note = f"{sizeless}, and {not_events:,} traceEvents are not objects; left out"
+    has_total = memory.total >= 0
+    live = np.zeros(len(has_total), np.int64)
     for device in range(len(memory.devices)):
         here = memory.device == device
         live[here] = trace.live(device)[1:][here]
-    if told.any():
-        apart = int(np.abs(live - memory.total)[told].max())
-        yield f"{what}: by the file's counters, up to {apart:,} bytes of the levels are wrong."
+    if has_total.any():
+        apart = int(np.abs(live - memory.total)[has_total].max())
+        yield f"{note}: by the file's counters, up to {apart:,} bytes of the levels are wrong."
     else:
         most = int(live.max())
-        yield f"{what}: no counter tells their bytes; the others have up to {most:,} bytes."
+        yield f"{note}: no counter tells their bytes; the others have up to {most:,} bytes."
 
 
 def _allocated(memory: MemoryRows, rows: Int64) -> int:

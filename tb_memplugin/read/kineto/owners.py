@@ -155,7 +155,7 @@ def _phases(ranges: Ranges, step_starts: Int64) -> Spans:
     node = innermost(ranges.parent, ranges.node) >= 0
     optimizer = innermost(ranges.parent, ranges.optimizer) >= 0
     roots = _marks(ranges.node & ~np.append(node, False)[ranges.parent])
-    forward = (ranges.module | _made_nodes(ranges, node | optimizer)) & ~node & ~optimizer
+    forward = (ranges.module | _makers_of_nodes(ranges, node | optimizer)) & ~node & ~optimizer
     outer = outermost(ranges.parent, forward)
     return phase_spans(
         _stretch(ranges, np.unique(outer[outer >= 0])),
@@ -173,7 +173,7 @@ def _stretch(ranges: Ranges, rows: Int64) -> tuple[Int64, Int64]:
     return ranges.start_ns[rows], ranges.end_ns[rows]
 
 
-def _made_nodes(ranges: Ranges, beside: Bool) -> Bool:
+def _makers_of_nodes(ranges: Ranges, beside: Bool) -> Bool:
     """Return a mask of outermost operators that contain the maker of an autograd node that ran.
 
     An operator's sequence number is that of the next node, so a node was made by the last operator with the
@@ -188,8 +188,10 @@ def _made_nodes(ranges: Ranges, beside: Bool) -> Bool:
     candidates = candidates[order]
     number, start = ranges.sequence[candidates], ranges.start_ns[candidates]
     last = np.searchsorted(number, ranges.sequence[nodes], side="right") - 1
-    found = (last >= 0) & (number[last] == ranges.sequence[nodes]) & (start[last] <= ranges.start_ns[nodes])
-    mask[outermost(ranges.parent, ranges.operator)[candidates[last[found]]]] = True
+    has_maker = (
+        (last >= 0) & (number[last] == ranges.sequence[nodes]) & (start[last] <= ranges.start_ns[nodes])
+    )
+    mask[outermost(ranges.parent, ranges.operator)[candidates[last[has_maker]]]] = True
     return mask
 
 
@@ -203,6 +205,6 @@ def _stacks(ranges: Ranges, memory: MemoryRows) -> tuple[Int32, tuple[tuple[str,
     outer, around = nested(ranges.start_ns[rows], ranges.end_ns[rows], ranges.thread[rows], memory)
     frames = CallTree()
     keys = [-1] * (len(rows) + 1)  # the last is for none, -1
-    for place, (row, parent) in enumerate(zip(rows.tolist(), outer.tolist(), strict=True)):
-        keys[place] = frames.add(ranges.name[row], keys[parent])
+    for index, (row, parent) in enumerate(zip(rows.tolist(), outer.tolist(), strict=True)):
+        keys[index] = frames.add(ranges.name[row], keys[parent])
     return frames.stacks(np.array(keys, np.int64)[around])

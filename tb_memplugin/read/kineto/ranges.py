@@ -55,18 +55,18 @@ class Ranges:
 
 def read_ranges(written: Sequence[Written], threads: Threads, memory: MemoryRows) -> tuple[Ranges, Int64]:
     """Return the ranges of a trace, and the innermost range around each memory row, -1 for none."""
-    start, started = time_column([event.get("ts") for event in written])
-    length, lasting = time_column([event.get("dur", 0) for event in written])
+    start, has_start = time_column([event.get("ts") for event in written])
+    length, has_length = time_column([event.get("dur", 0) for event in written])
     named = np.array([type(event.get("name")) is str for event in written], bool)
-    good = started & lasting & (length >= 0) & named
+    good = has_start & has_length & (length >= 0) & named
     thread = threads.rows(written)
     rows = np.flatnonzero(good)
-    begun = indices(list(map(arguments_of, written)))  # for those with the same time and length
-    rows = rows[np.lexsort((begun[rows], -length[rows], start[rows], thread[rows]))]
+    index = indices(list(map(arguments_of, written)))  # for those with the same time and length
+    rows = rows[np.lexsort((index[rows], -length[rows], start[rows], thread[rows]))]
     start, end, thread = start[rows], (start + length)[rows], thread[rows]
     kept = [written[row] for row in rows.tolist()]
     parent, around = nested(start, end, thread, memory)
-    ranges = _told_apart(kept, start, end, thread, parent)
+    ranges = _classified(kept, start, end, thread, parent)
     return replace(ranges, invalid=len(good) - len(rows)), around
 
 
@@ -81,7 +81,7 @@ def nested(start: Int64, end: Int64, thread: Int64, memory: MemoryRows) -> tuple
     threads = np.concatenate((thread, memory.thread))
     later = np.arange(len(times)) >= count  # a memory row comes after the ranges that begin with it
     order = np.lexsort((later, times, threads))
-    found = np.empty(len(times), np.int64)
+    enclosing = np.empty(len(times), np.int64)
     inner = []
     until = end.tolist()
     open_rows: list[int] = []
@@ -94,11 +94,11 @@ def nested(start: Int64, end: Int64, thread: Int64, memory: MemoryRows) -> tuple
         inner.append(open_rows[-1] if open_rows else -1)
         if row < count:
             open_rows.append(row)
-    found[order] = inner
-    return found[:count], found[count:]
+    enclosing[order] = inner
+    return enclosing[:count], enclosing[count:]
 
 
-def _told_apart(kept: list[Written], start: Int64, end: Int64, thread: Int64, parent: Int64) -> Ranges:
+def _classified(kept: list[Written], start: Int64, end: Int64, thread: Int64, parent: Int64) -> Ranges:
     names: list[str] = [event["name"] for event in kept]
     categories: list[Any] = [event.get("cat") for event in kept]
     operator = np.array([category in OPERATOR_CATEGORIES for category in categories], bool)

@@ -51,7 +51,7 @@ EPOCH_FROM_NS = 10**18
 """Times from this on (September 2001) are already counted from the epoch."""
 
 LONGEST_STEP_NUMBER = 9
-TOLD_PROPERTIES = (
+PROPERTIES = (
     "schemaVersion",
     "record_shapes",
     "profile_memory",
@@ -103,9 +103,9 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     ranges = replace(ranges, start_ns=ranges.start_ns + base, end_ns=ranges.end_ns + base)
     steps = _steps(ranges)
     window = Step(0, int(memory.time_ns[0]), int(memory.time_ns[-1]) + 1)
-    found = owned(ranges, around, memory, np.array([step.start_ns for step in steps], np.int64))
+    owners = owned(ranges, around, memory, np.array([step.start_ns for step in steps], np.int64))
     beginning = beginnings(memory)
-    trace = _trace(memory, found, beginning, steps or (window,), _properties(head))
+    trace = _trace(memory, owners, beginning, steps or (window,), _properties(head))
     named = np.flatnonzero(ranges.annotation | ranges.step)
     annotations, names = annotations_of(
         [ranges.name[row] for row in named.tolist()],
@@ -118,7 +118,7 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     notes = (
         *note_on_invalid(trace, memory, len(written) - len(happened)),
         *notes_on(memory.faults),
-        *_notes(trace, ranges.invalid, found, stepless=not steps),
+        *_notes(trace, ranges.invalid, owners, stepless=not steps),
         *notes_on_levels(trace, memory, beginning),
     )
     return _noted(trace, notes)
@@ -134,38 +134,38 @@ def _base(head: dict[str, Any], memory: MemoryRows) -> int:
 
 def _steps(ranges: Ranges) -> tuple[Step, ...]:
     """Return the profiled steps in time order; of several with the same number, only the first."""
-    found: dict[int, Step] = {}
+    by_number: dict[int, Step] = {}
     rows = np.flatnonzero(ranges.step)
     for row in rows[np.argsort(ranges.start_ns[rows], kind="stable")].tolist():
         number = ranges.name[row].removeprefix(STEP_PREFIX)
         if number.isascii() and number.isdigit() and len(number) <= LONGEST_STEP_NUMBER:
             step = Step(int(number), int(ranges.start_ns[row]), int(ranges.end_ns[row]))
-            found.setdefault(step.number, step)
-    return with_different_starts(found.values())
+            by_number.setdefault(step.number, step)
+    return with_different_starts(by_number.values())
 
 
 def _trace(
     memory: MemoryRows,
-    found: Owned,
+    owners: Owned,
     beginning: Sequence[Beginning],
     steps: tuple[Step, ...],
     properties: dict[str, str],
 ) -> MemoryTrace:
-    modules = (*found.modules, Module(NOT_NAMED))
+    modules = (*owners.modules, Module(NOT_NAMED))
     # A caching allocator reports whole blocks to the profiler (c10/cuda/CUDACachingAllocator.cpp).
     in_blocks = np.array([Device(name).has_reserved for name in memory.devices], bool)
     start = start_of(beginning, len(modules) - 1, in_blocks)
     return MemoryTrace(
         source=SOURCE,
-        events=_events(memory, found, start, in_blocks),
+        events=_events(memory, owners, start, in_blocks),
         start=start,
         devices=tuple(Device(name) for name in memory.devices),
         steps=steps,
-        operators=found.operators,
+        operators=owners.operators,
         modules=modules,
-        stacks=found.stacks,
-        phases=found.phases,
-        calls=found.calls,
+        stacks=owners.stacks,
+        phases=owners.phases,
+        calls=owners.calls,
         ooms=tuple(
             OutOfMemory(event, int(memory.bytes[event])) for event in np.flatnonzero(memory.oom).tolist()
         ),
@@ -174,7 +174,7 @@ def _trace(
     )
 
 
-def _events(memory: MemoryRows, found: Owned, start: StartState, in_blocks: Bool) -> Events:
+def _events(memory: MemoryRows, owners: Owned, start: StartState, in_blocks: Bool) -> Events:
     kind = np.where(memory.bytes > 0, Kind.ALLOC, Kind.FREE_COMPLETED)
     kind[memory.bytes == 0] = Kind.MARK
     kind[memory.oom] = Kind.OOM
@@ -183,20 +183,20 @@ def _events(memory: MemoryRows, found: Owned, start: StartState, in_blocks: Bool
         "device": memory.device,
         "address": memory.address,
         "bytes": np.abs(memory.bytes),
-        "operator": found.operator,
-        "module": found.module,
-        "stack": found.stack,
-        "phase": found.phase,
+        "operator": owners.operator,
+        "module": owners.module,
+        "stack": owners.stack,
+        "phase": owners.phase,
         "reserved": np.where(in_blocks[memory.device], memory.reserved, -1),
         "rounded": np.where(in_blocks[memory.device] & (kind == Kind.ALLOC), memory.bytes, -1),
     }
     bare = events(memory.time_ns, **columns)
-    category = _categories(memory, found, pair(bare, start))
+    category = _categories(memory, owners, pair(bare, start))
     columns["reason"] = np.where(kind == Kind.ALLOC, of_known(category), Reason.NOT_RECORDED)
     return events(memory.time_ns, **columns, category=category)
 
 
-def _categories(memory: MemoryRows, found: Owned, blocks: Allocations) -> UInt8:
+def _categories(memory: MemoryRows, owners: Owned, blocks: Allocations) -> UInt8:
     """Return `TEMPORARY` for blocks that an operator allocates and frees on its own thread before it ends."""
     count = len(memory.bytes)
     lived = np.flatnonzero((blocks.born >= 0) & (blocks.freed < count))
@@ -204,7 +204,7 @@ def _categories(memory: MemoryRows, found: Owned, blocks: Allocations) -> UInt8:
     inside = (
         (memory.bytes[freed] < 0)
         & (memory.thread[freed] == memory.thread[born])
-        & (memory.time_ns[freed] <= found.operator_end_ns[born])
+        & (memory.time_ns[freed] <= owners.operator_end_ns[born])
     )
     category = np.full(count, Category.UNKNOWN, np.uint8)
     category[born[inside]] = Category.TEMPORARY
@@ -212,11 +212,11 @@ def _categories(memory: MemoryRows, found: Owned, blocks: Allocations) -> UInt8:
 
 
 def _properties(head: dict[str, Any]) -> dict[str, str]:
-    told = {name: head[name] for name in TOLD_PROPERTIES if type(head.get(name)) in (int, bool)}
-    return {name: str(value) for name, value in told.items() if abs(value) < 1 << 32}
+    recorded = {name: head[name] for name in PROPERTIES if type(head.get(name)) in (int, bool)}
+    return {name: str(value) for name, value in recorded.items() if abs(value) < 1 << 32}
 
 
-def _notes(trace: MemoryTrace, invalid: int, found: Owned, *, stepless: bool) -> Iterator[str]:
+def _notes(trace: MemoryTrace, invalid: int, owners: Owned, *, stepless: bool) -> Iterator[str]:
     if invalid:
         nothing = np.array([name == NO_OPERATOR for name in trace.operators], bool)[trace.events.operator]
         size = int(trace.events.bytes[nothing & (trace.events.kind == Kind.ALLOC)].sum())
@@ -229,14 +229,14 @@ def _notes(trace: MemoryTrace, invalid: int, found: Owned, *, stepless: bool) ->
             "The trace has no steps (no schedule, or no prof.step()), so the whole window is shown as one "
             "step."
         )
-    if found.cut_stacks:
-        yield note_on_cut(found.cut_stacks, trace)
+    if owners.cut_stacks:
+        yield note_on_cut(owners.cut_stacks, trace)
 
 
 def _noted(trace: MemoryTrace, notes: tuple[str, ...]) -> MemoryTrace:
     """Return the trace with notes, keeping its cached derived values."""
-    told = replace(trace, notes=notes)
+    noted = replace(trace, notes=notes)
     for name in ("allocations", "_live"):
         if name in vars(trace):
-            vars(told)[name] = vars(trace)[name]
-    return told
+            vars(noted)[name] = vars(trace)[name]
+    return noted

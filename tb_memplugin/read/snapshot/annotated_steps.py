@@ -17,7 +17,7 @@ RENUMBERED = (
 
 
 def steps_of(
-    found: Annotations, names: Sequence[str], span: tuple[int, int]
+    table: Annotations, names: Sequence[str], span: tuple[int, int]
 ) -> tuple[tuple[Step, ...], tuple[str, ...]]:
     """Return the steps of a window in time order, and notes; if none is annotated, it is step 0 as a whole.
 
@@ -25,7 +25,7 @@ def steps_of(
     again, all its steps are numbered from 0 in time order, and a note says so.
 
     Args:
-        found: the annotations, in time order.
+        table: the annotations, in time order.
         names: the names of the annotations.
         span: the window's start and end, epoch nanoseconds.
     """
@@ -33,7 +33,7 @@ def steps_of(
     starts: dict[tuple[int, int], int] = {}
     begun: dict[tuple[int, int], int] = {}
     ended: dict[tuple[int, int], int] = {}
-    columns = (found.name, found.device, found.ends, found.time_ns)
+    columns = (table.name, table.device, table.ends, table.time_ns)
     for name, device, ends, time in zip(*(column.tolist() for column in columns), strict=True):
         if name not in numbers:
             continue

@@ -40,37 +40,37 @@ def read_annotations(written: Any, device_rows: dict[int, int], events: Events) 
         written = []
     if not isinstance(written, list):
         raise TypeError(f"external_annotations are {type(written).__name__}")
-    placed = [one for one in written if _fits(one, device_rows)]
+    placed = [annotation for annotation in written if _fits(annotation, device_rows)]
     names = Names()
-    time = np.array([one["time_us"] for one in placed], np.int64) * 1_000
+    time = np.array([annotation["time_us"] for annotation in placed], np.int64) * 1_000
     order = np.argsort(time, kind="stable")
-    device = np.array([device_rows[one["device"]] for one in placed], np.uint8)[order]
+    device = np.array([device_rows[annotation["device"]] for annotation in placed], np.uint8)[order]
     table = Annotations(
         time_ns=time[order],
-        name=names.add_all(cut(one["name"]) for one in placed)[order].astype(np.int32),
-        ends=np.array([STAGES[one["stage"]] for one in placed], np.uint8)[order],
+        name=names.add_all(cut(annotation["name"]) for annotation in placed)[order].astype(np.int32),
+        ends=np.array([STAGES[annotation["stage"]] for annotation in placed], np.uint8)[order],
         device=device,
         event=event_before(time[order], device, sorted(device_rows.values()), events),
     )
     return FoundAnnotations(table, names.as_tuple(), len(written) - len(placed))
 
 
-def _fits(one: dict[str, Any], device_rows: dict[int, int]) -> bool:
-    if not isinstance(one["name"], str) or type(one["time_us"]) is not int:
+def _fits(annotation: dict[str, Any], device_rows: dict[int, int]) -> bool:
+    if not isinstance(annotation["name"], str) or type(annotation["time_us"]) is not int:
         raise TypeError("the name or time of an annotation has the wrong type")
-    if type(one["stage"]) is not str:
+    if type(annotation["stage"]) is not str:
         raise TypeError("the stage of an annotation is not a string")
-    number = one["device"]
-    known = type(number) is int and number in device_rows
-    return known and one["stage"] in STAGES and 0 <= one["time_us"] < LATEST_US
+    number = annotation["device"]
+    has_device = type(number) is int and number in device_rows
+    return has_device and annotation["stage"] in STAGES and 0 <= annotation["time_us"] < LATEST_US
 
 
 def event_before(time: np.ndarray, device: np.ndarray, rows: Sequence[int], events: Events) -> np.ndarray:
     """Return, for each time and device, the index of the device's last event at or before it, -1 for none."""
-    found = np.full(len(time), -1, np.int64)
+    before = np.full(len(time), -1, np.int64)
     for row in rows:
         here, mine = np.flatnonzero(events.device == row), np.flatnonzero(device == row)
         if len(here) and len(mine):
-            place = np.searchsorted(events.time_ns[here], time[mine], side="right") - 1
-            found[mine] = np.where(place >= 0, here[place.clip(min=0)], -1)
-    return found
+            last = np.searchsorted(events.time_ns[here], time[mine], side="right") - 1
+            before[mine] = np.where(last >= 0, here[last.clip(min=0)], -1)
+    return before

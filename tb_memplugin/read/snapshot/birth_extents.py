@@ -44,13 +44,13 @@ def extents_at_birth(entries: Entries, start: Beginning, first: FinalSegments, f
         return unknown
     extents = unknown.copy()
     extents[large] = np.where(room[large] - least > SMALL_REQUEST, least, room[large])
-    made = start.made[start.made >= 0]
-    agree = (extents[made] < 0) | (extents[made] == final.rounded[start.made >= 0])
+    allocs = start.alloc[start.alloc >= 0]
+    agree = (extents[allocs] < 0) | (extents[allocs] == final.rounded[start.alloc >= 0])
     return extents if agree.all() else unknown
 
 
 def _rooms(entries: Entries, start: Beginning, first: FinalSegments) -> Int64 | None:
-    """Return the distance from each entry's place to the next edge; None if there are too many edges.
+    """Return the distance from each entry's address to the next edge; None if there are too many edges.
 
     Edges are the live blocks above `SMALL_REQUEST` and the ends of segments.
     """
@@ -62,12 +62,12 @@ def _rooms(entries: Entries, start: Beginning, first: FinalSegments) -> Int64 | 
     edges: list[int] = start.address[start.bytes > SMALL_REQUEST].tolist()
     edges = sorted([*edges, *(first.address + first.bytes.astype(np.uint64)).tolist()])
     rooms = []
-    for place, begun in zip((entries.address[rows] + size).tolist(), begins.tolist(), strict=True):
-        at = bisect_right(edges, place)
-        rooms.append(min(edges[at] - place, MOST_BYTES) if at < len(edges) else -1)
+    for address, begun in zip((entries.address[rows] + size).tolist(), begins.tolist(), strict=True):
+        at = bisect_right(edges, address)
+        rooms.append(min(edges[at] - address, MOST_BYTES) if at < len(edges) else -1)
         if begun:
-            edges.insert(at, place)
-        elif at and edges[at - 1] == place:
+            edges.insert(at, address)
+        elif at and edges[at - 1] == address:
             del edges[at - 1]
         if len(edges) > MOST_EDGES:
             return None

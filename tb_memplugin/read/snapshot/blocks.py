@@ -45,7 +45,7 @@ class FinalState:
     `reserved` is the sum of all segments' `total_size` in bytes. The columns describe the live blocks:
     `bytes` are the requested bytes, `rounded` those that the allocator used; `pending` is 1 for blocks
     whose free waits for a stream; `stack` is where they were allocated, `stream` and `pool` are those of
-    their segment. `faults` has each kind of contradiction. `known` is False if the snapshot does not
+    their segment. `faults` has each kind of contradiction. `recorded` is False if the snapshot does not
     contain the state of any device; the columns are then empty. `requested` is the sum of what the
     allocator counts as requested in each segment, None if it does not.
     """
@@ -60,7 +60,7 @@ class FinalState:
     stream: Int32
     pool: Int32
     faults: Faults
-    known: bool = True
+    recorded: bool = True
     requested: int | None = None
 
 
@@ -81,9 +81,9 @@ class _Device:
     foreign_states: Tally = field(default_factory=Tally)
 
 
-def no_state(known: bool) -> FinalState:
+def no_state(recorded: bool) -> FinalState:
     """Return the final state of a device without segments, or of one whose segments are not known."""
-    return replace(_columns(_Device(), Tables()), known=known)
+    return replace(_columns(_Device(), Tables()), recorded=recorded)
 
 
 def final_states(
@@ -110,8 +110,8 @@ def final_states(
     for segment in segments:
         number = segment["device"] if device is None else device
         if type(number) is not int or not 0 <= number < HIGHEST_DEVICE:
-            told = number if type(number) is int and abs(number) < MOST_BYTES else type(number).__name__
-            raise ValueError(f"the device of a segment is {told!r}")
+            shown = number if type(number) is int and abs(number) < MOST_BYTES else type(number).__name__
+            raise ValueError(f"the device of a segment is {shown!r}")
         _add(devices.setdefault(number, _Device()), segment)
     return {number: _columns(device, tables) for number, device in sorted(devices.items())}
 
@@ -139,11 +139,11 @@ def _add(device: _Device, segment: dict[str, Any]) -> None:
         at = address + size
     device.segments.append(segment)
     device.requested += requested
-    told = segment.get("requested_size")
+    requested_size = segment.get("requested_size")
     if device.counted is not None:
-        device.counted = None if told is None else device.counted + _number(told)
-    if told is not None and told != sum(requested):
-        device.disagree.add(_number(told) - sum(requested))
+        device.counted = None if requested_size is None else device.counted + _number(requested_size)
+    if requested_size is not None and requested_size != sum(requested):
+        device.disagree.add(_number(requested_size) - sum(requested))
     if segment.get("active_size") is not None:  # not in hand-made snapshots, which may be incomplete
         apart += abs(_number(segment["total_size"]) - (at - begin))
         if apart:
@@ -155,15 +155,15 @@ def _add(device: _Device, segment: dict[str, Any]) -> None:
 def _other_sizes(segment: dict[str, Any], of_state: dict[str, int]) -> int:
     """Return by how many bytes a segment's sizes differ from the sums of its blocks' sizes."""
     allocated, active = of_state["active_allocated"], sum(of_state[state] for state in LIVE_STATES)
-    told = _number(segment["active_size"]), _number(segment.get("allocated_size", allocated))
-    return max(abs(told[0] - active), abs(told[1] - allocated))
+    sizes = _number(segment["active_size"]), _number(segment.get("allocated_size", allocated))
+    return max(abs(sizes[0] - active), abs(sizes[1] - allocated))
 
 
 def _number(value: Any) -> int:
     """Return a size or address if it is valid: sums of other values could take forever, or all memory."""
     if type(value) is not int or not -MOST_NUMBER <= value < 2 * MOST_NUMBER:
-        told = "out of range" if type(value) is int else type(value).__name__
-        raise TypeError(f"a size or an address of a block is {told}")
+        fault = "out of range" if type(value) is int else type(value).__name__
+        raise TypeError(f"a size or an address of a block is {fault}")
     return value
 
 

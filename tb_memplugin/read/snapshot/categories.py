@@ -75,18 +75,20 @@ class Classified(NamedTuple):
 
 def categorised(trace: MemoryTrace) -> MemoryTrace:
     """Return the trace with the columns that `classify` finds, without pairing its blocks again."""
-    found, blocks = classify(trace), trace.allocations
+    classified, blocks = classify(trace), trace.allocations
     births = blocks.born[len(trace.start) :]
     result = replace(
         trace,
-        events=replace(trace.events, category=found.category, phase=found.phase, reason=found.reason),
-        start=replace(trace.start, category=found.start_category, reason=found.start_reason),
+        events=replace(
+            trace.events, category=classified.category, phase=classified.phase, reason=classified.reason
+        ),
+        start=replace(trace.start, category=classified.start_category, reason=classified.start_reason),
     )
     vars(result)["allocations"] = replace(  # sets the cached property
         blocks,
-        category=np.concatenate((found.start_category, found.category[births])),
-        phase=np.concatenate((blocks.phase[: len(trace.start)], found.phase[births])),
-        reason=np.concatenate((found.start_reason, found.reason[births])),
+        category=np.concatenate((classified.start_category, classified.category[births])),
+        phase=np.concatenate((blocks.phase[: len(trace.start)], classified.phase[births])),
+        reason=np.concatenate((classified.start_reason, classified.reason[births])),
     )
     return result
 
@@ -109,28 +111,28 @@ def classify(trace: MemoryTrace) -> Classified:
     Args:
         trace: a trace read from a snapshot, without categories and phases.
     """
-    said, blocks = _judgement(trace), trace.allocations
-    mark, phase = said.mark[trace.events.stack], said.phase[trace.events.stack]
+    by_stack, blocks = _judgement(trace), trace.allocations
+    mark, phase = by_stack.mark[trace.events.stack], by_stack.phase[trace.events.stack]
     phase = _with_annotations(trace, phase, mark)
     phase = _with_threads_of_autograd(trace, phase, mark)
     ends = _ends_of_backward(trace, phase, mark), (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
     phase = _with_losses(trace, phase, mark)
     births = blocks.born[len(trace.start) :]
     born = _Judgement(
-        category=said.category[blocks.stack],
-        phase=np.concatenate((said.phase[trace.start.stack], phase[births])),
-        mark=np.concatenate((said.mark[trace.start.stack], mark[births])),
+        category=by_stack.category[blocks.stack],
+        phase=np.concatenate((by_stack.phase[trace.start.stack], phase[births])),
+        mark=np.concatenate((by_stack.mark[trace.start.stack], mark[births])),
     )
     category = _by_phase(trace, born, phase, ends)
     reason = _REASON_OF[category]
     saved = (category == Category.ACTIVATION) & (born.phase == Phase.OTHER)
     reason[saved] = Reason.FREED_BY_AUTOGRAD
-    for known, why in (
+    for certain, why in (
         (born.category, Reason.FRAMES),
         (_named(trace.labels)[blocks.label], Reason.LABEL),
     ):
-        is_known = known != Category.UNKNOWN
-        category, reason = np.where(is_known, known, category), np.where(is_known, why, reason)
+        is_known = certain != Category.UNKNOWN
+        category, reason = np.where(is_known, certain, category), np.where(is_known, why, reason)
     compared = by_sizes(trace, category.astype(np.uint8), phase, ends[1])
     by_size = np.where(compared == Category.WORKSPACE, Reason.SIZE, Reason.SAME_SIZES)
     reason = np.where(compared != category, by_size, reason).astype(np.uint8)
@@ -142,8 +144,8 @@ def classify(trace: MemoryTrace) -> Classified:
 
 def _judgement(trace: MemoryTrace) -> _Judgement:
     marks = {text: mark for text in distinct(trace.stacks) if (mark := mark_of(text))}
-    found = [judged([marks[text] for text in stack if text in marks]) for stack in (*trace.stacks, ())]
-    columns = np.array(found, np.uint8).reshape(-1, 3)
+    rows = [judged([marks[text] for text in stack if text in marks]) for stack in (*trace.stacks, ())]
+    columns = np.array(rows, np.uint8).reshape(-1, 3)
     return _Judgement(columns[:, 0].copy(), columns[:, 1].copy(), columns[:, 2].copy())
 
 
@@ -158,8 +160,8 @@ def _annotation_phase(name: str) -> Phase:
     if _ZERO_GRAD.search(name):
         return Phase.OTHER
     patterns = {Phase.OPTIMIZER: _STEP, Phase.FORWARD: _FORWARD, Phase.BACKWARD: _BACKWARD}
-    told = [phase for phase, pattern in patterns.items() if pattern.search(name)]
-    return told[0] if len(told) == 1 else Phase.OTHER
+    matches = [phase for phase, pattern in patterns.items() if pattern.search(name)]
+    return matches[0] if len(matches) == 1 else Phase.OTHER
 
 
 def _with_annotations(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
@@ -202,17 +204,17 @@ def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> 
     stacks = [trace.stacks[row] for row in np.unique(recorded).tolist()]
     if not stacks or any(not read_frame(text).is_python for stack in stacks for text in stack):
         return phase
-    found: UInt8 = phase.copy()
+    phases: UInt8 = phase.copy()
     silent = (trace.events.stack < 0) & (trace.events.kind == Kind.ALLOC) & (phase == Phase.OTHER)
-    told = (phase != Phase.OTHER) | (mark != Mark.NOTHING)
+    is_decided = (phase != Phase.OTHER) | (mark != Mark.NOTHING)
     for device in range(len(trace.devices)):
         here = trace.events.device == device
-        known, asked = np.flatnonzero(here & told), np.flatnonzero(here & silent)
-        before = np.searchsorted(known, asked)
-        asked, before = asked[before > 0], before[before > 0]
-        last = phase[known[before - 1]]
-        found[asked[(last == Phase.FORWARD) | (last == Phase.BACKWARD)]] = Phase.BACKWARD
-    return found
+        decided, candidates = np.flatnonzero(here & is_decided), np.flatnonzero(here & silent)
+        before = np.searchsorted(decided, candidates)
+        candidates, before = candidates[before > 0], before[before > 0]
+        last = phase[decided[before - 1]]
+        phases[candidates[(last == Phase.FORWARD) | (last == Phase.BACKWARD)]] = Phase.BACKWARD
+    return phases
 
 
 def _ends_of_backward(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> Bool:
@@ -233,17 +235,17 @@ def _ends_of_backward(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> Bool:
 
 def _with_losses(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
     """Return the phases, with events between a forward and the next backward (the loss) set to forward."""
-    found: UInt8 = phase.copy()
+    phases: UInt8 = phase.copy()
     loose = (phase == Phase.OTHER) & (mark == Mark.NOTHING)
     for device in range(len(trace.devices)):
         here = trace.events.device == device
-        known, asked = np.flatnonzero(here & ~loose), np.flatnonzero(here & loose)
-        after = np.searchsorted(known, asked)
-        inside = (after > 0) & (after < len(known))
-        asked, after = asked[inside], after[inside]
-        between = (phase[known[after - 1]] == Phase.FORWARD) & (phase[known[after]] == Phase.BACKWARD)
-        found[asked[between]] = Phase.FORWARD
-    return found
+        decided, candidates = np.flatnonzero(here & ~loose), np.flatnonzero(here & loose)
+        after = np.searchsorted(decided, candidates)
+        inside = (after > 0) & (after < len(decided))
+        candidates, after = candidates[inside], after[inside]
+        between = (phase[decided[after - 1]] == Phase.FORWARD) & (phase[decided[after]] == Phase.BACKWARD)
+        phases[candidates[between]] = Phase.FORWARD
+    return phases
 
 
 def _by_phase(trace: MemoryTrace, born: _Judgement, phase_of_event: UInt8, ends: tuple[Bool, Bool]) -> UInt8:
@@ -300,7 +302,7 @@ def _fate(trace: MemoryTrace, rows: Int64, ends: Bool) -> UInt8:
     return fate
 
 
-def _next(places: Int64, after: Int64 | int, otherwise: int) -> Int64:
-    """Return the first of the sorted `places` after each event, `otherwise` if there is none."""
-    found: Int64 = np.append(places, otherwise)[np.searchsorted(places, after, side="right")]
-    return found
+def _next(indices: Int64, after: Int64 | int, otherwise: int) -> Int64:
+    """Return the first of the sorted `indices` after each event, `otherwise` if there is none."""
+    following: Int64 = np.append(indices, otherwise)[np.searchsorted(indices, after, side="right")]
+    return following

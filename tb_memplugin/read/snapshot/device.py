@@ -17,7 +17,7 @@ from tb_memplugin.read.snapshot.segments import RESERVES, first_segments, pools_
 from tb_memplugin.trace import Counter, CounterReading, Device, Kind, Moment
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
-TOLD_OOMS = 3
+LISTED_OOMS = 3
 """The largest number of out-of-memory entries per device that get their own note."""
 
 
@@ -46,7 +46,7 @@ class SnapshotDevice:
     ) -> None:
         self.row = row
         self.name = name
-        written = entries if final.known else _without_segments(entries)
+        written = entries if final.recorded else _without_segments(entries)
         self.entries = entries = _with_completed_frees(written, final)
         self._taken_as_completed = Tally.of(entries.kind != written.kind, entries.bytes)
         self.final = final
@@ -64,7 +64,7 @@ class SnapshotDevice:
     def device(self) -> Device:
         """The device's row in the trace's table of devices."""
         return Device(
-            self.name, reserved_at_start=max(self.reserved_at_start, 0) if self.final.known else None
+            self.name, reserved_at_start=max(self.reserved_at_start, 0) if self.final.recorded else None
         )
 
     def event_columns(self) -> dict[str, np.ndarray]:
@@ -78,7 +78,7 @@ class SnapshotDevice:
             "bytes": entries.bytes,
             "label": entries.label,
             "stack": entries.stack,
-            "reserved": np.maximum(self.reserved, 0) if self.final.known else np.full(len(self), -1),
+            "reserved": np.maximum(self.reserved, 0) if self.final.recorded else np.full(len(self), -1),
             "stream": entries.stream,
             "pool": self.pool,
             "context": entries.context,
@@ -93,8 +93,8 @@ class SnapshotDevice:
         if self._rounds_plainly and self._splits_all and not self._contradicts_itself():
             large = extents_at_birth(entries, start, self.segments.segments, final)
             rounded = np.where(large >= 0, large, rounded)
-        known = start.made >= 0
-        rounded[start.made[known]] = final.rounded[known]
+        in_trace = start.alloc >= 0
+        rounded[start.alloc[in_trace]] = final.rounded[in_trace]
         return rounded
 
     def _contradicts_itself(self) -> bool:
@@ -134,7 +134,7 @@ class SnapshotDevice:
 
     def counters(self) -> Iterator[CounterReading]:
         """Yield what the allocator counts in its segments after the last entry."""
-        counted = self.final.requested if self.final.known and len(self.final.segments.bytes) else None
+        counted = self.final.requested if self.final.recorded and len(self.final.segments.bytes) else None
         counter = Counter.SEEN if counted is None else Counter.BLOCKS
         yield CounterReading(self.row, Moment.END, counter, counted)
 
@@ -175,10 +175,10 @@ class SnapshotDevice:
             )
         beyond = self._beyond_reserve()
         if len(beyond):
-            told = np.isin(self.entries.kind, RESERVES).any()
+            reserve_recorded = np.isin(self.entries.kind, RESERVES).any()
             why = (
                 "entries are missing, or sizes are wrong"
-                if told
+                if reserve_recorded
                 else "no entry says how the reserved memory changed"
             )
             yield (
@@ -193,16 +193,16 @@ class SnapshotDevice:
         change = np.where(kind == Kind.ALLOC, size, np.where(kind == Kind.FREE_COMPLETED, -size, 0))
         live = int(self.start.bytes.sum()) + np.cumsum(change)
         beyond: Int64 = live - np.maximum(self.reserved, 0)
-        return beyond[beyond > 0] if self.final.known else beyond[:0]
+        return beyond[beyond > 0] if self.final.recorded else beyond[:0]
 
     def _ooms(self) -> Iterator[str]:
         ooms = np.flatnonzero(self.entries.kind == Kind.OOM).tolist()
-        for index in ooms[:TOLD_OOMS]:
+        for index in ooms[:LISTED_OOMS]:
             free = self.entries.free_bytes.get(index)
             rest = f" with {free:,} bytes free on the device" if free is not None else ""
             asked = int(self.entries.bytes[index])
             yield f"{self.name}: out of memory at entry {index}: {asked:,} bytes requested{rest}."
-        if len(ooms) > TOLD_OOMS:
+        if len(ooms) > LISTED_OOMS:
             most = int(self.entries.bytes[ooms].max())
             yield f"{self.name}: out of memory {len(ooms)} times in all, at requests of up to {most:,} bytes."
 
@@ -219,11 +219,11 @@ class SnapshotDevice:
                 waits[~kept] = False
             return waits.astype(np.uint8)
         address, first = np.unique(self.entries.address[requests], return_index=True)
-        place = np.searchsorted(address, start.address).clip(max=len(address) - 1)
-        asked = requests[first[place]]
-        seen = address[place] == start.address
-        seen &= kept | (asked < start.freed)
-        waits &= ~seen
+        index = np.searchsorted(address, start.address).clip(max=len(address) - 1)
+        request = requests[first[index]]
+        in_trace = address[index] == start.address
+        in_trace &= kept | (request < start.freed)
+        waits &= ~in_trace
         return waits.astype(np.uint8)
 
 

@@ -30,7 +30,7 @@ KINDS = {
 }
 """Actions as torch/csrc/cuda/memory_snapshot.cpp writes them."""
 
-TOLD_ACTIONS = 5
+NAMED_ACTIONS = 5
 """The largest number of unknown actions per device that notes list by name."""
 
 MOST_BYTES = 1 << 62
@@ -72,14 +72,14 @@ _DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, Overflow
 
 
 @contextmanager
-def damage_told(what: str, where: str) -> Iterator[None]:
+def damage_refused(part: str, where: str) -> Iterator[None]:
     """Turn the exceptions that wrong types and missing fields cause into an `UnreadableFileError`."""
     try:
         yield
     except (*_DAMAGE, RecursionError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise UnreadableFileError(
-            f"{what} do not have the form that PyTorch writes ({reason}).", where=where, fix=FIX
+            f"{part} do not have the form that PyTorch writes ({reason}).", where=where, fix=FIX
         ) from error
 
 
@@ -124,20 +124,20 @@ def _labels(trace: Sequence[dict[str, Any]]) -> list[Any]:
 
     Snapshots made from a profile have a `category` instead (torch: cuda/_memory_viz.py).
     """
-    told = [entry.get("user_metadata") for entry in trace]
-    return told if told.count(None) < len(told) else [entry.get("category") for entry in trace]
+    metadata = [entry.get("user_metadata") for entry in trace]
+    return metadata if metadata.count(None) < len(metadata) else [entry.get("category") for entry in trace]
 
 
 def _kinds(actions: list[str], size: Int64, faults: Faults) -> UInt8:
     check_texts(actions, "action")
     foreign = set(actions) - KINDS.keys()
-    told = sorted(foreign)[:TOLD_ACTIONS]
-    tally = {action: Tally() for action in told}
+    named = sorted(foreign)[:NAMED_ACTIONS]
+    tally = {action: Tally() for action in named}
     rest = Tally()
     for action, bytes_ in zip(actions, size.tolist(), strict=True) if foreign else ():
         if action in foreign:
             tally.get(action, rest).add(bytes_)
-    for action in told:
+    for action in named:
         faults[f"entries have the unknown action {action[:80]!r}; kept as marks"] = tally[action]
     faults["entries have other unknown actions; kept as marks"] = rest
     kinds = {**KINDS, **dict.fromkeys(foreign, Kind.MARK)}
@@ -159,22 +159,26 @@ def _times(trace: Sequence[dict[str, Any]], size: Int64, faults: Faults) -> tupl
     absent = times.count(None)
     if absent == len(times):
         return np.arange(len(times), dtype=np.int64) * 1_000, False
-    told = [row for row, time in enumerate(times) if time is not None] if absent else list(range(len(times)))
+    timed = [row for row, time in enumerate(times) if time is not None] if absent else list(range(len(times)))
     untimed = np.ones(len(times), bool)
-    untimed[told] = False
+    untimed[timed] = False
     faults["entries have no time; given the time of the one before"] = Tally.of(untimed, size)
-    written = whole_numbers([times[row] for row in told] if absent else times, "time_us")
+    written = whole_numbers([times[row] for row in timed] if absent else times, "time_us")
     if written.max() >= LATEST_US:
         raise OverflowError(f"the time {int(written.max())} µs is out of range")
     risen = np.maximum.accumulate(np.maximum(written, 0))
     faults["entries are earlier than the one before; moved to its time"] = Tally.of(
-        risen != written, size[told]
+        risen != written, size[timed]
     )
     if absent:  # entries at the beginning without a time get the first known time
-        risen = risen[np.searchsorted(told, np.arange(len(times)), side="right").clip(min=1) - 1]
+        risen = risen[np.searchsorted(timed, np.arange(len(times)), side="right").clip(min=1) - 1]
     return risen * 1_000, True
 
 
 def _free_bytes(trace: Sequence[dict[str, Any]], kind: UInt8) -> dict[int, int]:
-    told = {entry: trace[entry].get("device_free") for entry in np.flatnonzero(kind == Kind.OOM).tolist()}
-    return {entry: free for entry, free in told.items() if type(free) is int and 0 <= free < MOST_BYTES}
+    device_free = {
+        entry: trace[entry].get("device_free") for entry in np.flatnonzero(kind == Kind.OOM).tolist()
+    }
+    return {
+        entry: free for entry, free in device_free.items() if type(free) is int and 0 <= free < MOST_BYTES
+    }

@@ -23,11 +23,11 @@ def as_pickled(snapshot: object, where: str, content_bytes: int) -> object:
     Raises:
         UnreadableFileError: see `check_not_shared`.
     """
-    for one in _records(snapshot):
+    for record in _records(snapshot):
         for field in POOLS:
-            pool = one.get(field)
+            pool = record.get(field)
             if type(pool) is list:
-                one[field] = tuple(pool)
+                record[field] = tuple(pool)
     return check_not_shared(snapshot, where, content_bytes)
 
 
@@ -43,13 +43,13 @@ def check_not_shared(snapshot: object, where: str, content_bytes: int) -> object
         UnreadableFileError: devices or segments share one list, or there are more entries than fit into the
             file.
     """
-    for what, lists in _read_row_by_row(snapshot):
+    for kind, lists in _read_row_by_row(snapshot):
         long = [rows for rows in lists if isinstance(rows, list) and rows]
         if len(long) != len(set(map(id, long))):
-            raise UnreadableFileError(f"{what} of the snapshot are the same list.", where=where, fix=FIX)
+            raise UnreadableFileError(f"{kind} of the snapshot are the same list.", where=where, fix=FIX)
         if sum(map(len, long)) * SHORTEST_ENTRY > content_bytes + ROOM_BYTES:
             raise UnreadableFileError(
-                f"The snapshot has more {what} than {content_bytes:,} bytes can hold: they are shared.",
+                f"The snapshot has more {kind} than {content_bytes:,} bytes can hold: they are shared.",
                 where=where,
                 fix=FIX,
             )
@@ -65,16 +65,20 @@ def _read_row_by_row(snapshot: object) -> Iterator[tuple[str, list[Any]]]:
         yield "trace entries", traces if isinstance(traces, list) else []
     for key in ("segments", "host_segments"):
         segments = content.get(key)
-        known = [one for one in segments if isinstance(one, dict)] if isinstance(segments, list) else []
+        dicts = (
+            [segment for segment in segments if isinstance(segment, dict)]
+            if isinstance(segments, list)
+            else []
+        )
         yield "segments", [segments]
-        yield "blocks", [segment.get("blocks") for segment in known]
+        yield "blocks", [segment.get("blocks") for segment in dicts]
     yield "annotations", [content.get("external_annotations")]
 
 
 def _records(snapshot: object) -> Iterator[dict[str, Any]]:
     """Yield the segments and trace entries that are dicts."""
-    held: dict[str, Any] = snapshot if isinstance(snapshot, dict) else {"segments": snapshot}
-    traces = held.get("device_traces")
-    for records in (held.get("segments"), *(traces if isinstance(traces, list) else ())):
+    content: dict[str, Any] = snapshot if isinstance(snapshot, dict) else {"segments": snapshot}
+    traces = content.get("device_traces")
+    for records in (content.get("segments"), *(traces if isinstance(traces, list) else ())):
         if isinstance(records, list):
             yield from (record for record in records if type(record) is dict)

@@ -37,16 +37,16 @@ def marked_modules(labels: Sequence[str]) -> tuple[tuple[Module, ...], Int32]:
             row = rows[key]
         return row
 
-    found = np.zeros(len(labels) + 1, np.int32)
+    of_label = np.zeros(len(labels) + 1, np.int32)
     for label, text in enumerate(labels):
         if text.startswith(MODULE_MARK):
-            found[label] = row_of(text.removeprefix(MODULE_MARK))
-    return tuple(modules), found
+            of_label[label] = row_of(text.removeprefix(MODULE_MARK))
+    return tuple(modules), of_label
 
 
 def _enclosing(fqn: str) -> Iterator[str]:
     """Yield the keys from the root down to a module: `""`, `layers`, `layers.0`."""
     if fqn and fqn.count(".") < DEEPEST:
         yield ""
-        yield from (fqn[:place] for place, letter in enumerate(fqn) if letter == ".")
+        yield from (fqn[:end] for end, letter in enumerate(fqn) if letter == ".")
     yield fqn

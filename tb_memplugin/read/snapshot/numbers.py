@@ -75,11 +75,11 @@ def rows_of_numbers(columns: Sequence[UInt64], row_of: Callable[..., int]) -> In
         rows[left[same]] = row_of(*(int(column[left[0]]) for column in columns))
         left = left[~same]
     lines = np.stack([column[left] for column in columns], axis=1)
-    found, first, of_line = np.unique(lines, axis=0, return_index=True, return_inverse=True)
-    if len(found) > MOST_DISTINCT:
-        raise ValueError(f"{len(found):,} different streams or pools are more than any program has")
-    made = np.empty(len(found), np.int32)
-    for place in np.argsort(first).tolist():
-        made[place] = row_of(*found[place].tolist())
-    rows[left] = made[of_line.reshape(-1)]
+    distinct, first, of_line = np.unique(lines, axis=0, return_index=True, return_inverse=True)
+    if len(distinct) > MOST_DISTINCT:
+        raise ValueError(f"{len(distinct):,} different streams or pools are more than any program has")
+    distinct_rows = np.empty(len(distinct), np.int32)
+    for index in np.argsort(first).tolist():
+        distinct_rows[index] = row_of(*distinct[index].tolist())
+    rows[left] = distinct_rows[of_line.reshape(-1)]
     return rows

@@ -61,7 +61,7 @@ class PickleReader:
         self._at = 0
         self._offset = 0
         self._scanner = _Scanner()
-        self._places: list[int] = []
+        self._stops: list[int] = []
         self._stop = 0
         self._left = _bytes_left(stream)
 
@@ -137,13 +137,13 @@ class PickleReader:
             self._left -= len(self._chunk)
         self._watch(self._offset)
         bound = max(HARMLESS_INDEX, self._offset + len(self._chunk))
-        self._places = [len(self._chunk), *self._scanner.places(self._chunk, bound)[::-1].tolist()]
-        self._stop = self._places.pop()
+        self._stops = [len(self._chunk), *self._scanner.stops(self._chunk, bound)[::-1].tolist()]
+        self._stop = self._stops.pop()
 
     def _advance(self, at: int) -> None:
-        places = self._places
+        stops = self._stops
         while self._stop < at:
-            self._stop = places.pop()
+            self._stop = stops.pop()
 
     def _argument(self, count: int) -> bytes:
         """Return and check the bytes at a place where the unpickler requests the length of an argument."""
@@ -200,8 +200,10 @@ class PickleReader:
         if abs(index) > max(HARMLESS_INDEX, self.position):
             self._refuse(f"The pickle stores under the number {index:,} after {self.position:,} bytes")
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise UnreadableFileError(f"{what}: it is truncated or damaged.", where=self._where, fix=DAMAGED_FIX)
+    def _refuse(self, problem: str) -> NoReturn:
+        raise UnreadableFileError(
+            f"{problem}: it is truncated or damaged.", where=self._where, fix=DAMAGED_FIX
+        )
 
 
 def _bytes_left(stream: BinaryIO) -> int | None:
@@ -222,13 +224,13 @@ def _number(line: bytes) -> int:
 
 
 class _Scanner:
-    """Finds the places after bytes that may be an opcode with a hostile argument."""
+    """Finds the stops: the offsets after bytes that may be an opcode with a hostile argument."""
 
     def __init__(self) -> None:
         self._hits = np.empty(0, np.bool_)  # reused: new pages for each chunk take longer than the scan
 
-    def places(self, chunk: bytes, bound: int) -> Int64:
-        """Return the places in a chunk, ascending. Memo indices up to `bound` are ignored."""
+    def stops(self, chunk: bytes, bound: int) -> Int64:
+        """Return the stops in a chunk, ascending. Memo indices up to `bound` are ignored."""
         data = np.frombuffer(chunk, np.uint8)
         inner = len(data) - OVERLAP
         if inner <= 0:
@@ -250,11 +252,11 @@ class _Scanner:
         )
 
     def _long(self, data: UInt8, count: int) -> list[Int64]:
-        """Return the places of opcodes that claim many bytes."""
-        found = [(self._find(data, count, opcode), width) for opcode, width in BYTES_OPCODES.items()]
+        """Return the offsets of opcodes that claim many bytes."""
+        opcodes = [(self._find(data, count, opcode), width) for opcode, width in BYTES_OPCODES.items()]
         return [
             at[np.any([data[at + byte] for byte in range(INDEX_BYTES, width + 1)], axis=0)]
-            for at, width in found
+            for at, width in opcodes
         ]
 
     def _find(self, data: UInt8, count: int, opcode: int) -> Int64:

@@ -20,7 +20,7 @@ class Beginning:
 
     Columns of equal length: `address`, `bytes` (requested), `final` (the row among the final blocks, -1
     if the block was freed), `freed` (the entry that freed it, -1 if it is among the final blocks).
-    `made` is, for each final block, the entry that allocated it, -1 if older or unknown. `anomalies` has
+    `alloc` is, for each final block, the entry that allocated it, -1 if older or unknown. `anomalies` has
     each kind of contradiction between the entries and the final state.
     """
 
@@ -28,7 +28,7 @@ class Beginning:
     bytes: Int64
     final: Int64
     freed: Int64
-    made: Int64
+    alloc: Int64
     anomalies: Faults
 
 
@@ -58,11 +58,11 @@ def rewind(entries: Entries, final: FinalState) -> Beginning:
     stray = ~first & ~is_alloc & ~ended
     counts = {
         "allocations at an address where a block was still live": ended & is_alloc,
-        "allocations neither freed nor among the final blocks": is_alloc & last & final.known,
+        "allocations neither freed nor among the final blocks": is_alloc & last & final.recorded,
         "frees of blocks that were not live": stray & ~is_final,
         "final blocks that were freed and not allocated again": stray & is_final,
     }
-    anomalies = {what: Tally.of(rows, size) for what, rows in counts.items()}
+    anomalies = {fault: Tally.of(rows, size) for fault, rows in counts.items()}
     anomalies["blocks whose size changed between allocation and end"] = Tally.of(
         resized, np.diff(size, prepend=0)
     )
@@ -73,17 +73,17 @@ def rewind(entries: Entries, final: FinalState) -> Beginning:
         bytes=size[alive],
         final=np.where(is_final[alive], source[alive], -1),
         freed=np.where(is_final[alive], -1, source[alive]),
-        made=_made(source, is_final, ended, len(final.address)),
+        alloc=_allocs_of_final(source, is_final, ended, len(final.address)),
         anomalies=anomalies,
     )
 
 
-def _made(source: Int64, is_final: Bool, ended: Bool, count: int) -> Int64:
+def _allocs_of_final(source: Int64, is_final: Bool, ended: Bool, count: int) -> Int64:
     """Return, for each final block, the last entry at its address if that is an alloc, else -1."""
-    made = np.full(count, -1, np.int64)
+    allocs = np.full(count, -1, np.int64)
     rows = np.flatnonzero(is_final & ended)
-    made[source[rows]] = source[rows - 1]
-    return made
+    allocs[source[rows]] = source[rows - 1]
+    return allocs
 
 
 def reserved_levels(entries: Entries, final: FinalState) -> tuple[int, Int64]:

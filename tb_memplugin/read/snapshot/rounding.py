@@ -20,7 +20,7 @@ OFF = "off"
 MOST_DIVISIONS = 64
 
 
-def divisions_told(divisions: object) -> str | None:
+def divisions_text(divisions: object) -> str | None:
     """Return the setting `roundup_power2_divisions` as PyTorch spells it; `OFF`, or None if it is not known.
 
     Args:
@@ -50,10 +50,10 @@ def rounded_surely(requested: Int64, entries: Entries, final: FinalState) -> Int
         requested: requested bytes on one device, whose `roundup_power2_divisions` are off.
         entries, final: that device's.
     """
-    others = np.isin(entries.kind, (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)).any()
-    expandable = bool(len(final.segments.expandable) and final.segments.expandable.all() and not others)
-    told = (final.bytes <= SMALL_REQUEST) | expandable
-    if (final.rounded[told] != round_up(final.bytes[told])).any():
+    has_fixed = np.isin(entries.kind, (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)).any()
+    expandable = bool(len(final.segments.expandable) and final.segments.expandable.all() and not has_fixed)
+    sure = (final.bytes <= SMALL_REQUEST) | expandable
+    if (final.rounded[sure] != round_up(final.bytes[sure])).any():
         return np.full(len(requested), -1, np.int64)
     return np.where((requested <= SMALL_REQUEST) | expandable, round_up(requested), -1)
 

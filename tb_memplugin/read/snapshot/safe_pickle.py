@@ -121,8 +121,8 @@ class _PlainUnpickler(pickle.Unpickler):
         name = _short(pid) if isinstance(pid, str) else type(pid).__name__
         self._refuse(f"The pickle asks for an object outside it, by the persistent id {name!r}")
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise RefusedPickleError(f"{what}: refused.", where=self._where, fix=REFUSED_FIX)
+    def _refuse(self, problem: str) -> NoReturn:
+        raise RefusedPickleError(f"{problem}: refused.", where=self._where, fix=REFUSED_FIX)
 
 
 def _growth_watch(where: str) -> Callable[[int], None]:

@@ -26,17 +26,17 @@ def by_sizes(trace: MemoryTrace, category: UInt8, phase: UInt8, ends_step: Bool)
         phase: the phase of each event.
         ends_step: mask of events at which no optimizer step runs.
     """
-    found: UInt8 = category.copy()
+    categories: UInt8 = category.copy()
     blocks = trace.allocations
     waits = blocks.bytes == WORKSPACE  # a size that other blocks do not have
-    waits &= (found == Category.UNKNOWN) & (blocks.born < 0) & (blocks.freed == len(trace.events))
-    found[waits] = Category.WORKSPACE
+    waits &= (categories == Category.UNKNOWN) & (blocks.born < 0) & (blocks.freed == len(trace.events))
+    categories[waits] = Category.WORKSPACE
     for device in range(len(trace.devices)):
-        rows = np.flatnonzero((found == Category.UNKNOWN) & (blocks.device == device))
-        found[_replaced_state(trace, found, phase, rows, ends_step)] = Category.OPTIMIZER_STATE
-        rows = rows[found[rows] == Category.UNKNOWN]
-        found[_with_gradients(trace, found, phase, rows, device)] = Category.PARAMETER
-    return found
+        rows = np.flatnonzero((categories == Category.UNKNOWN) & (blocks.device == device))
+        categories[_replaced_state(trace, categories, phase, rows, ends_step)] = Category.OPTIMIZER_STATE
+        rows = rows[categories[rows] == Category.UNKNOWN]
+        categories[_with_gradients(trace, categories, phase, rows, device)] = Category.PARAMETER
+    return categories
 
 
 def _replaced_state(trace: MemoryTrace, category: UInt8, phase: UInt8, rows: Int64, ends_step: Bool) -> Int64:
@@ -47,8 +47,8 @@ def _replaced_state(trace: MemoryTrace, category: UInt8, phase: UInt8, rows: Int
     if not len(old):
         return old
     device, first = blocks.device[old[0]], int(blocks.freed[old].min())
-    places = np.flatnonzero(ends_step & (trace.events.device == device))
-    limits = np.concatenate(([-1], places, [len(phase)]))
+    step_ends = np.flatnonzero(ends_step & (trace.events.device == device))
+    limits = np.concatenate(([-1], step_ends, [len(phase)]))
     after = int(np.searchsorted(limits, first, side="right"))
     begin, end = limits[after - 1], limits[after]
     new = np.flatnonzero(
@@ -74,8 +74,8 @@ def _with_gradients(trace: MemoryTrace, category: UInt8, phase: UInt8, rows: Int
     gradients = gradients[(blocks.born[gradients] <= moment) & (blocks.freed[gradients] > moment)]
     begun = np.flatnonzero((phase == Phase.BACKWARD) & (trace.events.device == device))
     backward = int(begun[0]) if len(begun) else 0
-    known = np.flatnonzero((category == Category.PARAMETER) & (blocks.device == device))
-    both = np.concatenate((rows, known))
+    parameters = np.flatnonzero((category == Category.PARAMETER) & (blocks.device == device))
+    both = np.concatenate((rows, parameters))
     both = both[(blocks.born[both] < backward) & (blocks.freed[both] > moment)]
     both = both[np.isin(blocks.bytes[both], blocks.bytes[gradients])]
     if not _same_sizes(blocks.bytes[both], blocks.bytes[gradients]):

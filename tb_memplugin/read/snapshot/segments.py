@@ -42,19 +42,19 @@ def first_segments(entries: Entries, final: FinalSegments) -> FirstSegments:
         ValueError: the ranges overlap in an invalid way.
     """
     rows = np.flatnonzero(np.isin(entries.kind, RESERVES))
-    told = _ranges(entries, rows, final)
-    takes = np.isin(entries.kind[rows], GROWS)
-    takes = np.concatenate((takes, np.zeros(len(final.address), bool)))
-    cuts, piece, owner = _pieces(told)
-    size, taken = np.diff(cuts)[piece], takes[owner]
+    ranges = _ranges(entries, rows, final)
+    is_alloc = np.isin(entries.kind[rows], GROWS)
+    is_alloc = np.concatenate((is_alloc, np.zeros(len(final.address), bool)))
+    cuts, piece, owner = _pieces(ranges)
+    size, allocates = np.diff(cuts)[piece], is_alloc[owner]
     same = piece[1:] == piece[:-1]
     # Each allocated piece must be freed or be there at the end; allocs and frees of a piece must alternate.
-    wrong = taken.copy()
-    wrong[:-1][same] = taken[1:][same] == taken[:-1][same]
+    wrong = allocates.copy()
+    wrong[:-1][same] = allocates[1:][same] == allocates[:-1][same]
     first = np.append(True, ~same)[: len(piece)]
-    there = np.flatnonzero(first & ~taken)
+    there = np.flatnonzero(first & ~allocates)
     return FirstSegments(
-        _whole(told, cuts, piece[there], owner[there]), contradictions=int(size[wrong].sum())
+        _joined(ranges, cuts, piece[there], owner[there]), contradictions=int(size[wrong].sum())
     )
 
 
@@ -71,15 +71,15 @@ def _ranges(entries: Entries, rows: Int64, final: FinalSegments) -> FinalSegment
     )
 
 
-def _pieces(told: FinalSegments) -> tuple[UInt64, Int64, Int64]:
+def _pieces(ranges: FinalSegments) -> tuple[UInt64, Int64, Int64]:
     """Return all edges of ranges, and (piece, range) for each piece between two edges in each range.
 
     They are sorted by piece (the index of its lower edge), and then in the order of the ranges.
     """
-    size = told.bytes.astype(np.uint64)
-    end = told.address + np.minimum(size, ~told.address)  # a range beyond 2**64 ends there
-    cuts = np.unique(np.concatenate((told.address, end)))
-    first = np.searchsorted(cuts, told.address)
+    size = ranges.bytes.astype(np.uint64)
+    end = ranges.address + np.minimum(size, ~ranges.address)  # a range beyond 2**64 ends there
+    cuts = np.unique(np.concatenate((ranges.address, end)))
+    first = np.searchsorted(cuts, ranges.address)
     count = np.searchsorted(cuts, end) - first
     if int(count.sum()) > MOST_PIECES:
         raise ValueError(f"segments cut one another into {int(count.sum()):,} pieces")
@@ -89,7 +89,7 @@ def _pieces(told: FinalSegments) -> tuple[UInt64, Int64, Int64]:
     return cuts, piece[order], owner[order]
 
 
-def _whole(told: FinalSegments, cuts: UInt64, piece: Int64, owner: Int64) -> FinalSegments:
+def _joined(ranges: FinalSegments, cuts: UInt64, piece: Int64, owner: Int64) -> FinalSegments:
     """Return ranges from pieces in address order, joining neighbours that belong to the same range."""
     begins = np.ones(len(piece), bool)
     begins[1:] = (owner[1:] != owner[:-1]) | (np.diff(piece) != 1)
@@ -99,9 +99,9 @@ def _whole(told: FinalSegments, cuts: UInt64, piece: Int64, owner: Int64) -> Fin
     return FinalSegments(
         address=begin,
         bytes=(cuts[piece[last] + 1] - begin).astype(np.int64),
-        stream=told.stream[source],
-        pool=told.pool[source],
-        expandable=told.expandable[source],
+        stream=ranges.stream[source],
+        pool=ranges.pool[source],
+        expandable=ranges.expandable[source],
     )
 
 
@@ -117,22 +117,22 @@ def pools_of(entries: Entries, final: FinalSegments) -> Int32:
         return pool
     order = np.argsort(final.address)
     start = final.address[order]
-    place = np.searchsorted(start, entries.address[open_], side="right") - 1
-    inside = place >= 0
-    open_, segment = open_[inside], order[place[inside]]
+    row = np.searchsorted(start, entries.address[open_], side="right") - 1
+    inside = row >= 0
+    open_, segment = open_[inside], order[row[inside]]
     inside = entries.address[open_] - final.address[segment] < final.bytes[segment].astype(np.uint64)
     open_, segment = open_[inside], segment[inside]
-    known = open_ >= _made(entries, final, order)[segment]
-    pool[open_[known]] = final.pool[segment[known]]
+    exists = open_ >= _last_allocs(entries, final, order)[segment]
+    pool[open_[exists]] = final.pool[segment[exists]]
     return pool
 
 
-def _made(entries: Entries, final: FinalSegments, order: Int64) -> Int64:
+def _last_allocs(entries: Entries, final: FinalSegments, order: Int64) -> Int64:
     """Return the last `segment_alloc` entry of each final segment, -1 if the trace has none."""
-    made = np.full(len(order), -1, np.int64)
+    last = np.full(len(order), -1, np.int64)
     events = np.flatnonzero(entries.kind == Kind.SEGMENT_ALLOC)
     start = final.address[order]
-    place = np.searchsorted(start, entries.address[events]).clip(max=len(start) - 1)
-    found = start[place] == entries.address[events]
-    np.maximum.at(made, order[place[found]], events[found])
-    return made
+    row = np.searchsorted(start, entries.address[events]).clip(max=len(start) - 1)
+    matched = start[row] == entries.address[events]
+    np.maximum.at(last, order[row[matched]], events[matched])
+    return last

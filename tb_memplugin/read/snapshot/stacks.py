@@ -74,7 +74,7 @@ class Stacks:
 
     def _rows_of(self, lists: list[Frames]) -> list[int]:
         rows: list[int] = []
-        known = self._by_frames
+        by_frames = self._by_frames
         for first in range(0, len(lists), LISTS_AT_ONCE):
             some = lists[first : first + LISTS_AT_ONCE]
             lengths = list(map(len, some))
@@ -85,10 +85,10 @@ class Stacks:
             raw = np.fromiter(chain.from_iterable(some), object, ends[-1]).tobytes()
             keys = [raw[a * POINTER_BYTES : b * POINTER_BYTES] for a, b in pairwise(ends)]
             for key, frames in dict(zip(keys, some, strict=True)).items():
-                if key not in known:
+                if key not in by_frames:
                     stack = tuple(text for text in map(self._text, frames) if not is_watched_call(text))
-                    known[key] = self._rows.setdefault(stack, len(self._rows))
-            rows += map(known.__getitem__, keys)
+                    by_frames[key] = self._rows.setdefault(stack, len(self._rows))
+            rows += map(by_frames.__getitem__, keys)
         return rows
 
     def _text(self, frame: dict[str, Any]) -> str:
@@ -97,8 +97,8 @@ class Stacks:
             _check_frame(frame)
             text = f"{frame['name']} {frame['filename']}:{frame['line']}"
             if frame.get("fx_node_name"):
-                told = (frame.get(f"fx_node_{part}") for part in ("name", "op", "target"))
-                text += f" [fx {' '.join(str(part) for part in told if part)}]"
+                fields = (frame.get(f"fx_node_{part}") for part in ("name", "op", "target"))
+                text += f" [fx {' '.join(str(part) for part in fields if part)}]"
             text = self._texts[id(frame)] = self._kept(text)
         return text
 
@@ -114,11 +114,11 @@ class Stacks:
 
 def _once_an_object(written: Sequence[Any], rows_of: Callable[[list[Any]], list[int]]) -> Int32:
     """Return the rows of values, calling `rows_of` once per distinct object, in order of first appearance."""
-    places = np.fromiter(map(id, written), np.uint64, len(written))
-    _, first, same = np.unique(places, return_index=True, return_inverse=True)
-    seen = np.argsort(first)
+    ids = np.fromiter(map(id, written), np.uint64, len(written))
+    _, first, same = np.unique(ids, return_index=True, return_inverse=True)
+    in_order = np.argsort(first)
     rows = np.empty(len(first), np.int32)
-    rows[seen] = rows_of([written[place] or () for place in first[seen].tolist()])
+    rows[in_order] = rows_of([written[index] or () for index in first[in_order].tolist()])
     return rows[same]
 
 

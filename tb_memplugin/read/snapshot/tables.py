@@ -42,14 +42,16 @@ class Tables:
 
     def stream_rows(self, written: Sequence[Any]) -> Int32:
         """Return the rows of stream pointers, -1 for none."""
-        return _where_told(
+        return _rows_of_present(
             written,
-            lambda told: rows_of_numbers([addresses(told, "stream")], lambda one: _row(self.streams, one)),
+            lambda values: rows_of_numbers(
+                [addresses(values, "stream")], lambda stream: _row(self.streams, stream)
+            ),
         )
 
     def pool_rows(self, written: Sequence[Any]) -> Int32:
         """Return the rows of pool ids, which are pairs of numbers (lists of two in JSON); -1 for none."""
-        return _where_told(written, self._pool_rows)
+        return _rows_of_present(written, self._pool_rows)
 
     def _pool_rows(self, written: Sequence[Any]) -> Int32:
         if set(map(type, written)) - {tuple, list} or set(map(len, written)) != {2}:
@@ -74,33 +76,33 @@ def is_cut(name: str) -> bool:
     return len(name) == LONGEST_NAME and name.endswith(CUT)
 
 
-def check_texts(written: Sequence[Any], what: str) -> None:
+def check_texts(written: Sequence[Any], field_name: str) -> None:
     """Check that values are strings or None, before anything hashes them.
 
     Raises:
         TypeError: a value has another type.
     """
     for kind in set(map(type, written)) - {str, type(None)}:
-        raise TypeError(f"{what} is {kind.__name__}")
+        raise TypeError(f"{field_name} is {kind.__name__}")
 
 
-def _text_rows(written: Sequence[Any], what: str, row_of: Callable[[Any], int]) -> Int32:
+def _text_rows(written: Sequence[Any], field_name: str, row_of: Callable[[Any], int]) -> Int32:
     """Return a row for each text, calling `row_of` once per distinct text: int32, shape (values,)."""
-    check_texts(written, what)
+    check_texts(written, field_name)
     rows = {text: row_of(text) for text in dict.fromkeys(written)}
     if len(rows) == 1:
         return np.full(len(written), next(iter(rows.values())), np.int32)
     return np.fromiter(map(rows.__getitem__, written), np.int32, len(written))
 
 
-def _where_told(written: Sequence[Any], rows_of: Callable[[Sequence[Any]], Int32]) -> Int32:
+def _rows_of_present(written: Sequence[Any], rows_of: Callable[[Sequence[Any]], Int32]) -> Int32:
     absent = written.count(None)
     if not absent and len(written):
         return rows_of(written)
     rows = np.full(len(written), -1, np.int32)
     if absent < len(written):
-        told = [row for row, value in enumerate(written) if value is not None]
-        rows[told] = rows_of([written[row] for row in told])
+        present = [row for row, value in enumerate(written) if value is not None]
+        rows[present] = rows_of([written[row] for row in present])
     return rows
 
 

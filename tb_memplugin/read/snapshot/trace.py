@@ -21,9 +21,9 @@ from tb_memplugin.read.snapshot.annotations import read_annotations
 from tb_memplugin.read.snapshot.blocks import final_states, no_state
 from tb_memplugin.read.snapshot.categories import categorised
 from tb_memplugin.read.snapshot.device import SnapshotDevice
-from tb_memplugin.read.snapshot.entries import FIX, MOST_BYTES, damage_told, read_entries
+from tb_memplugin.read.snapshot.entries import FIX, MOST_BYTES, damage_refused, read_entries
 from tb_memplugin.read.snapshot.marked_modules import marked_modules
-from tb_memplugin.read.snapshot.rounding import DIVISIONS, OFF, divisions_told
+from tb_memplugin.read.snapshot.rounding import DIVISIONS, OFF, divisions_text
 from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.read.snapshot.tables import LONGEST_NAME, Tables, is_cut
 from tb_memplugin.trace import MemoryTrace, OutOfMemory, Segments, Step, events, start_state
@@ -101,9 +101,9 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
         )
     tables = Tables()
     segments = content.get("segments")
-    with damage_told("The segments of the snapshot", source):
+    with damage_refused("The segments of the snapshot", source):
         final = final_states([] if segments is None else segments, tables)
-    without_segments = no_state(known=segments is not None)
+    without_segments = no_state(recorded=segments is not None)
     traces = _traces(content, source)
     used = {number for number, trace in traces.items() if _is_used(number, trace, content)}
     numbers = sorted(final.keys() | used or traces)
@@ -114,14 +114,14 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
     devices = []
     for row, number in enumerate(numbers):
         name = f"{device_type}:{number}"
-        with damage_told(f"The trace entries of {name}", source), collector_at_rest():
+        with damage_refused(f"The trace entries of {name}", source), collector_at_rest():
             entries = read_entries(traces.get(number, []), tables)
             state = final.get(number, without_segments)
             devices.append(
                 SnapshotDevice(row, name, entries, state, rounds_plainly=plain, splits_all=splits_all)
             )
     notes = _pinned_memory(content, devices, tables)
-    with damage_told("The annotations of the snapshot", source):
+    with damage_refused("The annotations of the snapshot", source):
         trace = _merged(devices, tables, content, {number: row for row, number in enumerate(numbers)})
     return replace(trace, notes=(*trace.notes, *notes))
 
@@ -132,24 +132,24 @@ def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], table
     if not segments and not (any(traces) if isinstance(traces, list) else traces):
         return []
     try:
-        with damage_told("The parts of the pinned host memory", PINNED):
+        with damage_refused("The parts of the pinned host memory", PINNED):
             nested = bool(traces) and isinstance(traces[0], list)
             entries = read_entries([entry for part in traces for entry in part] if nested else traces, tables)
             final = final_states(segments or [], tables, device=0)
-            state = final.get(0, no_state(known=segments is not None))
+            state = final.get(0, no_state(recorded=segments is not None))
             devices.append(SnapshotDevice(len(devices), PINNED, entries, state))
     except UnreadableFileError as error:
         return [
-            f"The snapshot also contains pinned host memory, of which {_told_bytes(segments):,} bytes can be "
-            f"read; it is not shown: {error.what}"
+            f"The snapshot also contains pinned host memory, of which {_segment_bytes(segments):,} bytes can "
+            f"be read; it is not shown: {error.what}"
         ]
     return []
 
 
-def _told_bytes(segments: object) -> int:
+def _segment_bytes(segments: object) -> int:
     """Return the bytes of those segments that tell their size."""
     read = (
-        [one.get("total_size") for one in segments if isinstance(one, dict)]
+        [segment.get("total_size") for segment in segments if isinstance(segment, dict)]
         if isinstance(segments, list)
         else []
     )
@@ -173,7 +173,7 @@ def _is_used(number: int, trace: list[Any], content: dict[str, Any]) -> bool:
         return True
     noted = content.get("external_annotations")
     return isinstance(noted, list) and any(
-        isinstance(one, dict) and one.get("device") == number for one in noted
+        isinstance(annotation, dict) and annotation.get("device") == number for annotation in noted
     )
 
 
@@ -190,10 +190,10 @@ def _merged(
     modules, module_of = marked_modules(labels)
     merged = events(**columns, module=module_of[columns["label"]])
     start = _joined([device.start_columns() for device in devices])
-    found = read_annotations(content.get("external_annotations"), device_rows, merged)
+    ranges = read_annotations(content.get("external_annotations"), device_rows, merged)
     time = merged.time_ns
     span = (int(time[0]), int(time[-1]) + 1) if len(time) else (0, 1)
-    steps, renumbered = steps_of(found.table, found.names, span)
+    steps, renumbered = steps_of(ranges.table, ranges.names, span)
     read = MemoryTrace(
         source="snapshot",
         events=merged,
@@ -204,17 +204,17 @@ def _merged(
         labels=labels,
         stacks=tables.stacks.as_tuple(),
         segments=Segments(**_joined([device.segment_columns() for device in devices])),
-        annotations=found.table,
-        annotation_names=found.names,
+        annotations=ranges.table,
+        annotation_names=ranges.names,
         streams=tuple(tables.streams),
         pools=tuple(tables.pools),
         contexts=tables.contexts.as_tuple(),
         ooms=_ooms(devices, order),
         counters=tuple(reading for device in devices for reading in device.counters()),
         notes=(
-            *_notes(devices, found.left_out),
+            *_notes(devices, ranges.left_out),
             *renumbered,
-            *_long_names(labels, tables.contexts.as_tuple(), found.names),
+            *_long_names(labels, tables.contexts.as_tuple(), ranges.names),
             *(note for device in devices for note in device.notes()),
         ),
         properties=dict(_settings(content.get("allocator_settings"))),
@@ -241,15 +241,15 @@ def _empty(content: dict[str, Any]) -> MemoryTrace:
 
 def _ooms(devices: Sequence[SnapshotDevice], order: Int64 | None) -> tuple[OutOfMemory, ...]:
     """Return the failed allocations of all devices, with their indices among the merged events."""
-    place = None if order is None else np.argsort(order, kind="stable")
-    found, before = [], 0
+    merged_index = None if order is None else np.argsort(order, kind="stable")
+    ooms, before = [], 0
     for device in devices:
         for entry in np.flatnonzero(device.entries.kind == Kind.OOM).tolist():
-            event = before + entry if place is None else int(place[before + entry])
+            event = before + entry if merged_index is None else int(merged_index[before + entry])
             free = device.entries.free_bytes.get(entry)
-            found.append(OutOfMemory(event, int(device.entries.bytes[entry]), free))
+            ooms.append(OutOfMemory(event, int(device.entries.bytes[entry]), free))
         before += len(device)
-    return tuple(sorted(found, key=lambda oom: oom.event))
+    return tuple(sorted(ooms, key=lambda oom: oom.event))
 
 
 def _notes(devices: Sequence[SnapshotDevice], annotations_left_out: int) -> Iterator[str]:
@@ -259,9 +259,9 @@ def _notes(devices: Sequence[SnapshotDevice], annotations_left_out: int) -> Iter
             f"The snapshot has no trace, only the final state of {live:,} bytes, so nothing changes over "
             "time."
         )
-    without = [device for device in devices if not device.final.known]
+    without = [device for device in devices if not device.final.recorded]
     if without:
-        names, freed = zip(*((one.name, int(one.start.bytes.sum())) for one in without), strict=True)
+        names, freed = zip(*((device.name, int(device.start.bytes.sum())) for device in without), strict=True)
         yield (
             f"{', '.join(names)}: the snapshot has no segments, which contain the final state. Of what was "
             f"alive before the first entry, only the {sum(freed):,} bytes that an entry frees are counted: "
@@ -282,7 +282,7 @@ def _long_names(*tables: Sequence[str]) -> Iterator[str]:
 
 def _settings(settings: object) -> Iterator[tuple[str, str]]:
     """Yield the allocator's settings that are plain values, and the one that says how sizes are rounded."""
-    divisions = divisions_told(settings.get(DIVISIONS)) if isinstance(settings, dict) else None
+    divisions = divisions_text(settings.get(DIVISIONS)) if isinstance(settings, dict) else None
     if divisions is not None:
         yield DIVISIONS, divisions
     for key, value in settings.items() if isinstance(settings, dict) else ():

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tb_memplugin.analysis.units import size_told
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.exports.terminal import printable
 from tb_memplugin.record.iterations.figures import IterationMemory, TracedMemory
 from tb_memplugin.record.iterations.weights import WeightMemory
@@ -41,7 +41,7 @@ def show(memory: IterationMemory, console: Console, max_weights: int, notes: Seq
 
 def size(count: int | None) -> str:
     """Return bytes as text: `48 B`, `12.50 MiB`; `UNKNOWN` for None."""
-    return UNKNOWN if count is None else size_told(count)
+    return UNKNOWN if count is None else size_text(count)
 
 
 def _peak(count: int | None, is_exact: bool) -> str:

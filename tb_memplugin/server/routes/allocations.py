@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from tb_memplugin.analysis.annotations import innermost_at_birth
-from tb_memplugin.analysis.lives import alive_between, found, in_order, versions
+from tb_memplugin.analysis.lives import alive_between, in_order, rows_with_text, versions
 from tb_memplugin.analysis.moment import live_allocation
 from tb_memplugin.analysis.segments import pool_name, stream_name
 from tb_memplugin.analysis.source_lines import NO_STACK
@@ -32,7 +32,9 @@ def answer(session: Session, request: Request) -> Json:
     text, sort = request.text("find", "").strip()[:LONGEST], request.text("sort", "bytes")
     key = ("allocations", device, inside)
     alive = RESULTS.of_window(trace, key, lambda: alive_between(trace, device, *inside))
-    matching = RESULTS.of_window(trace, (*key, text), lambda: found(trace, alive, text, _versions(trace)))
+    matching = RESULTS.of_window(
+        trace, (*key, text), lambda: rows_with_text(trace, alive, text, _versions(trace))
+    )
     rows = RESULTS.of_window(trace, (*key, text, sort), lambda: in_order(trace, matching, sort))
     first = request.number("first", 0, 0)
     page = rows[first : first + request.number("count", DEFAULT_ROWS, 1, MOST_ROWS)]

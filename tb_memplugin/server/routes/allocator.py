@@ -54,9 +54,9 @@ def _what_shape(opened: Opened, event: int) -> Json | None:
 
 
 def _fragmentation_shape(replay: Replay, layout: Layout, event: int) -> Json:
-    known = replay.knows_segments
-    waste = fragmentation_of(replay.levels, layout if known else None, event)
-    histogram = free_histogram(layout) if known else ()
+    has_segments = replay.knows_segments
+    waste = fragmentation_of(replay.levels, layout if has_segments else None, event)
+    histogram = free_histogram(layout) if has_segments else ()
     return {
         "reserved_bytes": waste.reserved_bytes,
         "allocated_bytes": waste.allocated_bytes,

@@ -45,7 +45,7 @@ def answer(session: Session, request: Request) -> Json:
 def _reported(ooms: Sequence[Json], opened: Opened) -> list[Json]:
     """Return the last requests, and before them the first of the step or window, where a reader begins."""
     step = opened.trace.steps[opened.step].number
-    earlier = [oom for oom in ooms[:-MOST_REPORTS] if opened.whole or oom["step"] == step]
+    earlier = [oom for oom in ooms[:-MOST_REPORTS] if opened.is_window or oom["step"] == step]
     return [*earlier[:1], *ooms[-MOST_REPORTS:]]
 
 

@@ -25,11 +25,11 @@ def answer(session: Session, request: Request) -> Json:
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     all_steps = request.text("step") == "all"
     chosen = session.chosen(request, step=_any_step(session, request) if all_steps else None)
-    chosen = replace(chosen, whole=all_steps or chosen.whole)
+    chosen = replace(chosen, is_window=all_steps or chosen.is_window)
     try:
         opened = session.opened(chosen)
     except UnreadableFileError:
-        if chosen.whole or by != "category" or request.given("t0") or request.given("t1"):
+        if chosen.is_window or by != "category" or request.has("t0") or request.has("t1"):
             raise
         return _coarse(session.device_summary(request, chosen)[1].curve)
     part = stretch(request, opened)
@@ -50,7 +50,7 @@ def answer(session: Session, request: Request) -> Json:
 
 def _any_step(session: Session, request: Request) -> int:
     """Return a step of the window that `step=all` selects: `window_step`, else the worker's last step."""
-    if request.given("window_step"):
+    if request.has("window_step"):
         return request.number("window_step")
     listing = session.catalog.listing(request.ctx, request.experiment)
     entries = listing.workers.get((request.text("run"), request.text("worker")), [])

@@ -37,7 +37,7 @@ def answer(session: Session, request: Request) -> Json:
         "operator": state.operator,
         **neighbors_shape(opened, event),
         "by_category": parts_shape(state.parts("category")),
-        **({} if request.given("by") else {"by_module": parts_shape(state.parts("module"))}),
+        **({} if request.has("by") else {"by_module": parts_shape(state.parts("module"))}),
         "by_phase": parts_shape(state.parts("phase")),
         **_requested_parts(request, opened, state),
         "largest": [
@@ -54,7 +54,7 @@ def _blocks(trace: MemoryTrace, rows: Rows) -> tuple[LiveAllocation, ...]:
 
 def _requested_parts(request: Request, opened: Opened, state: Moment) -> Json:
     """Return the parts of the division that a request names: the largest, and all others as one."""
-    if not request.given("by"):
+    if not request.has("by"):
         return {}
     by = request.choice("by", ALL_DIVISIONS)
     shown = shortened(state.parts(divided(request, opened, by)), MOST_PARTS, OTHERS)

@@ -47,8 +47,8 @@ def answer(session: Session, request: Request) -> Json:
     ranks = [_steps_with(rank, of) for rank in shown]
     drawn = rank_columns(
         ranks,
-        request.number("first") if request.given("first") else None,
-        request.number("last") if request.given("last") else None,
+        request.number("first") if request.has("first") else None,
+        request.number("last") if request.has("last") else None,
         min(request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS), max(1, MOST_CELLS // len(ranks))),
     )
     single = len(drawn.first) == drawn.count  # then the step of every cell is that of its column
@@ -149,8 +149,8 @@ def _joined(parts: list[_Rank]) -> _Rank:
 
 def _steps_with(rank: _Rank, of: str) -> RankSteps:
     values = getattr(rank, of)
-    known = values != MISSING
-    return RankSteps(rank.steps[known], values[known])
+    present = values != MISSING
+    return RankSteps(rank.steps[present], values[present])
 
 
 def _shape(rank: _Rank, peak: RankPeak, ranks: list[_Rank], of: str) -> Json:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tb_memplugin.analysis.breakdown import Part
-from tb_memplugin.analysis.lines import LineRow, lines_made_by
+from tb_memplugin.analysis.lines import LineRow, lines_of_rows
 from tb_memplugin.analysis.source_lines import lines_of
 from tb_memplugin.analysis.stacks import StackRow
 from tb_memplugin.server.allocated import Allocated, allocated
 from tb_memplugin.server.frames import LONGEST, Finder, FrameTable, kind_of_line
-from tb_memplugin.server.routes.stacks import found_shape
+from tb_memplugin.server.routes.stacks import matches_shape
 from tb_memplugin.server.rule_search import rule_parts
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
@@ -41,14 +41,14 @@ def answer(session: Session, request: Request) -> Json:
     page, window = _page(request, rows, keys)
     table = FrameTable()
     shown = [_stack_shape(row, table) for row in page]
-    found = found_shape(stacks, finder)
-    return {**chosen.shape(stacks), "found": found, **window, "frames": table.shape(), "rows": shown}
+    matches = matches_shape(stacks, finder)
+    return {**chosen.shape(stacks), "found": matches, **window, "frames": table.shape(), "rows": shown}
 
 
 def answer_lines(session: Session, request: Request) -> Json:
     """Answer `line_table` from the side file."""
     chosen, finder = _requested(session, request)
-    lines = chosen.cached("lines", lambda: _kinds(lines_made_by(chosen.opened.trace, chosen.rows())))
+    lines = chosen.cached("lines", lambda: _kinds(lines_of_rows(chosen.opened.trace, chosen.rows())))
     rows = [row for row in lines if not finder or finder.has((row[0].key,))]
     keys: dict[str, Callable[[tuple[LineRow, str]], Any]] = {
         "bytes": lambda row: row[0].bytes,

@@ -35,14 +35,14 @@ def answer(session: Session, request: Request) -> Json:
     finder = Finder(request.text("find", ""))
     return {
         **chosen.shape(rows),
-        "found": found_shape(rows, finder),
+        "found": matches_shape(rows, finder),
         "knows_stacks": knows_stacks(opened),
         "node": node,
         **_tree_shape(tree, node, columns, finder),
     }
 
 
-def found_shape(rows: Sequence[StackRow], finder: Finder) -> Json | None:
+def matches_shape(rows: Sequence[StackRow], finder: Finder) -> Json | None:
     """Return the sum of the stacks that contain the text; None if the text is empty."""
     if not finder:
         return None

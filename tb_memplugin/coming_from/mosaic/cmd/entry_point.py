@@ -103,9 +103,9 @@ def get_memory_usage_by_annotation_stage(
     trace = load(snapshot)
     stages = analysis.stages(trace, annotation)
     device = max(
-        {stage.device for stage in stages}, key=lambda one: analysis.peak(trace, one).bytes, default=""
+        {stage.device for stage in stages}, key=lambda name: analysis.peak(trace, name).bytes, default=""
     )
-    found = {stage.key: (stage.name, stage.bytes) for stage in stages if stage.device == device}
+    by_key = {stage.key: (stage.name, stage.bytes) for stage in stages if stage.device == device}
     if paste:
-        sys.stdout.write("".join(f"{size}\n" for _, size in found.values()))
-    return found
+        sys.stdout.write("".join(f"{size}\n" for _, size in by_key.values()))
+    return by_key

@@ -29,5 +29,5 @@ class MemorySnapshot:
                 where="opt",
                 fix=f'Give "{PEAK}", or call tb_memplugin.analysis.',
             )
-        found = analysis.peak(self.trace)
-        self.memory_peak, self.device = found.bytes, found.device
+        peak = analysis.peak(self.trace)
+        self.memory_peak, self.device = peak.bytes, peak.device
