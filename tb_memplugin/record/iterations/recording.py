@@ -48,13 +48,13 @@ class IterationRecording(StorageRecording):
                 block.category, block.label = Category.GRADIENT, _label(name)
                 block.module = row if row >= 0 else block.module
 
-    def tell_inputs(self, given: Any) -> None:
+    def tell_inputs(self, inputs: Any) -> None:
         """Record what the model is called with as inputs, unless it has another category already."""
         ledger = self.recorded.ledger
         if not self.layers.on:
             return
         with ledger.lock:
-            for block in ledger.take_in(self._mine(tensors_in(given)), late=True):
+            for block in ledger.take_in(self._mine(tensors_in(inputs)), late=True):
                 if block.category is Category.UNKNOWN and block.phase in (Phase.BEFORE, Phase.OTHER):
                     block.category = Category.INPUT
 

@@ -109,7 +109,7 @@ class IterationWatch:
         """End the watch and return what it saw."""
         gradients: dict[str, int] = {}
         try:
-            readings = tuple(one.read() for one in self._counters)
+            readings = tuple(counter.read() for counter in self._counters)
             if self._gradients is not None:
                 self._gradients.settle()
                 gradients = self._gradients.bytes
@@ -138,7 +138,7 @@ class IterationWatch:
 
     def _undo(self) -> list[Callable[[], object]]:
         """Return functions that remove all but the recording. Each may be called twice."""
-        counters = [one.close for one in self._counters]
+        counters = [counter.close for counter in self._counters]
         discard = partial(_WATCHING.discard, self)
         return [discard, self._calls.stop, self._forget_gradients, *counters, self._counters.clear]
 
@@ -151,8 +151,8 @@ class IterationWatch:
         """Open the counters of the devices and reset their peaks."""
         try:
             self._counters = list(self._counters_of(self._devices))
-            for one in self._counters:
-                one.read()
+            for counter in self._counters:
+                counter.read()
         except MemPluginError as error:
             self._counters.clear()
             self._notes.append(f"The cached memory is not known. {error.what}")
@@ -160,9 +160,9 @@ class IterationWatch:
     def _noting_inputs(self) -> Callable[..., None]:
         recording = self._recording
 
-        def note(_: nn.Module, given: Any, named: Any) -> None:
+        def note(_: nn.Module, args: Any, kwargs: Any) -> None:
             if recording is not None:
-                recording.tell_inputs((given, named))
+                recording.tell_inputs((args, kwargs))
 
         return note
 
@@ -170,9 +170,9 @@ class IterationWatch:
 def devices_of(model: nn.Module) -> tuple[str, ...]:
     """Return a model's devices of the same type as its first parameter or buffer; ("cpu",) if it has none."""
     tensors = (*model.parameters(), *model.buffers())
-    found = dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "meta")
-    kind = next(iter(found)).type if found else "cpu"
-    return ("cpu",) if kind == "cpu" else tuple(str(device) for device in found if device.type == kind)
+    devices = dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "meta")
+    kind = next(iter(devices)).type if devices else "cpu"
+    return ("cpu",) if kind == "cpu" else tuple(str(device) for device in devices if device.type == kind)
 
 
 def compiled_modules(model: nn.Module) -> list[str]:
@@ -193,8 +193,8 @@ _WATCHING: weakref.WeakSet[IterationWatch] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    for one in list(_WATCHING):
-        one.leave_fork()
+    for watch in list(_WATCHING):
+        watch.leave_fork()
 
 
 if hasattr(os, "register_at_fork"):

@@ -52,15 +52,15 @@ class Stretch:
 def named_weights(model: nn.Module) -> dict[str, tuple[nn.Parameter, tuple[str, ...]]]:
     """Return the parameters of a model by their first name, in the model's order, with their other names."""
     first: dict[int, str] = {}
-    found: dict[str, tuple[nn.Parameter, tuple[str, ...]]] = {}
+    weights: dict[str, tuple[nn.Parameter, tuple[str, ...]]] = {}
     for fqn, weight in model.named_parameters(remove_duplicate=False):
         name = clean_name(fqn)
-        known = first.setdefault(id(weight), name)
-        if known != name:
-            found[known] = weight, (*found[known][1], name)
+        first_name = first.setdefault(id(weight), name)
+        if first_name != name:
+            weights[first_name] = weight, (*weights[first_name][1], name)
         else:
-            found[name] = weight, ()
-    return found
+            weights[name] = weight, ()
+    return weights
 
 
 def weights_of(model: nn.Module, gone: Mapping[str, int]) -> tuple[WeightMemory, ...]:
@@ -95,27 +95,27 @@ def divided(tensors: Mapping[str, Iterable[Stretch]]) -> dict[str, int]:
     Each name gets the bytes of its stretch. Bytes that lie in several stretches, or in none, count to the
     first name.
     """
-    found = dict.fromkeys(tensors, 0)
+    sizes = dict.fromkeys(tensors, 0)
     by_storage: dict[int, list[tuple[str, Stretch]]] = {}
     for name, own in tensors.items():
         for stretch in own:
             by_storage.setdefault(stretch.storage, []).append((name, stretch))
     for parts in by_storage.values():
         left = parts[0][1].bytes
-        taken: list[tuple[int, int]] = []
+        covered: list[tuple[int, int]] = []
         for name, stretch in parts:
-            fresh = _uncovered(stretch, taken)
-            found[name] += fresh
+            fresh = _uncovered(stretch, covered)
+            sizes[name] += fresh
             left -= fresh
-            taken.append((stretch.start, stretch.end))
-        found[parts[0][0]] += left
-    return found
+            covered.append((stretch.start, stretch.end))
+        sizes[parts[0][0]] += left
+    return sizes
 
 
-def _uncovered(stretch: Stretch, taken: list[tuple[int, int]]) -> int:
-    """Return how many bytes of a stretch lie in none of the taken ones."""
+def _uncovered(stretch: Stretch, covered: list[tuple[int, int]]) -> int:
+    """Return how many bytes of a stretch lie in none of the covered ones."""
     at, count = stretch.start, 0
-    for start, end in sorted(taken):
+    for start, end in sorted(covered):
         if end > at and start < stretch.end:
             count += max(0, start - at)
             at = max(at, end)
@@ -126,17 +126,17 @@ def stretches(tensor: torch.Tensor) -> Iterator[Stretch]:
     """Yield the stretch of a tensor; for sparse and wrapper tensors, the whole of each storage."""
     if not _is_made(tensor):
         return
-    found = [storage for storage, _ in storages(tensor)]
-    if len(found) == 1 and _is_plain(tensor):
-        size, item = found[0].nbytes(), tensor.element_size()
+    backing = [storage for storage, _ in storages(tensor)]
+    if len(backing) == 1 and _is_plain(tensor):
+        size, item = backing[0].nbytes(), tensor.element_size()
         start = int(tensor.storage_offset()) * item
         reach = int(
             sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
         )
         end = start + (reach + 1) * item if tensor.numel() else start
-        yield Stretch(found[0].data_ptr(), size, start, min(end, size))
+        yield Stretch(backing[0].data_ptr(), size, start, min(end, size))
         return
-    for storage in found:
+    for storage in backing:
         yield Stretch(storage.data_ptr(), storage.nbytes(), 0, storage.nbytes())
 
 
