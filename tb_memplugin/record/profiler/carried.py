@@ -49,12 +49,12 @@ class CarriedBlocks:
         alive = blocks.freed >= len(trace.events)
         rows = np.flatnonzero(alive & (blocks.born >= 0) & ~np.isin(blocks.category, _TOLD_ANEW))
         small = SMALLEST_SHARE * blocks.bytes[alive].sum()
-        places = zip(
+        keys = zip(
             [trace.devices[number].name for number in blocks.device[rows].tolist()],
             blocks.address[rows].tolist(),
             strict=True,
         )
-        row_of = dict(zip(places, rows.tolist(), strict=True))
+        row_of = dict(zip(keys, rows.tolist(), strict=True))
         for search in (young_storages_alive, partial(storages_alive, of_gradients=False)):
             if blocks.bytes[list(row_of.values())].sum() <= small:
                 break

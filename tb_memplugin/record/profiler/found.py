@@ -92,8 +92,8 @@ class ProfilerTree:
 
     def memory_columns(self) -> tuple[Int64, ...]:
         """Return allocator events as columns: time, address, signed bytes, total, operator, node, frame."""
-        *columns, place = _columns(self.memory, 5)
-        return (*columns, *_columns(self.places, 3)[:, place])
+        *columns, position = _columns(self.memory, 5)
+        return (*columns, *_columns(self.places, 3)[:, position])
 
     def maker_columns(self) -> Int64:
         """Return start, autograd sequence number and frame of `makers`: shape (3, makers)."""
@@ -111,9 +111,9 @@ class ProfilerTree:
 
     def range_spans(self, role: Role) -> tuple[Int64, Int64]:
         """Return the starts and ends of the ranges with a role, sorted by start."""
-        found = sorted((start, end) for _, start, end in self.ranges.get(role, ()))
-        return np.array([start for start, _ in found], np.int64), np.array(
-            [end for _, end in found], np.int64
+        spans = sorted((start, end) for _, start, end in self.ranges.get(role, ()))
+        return np.array([start for start, _ in spans], np.int64), np.array(
+            [end for _, end in spans], np.int64
         )
 
 

@@ -155,7 +155,9 @@ class WindowRecorder:
         self._search_ns = self._search_bytes = 0
         self._models = {name: weakref.ref(model) for name, model in models.items()}
         self._given = len(optimizers)
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = [weakref.ref(one) for one in optimizers]
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = [
+            weakref.ref(optimizer) for optimizer in optimizers
+        ]
         self._modules = ModuleRecorder(scripted=True)
         self._handles: list[Any] = []
         self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -281,7 +283,11 @@ class WindowRecorder:
         return {name: model for name, model in models.items() if model is not None}
 
     def _alive_optimizers(self) -> list[torch.optim.Optimizer]:
-        return [one for one in (reference() for reference in self._optimizers) if one is not None]
+        return [
+            optimizer
+            for optimizer in (reference() for reference in self._optimizers)
+            if optimizer is not None
+        ]
 
     def _missing(self, models: Mapping[str, nn.Module]) -> None:
         assert self._window is not None
@@ -303,18 +309,18 @@ class WindowRecorder:
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
             window.knows_optimizers = True
-            held = self._held_by(optimizer, window)
-            held.look(optimizer)
-            held.look_at_state(optimizer)
+            holdings = self._held_by(optimizer, window)
+            holdings.look(optimizer)
+            holdings.look_at_state(optimizer)
         window.start = sight(tensors, keep=kept)
         if self._finds_all and self._search_ns <= LONGEST_SEARCH_NS:
-            began, known = thread_time_ns(), len(window.start)
+            began, count = thread_time_ns(), len(window.start)
             try:
                 self._find_others(window, kept)
             except Exception as error:
                 self._note("the search for what is alive", error)
             self._search_ns = thread_time_ns() - began
-            self._search_bytes = sum(seen.bytes for seen in window.start[known:])
+            self._search_bytes = sum(sighting.bytes for sighting in window.start[count:])
         elif self._finds_all:
             window.problems.append(
                 "Of what was alive before this window, only what model and optimizer hold is counted: "
@@ -328,20 +334,20 @@ class WindowRecorder:
 
     def _find_others(self, window: Window, kept: list[torch.UntypedStorage]) -> None:
         """Add to the start state what else is alive: `kept` gets its storages."""
-        known = {(seen.device, seen.address) for seen in window.start}
+        keys = {(sighting.device, sighting.address) for sighting in window.start}
         rows = {module.key: row for row, module in enumerate(window.names.modules)}
         for alive in alive_now():
-            storage, place = alive.storage, (alive.device, alive.storage.data_ptr())
-            if place in known:
+            storage, key = alive.storage, (alive.device, alive.storage.data_ptr())
+            if key in keys:
                 continue
-            known.add(place)
+            keys.add(key)
             before = self._carried.get(storage)
             category, label, module = alive.category, alive.label or ALIVE_BEFORE, -1
             if before is not None:
                 category, label = before.category, before.label or label
                 module = rows.get(before.module, -1)
-            window.searched.add(place)
-            window.start.append(Sighting(time_ns(), *place, storage.nbytes(), category, module, label))
+            window.searched.add(key)
+            window.start.append(Sighting(time_ns(), *key, storage.nbytes(), category, module, label))
             kept.append(storage)
 
     def remember(self, trace: MemoryTrace) -> None:
@@ -359,13 +365,15 @@ class WindowRecorder:
         if self._others_allocate(window):
             window.alive_at_end = _bytes_alive()
         alive = ((row, storage) for row, died in self._deaths.items() if (storage := died()) is not None)
-        places = [(row, storage.data_ptr()) for row, storage in alive]
-        window.moved = [(row, place) for row, place in places if place != window.start[row].address]
+        addresses = [(row, storage.data_ptr()) for row, storage in alive]
+        window.moved = [(row, address) for row, address in addresses if address != window.start[row].address]
         window.sightings = list(chain.from_iterable(map(told_once, self._seen)))
 
     def _others_allocate(self, window: Window) -> bool:
         """Whether threads may have allocated or freed on the CPU, unseen, and all bytes are asked for."""
-        on_cpu = any(seen.device == "cpu" and seen.category is Category.PARAMETER for seen in window.start)
+        on_cpu = any(
+            sighting.device == "cpu" and sighting.category is Category.PARAMETER for sighting in window.start
+        )
         if on_cpu and torch.distributed.is_available() and torch.distributed.is_initialized():
             return True
         searches = self._finds_all and self._search_ns <= LONGEST_SEARCH_NS
@@ -376,13 +384,13 @@ class WindowRecorder:
             return
         try:
             self._stepping.setdefault(id(optimizer), []).append(time_ns())
-            held, in_models = self._held_by(optimizer, window), []
+            holdings, in_models = self._held_by(optimizer, window), []
             if self._held is not None and (not self._round or id(optimizer) in self._round):
                 self._round.clear()
                 in_models = self._held.look()
             self._round.add(id(optimizer))
             self._meet(optimizer, window)
-            self._seen.append(held.look(optimizer) + in_models)
+            self._seen.append(holdings.look(optimizer) + in_models)
         except BaseException as error:
             self.fail("the start of an optimizer's step", error)
 
@@ -391,37 +399,41 @@ class WindowRecorder:
             return
         try:
             began, ended = self._stepping.get(id(optimizer)), time_ns()
-            held = self._held_by(optimizer, window)
+            holdings = self._held_by(optimizer, window)
             if began:
-                window.optimizer_steps.append(OptimizerStep(began.pop(), ended, held.stepped(optimizer)))
-            self._seen.append(held.look_at_state(optimizer))
+                window.optimizer_steps.append(OptimizerStep(began.pop(), ended, holdings.stepped(optimizer)))
+            self._seen.append(holdings.look_at_state(optimizer))
         except BaseException as error:
             self.fail("the end of an optimizer's step", error)
 
-    def _saw_inputs(self, seen: list[Sighting], _: object) -> None:
+    def _saw_inputs(self, sightings: list[Sighting], _: object) -> None:
         if self._window is not None:
-            self._seen.append([seen])
+            self._seen.append([sightings])
             if (thread := threading.get_ident()) != self._window.thread:
-                self._entered.setdefault(thread, set()).update((one.device, one.address) for one in seen)
+                self._entered.setdefault(thread, set()).update(
+                    (sighting.device, sighting.address) for sighting in sightings
+                )
 
     def _outer_result(self, result: Any) -> None:
         """Count what a module returned on another thread, which the profiler may not see."""
         if (window := self._window) is None or torch.compiler.is_dynamo_compiling():
             return
         thread = threading.get_ident()
-        self._before = self._before or {(one.device, one.address) for one in window.start}
-        known = self._before | self._entered.pop(thread, set())
-        found = sight((one, Category.UNKNOWN, -1, "") for one in tensors_in(result))
-        size = sum(one.bytes for one in found if (one.device, one.address) not in known)
+        self._before = self._before or {(sighting.device, sighting.address) for sighting in window.start}
+        before = self._before | self._entered.pop(thread, set())
+        sightings = sight((tensor, Category.UNKNOWN, -1, "") for tensor in tensors_in(result))
+        size = sum(
+            sighting.bytes for sighting in sightings if (sighting.device, sighting.address) not in before
+        )
         window.results[thread] = window.results.get(thread, 0) + size
 
     def _held_by(self, optimizer: torch.optim.Optimizer, window: Window) -> HeldByOptimizer:
-        known = self._optimizers_held.get(id(optimizer))
-        if known is None or known[0]() is not optimizer:  # new; perhaps with the id of one that is gone
-            known = weakref.ref(optimizer), HeldByOptimizer(window.names)
-            self._optimizers_held[id(optimizer)] = known
+        entry = self._optimizers_held.get(id(optimizer))
+        if entry is None or entry[0]() is not optimizer:  # new; perhaps with the id of one that is gone
+            entry = weakref.ref(optimizer), HeldByOptimizer(window.names)
+            self._optimizers_held[id(optimizer)] = entry
             self._round.clear()  # what it is for may be new, too
-        return known[1]
+        return entry[1]
 
     def _meet(self, optimizer: torch.optim.Optimizer, window: Window) -> None:
         """Take in an optimizer that steps but was not given, for example one that replaces the given one."""
@@ -434,13 +446,13 @@ class WindowRecorder:
         self._optimizers.append(weakref.ref(optimizer))
         window.knows_optimizers = True
         listed = {device for device, _, _ in window.blocks}  # these are in the curve
-        started = {(seen.device, seen.address) for seen in window.start}
+        started = {(sighting.device, sighting.address) for sighting in window.start}
         before = [
-            seen
-            for seen in sight(optimizer_storages(optimizer, window.names))
-            if seen.device not in listed and (seen.device, seen.address) not in started
+            sighting
+            for sighting in sight(optimizer_storages(optimizer, window.names))
+            if sighting.device not in listed and (sighting.device, sighting.address) not in started
         ]
-        size = sum(seen.bytes for seen in before)
+        size = sum(sighting.bytes for sighting in before)
         if self._given:
             window.problems.append(
                 f"{type(optimizer).__name__} made a step, but it is not the optimizer given to "
@@ -448,7 +460,7 @@ class WindowRecorder:
                 "this window are not in the curve."
             )
         elif window.has_models and before:
-            window.told.update((seen.device, seen.address) for seen in before)
+            window.told.update((sighting.device, sighting.address) for sighting in before)
             window.problems.append(
                 f"{type(optimizer).__name__} was not given to memory_trace_handler. The {size:,} "
                 "bytes of its state from before this window are not in the curve of this window, but "
@@ -488,11 +500,11 @@ def _counted_on_cuda(window: Window) -> int:
 
 def _bytes_alive() -> dict[int, int]:
     """Return the storages that Python has: see `Window.alive_at_end`."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for storage in storages_alive(of_gradients=not others_may_run()):
         address, is_torchs = storage.data_ptr(), memory_of(storage) == "cpu" and allocated_by_torch(storage)
-        found[address] = max(found.get(address, 0), storage.nbytes() if is_torchs else 0)
-    return found
+        sizes[address] = max(sizes.get(address, 0), storage.nbytes() if is_torchs else 0)
+    return sizes
 
 
 def _on_death(died: list[tuple[int, int]], row: int) -> Callable[[object], None]:
@@ -520,15 +532,15 @@ def allocator_blocks() -> list[tuple[str, int, int]]:
         if "include_traces" in signature(torch.cuda.memory_snapshot).parameters
         else {}
     )
-    found: list[tuple[str, int, int]] = []
+    blocks: list[tuple[str, int, int]] = []
     for segment in torch.cuda.memory_snapshot(**light):
         name = f"cuda:{segment['device']}"
-        found += [
+        blocks += [
             (name, block["address"], block["size"])
             for block in segment["blocks"]
             if block["state"] == "active_allocated"
         ]
-    return found
+    return blocks
 
 
 def watch(recorder: WindowRecorder) -> None:
