@@ -70,7 +70,7 @@ class AllocatorLog:
     def abandon(self, reader: deque[Reported]) -> None:
         """End a `begin` whose `end` failed, without reports."""
         self._disable()
-        self._readers[:] = [one for one in self._readers if one is not reader]
+        self._readers[:] = [kept for kept in self._readers if kept is not reader]
 
     def stop(self) -> None:
         """Stop reporting, and pass the reports on to the readers."""
@@ -102,7 +102,7 @@ class AllocatorLog:
             if (size := event.cpu_memory_usage())
         ]
         if len(lists) > 1:
-            reports.sort(key=lambda one: one[0])
+            reports.sort(key=lambda report: report[0])
         for reader in self._readers:
             reader.extend(reports)
 

@@ -36,11 +36,11 @@ def _called(call: Callable[[], Any]) -> Any:
 
 
 def _tensors(results: Any) -> Iterator[torch.Tensor]:
-    for one in results:
-        if isinstance(one, torch.Tensor):
-            yield one
-        elif isinstance(one, list | tuple):
-            yield from _tensors(one)
+    for result in results:
+        if isinstance(result, torch.Tensor):
+            yield result
+        elif isinstance(result, list | tuple):
+            yield from _tensors(result)
 
 
 def _let_go(failed: TracebackType | None) -> None:

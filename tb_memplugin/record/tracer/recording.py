@@ -145,8 +145,8 @@ class StorageRecording:
         """Name the copies of the models' weights in the start state."""
         blocks = list(self.recorded.ledger.blocks.values())
         before = [sighting_of(block) for block in blocks]
-        for block, seen in zip(blocks, held_copies(before, fqns(self.layers.names)), strict=True):
-            block.category, block.module, block.label = seen.category, seen.module, seen.label
+        for block, sighting in zip(blocks, held_copies(before, fqns(self.layers.names)), strict=True):
+            block.category, block.module, block.label = sighting.category, sighting.module, sighting.label
 
     def _open_ledger(self) -> Ledger:
         return Ledger(self._max_events, self._device_type)
@@ -209,21 +209,21 @@ class StorageRecording:
         return bool(self.layers.problems or self._beside_others or self._foreign_calls)
 
     def _found_alive(self) -> Iterator[torch.UntypedStorage]:
-        found = storages_alive(of_gradients=not others_may_run())
-        return (one for one in found if self._is_mine(one) and allocated_by_torch(one))
+        alive = storages_alive(of_gradients=not others_may_run())
+        return (storage for storage in alive if self._is_mine(storage) and allocated_by_torch(storage))
 
     def _result(self, trace: MemoryTrace) -> TracerResult:
         ledger, names = self.recorded.ledger, self.layers.names
         rows = [
-            (time, what.value, block.bytes if block else 0, row, level, level)
-            for time, what, block, row, _, level, _ in ledger.entries
+            (time, kind.value, block.bytes if block else 0, row, level, level)
+            for time, kind, block, row, _, level, _ in ledger.entries
         ]
         return TracerResult(
             trace=trace,
             layers=layer_stats(names, self.layers.figures),
             phases=[
-                PhaseMemoryStats(one.name, one.before_bytes, one.after_bytes, one.peak_bytes)
-                for one in self.phases
+                PhaseMemoryStats(phase.name, phase.before_bytes, phase.after_bytes, phase.peak_bytes)
+                for phase in self.phases
             ],
             rows=rows,
             names=layer_names(names),
@@ -251,7 +251,7 @@ class StorageRecording:
         with ledger.lock:
             self.layers.here().settle()
             phase.after_bytes = ledger.level
-            ledger.watched[:] = [one for one in ledger.watched if one is not phase]
+            ledger.watched[:] = [open_phase for open_phase in ledger.watched if open_phase is not phase]
             self.recorded.marks.append((time_ns(), phase.name, True))
             self.phases.append(phase)
 
@@ -279,21 +279,21 @@ class StorageRecording:
             self.layers.failed("a call without an operator", error)
         return call() if mode is None else mode.make_hidden_call(call)
 
-    def see_made(self, what: torch.Tensor | torch.UntypedStorage) -> None:
+    def see_made(self, memory: torch.Tensor | torch.UntypedStorage) -> None:
         """Record what torch allocated, resized or read on this thread without an operator."""
         try:
             for mode in modes_here(self.layers):
-                mode.see(what)
+                mode.see(memory)
         except BaseException as error:
             self.layers.failed("what no operator made", error)
 
-    def _saw_inputs(self, seen: list[Sighting], storages_seen: list[torch.UntypedStorage]) -> None:
+    def _saw_inputs(self, sightings: list[Sighting], storages_seen: list[torch.UntypedStorage]) -> None:
         """Note what enters an outermost module call on this thread, or was written to by it."""
         ledger = self.recorded.ledger
         with ledger.lock:
             self.layers.here().settle()
             blocks = [ledger.blocks.get(storage._cdata) for storage in storages_seen]
-            self.recorded.seen.extend(zip(blocks, seen, strict=True))
+            self.recorded.seen.extend(zip(blocks, sightings, strict=True))
 
     def _watch(self) -> None:
         """Trace another thread that calls a layer until the call ends, unless autograd set a mode there."""

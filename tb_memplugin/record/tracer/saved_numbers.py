@@ -40,9 +40,11 @@ def numbers_in(operator: Any, args: tuple[Any, ...]) -> list[int]:
     return sizes if sizes and any(map(_may_have_node, args)) else []
 
 
-def _may_have_node(given: Any) -> bool:
+def _may_have_node(argument: Any) -> bool:
     """Whether autograd may make a node for an operator with this argument."""
-    return given.requires_grad if isinstance(given, torch.Tensor) else isinstance(given, list | tuple)
+    return (
+        argument.requires_grad if isinstance(argument, torch.Tensor) else isinstance(argument, list | tuple)
+    )
 
 
 def _positions_of_tensors(operator: Any) -> tuple[int, ...]:
@@ -52,7 +54,9 @@ def _positions_of_tensors(operator: Any) -> tuple[int, ...]:
     """
     schema = getattr(operator, "_schema", None)
     arguments = enumerate(schema.arguments) if schema is not None else ()
-    positions = tuple(at for at, one in arguments if str(one.type) == "Tensor" and not one.kwarg_only)
+    positions = tuple(
+        at for at, argument in arguments if str(argument.type) == "Tensor" and not argument.kwarg_only
+    )
     return positions if len(positions) > 1 else ()
 
 
@@ -78,10 +82,10 @@ class SavedNumbers:
         The caller must hold the ledger's lock.
         """
         waiting, self.waiting = self.waiting, []
-        kept = [one for one in _saved(self._result()) if one._cdata not in self._ledger.blocks]
+        kept = [storage for storage in _saved(self._result()) if storage._cdata not in self._ledger.blocks]
         self._result = _none
         for buffer, freed_ns, row, phase in waiting:
-            mine = next((one for one in kept if one.nbytes() == buffer.bytes), None)
+            mine = next((storage for storage in kept if storage.nbytes() == buffer.bytes), None)
             if mine is None:
                 self._ledger.end(buffer, row, phase, freed_ns)
                 yield row

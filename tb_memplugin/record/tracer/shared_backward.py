@@ -66,11 +66,13 @@ class SharedBackward:
     def begins(self, run: _Run, roots: Sequence[Any]) -> None:
         """Tell the nodes of a backward that begins, if another thread may have one at the same time."""
         is_within_another = torch._C._current_graph_task_id() != -1  # which has looked at the others
-        others = [] if is_within_another else [one for one in tuple(_running) if one.thread != run.thread]
-        if others or self._is_crowded():
+        other_runs = (
+            [] if is_within_another else [other for other in tuple(_running) if other.thread != run.thread]
+        )
+        if other_runs or self._is_crowded():
             self._tell_nodes(roots)
             run.told_by.add(self)
-        if any(self not in one.told_by for one in others):
+        if any(self not in other.told_by for other in other_runs):
             self._missed = True
 
 
@@ -84,9 +86,9 @@ def _run(roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
     """Take the place of torch's own function, and call it."""
     assert _ENGINE is not None
     run = _Run(threading.get_ident())
-    for one in tuple(_open):
+    for listener in tuple(_open):
         try:
-            one.begins(run, roots)
+            listener.begins(run, roots)
         except BaseException as error:
             UNOWNED.end("the beginning of a backward", error)
     _running.append(run)

@@ -88,14 +88,14 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
     blocks = [memory[row][2] for row in allocs.tolist()]
     row_of = {id(block): row for row, block in enumerate((*before, *blocks))}
     matched = np.array([row_of.get(id(block), -1) for block, _ in recorded.seen], np.int64)
-    sightings = [seen for _, seen in recorded.seen]
+    sightings = [sighting for _, sighting in recorded.seen]
     start = _start_rows(before, tables, {id(block) for block in recorded.searched})
     start = with_later_names(start, matched, sightings, tables.owners, tables.labels)
-    known = _provenance(bare, allocs, memory, phases, calls, tables)
-    held = [block for block in (*before, *blocks) if block and block.category in _OF_MODELS]
-    weights = references(list(map(sighting_of, held)), fqns(recorded.layers.names))
-    known.find(sightings, matched - len(before), weights)
-    full = known.filled_in(bare, allocs)
+    provenance = _provenance(bare, allocs, memory, phases, calls, tables)
+    weight_blocks = [block for block in (*before, *blocks) if block and block.category in _OF_MODELS]
+    weights = references(list(map(sighting_of, weight_blocks)), fqns(recorded.layers.names))
+    provenance.find(sightings, matched - len(before), weights)
+    full = provenance.filled_in(bare, allocs)
     devices = tuple(Device(name) for name in ledger.devices) or (Device(ledger.device_type),)
     names = Names()
     return MemoryTrace(
@@ -134,8 +134,8 @@ def _phases(layers: Layers) -> Spans:
 
 def _ended(entries: Sequence[Entry]) -> Iterator[Call]:
     """Yield the layer calls that ended."""
-    for time, what, _, row, phase, _, began in entries:
-        if what is Happened.EXIT:
+    for time, kind, _, row, phase, _, began in entries:
+        if kind is Happened.EXIT:
             yield began, time, row, phase
 
 
@@ -152,8 +152,8 @@ def _start_rows(blocks: Sequence[Block | Buffer], tables: _Tables, searched: Set
     reason = np.where(
         category == [int(block.category) for block in blocks], of_known(category), Reason.IN_FORWARD
     )
-    found = np.array([id(block) in searched for block in blocks], bool)
-    reason[found & (category != Category.PARAMETER_COPY)] = Reason.REACHABLE
+    is_searched = np.array([id(block) in searched for block in blocks], bool)
+    reason[is_searched & (category != Category.PARAMETER_COPY)] = Reason.REACHABLE
     nobody = tables.owners.not_named if any(block.module < 0 for block in blocks) else -1
     return start_state(
         [block.bytes for block in blocks],
@@ -182,10 +182,10 @@ def _events(memory: Sequence[Entry], tables: _Tables, phases: Spans) -> Events:
     operator = np.full(len(memory), -1, np.int64)
     for row in np.flatnonzero(is_alloc).tolist():
         made_by = blocks[row].made_by
-        known = names.get(made_by)
-        if known is None:
-            known = names[made_by] = tables.operators.add(operator_name(made_by))
-        operator[row] = known
+        number = names.get(made_by)
+        if number is None:
+            number = names[made_by] = tables.operators.add(operator_name(made_by))
+        operator[row] = number
     columns = _columns(blocks)
     # A block may get its owner after its allocation (optimizer state): the alloc event then has it, too.
     module = np.where(is_alloc, columns["module"], [entry[3] for entry in memory])
