@@ -59,7 +59,7 @@ class LineLedger(Ledger):
 
     def write(
         self,
-        what: Happened,
+        kind: Happened,
         block: Block | Buffer | None,
         row: int,
         phase: Phase,
@@ -73,33 +73,33 @@ class LineLedger(Ledger):
             _, gone, its, *_ = entries[0]
             if its is not None:
                 self._apply(gone, its)
-        if what is Happened.ALLOC and block is not None:
+        if kind is Happened.ALLOC and block is not None:
             self.allocated[block.device] = self.allocated.get(block.device, 0) + block.bytes
-        return super().write(what, block, row, phase, began=began, now=now)
+        return super().write(kind, block, row, phase, began=began, now=now)
 
     def pass_through(
         self, reports: Iterable[tuple[int, int]], made_by: Any, row: int, phase: Phase, *, recomputing: bool
     ) -> int:
         """See `Ledger`."""
-        taken: list[Buffer] = []
+        buffers: list[Buffer] = []
         top = self.level
         for now, size in reports:
             if size > 0:
                 buffer = self.taken(size, made_by, row, phase, recomputing=recomputing, now=now)
                 buffer.category = Category.TEMPORARY
-                taken.append(buffer)
+                buffers.append(buffer)
                 top = max(top, self.level)
             else:
-                self.end(taken.pop(), row, phase, now)
+                self.end(buffers.pop(), row, phase, now)
         return top
 
-    def _apply(self, what: Happened, block: Block | Buffer) -> None:
+    def _apply(self, kind: Happened, block: Block | Buffer) -> None:
         device = block.device
         level = self._level_before.get(device, 0)
         if level == self.peaks.get(device, 0) and self._set_aside.get(device, (-1,))[0] < level:
-            alive = [one for one in self._before.values() if one.device == device]
+            alive = [before for before in self._before.values() if before.device == device]
             self._set_aside[device] = (level, alive)
-        if what is Happened.ALLOC:
+        if kind is Happened.ALLOC:
             self._before[id(block)] = block
             self._level_before[device] = level + block.bytes
         elif self._before.pop(id(block), None) is not None:

@@ -34,15 +34,15 @@ class LineMode(StorageMode):
     Args:
         layers: the layers of the recording.
         ledger: the recording's ledger, which requests stacks from the mode.
-        taken: the table of stacks.
+        stacks: the table of stacks.
     """
 
-    def __init__(self, layers: Layers, ledger: LineLedger, taken: TakenStacks) -> None:
+    def __init__(self, layers: Layers, ledger: LineLedger, stacks: TakenStacks) -> None:
         super().__init__(layers)
         ledger.stack_of_now[threading.get_ident()] = self._stack
-        self._taken = taken
+        self._taken = stacks
         self._nodes = NodeStacks(_sequence_number())
-        taken.nodes.append(self._nodes)
+        stacks.nodes.append(self._nodes)
         thread = threading.current_thread()
         self._thread = "" if thread is threading.main_thread() else thread.name
         self._row = _NOT_TAKEN
@@ -75,6 +75,6 @@ class LineModeBesideDynamo(LineMode):
         return True
 
 
-def line_mode(layers: Layers, ledger: LineLedger, taken: TakenStacks) -> LineMode:
+def line_mode(layers: Layers, ledger: LineLedger, stacks: TakenStacks) -> LineMode:
     """Return a new mode for the calling thread."""
-    return (LineModeBesideDynamo if must_hide_from_dynamo() else LineMode)(layers, ledger, taken)
+    return (LineModeBesideDynamo if must_hide_from_dynamo() else LineMode)(layers, ledger, stacks)

@@ -53,10 +53,10 @@ class ThreadWatch:
 
     def _beneath(self) -> Hook | None:
         """Return the profile function to restore, skipping those of watches that have stopped."""
-        others = self._others
-        while isinstance(watch := getattr(others, "__self__", None), ThreadWatch) and not watch._on:
-            others = watch._others
-        return others
+        hook = self._others
+        while isinstance(watch := getattr(hook, "__self__", None), ThreadWatch) and not watch._on:
+            hook = watch._others
+        return hook
 
     def _first_call(self, frame: FrameType, event: str, arg: Any) -> None:
         sys.setprofile(self._others)
