@@ -164,16 +164,16 @@ class LineTracer:
         """
         recorded, choice = self._stopped(), LineChoice(library_code, _patterns(include), _patterns(exclude))
         trace = recorded.trace
-        seen, row, event = self._peak(recorded, device)
-        rows = seen.allocations.alive_at(event, row)
-        lines = line_uses(seen, rows, choice)
+        peak_trace, row, event = self._peak(recorded, device)
+        rows = peak_trace.allocations.alive_at(event, row)
+        lines = line_uses(peak_trace, rows, choice)
         return LineReport(
             device=trace.devices[row].name,
             max_bytes=sum(use.bytes for use in lines),
             total_allocated_bytes=recorded.total_allocated.get(row, 0),
             untraced_bytes=sum(use.bytes for use in lines if use.location == UNTRACED),
             lines=lines,
-            threads=thread_lines(seen, rows, choice) if recorded.knows_threads else (),
+            threads=thread_lines(peak_trace, rows, choice) if recorded.knows_threads else (),
             notes=trace.notes,
         )
 
@@ -201,9 +201,9 @@ class LineTracer:
         Raises:
             MemPluginError: nothing was traced, or nothing on that device.
         """
-        made = self.report(library_code=library_code, include=include, exclude=exclude, device=device)
+        report = self.report(library_code=library_code, include=include, exclude=exclude, device=device)
         out = file or sys.stdout
-        out.write(json_of(made) + "\n" if as_json else as_text(made, top, by_thread=by_thread))
+        out.write(json_of(report) + "\n" if as_json else as_text(report, top, by_thread=by_thread))
 
     def trace_result(self) -> MemoryTrace:
         """Return the trace with a stack for every allocation, for every view, export and analysis.
@@ -263,8 +263,8 @@ class LineTracer:
         return self._recorded
 
 
-def _patterns(given: Iterable[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _patterns(patterns: Iterable[str]) -> tuple[str, ...]:
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
 _TRACER = LineTracer()

@@ -86,7 +86,7 @@ _NOBODY: _Watchers = ()
 
 def _fail_all(error: BaseException) -> None:
     """End every watch: this module itself failed."""
-    call_all(*(partial(one.fail, error) for one in list(_open)))
+    call_all(*(partial(calls.fail, error) for calls in list(_open)))
     if not isinstance(error, Exception):
         raise error
 
@@ -187,7 +187,7 @@ class ModuleCalls:
             for key in list(self._watched):
                 self._drop(key)
             if self._all is not None:
-                _of_all = tuple(one for one in _of_all if one is not self._all)
+                _of_all = tuple(watcher for watcher in _of_all if watcher is not self._all)
                 for key in list(_of_module):
                     _remove(_of_module, key, self._all)
                 self._all = None
@@ -214,9 +214,9 @@ class ModuleCalls:
 
     def _drop(self, key: int) -> None:
         with beside_compiler.lock:
-            known = self._watched.get(key)
-            if known is not None:
-                _, functions, replicas = known
+            watched = self._watched.get(key)
+            if watched is not None:
+                _, functions, replicas = watched
                 _remove(_of_module, key, functions)
                 _remove(_of_replica, replicas, functions)
                 self._watched.pop(key, None)  # last: after a failure, the next `stop` removes the rest
@@ -224,7 +224,7 @@ class ModuleCalls:
 
 
 def _remove(watchers: dict[int, _Watchers], key: int, functions: tuple[Entered, Left, ModuleCalls]) -> None:
-    kept = tuple(one for one in watchers.get(key, ()) if one is not functions)
+    kept = tuple(watcher for watcher in watchers.get(key, ()) if watcher is not functions)
     if kept:
         watchers[key] = kept
     else:

@@ -145,7 +145,7 @@ class Ledger:
 
     def write(
         self,
-        what: Happened,
+        kind: Happened,
         block: Block | Buffer | None,
         row: int,
         phase: Phase,
@@ -158,7 +158,7 @@ class Ledger:
         if now < self._last_ns:
             now = self._last_ns
         self._last_ns = now
-        self.entries.append((now, what, block, row, phase, self.level, began))
+        self.entries.append((now, kind, block, row, phase, self.level, began))
         self.written += 1
         return now
 
@@ -234,7 +234,7 @@ class Ledger:
         """
         device = self._device_named(self.device_type)
         level = top = self.level
-        taken: list[Buffer] = []
+        buffers: list[Buffer] = []
         for now, size in reports:
             self._last_ns = now = max(now, self._last_ns)
             level += size
@@ -244,10 +244,10 @@ class Ledger:
                 buffer.category, buffer.made_by, buffer.phase = _TEMPORARY, made_by, phase
                 buffer.recomputing, buffer.serial = recomputing, self.births
                 self.births += 1
-                taken.append(buffer)
+                buffers.append(buffer)
                 self.entries.append((now, _ALLOC, buffer, row, phase, level, 0))
             else:
-                buffer = taken.pop()
+                buffer = buffers.pop()
                 self._addresses.append(buffer.address)
                 self.entries.append((now, _FREE, buffer, row, phase, level, 0))
             self.written += 1
@@ -340,9 +340,9 @@ class Ledger:
     def _reached(self, level: int) -> None:
         if level > self.peak:
             self.peak = level
-        for one in self.watched:
-            if level > one.peak_bytes:
-                one.peak_bytes = level
+        for phase in self.watched:
+            if level > phase.peak_bytes:
+                phase.peak_bytes = level
 
     def end(self, block: Block | Buffer, row: int, phase: Phase, died_ns: int = 0) -> None:
         """Record the free of a block or buffer."""

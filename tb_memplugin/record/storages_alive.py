@@ -45,18 +45,18 @@ def storages_alive(*, of_gradients: bool = True) -> Iterator[torch.UntypedStorag
             another thread may run backward (`others_may_run`): autograd writes gradients without holding
             the GIL, and reading one at that moment crashes the process.
     """
-    found: list[_Found]
+    candidates: list[_Found]
     storages_found: list[torch.UntypedStorage] = []
     # A collection would run other code, and so other threads, within the one call.
     with torch._C.DisableTorchFunctionSubclass(), collector_at_rest():
         try:
-            found = list(_look(_storages_of, of_gradients))
+            candidates = list(_look(_storages_of, of_gradients))
         except (RuntimeError, NotImplementedError):  # a tensor without a storage, as functorch's wrappers are
-            found = list(_look(_known, of_gradients))
-        for one in found:
-            if isinstance(one, torch.UntypedStorage):
-                storages_found.append(one)
-            elif (tensor := one()) is not None:
+            candidates = list(_look(_known, of_gradients))
+        for candidate in candidates:
+            if isinstance(candidate, torch.UntypedStorage):
+                storages_found.append(candidate)
+            elif (tensor := candidate()) is not None:
                 storages_found += storages_behind(tensor)
                 del tensor
     yield from filter(_has_memory, storages_found)
