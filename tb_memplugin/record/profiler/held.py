@@ -84,7 +84,7 @@ class Look:
             yield Sighting(self.time_ns, name, address, size, self.category, module, label, kind)
 
 
-Seen = Look | list[Sighting]
+Sightings = Look | list[Sighting]
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Group:
     _refs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     _addresses: list[int] | None = None
 
-    def look(self, tensors: Sequence[torch.Tensor | None], owners: Sequence[Owner]) -> list[Seen]:
+    def look(self, tensors: Sequence[torch.Tensor | None], owners: Sequence[Owner]) -> list[Sightings]:
         """Return sightings of the tensors if any changed since the last look. None is an absent tensor.
 
         To save events in the user's profile, the code makes no Python call per tensor (see the module).
@@ -110,7 +110,7 @@ class Group:
             look = Look.at([tensor for tensor, _ in plain], [owner for _, owner in plain], self.category)
         except (RuntimeError, NotImplementedError):
             return [self._one_by_one(pairs)]
-        sightings: list[Seen] = (
+        sightings: list[Sightings] = (
             [look] if self._are_others([tensor for tensor, _ in plain], look.addresses) else []
         )
         if len(plain) < len(pairs):
@@ -152,7 +152,7 @@ class HeldByModels:
             Group(category) for category in (Category.PARAMETER, Category.BUFFER, Category.GRADIENT)
         ]
 
-    def look(self) -> list[Seen]:
+    def look(self) -> list[Sightings]:
         """Return sightings of the groups that changed since the last look, and name what is new."""
         try:
             return self._new()
@@ -162,7 +162,7 @@ class HeldByModels:
             }
             return [sight(model_storages(alive, self._names))]
 
-    def _new(self) -> list[Seen]:
+    def _new(self) -> list[Sightings]:
         modules = self._now()
         parameters = _values(map(_parameters, modules))
         tensors = (parameters, _values(map(_buffers, modules)), _gradients(parameters))
@@ -213,7 +213,7 @@ class HeldByOptimizer:
         self._gradients, self._state = Group(Category.GRADIENT), Group(Category.OPTIMIZER_STATE)
         self._wrappers: list[weakref.ref[torch.Tensor]] = []
 
-    def look(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
+    def look(self, optimizer: torch.optim.Optimizer) -> list[Sightings]:
         """Return sightings of the gradients if they changed since the last look."""
         return self._gradients.look(_gradients(self._know(optimizer)), self._gradient_owners)
 
@@ -228,7 +228,7 @@ class HeldByOptimizer:
         sizes = zip(self._rows, map(attrgetter("nbytes"), local), strict=True)
         return list(compress(sizes, [parameter.grad is not None for parameter in parameters]))
 
-    def look_at_state(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
+    def look_at_state(self, optimizer: torch.optim.Optimizer) -> list[Sightings]:
         """Return sightings of the optimizer's state if it changed since the last look.
 
         Tensors of subclasses (DTensor) are looked into only if one of them is another object than before.
@@ -255,7 +255,7 @@ class HeldByOptimizer:
         sightings = self._state.look([tensor for tensor, _ in plain], [owner for _, owner in plain])
         return sightings + self._new_wrappers([pair for pair in values if type(pair[0]) in wrapping])
 
-    def _new_wrappers(self, pairs: list[tuple[Any, Owner]]) -> list[Seen]:
+    def _new_wrappers(self, pairs: list[tuple[Any, Owner]]) -> list[Sightings]:
         refs = list(map(weakref.ref, [tensor for tensor, _ in pairs]))
         same = list(map(id, self._wrappers)) == list(map(id, refs))
         self._wrappers = refs
@@ -296,7 +296,7 @@ def _of_gradients(owners: Iterable[Owner]) -> list[Owner]:
     return [(module, f"{label} (gradient)") for module, label in owners]
 
 
-def told_once(sightings: Iterable[Seen]) -> Iterator[Sighting]:
+def unique_sightings(sightings: Iterable[Sightings]) -> Iterator[Sighting]:
     """Yield the sightings of one moment, each storage once, under the first category it was seen with."""
     met: set[tuple[str, int]] = set()
     for sighting in chain.from_iterable(sightings):

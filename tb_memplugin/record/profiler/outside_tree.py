@@ -105,12 +105,12 @@ class _Addresses:
     """Finds the addresses of events that have none.
 
     Attributes:
-        held: by address, when models or optimizers were seen to hold it.
+        held_at: by address, when models or optimizers were seen to hold it.
         alive: by size, the addresses of live blocks, oldest first.
         size_of: the bytes of each live block.
     """
 
-    held: Mapping[int, Sequence[int]]
+    held_at: Mapping[int, Sequence[int]]
     alive: dict[int, dict[int, None]] = field(default_factory=lambda: defaultdict(dict))
     size_of: dict[int, int] = field(default_factory=dict)
 
@@ -130,7 +130,7 @@ class _Addresses:
             outside: the device's events that the tree lacks, in time order.
         """
         for address, size in start_blocks:
-            self._born(address, size)
+            self._allocate(address, size)
         times = memory.time_ns[here].tolist()
         inside = list(zip(memory.address[here].tolist(), memory.bytes[here].tolist(), strict=True))
         later: dict[int, list[int]] = defaultdict(list)
@@ -140,13 +140,13 @@ class _Addresses:
         for number, event in enumerate(outside):
             while index < len(times) and times[index] <= event.time_ns:
                 address, size = inside[index]
-                self._died(address)
+                self._free(address)
                 if size > 0:
-                    self._born(address, size)
+                    self._allocate(address, size)
                 index += 1
             if event.bytes > 0:
                 addresses.append(number + 1)
-                self._born(number + 1, event.bytes)
+                self._allocate(number + 1, event.bytes)
             else:
                 addresses.append(self._freed(event, index, times, inside, later))
         return addresses
@@ -173,21 +173,21 @@ class _Addresses:
             ):
                 soonest, address = again, candidate
         if not address and open_ended:
-            free = [candidate for candidate in open_ended if candidate not in self.held]
+            free = [candidate for candidate in open_ended if candidate not in self.held_at]
             address = (free or open_ended)[-1]
-        self._died(address)
+        self._free(address)
         return address
 
     def _is_held(self, address: int, after: int, before: int) -> bool:
-        times = self.held.get(address, ())
+        times = self.held_at.get(address, ())
         following = bisect_right(times, after)
         return following < len(times) and times[following] < before
 
-    def _born(self, address: int, size: int) -> None:
+    def _allocate(self, address: int, size: int) -> None:
         self.size_of[address] = size
         self.alive[size][address] = None
 
-    def _died(self, address: int) -> None:
+    def _free(self, address: int) -> None:
         size = self.size_of.pop(address, None)
         if size is not None:
             del self.alive[size][address]

@@ -111,7 +111,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     start, notes = start_state(window, memory, devices, attribution.owners, labels)
     called = stacks_of(tree, memory, main_thread(tree))
     quiet = () if calls is None else ("cpu",)  # the calls have these frees already
-    bare = _with_deaths(_bare_events(memory, attribution, called), window, devices, quiet)
+    bare = _with_storage_frees(_bare_events(memory, attribution, called), window, devices, quiet)
     blocks = pair(bare, start)
     if calls is None and "cpu" in devices and attribution.communicating.any():
         cpu = devices.index("cpu")
@@ -229,7 +229,7 @@ def _bare_events(memory: MemoryEvents, attribution: Attribution, called: Profile
     )
 
 
-def _with_deaths(
+def _with_storage_frees(
     bare: Events, window: Window, devices: tuple[str, ...], without: tuple[str, ...] = ()
 ) -> Events:
     """Add the frees of start-state storages, each before the profiler's own event for it.
@@ -240,16 +240,16 @@ def _with_deaths(
         devices: the names of all devices of the trace.
         without: devices whose frees are all among the events.
     """
-    died = [
+    frees = [
         (time, row)
-        for time, row in window.died + _emptied(bare, window)
+        for time, row in window.frees + _emptied(bare, window)
         if window.start[row].device not in without
     ]
-    if not died:
+    if not frees:
         return bare
-    time = np.array([when for when, _ in died], np.int64)
-    sightings = [window.start[row] for _, row in died]
-    deaths = events(
+    time = np.array([when for when, _ in frees], np.int64)
+    sightings = [window.start[row] for _, row in frees]
+    added = events(
         time,
         kind=np.full(len(time), Kind.STORAGE_FREE),
         device=[devices.index(sighting.device) for sighting in sightings],
@@ -258,7 +258,7 @@ def _with_deaths(
     )
     order = np.argsort(np.concatenate((time, bare.time_ns)), kind="stable")
     columns = {
-        name: np.concatenate((getattr(deaths, name), getattr(bare, name)))[order] for name in Events.__slots__
+        name: np.concatenate((getattr(added, name), getattr(bare, name)))[order] for name in Events.__slots__
     }
     return Events(**columns)
 
@@ -282,7 +282,7 @@ def _not_in_curve(window: Window, matched: Int64) -> list[str]:
 
     Storages that a problem of the window counts already are left out.
     """
-    size = sum(_not_in_curve_bytes(window, matched, counted=window.told).values())
+    size = sum(_not_in_curve_bytes(window, matched, counted=window.in_problems).values())
     if not size:
         return []
     return [

@@ -23,7 +23,7 @@ from tb_memplugin.record.profiler.found import (
     pack_memory,
     pack_node,
     pack_operator,
-    pack_place,
+    pack_position,
 )
 from tb_memplugin.record.profiler.node_numbers import number_behind_hooks
 from tb_memplugin.record.profiler.roles import NODE_PREFIX, Event, Role, role_of
@@ -102,7 +102,7 @@ def _walk_thread(
     each node's own thread is read from the node (torch: csrc/profiler/collection.cpp, `build_tree`).
     """
     roles: dict[str, Role] = {}
-    memory, positions, keep = tree.memory, tree.places, tree.fields.append
+    memory, positions, keep = tree.memory, tree.positions, tree.fields.append
     remember, add_position, add_maker = memory.append, positions.append, tree.makers.append
     names, node_names, called = tree.operator_names, tree.node_names, tree.frames.add
     since, until, in_call = 0, 0, False  # the span around the last operator in which `in_call` holds
@@ -121,7 +121,7 @@ def _walk_thread(
                 if type(fields) is _Allocation:
                     if position < 0:
                         position = len(positions)
-                        add_position(pack_place(operator, node, frame))
+                        add_position(pack_position(operator, node, frame))
                     start, address = _get_start(event), _get_address(fields)
                     remember(pack_memory(start, address, _get_size(fields), _get_total(fields), position))
                     if keep_fields:
@@ -163,7 +163,7 @@ def _walk_thread(
                         pending.append((inner, row, node, where, frame, thread))
                         inner, used = [], True
                 below, its_position = [inner], len(positions)
-                add_position(pack_place(row, node, frame))
+                add_position(pack_position(row, node, frame))
                 while below:
                     for deeper in below.pop():
                         if _get_duration(deeper):
@@ -232,8 +232,8 @@ def _look_inside(
     below = [([call], frame)]
     while below:
         children, around = below.pop()
-        position = len(tree.places)
-        tree.places.append(pack_place(*owner, around))
+        position = len(tree.positions)
+        tree.positions.append(pack_position(*owner, around))
         for event in children:
             if _get_duration(event):
                 inner = _get_children(event)

@@ -30,7 +30,7 @@ from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.profiler.allocator_levels import Levels, allocator_levels
 from tb_memplugin.record.profiler.carried import CarriedBlocks
 from tb_memplugin.record.profiler.ddp_buckets import bucket_sizes, buckets_alive
-from tb_memplugin.record.profiler.held import HeldByModels, HeldByOptimizer, Seen, told_once
+from tb_memplugin.record.profiler.held import HeldByModels, HeldByOptimizer, Sightings, unique_sightings
 from tb_memplugin.record.profiler.newcomers import Newcomers
 from tb_memplugin.record.profiler_windows import can_listen, listen
 from tb_memplugin.record.storages import (
@@ -80,7 +80,7 @@ class Window:
         names: the models' modules.
         start: the storages alive at the start.
         searched: (device name, address) of those of them that neither a model nor an optimizer told.
-        died: (time, row in `start`) of storages of the start state that were freed.
+        frees: (time, row in `start`) of storages of the start state that were freed.
         moved: (row in `start`, address at the end) of storages of the start state that were resized to 0,
             and perhaps filled at another address.
         crossings: see `ModuleRecorder.log`.
@@ -101,7 +101,7 @@ class Window:
         open_problems: the same where only the whole trace tells the bytes.
         results: by thread ident, the bytes that outer calls of modules returned there, without those on
             `thread`.
-        told: (device name, address) of storages from before the window that a problem counts.
+        in_problems: (device name, address) of storages from before the window that a problem counts.
     """
 
     start_ns: int
@@ -109,7 +109,7 @@ class Window:
     names: ModuleNames
     start: list[Sighting] = field(default_factory=list)
     searched: set[tuple[str, int]] = field(default_factory=set)
-    died: list[tuple[int, int]] = field(default_factory=list)
+    frees: list[tuple[int, int]] = field(default_factory=list)
     moved: list[tuple[int, int]] = field(default_factory=list)
     crossings: list[tuple[int, int, int, int]] = field(default_factory=list)
     sightings: list[Sighting] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Window:
     problems: list[str] = field(default_factory=list)
     open_problems: list[str] = field(default_factory=list)
     results: dict[int, int] = field(default_factory=dict)
-    told: set[tuple[str, int]] = field(default_factory=set)
+    in_problems: set[tuple[str, int]] = field(default_factory=set)
 
 
 class WindowRecorder:
@@ -160,12 +160,12 @@ class WindowRecorder:
         ]
         self._modules = ModuleRecorder(scripted=True)
         self._handles: list[Any] = []
-        self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._start_storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._window: Window | None = None
         self._counting: CountedWindow | None = None
         self._held: HeldByModels | None = None
         self._optimizers_held: dict[int, tuple[weakref.ref[torch.optim.Optimizer], HeldByOptimizer]] = {}
-        self._seen: list[list[Seen]] = []
+        self._sightings: list[list[Sightings]] = []
         self._stepping: dict[int, list[int]] = {}  # a step may call that of its base class
         self._round: set[int] = set()
         self._before: set[tuple[str, int]] = set()  # (device name, address) of the start state
@@ -201,7 +201,7 @@ class WindowRecorder:
             window.buckets = bucket_sizes(models, window.names)
         elif self._finds_all:
             window.buckets = buckets_alive(models, window.names)
-        self._drop_dead(window)
+        self._drop_freed(window)
         if not reports_to_profiler():
             window.problems.append(
                 f"The CUDA allocator {torch.cuda.get_allocator_backend()!r} reports nothing to "
@@ -211,12 +211,12 @@ class WindowRecorder:
                 f"at {_counted_on_cuda(window):,} bytes when this window begins."
             )
 
-    def _drop_dead(self, window: Window) -> None:
+    def _drop_freed(self, window: Window) -> None:
         """Count nothing for what was freed since it was found: the profiler has not begun yet."""
-        while window.died:
-            _, row = window.died.pop()
+        while window.frees:
+            _, row = window.frees.pop()
             window.start[row] = replace(window.start[row], bytes=0, category=Category.UNKNOWN)
-            self._deaths.pop(row, None)
+            self._start_storages.pop(row, None)
 
     @guarded("the end of a window")
     def stop(self) -> None:
@@ -271,7 +271,7 @@ class WindowRecorder:
 
     def _forget(self) -> None:
         self._held = None
-        for kept in (self._optimizers_held, self._seen, self._deaths):
+        for kept in (self._optimizers_held, self._sightings, self._start_storages):
             kept.clear()
         self._stepping.clear()
         self._round.clear()
@@ -327,10 +327,10 @@ class WindowRecorder:
                 f"the search for the rest took {self._search_ns / 1e9:.1f} s in the window before, and had "
                 f"{self._search_bytes:,} bytes."
             )
-        died = window.died
+        frees = window.frees
         for row, (sighting, storage) in enumerate(zip(window.start, kept, strict=True)):
             if sighting.device in ("cpu", "shared"):
-                self._deaths[row] = weakref.ref(storage, _on_death(died, row))
+                self._start_storages[row] = weakref.ref(storage, _on_free(frees, row))
 
     def _find_others(self, window: Window, kept: list[torch.UntypedStorage]) -> None:
         """Add to the start state what else is alive: `kept` gets its storages."""
@@ -361,13 +361,17 @@ class WindowRecorder:
         tensors = list(model_storages(self._alive_models(), window.names))
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
-        self._seen.append([sight(tensors)])
+        self._sightings.append([sight(tensors)])
         if self._others_allocate(window):
             window.alive_at_end = _bytes_alive()
-        alive = ((row, storage) for row, died in self._deaths.items() if (storage := died()) is not None)
+        alive = (
+            (row, storage)
+            for row, reference in self._start_storages.items()
+            if (storage := reference()) is not None
+        )
         addresses = [(row, storage.data_ptr()) for row, storage in alive]
         window.moved = [(row, address) for row, address in addresses if address != window.start[row].address]
-        window.sightings = list(chain.from_iterable(map(told_once, self._seen)))
+        window.sightings = list(chain.from_iterable(map(unique_sightings, self._sightings)))
 
     def _others_allocate(self, window: Window) -> bool:
         """Whether threads may have allocated or freed on the CPU, unseen, and all bytes are asked for."""
@@ -390,7 +394,7 @@ class WindowRecorder:
                 in_models = self._held.look()
             self._round.add(id(optimizer))
             self._meet(optimizer, window)
-            self._seen.append(holdings.look(optimizer) + in_models)
+            self._sightings.append(holdings.look(optimizer) + in_models)
         except BaseException as error:
             self.fail("the start of an optimizer's step", error)
 
@@ -402,13 +406,13 @@ class WindowRecorder:
             holdings = self._held_by(optimizer, window)
             if began:
                 window.optimizer_steps.append(OptimizerStep(began.pop(), ended, holdings.stepped(optimizer)))
-            self._seen.append(holdings.look_at_state(optimizer))
+            self._sightings.append(holdings.look_at_state(optimizer))
         except BaseException as error:
             self.fail("the end of an optimizer's step", error)
 
     def _saw_inputs(self, sightings: list[Sighting], _: object) -> None:
         if self._window is not None:
-            self._seen.append([sightings])
+            self._sightings.append([sightings])
             if (thread := threading.get_ident()) != self._window.thread:
                 self._entered.setdefault(thread, set()).update(
                     (sighting.device, sighting.address) for sighting in sightings
@@ -460,7 +464,7 @@ class WindowRecorder:
                 "this window are not in the curve."
             )
         elif window.has_models and before:
-            window.told.update((sighting.device, sighting.address) for sighting in before)
+            window.in_problems.update((sighting.device, sighting.address) for sighting in before)
             window.problems.append(
                 f"{type(optimizer).__name__} was not given to memory_trace_handler. The {size:,} "
                 "bytes of its state from before this window are not in the curve of this window, but "
@@ -507,9 +511,9 @@ def _bytes_alive() -> dict[int, int]:
     return sizes
 
 
-def _on_death(died: list[tuple[int, int]], row: int) -> Callable[[object], None]:
+def _on_free(frees: list[tuple[int, int]], row: int) -> Callable[[object], None]:
     def freed(_: object) -> None:
-        died.append((time_ns(), row))
+        frees.append((time_ns(), row))
 
     return freed
 
