@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from tb_memplugin.record.iterations.watch import Seen
+from tb_memplugin.record.iterations.watch import Observation
 from tb_memplugin.record.iterations.weights import WeightMemory, weights_of
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Bool, Int64
@@ -132,7 +132,13 @@ class IterationMemory:
 
 
 def iteration_memory(
-    model: nn.Module | None, observation: Seen, *, step: int, epoch: int, iteration: int, seconds: float
+    model: nn.Module | None,
+    observation: Observation,
+    *,
+    step: int,
+    epoch: int,
+    iteration: int,
+    seconds: float,
 ) -> IterationMemory:
     """Return the figures of an iteration from what its watch saw. `model` is None if it no longer exists."""
     traced = traced_memory(observation.trace) if observation.trace is not None else None
@@ -168,7 +174,7 @@ def iteration_memory(
     )
 
 
-def _inexact(observation: Seen) -> list[str]:
+def _inexact(observation: Observation) -> list[str]:
     if all(reading.exact and reading.reserved_exact for reading in observation.readings):
         return []
     return [

@@ -25,7 +25,7 @@ from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.iterations.console import show, size
 from tb_memplugin.record.iterations.csv_files import DEFAULT_FOLDER, IterationCsv
 from tb_memplugin.record.iterations.figures import IterationMemory, iteration_memory
-from tb_memplugin.record.iterations.watch import Call, IterationWatch, Seen, compiled_modules
+from tb_memplugin.record.iterations.watch import Call, IterationWatch, Observation, compiled_modules
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace, Step
@@ -96,7 +96,7 @@ class IterationReport:
         self._lock = threading.RLock()
         self._guard = Guard(_LOST, self._logger)
         self._slot = _Slot(self._guard)
-        self._told: set[str] = set()
+        self._shown_notes: set[str] = set()
         self._is_closed = False
         self.epoch, self.iteration, self.step = 1, 0, 0
         self._finalizer = weakref.finalize(self, _Slot.clear, self._slot)
@@ -190,8 +190,8 @@ class IterationReport:
             seconds=perf_counter() - began,
         )
         self._kept.append(memory)
-        notes = [note for note in memory.notes if note not in self._told]
-        self._told.update(notes)
+        notes = [note for note in memory.notes if note not in self._shown_notes]
+        self._shown_notes.update(notes)
         self._safely(lambda: show(memory, self._console, self._max_weights, notes))
         if self._csv is not None:
             csv = self._csv
@@ -200,7 +200,7 @@ class IterationReport:
             self._safely(lambda: self._write(observation, memory))
         return memory
 
-    def _write(self, observation: Seen, memory: IterationMemory) -> None:
+    def _write(self, observation: Observation, memory: IterationMemory) -> None:
         assert self._writer is not None
         assert observation.trace is not None
         self._writer.write(_as_step(observation.trace, memory))
@@ -281,7 +281,7 @@ class _Slot:
 
     def take(
         self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]
-    ) -> tuple[float, Seen]:
+    ) -> tuple[float, Observation]:
         """End the watch and return when it began (`perf_counter`) and what it saw."""
         watch, self._watch = self._watch, None
         assert watch is not None

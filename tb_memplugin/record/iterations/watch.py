@@ -36,7 +36,7 @@ CountersOf = Callable[[Sequence[str]], Sequence[Counters]]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """What a watch saw.
 
     Attributes:
@@ -105,7 +105,7 @@ class IterationWatch:
             self.cancel()
             raise
 
-    def end(self, model: nn.Module | None, optimizers: Optimizers) -> Seen:
+    def end(self, model: nn.Module | None, optimizers: Optimizers) -> Observation:
         """End the watch and return what it saw."""
         gradients: dict[str, int] = {}
         try:
@@ -122,7 +122,7 @@ class IterationWatch:
             self.cancel()
             raise
         notes = (*self._notes, *(trace.notes if trace is not None else ()))
-        return Seen(self._devices, readings, trace, gradients, notes)
+        return Observation(self._devices, readings, trace, gradients, notes)
 
     def cancel(self) -> None:
         """End the watch and discard what it saw."""
