@@ -299,7 +299,7 @@ def _compiled() -> Path:
         compile_library(
             path,
             [compiler, *options, os.fspath(SOURCE), "-ldl", "-lpthread"],
-            what="counts the calls of the CPU's allocator",
+            purpose="counts the calls of the CPU's allocator",
             fix=_FIX,
         )
     return path

@@ -67,7 +67,7 @@ def match_events(profile: Events, device: int, snapshot: Events, same_device: in
     kept = asked if _has_frees(snapshot, asked) else _rows(snapshot, same_device, Kind.FREE_COMPLETED)
     group, same_group = _groups(profile, profiled, snapshot, kept)
     time, same_time = profile.time_ns[profiled], snapshot.time_ns[kept]
-    partner = _by_place(group, same_group)
+    partner = _by_position(group, same_group)
     sure = partner >= 0
     later = int(np.median(time[sure] - same_time[partner[sure]])) if sure.any() else 0
     far = sure & (np.abs(time - same_time[partner] - later) > TOLERANCE_NS) if len(kept) else sure
@@ -126,7 +126,7 @@ def _groups(profile: Events, profiled: Rows, snapshot: Events, kept: Rows) -> tu
     return group[: len(profiled)], group[len(profiled) :]
 
 
-def _by_place(group: Int64, same_group: Int64) -> Int64:
+def _by_position(group: Int64, same_group: Int64) -> Int64:
     """Return, for each row, the other side's row at the same position in a group of equal size, else -1."""
     partner = np.full(len(group), -1, np.int64)
     groups = 1 + int(max(group.max(initial=-1), same_group.max(initial=-1)))

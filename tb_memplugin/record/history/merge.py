@@ -140,7 +140,7 @@ class _Merger:
             contexts=self.snapshot.contexts,
             ooms=tuple(self._ooms(event_of)),
             counters=tuple(self._counters()),
-            notes=(*self.profile.notes, *self.snapshot.notes, *self._told(), *self.notes),
+            notes=(*self.profile.notes, *self.snapshot.notes, *self._pair_notes(), *self.notes),
             properties={**self.snapshot.properties, **self.profile.properties},
         )
 
@@ -297,7 +297,7 @@ class _Merger:
     def _ooms(self, event_of: Int64) -> Iterator[OutOfMemory]:
         yield from (replace(oom, event=int(event_of[oom.event])) for oom in self.snapshot.ooms)
 
-    def _told(self) -> Iterator[str]:
+    def _pair_notes(self) -> Iterator[str]:
         """Yield notes on how each device's two records fit together."""
         for pair in self.pairs:
             name, match = self.snapshot.devices[pair.row].name, pair.match
