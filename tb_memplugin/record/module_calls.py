@@ -53,7 +53,7 @@ def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     try:
         if not beside_compiler.is_known:  # it may have been loaded since the watch began
             beside_compiler.look()
-        version, watchers = _version, _of_module.get(id(module)) or _others(module)
+        version, watchers = _version, _of_module.get(id(module)) or _general_watchers(module)
         if _slot is not _run:
             call = compiled_call(module) or call
     except BaseException as error:
@@ -69,7 +69,7 @@ def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     finally:
         if version != _version:  # who began to watch within the call is told of its end
             try:
-                watchers = _of_module.get(id(module)) or _others(module)
+                watchers = _of_module.get(id(module)) or _general_watchers(module)
             except BaseException as error:
                 watchers = _NOBODY
                 _fail_all(error)
@@ -111,7 +111,7 @@ class _Slot:
             raise AttributeError(_SLOT) from None
 
 
-def _others(module: nn.Module) -> _Watchers:
+def _general_watchers(module: nn.Module) -> _Watchers:
     """Return the watchers of all modules, and of a replica those of its module."""
     own = module.__dict__
     watchers = _of_replica.get(id(own.get("_forward_hooks")), ()) if own.get("_is_replica") else ()
@@ -267,5 +267,12 @@ def _is_inlined_by_call(module: nn.Module) -> bool:
     return "forward" in own or any(value for name, value in own.items() if name.endswith("_hooks"))
 
 
-for _function in (_run, _Slot.__get__, compiled_call, _others, _ClassPatch.put_on, _ClassPatch.take_off):
+for _function in (
+    _run,
+    _Slot.__get__,
+    compiled_call,
+    _general_watchers,
+    _ClassPatch.put_on,
+    _ClassPatch.take_off,
+):
     skipped_by_dynamo(_function)

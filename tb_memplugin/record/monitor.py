@@ -290,7 +290,7 @@ class _Stream:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._told = False
+        self._is_announced = False
 
     def stepped(self) -> None:
         """Start the writing thread when the first step has ended, and again if it has failed."""
@@ -342,8 +342,8 @@ class _Stream:
                     part, left = left[:MOST_AT_ONCE], left[MOST_AT_ONCE:]
                     self._write(part)
                     part = []
-                    if not self._told:
-                        self._told = True
+                    if not self._is_announced:
+                        self._is_announced = True
                         with suppress(Exception):
                             say_where(self._logdir, "figures of steps")
             except BaseException as error:

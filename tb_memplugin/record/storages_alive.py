@@ -52,7 +52,7 @@ def storages_alive(*, of_gradients: bool = True) -> Iterator[torch.UntypedStorag
         try:
             candidates = list(_look(_storages_of, of_gradients))
         except (RuntimeError, NotImplementedError):  # a tensor without a storage, as functorch's wrappers are
-            candidates = list(_look(_known, of_gradients))
+            candidates = list(_look(_references, of_gradients))
         for candidate in candidates:
             if isinstance(candidate, torch.UntypedStorage):
                 storages_found.append(candidate)
@@ -190,10 +190,10 @@ def node_of(tensor: torch.Tensor) -> Any:
 
 def _storages_of(tensors: Iterator[torch.Tensor]) -> Iterator[_Found]:
     tensors, same = tee(tensors)
-    return chain(_dense(tensors), _known(_not_dense(same)))
+    return chain(_dense(tensors), _references(_not_dense(same)))
 
 
-def _known(tensors: Iterator[torch.Tensor]) -> Iterator[_Found]:
+def _references(tensors: Iterator[torch.Tensor]) -> Iterator[_Found]:
     return map(weakref.ref, tensors)
 
 

@@ -25,7 +25,7 @@ class IterationRecording(StorageRecording):
         if row is not None:
             self.layers.here().enter(row)
 
-    def _take_in_unseen(self) -> None:
+    def _add_unseen(self) -> None:
         """Do not search: the start state of the next reported iteration counts it."""
 
     def tell_gradient(self, weight: torch.Tensor, name: str) -> None:
@@ -38,7 +38,7 @@ class IterationRecording(StorageRecording):
         """Return the blocks of a tensor's storages."""
         ledger = self.recorded.ledger
         with ledger.lock:
-            return list(ledger.take_in(self._mine([tensor]), late=True))
+            return list(ledger.blocks_of(self._mine([tensor]), late=True))
 
     def tell_gone_gradient(self, weight_id: int, name: str, blocks: Sequence[Block | Buffer]) -> None:
         """Name the blocks that were the gradient of a weight with this `id`, which may have been freed."""
@@ -54,7 +54,7 @@ class IterationRecording(StorageRecording):
         if not self.layers.on:
             return
         with ledger.lock:
-            for block in ledger.take_in(self._mine(tensors_in(inputs)), late=True):
+            for block in ledger.blocks_of(self._mine(tensors_in(inputs)), late=True):
                 if block.category is Category.UNKNOWN and block.phase in (Phase.BEFORE, Phase.OTHER):
                     block.category = Category.INPUT
 

@@ -153,7 +153,7 @@ class NodeStacks:
             half = _MOST_NODES // 2
             del self._until[:half], self._rows[:half], self._made_by[:half]
 
-    def made(self, sequence: int) -> tuple[int, Any]:
+    def maker_of(self, sequence: int) -> tuple[int, Any]:
         """Return the row of the stack that made a node, and the operator; (`NO_ROW`, None) if not known."""
         index = bisect_right(self._until, sequence)
         if 0 < index < len(self._rows):
@@ -171,12 +171,12 @@ def forward_of(node: Any, mine: NodeStacks, every: list[NodeStacks]) -> int:
     if sequence == _NO_SEQUENCE:
         return NO_ROW
     if len(every) == 1:
-        return mine.made(sequence)[0]
+        return mine.maker_of(sequence)[0]
     name = node.name()
-    here = mine.made(sequence)
+    here = mine.maker_of(sequence)
     if _fits(name, here[1]):
         return here[0]
-    elsewhere = [stacks.made(sequence) for stacks in every if stacks is not mine]
+    elsewhere = [stacks.maker_of(sequence) for stacks in every if stacks is not mine]
     rows = [row for row, made_by in elsewhere if _fits(name, made_by)]
     return rows[0] if len(rows) == 1 else NO_ROW
 

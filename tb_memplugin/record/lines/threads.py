@@ -33,12 +33,12 @@ class ThreadWatch:
         self._known = threading.local()
         self._known.met = True
         self._profile: Hook | None = None
-        self._others: Hook | None = None
+        self._previous: Hook | None = None
         self._calls = ModuleCalls()
 
     def start(self) -> None:
         """Begin to detect threads."""
-        self._others = threading.getprofile()
+        self._previous = threading.getprofile()
         self._profile = self._first_call
         threading.setprofile(self._profile)
         if threading.active_count() > 1:  # only if needed: it costs time and appears in stacks
@@ -53,15 +53,15 @@ class ThreadWatch:
 
     def _beneath(self) -> Hook | None:
         """Return the profile function to restore, skipping those of watches that have stopped."""
-        hook = self._others
+        hook = self._previous
         while isinstance(watch := getattr(hook, "__self__", None), ThreadWatch) and not watch._on:
-            hook = watch._others
+            hook = watch._previous
         return hook
 
     def _first_call(self, frame: FrameType, event: str, arg: Any) -> None:
-        sys.setprofile(self._others)
-        if self._others is not None:
-            self._others(frame, event, arg)
+        sys.setprofile(self._previous)
+        if self._previous is not None:
+            self._previous(frame, event, arg)
         self._meet()
 
     def _meet(self, *_: object) -> None:

@@ -149,7 +149,7 @@ class StepRecording:
         """Begin a phase."""
         with self._lock:
             self._boundary()
-            phase = OpenPhase(self._known(name), time.perf_counter_ns(), Highs(self._last))
+            phase = OpenPhase(self._phase_name(name), time.perf_counter_ns(), Highs(self._last))
             self._phases.add(phase)
             return phase
 
@@ -238,7 +238,7 @@ class StepRecording:
     def _read(self) -> list[Reading]:
         return [counter.read() for counter in self.counters]
 
-    def _known(self, name: str) -> str:
+    def _phase_name(self, name: str) -> str:
         name = str(name)[:_PHASE_NAME]
         if name in self._names or len(self._names) < MOST_PHASES:
             self._names.add(name)

@@ -25,7 +25,7 @@ from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.profiler.ddp_buckets import BUCKET, buckets_alive
 from tb_memplugin.record.profiler.dtypes import dtypes_of
-from tb_memplugin.record.storage_lifetimes import Happened, Ledger
+from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
 from tb_memplugin.record.storages import (
     Sighting,
     allocated_by_torch,
@@ -89,7 +89,9 @@ class StorageRecording:
         ledger = self._open_ledger()
         self.layers = Layers.of(ledger, ModuleNames.of(models), self._guard)
         most = self._max_events
-        self.recorded = Recorded(self.layers, time_ns(), marks=deque(maxlen=most), seen=deque(maxlen=most))
+        self.recorded = Recorded(
+            self.layers, time_ns(), marks=deque(maxlen=most), sightings=deque(maxlen=most)
+        )
         self._thread = threading.get_ident()
         names = self.layers.names
         self._name(model_storages(models, names), late=False)
@@ -98,10 +100,10 @@ class StorageRecording:
             self._name(gradients(optimizer, names), late=False)
             self._name(optimizer_storages(optimizer, names), late=False)
         self._beside_others = others_may_run()
-        self._take_in_others(models)
+        self._add_alive(models)
         if self._device_type == "cpu" and is_counting():
             self._counting = begin_window()
-        self.recorded.start_ns = ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
+        self.recorded.start_ns = ledger.write(EntryKind.SNAPSHOT, None, -1, Phase.OTHER)
         self._layer_calls = LayerCalls(self.layers, self._watch, self._unwatch)
         try:
             outer_calls = OuterCalls(names, self._saw_inputs)
@@ -126,14 +128,14 @@ class StorageRecording:
             self.recorded.ledger.blocks.clear,
         )
 
-    def _take_in_others(self, models: Mapping[str, nn.Module]) -> None:
+    def _add_alive(self, models: Mapping[str, nn.Module]) -> None:
         """Add to the start state what else is alive."""
         if self._device_type == "cpu":
             for row, size in buckets_alive(models, self.layers.names):
                 self.recorded.ledger.expect(size, Category.COMMUNICATION, BUCKET, row)
         for alive in alive_now():
             if self._is_mine(alive.storage):
-                for block in self.recorded.ledger.take_in([alive.storage]):
+                for block in self.recorded.ledger.blocks_of([alive.storage]):
                     if block.category is Category.UNKNOWN:
                         self.recorded.searched.append(block)
                         block.label = alive.label or ALIVE_BEFORE
@@ -178,9 +180,9 @@ class StorageRecording:
             self._name(model_storages(models, self.layers.names))
             for optimizer in optimizers:
                 self._name(optimizer_storages(optimizer, self.layers.names))
-            self._take_in_unseen()
+            self._add_unseen()
             self._missed = self._missed_bytes()
-            ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
+            ledger.write(EntryKind.SNAPSHOT, None, -1, Phase.OTHER)
             recorded.stop_ns = time_ns()
             counted = None if self._counting is None else self._counting.stop()
             recorded.notes += self._notes()
@@ -192,11 +194,11 @@ class StorageRecording:
             ledger.blocks.clear()  # this also removes the weak references
         return result
 
-    def _take_in_unseen(self) -> None:
+    def _add_unseen(self) -> None:
         """Count what is alive at the end, and that neither an operator nor the start state has shown."""
         if self.layers.problems or self._beside_others or others_may_run():
             return  # what later events or other threads made would count, too
-        self.recorded.ledger.take_in(self._found_alive(), late=True)
+        self.recorded.ledger.blocks_of(self._found_alive(), late=True)
 
     def _missed_bytes(self) -> int:
         """Return the bytes alive now that are not counted; searched only if a note needs them."""
@@ -279,7 +281,7 @@ class StorageRecording:
             self.layers.failed("a call without an operator", error)
         return call() if mode is None else mode.make_hidden_call(call)
 
-    def see_made(self, memory: torch.Tensor | torch.UntypedStorage) -> None:
+    def see_memory(self, memory: torch.Tensor | torch.UntypedStorage) -> None:
         """Record what torch allocated, resized or read on this thread without an operator."""
         try:
             for mode in modes_here(self.layers):
@@ -293,7 +295,7 @@ class StorageRecording:
         with ledger.lock:
             self.layers.here().settle()
             blocks = [ledger.blocks.get(storage._cdata) for storage in storages_seen]
-            self.recorded.seen.extend(zip(blocks, sightings, strict=True))
+            self.recorded.sightings.extend(zip(blocks, sightings, strict=True))
 
     def _watch(self) -> None:
         """Trace another thread that calls a layer until the call ends, unless autograd set a mode there."""
@@ -314,7 +316,7 @@ class StorageRecording:
         ledger = self.recorded.ledger
         with ledger.lock:
             for tensor, category, module, label in tensors:
-                for block in ledger.take_in(self._mine([tensor]), late=late):
+                for block in ledger.blocks_of(self._mine([tensor]), late=late):
                     if block.category is Category.UNKNOWN:
                         block.category, block.label = category, label
                         block.module = module if module >= 0 else block.module

@@ -87,7 +87,7 @@ class SavedNumbers:
         for buffer, freed_ns, row, phase in waiting:
             mine = next((storage for storage in kept if storage.nbytes() == buffer.bytes), None)
             if mine is None:
-                self._ledger.end(buffer, row, phase, freed_ns)
+                self._ledger.free(buffer, row, phase, freed_ns)
                 yield row
             else:
                 kept.remove(mine)

@@ -14,7 +14,7 @@ from tb_memplugin.read.categories import Born, by_lifetime, of_known
 from tb_memplugin.read.phases import phase_at, phase_spans, stretch
 from tb_memplugin.read.tables import Call, Mark, Names, Owners, named_phases, operator_name
 from tb_memplugin.record.provenance import Provenance, with_later_names
-from tb_memplugin.record.storage_lifetimes import BEFORE, Block, Buffer, Entry, Happened, Ledger
+from tb_memplugin.record.storage_lifetimes import BEFORE, Block, Buffer, Entry, EntryKind, Ledger
 from tb_memplugin.record.storages import Sighting
 from tb_memplugin.record.tracer.layers import Layers
 from tb_memplugin.record.weight_copies import fqns, references
@@ -40,7 +40,7 @@ SOURCE = "MemoryTracer"
 
 _OF_MODELS = (Category.PARAMETER, Category.BUFFER)
 
-Seen = tuple[Block | Buffer | None, Sighting]
+BlockSighting = tuple[Block | Buffer | None, Sighting]
 """A sighting and the block that it saw, None if no operator or start state has shown it."""
 
 
@@ -48,15 +48,16 @@ Seen = tuple[Block | Buffer | None, Sighting]
 class Recorded:
     """What a tracer recorded between two times (epoch nanoseconds), with notes.
 
-    `marks` are the starts and ends of named phases: (epoch ns, name, whether it ends). `seen` is what entered
-    outermost module calls; `searched` are blocks of the start state that only a search of all tensors found.
+    `marks` are the starts and ends of named phases: (epoch ns, name, whether it ends). `sightings` are of
+    what entered outermost module calls; `searched` are blocks of the start state that only a search of all
+    tensors found.
     """
 
     layers: Layers
     start_ns: int
     stop_ns: int = 0
     marks: deque[Mark] = field(default_factory=deque)
-    seen: deque[Seen] = field(default_factory=deque)
+    sightings: deque[BlockSighting] = field(default_factory=deque)
     searched: list[Block | Buffer] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     properties: dict[str, str] = field(default_factory=dict)
@@ -79,7 +80,7 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
     ledger = recorded.ledger
     entries = list(ledger.entries)
     tables = _Tables(Names(), Names(), Owners(recorded.layers.names.modules))
-    memory = [entry for entry in entries if entry[1] <= Happened.FREE]
+    memory = [entry for entry in entries if entry[1] <= EntryKind.FREE]
     phases = _phases(recorded.layers)
     before = _before(memory, ledger)
     bare = _events(memory, tables, phases)
@@ -87,8 +88,8 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
     allocs = np.flatnonzero(bare.kind == Kind.ALLOC)
     blocks = [memory[row][2] for row in allocs.tolist()]
     row_of = {id(block): row for row, block in enumerate((*before, *blocks))}
-    matched = np.array([row_of.get(id(block), -1) for block, _ in recorded.seen], np.int64)
-    sightings = [sighting for _, sighting in recorded.seen]
+    matched = np.array([row_of.get(id(block), -1) for block, _ in recorded.sightings], np.int64)
+    sightings = [sighting for _, sighting in recorded.sightings]
     start = _start_rows(before, tables, {id(block) for block in recorded.searched})
     start = with_later_names(start, matched, sightings, tables.owners, tables.labels)
     provenance = _provenance(bare, allocs, memory, phases, calls, tables)
@@ -135,14 +136,14 @@ def _phases(layers: Layers) -> Spans:
 def _ended(entries: Sequence[Entry]) -> Iterator[Call]:
     """Yield the layer calls that ended."""
     for time, kind, _, row, phase, _, began in entries:
-        if kind is Happened.EXIT:
+        if kind is EntryKind.EXIT:
             yield began, time, row, phase
 
 
 def _before(memory: Sequence[Entry], ledger: Ledger) -> list[Block | Buffer]:
     """Return the blocks whose allocation is not in the kept entries, but that were alive during them."""
-    born = {id(entry[2]) for entry in memory if entry[1] is Happened.ALLOC}
-    ended = (entry[2] for entry in memory if entry[1] is Happened.FREE)
+    born = {id(entry[2]) for entry in memory if entry[1] is EntryKind.ALLOC}
+    ended = (entry[2] for entry in memory if entry[1] is EntryKind.FREE)
     return [block for block in (*ended, *ledger.blocks.values()) if block and id(block) not in born]
 
 
@@ -177,7 +178,7 @@ def _old_category(block: Block | Buffer) -> Category:
 def _events(memory: Sequence[Entry], tables: _Tables, phases: Spans) -> Events:
     blocks = [entry[2] for entry in memory]
     time = np.array([entry[0] for entry in memory], np.int64)
-    is_alloc = np.array([entry[1] is Happened.ALLOC for entry in memory], bool)
+    is_alloc = np.array([entry[1] is EntryKind.ALLOC for entry in memory], bool)
     names: dict[Any, int] = {}
     operator = np.full(len(memory), -1, np.int64)
     for row in np.flatnonzero(is_alloc).tolist():
@@ -219,7 +220,7 @@ def _provenance(
     bare: Events, allocs: Int64, memory: Sequence[Entry], phases: Spans, calls: Spans, tables: _Tables
 ) -> Provenance:
     """Return what the ledger and the lifetimes of the allocations (these rows) tell of them."""
-    freed = {id(entry[2]): entry[0] for entry in memory if entry[1] is Happened.FREE}
+    freed = {id(entry[2]): entry[0] for entry in memory if entry[1] is EntryKind.FREE}
     forever = np.iinfo(np.int64).max
     blocks = [memory[row][2] for row in allocs.tolist()]
     born = Born(

@@ -20,7 +20,7 @@ import torch
 class Listener(Protocol):
     """A receiver of the reports, on the thread where they happen. Its own code must not raise."""
 
-    def see_made(self, memory: torch.Tensor | torch.UntypedStorage) -> None:
+    def see_memory(self, memory: torch.Tensor | torch.UntypedStorage) -> None:
         """Receive a copied state, or a storage that was resized or read."""
 
     def around(self, call: Callable[[], Any]) -> Any:
@@ -40,7 +40,7 @@ _print_original: Callable[..., Any] = _text._str
 
 def _report(memory: torch.Tensor | torch.UntypedStorage) -> None:
     for listener in tuple(_listeners):
-        listener.see_made(memory)
+        listener.see_memory(memory)
 
 
 def _get_rng_state() -> torch.Tensor:
