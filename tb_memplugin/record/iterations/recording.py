@@ -28,7 +28,7 @@ class IterationRecording(StorageRecording):
     def _add_unseen(self) -> None:
         """Do not search: the start state of the next reported iteration counts it."""
 
-    def tell_gradient(self, weight: torch.Tensor, name: str) -> None:
+    def name_gradient(self, weight: torch.Tensor, name: str) -> None:
         """Name the storage of a weight's gradient."""
         if self.layers.on and weight.grad is not None:
             row = self.layers.names.owner_of.get(id(weight), (-1, ""))[0]
@@ -40,7 +40,7 @@ class IterationRecording(StorageRecording):
         with ledger.lock:
             return list(ledger.blocks_of(self._mine([tensor]), late=True))
 
-    def tell_gone_gradient(self, weight_id: int, name: str, blocks: Sequence[Block | Buffer]) -> None:
+    def name_freed_gradient(self, weight_id: int, name: str, blocks: Sequence[Block | Buffer]) -> None:
         """Name the blocks that were the gradient of a weight with this `id`, which may have been freed."""
         row = self.layers.names.owner_of.get(weight_id, (-1, ""))[0]
         for block in blocks:
@@ -48,7 +48,7 @@ class IterationRecording(StorageRecording):
                 block.category, block.label = Category.GRADIENT, _label(name)
                 block.module = row if row >= 0 else block.module
 
-    def tell_inputs(self, inputs: Any) -> None:
+    def record_inputs(self, inputs: Any) -> None:
         """Record what the model is called with as inputs, unless it has another category already."""
         ledger = self.recorded.ledger
         if not self.layers.on:

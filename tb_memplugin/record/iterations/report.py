@@ -129,7 +129,7 @@ class IterationReport:
             if self._is_closed:
                 return
             self._slot.clear()
-            self._safely(self._tell_epoch)
+            self._safely(self._print_epoch)
             self.epoch, self.iteration = self.epoch + 1, 0
             if self.print_period == 1:
                 self._safely(self._wait_for_the_model)
@@ -205,7 +205,7 @@ class IterationReport:
         assert observation.trace is not None
         self._writer.write(_as_step(observation.trace, memory))
 
-    def _tell_epoch(self) -> None:
+    def _print_epoch(self) -> None:
         mine = [
             memory
             for memory in self._kept

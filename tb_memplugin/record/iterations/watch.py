@@ -26,7 +26,7 @@ from tb_memplugin.record.tracer.mode import StorageMode
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import ROOT
 
-_NAMES_TOLD = 3
+_MOST_NAMES = 3
 _MOST_EVENTS = 1_000_000
 
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -100,7 +100,7 @@ class IterationWatch:
             if call is not None:
                 recording.is_inside(call[0])
                 if call[0] is model:
-                    recording.tell_inputs(call[1])
+                    recording.record_inputs(call[1])
         except BaseException:
             self.cancel()
             raise
@@ -162,7 +162,7 @@ class IterationWatch:
 
         def note(_: nn.Module, args: Any, kwargs: Any) -> None:
             if recording is not None:
-                recording.tell_inputs((args, kwargs))
+                recording.record_inputs((args, kwargs))
 
         return note
 
@@ -181,8 +181,8 @@ def compiled_modules(model: nn.Module) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = len(names) - _NAMES_TOLD
-    return ", ".join(names[:_NAMES_TOLD]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _torch_counters(devices: Sequence[str]) -> Sequence[Counters]:

@@ -63,25 +63,25 @@ def named_weights(model: nn.Module) -> dict[str, tuple[nn.Parameter, tuple[str, 
     return weights
 
 
-def weights_of(model: nn.Module, gone: Mapping[str, int]) -> tuple[WeightMemory, ...]:
+def weights_of(model: nn.Module, freed: Mapping[str, int]) -> tuple[WeightMemory, ...]:
     """Return every weight of a model in its current state.
 
     Args:
         model: any; weights without memory (meta, fake, not yet initialised) have 0 bytes.
-        gone: bytes of gradients that existed but were freed, by weight; used for weights without a gradient.
+        freed: bytes of gradients that existed but were freed, by weight; used for weights without a gradient.
     """
     weights = named_weights(model)
     sizes = divided({name: stretches(weight) for name, (weight, _) in weights.items()})
-    there = {name: weight.grad for name, (weight, _) in weights.items() if _is_made(weight)}
+    there = {name: weight.grad for name, (weight, _) in weights.items() if _is_materialized(weight)}
     gradients = {name: stretches(grad) for name, grad in there.items() if grad is not None}
-    of_gradients = {**gone, **divided(gradients)}
+    of_gradients = {**freed, **divided(gradients)}
     return tuple(
         WeightMemory(
             name=name,
             bytes=sizes[name],
             gradient_bytes=of_gradients.get(name, 0),
-            shape=tuple(weight.shape) if _is_made(weight) else (),
-            dtype=str(weight.dtype).removeprefix("torch.") if _is_made(weight) else "",
+            shape=tuple(weight.shape) if _is_materialized(weight) else (),
+            dtype=str(weight.dtype).removeprefix("torch.") if _is_materialized(weight) else "",
             device=str(weight.device),
             aliases=aliases,
         )
@@ -124,7 +124,7 @@ def _uncovered(stretch: Stretch, covered: list[tuple[int, int]]) -> int:
 
 def stretches(tensor: torch.Tensor) -> Iterator[Stretch]:
     """Yield the stretch of a tensor; for sparse and wrapper tensors, the whole of each storage."""
-    if not _is_made(tensor):
+    if not _is_materialized(tensor):
         return
     backing = [storage for storage, _ in storages(tensor)]
     if len(backing) == 1 and _is_plain(tensor):
@@ -144,6 +144,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
 
 
-def _is_made(tensor: torch.Tensor) -> bool:
+def _is_materialized(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has a shape; parameters of lazy modules get theirs with the first batch."""
     return not is_lazy(tensor)
