@@ -55,7 +55,7 @@ class LayerClock(ModuleRecorder):
         self._here = threading.local()
         self._threads: set[int] = set()
         self._autograd = AutogradMarks(allocator)
-        self._backward = SharedBackward(lambda: len(self._threads) > 1, self._tell_nodes)
+        self._backward = SharedBackward(lambda: len(self._threads) > 1, self._assign_layers)
         self._reached: dict[int, Callable[[object], None]] = {}
         self._reached_marking: dict[int, Callable[[object], None]] = {}
         self._nodes: list[Any] = []
@@ -168,25 +168,25 @@ class LayerClock(ModuleRecorder):
             for inner in tensors.values():
                 self._at_nodes(inner, row)
 
-    def _tell_nodes(self, roots: Sequence[Any]) -> None:
-        """Tell every node of a graph its layer: that of the last result of a layer before it in backward."""
+    def _assign_layers(self, roots: Sequence[Any]) -> None:
+        """Assign each node of a graph its layer: that of the last result of a layer before it in backward."""
         nodes = (getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots)
         pending = [(node, NO_LAYER) for node in nodes if node is not None]
-        met = set()
+        visited = set()
         while pending:
             node, row = pending.pop()
-            if node in met:
+            if node in visited:
                 continue
-            met.add(node)
+            visited.add(node)
             if self._seen in node.metadata:
                 row = node.metadata[self._seen]
             else:
                 devices = (metadata.device.type for metadata in node._input_metadata)
-                self._tell(node, row, on_gpu=self._autograd.device_type in devices)
+                self._assign_layer(node, row, on_gpu=self._autograd.device_type in devices)
             pending += [(following, row) for following, _ in node.next_functions if following is not None]
 
-    def _tell(self, node: Any, row: int, *, on_gpu: bool) -> None:
-        """Tell a node which layer begins there. On a GPU, its thread is marked."""
+    def _assign_layer(self, node: Any, row: int, *, on_gpu: bool) -> None:
+        """Record which layer begins at a node. On a GPU, its thread is marked."""
         node.metadata[self._seen] = row
         self._keep(node.register_prehook((self._reached_marking if on_gpu else self._reached)[row]))
 
