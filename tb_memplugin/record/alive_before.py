@@ -14,7 +14,7 @@ from tb_memplugin.record.storages_alive import (
     get_grad,
     is_leaf,
     node_of,
-    others_may_run,
+    other_threads_may_run,
     storages_alive,
     storages_behind,
     tensors_alive,
@@ -49,13 +49,13 @@ def alive_now() -> Iterator[Alive]:
     for a backward that can still run. If another thread may run backward, neither this nor variables are
     looked for, and gradients that Python does not know are left out.
     """
-    alone = not others_may_run()
+    alone = not other_threads_may_run()
     names = variable_names() if alone else {}
-    met: set[int] = set()
+    keys: set[int] = set()
     for storage, category, label in _described() if alone else _not_described():
         key = storage._cdata
-        if key not in met and allocated_by_torch(storage) and storage.nbytes():
-            met.add(key)
+        if key not in keys and allocated_by_torch(storage) and storage.nbytes():
+            keys.add(key)
             yield Alive(storage, memory_of(storage), category, names.get(key, "") or label)
 
 
@@ -94,12 +94,12 @@ def memory_of(storage: torch.UntypedStorage) -> str:
 
 def _saved_in(roots: Iterable[Any]) -> Iterator[_Described]:
     """Yield the storages that the graph below some nodes saved. Hooks of saved tensors do not run."""
-    pending, met = list(roots), set[Any]()
-    while pending and len(met) < MOST_NODES:
+    pending, visited = list(roots), set[Any]()
+    while pending and len(visited) < MOST_NODES:
         node = pending.pop()
-        if node in met:
+        if node in visited:
             continue
-        met.add(node)
+        visited.add(node)
         pending += [following for following, _ in node.next_functions if following is not None]
         for saved in _saved_by(node):
             tensor = getattr(saved, "data", None)  # not in older versions of torch

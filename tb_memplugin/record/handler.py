@@ -176,7 +176,7 @@ class _MemoryTraceHandler:
         self._guard = Guard(LOST, self._logger)
         self._writer: RunWriter | None = None
         self._windows = 0
-        self._told = False
+        self._is_announced = False
         self._recorder: WindowRecorder | None = None
         self._models = {name: weakref.ref(model) for name, model in models.items()}
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
@@ -276,8 +276,8 @@ class _MemoryTraceHandler:
 
     def _written(self, trace: MemoryTrace, recorder: WindowRecorder) -> None:
         recorder.remember(trace)
-        if not self._told:
-            self._told = True
+        if not self._is_announced:
+            self._is_announced = True
             say_where(self._dir_name, "memory")
             if self._lacks:
                 self._guard.warn(

@@ -226,17 +226,17 @@ class LineTracer:
 
     def _peak(self, recorded: RecordedLines, device: str | None) -> tuple[MemoryTrace, int, int]:
         """Return the trace with a device's peak, the device's row, and the index of the event at the peak."""
-        trace, gone = recorded.trace, recorded.gone_peaks
+        trace, dropped_peaks = recorded.trace, recorded.dropped_peaks
         if not trace.devices:
             raise MemPluginError(
                 "No device was used while tracing.",
                 where="LineTracer",
                 fix="Trace code that allocates memory.",
             )
-        levels = [gone.get(row, trace).live(row) for row in range(len(trace.devices))]
+        levels = [dropped_peaks.get(row, trace).live(row) for row in range(len(trace.devices))]
         highest = max(range(len(levels)), key=lambda row: int(levels[row].max()))
         row = highest if device is None else trace.device_row(device)
-        return gone.get(row, trace), row, int(np.argmax(levels[row])) - 1
+        return dropped_peaks.get(row, trace), row, int(np.argmax(levels[row])) - 1
 
     def _recording(self) -> StorageLines | HistoryLines:
         device = recording_device(self._device)

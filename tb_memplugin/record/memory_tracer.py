@@ -333,19 +333,19 @@ class Tracing:
         optimizers: list[torch.optim.Optimizer],
     ) -> None:
         self._begin, self._end, self._tracer = begin, end, tracer
-        self._given: tuple[nn.Module, list[torch.optim.Optimizer]] | None = (model, optimizers)
+        self._arguments: tuple[nn.Module, list[torch.optim.Optimizer]] | None = (model, optimizers)
         self._model: weakref.ref[nn.Module] | None = None
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
 
     @hidden_from_dynamo
     def __enter__(self) -> MemoryTracer:
-        if self._given is None:
+        if self._arguments is None:
             raise MemPluginError(
                 "This block was already used.",
                 where="MemoryTracer.trace",
                 fix="Call trace() again for each block.",
             )
-        (model, optimizers), self._given = self._given, None
+        (model, optimizers), self._arguments = self._arguments, None
         self._model = weakref.ref(model)
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._begin({"": model}, optimizers)

@@ -40,7 +40,7 @@ class OuterCalls:
 
     def __init__(self, names: ModuleNames, see: See) -> None:
         self._names, self._see = names, see
-        self._here = _Given()
+        self._here = _CallInputs()
 
     def entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the tensors among the arguments of a call that is within no other."""
@@ -53,7 +53,7 @@ class OuterCalls:
         tensors = list(tensors_in((args, kwargs)))
         here.versions = versions_of(tensors)
         here.references = list(map(weakref.ref, tensors))
-        self._tell(tensors, here.versions, ends_call=False)
+        self._report(tensors, here.versions, ends_call=False)
 
     def left(self) -> None:
         """Note the tensors that the call which ends has written to."""
@@ -69,16 +69,16 @@ class OuterCalls:
             (tensor, after) for (tensor, before), after in zip(alive, now, strict=True) if after > before >= 0
         ]
         if written:
-            self._tell([tensor for tensor, _ in written], [after for _, after in written], ends_call=True)
+            self._report([tensor for tensor, _ in written], [after for _, after in written], ends_call=True)
 
-    def _tell(self, tensors: Sequence[torch.Tensor], versions: Sequence[int], *, ends_call: bool) -> None:
+    def _report(self, tensors: Sequence[torch.Tensor], versions: Sequence[int], *, ends_call: bool) -> None:
         kept: list[torch.UntypedStorage] = []
         label = self._here.label
         purposes = ((tensor, Category.INPUT, -1, label) for tensor in tensors)
         self._see(sight(purposes, keep=kept, versions=versions, ends_call=ends_call), kept)
 
 
-class _Given(threading.local):
+class _CallInputs(threading.local):
     """What entered the outermost call of this thread: tensors, and how often each had been written to."""
 
     def __init__(self) -> None:

@@ -58,11 +58,11 @@ def variable_names() -> dict[int, str]:
 
 def _namespaces(frame: FrameType | None) -> Iterator[dict[str, Any]]:
     """Yield the global variables of the modules that run, without those of torch and of this package."""
-    met: set[int] = set()
+    visited: set[int] = set()
     while frame is not None:
         space, package = frame.f_globals, str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if id(space) not in met and package not in ("torch", "tb_memplugin"):
-            met.add(id(space))
+        if id(space) not in visited and package not in ("torch", "tb_memplugin"):
+            visited.add(id(space))
             yield space
         frame = frame.f_back
 

@@ -87,11 +87,11 @@ class Weights:
             begins = begins[sizes[begins + offset] == self.bytes[offset]]
             if not len(begins):
                 break
-        apart: list[int] = []
+        disjoint: list[int] = []
         for begin in begins.tolist():
-            if not apart or begin >= apart[-1] + count:
-                apart.append(begin)
-        return np.array(apart, np.int64)
+            if not disjoint or begin >= disjoint[-1] + count:
+                disjoint.append(begin)
+        return np.array(disjoint, np.int64)
 
 
 def fqns(names: ModuleNames) -> list[str]:

@@ -42,7 +42,7 @@ class LineLedger(Ledger):
             self._before[id(block)] = block
             self._level_before[block.device] = self._level_before.get(block.device, 0) + block.bytes
 
-    def blocks_at_gone_peak(self, device: int) -> list[Block | Buffer] | None:
+    def blocks_at_dropped_peak(self, device: int) -> list[Block | Buffer] | None:
         """Return the blocks at a device's peak if its entry was dropped; None if it may still be kept."""
         level, blocks = self._set_aside.get(device, (-1, []))
         return blocks if level == self.peaks.get(device, 0) else None
@@ -70,9 +70,9 @@ class LineLedger(Ledger):
         """Add an entry. An entry that is dropped for it is applied to the state before the oldest one."""
         entries = self.entries
         if len(entries) == entries.maxlen:
-            _, gone, its, *_ = entries[0]
-            if its is not None:
-                self._apply(gone, its)
+            _, oldest_kind, oldest_block, *_ = entries[0]
+            if oldest_block is not None:
+                self._apply(oldest_kind, oldest_block)
         if kind is EntryKind.ALLOC and block is not None:
             self.allocated[block.device] = self.allocated.get(block.device, 0) + block.bytes
         return super().write(kind, block, row, phase, began=began, now=now)

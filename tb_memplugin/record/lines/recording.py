@@ -28,14 +28,14 @@ SOURCE = "LineTracer"
 class RecordedLines:
     """The result of a recording.
 
-    `total_allocated` is the bytes of all allocations between start and stop, by device row. `gone_peaks`
+    `total_allocated` is the bytes of all allocations between start and stop, by device row. `dropped_peaks`
     are traces for devices whose peak is older than the kept events: they have no events, and their start
     state is the blocks alive at the peak. `knows_threads` tells whether stacks contain their thread.
     """
 
     trace: MemoryTrace
     total_allocated: dict[int, int]
-    gone_peaks: dict[int, MemoryTrace]
+    dropped_peaks: dict[int, MemoryTrace]
     knows_threads: bool
 
 
@@ -87,13 +87,13 @@ class StorageLines(StorageRecording):
         stacks = self._stacks.stacks.texts()
         trace = replace(result.trace, source=SOURCE, stacks=stacks)
         trace = replace(trace, notes=(*trace.notes, *self._line_notes(trace)))
-        gone = {
+        dropped_peaks = {
             row: _at_peak(trace, blocks)
             for row in range(len(trace.devices))
-            if (blocks := self._lines.blocks_at_gone_peak(row)) is not None
+            if (blocks := self._lines.blocks_at_dropped_peak(row)) is not None
             and self._lines.peaks.get(row, 0) > int(trace.live(row).max())
         }
-        return RecordedLines(trace, dict(self._lines.allocated), gone, knows_threads=True)
+        return RecordedLines(trace, dict(self._lines.allocated), dropped_peaks, knows_threads=True)
 
     def _open_ledger(self) -> LineLedger:
         self._lines = LineLedger(self._max_events, self._device_type)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tb_memplugin.record.modules import ModuleNames
     from tb_memplugin.record.storages import Sighting
 
-_TOLD = (Category.PARAMETER, Category.OPTIMIZER_STATE)
+_CATEGORIES = (Category.PARAMETER, Category.OPTIMIZER_STATE)
 
 
 def dtype_properties(sightings: Iterable[Sighting]) -> dict[str, str]:
@@ -28,7 +28,7 @@ def dtype_properties(sightings: Iterable[Sighting]) -> dict[str, str]:
     """
     last: dict[object, Sighting] = {}
     for sighting in sightings:
-        if sighting.category in _TOLD and sighting.dtype:
+        if sighting.category in _CATEGORIES and sighting.dtype:
             identity = (sighting.device, sighting.category, sighting.address)
             last.pop(identity, None)
             last[identity] = sighting

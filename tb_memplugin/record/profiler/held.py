@@ -111,14 +111,14 @@ class Group:
         except (RuntimeError, NotImplementedError):
             return [self._one_by_one(pairs)]
         sightings: list[Sightings] = (
-            [look] if self._are_others([tensor for tensor, _ in plain], look.addresses) else []
+            [look] if self._changed([tensor for tensor, _ in plain], look.addresses) else []
         )
         if len(plain) < len(pairs):
             plain_ids = set(map(id, [tensor for tensor, _ in plain]))
             sightings.append(self._one_by_one([pair for pair in pairs if id(pair[0]) not in plain_ids]))
         return sightings
 
-    def _are_others(self, tensors: list[torch.Tensor], addresses: list[int]) -> bool:
+    def _changed(self, tensors: list[torch.Tensor], addresses: list[int]) -> bool:
         """Whether any tensor is another object, or has another address, than at the last look.
 
         Weak references are compared, not ids: an object always has the same weak reference, and a later
@@ -298,9 +298,9 @@ def _of_gradients(owners: Iterable[Owner]) -> list[Owner]:
 
 def unique_sightings(sightings: Iterable[Sightings]) -> Iterator[Sighting]:
     """Yield the sightings of one moment, each storage once, under the first category it was seen with."""
-    met: set[tuple[str, int]] = set()
+    keys: set[tuple[str, int]] = set()
     for sighting in chain.from_iterable(sightings):
         key = (sighting.device, sighting.address)
-        if key not in met:
-            met.add(key)
+        if key not in keys:
+            keys.add(key)
             yield sighting

@@ -44,7 +44,7 @@ from tb_memplugin.record.storages import (
     optimizer_storages,
     sight,
 )
-from tb_memplugin.record.storages_alive import others_may_run, storages_alive
+from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.trace import Category, Counter, MemoryTrace
 
@@ -154,7 +154,7 @@ class WindowRecorder:
         self._finds_all, self._carried = finds_all, CarriedBlocks()
         self._search_ns = self._search_bytes = 0
         self._models = {name: weakref.ref(model) for name, model in models.items()}
-        self._given = len(optimizers)
+        self._optimizer_count = len(optimizers)
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = [
             weakref.ref(optimizer) for optimizer in optimizers
         ]
@@ -316,7 +316,7 @@ class WindowRecorder:
         if self._finds_all and self._search_ns <= LONGEST_SEARCH_NS:
             began, count = thread_time_ns(), len(window.start)
             try:
-                self._find_others(window, kept)
+                self._add_alive(window, kept)
             except Exception as error:
                 self._note("the search for what is alive", error)
             self._search_ns = thread_time_ns() - began
@@ -332,7 +332,7 @@ class WindowRecorder:
             if sighting.device in ("cpu", "shared"):
                 self._start_storages[row] = weakref.ref(storage, _on_free(frees, row))
 
-    def _find_others(self, window: Window, kept: list[torch.UntypedStorage]) -> None:
+    def _add_alive(self, window: Window, kept: list[torch.UntypedStorage]) -> None:
         """Add to the start state what else is alive: `kept` gets its storages."""
         keys = {(sighting.device, sighting.address) for sighting in window.start}
         rows = {module.key: row for row, module in enumerate(window.names.modules)}
@@ -362,7 +362,7 @@ class WindowRecorder:
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
         self._sightings.append([sight(tensors)])
-        if self._others_allocate(window):
+        if self._other_threads_allocate(window):
             window.alive_at_end = _bytes_alive()
         alive = (
             (row, storage)
@@ -373,7 +373,7 @@ class WindowRecorder:
         window.moved = [(row, address) for row, address in addresses if address != window.start[row].address]
         window.sightings = list(chain.from_iterable(map(unique_sightings, self._sightings)))
 
-    def _others_allocate(self, window: Window) -> bool:
+    def _other_threads_allocate(self, window: Window) -> bool:
         """Whether threads may have allocated or freed on the CPU, unseen, and all bytes are asked for."""
         on_cpu = any(
             sighting.device == "cpu" and sighting.category is Category.PARAMETER for sighting in window.start
@@ -393,7 +393,7 @@ class WindowRecorder:
                 self._round.clear()
                 in_models = self._held.look()
             self._round.add(id(optimizer))
-            self._meet(optimizer, window)
+            self._add_optimizer(optimizer, window)
             self._sightings.append(holdings.look(optimizer) + in_models)
         except BaseException as error:
             self.fail("the start of an optimizer's step", error)
@@ -439,7 +439,7 @@ class WindowRecorder:
             self._round.clear()  # what it is for may be new, too
         return entry[1]
 
-    def _meet(self, optimizer: torch.optim.Optimizer, window: Window) -> None:
+    def _add_optimizer(self, optimizer: torch.optim.Optimizer, window: Window) -> None:
         """Take in an optimizer that steps but was not given, for example one that replaces the given one."""
         if any(reference() is optimizer for reference in self._optimizers):
             return
@@ -457,7 +457,7 @@ class WindowRecorder:
             if sighting.device not in listed and (sighting.device, sighting.address) not in started
         ]
         size = sum(sighting.bytes for sighting in before)
-        if self._given:
+        if self._optimizer_count:
             window.problems.append(
                 f"{type(optimizer).__name__} made a step, but it is not the optimizer given to "
                 f"memory_trace_handler. Its state is recorded from here on; {size:,} bytes of it from before "
@@ -505,7 +505,7 @@ def _counted_on_cuda(window: Window) -> int:
 def _bytes_alive() -> dict[int, int]:
     """Return the storages that Python has: see `Window.alive_at_end`."""
     sizes: dict[int, int] = {}
-    for storage in storages_alive(of_gradients=not others_may_run()):
+    for storage in storages_alive(of_gradients=not other_threads_may_run()):
         address, is_torchs = storage.data_ptr(), memory_of(storage) == "cpu" and allocated_by_torch(storage)
         sizes[address] = max(sizes.get(address, 0), storage.nbytes() if is_torchs else 0)
     return sizes

@@ -77,7 +77,7 @@ class AllocatorLog:
         now = time_ns()
         lists = self._disable()
         if len(lists) > 1 or (lists and len(lists[0]) > 2):  # more than the profiler's two marks
-            self._hand_on(lists, now)
+            self._pass_on(lists, now)
 
     def _disable(self) -> list[list[Any]]:
         """Stop reporting and return the reports, none if another profiler has replaced this one."""
@@ -89,7 +89,7 @@ class AllocatorLog:
                 _record_functions(True)
         return lists
 
-    def _hand_on(self, lists: list[list[Any]], now: int) -> None:
+    def _pass_on(self, lists: list[list[Any]], now: int) -> None:
         events = lists[0]
         if len(lists) == 1:
             mark = events[-1]

@@ -35,7 +35,7 @@ from tb_memplugin.record.storages import (
     optimizer_storages,
     storages,
 )
-from tb_memplugin.record.storages_alive import others_may_run, storages_alive
+from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tracer.cpu_allocations import StepsAside
 from tb_memplugin.record.tracer.layers import LayerCalls, Layers
 from tb_memplugin.record.tracer.mode import StorageMode, modes_here, storage_mode
@@ -99,7 +99,7 @@ class StorageRecording:
             self._name(held_parameters(optimizer, names), late=False)
             self._name(gradients(optimizer, names), late=False)
             self._name(optimizer_storages(optimizer, names), late=False)
-        self._beside_others = others_may_run()
+        self._has_other_threads = other_threads_may_run()
         self._add_alive(models)
         if self._device_type == "cpu" and is_counting():
             self._counting = begin_window()
@@ -196,22 +196,22 @@ class StorageRecording:
 
     def _add_unseen(self) -> None:
         """Count what is alive at the end, and that neither an operator nor the start state has shown."""
-        if self.layers.problems or self._beside_others or others_may_run():
+        if self.layers.problems or self._has_other_threads or other_threads_may_run():
             return  # what later events or other threads made would count, too
-        self.recorded.ledger.blocks_of(self._found_alive(), late=True)
+        self.recorded.ledger.blocks_of(self._storages_alive(), late=True)
 
     def _missed_bytes(self) -> int:
         """Return the bytes alive now that are not counted; searched only if a note needs them."""
         if not self._has_blind_spots():
             return 0
-        alive = {storage._cdata: storage.nbytes() for storage in self._found_alive()}
+        alive = {storage._cdata: storage.nbytes() for storage in self._storages_alive()}
         return sum(size for key, size in alive.items() if key not in self.recorded.ledger.blocks)
 
     def _has_blind_spots(self) -> bool:
-        return bool(self.layers.problems or self._beside_others or self._foreign_calls)
+        return bool(self.layers.problems or self._has_other_threads or self._foreign_calls)
 
-    def _found_alive(self) -> Iterator[torch.UntypedStorage]:
-        alive = storages_alive(of_gradients=not others_may_run())
+    def _storages_alive(self) -> Iterator[torch.UntypedStorage]:
+        alive = storages_alive(of_gradients=not other_threads_may_run())
         return (storage for storage in alive if self._is_mine(storage) and allocated_by_torch(storage))
 
     def _result(self, trace: MemoryTrace) -> TracerResult:
@@ -383,7 +383,7 @@ class StorageRecording:
                 "or on a thread that was not watched. They count from when they were noticed, so the peak "
                 "may be up to that much higher."
             )
-        if self._beside_others:
+        if self._has_other_threads:
             yield (
                 "Other threads were running when the block began. Gradients that only autograd held "
                 "then, of models other than the traced one, are not in the start state. At the end, at least "

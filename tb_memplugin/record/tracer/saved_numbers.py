@@ -20,7 +20,7 @@ from tb_memplugin.trace import Phase
 NUMBER_BYTES: dict[type, int] = {float: 8, int: 8, bool: 1, complex: 16}
 """Bytes of a number of each type as a tensor."""
 
-Held = tuple[Buffer, int, int, Phase]
+WaitingNumber = tuple[Buffer, int, int, Phase]
 """(buffer of the second tensor, time of its free in epoch nanoseconds, module's row or -1, phase)."""
 
 _tensor_positions: dict[Any, tuple[int, ...]] = {}
@@ -69,7 +69,7 @@ class SavedNumbers:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.waiting: list[Held] = []
+        self.waiting: list[WaitingNumber] = []
         self._result: Callable[[], torch.Tensor | None] = _none
 
     def wait_for(self, result: Any) -> None:
