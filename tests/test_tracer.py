@@ -348,7 +348,7 @@ def test_what_goes_wrong_on_our_side_is_a_note_and_the_training_goes_on(monkeypa
     from tb_memplugin.record.storage_lifetimes import Ledger
 
     caplog.set_level(logging.DEBUG, logger="tb_memplugin")
-    monkeypatch.setattr(Ledger, "born", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr(Ledger, "allocate", lambda *_, **__: 1 // 0)
     model, tracer = mlp(), MemoryTracer()
     with tracer.trace(model):
         assert model(torch.ones(2, 64)).shape == (2, 8)

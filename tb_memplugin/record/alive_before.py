@@ -14,7 +14,7 @@ from tb_memplugin.record.storages_alive import (
     get_grad,
     is_leaf,
     node_of,
-    others_may_run,
+    other_threads_may_run,
     storages_alive,
     storages_behind,
     tensors_alive,
@@ -49,13 +49,13 @@ def alive_now() -> Iterator[Alive]:
     for a backward that can still run. If another thread may run backward, neither this nor variables are
     looked for, and gradients that Python does not know are left out.
     """
-    alone = not others_may_run()
+    alone = not other_threads_may_run()
     names = variable_names() if alone else {}
-    met: set[int] = set()
+    keys: set[int] = set()
     for storage, category, label in _described() if alone else _not_described():
         key = storage._cdata
-        if key not in met and allocated_by_torch(storage) and storage.nbytes():
-            met.add(key)
+        if key not in keys and allocated_by_torch(storage) and storage.nbytes():
+            keys.add(key)
             yield Alive(storage, memory_of(storage), category, names.get(key, "") or label)
 
 
@@ -65,20 +65,20 @@ def _not_described() -> Iterator[_Described]:
 
 def _described() -> list[_Described]:
     """Return storages, what they are, and how they are known. No code of the program runs."""
-    found: list[_Described] = []
+    described: list[_Described] = []
     with torch._C.DisableTorchFunctionSubclass():
         tensors, bare = tensors_alive()
-        parameters = [one for one in tensors if issubclass(type(one), nn.Parameter)]
-        leaves = [one for one in tensors if is_leaf(one)]
-        gradients = [one for one in map(get_grad, leaves) if one is not None]
-        nodes = [node for one in tensors if (node := node_of(one)) is not None]
-        found += _storages_of(parameters, Category.PARAMETER)
-        found += _storages_of(gradients, Category.GRADIENT)
-        found += _saved_in(nodes)
-        found += _storages_of((one for one in tensors if not is_leaf(one)), Category.ACTIVATION)
-        found += _storages_of(tensors, Category.UNKNOWN)
-        found += [(storage, Category.UNKNOWN, "") for storage in bare]
-    return found
+        parameters = [tensor for tensor in tensors if issubclass(type(tensor), nn.Parameter)]
+        leaves = [tensor for tensor in tensors if is_leaf(tensor)]
+        gradients = [gradient for gradient in map(get_grad, leaves) if gradient is not None]
+        nodes = [node for tensor in tensors if (node := node_of(tensor)) is not None]
+        described += _storages_of(parameters, Category.PARAMETER)
+        described += _storages_of(gradients, Category.GRADIENT)
+        described += _saved_in(nodes)
+        described += _storages_of((tensor for tensor in tensors if not is_leaf(tensor)), Category.ACTIVATION)
+        described += _storages_of(tensors, Category.UNKNOWN)
+        described += [(storage, Category.UNKNOWN, "") for storage in bare]
+    return described
 
 
 def _storages_of(tensors: Iterable[torch.Tensor], category: Category) -> Iterator[_Described]:
@@ -94,12 +94,12 @@ def memory_of(storage: torch.UntypedStorage) -> str:
 
 def _saved_in(roots: Iterable[Any]) -> Iterator[_Described]:
     """Yield the storages that the graph below some nodes saved. Hooks of saved tensors do not run."""
-    pending, met = list(roots), set[Any]()
-    while pending and len(met) < MOST_NODES:
+    pending, visited = list(roots), set[Any]()
+    while pending and len(visited) < MOST_NODES:
         node = pending.pop()
-        if node in met:
+        if node in visited:
             continue
-        met.add(node)
+        visited.add(node)
         pending += [following for following, _ in node.next_functions if following is not None]
         for saved in _saved_by(node):
             tensor = getattr(saved, "data", None)  # not in older versions of torch
@@ -117,7 +117,7 @@ def _saved_by(node: Any) -> Iterator[Any]:
         _SAVED[kind] = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
     for name in _SAVED[kind]:
         try:
-            held = getattr(node, name)
+            saved = getattr(node, name)
         except RuntimeError:  # freed by a backward that has run
             continue
-        yield from held if isinstance(held, tuple | list) else (held,)
+        yield from saved if isinstance(saved, tuple | list) else (saved,)

@@ -28,15 +28,19 @@ def checked_model(model: Any) -> nn.Module:
     return model
 
 
-def checked_optimizers(given: Any) -> list[torch.optim.Optimizer]:
+def checked_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
     """Return one optimizer, several (those of a dict, too), or none as a list.
 
     Raises:
         TypeError: the argument is or contains something else.
     """
-    single = given is None or isinstance(given, torch.optim.Optimizer) or not isinstance(given, Iterable)
-    values = given.values() if isinstance(given, Mapping) else given
-    several = [] if given is None else [given] if single else list(values)
+    single = (
+        optimizers is None
+        or isinstance(optimizers, torch.optim.Optimizer)
+        or not isinstance(optimizers, Iterable)
+    )
+    values = optimizers.values() if isinstance(optimizers, Mapping) else optimizers
+    several = [] if optimizers is None else [optimizers] if single else list(values)
     for optimizer in several:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
@@ -59,8 +63,8 @@ def with_inner(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.
         if id(optimizer) not in optimizers_by_id:
             optimizers_by_id[id(optimizer)] = optimizer
             for value in vars(optimizer).values():
-                held = value if isinstance(value, list | tuple) else (value,)
-                pending += [inner for inner in held if isinstance(inner, torch.optim.Optimizer)]
+                values = value if isinstance(value, list | tuple) else (value,)
+                pending += [inner for inner in values if isinstance(inner, torch.optim.Optimizer)]
     return list(optimizers_by_id.values())
 
 
@@ -78,19 +82,19 @@ def at_least_one(name: str, number: Any, where: str) -> int:
     return number
 
 
-def checked_device(given: Any, where: str) -> torch.device | None:
+def checked_device(device: Any, where: str) -> torch.device | None:
     """Return the argument as a `torch.device`, None for None. The device need not exist on this machine.
 
     Raises:
         MemPluginError: torch has no device of that name.
     """
-    if given is None:
+    if device is None:
         return None
     try:
-        return torch.device(given)
+        return torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise MemPluginError(
-            f"{given!r} is not a torch device.", where=where, fix='Give "cpu", "cuda:0", or a torch.device.'
+            f"{device!r} is not a torch device.", where=where, fix='Give "cpu", "cuda:0", or a torch.device.'
         ) from error
 
 

@@ -72,12 +72,12 @@ def look() -> None:
     with lock:
         handler: Any = sys.modules[_COMPILER].callback_handler
         frames: Any = sys.modules[_FRAMES]
-        heard = _before_tracing in handler.start_callbacks  # `torch._dynamo.reset` clears them
+        is_registered = _before_tracing in handler.start_callbacks  # `torch._dynamo.reset` clears them
         entry = getattr(frames, _ENTRY, None)
-        if _patches and not heard:
+        if _patches and not is_registered:
             handler.register_start_callback(_before_tracing)
             handler.register_end_callback(_after_tracing)
-        elif heard and not _patches:
+        elif is_registered and not _patches:
             handler.remove_start_callback(_before_tracing)
             handler.remove_end_callback(_after_tracing)
         if _patches and entry is not None and entry is not _enter_compiled:

@@ -54,21 +54,21 @@ class UncompiledHere:
     """
 
     def __init__(self) -> None:
-        self._before = len(_met())
+        self._before = len(_compiled_code())
 
     def forget(self) -> None:
         """Make dynamo treat these functions as not seen yet."""
-        for reference in _met()[self._before :]:
+        for reference in _compiled_code()[self._before :]:
             code = reference()
             if code is not None:
                 torch._C._dynamo.eval_frame.reset_code(code)
 
 
-def _met() -> Sequence[Callable[[], CodeType | None]]:
+def _compiled_code() -> Sequence[Callable[[], CodeType | None]]:
     """Return weak references to the code objects that dynamo was asked to compile, in order."""
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
-    met: Sequence[Callable[[], CodeType | None]] = getattr(getattr(dynamo, "input_codes", None), "seen", ())
-    return met if hasattr(torch._C._dynamo.eval_frame, "reset_code") else ()
+    codes: Sequence[Callable[[], CodeType | None]] = getattr(getattr(dynamo, "input_codes", None), "seen", ())
+    return codes if hasattr(torch._C._dynamo.eval_frame, "reset_code") else ()
 
 
 def _skip(function: Any) -> None:

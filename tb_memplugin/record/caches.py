@@ -114,7 +114,7 @@ class _Call:
         return old is not None and old == self.before.get(block)
 
 
-def written_in_calls(seen: Sequence[Sighting], matched: Int64) -> Int64:
+def written_in_calls(sightings: Sequence[Sighting], matched: Int64) -> Int64:
     """Return the blocks that calls of a module write to, and that stay as they are between these calls.
 
     At least `FEWEST_CALLS` outermost calls of the module, one after another, write to them, and each receives
@@ -122,29 +122,29 @@ def written_in_calls(seen: Sequence[Sighting], matched: Int64) -> Int64:
     module changes its input in place.
 
     Args:
-        seen: sightings in time order; only those of inputs count.
+        sightings: sightings in time order; only those of inputs count.
         matched: for each, the number of the block that it saw, negative for none.
     """
     by_module: defaultdict[str, list[tuple[Sighting, object]]] = defaultdict(list)
-    for sighting, row in zip(seen, matched.tolist(), strict=True):
+    for sighting, row in zip(sightings, matched.tolist(), strict=True):
         if sighting.category is Category.INPUT:
             block = row if row >= 0 else (sighting.device, sighting.address)
             by_module[sighting.label].append((sighting, block))
-    found: set[int] = set()
-    for sightings in by_module.values():
+    blocks: set[int] = set()
+    for inputs in by_module.values():
         length: dict[object, int] = {}
         previous = _Call()
-        for call in _calls(sightings):
+        for call in _calls(inputs):
             goes_on = any(not call.is_unchanged(block, previous) for block in call.before)
             length = {
                 block: length.get(block, 0) + 1 if goes_on and call.is_unchanged(block, previous) else 1
                 for block in call.written()
             }
-            found |= {
+            blocks |= {
                 block for block, calls in length.items() if calls >= FEWEST_CALLS and type(block) is int
             }
             previous = call
-    return np.array(sorted(found), np.int64)
+    return np.array(sorted(blocks), np.int64)
 
 
 def _calls(sightings: Iterable[tuple[Sighting, object]]) -> Iterator[_Call]:
@@ -181,18 +181,18 @@ def with_caches(trace: MemoryTrace) -> MemoryTrace:
         recomputing=np.zeros(len(events), bool),
     )
     reason = blocks.reason[fresh]
-    found = grown(
+    caches = grown(
         born, blocks.module[fresh], reason, *outermost(calls.start_ns[forward], calls.end_ns[forward])
     )
-    found = found.with_any(reason == Reason.IN_FORWARD)
-    if not len(found.block):
+    caches = caches.with_any(reason == Reason.IN_FORWARD)
+    if not len(caches.block):
         return trace
-    rows = events[found.block]
+    rows = events[caches.block]
     category, why, label = (getattr(trace.events, name).copy() for name in ("category", "reason", "label"))
     category[rows], why[rows] = Category.CACHE, Reason.GROWN
-    names = dict.fromkeys((*trace.labels, *found.labels()))
-    place = {name: row for row, name in enumerate(names)}
-    label[rows] = np.array([place[name] for name in found.labels()], np.int32)[found.chain]
+    names = dict.fromkeys((*trace.labels, *caches.labels()))
+    row_of = {name: row for row, name in enumerate(names)}
+    label[rows] = np.array([row_of[name] for name in caches.labels()], np.int32)[caches.chain]
     changed = replace(trace.events, category=category, reason=why, label=label)
     return replace(trace, events=changed, labels=tuple(names))
 
@@ -215,9 +215,9 @@ def _numbered(key: Int64, call: Int64) -> Int64:
     new = np.ones(len(order), bool)
     new[1:] = (key[order[1:]] != key[order[:-1]]) | (call[order[1:]] != call[order[:-1]])
     first = np.flatnonzero(new)
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
-    series: Int64 = np.unique(key, return_inverse=True)[1] * (place.max() + 1) + place
+    index = np.empty(len(order), np.int64)
+    index[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    series: Int64 = np.unique(key, return_inverse=True)[1] * (index.max() + 1) + index
     return series
 
 

@@ -29,13 +29,13 @@ def installed_compiler(variable: str, names: Sequence[str]) -> str | None:
     return next((path for name in ([chosen] if chosen else names) if (path := shutil.which(name))), None)
 
 
-def compile_library(path: Path, command: Sequence[str], *, what: str, fix: str) -> None:
+def compile_library(path: Path, command: Sequence[str], *, purpose: str, fix: str) -> None:
     """Compile a library. It appears whole or not at all, also if other processes compile the same.
 
     Args:
         path: the library to write.
         command: the compiler and its arguments without the output.
-        what: what the library does, for messages: "counts the calls of the CPU's allocator".
+        purpose: what the library does, for messages: "counts the calls of the CPU's allocator".
         fix: what to do if the compiler fails.
 
     Raises:
@@ -55,7 +55,7 @@ def compile_library(path: Path, command: Sequence[str], *, what: str, fix: str) 
             library.replace(path)
     except OSError as error:
         raise MemPluginError(
-            f"The library that {what} cannot be written: {error}.",
+            f"The library that {purpose} cannot be written: {error}.",
             where=os.fspath(path.parent),
             fix=f"Set the environment variable {CACHE_VARIABLE} to a folder that can be written.",
         ) from error

@@ -185,9 +185,9 @@ def _kind(error: Exception) -> str:
     return f"{type(error).__name__} {line}"
 
 
-def _debug(what: str, error: Exception) -> None:
+def _debug(message: str, error: Exception) -> None:
     with suppress(Exception):
-        _package_logger.debug(what, exc_info=error)
+        _package_logger.debug(message, exc_info=error)
 
 
 UNOWNED = Guard("A recording of tb_memplugin ended early")

@@ -176,7 +176,7 @@ class _MemoryTraceHandler:
         self._guard = Guard(LOST, self._logger)
         self._writer: RunWriter | None = None
         self._windows = 0
-        self._told = False
+        self._is_announced = False
         self._recorder: WindowRecorder | None = None
         self._models = {name: weakref.ref(model) for name, model in models.items()}
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
@@ -185,8 +185,10 @@ class _MemoryTraceHandler:
     @guarded("memory_trace_handler")
     def _begin(self) -> None:
         """Begin to record windows. If that fails, it is tried again at the end of the next one."""
-        models = {name: model for name, held in self._models.items() if (model := held()) is not None}
-        optimizers = [optimizer for held in self._optimizers if (optimizer := held()) is not None]
+        models = {
+            name: model for name, reference in self._models.items() if (model := reference()) is not None
+        }
+        optimizers = [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
         self._dir_name = files.absolute(self._settings.dir_name)
         if self._settings.exact_cpu:
             count_if_possible(self._logger)
@@ -255,7 +257,9 @@ class _MemoryTraceHandler:
         try:
             trace = self._merged(trace_from_profile(prof, window, self._windows), histories)
         except NotRecordedError:
-            if not getattr(prof, "profile_memory", False) or not any(len(one.events) for one in histories):
+            if not getattr(prof, "profile_memory", False) or not any(
+                len(history.events) for history in histories
+            ):
                 raise
             trace = _unseen(histories)
         self._windows += 1
@@ -272,8 +276,8 @@ class _MemoryTraceHandler:
 
     def _written(self, trace: MemoryTrace, recorder: WindowRecorder) -> None:
         recorder.remember(trace)
-        if not self._told:
-            self._told = True
+        if not self._is_announced:
+            self._is_announced = True
             say_where(self._dir_name, "memory")
             if self._lacks:
                 self._guard.warn(
@@ -284,15 +288,15 @@ class _MemoryTraceHandler:
 
     def _histories(self, recorder: WindowRecorder) -> list[MemoryTrace]:
         """Return the traces of the allocators' histories that can be read."""
-        found = []
+        traces = []
         if isinstance(recorder, HistoryWindowRecorder):
-            for device_type, taken in recorder.take_snapshots():
+            for device_type, snapshot in recorder.take_snapshots():
                 try:
                     name = f"the allocator's history of {device_type}"
-                    found.append(trace_from_snapshot(taken, name, device_type))
+                    traces.append(trace_from_snapshot(snapshot, name, device_type))
                 except Exception as error:  # the profile is worth writing without it
                     self._cannot_read(error)
-        return found
+        return traces
 
     def _merged(self, trace: MemoryTrace, histories: Sequence[MemoryTrace]) -> MemoryTrace:
         """Return the trace merged with the allocators' histories; unchanged where merging fails."""
@@ -313,7 +317,7 @@ class _MemoryTraceHandler:
 
 def _unseen(histories: Sequence[MemoryTrace]) -> MemoryTrace:
     """Return the longest of the histories of a window in which the profiler saw no allocation."""
-    trace = max(histories, key=lambda one: len(one.events))
+    trace = max(histories, key=lambda history: len(history.events))
     size = int(trace.events.bytes[trace.events.kind == Kind.ALLOC].sum())
     note = (
         "The profiler saw no allocation, because it sees only the thread that starts it and autograd's. This "
@@ -325,7 +329,9 @@ def _unseen(histories: Sequence[MemoryTrace]) -> MemoryTrace:
 def _models(model: nn.Module | Mapping[str, nn.Module] | None) -> Mapping[str, nn.Module]:
     if model is None:
         return {}
-    named = {str(name): one for name, one in model.items()} if isinstance(model, Mapping) else {"": model}
+    named = (
+        {str(name): module for name, module in model.items()} if isinstance(model, Mapping) else {"": model}
+    )
     for name, module in named.items():
         if not isinstance(module, nn.Module):
             raise TypeError(

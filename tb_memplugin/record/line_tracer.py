@@ -164,16 +164,16 @@ class LineTracer:
         """
         recorded, choice = self._stopped(), LineChoice(library_code, _patterns(include), _patterns(exclude))
         trace = recorded.trace
-        seen, row, event = self._peak(recorded, device)
-        rows = seen.allocations.alive_at(event, row)
-        lines = line_uses(seen, rows, choice)
+        peak_trace, row, event = self._peak(recorded, device)
+        rows = peak_trace.allocations.alive_at(event, row)
+        lines = line_uses(peak_trace, rows, choice)
         return LineReport(
             device=trace.devices[row].name,
             max_bytes=sum(use.bytes for use in lines),
             total_allocated_bytes=recorded.total_allocated.get(row, 0),
             untraced_bytes=sum(use.bytes for use in lines if use.location == UNTRACED),
             lines=lines,
-            threads=thread_lines(seen, rows, choice) if recorded.knows_threads else (),
+            threads=thread_lines(peak_trace, rows, choice) if recorded.knows_threads else (),
             notes=trace.notes,
         )
 
@@ -201,9 +201,9 @@ class LineTracer:
         Raises:
             MemPluginError: nothing was traced, or nothing on that device.
         """
-        made = self.report(library_code=library_code, include=include, exclude=exclude, device=device)
+        report = self.report(library_code=library_code, include=include, exclude=exclude, device=device)
         out = file or sys.stdout
-        out.write(json_of(made) + "\n" if as_json else as_text(made, top, by_thread=by_thread))
+        out.write(json_of(report) + "\n" if as_json else as_text(report, top, by_thread=by_thread))
 
     def trace_result(self) -> MemoryTrace:
         """Return the trace with a stack for every allocation, for every view, export and analysis.
@@ -226,17 +226,17 @@ class LineTracer:
 
     def _peak(self, recorded: RecordedLines, device: str | None) -> tuple[MemoryTrace, int, int]:
         """Return the trace with a device's peak, the device's row, and the index of the event at the peak."""
-        trace, gone = recorded.trace, recorded.gone_peaks
+        trace, dropped_peaks = recorded.trace, recorded.dropped_peaks
         if not trace.devices:
             raise MemPluginError(
                 "No device was used while tracing.",
                 where="LineTracer",
                 fix="Trace code that allocates memory.",
             )
-        levels = [gone.get(row, trace).live(row) for row in range(len(trace.devices))]
+        levels = [dropped_peaks.get(row, trace).live(row) for row in range(len(trace.devices))]
         highest = max(range(len(levels)), key=lambda row: int(levels[row].max()))
         row = highest if device is None else trace.device_row(device)
-        return gone.get(row, trace), row, int(np.argmax(levels[row])) - 1
+        return dropped_peaks.get(row, trace), row, int(np.argmax(levels[row])) - 1
 
     def _recording(self) -> StorageLines | HistoryLines:
         device = recording_device(self._device)
@@ -263,8 +263,8 @@ class LineTracer:
         return self._recorded
 
 
-def _patterns(given: Iterable[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _patterns(patterns: Iterable[str]) -> tuple[str, ...]:
+    return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
 _TRACER = LineTracer()

@@ -184,11 +184,11 @@ class MemoryTracer:
 
     def get_peak_memory_per_layer(self) -> dict[str, int]:
         """Return the highest live bytes while each layer ran, by FQN."""
-        return {name: one.peak_allocated for name, one in self.result.layers.items()}
+        return {name: layer.peak_allocated for name, layer in self.result.layers.items()}
 
     def get_fragmentation_stats(self) -> dict[str, float]:
         """Return each layer's mean fragmentation by FQN, 0 to 1; 0 on the CPU, which has no reserve."""
-        return {name: one.avg_fragmentation for name, one in self.result.layers.items()}
+        return {name: layer.avg_fragmentation for name, layer in self.result.layers.items()}
 
     def get_phase_stats(self) -> list[PhaseMemoryStats]:
         """Return the phases that `track_phase` named, in the order in which they ended."""
@@ -197,7 +197,7 @@ class MemoryTracer:
     def print_summary(self, console: Console | None = None) -> None:
         """Print the totals and the layers with the highest peaks, through rich."""
         out, result = console or Console(), self.result
-        has_reserve = any(one.peak_reserved != one.peak_allocated for one in result.layers.values())
+        has_reserve = any(layer.peak_reserved != layer.peak_allocated for layer in result.layers.values())
         out.print(
             f"Peak allocated {size_text(result.peak_allocated)}, "
             f"peak reserved {size_text(result.peak_reserved)}, {result.total:,} events "
@@ -206,11 +206,11 @@ class MemoryTracer:
         )
         if where := _where_it_peaked(result):
             out.print(f"The peak is in {where}", markup=False)
-        order = sorted(result.layers.values(), key=lambda one: (-one.peak_allocated, one.layer_name))
+        order = sorted(result.layers.values(), key=lambda layer: (-layer.peak_allocated, layer.layer_name))
         out.print(_layer_table(order[:_SUMMARY_ROWS], has_reserve=has_reserve))
         if len(order) > _SUMMARY_ROWS:
             out.print(f"... and {len(order) - _SUMMARY_ROWS:,} more layers", markup=False)
-        if excess := max((one.peak_excess_bytes for one in order), default=0):
+        if excess := max((layer.peak_excess_bytes for layer in order), default=0):
             out.print(
                 f"≤: without the tracer, this peak may be lower, by {size_text(excess)} at most "
                 "(each layer's peak_excess_bytes)",
@@ -260,7 +260,7 @@ class MemoryTracer:
         result = self.result
         return {
             "events": [asdict(event) for event in result.events()],
-            "layer_stats": {name: asdict(one) for name, one in result.layers.items()},
+            "layer_stats": {name: asdict(layer) for name, layer in result.layers.items()},
             "summary": {
                 "device": [device.name for device in result.trace.devices],
                 "duration_s": (result.stop_ns - result.start_ns) / 1e9,
@@ -269,7 +269,7 @@ class MemoryTracer:
                 "total_events": result.total,
                 "dropped_events": result.dropped,
                 "layers": len(result.layers),
-                "phases": [{**asdict(one), "delta_bytes": one.delta_bytes} for one in result.phases],
+                "phases": [{**asdict(phase), "delta_bytes": phase.delta_bytes} for phase in result.phases],
                 "notes": list(result.trace.notes),
             },
         }
@@ -333,21 +333,21 @@ class Tracing:
         optimizers: list[torch.optim.Optimizer],
     ) -> None:
         self._begin, self._end, self._tracer = begin, end, tracer
-        self._given: tuple[nn.Module, list[torch.optim.Optimizer]] | None = (model, optimizers)
+        self._arguments: tuple[nn.Module, list[torch.optim.Optimizer]] | None = (model, optimizers)
         self._model: weakref.ref[nn.Module] | None = None
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
 
     @hidden_from_dynamo
     def __enter__(self) -> MemoryTracer:
-        if self._given is None:
+        if self._arguments is None:
             raise MemPluginError(
                 "This block was already used.",
                 where="MemoryTracer.trace",
                 fix="Call trace() again for each block.",
             )
-        (model, optimizers), self._given = self._given, None
+        (model, optimizers), self._arguments = self._arguments, None
         self._model = weakref.ref(model)
-        self._optimizers = [weakref.ref(one) for one in optimizers]
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         self._begin({"": model}, optimizers)
         return self._tracer
 
@@ -359,7 +359,11 @@ class Tracing:
         where: TracebackType | None,
     ) -> None:
         model = self._model() if self._model is not None else None
-        alive = [one for one in (reference() for reference in self._optimizers) if one is not None]
+        alive = [
+            optimizer
+            for optimizer in (reference() for reference in self._optimizers)
+            if optimizer is not None
+        ]
         self._end({"": model} if model is not None else {}, alive)
 
 
@@ -374,15 +378,15 @@ def _layer_table(layers: Sequence[LayerMemoryStats], *, has_reserve: bool) -> Ta
         "ms",
     ):
         table.add_column(header, justify="right", no_wrap=True)
-    for one in layers:
-        reserve = (size_text(one.peak_reserved), f"{one.avg_fragmentation:.1%}") if has_reserve else ()
+    for layer in layers:
+        reserve = (size_text(layer.peak_reserved), f"{layer.avg_fragmentation:.1%}") if has_reserve else ()
         table.add_row(
-            Text(printable(one.layer_name)),
-            ("≤ " if one.peak_excess_bytes else "") + size_text(one.peak_allocated),
+            Text(printable(layer.layer_name)),
+            ("≤ " if layer.peak_excess_bytes else "") + size_text(layer.peak_allocated),
             *reserve,
-            f"{one.total_allocations:,}",
-            f"{one.total_deallocations:,}",
-            f"{one.duration_ms:,.2f}",
+            f"{layer.total_allocations:,}",
+            f"{layer.total_deallocations:,}",
+            f"{layer.duration_ms:,.2f}",
         )
     return table
 

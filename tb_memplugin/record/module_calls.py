@@ -53,7 +53,7 @@ def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     try:
         if not beside_compiler.is_known:  # it may have been loaded since the watch began
             beside_compiler.look()
-        version, watchers = _version, _of_module.get(id(module)) or _others(module)
+        version, watchers = _version, _of_module.get(id(module)) or _general_watchers(module)
         if _slot is not _run:
             call = compiled_call(module) or call
     except BaseException as error:
@@ -69,7 +69,7 @@ def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     finally:
         if version != _version:  # who began to watch within the call is told of its end
             try:
-                watchers = _of_module.get(id(module)) or _others(module)
+                watchers = _of_module.get(id(module)) or _general_watchers(module)
             except BaseException as error:
                 watchers = _NOBODY
                 _fail_all(error)
@@ -86,7 +86,7 @@ _NOBODY: _Watchers = ()
 
 def _fail_all(error: BaseException) -> None:
     """End every watch: this module itself failed."""
-    call_all(*(partial(one.fail, error) for one in list(_open)))
+    call_all(*(partial(calls.fail, error) for calls in list(_open)))
     if not isinstance(error, Exception):
         raise error
 
@@ -111,7 +111,7 @@ class _Slot:
             raise AttributeError(_SLOT) from None
 
 
-def _others(module: nn.Module) -> _Watchers:
+def _general_watchers(module: nn.Module) -> _Watchers:
     """Return the watchers of all modules, and of a replica those of its module."""
     own = module.__dict__
     watchers = _of_replica.get(id(own.get("_forward_hooks")), ()) if own.get("_is_replica") else ()
@@ -187,7 +187,7 @@ class ModuleCalls:
             for key in list(self._watched):
                 self._drop(key)
             if self._all is not None:
-                _of_all = tuple(one for one in _of_all if one is not self._all)
+                _of_all = tuple(watcher for watcher in _of_all if watcher is not self._all)
                 for key in list(_of_module):
                     _remove(_of_module, key, self._all)
                 self._all = None
@@ -214,9 +214,9 @@ class ModuleCalls:
 
     def _drop(self, key: int) -> None:
         with beside_compiler.lock:
-            known = self._watched.get(key)
-            if known is not None:
-                _, functions, replicas = known
+            watched = self._watched.get(key)
+            if watched is not None:
+                _, functions, replicas = watched
                 _remove(_of_module, key, functions)
                 _remove(_of_replica, replicas, functions)
                 self._watched.pop(key, None)  # last: after a failure, the next `stop` removes the rest
@@ -224,7 +224,7 @@ class ModuleCalls:
 
 
 def _remove(watchers: dict[int, _Watchers], key: int, functions: tuple[Entered, Left, ModuleCalls]) -> None:
-    kept = tuple(one for one in watchers.get(key, ()) if one is not functions)
+    kept = tuple(watcher for watcher in watchers.get(key, ()) if watcher is not functions)
     if kept:
         watchers[key] = kept
     else:
@@ -267,5 +267,12 @@ def _is_inlined_by_call(module: nn.Module) -> bool:
     return "forward" in own or any(value for name, value in own.items() if name.endswith("_hooks"))
 
 
-for _function in (_run, _Slot.__get__, compiled_call, _others, _ClassPatch.put_on, _ClassPatch.take_off):
+for _function in (
+    _run,
+    _Slot.__get__,
+    compiled_call,
+    _general_watchers,
+    _ClassPatch.put_on,
+    _ClassPatch.take_off,
+):
     skipped_by_dynamo(_function)

@@ -90,11 +90,11 @@ class ModuleNames:
         A tensor with several names gets its first. The code makes no Python call per tensor (`held.py`).
         """
         owned: list[tuple[torch.Tensor, tuple[int, str]]] = []
-        for held in (attrgetter("_parameters"), attrgetter("_buffers")):
+        for table_of in (attrgetter("_parameters"), attrgetter("_buffers")):
             rows = map(self.row_of.get, map(id, modules))
             owned += [
                 (tensor, (row, f"{key}.{name}" if (key := self.modules[row].key) else name))
-                for row, tensors in zip(rows, map(dict.items, map(held, modules)), strict=True)
+                for row, tensors in zip(rows, map(dict.items, map(table_of, modules)), strict=True)
                 if row is not None
                 for name, tensor in tensors
                 if tensor is not None

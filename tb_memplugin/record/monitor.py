@@ -162,9 +162,9 @@ class MemoryMonitor:
         if number is None:
             return None
         last = self._recording.last
-        whole = operator.index(number) if hasattr(number, "__index__") else -1
-        if (last.step if last is not None else -1) < whole < HIGHEST_STEP:
-            return whole
+        step = operator.index(number) if hasattr(number, "__index__") else -1
+        if (last.step if last is not None else -1) < step < HIGHEST_STEP:
+            return step
         self._guard.warn(
             f"Step {number!r:.80} does not follow the step before it, so steps are numbered on from "
             "there. This is logged once.",
@@ -259,14 +259,16 @@ class PhaseBlock:
         self._monitor.fail(where, error)
 
 
-def _seconds(given: float) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise TypeError(f"flush_seconds is a {type(given).__name__}; give a number")
-    if not given > 0:
+def _seconds(seconds: float) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"flush_seconds is a {type(seconds).__name__}; give a number")
+    if not seconds > 0:
         raise MemPluginError(
-            f"flush_seconds is {given}.", where="MemoryMonitor", fix="Give a number above 0, or leave it out."
+            f"flush_seconds is {seconds}.",
+            where="MemoryMonitor",
+            fix="Give a number above 0, or leave it out.",
         )
-    return min(float(given), threading.TIMEOUT_MAX)
+    return min(float(seconds), threading.TIMEOUT_MAX)
 
 
 class _Stream:
@@ -288,7 +290,7 @@ class _Stream:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._told = False
+        self._is_announced = False
 
     def stepped(self) -> None:
         """Start the writing thread when the first step has ended, and again if it has failed."""
@@ -330,7 +332,7 @@ class _Stream:
     def write(self, *, even_unused: bool = False) -> None:
         """Write the steps that ended since the last write; keep those that cannot be written for later."""
         with self._lock:
-            if not even_unused and not all(one.in_use for one in self._recording.counters):
+            if not even_unused and not all(counter.in_use for counter in self._recording.counters):
                 return  # the names of unused devices are not known yet
             left, part = self._recording.take(), list[MonitoredStep]()
             try:
@@ -340,8 +342,8 @@ class _Stream:
                     part, left = left[:MOST_AT_ONCE], left[MOST_AT_ONCE:]
                     self._write(part)
                     part = []
-                    if not self._told:
-                        self._told = True
+                    if not self._is_announced:
+                        self._is_announced = True
                         with suppress(Exception):
                             say_where(self._logdir, "figures of steps")
             except BaseException as error:

@@ -78,15 +78,15 @@ def record_on_oom(
         raise ValueError(f"max_entries={max_entries} and most_dumps={most_dumps} must be at least 1")
     if stacks not in ("python", "all"):
         raise ValueError(f'stacks={stacks!r}; give "python" or "all"')
-    found = allocators()
-    if not found:
+    usable = allocators()
+    if not usable:
         logger.warning(
             "record_on_oom has no effect here: no CUDA or XPU device with torch's own caching "
             "allocator was found.\n  fix: remove record_on_oom here, or run on a machine with such a "
             "device."
         )
     recorder = OomRecorder(files.absolute(os.fsdecode(dir_name)), worker_name, most_dumps)
-    recorder.begin(found, max_entries=max_entries, stacks=stacks)
+    recorder.begin(usable, max_entries=max_entries, stacks=stacks)
     return recorder
 
 
@@ -118,7 +118,7 @@ class OomRecorder:
     @guarded("record_on_oom")
     def begin(
         self,
-        found: Sequence[Allocator],
+        usable: Sequence[Allocator],
         *,
         max_entries: int = MOST_ENTRIES,
         stacks: str = "python",
@@ -126,9 +126,9 @@ class OomRecorder:
     ) -> None:
         """Turn on each allocator's history as soon as its device type is in use. Never raises."""
         self._switch = switch
-        for allocator in found:
+        for allocator in usable:
             try:
-                allocator.when_in_use(lambda one=allocator: self._use(one, max_entries, stacks))  # type: ignore[misc]
+                allocator.when_in_use(lambda allocator=allocator: self._use(allocator, max_entries, stacks))  # type: ignore[misc]
             except Exception as error:  # the training goes on, whatever happens to us
                 self._warn(f"The history of {allocator.device_type} could not be turned on", error)
 
@@ -173,8 +173,10 @@ class OomRecorder:
         try:
             self._import(device_type, snapshot)
         except Exception as error:  # see begin
-            what = f"Memory ran out on {name}. What filled it was written to {path}, but could not be added"
-            self._warn(f"{what} to the Memory tab", error)
+            message = (
+                f"Memory ran out on {name}. What filled it was written to {path}, but could not be added"
+            )
+            self._warn(f"{message} to the Memory tab", error)
             return
         logger.warning(
             "Memory ran out on %s: what filled it was written to %s\n  see it in the Memory tab: "
@@ -243,10 +245,10 @@ class OomRecorder:
             self._writer = RunWriter(self.dir_name, f"oom_{self._worker_name or default_worker_name()}")
         self._writer.write(trace)
 
-    def _warn(self, what: str, error: Exception) -> None:
-        logger.debug("%s", what, exc_info=error)
+    def _warn(self, message: str, error: Exception) -> None:
+        logger.debug("%s", message, exc_info=error)
         text = str(error) if isinstance(error, MemPluginError) else f"{type(error).__name__}: {error}"
-        logger.warning("%s. The out-of-memory error itself is raised unchanged.\n  reason: %s", what, text)
+        logger.warning("%s. The out-of-memory error itself is raised unchanged.\n  reason: %s", message, text)
 
 
 _active: dict[int, OomRecorder] = {}

@@ -40,7 +40,7 @@ class OuterCalls:
 
     def __init__(self, names: ModuleNames, see: See) -> None:
         self._names, self._see = names, see
-        self._here = _Given()
+        self._here = _CallInputs()
 
     def entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the tensors among the arguments of a call that is within no other."""
@@ -50,18 +50,18 @@ class OuterCalls:
             return
         row = self._names.row_of.get(id(module), -1)
         here.label = INPUT_OF + (self._names.modules[row].name if row >= 0 else type(module).__name__)
-        given = list(tensors_in((args, kwargs)))
-        here.versions = versions_of(given)
-        here.references = list(map(weakref.ref, given))
-        self._tell(given, here.versions, ends_call=False)
+        tensors = list(tensors_in((args, kwargs)))
+        here.versions = versions_of(tensors)
+        here.references = list(map(weakref.ref, tensors))
+        self._report(tensors, here.versions, ends_call=False)
 
     def left(self) -> None:
         """Note the tensors that the call which ends has written to."""
         here = self._here
-        given, here.references = here.references, []
+        references, here.references = here.references, []
         alive = [
             (tensor, version)
-            for tensor, version in zip(map(_referent, given), here.versions, strict=False)
+            for tensor, version in zip(map(_referent, references), here.versions, strict=False)
             if tensor is not None
         ]
         now = versions_of([tensor for tensor, _ in alive])
@@ -69,16 +69,16 @@ class OuterCalls:
             (tensor, after) for (tensor, before), after in zip(alive, now, strict=True) if after > before >= 0
         ]
         if written:
-            self._tell([one for one, _ in written], [after for _, after in written], ends_call=True)
+            self._report([tensor for tensor, _ in written], [after for _, after in written], ends_call=True)
 
-    def _tell(self, tensors: Sequence[torch.Tensor], versions: Sequence[int], *, ends_call: bool) -> None:
+    def _report(self, tensors: Sequence[torch.Tensor], versions: Sequence[int], *, ends_call: bool) -> None:
         kept: list[torch.UntypedStorage] = []
         label = self._here.label
-        purposes = ((one, Category.INPUT, -1, label) for one in tensors)
+        purposes = ((tensor, Category.INPUT, -1, label) for tensor in tensors)
         self._see(sight(purposes, keep=kept, versions=versions, ends_call=ends_call), kept)
 
 
-class _Given(threading.local):
+class _CallInputs(threading.local):
     """What entered the outermost call of this thread: tensors, and how often each had been written to."""
 
     def __init__(self) -> None:

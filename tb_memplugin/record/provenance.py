@@ -79,19 +79,19 @@ class Provenance:
         )
         names, call = self._outermost_modules()
         entered = np.zeros(len(self.reason), bool)
-        for row, seen in zip(matched.tolist(), sightings, strict=True):
+        for row, sighting in zip(matched.tolist(), sightings, strict=True):
             if row < 0:
                 continue
-            if seen.category is not Category.INPUT:
-                self._set(row, seen.category, Reason.HELD, self.labels.add(seen.label))
-                if loose[row] and seen.module >= 0:
-                    self.module[row] = seen.module
+            if sighting.category is not Category.INPUT:
+                self._set(row, sighting.category, Reason.HELD, self.labels.add(sighting.label))
+                if loose[row] and sighting.module >= 0:
+                    self.module[row] = sighting.module
                 continue
-            entered[row] |= not seen.dtype.startswith(WITHOUT_FRACTIONS)
+            entered[row] |= not sighting.dtype.startswith(WITHOUT_FRACTIONS)
             if self.reason[row] in _LESS_THAN_AN_INPUT:
-                self._set(row, Category.INPUT, Reason.ENTERED, self.labels.add(seen.label))
-            elif returned[row] and not seen.ends_call and seen.label == names[call[row]]:
-                self._set(row, Category.CACHE, Reason.PASSED_BACK, self.labels.add(seen.label))
+                self._set(row, Category.INPUT, Reason.ENTERED, self.labels.add(sighting.label))
+            elif returned[row] and not sighting.ends_call and sighting.label == names[call[row]]:
+                self._set(row, Category.CACHE, Reason.PASSED_BACK, self.labels.add(sighting.label))
         return entered
 
     def _outermost_modules(self) -> tuple[list[str], Int64]:
@@ -103,7 +103,7 @@ class Provenance:
         start, end = outermost(self.calls.start_ns[forward], self.calls.end_ns[forward])
         row_of = dict(zip(self.calls.start_ns[forward][::-1].tolist(), forward[::-1].tolist(), strict=True))
         modules = self.owners.as_tuple()
-        names = [INPUT_OF + modules[int(self.calls.name[row_of[one]])].name for one in start.tolist()]
+        names = [INPUT_OF + modules[int(self.calls.name[row_of[begin]])].name for begin in start.tolist()]
         call = np.searchsorted(start, self.born.time_ns, side="right") - 1
         inside = (call >= 0) & (self.born.time_ns < np.append(end, 0)[call])
         return [*names, ""], np.where(inside, call, -1)
@@ -155,19 +155,19 @@ def with_later_names(
     """
     by_size = (Category.UNKNOWN, Category.WORKSPACE, Category.COMMUNICATION)
     nameless = np.append(np.isin(start.category, by_size), False)
-    found = np.flatnonzero((matched >= 0) & nameless[np.minimum(matched, len(start))])
+    indices = np.flatnonzero((matched >= 0) & nameless[np.minimum(matched, len(start))])
     written = written_in_calls(sightings, matched)
     written = written[written < len(start)]
-    if not len(found) and not len(written):
+    if not len(indices) and not len(written):
         return start
     category, module, label = start.category.copy(), start.module.copy(), start.label.copy()
     reason = start.reason.copy()
-    for row, seen in ((int(matched[one]), sightings[one]) for one in found.tolist()):
-        category[row] = seen.category
-        if seen.category is not Category.INPUT or label[row] in (-1, labels.add(ALIVE_BEFORE)):
-            label[row] = labels.add(seen.label)
-        module[row] = seen.module if seen.module >= 0 else owners.not_named
-        reason[row] = Reason.ENTERED if seen.category is Category.INPUT else Reason.HELD
+    for row, sighting in ((int(matched[index]), sightings[index]) for index in indices.tolist()):
+        category[row] = sighting.category
+        if sighting.category is not Category.INPUT or label[row] in (-1, labels.add(ALIVE_BEFORE)):
+            label[row] = labels.add(sighting.label)
+        module[row] = sighting.module if sighting.module >= 0 else owners.not_named
+        reason[row] = Reason.ENTERED if sighting.category is Category.INPUT else Reason.HELD
     written = written[category[written] == Category.INPUT]
     category[written], reason[written] = Category.CACHE, Reason.WRITTEN_IN_CALLS
     return replace(start, category=category, module=module, label=label, reason=reason)

@@ -27,12 +27,15 @@ def match_sightings(
     """
     if not sightings:
         return np.empty(0, np.int64)
-    wanted = np.array([seen.address for seen in sightings], np.uint64)
+    wanted = np.array([sighting.address for sighting in sightings], np.uint64)
     seen_at = (
-        np.searchsorted(time_ns, np.array([seen.time_ns for seen in sightings], np.int64), side="right") - 1
+        np.searchsorted(
+            time_ns, np.array([sighting.time_ns for sighting in sightings], np.int64), side="right"
+        )
+        - 1
     )
-    place = {name: row for row, name in enumerate(devices)}
-    device = np.array([place.get(seen.device, -1) for seen in sightings])
+    row_of = {name: row for row, name in enumerate(devices)}
+    device = np.array([row_of.get(sighting.device, -1) for sighting in sightings])
     addresses = np.unique(wanted)
     code = np.searchsorted(addresses, blocks.address).clip(max=len(addresses) - 1)
     candidates = np.flatnonzero(addresses[code] == blocks.address)
@@ -42,10 +45,10 @@ def match_sightings(
     candidates, keys = candidates[order], keys[order]
     last = np.searchsorted(keys, np.searchsorted(addresses, wanted) * width + seen_at + 1, side="right") - 1
     row = np.append(candidates, -1)[last]
-    found = (
+    is_match = (
         (last >= 0)
         & (blocks.address[row] == wanted)
         & (blocks.device[row] == device)
         & (blocks.freed[row] > seen_at)
     )
-    return np.where(found, row, -1).astype(np.int64)
+    return np.where(is_match, row, -1).astype(np.int64)

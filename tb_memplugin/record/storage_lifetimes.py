@@ -20,7 +20,7 @@ import torch
 from tb_memplugin.trace import Category, Phase
 
 
-class Happened(IntEnum):
+class EntryKind(IntEnum):
     """The kind of a ledger entry."""
 
     ALLOC = 0
@@ -32,7 +32,7 @@ class Happened(IntEnum):
     """Only the levels at this moment: the trace begins or ends."""
 
 
-_ALLOC, _FREE = Happened.ALLOC, Happened.FREE
+_ALLOC, _FREE = EntryKind.ALLOC, EntryKind.FREE
 _UNKNOWN, _TEMPORARY = Category.UNKNOWN, Category.TEMPORARY
 
 
@@ -95,7 +95,7 @@ class Buffer(_Memory):
     holder: weakref.ref[torch.UntypedStorage] | None
 
 
-Entry = tuple[int, Happened, Block | Buffer | None, int, Phase, int, int]
+Entry = tuple[int, EntryKind, Block | Buffer | None, int, Phase, int, int]
 """(epoch ns, kind, block, module's row or -1, phase, live bytes after it, start of a layer that ends)."""
 
 BEFORE = -1
@@ -109,8 +109,8 @@ class Ledger:
     by device. `late` lists the bytes of storages that were found some time after they were allocated.
 
     Weak references may fire at any moment on any thread, inside any line of Python: they only append the
-    block to the queue `deaths`, which `settle` or `dead` processes. The methods do not take `lock`: callers
-    hold it wherever several threads use the ledger.
+    block to the queue `freed`, which `settle` or `take_freed` processes. The methods do not take `lock`:
+    callers hold it wherever several threads use the ledger.
 
     Args:
         max_entries: how many entries to keep. Older ones are dropped; levels, peaks and counts stay correct.
@@ -121,13 +121,13 @@ class Ledger:
         self.device_type = device_type
         self.entries: deque[Entry] = deque(maxlen=max_entries)
         self.written = 0
-        self.births = 0
+        self.next_serial = 0
         self.devices: list[str] = []
         self.levels: list[int] = []
         self.level = 0
         self.peak = 0
         self.blocks: dict[int, Block | Buffer] = {}
-        self.deaths: deque[tuple[int, Block | Buffer]] = deque()
+        self.freed: deque[tuple[int, Block | Buffer]] = deque()
         self.lock = threading.RLock()
         self.watched: list[Watched] = []
         self.late: list[int] = []
@@ -136,7 +136,7 @@ class Ledger:
         self._device_rows: dict[str, int] = {}
         self._addresses: list[int] = []
         self._unheld = 0
-        self._died = _queue(self.deaths)
+        self._on_free = _queue(self.freed)
 
     @property
     def dropped(self) -> int:
@@ -145,7 +145,7 @@ class Ledger:
 
     def write(
         self,
-        what: Happened,
+        kind: EntryKind,
         block: Block | Buffer | None,
         row: int,
         phase: Phase,
@@ -158,38 +158,38 @@ class Ledger:
         if now < self._last_ns:
             now = self._last_ns
         self._last_ns = now
-        self.entries.append((now, what, block, row, phase, self.level, began))
+        self.entries.append((now, kind, block, row, phase, self.level, began))
         self.written += 1
         return now
 
-    def dead(self) -> list[tuple[int, Block | Buffer]]:
-        """Return the blocks freed since the last call, with the times. The caller must pass each to `end`."""
-        deaths, freed = self.deaths, []
-        while deaths:
+    def take_freed(self) -> list[tuple[int, Block | Buffer]]:
+        """Return the blocks freed since the last call, with the times. Callers must pass each to `free`."""
+        queue, freed = self.freed, []
+        while queue:
             try:
-                died_ns, block = deaths.popleft()
+                freed_ns, block = queue.popleft()
             except IndexError:
                 break
             if self.blocks.get(block.key) is block:
                 del self.blocks[block.key]
-                freed.append((died_ns, block))
+                freed.append((freed_ns, block))
         return freed
 
     def settle(self, row: int, phase: Phase) -> int:
         """Record the frees since the last call, in a module and phase. Return how many there were."""
-        deaths, blocks, frees = self.deaths, self.blocks, 0
-        while deaths:
+        queue, blocks, frees = self.freed, self.blocks, 0
+        while queue:
             try:
-                died_ns, block = deaths.popleft()
+                freed_ns, block = queue.popleft()
             except IndexError:
                 break
             if blocks.get(block.key) is block:
                 del blocks[block.key]
-                self.end(block, row, phase, died_ns)
+                self.free(block, row, phase, freed_ns)
                 frees += 1
         return frees
 
-    def born(
+    def allocate(
         self,
         storage: torch.UntypedStorage,
         size: int,
@@ -206,7 +206,7 @@ class Ledger:
         self.blocks[block.key] = block  # last, so that a failure before leaves no half of one
         return block
 
-    def taken(
+    def allocate_buffer(
         self,
         size: int,
         made_by: Any,
@@ -226,15 +226,15 @@ class Ledger:
     ) -> int:
         """Record buffers that are freed in reverse order of allocation. Return the highest level.
 
-        This does the same as `taken` and `end` for each buffer, in one call: most operators of an optimizer
-        use buffers in this way.
+        This does the same as `allocate_buffer` and `free` for each buffer, in one call: most operators of an
+        optimizer use buffers in this way.
 
         Args:
             reports: (epoch nanoseconds, bytes) per alloc or free; bytes are negative for a free.
         """
         device = self._device_named(self.device_type)
         level = top = self.level
-        taken: list[Buffer] = []
+        buffers: list[Buffer] = []
         for now, size in reports:
             self._last_ns = now = max(now, self._last_ns)
             level += size
@@ -242,12 +242,12 @@ class Ledger:
                 top = max(top, level)
                 buffer = self._buffer(size, row, device)
                 buffer.category, buffer.made_by, buffer.phase = _TEMPORARY, made_by, phase
-                buffer.recomputing, buffer.serial = recomputing, self.births
-                self.births += 1
-                taken.append(buffer)
+                buffer.recomputing, buffer.serial = recomputing, self.next_serial
+                self.next_serial += 1
+                buffers.append(buffer)
                 self.entries.append((now, _ALLOC, buffer, row, phase, level, 0))
             else:
-                buffer = taken.pop()
+                buffer = buffers.pop()
                 self._addresses.append(buffer.address)
                 self.entries.append((now, _FREE, buffer, row, phase, level, 0))
             self.written += 1
@@ -256,13 +256,13 @@ class Ledger:
 
     def held_by(self, buffer: Buffer, storage: torch.UntypedStorage) -> None:
         """Note that a tensor's storage holds a buffer, which is then freed together with the storage."""
-        deaths = self.deaths
+        queue = self.freed
 
-        def died(_: weakref.ref[torch.UntypedStorage]) -> None:
-            deaths.append((time_ns(), buffer))
+        def freed(_: weakref.ref[torch.UntypedStorage]) -> None:
+            queue.append((time_ns(), buffer))
 
         buffer.key, buffer.category = storage._cdata, Category.UNKNOWN
-        buffer.holder = weakref.ref(storage, died)
+        buffer.holder = weakref.ref(storage, freed)
         self.blocks[buffer.key] = buffer
 
     def expect(self, size: int, category: Category, label: str, row: int) -> None:
@@ -286,7 +286,7 @@ class Ledger:
         buffer.category = category
         return buffer
 
-    def take_in(
+    def blocks_of(
         self, storages: Iterable[torch.UntypedStorage], *, late: bool = False
     ) -> list[Block | Buffer]:
         """Return the blocks of live storages, recording those that are not known yet.
@@ -300,7 +300,7 @@ class Ledger:
             if block is None and late:
                 block = self.expected(storage)
             if block is None and late:
-                block = self.born(storage, storage.nbytes(), None, -1, Phase.OTHER)
+                block = self.allocate(storage, storage.nbytes(), None, -1, Phase.OTHER)
                 self.late.append(block.bytes)
             elif block is None:
                 block = self._block(storage, storage.nbytes(), -1)
@@ -326,7 +326,7 @@ class Ledger:
         return buffer
 
     def _block(self, storage: torch.UntypedStorage, size: int, row: int) -> Block:
-        block = Block(storage, self._died)
+        block = Block(storage, self._on_free)
         block.key, block.address, block.bytes = storage._cdata, storage.data_ptr(), size
         block.category, block.label, block.module = _UNKNOWN, "", row
         block.device, block.stack = self._device_row(storage), -1
@@ -340,15 +340,15 @@ class Ledger:
     def _reached(self, level: int) -> None:
         if level > self.peak:
             self.peak = level
-        for one in self.watched:
-            if level > one.peak_bytes:
-                one.peak_bytes = level
+        for phase in self.watched:
+            if level > phase.peak_bytes:
+                phase.peak_bytes = level
 
-    def end(self, block: Block | Buffer, row: int, phase: Phase, died_ns: int = 0) -> None:
+    def free(self, block: Block | Buffer, row: int, phase: Phase, freed_ns: int = 0) -> None:
         """Record the free of a block or buffer."""
         self.levels[block.device] -= block.bytes
         self.level -= block.bytes
-        self.write(_FREE, block, row, phase, now=died_ns)
+        self.write(_FREE, block, row, phase, now=freed_ns)
         if isinstance(block, Buffer):
             self._addresses.append(block.address)
 
@@ -356,8 +356,8 @@ class Ledger:
         self, block: Block | Buffer, made_by: Any, row: int, phase: Phase, recomputing: bool, now: int
     ) -> None:
         block.made_by, block.phase, block.recomputing = made_by, phase, recomputing
-        block.serial = self.births
-        self.births += 1
+        block.serial = self.next_serial
+        self.next_serial += 1
         self._grow(block)
         self.write(_ALLOC, block, row, phase, now=now)
 
@@ -375,10 +375,10 @@ class Ledger:
         return row
 
 
-def _queue(deaths: deque[tuple[int, Block | Buffer]]) -> Any:
+def _queue(queue: deque[tuple[int, Block | Buffer]]) -> Any:
     """Return the weak references' callback. It refers only to the queue, so that a ledger can be deleted."""
 
-    def died(block: Block) -> None:
-        deaths.append((time_ns(), block))
+    def freed(block: Block) -> None:
+        queue.append((time_ns(), block))
 
-    return died
+    return freed

@@ -65,7 +65,7 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
     try:
         return list(map(_version, tensors))
     except RuntimeError:
-        return [-1 if torch.Tensor.is_inference(one) else _version(one) for one in tensors]
+        return [-1 if torch.Tensor.is_inference(tensor) else _version(tensor) for tensor in tensors]
 
 
 _HEAD = ctypes.c_size_t * 7
@@ -173,7 +173,7 @@ def optimizer_storages(optimizer: torch.optim.Optimizer, names: ModuleNames) -> 
 
     State need not be a dict, and its key need not be a parameter.
     """
-    owners = {id(one): (row, label) for one, row, label in optimizer_parameters(optimizer, names)}
+    owners = {id(parameter): (row, label) for parameter, row, label in optimizer_parameters(optimizer, names)}
     for key, state in optimizer.state.items():
         module, label = owners.get(id(key), OF_NO_PARAMETER)
         for name, value in state.items() if isinstance(state, Mapping) else [("state", state)]:
@@ -202,16 +202,16 @@ def state_beside(
         holders += [(key, name, inner) for key, inner in pairs]
     for group in optimizer.param_groups:
         holders += [(None, str(name), value) for name, value in group.items() if name != "params"]
-    found = []
+    owned = []
     for key, name, value in holders:
         if type(value) not in _WITHOUT_TENSORS:
             module, label = owners.get(id(key), OF_NO_PARAMETER)
-            found += [
+            owned += [
                 (tensor, (module, f"{label} ({name})"))
                 for tensor in tensors_in(value)
                 if id(tensor) not in owners and not isinstance_of(tensor, nn.Parameter)
             ]
-    return found
+    return owned
 
 
 def held_parameters(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
@@ -225,8 +225,8 @@ def optimizer_parameters(
 ) -> Iterator[tuple[torch.Tensor, int, str]]:
     """Yield an optimizer's parameters in its own order, with the owning module's row and the FQN."""
     for index, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
-            yield parameter, *names.owner_of.get(id(parameter), (-1, f"group {index} parameter {place}"))
+        for position, parameter in enumerate(group["params"]):
+            yield parameter, *names.owner_of.get(id(parameter), (-1, f"group {index} parameter {position}"))
 
 
 def sight(
@@ -244,20 +244,20 @@ def sight(
         versions: see `versions_of`: one number per tensor.
         ends_call: see `Sighting`.
     """
-    now, seen, found = time_ns(), set(), []
+    now, addresses, sightings = time_ns(), set(), []
     numbers = repeat(-1) if versions is None else versions
     for (tensor, category, module, label), version in zip(tensors, numbers, strict=False):
         for storage, device in storages(tensor):
             address = storage.data_ptr()
-            if address in seen:
+            if address in addresses:
                 continue
-            seen.add(address)
+            addresses.add(address)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            found.append(
+            sightings.append(
                 Sighting(
                     now, device, address, storage.nbytes(), category, module, label, dtype, version, ends_call
                 )
             )
             if keep is not None:
                 keep.append(storage)
-    return found
+    return sightings

@@ -34,7 +34,7 @@ _layout, get_grad, get_is_leaf, _is_nested, get_grad_fn = (
 _untyped_storage: Any = _base.untyped_storage
 _module_of = type.__dict__["__module__"].__get__
 
-_Found = torch.UntypedStorage | weakref.ref[torch.Tensor]
+_Candidate = torch.UntypedStorage | weakref.ref[torch.Tensor]
 
 
 def storages_alive(*, of_gradients: bool = True) -> Iterator[torch.UntypedStorage]:
@@ -42,24 +42,24 @@ def storages_alive(*, of_gradients: bool = True) -> Iterator[torch.UntypedStorag
 
     Args:
         of_gradients: include the gradients of leaves, which Python may not know. Must be False while
-            another thread may run backward (`others_may_run`): autograd writes gradients without holding
-            the GIL, and reading one at that moment crashes the process.
+            another thread may run backward (`other_threads_may_run`): autograd writes gradients without
+            holding the GIL, and reading one at that moment crashes the process.
     """
-    found: list[_Found]
-    storages_found: list[torch.UntypedStorage] = []
+    candidates: list[_Candidate]
+    alive: list[torch.UntypedStorage] = []
     # A collection would run other code, and so other threads, within the one call.
     with torch._C.DisableTorchFunctionSubclass(), collector_at_rest():
         try:
-            found = list(_look(_storages_of, of_gradients))
+            candidates = list(_look(_storages_of, of_gradients))
         except (RuntimeError, NotImplementedError):  # a tensor without a storage, as functorch's wrappers are
-            found = list(_look(_known, of_gradients))
-        for one in found:
-            if isinstance(one, torch.UntypedStorage):
-                storages_found.append(one)
-            elif (tensor := one()) is not None:
-                storages_found += storages_behind(tensor)
+            candidates = list(_look(_references, of_gradients))
+        for candidate in candidates:
+            if isinstance(candidate, torch.UntypedStorage):
+                alive.append(candidate)
+            elif (tensor := candidate()) is not None:
+                alive += storages_behind(tensor)
                 del tensor
-    yield from filter(_has_memory, storages_found)
+    yield from filter(_has_memory, alive)
 
 
 def young_storages_alive() -> list[torch.UntypedStorage]:
@@ -98,7 +98,7 @@ def tensors_alive() -> tuple[list[torch.Tensor], list[torch.UntypedStorage]]:
     """Return every tensor, and every storage without one, that Python's garbage collector knows.
 
     The caller must drop the tensors soon. Must not be called while another thread may run backward
-    (`others_may_run`).
+    (`other_threads_may_run`).
     """
     kinds = _classes()
     with collector_at_rest():
@@ -112,7 +112,7 @@ def _is_meta(storage: torch.UntypedStorage) -> bool:
     return storage.device.type == "meta"
 
 
-def others_may_run() -> bool:
+def other_threads_may_run() -> bool:
     """Whether another Python thread may be inside torch; one inside the standard library is not."""
     mine = threading.get_ident()
     return any(
@@ -155,11 +155,15 @@ def _classes() -> list[type]:
 
 
 def _look(
-    found_in: Callable[[Iterator[torch.Tensor]], Iterator[_Found]], of_gradients: bool
-) -> Iterator[_Found]:
+    candidates_of: Callable[[Iterator[torch.Tensor]], Iterator[_Candidate]], of_gradients: bool
+) -> Iterator[_Candidate]:
     """Return an iterator, which the caller must drop when it is exhausted: it refers to tensors."""
     tensors, same = tee(_tensors())
-    return chain(found_in(tensors), found_in(_gradients(same))) if of_gradients else found_in(tensors)
+    return (
+        chain(candidates_of(tensors), candidates_of(_gradients(same)))
+        if of_gradients
+        else candidates_of(tensors)
+    )
 
 
 def _gradients(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -188,12 +192,12 @@ def node_of(tensor: torch.Tensor) -> Any:
         return None
 
 
-def _storages_of(tensors: Iterator[torch.Tensor]) -> Iterator[_Found]:
+def _storages_of(tensors: Iterator[torch.Tensor]) -> Iterator[_Candidate]:
     tensors, same = tee(tensors)
-    return chain(_dense(tensors), _known(_not_dense(same)))
+    return chain(_dense(tensors), _references(_not_dense(same)))
 
 
-def _known(tensors: Iterator[torch.Tensor]) -> Iterator[_Found]:
+def _references(tensors: Iterator[torch.Tensor]) -> Iterator[_Candidate]:
     return map(weakref.ref, tensors)
 
 

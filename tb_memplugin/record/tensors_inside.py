@@ -41,7 +41,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         yield value
         return
     pending = deque([(value, 0)])
-    seen, looked = {id(value)}, 0
+    visited, looked = {id(value)}, 0
     while pending:
         holder, depth = pending.popleft()
         for _, inner, _ in held_by(holder, MOST_OBJECTS + 1):
@@ -49,11 +49,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             if looked > MOST_OBJECTS:
                 return
             if isinstance_of(inner, torch.Tensor):
-                if id(inner) not in seen:
-                    seen.add(id(inner))
+                if id(inner) not in visited:
+                    visited.add(id(inner))
                     yield inner
-            elif depth < DEEPEST and id(inner) not in seen and _may_hold(type(inner)):
-                seen.add(id(inner))
+            elif depth < DEEPEST and id(inner) not in visited and _may_hold(type(inner)):
+                visited.add(id(inner))
                 pending.append((inner, depth + 1))
 
 
@@ -105,18 +105,18 @@ def held_by(holder: Any, most: int) -> Iterator[tuple[Any, Any, bool]]:
 
 def _attributes(holder: object, bases: tuple[type, ...]) -> list[tuple[str, Any]]:
     """Return the names and values in an instance's own dictionary and in its slots."""
-    found: list[tuple[str, Any]] = []
+    attributes: list[tuple[str, Any]] = []
     for base in bases:
         namespace = _namespace(base)
         own = namespace.get("__dict__")
         if type(own) in (GetSetDescriptorType, MemberDescriptorType):
-            held = own.__get__(holder, type(holder))
-            found += dict.items(held) if type(held) is dict else ()
+            table = own.__get__(holder, type(holder))
+            attributes += dict.items(table) if type(table) is dict else ()
         if "__slots__" in namespace and _flags(base) & _HEAP_TYPE:
             for name, descriptor in tuple(namespace.items()):
                 if type(descriptor) is MemberDescriptorType and name != "__dict__":
                     try:
-                        found.append((name, descriptor.__get__(holder, type(holder))))
+                        attributes.append((name, descriptor.__get__(holder, type(holder))))
                     except AttributeError:
                         continue  # nothing was assigned
-    return found
+    return attributes

@@ -35,7 +35,7 @@ def variable_names() -> dict[int, str]:
     The variables are those of the modules whose functions run on this thread, the innermost first.
     (Local variables are not searched: before Python 3.13, reading them keeps what they hold alive.)
     """
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     pending: deque[tuple[str, int, Any]] = deque()
     for space in _namespaces(sys._getframe(1)):
         pending.extend(
@@ -43,35 +43,35 @@ def variable_names() -> dict[int, str]:
             for name, value in list(space.items())
             if type(name) is str and not name.startswith("__")
         )
-    seen: set[int] = set()
-    while pending and len(seen) < MOST_OBJECTS:
+    visited: set[int] = set()
+    while pending and len(visited) < MOST_OBJECTS:
         name, depth, value = pending.popleft()
-        if id(value) in seen or issubclass(type(value), _CLOSED):
+        if id(value) in visited or issubclass(type(value), _CLOSED):
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if issubclass(type(value), torch.Tensor):
-            _note(found, name, value)
+            _note(names, name, value)
         elif depth < DEEPEST and not issubclass(type(value), _RUNNING):
             pending.extend((name + part, depth + 1, inner) for part, inner in _inside(value))
-    return found
+    return names
 
 
 def _namespaces(frame: FrameType | None) -> Iterator[dict[str, Any]]:
     """Yield the global variables of the modules that run, without those of torch and of this package."""
-    met: set[int] = set()
+    visited: set[int] = set()
     while frame is not None:
         space, package = frame.f_globals, str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if id(space) not in met and package not in ("torch", "tb_memplugin"):
-            met.add(id(space))
+        if id(space) not in visited and package not in ("torch", "tb_memplugin"):
+            visited.add(id(space))
             yield space
         frame = frame.f_back
 
 
-def _note(found: dict[int, str], name: str, tensor: torch.Tensor) -> None:
+def _note(names: dict[int, str], name: str, tensor: torch.Tensor) -> None:
     try:
         with torch._C.DisableTorchFunctionSubclass():
             storage: Any = torch.Tensor.untyped_storage(tensor)
-            found.setdefault(storage._cdata, name)
+            names.setdefault(storage._cdata, name)
     except (RuntimeError, NotImplementedError):
         return  # without a storage: functorch's, sparse
 
@@ -82,7 +82,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     for key, inner, is_attribute in held_by(value, MOST_ITEMS):
         is_table = is_attribute and key in ("_parameters", "_buffers", "_modules")
         if is_module and is_table and issubclass(type(inner), dict):  # a scripted module has other tables
-            yield from ((f".{name}", held) for name, held in list(dict.items(inner)))
+            yield from ((f".{name}", member) for name, member in list(dict.items(inner)))
         elif not is_attribute:
             yield (f"[{key!r}]" if type(key) in (str, int) else "[…]"), inner
         elif type(key) is str:

@@ -56,17 +56,21 @@ class Weights:
     bytes: Int64
 
     @classmethod
-    def of(cls, seen: Iterable[Sighting], categories: Iterable[Category]) -> Weights:
+    def of(cls, sightings: Iterable[Sighting], categories: Iterable[Category]) -> Weights:
         """Return the weights of the models among the sightings, each once, in the order of the sightings."""
         wanted = set(categories)
-        rows = {one.label: one for one in seen if one.category in wanted and one.module >= 0}
-        sizes = np.array([one.bytes for one in rows.values()], np.int64)
-        return cls(tuple(rows), tuple(one.module for one in rows.values()), sizes)
+        rows = {
+            sighting.label: sighting
+            for sighting in sightings
+            if sighting.category in wanted and sighting.module >= 0
+        }
+        sizes = np.array([sighting.bytes for sighting in rows.values()], np.int64)
+        return cls(tuple(rows), tuple(sighting.module for sighting in rows.values()), sizes)
 
     def in_order(self, order: Sequence[str]) -> Weights:
         """Return the weights that an order of names contains, in that order."""
-        place = {name: row for row, name in enumerate(self.names)}
-        rows = [place[name] for name in dict.fromkeys(order) if name in place]
+        row_of = {name: row for row, name in enumerate(self.names)}
+        rows = [row_of[name] for name in dict.fromkeys(order) if name in row_of]
         return Weights(
             tuple(self.names[row] for row in rows),
             tuple(self.modules[row] for row in rows),
@@ -79,15 +83,15 @@ class Weights:
         if not FEWEST <= count <= len(sizes):
             return np.empty(0, np.int64)
         begins = np.arange(len(sizes) - count + 1)
-        for place in range(count):
-            begins = begins[sizes[begins + place] == self.bytes[place]]
+        for offset in range(count):
+            begins = begins[sizes[begins + offset] == self.bytes[offset]]
             if not len(begins):
                 break
-        apart: list[int] = []
+        disjoint: list[int] = []
         for begin in begins.tolist():
-            if not apart or begin >= apart[-1] + count:
-                apart.append(begin)
-        return np.array(apart, np.int64)
+            if not disjoint or begin >= disjoint[-1] + count:
+                disjoint.append(begin)
+        return np.array(disjoint, np.int64)
 
 
 def fqns(names: ModuleNames) -> list[str]:
@@ -95,15 +99,15 @@ def fqns(names: ModuleNames) -> list[str]:
     return [fqn for _, fqn in names.owner_of.values()]
 
 
-def references(seen: Sequence[Sighting], order: Sequence[str]) -> list[Weights]:
+def references(sightings: Sequence[Sighting], order: Sequence[str]) -> list[Weights]:
     """Return the weights of the models in the orders in which programs copy them, the longer first.
 
     Args:
-        seen: sightings that contain the parameters and buffers of the models.
+        sightings: sightings that contain the parameters and buffers of the models.
         order: see `fqns`.
     """
-    both = Weights.of(seen, (Category.PARAMETER, Category.BUFFER)).in_order(order)
-    parameters = Weights.of(seen, (Category.PARAMETER,)).in_order(order)
+    both = Weights.of(sightings, (Category.PARAMETER, Category.BUFFER)).in_order(order)
+    parameters = Weights.of(sightings, (Category.PARAMETER,)).in_order(order)
     return [both, parameters] if len(both.names) > len(parameters.names) else [parameters]
 
 
@@ -115,24 +119,27 @@ def held_copies(start: Sequence[Sighting], order: Sequence[str]) -> list[Sightin
             variable as their label.
         order: see `references`.
     """
-    others = [
+    candidates = [
         row
-        for row, one in enumerate(start)
-        if one.module < 0
-        and one.category in (Category.PARAMETER, Category.BUFFER, Category.UNKNOWN)
-        and not one.label.startswith(OF_AN_OPTIMIZER)
+        for row, sighting in enumerate(start)
+        if sighting.module < 0
+        and sighting.category in (Category.PARAMETER, Category.BUFFER, Category.UNKNOWN)
+        and not sighting.label.startswith(OF_AN_OPTIMIZER)
     ]
-    told = list(start)
+    sightings = list(start)
     weights = references(start, order)
-    for row, copied, module in (*_by_name(start, others, weights), *_by_order(start, others, weights)):
-        if told[row] is start[row]:
-            told[row] = replace(
+    for row, copied, module in (
+        *_by_name(start, candidates, weights),
+        *_by_order(start, candidates, weights),
+    ):
+        if sightings[row] is start[row]:
+            sightings[row] = replace(
                 start[row],
                 category=Category.PARAMETER_COPY,
                 module=module,
                 label=f"copy of {copied}{_variable(start[row].label)}",
             )
-    return told
+    return sightings
 
 
 def _variable(label: str) -> str:
@@ -144,7 +151,7 @@ _Copied = tuple[int, str, int]
 
 
 def _by_name(
-    start: Sequence[Sighting], others: Sequence[int], references_: Sequence[Weights]
+    start: Sequence[Sighting], candidates: Sequence[int], references_: Sequence[Weights]
 ) -> list[_Copied]:
     """Return the storages whose variables end in the names of weights, with the same sizes.
 
@@ -153,7 +160,7 @@ def _by_name(
     weights, parameters = references_[0], set(references_[-1].names)
     of_name = {name: row for row, name in enumerate(weights.names)}
     by_holder: defaultdict[str, list[_Copied]] = defaultdict(list)
-    for row in others:
+    for row in candidates:
         label = start[row].label.replace("['", ".").replace("']", "")
         at = label.find(".")
         while at >= 0:
@@ -161,24 +168,24 @@ def _by_name(
             if number is not None and weights.bytes[number] == start[row].bytes:
                 by_holder[label[:at]].append((row, weights.names[number], weights.modules[number]))
             at = label.find(".", at + 1)
-    whole = [
+    complete = [
         copies
         for copies in by_holder.values()
         if len(parameters) >= FEWEST and parameters <= {name for _, name, _ in copies}
     ]
-    return [copy for copies in whole for copy in copies]
+    return [copy for copies in complete for copy in copies]
 
 
 def _by_order(
-    start: Sequence[Sighting], others: Sequence[int], references_: Sequence[Weights]
+    start: Sequence[Sighting], candidates: Sequence[int], references_: Sequence[Weights]
 ) -> list[_Copied]:
-    found: list[_Copied] = []
-    sizes = np.array([start[row].bytes for row in others], np.int64)
+    copied: list[_Copied] = []
+    sizes = np.array([start[row].bytes for row in candidates], np.int64)
     for weights in references_:
         for begin in weights.runs_in(sizes).tolist():
-            rows = others[begin : begin + len(weights.names)]
-            found += zip(rows, weights.names, weights.modules, strict=True)
-    return found
+            rows = candidates[begin : begin + len(weights.names)]
+            copied += zip(rows, weights.names, weights.modules, strict=True)
+    return copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,16 +213,16 @@ def made_copies(
     chosen = copying[born.operator] & np.isin(reason, UNDECIDED) & (born.phase == Phase.OTHER)
     rows = np.flatnonzero(chosen)
     rows = rows[~_before_a_step(phases, born.time_ns[rows])]
-    found = MadeCopies([], [], [])
-    taken = np.zeros(len(rows), bool)
+    copies = MadeCopies([], [], [])
+    is_copied = np.zeros(len(rows), bool)
     for mine in weights:
-        for begin in mine.runs_in(np.where(taken, -1, born.bytes[rows])).tolist():
+        for begin in mine.runs_in(np.where(is_copied, -1, born.bytes[rows])).tolist():
             end = begin + len(mine.names)
-            taken[begin:end] = True
-            found.block.extend(rows[begin:end].tolist())
-            found.names.extend(mine.names)
-            found.modules.extend(mine.modules)
-    return found
+            is_copied[begin:end] = True
+            copies.block.extend(rows[begin:end].tolist())
+            copies.names.extend(mine.names)
+            copies.modules.extend(mine.modules)
+    return copies
 
 
 def _before_a_step(phases: Spans, time_ns: Int64) -> Bool:

@@ -25,7 +25,7 @@ class ReportSession(Session):
         "record/tracer/kernels.py:run",
         "record/tracer/recording.py:_before_step",
         "record/tracer/recording.py:_after_step",
-        "record/tracer/recording.py:see_made",
+        "record/tracer/recording.py:see_memory",
         "record/tracer/without_operator.py:_get_rng_state",
         "record/tracer/without_operator.py:_report",
         "iterations/watch.py:note",
@@ -35,7 +35,7 @@ class ReportSession(Session):
         "store/writer.py:_use",
     )
     unobserved = (
-        "record/storage_lifetimes.py:died",
+        "record/storage_lifetimes.py:freed",
         "record/profiler_windows.py:_restore",
         "iterations/report.py:clear",
     )

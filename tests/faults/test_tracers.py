@@ -30,14 +30,14 @@ _ENTRIES = (
     "record/tracer/recording.py:_before_step",
     "record/tracer/recording.py:_after_step",
     "record/tracer/recording.py:around",
-    "record/tracer/recording.py:see_made",
+    "record/tracer/recording.py:see_memory",
     "record/tracer/without_operator.py:_get_rng_state",
     "record/tracer/without_operator.py:_resize",
     "record/tracer/without_operator.py:_report",
 )
 """What torch calls, each of which has the `try` within it."""
 
-_DEATHS = ("record/storage_lifetimes.py:died", "record/profiler_windows.py:_restore")
+_DEATHS = ("record/storage_lifetimes.py:freed", "record/profiler_windows.py:_restore")
 
 
 class TracerSession(Session):

@@ -131,7 +131,7 @@ class Hooked:
     def seeing(self, name, recording):
         def see(weight):
             self.bytes[name] = size_of(weight.grad)
-            recording.tell_gradient(weight, name)
+            recording.name_gradient(weight, name)
 
         return see
 

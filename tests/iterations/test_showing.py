@@ -15,7 +15,7 @@ from tb_memplugin import IterationReport, MemPluginError
 from tb_memplugin.record.iterations.console import show, size
 from tb_memplugin.record.iterations.csv_files import ITERATION_COLUMNS, WEIGHT_COLUMNS, IterationCsv
 from tb_memplugin.record.iterations.figures import iteration_memory
-from tb_memplugin.record.iterations.watch import Seen
+from tb_memplugin.record.iterations.watch import Observation
 from tb_memplugin.record.steps.counters import Reading
 
 
@@ -134,7 +134,7 @@ def test_sizes_have_a_persons_units():
 
 def test_peaks_that_torch_cannot_reset_are_said_to_be_lower_bounds(tmp_path):
     reading = Reading(2, 7, exact=False, reserved=20, peak_reserved=30, reserved_exact=False)
-    seen = Seen(("cuda:0",), (reading,), None, {}, ())
+    seen = Observation(("cuda:0",), (reading,), None, {}, ())
     memory = iteration_memory(nn.Linear(4, 3), seen, step=1, epoch=1, iteration=1, seconds=0.0)
     assert not memory.cached_is_exact
     assert not memory.allocated_is_exact

@@ -15,7 +15,7 @@ from torch.utils import _python_dispatch as dispatch
 from tb_memplugin import IterationReport
 from tb_memplugin.record.iterations.csv_files import IterationCsv
 from tb_memplugin.record.iterations.figures import iteration_memory
-from tb_memplugin.record.iterations.watch import Seen
+from tb_memplugin.record.iterations.watch import Observation
 from tb_memplugin.record.steps.counters import Reading
 from tests import full_disk
 
@@ -87,7 +87,7 @@ def test_rows_that_could_not_be_taken_back_are_taken_back_later(tmp_path):
             return self.file.truncate()
 
     reading = Reading(2, 7, exact=False, reserved=20, peak_reserved=30, reserved_exact=False)
-    seen = Seen(("cuda:0",), (reading,), None, {}, ())
+    seen = Observation(("cuda:0",), (reading,), None, {}, ())
     memory = iteration_memory(nn.Linear(4, 3), seen, step=1, epoch=1, iteration=1, seconds=0.0)
     csv: Any = IterationCsv(tmp_path, "w")
     csv.write(memory)

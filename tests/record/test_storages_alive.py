@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tb_memplugin.record.storages_alive import others_may_run, storages_alive
+from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 
 
 def alive() -> set[int]:
@@ -61,9 +61,9 @@ def test_threads_that_wait_are_told_from_those_that_may_be_in_a_backward():
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert not others_may_run()
+    assert not other_threads_may_run()
     begin.set()
-    while not others_may_run():
+    while not other_threads_may_run():
         pass
     end.set()
     thread.join()

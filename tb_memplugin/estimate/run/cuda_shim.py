@@ -97,4 +97,4 @@ def _compile(path: Path) -> None:
         os.fspath(SOURCE),
         *(f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"),
     ]
-    compile_library(path, command, what="makes the device 'cuda' known to torch", fix=_FIX)
+    compile_library(path, command, purpose="makes the device 'cuda' known to torch", fix=_FIX)

@@ -20,7 +20,7 @@ import torch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record.compiling import cache_folder, compile_library, installed_compiler
 from tb_memplugin.record.storages import allocated_by_torch
-from tb_memplugin.record.storages_alive import others_may_run, storages_alive
+from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.trace import Cause, Counter, CounterReading, Moment
 from tb_memplugin.trace.tables import Int64, UInt64
 
@@ -137,7 +137,7 @@ def start_counting() -> None:
 def _adopted(library: ctypes.CDLL) -> int:
     """Count the blocks that are live already and known to Python; return how many they are."""
     count = 0
-    for storage in storages_alive(of_gradients=not others_may_run()):
+    for storage in storages_alive(of_gradients=not other_threads_may_run()):
         if storage.device.type == "cpu" and not storage.is_shared() and allocated_by_torch(storage):
             count += int(library.tbm_adopt(storage.data_ptr(), storage.nbytes()))
     return count
@@ -299,7 +299,7 @@ def _compiled() -> Path:
         compile_library(
             path,
             [compiler, *options, os.fspath(SOURCE), "-ldl", "-lpthread"],
-            what="counts the calls of the CPU's allocator",
+            purpose="counts the calls of the CPU's allocator",
             fix=_FIX,
         )
     return path

@@ -62,49 +62,51 @@ def match_events(profile: Events, device: int, snapshot: Events, same_device: in
             recorded (`skip_actions`).
         same_device: the device's row in the snapshot.
     """
-    told = _rows(profile, device, Kind.FREE_COMPLETED)
+    profiled = _rows(profile, device, Kind.FREE_COMPLETED)
     asked = _rows(snapshot, same_device, Kind.FREE_REQUESTED)
     kept = asked if _has_frees(snapshot, asked) else _rows(snapshot, same_device, Kind.FREE_COMPLETED)
-    group, same_group = _groups(profile, told, snapshot, kept)
-    time, same_time = profile.time_ns[told], snapshot.time_ns[kept]
-    partner = _by_place(group, same_group)
+    group, same_group = _groups(profile, profiled, snapshot, kept)
+    time, same_time = profile.time_ns[profiled], snapshot.time_ns[kept]
+    partner = _by_position(group, same_group)
     sure = partner >= 0
     later = int(np.median(time[sure] - same_time[partner[sure]])) if sure.any() else 0
     far = sure & (np.abs(time - same_time[partner] - later) > TOLERANCE_NS) if len(kept) else sure
     partner[far & ~_in_order(partner, sure & ~far)] = -1
     _by_time(partner, group, time - later, same_group, same_time, ~sure)
-    _guessed_frees(partner, profile, told, snapshot, kept, later)
-    found = partner >= 0
+    _guessed_frees(partner, profile, profiled, snapshot, kept, later)
+    is_matched = partner >= 0
     unseen = np.ones(len(kept), bool)
-    unseen[partner[found]] = False
+    unseen[partner[is_matched]] = False
     return Match(
-        profile=told[found],
-        snapshot=kept[partner[found]],
-        missing=told[~found],
+        profile=profiled[is_matched],
+        snapshot=kept[partner[is_matched]],
+        missing=profiled[~is_matched],
         unseen=kept[unseen],
         later_ns=later,
-        out_of_order=int(np.count_nonzero(np.diff(partner[found & (profile.kind[told] == Kind.ALLOC)]) < 0)),
+        out_of_order=int(
+            np.count_nonzero(np.diff(partner[is_matched & (profile.kind[profiled] == Kind.ALLOC)]) < 0)
+        ),
     )
 
 
 def _guessed_frees(
-    partner: Int64, profile: Events, told: Rows, snapshot: Events, kept: Rows, later: int
+    partner: Int64, profile: Events, profiled: Rows, snapshot: Events, kept: Rows, later: int
 ) -> None:
     """Pair frees that are left over on both sides by rounded size and time, whatever their addresses."""
-    taken = np.zeros(len(kept), bool)
-    taken[partner[partner >= 0]] = True
-    rows = np.flatnonzero((partner < 0) & (profile.kind[told] != Kind.ALLOC))
-    free = np.flatnonzero(~taken & (snapshot.kind[kept] != Kind.ALLOC))
-    found = np.full(len(rows), -1, np.int64)
+    is_matched = np.zeros(len(kept), bool)
+    is_matched[partner[partner >= 0]] = True
+    rows = np.flatnonzero((partner < 0) & (profile.kind[profiled] != Kind.ALLOC))
+    free = np.flatnonzero(~is_matched & (snapshot.kind[kept] != Kind.ALLOC))
+    guessed = np.full(len(rows), -1, np.int64)
     _by_time(
-        found,
-        profile.bytes[told[rows]],
-        profile.time_ns[told[rows]] - later,
+        guessed,
+        profile.bytes[profiled[rows]],
+        profile.time_ns[profiled[rows]] - later,
         -(-snapshot.bytes[kept[free]] // BLOCK) * BLOCK,
         snapshot.time_ns[kept[free]],
         np.ones(len(rows), bool),
     )
-    partner[rows[found >= 0]] = free[found[found >= 0]]
+    partner[rows[guessed >= 0]] = free[guessed[guessed >= 0]]
 
 
 def _rows(events: Events, device: int, free: Kind) -> Rows:
@@ -115,16 +117,16 @@ def _has_frees(events: Events, rows: Rows) -> bool:
     return bool(np.any(events.kind[rows] == Kind.FREE_REQUESTED))
 
 
-def _groups(profile: Events, told: Rows, snapshot: Events, kept: Rows) -> tuple[Int64, Int64]:
+def _groups(profile: Events, profiled: Rows, snapshot: Events, kept: Rows) -> tuple[Int64, Int64]:
     """Return a number for each address and kind, the same for both sides."""
-    address = np.concatenate((profile.address[told], snapshot.address[kept]))
-    is_alloc = np.concatenate((profile.kind[told] == Kind.ALLOC, snapshot.kind[kept] == Kind.ALLOC))
-    place = np.unique(address, return_inverse=True)[1]
-    group = 2 * place.reshape(-1).astype(np.int64) + is_alloc
-    return group[: len(told)], group[len(told) :]
+    address = np.concatenate((profile.address[profiled], snapshot.address[kept]))
+    is_alloc = np.concatenate((profile.kind[profiled] == Kind.ALLOC, snapshot.kind[kept] == Kind.ALLOC))
+    number = np.unique(address, return_inverse=True)[1]
+    group = 2 * number.reshape(-1).astype(np.int64) + is_alloc
+    return group[: len(profiled)], group[len(profiled) :]
 
 
-def _by_place(group: Int64, same_group: Int64) -> Int64:
+def _by_position(group: Int64, same_group: Int64) -> Int64:
     """Return, for each row, the other side's row at the same position in a group of equal size, else -1."""
     partner = np.full(len(group), -1, np.int64)
     groups = 1 + int(max(group.max(initial=-1), same_group.max(initial=-1)))
@@ -163,7 +165,7 @@ def _by_time(
         apart = np.where(inside, np.abs(same_time[candidate] - time[rows]), TOLERANCE_NS + 1)
         nearer = apart < distance
         best[nearer], distance[nearer] = candidate[nearer], apart[nearer]
-    taken = np.flatnonzero(best >= 0)
-    taken = taken[np.lexsort((distance[taken], best[taken]))]
-    first = np.append(True, np.diff(best[taken]) != 0)[: len(taken)]
-    partner[rows[taken[first]]] = best[taken[first]]
+    near = np.flatnonzero(best >= 0)
+    near = near[np.lexsort((distance[near], best[near]))]
+    first = np.append(True, np.diff(best[near]) != 0)[: len(near)]
+    partner[rows[near[first]]] = best[near[first]]

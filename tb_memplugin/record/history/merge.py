@@ -80,10 +80,10 @@ def _pair(profile: MemoryTrace, snapshot: MemoryTrace, row: int) -> _Pair:
     name = snapshot.devices[row].name
     profiled = names.index(name) if name in names else -1
     match = match_events(profile.events, profiled, snapshot.events, row)
-    missing, told = len(match.missing), len(match.missing) + len(match.profile)
+    missing, total = len(match.missing), len(match.missing) + len(match.profile)
     reason = ""
-    if missing > MOST_MISSING * told:
-        reason = f"{missing:,} of {told:,} profiled events are not in it"
+    if missing > MOST_MISSING * total:
+        reason = f"{missing:,} of {total:,} profiled events are not in it"
     elif missing and match.missing[0] < match.profile[0] and not _goes_back(profile, snapshot, row, match):
         reason = "it does not go back to the first profiled event (its oldest entries were overwritten)"
     return _Pair(row, profiled, match, reason)
@@ -121,7 +121,7 @@ class _Merger:
             "forward": stack_of,
             "operator": operator_of,
         }
-        events, place = self._events(rows_of)
+        events, event_of = self._events(rows_of)
         return replace(
             self.profile,
             source=SOURCE,
@@ -133,14 +133,14 @@ class _Merger:
             labels=self.labels,
             stacks=stacks,
             segments=_moved(self.snapshot.segments, self.device_of),
-            annotations=self._annotations(place),
+            annotations=self._annotations(event_of),
             annotation_names=self.snapshot.annotation_names,
             streams=self.snapshot.streams,
             pools=self.snapshot.pools,
             contexts=self.snapshot.contexts,
-            ooms=tuple(self._ooms(place)),
+            ooms=tuple(self._ooms(event_of)),
             counters=tuple(self._counters()),
-            notes=(*self.profile.notes, *self.snapshot.notes, *self._told(), *self.notes),
+            notes=(*self.profile.notes, *self.snapshot.notes, *self._pair_notes(), *self.notes),
             properties={**self.snapshot.properties, **self.profile.properties},
         )
 
@@ -148,15 +148,15 @@ class _Merger:
         """Return the table of devices, and the row in it of each device of the snapshot."""
         devices, rows = list(self.profile.devices), []
         for pair in self.pairs:
-            known = self.snapshot.devices[pair.row]
+            device = self.snapshot.devices[pair.row]
             if pair.is_merged:
                 rows.append(pair.profiled)
                 devices[pair.profiled] = replace(
-                    devices[pair.profiled], reserved_at_start=known.reserved_at_start
+                    devices[pair.profiled], reserved_at_start=device.reserved_at_start
                 )
             else:
                 rows.append(len(devices))
-                devices.append(replace(known, name=known.name + HISTORY) if pair.reason else known)
+                devices.append(replace(device, name=device.name + HISTORY) if pair.reason else device)
         return tuple(devices), np.array([*rows, -1], np.int64)
 
     def _counters(self) -> Iterator[CounterReading]:
@@ -177,59 +177,60 @@ class _Merger:
 
     def _events(self, rows_of: dict[str, Int64]) -> tuple[Events, Int64]:
         """Return all events in time order, and the index among them of each event of the snapshot."""
-        told = _columns(self.snapshot.events, EVENT_DTYPES, rows_of)
+        columns = _columns(self.snapshot.events, EVENT_DTYPES, rows_of)
         for pair in self.pairs:
             if pair.is_merged:
-                self._attribute(told, pair)
-            self._set_times(told, pair)
+                self._attribute(columns, pair)
+            self._set_times(columns, pair)
         kept = {name: getattr(self.profile.events, name)[self.kept] for name in EVENT_DTYPES}
-        both = {name: np.concatenate((kept[name], told[name])) for name in EVENT_DTYPES}
+        both = {name: np.concatenate((kept[name], columns[name])) for name in EVENT_DTYPES}
         order = np.argsort(both["time_ns"], kind="stable")
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
-        return Events(**{name: column[order] for name, column in both.items()}), place[len(self.kept) :]
+        event_of = np.empty(len(order), np.int64)
+        event_of[order] = np.arange(len(order))
+        return Events(**{name: column[order] for name, column in both.items()}), event_of[len(self.kept) :]
 
-    def _attribute(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
+    def _attribute(self, columns: dict[str, np.ndarray], pair: _Pair) -> None:
         """Set the profile's attribution on the snapshot's allocs, in place."""
         events = self.profile.events
         is_alloc = events.kind[pair.match.profile] == Kind.ALLOC
         mine, theirs = pair.match.profile[is_alloc], pair.match.snapshot[is_alloc]
-        self._check(told, pair, mine, theirs)
+        self._check(columns, pair, mine, theirs)
         for name in ("operator", "phase", "category", "reason"):
-            told[name][theirs] = getattr(events, name)[mine]
-        rounded = told["rounded"][theirs]
-        told["rounded"][theirs] = np.where(rounded >= 0, rounded, events.bytes[mine])
+            columns[name][theirs] = getattr(events, name)[mine]
+        rounded = columns["rounded"][theirs]
+        columns["rounded"][theirs] = np.where(rounded >= 0, rounded, events.bytes[mine])
         for name in ("stack", "forward"):  # the profile has only Python frames, used if the history has none
-            recorded = told[name][theirs]
-            told[name][theirs] = np.where(recorded >= 0, recorded, getattr(events, name)[mine])
+            recorded = columns[name][theirs]
+            columns[name][theirs] = np.where(recorded >= 0, recorded, getattr(events, name)[mine])
         label, module = events.label[mine], events.module[mine]
-        told["label"][theirs] = np.where(label >= 0, label, told["label"][theirs])
-        marked = self._is_module(told["module"][theirs]) & ~self._is_module(module)
-        told["module"][theirs] = np.where(marked, told["module"][theirs], module)
+        columns["label"][theirs] = np.where(label >= 0, label, columns["label"][theirs])
+        marked = self._is_module(columns["module"][theirs]) & ~self._is_module(module)
+        columns["module"][theirs] = np.where(marked, columns["module"][theirs], module)
 
-    def _check(self, told: dict[str, np.ndarray], pair: _Pair, mine: Int64, theirs: Int64) -> None:
+    def _check(self, columns: dict[str, np.ndarray], pair: _Pair, mine: Int64, theirs: Int64) -> None:
         """Count differences between the two for the same alloc."""
-        counted, rounded = self.profile.events.bytes[mine], told["rounded"][theirs]
-        module, marked = self.profile.events.module[mine], told["module"][theirs]
+        counted, rounded = self.profile.events.bytes[mine], columns["rounded"][theirs]
+        module, marked = self.profile.events.module[mine], columns["module"][theirs]
         both = self._is_module(module) & self._is_module(marked)
         faults = {
-            "allocs request more than the profiler counts for their block": counted < told["bytes"][theirs],
+            "allocs request more than the profiler counts for their block": counted
+            < columns["bytes"][theirs],
             "allocs have another rounded size in the history; the history's size is used": (rounded >= 0)
             & (rounded != counted),
             "allocs have another module in the history than in the profile; the profile's module is "
             "used": both & (module != marked),
         }
-        for what, wrong in faults.items():
-            for note in notes_on({what: Tally.of(wrong, told["bytes"][theirs])}):
+        for fault, wrong in faults.items():
+            for note in notes_on({fault: Tally.of(wrong, columns["bytes"][theirs])}):
                 self._note(pair, note)
 
-    def _set_times(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
+    def _set_times(self, columns: dict[str, np.ndarray], pair: _Pair) -> None:
         """Convert the times of a device's history to the profile's clock, keeping the order of its entries.
 
         The history's clock has microseconds. Entries that are not in the profile (such as completed frees)
         never move those that are: their time is at most that of the next entry in the profile.
         """
-        time, here = told["time_ns"], np.flatnonzero(self.snapshot.events.device == pair.row)
+        time, here = columns["time_ns"], np.flatnonzero(self.snapshot.events.device == pair.row)
         if pair.is_merged:
             time[here] += pair.match.later_ns
             both = np.sort(pair.match.snapshot)
@@ -240,22 +241,22 @@ class _Merger:
         time[here] = np.maximum.accumulate(time[here])
 
     def _start(self, rows_of: dict[str, Int64]) -> StartState:
-        told = _columns(self.snapshot.start, START_DTYPES, rows_of)
+        columns = _columns(self.snapshot.start, START_DTYPES, rows_of)
         for pair in self.pairs:
             if pair.is_merged:
-                self._name_start(told, pair)
-                self._round_start(told, pair)
+                self._name_start(columns, pair)
+                self._round_start(columns, pair)
         kept = {name: getattr(self.profile.start, name)[self.kept_start] for name in START_DTYPES}
-        return StartState(**{name: np.concatenate((kept[name], told[name])) for name in START_DTYPES})
+        return StartState(**{name: np.concatenate((kept[name], columns[name])) for name in START_DTYPES})
 
-    def _name_start(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
+    def _name_start(self, columns: dict[str, np.ndarray], pair: _Pair) -> None:
         """Set the owners of blocks alive at the start, by address, in place."""
         start = self.profile.start
         rows = np.flatnonzero((start.device == pair.profiled) & (start.address != 0))
         here = np.flatnonzero(self.snapshot.start.device == pair.row)
-        _, mine, theirs = np.intersect1d(start.address[rows], told["address"][here], return_indices=True)
+        _, mine, theirs = np.intersect1d(start.address[rows], columns["address"][here], return_indices=True)
         for name in ("category", "reason", "module", "label"):
-            told[name][here[theirs]] = getattr(start, name)[rows[mine]]
+            columns[name][here[theirs]] = getattr(start, name)[rows[mine]]
         lost = np.setdiff1d(rows, rows[mine])
         if len(lost):
             size = int(start.bytes[lost].sum())
@@ -265,7 +266,7 @@ class _Merger:
                 "not in the allocator's history; they are left out.",
             )
 
-    def _round_start(self, told: dict[str, np.ndarray], pair: _Pair) -> None:
+    def _round_start(self, columns: dict[str, np.ndarray], pair: _Pair) -> None:
         """Set the rounded sizes of start blocks that were freed in the window, from the profiler's counts."""
         here = np.flatnonzero(self.snapshot.start.device == pair.row)
         touched = np.sort(np.concatenate((pair.match.snapshot, pair.match.unseen)))
@@ -274,29 +275,29 @@ class _Merger:
         frees = self.profile.events.kind[pair.match.profile] != Kind.ALLOC
         freed = pair.match.snapshot[frees]
         counted[freed] = self.profile.events.bytes[pair.match.profile[frees]]
-        _, mine, ended = np.intersect1d(told["address"][here], address, return_indices=True)
+        _, mine, ended = np.intersect1d(columns["address"][here], address, return_indices=True)
         size = counted[touched[first[ended]]]
-        open_rows = (size >= 0) & (told["rounded"][here[mine]] < 0)
-        told["rounded"][here[mine[open_rows]]] = size[open_rows]
+        open_rows = (size >= 0) & (columns["rounded"][here[mine]] < 0)
+        columns["rounded"][here[mine[open_rows]]] = size[open_rows]
 
-    def _annotations(self, place: Int64) -> Annotations:
-        told = self.snapshot.annotations
+    def _annotations(self, event_of: Int64) -> Annotations:
+        annotations = self.snapshot.annotations
         later = np.array([pair.match.later_ns if pair.is_merged else 0 for pair in self.pairs], np.int64)
-        time = told.time_ns + later[told.device] if len(told) else told.time_ns
+        time = annotations.time_ns + later[annotations.device] if len(annotations) else annotations.time_ns
         order = np.argsort(time, kind="stable")
-        event = np.append(place, -1)[told.event]  # -1 takes the last
+        event = np.append(event_of, -1)[annotations.event]  # -1 takes the last
         return Annotations(
             time_ns=time[order],
-            name=told.name[order],
-            ends=told.ends[order],
-            device=self.device_of[told.device][order].astype(np.uint8),
+            name=annotations.name[order],
+            ends=annotations.ends[order],
+            device=self.device_of[annotations.device][order].astype(np.uint8),
             event=event[order],
         )
 
-    def _ooms(self, place: Int64) -> Iterator[OutOfMemory]:
-        yield from (replace(oom, event=int(place[oom.event])) for oom in self.snapshot.ooms)
+    def _ooms(self, event_of: Int64) -> Iterator[OutOfMemory]:
+        yield from (replace(oom, event=int(event_of[oom.event])) for oom in self.snapshot.ooms)
 
-    def _told(self) -> Iterator[str]:
+    def _pair_notes(self) -> Iterator[str]:
         """Yield notes on how each device's two records fit together."""
         for pair in self.pairs:
             name, match = self.snapshot.devices[pair.row].name, pair.match
@@ -335,8 +336,8 @@ class _Merger:
         self.notes.append(f"{self.snapshot.devices[pair.row].name}: {text}")
 
     def _is_module(self, rows: np.ndarray) -> npt.NDArray[np.bool_]:
-        known = np.array([module.is_module for module in self._modules()] + [False])
-        is_module: npt.NDArray[np.bool_] = known[rows]
+        by_row = np.array([module.is_module for module in self._modules()] + [False])
+        is_module: npt.NDArray[np.bool_] = by_row[rows]
         return is_module
 
 
@@ -358,8 +359,8 @@ def _labels(first: Sequence[str], second: Sequence[str]) -> tuple[tuple[str, ...
     """Like `_table`, but without labels that are module marks: the events have the modules themselves."""
     kept = [label for label in second if not label.startswith(MODULE_MARK)]
     labels, rows = _table(first, kept)
-    place = dict(zip(kept, rows.tolist(), strict=False))
-    return labels, np.array([*(place.get(label, -1) for label in second), -1], np.int64)
+    row_of = dict(zip(kept, rows.tolist(), strict=False))
+    return labels, np.array([*(row_of.get(label, -1) for label in second), -1], np.int64)
 
 
 def _columns(

@@ -148,8 +148,8 @@ def _settings(allocator: Allocator, max_entries: int, stacks: str) -> dict[str, 
         "max_entries": max_entries,
         "global_record_annotations": True,  # otherwise only those of the thread that turned it on
     }
-    known = signature(allocator.record).parameters
-    return {name: value for name, value in wanted.items() if name in known}
+    parameters = signature(allocator.record).parameters
+    return {name: value for name, value in wanted.items() if name in parameters}
 
 
 SWITCH = HistorySwitch()
@@ -168,7 +168,9 @@ def since(snapshot: Snapshot, start_ns: int) -> Snapshot:
             trace[bisect_left(trace, start_us, key=_time_us) :] for trace in snapshot.get("device_traces", ())
         ],
         "external_annotations": [
-            one for one in snapshot.get("external_annotations", ()) if _time_us(one) >= start_us
+            annotation
+            for annotation in snapshot.get("external_annotations", ())
+            if _time_us(annotation) >= start_us
         ],
     }
 

@@ -59,7 +59,7 @@ class HistoryWindowRecorder(WindowRecorder):
         self._snapshots = []
         self._end_histories()
         self._began_ns = time_ns()
-        problems = [problem for one in self._allocators if (problem := self._begin(one))]
+        problems = [problem for allocator in self._allocators if (problem := self._begin(allocator))]
         super().start()
         if self._window is not None:
             self._window.problems += problems
@@ -71,9 +71,9 @@ class HistoryWindowRecorder(WindowRecorder):
         super().stop()
         for allocator, is_fresh in self._using:
             try:
-                taken = allocator.snapshot()
+                snapshot = allocator.snapshot()
                 self._snapshots.append(
-                    (allocator.device_type, taken if is_fresh else since(taken, self._began_ns))
+                    (allocator.device_type, snapshot if is_fresh else since(snapshot, self._began_ns))
                 )
             except Exception as error:
                 self._note(f"taking the history of {allocator.device_type}", error)
@@ -81,8 +81,8 @@ class HistoryWindowRecorder(WindowRecorder):
 
     def take_snapshots(self) -> list[tuple[str, Snapshot]]:
         """Return the finished window's histories as (device type, snapshot), and forget them."""
-        taken, self._snapshots = self._snapshots, []
-        return taken
+        snapshots, self._snapshots = self._snapshots, []
+        return snapshots
 
     def _begin(self, allocator: Allocator) -> str:
         """Turn one history on. Return "", or the reason if that was not possible."""
@@ -151,13 +151,13 @@ class ModuleMarks:
         """
         if allocator.set_mark is None or allocator.mark is None:
             return
-        seen: set[int] = set()
+        visited: set[int] = set()
         for prefix, model in models.items():
             closed: list[str] = []
             for name, module in model.named_modules(prefix=prefix):
-                if id(module) in seen or any(name.startswith(above) for above in closed):
+                if id(module) in visited or any(name.startswith(above) for above in closed):
                     continue
-                seen.add(id(module))
+                visited.add(id(module))
                 if is_compiled(module):
                     closed.append(f"{name}." if name else "")
                 if not isinstance(module, torch.jit.ScriptModule):

@@ -70,14 +70,16 @@ def _totals(memory: IterationMemory) -> Table:
 
 def _weights(memory: IterationMemory, most: int) -> Table:
     table = _table("weight", "bytes", "gradient")
-    largest = sorted(memory.weights, key=lambda one: -max(one.bytes, one.gradient_bytes))[:most]
-    shown = {one.name for one in largest}
-    rest = [one for one in memory.weights if one.name not in shown]
-    for one in memory.weights:
-        if one.name in shown:
-            table.add_row(Text(printable(_name(one), _LONGEST)), size(one.bytes), size(one.gradient_bytes))
+    largest = sorted(memory.weights, key=lambda weight: -max(weight.bytes, weight.gradient_bytes))[:most]
+    shown = {weight.name for weight in largest}
+    rest = [weight for weight in memory.weights if weight.name not in shown]
+    for weight in memory.weights:
+        if weight.name in shown:
+            table.add_row(
+                Text(printable(_name(weight), _LONGEST)), size(weight.bytes), size(weight.gradient_bytes)
+            )
     if rest:
-        sums = sum(one.bytes for one in rest), sum(one.gradient_bytes for one in rest)
+        sums = sum(weight.bytes for weight in rest), sum(weight.gradient_bytes for weight in rest)
         table.add_row(f"{len(rest):,} smaller weights", *map(size, sums))
     return table
 
@@ -88,8 +90,8 @@ def _name(weight: WeightMemory) -> str:
 
 def _at_peak(traced: TracedMemory) -> str:
     parts = sorted(traced.at_peak.items(), key=lambda part: -part[1])
-    told = ", ".join(f"{name} {size(count)}" for name, count in parts if count)
-    return f"at the peak of {size(traced.peak_bytes)} in tensors: {told or 'nothing'}"
+    breakdown = ", ".join(f"{name} {size(count)}" for name, count in parts if count)
+    return f"at the peak of {size(traced.peak_bytes)} in tensors: {breakdown or 'nothing'}"
 
 
 def _table(*columns: str) -> Table:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from tb_memplugin.record.iterations.watch import Seen
+from tb_memplugin.record.iterations.watch import Observation
 from tb_memplugin.record.iterations.weights import WeightMemory, weights_of
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Bool, Int64
@@ -132,48 +132,54 @@ class IterationMemory:
 
 
 def iteration_memory(
-    model: nn.Module | None, seen: Seen, *, step: int, epoch: int, iteration: int, seconds: float
+    model: nn.Module | None,
+    observation: Observation,
+    *,
+    step: int,
+    epoch: int,
+    iteration: int,
+    seconds: float,
 ) -> IterationMemory:
     """Return the figures of an iteration from what its watch saw. `model` is None if it no longer exists."""
-    traced = traced_memory(seen.trace) if seen.trace is not None else None
-    notes = list(seen.notes)
+    traced = traced_memory(observation.trace) if observation.trace is not None else None
+    notes = list(observation.notes)
     if model is None:
         notes.append("The model no longer exists, so its weights are not reported.")
     peak_cached = cached = peak = now = None
-    if seen.readings:
-        peak_cached = sum(one.peak_reserved for one in seen.readings)
-        cached = sum(one.reserved for one in seen.readings)
-        peak = sum(one.peak for one in seen.readings)
-        now = sum(one.allocated for one in seen.readings)
-        notes += _inexact(seen)
-    elif traced is not None and seen.devices == ("cpu",):
+    if observation.readings:
+        peak_cached = sum(reading.peak_reserved for reading in observation.readings)
+        cached = sum(reading.reserved for reading in observation.readings)
+        peak = sum(reading.peak for reading in observation.readings)
+        now = sum(reading.allocated for reading in observation.readings)
+        notes += _inexact(observation)
+    elif traced is not None and observation.devices == ("cpu",):
         peak_cached = peak = traced.peak_bytes
         cached = now = traced.end_bytes
     return IterationMemory(
         step=step,
         epoch=epoch,
         iteration=iteration,
-        devices=seen.devices,
-        has_cache=bool(seen.readings),
+        devices=observation.devices,
+        has_cache=bool(observation.readings),
         peak_cached_bytes=peak_cached,
         cached_bytes=cached,
         peak_allocated_bytes=peak,
         allocated_bytes=now,
-        weights=weights_of(model, seen.gradients) if model is not None else (),
+        weights=weights_of(model, observation.gradients) if model is not None else (),
         traced=traced,
         seconds=seconds,
         notes=tuple(notes),
-        cached_is_exact=all(one.reserved_exact for one in seen.readings),
-        allocated_is_exact=all(one.exact for one in seen.readings),
+        cached_is_exact=all(reading.reserved_exact for reading in observation.readings),
+        allocated_is_exact=all(reading.exact for reading in observation.readings),
     )
 
 
-def _inexact(seen: Seen) -> list[str]:
-    if all(one.exact and one.reserved_exact for one in seen.readings):
+def _inexact(observation: Observation) -> list[str]:
+    if all(reading.exact and reading.reserved_exact for reading in observation.readings):
         return []
     return [
         "This version of torch cannot reset the allocator's peak counters of "
-        f"{', '.join(seen.devices)}. Values marked ≥ are lower bounds: the iteration may have cached "
+        f"{', '.join(observation.devices)}. Values marked ≥ are lower bounds: the iteration may have cached "
         "or allocated more."
     ]
 
@@ -213,13 +219,13 @@ def _losses_own(trace: MemoryTrace) -> Bool:
     `torch.autograd._make_grads` creates them with `ones_like`, right before the first block of backward.
     """
     blocks = trace.allocations
-    ones = np.array([name == "aten::ones_like" for name in trace.operators] + [False], bool)
-    found = ones[blocks.operator] & (blocks.born >= 0) & (blocks.phase != Phase.BACKWARD)
-    others = np.flatnonzero((blocks.born >= 0) & ~found)
-    following = np.searchsorted(blocks.born[others], blocks.born[found], side="right")
-    phase = np.append(blocks.phase[others], Phase.OTHER)[following]
-    mine: Bool = found.copy()
-    mine[found] = phase == Phase.BACKWARD
+    makes_ones = np.array([name == "aten::ones_like" for name in trace.operators] + [False], bool)
+    candidates = makes_ones[blocks.operator] & (blocks.born >= 0) & (blocks.phase != Phase.BACKWARD)
+    rest = np.flatnonzero((blocks.born >= 0) & ~candidates)
+    following = np.searchsorted(blocks.born[rest], blocks.born[candidates], side="right")
+    phase = np.append(blocks.phase[rest], Phase.OTHER)[following]
+    mine: Bool = candidates.copy()
+    mine[candidates] = phase == Phase.BACKWARD
     return mine
 
 

@@ -35,7 +35,7 @@ class _Pending:
     weight_id: int
     name: str
     result: tuple[int, list[Block | Buffer]] | None = None
-    was_told: bool = False
+    is_named: bool = False
 
 
 class NewGradients:
@@ -67,7 +67,7 @@ class NewGradients:
         self._safely(lambda: self._look_at(optimizer))
 
     def settle(self) -> None:
-        """Tell the gradients after which no operator ran."""
+        """Name the gradients after which no operator ran."""
         for thread in list(self._pending):
             self._settle(thread)
 
@@ -87,7 +87,7 @@ class NewGradients:
         for weight in chain.from_iterable(group["params"] for group in optimizer.param_groups):
             name = self._name_of(weight)
             if name is not None and name not in self.bytes and weight.grad is not None:
-                self._tell(name, weight, weight.grad)
+                self._name_gradient(name, weight, weight.grad)
 
     def _name_of(self, weight: object) -> str | None:
         reference, name = self._names.get(id(weight), (None, ""))
@@ -108,27 +108,27 @@ class NewGradients:
         # With create_graph the node adds out of place: what it makes is not the gradient that is there.
         out_of_place = torch.is_grad_enabled()
         is_there = weight.grad is not None
-        if out_of_place or not (is_there or pending.was_told):
+        if out_of_place or not (is_there or pending.is_named):
             is_result = isinstance(out, torch.Tensor) and out.shape == weight.shape
             pending.result = (size_of(out), self._recording.blocks_of(out)) if is_result else pending.result
         elif is_there:
             pending.result = None
         if is_there:
-            pending.was_told = True
-            self._tell(name, weight, weight.grad)
+            pending.is_named = True
+            self._name_gradient(name, weight, weight.grad)
 
     def _settle(self, thread: int) -> None:
         pending = self._pending.pop(thread)
         weight = pending.weight()
         if weight is not None and weight.grad is not None:
-            self._tell(pending.name, weight, weight.grad)
+            self._name_gradient(pending.name, weight, weight.grad)
         elif pending.result is not None:
             self.bytes[pending.name], blocks = pending.result
-            self._recording.tell_gone_gradient(pending.weight_id, pending.name, blocks)
+            self._recording.name_freed_gradient(pending.weight_id, pending.name, blocks)
 
-    def _tell(self, name: str, weight: nn.Parameter, gradient: torch.Tensor) -> None:
+    def _name_gradient(self, name: str, weight: nn.Parameter, gradient: torch.Tensor) -> None:
         self.bytes[name] = size_of(gradient)
-        self._recording.tell_gradient(weight, name)
+        self._recording.name_gradient(weight, name)
 
 
 def size_of(gradient: torch.Tensor) -> int:

@@ -25,10 +25,10 @@ class IterationRecording(StorageRecording):
         if row is not None:
             self.layers.here().enter(row)
 
-    def _take_in_unseen(self) -> None:
+    def _add_unseen(self) -> None:
         """Do not search: the start state of the next reported iteration counts it."""
 
-    def tell_gradient(self, weight: torch.Tensor, name: str) -> None:
+    def name_gradient(self, weight: torch.Tensor, name: str) -> None:
         """Name the storage of a weight's gradient."""
         if self.layers.on and weight.grad is not None:
             row = self.layers.names.owner_of.get(id(weight), (-1, ""))[0]
@@ -38,9 +38,9 @@ class IterationRecording(StorageRecording):
         """Return the blocks of a tensor's storages."""
         ledger = self.recorded.ledger
         with ledger.lock:
-            return list(ledger.take_in(self._mine([tensor]), late=True))
+            return list(ledger.blocks_of(self._mine([tensor]), late=True))
 
-    def tell_gone_gradient(self, weight_id: int, name: str, blocks: Sequence[Block | Buffer]) -> None:
+    def name_freed_gradient(self, weight_id: int, name: str, blocks: Sequence[Block | Buffer]) -> None:
         """Name the blocks that were the gradient of a weight with this `id`, which may have been freed."""
         row = self.layers.names.owner_of.get(weight_id, (-1, ""))[0]
         for block in blocks:
@@ -48,13 +48,13 @@ class IterationRecording(StorageRecording):
                 block.category, block.label = Category.GRADIENT, _label(name)
                 block.module = row if row >= 0 else block.module
 
-    def tell_inputs(self, given: Any) -> None:
+    def record_inputs(self, inputs: Any) -> None:
         """Record what the model is called with as inputs, unless it has another category already."""
         ledger = self.recorded.ledger
         if not self.layers.on:
             return
         with ledger.lock:
-            for block in ledger.take_in(self._mine(tensors_in(given)), late=True):
+            for block in ledger.blocks_of(self._mine(tensors_in(inputs)), late=True):
                 if block.category is Category.UNKNOWN and block.phase in (Phase.BEFORE, Phase.OTHER):
                     block.category = Category.INPUT
 

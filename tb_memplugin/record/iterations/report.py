@@ -25,7 +25,7 @@ from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.iterations.console import show, size
 from tb_memplugin.record.iterations.csv_files import DEFAULT_FOLDER, IterationCsv
 from tb_memplugin.record.iterations.figures import IterationMemory, iteration_memory
-from tb_memplugin.record.iterations.watch import Call, IterationWatch, Seen, compiled_modules
+from tb_memplugin.record.iterations.watch import Call, IterationWatch, Observation, compiled_modules
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace, Step
@@ -85,7 +85,7 @@ class IterationReport:
             raise TypeError(f"worker_name is a {type(worker_name).__name__}; give text")
         self._logger = instance_logger(log_level)
         self._model = weakref.ref(checked_model(model))
-        self._optimizers = [weakref.ref(one) for one in checked_optimizers(optimizer)]
+        self._optimizers = [weakref.ref(checked) for checked in checked_optimizers(optimizer)]
         self.print_period = at_least_one("print_period", print_period, "IterationReport")
         self._max_weights = at_least_one("max_weights", max_weights, "IterationReport")
         self._console = console or Console(markup=False, highlight=False, emoji=False)
@@ -96,7 +96,7 @@ class IterationReport:
         self._lock = threading.RLock()
         self._guard = Guard(_LOST, self._logger)
         self._slot = _Slot(self._guard)
-        self._told: set[str] = set()
+        self._shown_notes: set[str] = set()
         self._is_closed = False
         self.epoch, self.iteration, self.step = 1, 0, 0
         self._finalizer = weakref.finalize(self, _Slot.clear, self._slot)
@@ -129,7 +129,7 @@ class IterationReport:
             if self._is_closed:
                 return
             self._slot.clear()
-            self._safely(self._tell_epoch)
+            self._safely(self._print_epoch)
             self.epoch, self.iteration = self.epoch + 1, 0
             if self.print_period == 1:
                 self._safely(self._wait_for_the_model)
@@ -167,44 +167,52 @@ class IterationReport:
         if model is None or compiled_modules(model):
             self._watch_next()
         else:
-            self._slot.wait(model, [weakref.ref(one) for one in self._alive()])
+            self._slot.wait(model, [weakref.ref(optimizer) for optimizer in self._alive()])
 
     def _alive(self) -> list[torch.optim.Optimizer]:
-        return [one for one in (reference() for reference in self._optimizers) if one is not None]
+        return [
+            optimizer
+            for optimizer in (reference() for reference in self._optimizers)
+            if optimizer is not None
+        ]
 
     def _report(self) -> IterationMemory:
         model, optimizers = self._model(), self._alive()
         if not self._slot.is_watching:  # no module was called since the end of the last epoch
             self._slot.watch(model, optimizers)
-        began, seen = self._slot.take(model, optimizers)
+        began, observation = self._slot.take(model, optimizers)
         memory = iteration_memory(
             model,
-            seen,
+            observation,
             step=self.step,
             epoch=self.epoch,
             iteration=self.iteration,
             seconds=perf_counter() - began,
         )
         self._kept.append(memory)
-        notes = [note for note in memory.notes if note not in self._told]
-        self._told.update(notes)
+        notes = [note for note in memory.notes if note not in self._shown_notes]
+        self._shown_notes.update(notes)
         self._safely(lambda: show(memory, self._console, self._max_weights, notes))
         if self._csv is not None:
             csv = self._csv
             self._safely(lambda: csv.write(memory))
-        if self._writer is not None and seen.trace is not None:
-            self._safely(lambda: self._write(seen, memory))
+        if self._writer is not None and observation.trace is not None:
+            self._safely(lambda: self._write(observation, memory))
         return memory
 
-    def _write(self, seen: Seen, memory: IterationMemory) -> None:
+    def _write(self, observation: Observation, memory: IterationMemory) -> None:
         assert self._writer is not None
-        assert seen.trace is not None
-        self._writer.write(_as_step(seen.trace, memory))
+        assert observation.trace is not None
+        self._writer.write(_as_step(observation.trace, memory))
 
-    def _tell_epoch(self) -> None:
-        mine = [one for one in self._kept if one.epoch == self.epoch and one.peak_cached_bytes is not None]
+    def _print_epoch(self) -> None:
+        mine = [
+            memory
+            for memory in self._kept
+            if memory.epoch == self.epoch and memory.peak_cached_bytes is not None
+        ]
         if mine:
-            highest = max(mine, key=lambda one: one.peak_cached_bytes or 0)
+            highest = max(mine, key=lambda memory: memory.peak_cached_bytes or 0)
             self._console.print(
                 f"Epoch {self.epoch}: {counted(self.iteration, 'iteration')}, {len(mine):,} reported; "
                 f"highest cached {size(highest.peak_cached_bytes)} in iteration {highest.iteration}.",
@@ -258,12 +266,14 @@ class _Slot:
         self.clear()
         reference = weakref.ref(model)
 
-        def called(module: nn.Module, given: Any, named: Any) -> None:
-            whole = reference()
-            if whole is None:
+        def called(module: nn.Module, args: Any, kwargs: Any) -> None:
+            root = reference()
+            if root is None:
                 return
-            alive = [one for one in (reference() for reference in optimizers) if one is not None]
-            self.watch(whole, alive, (module, (given, named)))
+            alive = [
+                optimizer for optimizer in (reference() for reference in optimizers) if optimizer is not None
+            ]
+            self.watch(root, alive, (module, (args, kwargs)))
 
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
@@ -271,7 +281,7 @@ class _Slot:
 
     def take(
         self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]
-    ) -> tuple[float, Seen]:
+    ) -> tuple[float, Observation]:
         """End the watch and return when it began (`perf_counter`) and what it saw."""
         watch, self._watch = self._watch, None
         assert watch is not None
@@ -296,15 +306,15 @@ def _ignore(*_: object) -> None:
 
 def _as_step(trace: MemoryTrace, memory: IterationMemory) -> MemoryTrace:
     """Return the trace for the tab, with the iteration's number as step and its cache in the notes."""
-    told = f"Iteration {memory.iteration} of epoch {memory.epoch}."
+    note = f"Iteration {memory.iteration} of epoch {memory.epoch}."
     if memory.has_cache:
-        told += (
+        note += (
             f" From the allocator: at most {memory.peak_cached_bytes:,} bytes cached, "
             f"{memory.cached_bytes:,} at the end; at most {memory.peak_allocated_bytes:,} allocated. "
             "Views show what tensors held."
         )
-    steps = tuple(Step(memory.step, one.start_ns, one.end_ns) for one in trace.steps)
-    return replace(trace, source=SOURCE, steps=steps, notes=(told, *trace.notes))
+    steps = tuple(Step(memory.step, step.start_ns, step.end_ns) for step in trace.steps)
+    return replace(trace, source=SOURCE, steps=steps, notes=(note, *trace.notes))
 
 
 def _failure(error: BaseException) -> tuple[str, str]:
@@ -312,9 +322,9 @@ def _failure(error: BaseException) -> tuple[str, str]:
     if isinstance(error, MemPluginError):
         return error.what, f"{error}\n  The training continues without this report."
     if isinstance(error, OSError):
-        told = error.strerror or type(error).__name__
-        return told, (
-            f"The iteration report could not be written: {told}. The training continues.\n  where: "
+        reason = error.strerror or type(error).__name__
+        return reason, (
+            f"The iteration report could not be written: {reason}. The training continues.\n  where: "
             f"{error.filename or 'console or CSV files'}\n  fix: Free some disk space, or choose a "
             "folder that this process can write to."
         )

@@ -26,7 +26,7 @@ from tb_memplugin.record.tracer.mode import StorageMode
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import ROOT
 
-_NAMES_TOLD = 3
+_MOST_NAMES = 3
 _MOST_EVENTS = 1_000_000
 
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -36,7 +36,7 @@ CountersOf = Callable[[Sequence[str]], Sequence[Counters]]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """What a watch saw.
 
     Attributes:
@@ -100,16 +100,16 @@ class IterationWatch:
             if call is not None:
                 recording.is_inside(call[0])
                 if call[0] is model:
-                    recording.tell_inputs(call[1])
+                    recording.record_inputs(call[1])
         except BaseException:
             self.cancel()
             raise
 
-    def end(self, model: nn.Module | None, optimizers: Optimizers) -> Seen:
+    def end(self, model: nn.Module | None, optimizers: Optimizers) -> Observation:
         """End the watch and return what it saw."""
         gradients: dict[str, int] = {}
         try:
-            readings = tuple(one.read() for one in self._counters)
+            readings = tuple(counter.read() for counter in self._counters)
             if self._gradients is not None:
                 self._gradients.settle()
                 gradients = self._gradients.bytes
@@ -122,7 +122,7 @@ class IterationWatch:
             self.cancel()
             raise
         notes = (*self._notes, *(trace.notes if trace is not None else ()))
-        return Seen(self._devices, readings, trace, gradients, notes)
+        return Observation(self._devices, readings, trace, gradients, notes)
 
     def cancel(self) -> None:
         """End the watch and discard what it saw."""
@@ -138,7 +138,7 @@ class IterationWatch:
 
     def _undo(self) -> list[Callable[[], object]]:
         """Return functions that remove all but the recording. Each may be called twice."""
-        counters = [one.close for one in self._counters]
+        counters = [counter.close for counter in self._counters]
         discard = partial(_WATCHING.discard, self)
         return [discard, self._calls.stop, self._forget_gradients, *counters, self._counters.clear]
 
@@ -151,8 +151,8 @@ class IterationWatch:
         """Open the counters of the devices and reset their peaks."""
         try:
             self._counters = list(self._counters_of(self._devices))
-            for one in self._counters:
-                one.read()
+            for counter in self._counters:
+                counter.read()
         except MemPluginError as error:
             self._counters.clear()
             self._notes.append(f"The cached memory is not known. {error.what}")
@@ -160,9 +160,9 @@ class IterationWatch:
     def _noting_inputs(self) -> Callable[..., None]:
         recording = self._recording
 
-        def note(_: nn.Module, given: Any, named: Any) -> None:
+        def note(_: nn.Module, args: Any, kwargs: Any) -> None:
             if recording is not None:
-                recording.tell_inputs((given, named))
+                recording.record_inputs((args, kwargs))
 
         return note
 
@@ -170,9 +170,9 @@ class IterationWatch:
 def devices_of(model: nn.Module) -> tuple[str, ...]:
     """Return a model's devices of the same type as its first parameter or buffer; ("cpu",) if it has none."""
     tensors = (*model.parameters(), *model.buffers())
-    found = dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "meta")
-    kind = next(iter(found)).type if found else "cpu"
-    return ("cpu",) if kind == "cpu" else tuple(str(device) for device in found if device.type == kind)
+    devices = dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "meta")
+    kind = next(iter(devices)).type if devices else "cpu"
+    return ("cpu",) if kind == "cpu" else tuple(str(device) for device in devices if device.type == kind)
 
 
 def compiled_modules(model: nn.Module) -> list[str]:
@@ -181,8 +181,8 @@ def compiled_modules(model: nn.Module) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = len(names) - _NAMES_TOLD
-    return ", ".join(names[:_NAMES_TOLD]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _torch_counters(devices: Sequence[str]) -> Sequence[Counters]:
@@ -193,8 +193,8 @@ _WATCHING: weakref.WeakSet[IterationWatch] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    for one in list(_WATCHING):
-        one.leave_fork()
+    for watch in list(_WATCHING):
+        watch.leave_fork()
 
 
 if hasattr(os, "register_at_fork"):

@@ -52,36 +52,36 @@ class Stretch:
 def named_weights(model: nn.Module) -> dict[str, tuple[nn.Parameter, tuple[str, ...]]]:
     """Return the parameters of a model by their first name, in the model's order, with their other names."""
     first: dict[int, str] = {}
-    found: dict[str, tuple[nn.Parameter, tuple[str, ...]]] = {}
+    weights: dict[str, tuple[nn.Parameter, tuple[str, ...]]] = {}
     for fqn, weight in model.named_parameters(remove_duplicate=False):
         name = clean_name(fqn)
-        known = first.setdefault(id(weight), name)
-        if known != name:
-            found[known] = weight, (*found[known][1], name)
+        first_name = first.setdefault(id(weight), name)
+        if first_name != name:
+            weights[first_name] = weight, (*weights[first_name][1], name)
         else:
-            found[name] = weight, ()
-    return found
+            weights[name] = weight, ()
+    return weights
 
 
-def weights_of(model: nn.Module, gone: Mapping[str, int]) -> tuple[WeightMemory, ...]:
+def weights_of(model: nn.Module, freed: Mapping[str, int]) -> tuple[WeightMemory, ...]:
     """Return every weight of a model in its current state.
 
     Args:
         model: any; weights without memory (meta, fake, not yet initialised) have 0 bytes.
-        gone: bytes of gradients that existed but were freed, by weight; used for weights without a gradient.
+        freed: bytes of gradients that existed but were freed, by weight; used for weights without a gradient.
     """
     weights = named_weights(model)
     sizes = divided({name: stretches(weight) for name, (weight, _) in weights.items()})
-    there = {name: weight.grad for name, (weight, _) in weights.items() if _is_made(weight)}
+    there = {name: weight.grad for name, (weight, _) in weights.items() if _is_materialized(weight)}
     gradients = {name: stretches(grad) for name, grad in there.items() if grad is not None}
-    of_gradients = {**gone, **divided(gradients)}
+    of_gradients = {**freed, **divided(gradients)}
     return tuple(
         WeightMemory(
             name=name,
             bytes=sizes[name],
             gradient_bytes=of_gradients.get(name, 0),
-            shape=tuple(weight.shape) if _is_made(weight) else (),
-            dtype=str(weight.dtype).removeprefix("torch.") if _is_made(weight) else "",
+            shape=tuple(weight.shape) if _is_materialized(weight) else (),
+            dtype=str(weight.dtype).removeprefix("torch.") if _is_materialized(weight) else "",
             device=str(weight.device),
             aliases=aliases,
         )
@@ -95,27 +95,27 @@ def divided(tensors: Mapping[str, Iterable[Stretch]]) -> dict[str, int]:
     Each name gets the bytes of its stretch. Bytes that lie in several stretches, or in none, count to the
     first name.
     """
-    found = dict.fromkeys(tensors, 0)
+    sizes = dict.fromkeys(tensors, 0)
     by_storage: dict[int, list[tuple[str, Stretch]]] = {}
     for name, own in tensors.items():
         for stretch in own:
             by_storage.setdefault(stretch.storage, []).append((name, stretch))
     for parts in by_storage.values():
         left = parts[0][1].bytes
-        taken: list[tuple[int, int]] = []
+        covered: list[tuple[int, int]] = []
         for name, stretch in parts:
-            fresh = _uncovered(stretch, taken)
-            found[name] += fresh
+            fresh = _uncovered(stretch, covered)
+            sizes[name] += fresh
             left -= fresh
-            taken.append((stretch.start, stretch.end))
-        found[parts[0][0]] += left
-    return found
+            covered.append((stretch.start, stretch.end))
+        sizes[parts[0][0]] += left
+    return sizes
 
 
-def _uncovered(stretch: Stretch, taken: list[tuple[int, int]]) -> int:
-    """Return how many bytes of a stretch lie in none of the taken ones."""
+def _uncovered(stretch: Stretch, covered: list[tuple[int, int]]) -> int:
+    """Return how many bytes of a stretch lie in none of the covered ones."""
     at, count = stretch.start, 0
-    for start, end in sorted(taken):
+    for start, end in sorted(covered):
         if end > at and start < stretch.end:
             count += max(0, start - at)
             at = max(at, end)
@@ -124,19 +124,19 @@ def _uncovered(stretch: Stretch, taken: list[tuple[int, int]]) -> int:
 
 def stretches(tensor: torch.Tensor) -> Iterator[Stretch]:
     """Yield the stretch of a tensor; for sparse and wrapper tensors, the whole of each storage."""
-    if not _is_made(tensor):
+    if not _is_materialized(tensor):
         return
-    found = [storage for storage, _ in storages(tensor)]
-    if len(found) == 1 and _is_plain(tensor):
-        size, item = found[0].nbytes(), tensor.element_size()
+    backing = [storage for storage, _ in storages(tensor)]
+    if len(backing) == 1 and _is_plain(tensor):
+        size, item = backing[0].nbytes(), tensor.element_size()
         start = int(tensor.storage_offset()) * item
         reach = int(
             sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
         )
         end = start + (reach + 1) * item if tensor.numel() else start
-        yield Stretch(found[0].data_ptr(), size, start, min(end, size))
+        yield Stretch(backing[0].data_ptr(), size, start, min(end, size))
         return
-    for storage in found:
+    for storage in backing:
         yield Stretch(storage.data_ptr(), storage.nbytes(), 0, storage.nbytes())
 
 
@@ -144,6 +144,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
 
 
-def _is_made(tensor: torch.Tensor) -> bool:
+def _is_materialized(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has a shape; parameters of lazy modules get theirs with the first batch."""
     return not is_lazy(tensor)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.record.lines.stacks import NOT_KEPT
-from tb_memplugin.record.storage_lifetimes import BEFORE, Block, Buffer, Happened, Ledger
+from tb_memplugin.record.storage_lifetimes import BEFORE, Block, Buffer, EntryKind, Ledger
 from tb_memplugin.trace import Category, Phase
 
 
@@ -42,24 +42,24 @@ class LineLedger(Ledger):
             self._before[id(block)] = block
             self._level_before[block.device] = self._level_before.get(block.device, 0) + block.bytes
 
-    def blocks_at_gone_peak(self, device: int) -> list[Block | Buffer] | None:
+    def blocks_at_dropped_peak(self, device: int) -> list[Block | Buffer] | None:
         """Return the blocks at a device's peak if its entry was dropped; None if it may still be kept."""
         level, blocks = self._set_aside.get(device, (-1, []))
         return blocks if level == self.peaks.get(device, 0) else None
 
-    def take_in(
+    def blocks_of(
         self, storages: Iterable[torch.UntypedStorage], *, late: bool = False
     ) -> list[Block | Buffer]:
         """See `Ledger`. Blocks that are found late get no stack: the current one did not allocate them."""
         self._is_late = late
         try:
-            return super().take_in(storages, late=late)
+            return super().blocks_of(storages, late=late)
         finally:
             self._is_late = False
 
     def write(
         self,
-        what: Happened,
+        kind: EntryKind,
         block: Block | Buffer | None,
         row: int,
         phase: Phase,
@@ -70,36 +70,36 @@ class LineLedger(Ledger):
         """Add an entry. An entry that is dropped for it is applied to the state before the oldest one."""
         entries = self.entries
         if len(entries) == entries.maxlen:
-            _, gone, its, *_ = entries[0]
-            if its is not None:
-                self._apply(gone, its)
-        if what is Happened.ALLOC and block is not None:
+            _, oldest_kind, oldest_block, *_ = entries[0]
+            if oldest_block is not None:
+                self._apply(oldest_kind, oldest_block)
+        if kind is EntryKind.ALLOC and block is not None:
             self.allocated[block.device] = self.allocated.get(block.device, 0) + block.bytes
-        return super().write(what, block, row, phase, began=began, now=now)
+        return super().write(kind, block, row, phase, began=began, now=now)
 
     def pass_through(
         self, reports: Iterable[tuple[int, int]], made_by: Any, row: int, phase: Phase, *, recomputing: bool
     ) -> int:
         """See `Ledger`."""
-        taken: list[Buffer] = []
+        buffers: list[Buffer] = []
         top = self.level
         for now, size in reports:
             if size > 0:
-                buffer = self.taken(size, made_by, row, phase, recomputing=recomputing, now=now)
+                buffer = self.allocate_buffer(size, made_by, row, phase, recomputing=recomputing, now=now)
                 buffer.category = Category.TEMPORARY
-                taken.append(buffer)
+                buffers.append(buffer)
                 top = max(top, self.level)
             else:
-                self.end(taken.pop(), row, phase, now)
+                self.free(buffers.pop(), row, phase, now)
         return top
 
-    def _apply(self, what: Happened, block: Block | Buffer) -> None:
+    def _apply(self, kind: EntryKind, block: Block | Buffer) -> None:
         device = block.device
         level = self._level_before.get(device, 0)
         if level == self.peaks.get(device, 0) and self._set_aside.get(device, (-1,))[0] < level:
-            alive = [one for one in self._before.values() if one.device == device]
+            alive = [before for before in self._before.values() if before.device == device]
             self._set_aside[device] = (level, alive)
-        if what is Happened.ALLOC:
+        if kind is EntryKind.ALLOC:
             self._before[id(block)] = block
             self._level_before[device] = level + block.bytes
         elif self._before.pop(id(block), None) is not None:

@@ -17,11 +17,11 @@ _current_task = torch._C._current_graph_task_id
 _current_node = torch._C._current_autograd_node
 _sequence_number = torch._C._autograd._get_sequence_nr
 
-_NOT_TAKEN = -2
+_NOT_RECORDED = -2
 
 
 @dataclass(slots=True)
-class TakenStacks:
+class RecordedStacks:
     """The stacks of all threads, and the stacks that made each thread's autograd nodes."""
 
     stacks: PythonStacks = field(default_factory=PythonStacks)
@@ -34,34 +34,34 @@ class LineMode(StorageMode):
     Args:
         layers: the layers of the recording.
         ledger: the recording's ledger, which requests stacks from the mode.
-        taken: the table of stacks.
+        stacks: the table of stacks.
     """
 
-    def __init__(self, layers: Layers, ledger: LineLedger, taken: TakenStacks) -> None:
+    def __init__(self, layers: Layers, ledger: LineLedger, stacks: RecordedStacks) -> None:
         super().__init__(layers)
         ledger.stack_of_now[threading.get_ident()] = self._stack
-        self._taken = taken
+        self._stacks = stacks
         self._nodes = NodeStacks(_sequence_number())
-        taken.nodes.append(self._nodes)
+        stacks.nodes.append(self._nodes)
         thread = threading.current_thread()
         self._thread = "" if thread is threading.main_thread() else thread.name
-        self._row = _NOT_TAKEN
+        self._row = _NOT_RECORDED
 
     def _note(self, out: Any, func: Any, began_ns: int) -> None:
-        self._row = _NOT_TAKEN
+        self._row = _NOT_RECORDED
         super()._note(out, func, began_ns)
         sequence = _sequence_number()
         if sequence != self._nodes.last:
             self._nodes.add(sequence, self._stack(), func)
-        self._row = _NOT_TAKEN  # an allocation before the next operator is noted takes a new stack
+        self._row = _NOT_RECORDED  # an allocation before the next operator is noted takes a new stack
 
     def _stack(self) -> int:
         """Return the row of this operator's stack, which is recorded when first requested."""
-        if self._row == _NOT_TAKEN:
+        if self._row == _NOT_RECORDED:
             node = _current_node() if _current_task() != -1 else None
-            forward = NO_ROW if node is None else forward_of(node, self._nodes, self._taken.nodes)
+            forward = NO_ROW if node is None else forward_of(node, self._nodes, self._stacks.nodes)
             name = node.name() if node is not None and forward > NOT_KEPT else ""
-            self._row = self._taken.stacks.here(self._thread, name, forward)
+            self._row = self._stacks.stacks.here(self._thread, name, forward)
         return self._row
 
 
@@ -75,6 +75,6 @@ class LineModeBesideDynamo(LineMode):
         return True
 
 
-def line_mode(layers: Layers, ledger: LineLedger, taken: TakenStacks) -> LineMode:
+def line_mode(layers: Layers, ledger: LineLedger, stacks: RecordedStacks) -> LineMode:
     """Return a new mode for the calling thread."""
-    return (LineModeBesideDynamo if must_hide_from_dynamo() else LineMode)(layers, ledger, taken)
+    return (LineModeBesideDynamo if must_hide_from_dynamo() else LineMode)(layers, ledger, stacks)

@@ -13,7 +13,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.read.python_frames import note_on_cut
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all
 from tb_memplugin.record.lines.ledger import LineLedger
-from tb_memplugin.record.lines.mode import LineMode, TakenStacks, line_mode
+from tb_memplugin.record.lines.mode import LineMode, RecordedStacks, line_mode
 from tb_memplugin.record.lines.stacks import MOST_STACKS, NOT_KEPT
 from tb_memplugin.record.lines.threads import ThreadWatch
 from tb_memplugin.record.storage_lifetimes import Block, Buffer
@@ -28,14 +28,14 @@ SOURCE = "LineTracer"
 class RecordedLines:
     """The result of a recording.
 
-    `total_allocated` is the bytes of all allocations between start and stop, by device row. `gone_peaks`
+    `total_allocated` is the bytes of all allocations between start and stop, by device row. `dropped_peaks`
     are traces for devices whose peak is older than the kept events: they have no events, and their start
     state is the blocks alive at the peak. `knows_threads` tells whether stacks contain their thread.
     """
 
     trace: MemoryTrace
     total_allocated: dict[int, int]
-    gone_peaks: dict[int, MemoryTrace]
+    dropped_peaks: dict[int, MemoryTrace]
     knows_threads: bool
 
 
@@ -50,7 +50,7 @@ class StorageLines(StorageRecording):
 
     def __init__(self, device_type: str, max_events: int, guard: Guard = UNOWNED) -> None:
         super().__init__(device_type, max_events, guard)
-        self._taken = TakenStacks()
+        self._stacks = RecordedStacks()
         self._threads = ThreadWatch(self._enter_thread, guard.end)
         self._entered: list[LineMode] = []
         self._unmet = 0
@@ -84,23 +84,23 @@ class StorageLines(StorageRecording):
         result = super().stop({}, [])
         for mode in self._entered:
             mode.leave()
-        stacks = self._taken.stacks.texts()
+        stacks = self._stacks.stacks.texts()
         trace = replace(result.trace, source=SOURCE, stacks=stacks)
         trace = replace(trace, notes=(*trace.notes, *self._line_notes(trace)))
-        gone = {
+        dropped_peaks = {
             row: _at_peak(trace, blocks)
             for row in range(len(trace.devices))
-            if (blocks := self._lines.blocks_at_gone_peak(row)) is not None
+            if (blocks := self._lines.blocks_at_dropped_peak(row)) is not None
             and self._lines.peaks.get(row, 0) > int(trace.live(row).max())
         }
-        return RecordedLines(trace, dict(self._lines.allocated), gone, knows_threads=True)
+        return RecordedLines(trace, dict(self._lines.allocated), dropped_peaks, knows_threads=True)
 
     def _open_ledger(self) -> LineLedger:
         self._lines = LineLedger(self._max_events, self._device_type)
         return self._lines
 
     def _mode(self) -> LineMode:
-        return line_mode(self.layers, self._lines, self._taken)
+        return line_mode(self.layers, self._lines, self._stacks)
 
     def _has_blind_spots(self) -> bool:
         return bool(self._unmet) or super()._has_blind_spots()
@@ -112,7 +112,7 @@ class StorageLines(StorageRecording):
         mode.enter()
 
     def _line_notes(self, trace: MemoryTrace) -> Iterator[str]:
-        stacks = self._taken.stacks
+        stacks = self._stacks.stacks
         if self._unmet:
             yield (
                 f"{self._unmet:,} other threads were running when tracing began. What such a thread "

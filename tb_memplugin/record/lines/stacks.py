@@ -84,8 +84,8 @@ class PythonStacks:
             frame = frame.f_back
         # Strings and None end a key, and never occur in its middle.
         ended = (node, forward) if frame is not None else (None, NO_ROW)
-        row = self._rows.get(found := (*key, thread, *ended))
-        return row if row is not None else self._add(found, innermost)
+        row = self._rows.get(stack := (*key, thread, *ended))
+        return row if row is not None else self._add(stack, innermost)
 
     def _add(self, key: Key, frame: FrameType | None) -> int:
         if len(self._rows) >= MOST_STACKS:
@@ -101,15 +101,15 @@ class PythonStacks:
     def texts(self) -> tuple[tuple[str, ...], ...]:
         """Return all stacks in row order: `function file:line`, innermost first, then the thread's name."""
         frames: dict[tuple[int, int], str] = {}
-        found: list[tuple[str, ...]] = []
+        stacks: list[tuple[str, ...]] = []
         for *called, thread, node, forward in self._rows:
             stack = [self._text(frames, code, at) for code, at in zip(called[::2], called[1::2], strict=True)]
             if node is not None:
-                stack += [f"{BACKWARD}{node})", *found[forward]]
+                stack += [f"{BACKWARD}{node})", *stacks[forward]]
             kept = [text for text in stack if text and not text.startswith(THREAD)]
             self.cut += len(kept) > MOST_FRAMES
-            found.append((*kept[:MOST_FRAMES], *([f"{THREAD}{thread})"] if thread else [])))
-        return tuple(found)
+            stacks.append((*kept[:MOST_FRAMES], *([f"{THREAD}{thread})"] if thread else [])))
+        return tuple(stacks)
 
     def _text(self, frames: dict[tuple[int, int], str], code: int, at: int) -> str:
         text = frames.get((code, at))
@@ -153,11 +153,11 @@ class NodeStacks:
             half = _MOST_NODES // 2
             del self._until[:half], self._rows[:half], self._made_by[:half]
 
-    def made(self, sequence: int) -> tuple[int, Any]:
+    def maker_of(self, sequence: int) -> tuple[int, Any]:
         """Return the row of the stack that made a node, and the operator; (`NO_ROW`, None) if not known."""
-        place = bisect_right(self._until, sequence)
-        if 0 < place < len(self._rows):
-            return self._rows[place], self._made_by[place]
+        index = bisect_right(self._until, sequence)
+        if 0 < index < len(self._rows):
+            return self._rows[index], self._made_by[index]
         return NO_ROW, None
 
 
@@ -171,12 +171,12 @@ def forward_of(node: Any, mine: NodeStacks, every: list[NodeStacks]) -> int:
     if sequence == _NO_SEQUENCE:
         return NO_ROW
     if len(every) == 1:
-        return mine.made(sequence)[0]
+        return mine.maker_of(sequence)[0]
     name = node.name()
-    here = mine.made(sequence)
+    here = mine.maker_of(sequence)
     if _fits(name, here[1]):
         return here[0]
-    elsewhere = [one.made(sequence) for one in every if one is not mine]
+    elsewhere = [stacks.maker_of(sequence) for stacks in every if stacks is not mine]
     rows = [row for row, made_by in elsewhere if _fits(name, made_by)]
     return rows[0] if len(rows) == 1 else NO_ROW
 

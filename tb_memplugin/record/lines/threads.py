@@ -23,26 +23,26 @@ class ThreadWatch:
     detected when it calls a layer.
 
     Args:
-        met: the function, called on each newly detected thread.
+        on_thread: the function, called on each newly detected thread.
         failed: is called with errors of it.
     """
 
-    def __init__(self, met: Callable[[], None], failed: Failed = UNOWNED.end) -> None:
-        self._met, self._failed = met, failed
+    def __init__(self, on_thread: Callable[[], None], failed: Failed = UNOWNED.end) -> None:
+        self._on_thread, self._failed = on_thread, failed
         self._on = True
-        self._known = threading.local()
-        self._known.met = True
+        self._local = threading.local()
+        self._local.is_known = True
         self._profile: Hook | None = None
-        self._others: Hook | None = None
+        self._previous: Hook | None = None
         self._calls = ModuleCalls()
 
     def start(self) -> None:
         """Begin to detect threads."""
-        self._others = threading.getprofile()
+        self._previous = threading.getprofile()
         self._profile = self._first_call
         threading.setprofile(self._profile)
         if threading.active_count() > 1:  # only if needed: it costs time and appears in stacks
-            self._calls.watch_all(self._meet, lambda *_: None, self._failed)
+            self._calls.watch_all(self._detect, lambda *_: None, self._failed)
 
     def stop(self) -> None:
         """Stop detecting threads."""
@@ -53,22 +53,22 @@ class ThreadWatch:
 
     def _beneath(self) -> Hook | None:
         """Return the profile function to restore, skipping those of watches that have stopped."""
-        others = self._others
-        while isinstance(watch := getattr(others, "__self__", None), ThreadWatch) and not watch._on:
-            others = watch._others
-        return others
+        hook = self._previous
+        while isinstance(watch := getattr(hook, "__self__", None), ThreadWatch) and not watch._on:
+            hook = watch._previous
+        return hook
 
     def _first_call(self, frame: FrameType, event: str, arg: Any) -> None:
-        sys.setprofile(self._others)
-        if self._others is not None:
-            self._others(frame, event, arg)
-        self._meet()
+        sys.setprofile(self._previous)
+        if self._previous is not None:
+            self._previous(frame, event, arg)
+        self._detect()
 
-    def _meet(self, *_: object) -> None:
-        if not self._on or getattr(self._known, "met", False):
+    def _detect(self, *_: object) -> None:
+        if not self._on or getattr(self._local, "is_known", False):
             return
-        self._known.met = True
+        self._local.is_known = True
         try:
-            self._met()
+            self._on_thread()
         except BaseException as error:
             self._failed("a new thread", error)

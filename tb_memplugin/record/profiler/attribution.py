@@ -68,8 +68,8 @@ class _Forward:
     def creator(self, sequence: Int64) -> Int64:
         """Return the index (in these columns) of the operator that made each node, -1 if none did."""
         makers = np.flatnonzero(self.creates)
-        place = np.searchsorted(self.sequence[makers], sequence, side="right") - 1
-        return np.where((sequence >= 0) & (place >= 0), np.append(makers, -1)[place], -1).astype(np.int64)
+        index = np.searchsorted(self.sequence[makers], sequence, side="right") - 1
+        return np.where((sequence >= 0) & (index >= 0), np.append(makers, -1)[index], -1).astype(np.int64)
 
 
 def attribute(
@@ -222,8 +222,8 @@ def main_thread(tree: ProfilerTree) -> int:
     threads = tree.thread_of(2)[tree.operators.node < 0] if len(numbers) > 1 else ()
     if not len(threads):
         return tree.threads[0][0]
-    found, count = np.unique(threads, return_counts=True)
-    return int(found[np.argmax(count)])
+    distinct, count = np.unique(threads, return_counts=True)
+    return int(distinct[np.argmax(count)])
 
 
 def _forward_operators(tree: ProfilerTree, calls: Calls, hooked: bool) -> _Forward:
@@ -233,13 +233,13 @@ def _forward_operators(tree: ProfilerTree, calls: Calls, hooked: bool) -> _Forwa
     row = row[np.argsort(start[row], kind="stable")]
     sequence = sequence[row]
     times = np.concatenate((start[row], calls.boundary_ns if hooked else calls.boundary_ns[:0]))
-    known = np.concatenate((sequence, calls.boundary_sequence if hooked else calls.boundary_sequence[:0]))
-    last = int(max(tree.nodes.sequence.max(initial=-1) + 1, known.max(initial=-1)))
-    numbered = np.flatnonzero(known >= 0)
+    numbers = np.concatenate((sequence, calls.boundary_sequence if hooked else calls.boundary_sequence[:0]))
+    last = int(max(tree.nodes.sequence.max(initial=-1) + 1, numbers.max(initial=-1)))
+    numbered = np.flatnonzero(numbers >= 0)
     numbered = numbered[np.argsort(times[numbered], kind="stable")]
-    following = np.full(len(known), -1, np.int64)
-    following[numbered] = np.append(known[numbered[1:]], last)[: len(numbered)]
-    return _Forward(row, start[row], end[row], sequence, (following > known)[: len(row)] & (sequence >= 0))
+    following = np.full(len(numbers), -1, np.int64)
+    following[numbered] = np.append(numbers[numbered[1:]], last)[: len(numbered)]
+    return _Forward(row, start[row], end[row], sequence, (following > numbers)[: len(row)] & (sequence >= 0))
 
 
 def _with(ranges: tuple[Int64, Int64], spans: Sequence[tuple[int, int]]) -> tuple[Int64, Int64]:
@@ -247,8 +247,8 @@ def _with(ranges: tuple[Int64, Int64], spans: Sequence[tuple[int, int]]) -> tupl
 
     An optimizer step inside a hook of backward is not a range in the profiler's tree.
     """
-    seen = np.array(spans, np.int64).reshape(-1, 2)
-    return np.concatenate((ranges[0], seen[:, 0])), np.concatenate((ranges[1], seen[:, 1]))
+    recorded = np.array(spans, np.int64).reshape(-1, 2)
+    return np.concatenate((ranges[0], recorded[:, 0])), np.concatenate((ranges[1], recorded[:, 1]))
 
 
 def _call_of_maker(calls: Calls, forward: _Forward, maker: Int64) -> Int64:
@@ -304,11 +304,11 @@ def _sharding(tree: ProfilerTree, time: Int64, window: Window) -> tuple[Bool, In
     ranges = sorted(tree.ranges.get(Role.SHARDING, ()), key=itemgetter(1))
     start = np.array([begin for _, begin, _ in ranges], np.int64)
     end = np.array([finish for *_, finish in ranges] + [0], np.int64)
-    place = np.searchsorted(start, time, side="right") - 1
-    inside = (place >= 0) & (time < end[place])
+    index = np.searchsorted(start, time, side="right") - 1
+    inside = (index >= 0) & (time < end[index])
     rows = {module.key: row for row, module in enumerate(window.names.modules)}
     named = [rows.get(key, -1) for key in (_module_of_sharding(name) for name, *_ in ranges)]
-    return inside, np.where(inside, np.array([*named, -1], np.int64)[place], -1)
+    return inside, np.where(inside, np.array([*named, -1], np.int64)[index], -1)
 
 
 def _module_of_sharding(name: str) -> str:

@@ -39,8 +39,8 @@ class Calls:
 
     def owning(self, sequence: Int64) -> Int64:
         """Return the innermost call during which each autograd sequence number was given, -1 for none."""
-        found = np.searchsorted(self.boundary_sequence, sequence, side="right") - 1
-        return np.where(sequence >= 0, self._look_up(found), -1)
+        index = np.searchsorted(self.boundary_sequence, sequence, side="right") - 1
+        return np.where(sequence >= 0, self._look_up(index), -1)
 
     def module_of(self, call: Int64) -> Int64:
         """Return the module's row of each call, -1 for no call (-1)."""

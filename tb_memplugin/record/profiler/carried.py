@@ -47,14 +47,14 @@ class CarriedBlocks:
         carried = cls({key: kept for key, kept in before._blocks.items() if kept[0]() is not None})
         blocks = trace.allocations
         alive = blocks.freed >= len(trace.events)
-        rows = np.flatnonzero(alive & (blocks.born >= 0) & ~np.isin(blocks.category, _TOLD_ANEW))
+        rows = np.flatnonzero(alive & (blocks.born >= 0) & ~np.isin(blocks.category, _HELD))
         small = SMALLEST_SHARE * blocks.bytes[alive].sum()
-        places = zip(
+        keys = zip(
             [trace.devices[number].name for number in blocks.device[rows].tolist()],
             blocks.address[rows].tolist(),
             strict=True,
         )
-        row_of = dict(zip(places, rows.tolist(), strict=True))
+        row_of = dict(zip(keys, rows.tolist(), strict=True))
         for search in (young_storages_alive, partial(storages_alive, of_gradients=False)):
             if blocks.bytes[list(row_of.values())].sum() <= small:
                 break
@@ -80,4 +80,4 @@ def _block(trace: MemoryTrace, row: int) -> CarriedBlock:
     )
 
 
-_TOLD_ANEW = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+_HELD = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)

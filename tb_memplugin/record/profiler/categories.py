@@ -19,7 +19,7 @@ def categorised(
     bare: Events,
     blocks: Allocations,
     matched: Int64,
-    found: Attribution,
+    attribution: Attribution,
     window: Window,
     devices: tuple[str, ...],
     labels: Names,
@@ -38,19 +38,22 @@ def categorised(
         bytes=blocks.bytes[fresh],
         phase=bare.phase[rows],
         operator=bare.operator[rows],
-        operator_end_ns=found.operator_end_ns,
-        recomputing=found.recomputing,
+        operator_end_ns=attribution.operator_end_ns,
+        recomputing=attribution.recomputing,
     )
-    names = found.operators.as_tuple()
-    category, reason = by_lifetime(born, found.phases, names, knows_optimizer=window.knows_optimizers)
-    category[found.communicating], reason[found.communicating] = Category.COMMUNICATION, Reason.SHARDING
+    names = attribution.operators.as_tuple()
+    category, reason = by_lifetime(born, attribution.phases, names, knows_optimizer=window.knows_optimizers)
+    category[attribution.communicating], reason[attribution.communicating] = (
+        Category.COMMUNICATION,
+        Reason.SHARDING,
+    )
     by_size = workspaces(born, devices, names, window.stop_ns)
     category[by_size], reason[by_size] = Category.WORKSPACE, Reason.SIZE
-    known = Provenance(
+    provenance = Provenance(
         born=born,
-        phases=found.phases,
-        calls=found.calls,
-        owners=found.owners,
+        phases=attribution.phases,
+        calls=attribution.calls,
+        owners=attribution.owners,
         operators=names,
         labels=labels,
         category=category,
@@ -59,18 +62,18 @@ def categorised(
         module=bare.module[rows].copy(),
     )
     weights = references([*window.start, *window.sightings], fqns(window.names))
-    known.find(window.sightings, matched, weights)
-    _find_owners_in_steps(known, window)
-    return known.filled_in(bare, rows)
+    provenance.find(window.sightings, matched, weights)
+    _find_owners_in_steps(provenance, window)
+    return provenance.filled_in(bare, rows)
 
 
-def _find_owners_in_steps(known: Provenance, window: Window) -> None:
+def _find_owners_in_steps(provenance: Provenance, window: Window) -> None:
     """Give what optimizer steps allocate outside modules to the modules of the parameters."""
-    born = known.born
-    loose = (born.phase == Phase.OPTIMIZER) & ~known.owners.is_module(known.module)
+    born = provenance.born
+    loose = (born.phase == Phase.OPTIMIZER) & ~provenance.owners.is_module(provenance.module)
     for step in window.optimizer_steps:
         begin, end = np.searchsorted(born.time_ns, (step.start_ns, step.end_ns))
         mine = begin + np.flatnonzero(loose[begin:end])
         calls = born.operator[mine], born.operator_end_ns[mine]
         owner = temporaries_in_order(born.bytes[mine], *calls, step.parameters)
-        known.module[mine[owner >= 0]] = owner[owner >= 0]
+        provenance.module[mine[owner >= 0]] = owner[owner >= 0]

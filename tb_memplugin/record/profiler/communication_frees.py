@@ -17,7 +17,7 @@ from tb_memplugin.trace.tables import Int64
 
 
 def with_communication_frees(
-    bare: Events, blocks: Allocations, found: Attribution, cpu: int, alive: Collection[int] | None
+    bare: Events, blocks: Allocations, attribution: Attribution, cpu: int, alive: Collection[int] | None
 ) -> tuple[Events, str]:
     """Return the events with a free for each such block, and a note on them, "" if there are none.
 
@@ -27,13 +27,13 @@ def with_communication_frees(
     Args:
         bare: the events.
         blocks: their allocations.
-        found: the attribution of the allocs.
+        attribution: the attribution of the allocs.
         cpu: the row of the CPU among the devices.
         alive: the addresses of the storages that Python has at the end, None if they were not searched.
     """
     here = blocks.device[blocks.born >= 0] == cpu
     rows = np.flatnonzero(blocks.born >= 0)[here]
-    communicating = np.isin(blocks.bytes[rows], blocks.bytes[rows[found.communicating[here]]])
+    communicating = np.isin(blocks.bytes[rows], blocks.bytes[rows[attribution.communicating[here]]])
     kept = blocks.freed[rows] >= len(bare)
     lost = ~kept & (bare.kind[np.minimum(blocks.freed[rows], len(bare) - 1)] == Kind.ALLOC)
     if alive is not None:
@@ -42,7 +42,7 @@ def with_communication_frees(
         return bare, ""
     born_ns = bare.time_ns[blocks.born[rows]]
     ended_ns = np.append(bare.time_ns, bare.time_ns[-1])[blocks.freed[rows]]
-    end_ns = np.minimum(np.maximum(found.operator_end_ns[here], born_ns), ended_ns)[lost]
+    end_ns = np.minimum(np.maximum(attribution.operator_end_ns[here], born_ns), ended_ns)[lost]
     order = np.argsort(end_ns, kind="stable")
     frees = events(
         end_ns[order],

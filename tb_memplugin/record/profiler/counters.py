@@ -70,4 +70,8 @@ def _of_allocator(device: int, name: str, window: Window, memory: MemoryEvents) 
 def _foreign(window: Window) -> int:
     """Return the bytes of the start state that the CPU's allocator did not allocate."""
     listed = {address for name, address, _ in window.blocks if name == "cpu"}
-    return sum(seen.bytes for seen in window.start if seen.device == "cpu" and seen.address not in listed)
+    return sum(
+        sighting.bytes
+        for sighting in window.start
+        if sighting.device == "cpu" and sighting.address not in listed
+    )

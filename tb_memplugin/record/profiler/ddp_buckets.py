@@ -21,9 +21,18 @@ def buckets_alive(models: Mapping[str, nn.Module], names: ModuleNames) -> list[t
     Where gradients are views of their bucket, Python reaches it by them, unless there are none now.
     """
     buckets = bucket_sizes(models, names, rebuilt_only=True)
-    gradients = (one.grad for model in models.values() for one in model.parameters() if one.grad is not None)
+    gradients = (
+        parameter.grad
+        for model in models.values()
+        for parameter in model.parameters()
+        if parameter.grad is not None
+    )
     reached = Counter(
-        {storage.data_ptr(): storage.nbytes() for one in gradients for storage, _ in storages(one)}.values()
+        {
+            storage.data_ptr(): storage.nbytes()
+            for gradient in gradients
+            for storage, _ in storages(gradient)
+        }.values()
     )
     alive = []
     for row, size in buckets:
@@ -43,14 +52,14 @@ def bucket_sizes(
     returned, since NCCL holds the first ones for some time after that; with `rebuilt_only`, the new ones
     where there are any.
     """
-    found = []
+    buckets = []
     for model in models.values():
         for module in model.modules():
             if isinstance(module, DistributedDataParallel):
-                told = module._get_ddp_logging_data()
-                texts = [str(told.get(key, "")) for key in ("bucket_sizes", "rebuilt_bucket_sizes")]
+                logging_data = module._get_ddp_logging_data()
+                texts = [str(logging_data.get(key, "")) for key in ("bucket_sizes", "rebuilt_bucket_sizes")]
                 if rebuilt_only:
                     texts = [text for text in texts if text.strip()][-1:]
                 row = names.row_of.get(id(module), -1)
-                found += [(row, int(size)) for text in texts for size in text.split(",") if size.strip()]
-    return found
+                buckets += [(row, int(size)) for text in texts for size in text.split(",") if size.strip()]
+    return buckets

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tb_memplugin.record.modules import ModuleNames
     from tb_memplugin.record.storages import Sighting
 
-_TOLD = (Category.PARAMETER, Category.OPTIMIZER_STATE)
+_CATEGORIES = (Category.PARAMETER, Category.OPTIMIZER_STATE)
 
 
 def dtype_properties(sightings: Iterable[Sighting]) -> dict[str, str]:
@@ -27,21 +27,23 @@ def dtype_properties(sightings: Iterable[Sighting]) -> dict[str, str]:
             the tensors that had it when it was seen last.
     """
     last: dict[object, Sighting] = {}
-    for seen in sightings:
-        if seen.category in _TOLD and seen.dtype:
-            place = (seen.device, seen.category, seen.address)
-            last.pop(place, None)
-            last[place] = seen
+    for sighting in sightings:
+        if sighting.category in _CATEGORIES and sighting.dtype:
+            identity = (sighting.device, sighting.category, sighting.address)
+            last.pop(identity, None)
+            last[identity] = sighting
     labelled: dict[object, list[Sighting]] = {}
-    for seen in last.values():
-        same = labelled.setdefault((seen.device, seen.category, seen.label or seen.address), [])
-        if same and same[-1].time_ns != seen.time_ns:
+    for sighting in last.values():
+        same = labelled.setdefault(
+            (sighting.device, sighting.category, sighting.label or sighting.address), []
+        )
+        if same and same[-1].time_ns != sighting.time_ns:
             same.clear()
-        same.append(seen)
+        same.append(sighting)
     total: dict[str, int] = {}
-    for seen in chain.from_iterable(labelled.values()):
-        key = f"dtype_bytes.{seen.category.key}.{seen.device}.{seen.dtype}"
-        total[key] = total.get(key, 0) + seen.bytes
+    for sighting in chain.from_iterable(labelled.values()):
+        key = f"dtype_bytes.{sighting.category.key}.{sighting.device}.{sighting.dtype}"
+        total[key] = total.get(key, 0) + sighting.bytes
     return {key: str(size) for key, size in total.items()}
 
 

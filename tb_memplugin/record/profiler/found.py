@@ -18,10 +18,10 @@ from tb_memplugin.record.profiler.roles import Role
 from tb_memplugin.trace.tables import Int64, differences
 
 pack_memory = Struct("5q").pack
-"""Pack an allocator event: time, address, signed bytes, the allocator's total after it, row of its place."""
+"""Pack an allocator event: time, address, signed bytes, the allocator's total after it, position's row."""
 
-pack_place = Struct("3q").pack
-"""Pack a place in the tree: the row of the outermost operator, the row of the innermost autograd node, and
+pack_position = Struct("3q").pack
+"""Pack a position in the tree: the row of the outermost operator, the row of the innermost autograd node, and
 the innermost Python frame (a key of `frames`), each -1 for none."""
 
 pack_operator = Struct("4q").pack
@@ -69,7 +69,7 @@ class ProfilerTree:
     """
 
     memory: list[bytes] = field(default_factory=list)
-    places: list[bytes] = field(default_factory=list)
+    positions: list[bytes] = field(default_factory=list)
     fields: list[Any] = field(default_factory=list)
     operator_names: list[str] = field(default_factory=list)
     operator_rows: list[bytes] = field(default_factory=list)
@@ -92,8 +92,8 @@ class ProfilerTree:
 
     def memory_columns(self) -> tuple[Int64, ...]:
         """Return allocator events as columns: time, address, signed bytes, total, operator, node, frame."""
-        *columns, place = _columns(self.memory, 5)
-        return (*columns, *_columns(self.places, 3)[:, place])
+        *columns, position = _columns(self.memory, 5)
+        return (*columns, *_columns(self.positions, 3)[:, position])
 
     def maker_columns(self) -> Int64:
         """Return start, autograd sequence number and frame of `makers`: shape (3, makers)."""
@@ -111,9 +111,9 @@ class ProfilerTree:
 
     def range_spans(self, role: Role) -> tuple[Int64, Int64]:
         """Return the starts and ends of the ranges with a role, sorted by start."""
-        found = sorted((start, end) for _, start, end in self.ranges.get(role, ()))
-        return np.array([start for start, _ in found], np.int64), np.array(
-            [end for _, end in found], np.int64
+        spans = sorted((start, end) for _, start, end in self.ranges.get(role, ()))
+        return np.array([start for start, _ in spans], np.int64), np.array(
+            [end for _, end in spans], np.int64
         )
 
 

@@ -84,7 +84,7 @@ class Look:
             yield Sighting(self.time_ns, name, address, size, self.category, module, label, kind)
 
 
-Seen = Look | list[Sighting]
+Sightings = Look | list[Sighting]
 
 
 @dataclass(slots=True)
@@ -95,28 +95,30 @@ class Group:
     _refs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     _addresses: list[int] | None = None
 
-    def look(self, tensors: Sequence[torch.Tensor | None], owners: Sequence[Owner]) -> list[Seen]:
+    def look(self, tensors: Sequence[torch.Tensor | None], owners: Sequence[Owner]) -> list[Sightings]:
         """Return sightings of the tensors if any changed since the last look. None is an absent tensor.
 
         To save events in the user's profile, the code makes no Python call per tensor (see the module).
         """
-        pairs = [(one, owner) for one, owner in zip(tensors, owners, strict=True) if one is not None]
+        pairs = [(tensor, owner) for tensor, owner in zip(tensors, owners, strict=True) if tensor is not None]
         plain = [
-            (one, owner)
-            for one, owner in pairs
-            if type(one) in _ONE_STORAGE and one.layout is torch.strided and not one.is_nested
+            (tensor, owner)
+            for tensor, owner in pairs
+            if type(tensor) in _ONE_STORAGE and tensor.layout is torch.strided and not tensor.is_nested
         ]
         try:
-            seen = Look.at([one for one, _ in plain], [owner for _, owner in plain], self.category)
+            look = Look.at([tensor for tensor, _ in plain], [owner for _, owner in plain], self.category)
         except (RuntimeError, NotImplementedError):
             return [self._one_by_one(pairs)]
-        found: list[Seen] = [seen] if self._are_others([one for one, _ in plain], seen.addresses) else []
+        sightings: list[Sightings] = (
+            [look] if self._changed([tensor for tensor, _ in plain], look.addresses) else []
+        )
         if len(plain) < len(pairs):
-            known = set(map(id, [one for one, _ in plain]))
-            found.append(self._one_by_one([pair for pair in pairs if id(pair[0]) not in known]))
-        return found
+            plain_ids = set(map(id, [tensor for tensor, _ in plain]))
+            sightings.append(self._one_by_one([pair for pair in pairs if id(pair[0]) not in plain_ids]))
+        return sightings
 
-    def _are_others(self, tensors: list[torch.Tensor], addresses: list[int]) -> bool:
+    def _changed(self, tensors: list[torch.Tensor], addresses: list[int]) -> bool:
         """Whether any tensor is another object, or has another address, than at the last look.
 
         Weak references are compared, not ids: an object always has the same weak reference, and a later
@@ -129,7 +131,7 @@ class Group:
 
     def _one_by_one(self, pairs: Iterable[tuple[torch.Tensor, Owner]]) -> list[Sighting]:
         """Return sightings of tensors that may have several storages, or none."""
-        return sight((one, self.category, *owner) for one, owner in pairs)
+        return sight((tensor, self.category, *owner) for tensor, owner in pairs)
 
 
 class HeldByModels:
@@ -146,9 +148,11 @@ class HeldByModels:
         self._modules: list[weakref.ref[nn.Module]] = []
         self._below: list[int] = []
         self._named: list[weakref.ref[torch.Tensor]] = []
-        self._groups = [Group(one) for one in (Category.PARAMETER, Category.BUFFER, Category.GRADIENT)]
+        self._groups = [
+            Group(category) for category in (Category.PARAMETER, Category.BUFFER, Category.GRADIENT)
+        ]
 
-    def look(self) -> list[Seen]:
+    def look(self) -> list[Sightings]:
         """Return sightings of the groups that changed since the last look, and name what is new."""
         try:
             return self._new()
@@ -158,27 +162,27 @@ class HeldByModels:
             }
             return [sight(model_storages(alive, self._names))]
 
-    def _new(self) -> list[Seen]:
+    def _new(self) -> list[Sightings]:
         modules = self._now()
         parameters = _values(map(_parameters, modules))
         tensors = (parameters, _values(map(_buffers, modules)), _gradients(parameters))
-        self._name(modules, [one for one in chain(*tensors[:2]) if one is not None])
+        self._name(modules, [tensor for tensor in chain(*tensors[:2]) if tensor is not None])
         owners = [self._owners(parameters), self._owners(tensors[1])]
-        found = map(Group.look, self._groups, tensors, (*owners, _of_gradients(owners[0])))
-        return list(chain.from_iterable(found))
+        sightings = map(Group.look, self._groups, tensors, (*owners, _of_gradients(owners[0])))
+        return list(chain.from_iterable(sightings))
 
     def _now(self) -> list[nn.Module]:
         """Return the modules of the models; search them again only if one was added, removed or replaced."""
         modules = list(map(_alive, self._modules))
-        known = [module for module in modules if module is not None]
-        below = list(map(id, _values(map(_children, known))))
-        if known and len(known) == len(modules) and below == self._below:
-            return known
+        alive = [module for module in modules if module is not None]
+        below = list(map(id, _values(map(_children, alive))))
+        if alive and len(alive) == len(modules) and below == self._below:
+            return alive
         models = [model for model in map(_alive, self._models) if model is not None]
-        found = list(dict.fromkeys(chain.from_iterable(map(nn.Module.modules, models))))
-        self._modules = list(map(weakref.ref, found))
-        self._below = list(map(id, _values(map(_children, found))))
-        return found
+        current = list(dict.fromkeys(chain.from_iterable(map(nn.Module.modules, models))))
+        self._modules = list(map(weakref.ref, current))
+        self._below = list(map(id, _values(map(_children, current))))
+        return current
 
     def _name(self, modules: list[nn.Module], tensors: list[torch.Tensor]) -> None:
         """Name the tensors if any is another object than before. `Module.to_empty` replaces them unheard."""
@@ -188,8 +192,8 @@ class HeldByModels:
             self._names.rename(modules)
 
     def _owners(self, tensors: list[torch.Tensor | None]) -> list[Owner]:
-        found = map(self._names.owner_of.get, map(id, tensors))
-        return [owner or _NOBODY for owner in found]
+        owners = map(self._names.owner_of.get, map(id, tensors))
+        return [owner or _NOBODY for owner in owners]
 
 
 class HeldByOptimizer:
@@ -209,19 +213,22 @@ class HeldByOptimizer:
         self._gradients, self._state = Group(Category.GRADIENT), Group(Category.OPTIMIZER_STATE)
         self._wrappers: list[weakref.ref[torch.Tensor]] = []
 
-    def look(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
+    def look(self, optimizer: torch.optim.Optimizer) -> list[Sightings]:
         """Return sightings of the gradients if they changed since the last look."""
         return self._gradients.look(_gradients(self._know(optimizer)), self._gradient_owners)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
         """Return (module row, bytes) of the parameters that have a gradient, in the optimizer's order."""
-        held = self._know(optimizer)
+        parameters = self._know(optimizer)
         # Read anew: lazy parameters get their size late. Of a DTensor, only its local part is here.
-        local = [one if type(one) in _ONE_STORAGE else getattr(one, "_local_tensor", one) for one in held]
+        local = [
+            parameter if type(parameter) in _ONE_STORAGE else getattr(parameter, "_local_tensor", parameter)
+            for parameter in parameters
+        ]
         sizes = zip(self._rows, map(attrgetter("nbytes"), local), strict=True)
-        return list(compress(sizes, [parameter.grad is not None for parameter in held]))
+        return list(compress(sizes, [parameter.grad is not None for parameter in parameters]))
 
-    def look_at_state(self, optimizer: torch.optim.Optimizer) -> list[Seen]:
+    def look_at_state(self, optimizer: torch.optim.Optimizer) -> list[Sightings]:
         """Return sightings of the optimizer's state if it changed since the last look.
 
         Tensors of subclasses (DTensor) are looked into only if one of them is another object than before.
@@ -231,39 +238,39 @@ class HeldByOptimizer:
             values = self._state_of(optimizer)
         except (AttributeError, TypeError):  # state that is kept in another way
             return [sight(optimizer_storages(optimizer, self._names))]
-        kinds = set(map(type, [one for one, _ in values])) - _ONE_STORAGE
+        kinds = set(map(type, [value for value, _ in values])) - _ONE_STORAGE
         wrapping = {kind for kind in kinds if issubclass(kind, torch.Tensor)}
         nested = kinds - wrapping - _WITHOUT_TENSORS
-        plain = [(one, owner) for one, owner in values if type(one) in _ONE_STORAGE]
+        plain = [(value, owner) for value, owner in values if type(value) in _ONE_STORAGE]
         if nested:
             plain += [
                 (each, owner)
-                for one, owner in values
-                if type(one) in nested
-                for each in tensors_in(one)
+                for value, owner in values
+                if type(value) in nested
+                for each in tensors_in(value)
                 if id(each) not in self._owner_of and type(each) is not nn.Parameter
             ]
         beside = state_beside(optimizer, self._owner_of)
-        plain += [(one, owner) for one, owner in beside if type(one) in _ONE_STORAGE]
-        seen = self._state.look([one for one, _ in plain], [owner for _, owner in plain])
-        return seen + self._new_wrappers([pair for pair in values if type(pair[0]) in wrapping])
+        plain += [(tensor, owner) for tensor, owner in beside if type(tensor) in _ONE_STORAGE]
+        sightings = self._state.look([tensor for tensor, _ in plain], [owner for _, owner in plain])
+        return sightings + self._new_wrappers([pair for pair in values if type(pair[0]) in wrapping])
 
-    def _new_wrappers(self, pairs: list[tuple[Any, Owner]]) -> list[Seen]:
-        refs = list(map(weakref.ref, [one for one, _ in pairs]))
+    def _new_wrappers(self, pairs: list[tuple[Any, Owner]]) -> list[Sightings]:
+        refs = list(map(weakref.ref, [tensor for tensor, _ in pairs]))
         same = list(map(id, self._wrappers)) == list(map(id, refs))
         self._wrappers = refs
-        return [] if same else [sight((one, Category.OPTIMIZER_STATE, *owner) for one, owner in pairs)]
+        return [] if same else [sight((tensor, Category.OPTIMIZER_STATE, *owner) for tensor, owner in pairs)]
 
     def _know(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         """Return the optimizer's parameters, and update their owners if they changed."""
-        held = list(chain.from_iterable(map(itemgetter("params"), optimizer.param_groups)))
-        identities = list(map(id, held))
+        parameters = list(chain.from_iterable(map(itemgetter("params"), optimizer.param_groups)))
+        identities = list(map(id, parameters))
         if identities != self._parameters or self._version != self._names.version:
             owners = [(row, label) for _, row, label in optimizer_parameters(optimizer, self._names)]
             self._parameters, self._version = identities, self._names.version
             self._rows, self._gradient_owners = [row for row, _ in owners], _of_gradients(owners)
             self._owner_of = dict(zip(identities, owners, strict=True))
-        return held
+        return parameters
 
     def _state_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[Any, Owner]]:
         """Return the values in the optimizer's state, tensors or not, with their owners."""
@@ -282,18 +289,18 @@ def _values(dicts: Iterable[dict[str, object]]) -> list[torch.Tensor | None]:
 
 
 def _gradients(parameters: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    return [None if one is None else one.grad for one in parameters]
+    return [None if parameter is None else parameter.grad for parameter in parameters]
 
 
 def _of_gradients(owners: Iterable[Owner]) -> list[Owner]:
     return [(module, f"{label} (gradient)") for module, label in owners]
 
 
-def told_once(seen: Iterable[Seen]) -> Iterator[Sighting]:
+def unique_sightings(sightings: Iterable[Sightings]) -> Iterator[Sighting]:
     """Yield the sightings of one moment, each storage once, under the first category it was seen with."""
-    met: set[tuple[str, int]] = set()
-    for sighting in chain.from_iterable(seen):
-        place = (sighting.device, sighting.address)
-        if place not in met:
-            met.add(place)
+    keys: set[tuple[str, int]] = set()
+    for sighting in chain.from_iterable(sightings):
+        key = (sighting.device, sighting.address)
+        if key not in keys:
+            keys.add(key)
             yield sighting

@@ -72,8 +72,8 @@ def read_memory_events(tree: ProfilerTree) -> MemoryEvents:
     order = np.argsort(columns[0], kind="stable")
     time, address, size, total, operator, node, frame = (column[order] for column in columns)
     if tree.fields:
-        found, device = np.unique([str(fields.device) for fields in tree.fields], return_inverse=True)
-        devices, device = [str(name) for name in found], device[order]
+        names, device = np.unique([str(fields.device) for fields in tree.fields], return_inverse=True)
+        devices, device = [str(name) for name in names], device[order]
         reserved = np.fromiter(map(_get_reserved, tree.fields), np.int64, len(order))[order]
     else:
         devices, device = ["cpu"], np.zeros(len(order), np.int64)

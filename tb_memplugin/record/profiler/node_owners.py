@@ -54,8 +54,8 @@ def making_threads(
     numbers = _other_numbers(tree, threads, first, first_number)
     if not (elsewhere or None in numbers.values() or (numbers and _in_another(tree, first_number))):
         return np.full(len(tree.node_names), first_number)
-    told = ask()
-    return np.array([told.get(start, first_number) for start in tree.nodes.start_ns.tolist()], np.int64)
+    thread_of = ask()
+    return np.array([thread_of.get(start, first_number) for start in tree.nodes.start_ns.tolist()], np.int64)
 
 
 def node_modules(
@@ -74,17 +74,17 @@ def node_modules(
         made_on: the profiler's number of the thread that made each node: see `making_threads`.
     """
     sequence = tree.nodes.sequence
-    found = _owning(threads[first], sequence)
+    owner = _owning(threads[first], sequence)
     numbers = _other_numbers(tree, threads, first, first_number)
-    others = made_on[made_on != first_number]
-    for number in np.unique(others).tolist() if len(others) else ():
+    elsewhere = made_on[made_on != first_number]
+    for number in np.unique(elsewhere).tolist() if len(elsewhere) else ():
         mine = np.flatnonzero(made_on == number)
-        calling = [ident for ident, seen in numbers.items() if seen == number]
+        calling = [ident for ident, its_number in numbers.items() if its_number == number]
         if not calling and number not in tree.nodes.thread:  # a thread that the profiler does not see
-            calling = [ident for ident, seen in numbers.items() if seen is None]
+            calling = [ident for ident, its_number in numbers.items() if its_number is None]
         modules = [_owning(threads[ident], sequence[mine]) for ident in calling]
-        found[mine] = max(modules, key=lambda rows: int((rows >= 0).sum()), default=np.int64(-1))
-    return found
+        owner[mine] = max(modules, key=lambda rows: int((rows >= 0).sum()), default=np.int64(-1))
+    return owner
 
 
 def thread_running(calls: Calls, tree: ProfilerTree, first_number: int) -> int | None:

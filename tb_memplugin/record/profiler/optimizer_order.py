@@ -35,8 +35,8 @@ def temporaries_in_order(
         return np.full(len(size), owner[0], np.int64)
     repeated = _repeated(size, operator, operator_end_ns, wanted)
     if repeated is not None:
-        found: Int64 = owner[repeated]
-        return found
+        owners: Int64 = owner[repeated]
+        return owners
     large = wanted > SCALAR_BYTES
     return _by_operator(size, operator, owner[large], wanted[large])
 

@@ -36,7 +36,7 @@ def with_events_outside(
     memory: MemoryEvents,
     flat: Callable[[], Iterable[Any]],
     blocks: Iterable[tuple[str, int, int]],
-    seen: Iterable[Sighting],
+    sightings: Iterable[Sighting],
     *,
     has_steps: bool,
 ) -> MemoryEvents:
@@ -50,35 +50,35 @@ def with_events_outside(
         memory: the events of the tree.
         flat: returns `prof.profiler.kineto_results.events()`; called only if events may be missing.
         blocks: (device, address, bytes) of what was allocated at the window's start.
-        seen: parameters, gradients and optimizer state that were seen in the window.
+        sightings: parameters, gradients and optimizer state that were seen in the window.
         has_steps: whether the profile has steps, so that most events are inside a range.
     """
     at_start = list(blocks)
     rows = [row for row, name in enumerate(memory.devices) if name not in ("cpu", SHARED)]
     if not any(not has_steps or misses(memory, row) or _freed_before(memory, row, at_start) for row in rows):
         return memory
-    found = _outside(memory, flat())
-    held: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for one in seen:
-        held[one.device, one.address].append(one.time_ns)
+    by_device = _outside(memory, flat())
+    held_at: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for sighting in sightings:
+        held_at[sighting.device, sighting.address].append(sighting.time_ns)
     for row in rows:
         name = memory.devices[row]
-        if outside := found.get(name):
+        if outside := by_device.get(name):
             here = np.flatnonzero(memory.device == row)
             search = _Addresses(
-                {place: sorted(when) for (where, place), when in held.items() if where == name}
+                {address: sorted(when) for (where, address), when in held_at.items() if where == name}
             )
-            known = [(place, size) for where, place, size in at_start if where == name]
-            addresses = search.find(memory, here, known, outside)
+            start_blocks = [(address, size) for where, address, size in at_start if where == name]
+            addresses = search.find(memory, here, start_blocks, outside)
             memory = _merged(memory, row, outside, addresses)
     return memory
 
 
 def _freed_before(memory: MemoryEvents, row: int, blocks: Sequence[tuple[str, int, int]]) -> bool:
     """Whether the device's counter had changed when its first event came."""
-    known = [size for name, _, size in blocks if name == memory.devices[row]]
+    sizes = [size for name, _, size in blocks if name == memory.devices[row]]
     first = np.argmax(memory.device == row)
-    return bool(known) and sum(known) != int(memory.total[first] - memory.bytes[first])
+    return bool(sizes) and sum(sizes) != int(memory.total[first] - memory.bytes[first])
 
 
 def _outside(memory: MemoryEvents, flat: Iterable[Any]) -> dict[str, list[Outside]]:
@@ -89,15 +89,15 @@ def _outside(memory: MemoryEvents, flat: Iterable[Any]) -> dict[str, list[Outsid
             memory.time_ns.tolist(), memory.device.tolist(), memory.bytes.tolist(), strict=True
         )
     }
-    found = defaultdict(list)
+    by_device = defaultdict(list)
     for event in flat:
         # Names of Python calls cannot always be decoded, so those of others are not asked for.
         if event.nbytes() and (index := event.device_index()) >= 0 and event.name() == _NAME:
             name = f"{event.device_type().name.lower()}:{index}"
-            one = Outside(event.start_ns(), event.nbytes(), event.start_thread_id())
-            if (one.time_ns, name, one.bytes) not in inside:
-                found[name].append(one)
-    return {name: sorted(several, key=lambda one: one.time_ns) for name, several in found.items()}
+            outside = Outside(event.start_ns(), event.nbytes(), event.start_thread_id())
+            if (outside.time_ns, name, outside.bytes) not in inside:
+                by_device[name].append(outside)
+    return {name: sorted(several, key=lambda event: event.time_ns) for name, several in by_device.items()}
 
 
 @dataclass(slots=True)
@@ -105,85 +105,89 @@ class _Addresses:
     """Finds the addresses of events that have none.
 
     Attributes:
-        held: by address, when models or optimizers were seen to hold it.
+        held_at: by address, when models or optimizers were seen to hold it.
         alive: by size, the addresses of live blocks, oldest first.
         size_of: the bytes of each live block.
     """
 
-    held: Mapping[int, Sequence[int]]
+    held_at: Mapping[int, Sequence[int]]
     alive: dict[int, dict[int, None]] = field(default_factory=lambda: defaultdict(dict))
     size_of: dict[int, int] = field(default_factory=dict)
 
     def find(
-        self, memory: MemoryEvents, here: Int64, known: Iterable[tuple[int, int]], outside: Sequence[Outside]
+        self,
+        memory: MemoryEvents,
+        here: Int64,
+        start_blocks: Iterable[tuple[int, int]],
+        outside: Sequence[Outside],
     ) -> list[int]:
         """Return an address for each of the events; 0 for a free of no known block.
 
         Args:
             memory: all events of the tree.
             here: the rows of the device.
-            known: (address, bytes) of what was alive at the start.
+            start_blocks: (address, bytes) of what was alive at the start.
             outside: the device's events that the tree lacks, in time order.
         """
-        for address, size in known:
-            self._born(address, size)
+        for address, size in start_blocks:
+            self._allocate(address, size)
         times = memory.time_ns[here].tolist()
-        told = list(zip(memory.address[here].tolist(), memory.bytes[here].tolist(), strict=True))
+        inside = list(zip(memory.address[here].tolist(), memory.bytes[here].tolist(), strict=True))
         later: dict[int, list[int]] = defaultdict(list)
-        for place, (address, _) in enumerate(told):
-            later[address].append(place)
-        addresses, place = [], 0
-        for number, one in enumerate(outside):
-            while place < len(times) and times[place] <= one.time_ns:
-                address, size = told[place]
-                self._died(address)
+        for index, (address, _) in enumerate(inside):
+            later[address].append(index)
+        addresses, index = [], 0
+        for number, event in enumerate(outside):
+            while index < len(times) and times[index] <= event.time_ns:
+                address, size = inside[index]
+                self._free(address)
                 if size > 0:
-                    self._born(address, size)
-                place += 1
-            if one.bytes > 0:
+                    self._allocate(address, size)
+                index += 1
+            if event.bytes > 0:
                 addresses.append(number + 1)
-                self._born(number + 1, one.bytes)
+                self._allocate(number + 1, event.bytes)
             else:
-                addresses.append(self._freed(one, place, times, told, later))
+                addresses.append(self._freed(event, index, times, inside, later))
         return addresses
 
     def _freed(
         self,
-        one: Outside,
-        place: int,
+        event: Outside,
+        index: int,
         times: Sequence[int],
-        told: Sequence[tuple[int, int]],
+        inside: Sequence[tuple[int, int]],
         later: Mapping[int, Sequence[int]],
     ) -> int:
         soonest, address = len(times), 0
         open_ended: list[int] = []
-        for candidate in self.alive[-one.bytes]:
-            places = later.get(candidate, ())
-            following = bisect_right(places, place - 1)
-            if following == len(places):
+        for candidate in self.alive[-event.bytes]:
+            indices = later.get(candidate, ())
+            following = bisect_right(indices, index - 1)
+            if following == len(indices):
                 open_ended.append(candidate)
             elif (
-                (again := places[following]) < soonest
-                and told[again][1] > 0
-                and not self._is_held(candidate, one.time_ns, times[again])
+                (again := indices[following]) < soonest
+                and inside[again][1] > 0
+                and not self._is_held(candidate, event.time_ns, times[again])
             ):
                 soonest, address = again, candidate
         if not address and open_ended:
-            free = [candidate for candidate in open_ended if candidate not in self.held]
+            free = [candidate for candidate in open_ended if candidate not in self.held_at]
             address = (free or open_ended)[-1]
-        self._died(address)
+        self._free(address)
         return address
 
     def _is_held(self, address: int, after: int, before: int) -> bool:
-        times = self.held.get(address, ())
+        times = self.held_at.get(address, ())
         following = bisect_right(times, after)
         return following < len(times) and times[following] < before
 
-    def _born(self, address: int, size: int) -> None:
+    def _allocate(self, address: int, size: int) -> None:
         self.size_of[address] = size
         self.alive[size][address] = None
 
-    def _died(self, address: int) -> None:
+    def _free(self, address: int) -> None:
         size = self.size_of.pop(address, None)
         if size is not None:
             del self.alive[size][address]
@@ -194,8 +198,8 @@ def _merged(
 ) -> MemoryEvents:
     """Return the events with those of one device added, whose counters follow from the events around them."""
     here = np.flatnonzero(memory.device == row)
-    time = np.array([one.time_ns for one in outside], np.int64)
-    size = np.array([one.bytes for one in outside], np.int64)
+    time = np.array([event.time_ns for event in outside], np.int64)
+    size = np.array([event.bytes for event in outside], np.int64)
     before = np.searchsorted(memory.time_ns[here], time, side="right") - 1
     first = int(memory.total[here[0]] - memory.bytes[here[0]])
     levels = np.where(before >= 0, memory.total[here[before]], first - int(size[before < 0].sum()))
@@ -212,7 +216,7 @@ def _merged(
         "operator": none,
         "node": none,
         "frame": none,
-        "thread": np.array([one.thread for one in outside], np.int64),
+        "thread": np.array([event.thread for event in outside], np.int64),
     }
     order = np.argsort(np.concatenate((memory.time_ns, time)), kind="stable")
     columns: dict[str, Any] = {}

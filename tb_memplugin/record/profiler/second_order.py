@@ -89,8 +89,8 @@ def makes_nodes_elsewhere(tree: ProfilerTree, calls: Calls | None, main: int) ->
         rows = np.flatnonzero((nodes.sequence >= 0) & (nodes.thread == thread))
         rows = rows[np.argsort(nodes.start_ns[rows], kind="stable")]
         start, number = nodes.start_ns[rows], nodes.sequence[rows]
-        made = np.append(counter.time_ns, 0)[counter.last_up_to(number)]
-        if np.any((number[1:] > number[:-1]) & (made[1:] < start[:-1])):
+        made_ns = np.append(counter.time_ns, 0)[counter.last_up_to(number)]
+        if np.any((number[1:] > number[:-1]) & (made_ns[1:] < start[:-1])):
             return True
     return False
 
@@ -100,15 +100,15 @@ def _nodes_around(tree: ProfilerTree, rows: Int64, spans: Int64, thread: int, ro
     if not len(rows):
         return np.empty(0, np.int64)
     counter = _read_operators(tree, roots(), spans, thread)
-    place = counter.last_up_to(tree.nodes.sequence[rows])
-    within = np.append(counter.time_ns, -1)[place] >= spans[:, 0]
-    return np.where(within, np.append(counter.node, -1)[place], -1)
+    index = counter.last_up_to(tree.nodes.sequence[rows])
+    within = np.append(counter.time_ns, -1)[index] >= spans[:, 0]
+    return np.where(within, np.append(counter.node, -1)[index], -1)
 
 
 def _outside_nodes(tree: ProfilerTree, calls: Calls | None, main: int) -> _Counter:
     """Return what the walk and the hooks know of the main thread's counter."""
-    known = (tree.operators.sequence >= 0) & (tree.thread_of(2) == main)
-    time, number = tree.operators.start_ns[known], tree.operators.sequence[known]
+    numbered = (tree.operators.sequence >= 0) & (tree.thread_of(2) == main)
+    time, number = tree.operators.start_ns[numbered], tree.operators.sequence[numbered]
     if calls is not None:
         time = np.concatenate((time, calls.boundary_ns))
         number = np.concatenate((number, calls.boundary_sequence))
@@ -130,9 +130,9 @@ def _made_in_backward(tree: ProfilerTree, counter: _Counter, main: int) -> tuple
     rows = np.flatnonzero((nodes.sequence >= 0) & (nodes.thread == main))
     rows = rows[np.argsort(nodes.start_ns[rows], kind="stable")]
     start, number = nodes.start_ns[rows], nodes.sequence[rows]
-    place = counter.last_up_to(number)
-    since = np.append(counter.time_ns, 0)[place]
-    until = np.minimum(np.append(counter.time_ns, np.iinfo(np.int64).max)[place + 1], start)
+    index = counter.last_up_to(number)
+    since = np.append(counter.time_ns, 0)[index]
+    until = np.minimum(np.append(counter.time_ns, np.iinfo(np.int64).max)[index + 1], start)
     leading = np.searchsorted(start, since)
     some = (leading < np.searchsorted(start, until)) & (np.append(number, 0)[leading] < number)
     return rows[some], np.stack((since[some], until[some]), axis=1)
@@ -142,7 +142,7 @@ def _read_operators(tree: ProfilerTree, roots: Iterable[Event], spans: Int64, th
     """Read the numbers of a thread's operators that overlap one of the spans."""
     begins, ends = _merged(spans)
     row_of = dict(zip(tree.nodes.start_ns.tolist(), range(len(tree.node_names)), strict=True))
-    found: list[tuple[int, int, int]] = []
+    rows: list[tuple[int, int, int]] = []
     pending = [(list(roots), -1)]
     while pending:
         events, node = pending.pop()
@@ -163,10 +163,10 @@ def _read_operators(tree: ProfilerTree, roots: Iterable[Event], spans: Int64, th
                     and fields.scope != RecordScope.BACKWARD_FUNCTION
                     and event.start_tid == thread
                 ):
-                    found.append((start, fields.sequence_number, node))
+                    rows.append((start, fields.sequence_number, node))
             if children := event.children:
                 pending.append((children, around))
-    return _Counter(*np.array(sorted(found), np.int64).reshape(-1, 3).T)
+    return _Counter(*np.array(sorted(rows), np.int64).reshape(-1, 3).T)
 
 
 def _merged(spans: Int64) -> tuple[list[int], list[int]]:

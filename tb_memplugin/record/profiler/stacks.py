@@ -48,13 +48,13 @@ def _frames_of_makers(tree: ProfilerTree, main: int) -> Int64:
     Autograd numbers nodes per thread. A node inside another one (reentrant checkpointing) was made on its
     own thread, every other node on the main thread, in forward.
     """
-    found = np.full(len(tree.node_names), -1, np.int64)
+    frames = np.full(len(tree.node_names), -1, np.int64)
     of_maker = tree.thread_of(3)
     made_on = np.where(tree.nodes.parent < 0, main, tree.nodes.thread)
     for number in np.unique(made_on).tolist():
         nodes = made_on == number
-        found[nodes] = _made_by(tree, of_maker == number, nodes)
-    return found
+        frames[nodes] = _made_by(tree, of_maker == number, nodes)
+    return frames
 
 
 def _made_by(tree: ProfilerTree, makers: Bool, nodes: Bool) -> Int64:
@@ -70,7 +70,7 @@ def _made_by(tree: ProfilerTree, makers: Bool, nodes: Bool) -> Int64:
     following = np.append(sequence[1:], np.max(wanted, initial=-1) + 1)[: len(sequence)]
     some = following > sequence
     start, sequence, frame = start[some], sequence[some], frame[some]
-    place = np.searchsorted(sequence, wanted, side="right") - 1
-    known = (wanted >= 0) & (place >= 0)
-    known &= np.append(start, 0)[place] <= tree.nodes.start_ns[nodes]
-    return np.where(known, np.append(frame, -1)[place], -1)
+    index = np.searchsorted(sequence, wanted, side="right") - 1
+    has_maker = (wanted >= 0) & (index >= 0)
+    has_maker &= np.append(start, 0)[index] <= tree.nodes.start_ns[nodes]
+    return np.where(has_maker, np.append(frame, -1)[index], -1)

@@ -76,34 +76,41 @@ def start_state(
     rows: list[_Row] = []
     notes: list[str] = []
     for device, name in enumerate(devices):
-        seen = [sighting for sighting in window.start if sighting.device == name]
+        sightings = [sighting for sighting in window.start if sighting.device == name]
         if name == "cpu" and window.counted is not None:
-            mine = _by_calls(device, seen, window, memory, owners, labels)
+            mine = _by_calls(device, sightings, window, memory, owners, labels)
         elif name in ("cpu", SHARED):
-            mine = [_named(device, sighting, owners, labels) for sighting in seen]
+            mine = [_named(device, sighting, owners, labels) for sighting in sightings]
             if name == "cpu" and not window.blocks:  # those of GPUs are blocks that their allocator lists
                 mine += [
                     _Row(device, 0, size, Category.COMMUNICATION, module, labels.add(BUCKET))
                     for module, size in window.buckets
                 ]
             if name == SHARED:
-                mine += _proven(device, memory, seen, owners)
+                mine += _proven(device, memory, sightings, owners)
         else:
-            mine = _counted(device, name, seen, window, memory, owners, labels, notes)
+            mine = _counted(device, name, sightings, window, memory, owners, labels, notes)
         rows += mine
     searched = [(devices[row.device], row.address) in window.searched for row in rows]
     return _columns(rows, np.array(searched, bool)), notes
 
 
-def _named(device: int, seen: Sighting, owners: Owners, labels: Names, size: int | None = None) -> _Row:
-    module = seen.module if seen.module >= 0 else owners.not_named
-    return _Row(device, seen.address, size or seen.bytes, seen.category, module, labels.add(seen.label))
+def _named(device: int, sighting: Sighting, owners: Owners, labels: Names, size: int | None = None) -> _Row:
+    module = sighting.module if sighting.module >= 0 else owners.not_named
+    return _Row(
+        device,
+        sighting.address,
+        size or sighting.bytes,
+        sighting.category,
+        module,
+        labels.add(sighting.label),
+    )
 
 
 def _counted(
     device: int,
     name: str,
-    seen: Sequence[Sighting],
+    sightings: Sequence[Sighting],
     window: Window,
     memory: MemoryEvents,
     owners: Owners,
@@ -113,7 +120,7 @@ def _counted(
     """Return the start state of a device whose allocator has a counter, so that it sums to the counter."""
     here = np.flatnonzero(memory.device == device) if name in memory.devices else np.empty(0, np.intp)
     blocks = [(address, size) for where, address, size in window.blocks if where == name]
-    owner = {sighting.address: sighting for sighting in seen}
+    owner = {sighting.address: sighting for sighting in sightings}
     freed = dict(_freed_later(memory, here, set()))
     if not blocks:  # a free tells the size of its block, rounded; a storage its own
         sizes = {address: sighting.bytes for address, sighting in owner.items()}
@@ -145,7 +152,7 @@ def _counted(
 
 def _by_calls(
     device: int,
-    seen: Sequence[Sighting],
+    sightings: Sequence[Sighting],
     window: Window,
     memory: MemoryEvents,
     owners: Owners,
@@ -157,9 +164,12 @@ def _by_calls(
     the window, but were allocated before counting began and are known to nobody.
     """
     sizes = {address: size for name, address, size in window.blocks if name == "cpu"}
-    seen = [sighting for sighting in seen if sighting.bytes]  # others were freed before counting began
-    owner = {sighting.address: sighting for sighting in seen}
-    foreign = [_named(device, sighting, owners, labels) for sighting in seen if sighting.address not in sizes]
+    # Those without bytes were freed before counting began.
+    sightings = [sighting for sighting in sightings if sighting.bytes]
+    owner = {sighting.address: sighting for sighting in sightings}
+    foreign = [
+        _named(device, sighting, owners, labels) for sighting in sightings if sighting.address not in sizes
+    ]
     sizes.update(_freed_later(memory, np.flatnonzero(memory.device == device), sizes.keys() | owner.keys()))
     rows = [
         _named(device, owner[address], owners, labels, size)
@@ -184,30 +194,32 @@ def _name_workspaces(rows: Sequence[_Row], labels: Names) -> None:
 
 def _name_by_size(rows: Sequence[_Row], size: int, most: int, labels: Names) -> int:
     """Mark the blocks of a size if there are at most `most`; return how many were marked."""
-    found = [row for row in rows if row.bytes == size]
-    if len(found) > most:
+    matching = [row for row in rows if row.bytes == size]
+    if len(matching) > most:
         return 0
-    for row in found:
+    for row in matching:
         row.category, row.label = Category.WORKSPACE, labels.add(BY_SIZE)
-    return len(found)
+    return len(matching)
 
 
 def _name_buckets(rows: Sequence[_Row], buckets: Sequence[tuple[int, int]], labels: Names) -> None:
     """Mark blocks of the sizes of buckets as communication, in place, unless there are too many of a size."""
     for size, most in Counter(size for _, size in buckets).items():
-        whole = size + -size % UNIT
+        rounded = size + -size % UNIT
         spare = SMALL_REQUEST if size > SMALL_REQUEST else 0
-        found = [
-            row for row in rows if row.category is Category.UNKNOWN and whole <= row.bytes <= whole + spare
+        matching = [
+            row
+            for row in rows
+            if row.category is Category.UNKNOWN and rounded <= row.bytes <= rounded + spare
         ]
-        if len(found) <= most:
+        if len(matching) <= most:
             module = next(module for module, bytes_ in buckets if bytes_ == size)
-            for row in found:
+            for row in matching:
                 row.category, row.label = Category.COMMUNICATION, labels.add(BUCKET_BY_SIZE)
                 row.module = module if module >= 0 else row.module
 
 
-def _proven(device: int, memory: MemoryEvents, seen: Sequence[Sighting], owners: Owners) -> list[_Row]:
+def _proven(device: int, memory: MemoryEvents, sightings: Sequence[Sighting], owners: Owners) -> list[_Row]:
     """Return blocks of shared memory that are freed in the window, whose sizes are reported exactly.
 
     No model or optimizer holds them: they are batches that a DataLoader's worker processes made.
@@ -215,16 +227,16 @@ def _proven(device: int, memory: MemoryEvents, seen: Sequence[Sighting], owners:
     if SHARED not in memory.devices:
         return []
     here = np.flatnonzero(memory.device == device)
-    freed = _freed_later(memory, here, {sighting.address for sighting in seen})
+    freed = _freed_later(memory, here, {sighting.address for sighting in sightings})
     return [_Row(device, address, size, Category.INPUT, owners.not_named) for address, size in freed]
 
 
-def _freed_later(memory: MemoryEvents, here: np.ndarray, known: Set[int]) -> list[tuple[int, int]]:
+def _freed_later(memory: MemoryEvents, here: np.ndarray, excluded: Set[int]) -> list[tuple[int, int]]:
     """Return blocks that are freed but not allocated in the window: they were alive at its start."""
     address, size = memory.address[here], memory.bytes[here]
     unmatched = match_frees(address, memory.device[here], size > 0)[2]
     freed = zip(address[unmatched].tolist(), (-size[unmatched]).tolist(), strict=True)
-    return [(where, count) for where, count in freed if where not in known]
+    return [(where, count) for where, count in freed if where not in excluded]
 
 
 def _columns(rows: Sequence[_Row], searched: Bool) -> StartState:

@@ -96,7 +96,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     )
     on_steps: list[str] = []
     steps = _steps(tree, window, number, on_steps)
-    found = attribute(
+    attribution = attribute(
         tree,
         memory,
         window,
@@ -108,19 +108,19 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     devices = _all_devices(memory, window)
     labels = Names()
     window.start = held_copies(window.start, fqns(window.names))
-    start, notes = start_state(window, memory, devices, found.owners, labels)
+    start, notes = start_state(window, memory, devices, attribution.owners, labels)
     called = stacks_of(tree, memory, main_thread(tree))
     quiet = () if calls is None else ("cpu",)  # the calls have these frees already
-    bare = _with_deaths(_bare_events(memory, found, called), window, devices, quiet)
+    bare = _with_storage_frees(_bare_events(memory, attribution, called), window, devices, quiet)
     blocks = pair(bare, start)
-    if calls is None and "cpu" in devices and found.communicating.any():
+    if calls is None and "cpu" in devices and attribution.communicating.any():
         cpu = devices.index("cpu")
-        bare, ended = with_communication_frees(bare, blocks, found, cpu, window.alive_at_end)
+        bare, ended = with_communication_frees(bare, blocks, attribution, cpu, window.alive_at_end)
         blocks = pair(bare, start) if ended else blocks
         on_steps += [ended] if ended else []
     matched = match_sightings(window.sightings, devices, blocks, bare.time_ns)
-    start = with_later_names(start, matched, window.sightings, found.owners, labels)
-    full = categorised(bare, blocks, matched - len(start), found, window, devices, labels)
+    start = with_later_names(start, matched, window.sightings, attribution.owners, labels)
+    full = categorised(bare, blocks, matched - len(start), attribution, window, devices, labels)
     annotations, annotation_names = _annotations(tree, len(devices), full)
     trace = MemoryTrace(
         source="torch.profiler",
@@ -128,12 +128,12 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         start=start,
         devices=tuple(_device(name) for name in devices),
         steps=steps,
-        operators=found.operators.as_tuple(),
-        modules=found.owners.as_tuple(),
+        operators=attribution.operators.as_tuple(),
+        modules=attribution.owners.as_tuple(),
         labels=labels.as_tuple(),
         stacks=called.stacks,
-        phases=found.phases,
-        calls=found.calls,
+        phases=attribution.phases,
+        calls=attribution.calls,
         annotations=annotations,
         annotation_names=annotation_names,
         counters=counter_readings(
@@ -156,7 +156,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
             *notes,
             *beside_counters(memory),
             *_not_in_curve(window, matched),
-            *_on_unseen_calls(found.unseen_calls, window, memory),
+            *_on_unseen_calls(attribution.unseen_calls, window, memory),
             *_notes(trace, tree, called),
         ),
         paired=blocks,
@@ -165,17 +165,17 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
 
 def _annotations(tree: ProfilerTree, devices: int, events: Events) -> tuple[Annotations, tuple[str, ...]]:
     """Return the named ranges of all threads, without calls of modules, and their names."""
-    named = (found for role, found in tree.ranges.items() if role is not Role.MODULE)
-    found = sorted(itertools.chain.from_iterable(named), key=itemgetter(1))
-    start, end = (np.array([one[column] for one in found], np.int64) for column in (1, 2))
-    return annotations_of([name for name, _, _ in found], start, end, devices, events)
+    named = (ranges for role, ranges in tree.ranges.items() if role is not Role.MODULE)
+    spans = sorted(itertools.chain.from_iterable(named), key=itemgetter(1))
+    start, end = (np.array([span[column] for span in spans], np.int64) for column in (1, 2))
+    return annotations_of([name for name, _, _ in spans], start, end, devices, events)
 
 
 def _steps(tree: ProfilerTree, window: Window, number: int, notes: list[str]) -> tuple[Step, ...]:
-    found = tree.ranges.get(Role.STEP)
-    if not found:
+    ranges = tree.ranges.get(Role.STEP)
+    if not ranges:
         return (Step(number, window.start_ns, window.stop_ns),)
-    steps = [Step(int(name.removeprefix(STEP_PREFIX)), start, end) for name, start, end in found]
+    steps = [Step(int(name.removeprefix(STEP_PREFIX)), start, end) for name, start, end in ranges]
     return _numbered_once(sorted(steps, key=lambda step: step.start_ns), notes)
 
 
@@ -186,30 +186,34 @@ def _numbered_once(steps: Sequence[Step], notes: list[str]) -> tuple[Step, ...]:
     window.
     """
     free = itertools.count(max(step.number for step in steps) + 1)
-    taken: set[int] = set()
-    found: list[Step] = []
+    numbers: set[int] = set()
+    numbered: list[Step] = []
     for step in reversed(steps):
-        number = next(free) if step.number in taken else step.number
-        taken.add(number)
-        found.append(Step(number, step.start_ns, step.end_ns))
+        number = next(free) if step.number in numbers else step.number
+        numbers.add(number)
+        numbered.append(Step(number, step.start_ns, step.end_ns))
         if number != step.number:
             notes.append(f"The profile has several steps {step.number}: an earlier one is shown as {number}.")
-    return tuple(reversed(found))
+    return tuple(reversed(numbered))
 
 
 def _all_devices(memory: MemoryEvents, window: Window) -> tuple[str, ...]:
     """Return the devices with events (in the order of `memory.devices`), then those with only storages."""
-    quiet = sorted({seen.device for seen in window.start} - set(memory.devices))
+    quiet = sorted({sighting.device for sighting in window.start} - set(memory.devices))
     return (*memory.devices, *quiet)
 
 
-def _bare_events(memory: MemoryEvents, found: Attribution, called: ProfiledStacks) -> Events:
+def _bare_events(memory: MemoryEvents, attribution: Attribution, called: ProfiledStacks) -> Events:
     """Return the profiler's events with attribution and stacks for allocs, but without categories."""
     none = np.full(len(memory.bytes), -1, np.int32)
     phase = np.zeros(len(none), np.uint8)
     operator, module, stack, forward = (none.copy() for _ in range(4))
-    phase[found.row], operator[found.row], module[found.row] = found.phase, found.operator, found.module
-    stack[found.row], forward[found.row] = called.stack, called.forward
+    phase[attribution.row], operator[attribution.row], module[attribution.row] = (
+        attribution.phase,
+        attribution.operator,
+        attribution.module,
+    )
+    stack[attribution.row], forward[attribution.row] = called.stack, called.forward
     return events(
         memory.time_ns,
         kind=np.where(memory.bytes > 0, Kind.ALLOC, Kind.FREE_COMPLETED),
@@ -225,7 +229,7 @@ def _bare_events(memory: MemoryEvents, found: Attribution, called: ProfiledStack
     )
 
 
-def _with_deaths(
+def _with_storage_frees(
     bare: Events, window: Window, devices: tuple[str, ...], without: tuple[str, ...] = ()
 ) -> Events:
     """Add the frees of start-state storages, each before the profiler's own event for it.
@@ -236,25 +240,25 @@ def _with_deaths(
         devices: the names of all devices of the trace.
         without: devices whose frees are all among the events.
     """
-    died = [
+    frees = [
         (time, row)
-        for time, row in window.died + _emptied(bare, window)
+        for time, row in window.frees + _emptied(bare, window)
         if window.start[row].device not in without
     ]
-    if not died:
+    if not frees:
         return bare
-    time = np.array([when for when, _ in died], np.int64)
-    seen = [window.start[row] for _, row in died]
-    deaths = events(
+    time = np.array([when for when, _ in frees], np.int64)
+    sightings = [window.start[row] for _, row in frees]
+    added = events(
         time,
         kind=np.full(len(time), Kind.STORAGE_FREE),
-        device=[devices.index(sighting.device) for sighting in seen],
-        address=np.array([sighting.address for sighting in seen], np.uint64),
-        bytes=[sighting.bytes for sighting in seen],
+        device=[devices.index(sighting.device) for sighting in sightings],
+        address=np.array([sighting.address for sighting in sightings], np.uint64),
+        bytes=[sighting.bytes for sighting in sightings],
     )
     order = np.argsort(np.concatenate((time, bare.time_ns)), kind="stable")
     columns = {
-        name: np.concatenate((getattr(deaths, name), getattr(bare, name)))[order] for name in Events.__slots__
+        name: np.concatenate((getattr(added, name), getattr(bare, name)))[order] for name in Events.__slots__
     }
     return Events(**columns)
 
@@ -269,8 +273,8 @@ def _emptied(bare: Events, window: Window) -> list[tuple[int, int]]:
         return []
     allocs = np.flatnonzero(bare.kind == Kind.ALLOC)
     times = dict(zip(bare.address[allocs].tolist(), bare.time_ns[allocs].tolist(), strict=True))
-    left = [(row, place) for row, place in window.moved if window.start[row].address not in times]
-    return [(times.get(place, int(bare.time_ns[-1])), row) for row, place in left]
+    left = [(row, address) for row, address in window.moved if window.start[row].address not in times]
+    return [(times.get(address, int(bare.time_ns[-1])), row) for row, address in left]
 
 
 def _not_in_curve(window: Window, matched: Int64) -> list[str]:
@@ -278,7 +282,7 @@ def _not_in_curve(window: Window, matched: Int64) -> list[str]:
 
     Storages that a problem of the window counts already are left out.
     """
-    size = sum(_not_in_curve_bytes(window, matched, counted=window.told).values())
+    size = sum(_not_in_curve_bytes(window, matched, counted=window.in_problems).values())
     if not size:
         return []
     return [
@@ -294,9 +298,9 @@ def _not_in_curve_bytes(
 ) -> dict[str, int]:
     """Return the bytes by device of storages seen in use that no block of the trace is, without `counted`."""
     unknown = {
-        (seen.device, seen.address): seen.bytes
-        for seen, row in zip(window.sightings, matched.tolist(), strict=True)
-        if row < 0 and seen.category is not Category.INPUT  # a batch may be another library's memory
+        (sighting.device, sighting.address): sighting.bytes
+        for sighting, row in zip(window.sightings, matched.tolist(), strict=True)
+        if row < 0 and sighting.category is not Category.INPUT  # a batch may be another library's memory
     }
     sizes: Counter[str] = Counter()
     for device, address in unknown.keys() - counted:

@@ -23,7 +23,7 @@ from tb_memplugin.record.profiler.found import (
     pack_memory,
     pack_node,
     pack_operator,
-    pack_place,
+    pack_position,
 )
 from tb_memplugin.record.profiler.node_numbers import number_behind_hooks
 from tb_memplugin.record.profiler.roles import NODE_PREFIX, Event, Role, role_of
@@ -102,8 +102,8 @@ def _walk_thread(
     each node's own thread is read from the node (torch: csrc/profiler/collection.cpp, `build_tree`).
     """
     roles: dict[str, Role] = {}
-    memory, places, keep = tree.memory, tree.places, tree.fields.append
-    remember, add_place, add_maker = memory.append, places.append, tree.makers.append
+    memory, positions, keep = tree.memory, tree.positions, tree.fields.append
+    remember, add_position, add_maker = memory.append, positions.append, tree.makers.append
     names, node_names, called = tree.operator_names, tree.node_names, tree.frames.add
     since, until, in_call = 0, 0, False  # the span around the last operator in which `in_call` holds
     running = thread
@@ -113,17 +113,17 @@ def _walk_thread(
         if thread != running:
             tree.end_run(running)
             running = thread
-        place = -1
+        position = -1
         for event in children:
             duration = _get_duration(event)
             if not duration:
                 fields = _get_fields(event)
                 if type(fields) is _Allocation:
-                    if place < 0:
-                        place = len(places)
-                        add_place(pack_place(operator, node, frame))
+                    if position < 0:
+                        position = len(positions)
+                        add_position(pack_position(operator, node, frame))
                     start, address = _get_start(event), _get_address(fields)
-                    remember(pack_memory(start, address, _get_size(fields), _get_total(fields), place))
+                    remember(pack_memory(start, address, _get_size(fields), _get_total(fields), position))
                     if keep_fields:
                         keep(fields)
                     continue
@@ -155,15 +155,15 @@ def _walk_thread(
                         add_maker(pack_maker(start or _get_start(event), sequence, frame))
                 if not inner and not loose:
                     continue
-                row, found = len(names), len(memory)
+                row, before = len(names), len(memory)
                 used = loose
                 if role is _OPERATOR and module_entries:
                     start = start or _get_start(event)
                     if _entered(start, start + duration, module_entries):
                         pending.append((inner, row, node, where, frame, thread))
                         inner, used = [], True
-                below, its_place = [inner], len(places)
-                add_place(pack_place(row, node, frame))
+                below, its_position = [inner], len(positions)
+                add_position(pack_position(row, node, frame))
                 while below:
                     for deeper in below.pop():
                         if _get_duration(deeper):
@@ -182,14 +182,14 @@ def _walk_thread(
                                     _get_address(fields),
                                     _get_size(fields),
                                     _get_total(fields),
-                                    its_place,
+                                    its_position,
                                 )
                             )
                             if keep_fields:
                                 keep(fields)
                         else:
                             below.append(_get_children(deeper))
-                if not used and len(memory) == found:
+                if not used and len(memory) == before:
                     continue
                 if loose and sequence < 0 and role is _OPERATOR:
                     sequence = _first_number(event)
@@ -232,8 +232,8 @@ def _look_inside(
     below = [([call], frame)]
     while below:
         children, around = below.pop()
-        place = len(tree.places)
-        tree.places.append(pack_place(*owner, around))
+        position = len(tree.positions)
+        tree.positions.append(pack_position(*owner, around))
         for event in children:
             if _get_duration(event):
                 inner = _get_children(event)
@@ -244,7 +244,9 @@ def _look_inside(
             fields = _get_fields(event)
             if type(fields) is _Allocation:
                 start, address = _get_start(event), _get_address(fields)
-                tree.memory.append(pack_memory(start, address, _get_size(fields), _get_total(fields), place))
+                tree.memory.append(
+                    pack_memory(start, address, _get_size(fields), _get_total(fields), position)
+                )
                 if keep_fields:
                     tree.fields.append(fields)
             else:

@@ -30,7 +30,7 @@ from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.profiler.allocator_levels import Levels, allocator_levels
 from tb_memplugin.record.profiler.carried import CarriedBlocks
 from tb_memplugin.record.profiler.ddp_buckets import bucket_sizes, buckets_alive
-from tb_memplugin.record.profiler.held import HeldByModels, HeldByOptimizer, Seen, told_once
+from tb_memplugin.record.profiler.held import HeldByModels, HeldByOptimizer, Sightings, unique_sightings
 from tb_memplugin.record.profiler.newcomers import Newcomers
 from tb_memplugin.record.profiler_windows import can_listen, listen
 from tb_memplugin.record.storages import (
@@ -44,7 +44,7 @@ from tb_memplugin.record.storages import (
     optimizer_storages,
     sight,
 )
-from tb_memplugin.record.storages_alive import others_may_run, storages_alive
+from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.trace import Category, Counter, MemoryTrace
 
@@ -80,7 +80,7 @@ class Window:
         names: the models' modules.
         start: the storages alive at the start.
         searched: (device name, address) of those of them that neither a model nor an optimizer told.
-        died: (time, row in `start`) of storages of the start state that were freed.
+        frees: (time, row in `start`) of storages of the start state that were freed.
         moved: (row in `start`, address at the end) of storages of the start state that were resized to 0,
             and perhaps filled at another address.
         crossings: see `ModuleRecorder.log`.
@@ -101,7 +101,7 @@ class Window:
         open_problems: the same where only the whole trace tells the bytes.
         results: by thread ident, the bytes that outer calls of modules returned there, without those on
             `thread`.
-        told: (device name, address) of storages from before the window that a problem counts.
+        in_problems: (device name, address) of storages from before the window that a problem counts.
     """
 
     start_ns: int
@@ -109,7 +109,7 @@ class Window:
     names: ModuleNames
     start: list[Sighting] = field(default_factory=list)
     searched: set[tuple[str, int]] = field(default_factory=set)
-    died: list[tuple[int, int]] = field(default_factory=list)
+    frees: list[tuple[int, int]] = field(default_factory=list)
     moved: list[tuple[int, int]] = field(default_factory=list)
     crossings: list[tuple[int, int, int, int]] = field(default_factory=list)
     sightings: list[Sighting] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Window:
     problems: list[str] = field(default_factory=list)
     open_problems: list[str] = field(default_factory=list)
     results: dict[int, int] = field(default_factory=dict)
-    told: set[tuple[str, int]] = field(default_factory=set)
+    in_problems: set[tuple[str, int]] = field(default_factory=set)
 
 
 class WindowRecorder:
@@ -154,16 +154,18 @@ class WindowRecorder:
         self._finds_all, self._carried = finds_all, CarriedBlocks()
         self._search_ns = self._search_bytes = 0
         self._models = {name: weakref.ref(model) for name, model in models.items()}
-        self._given = len(optimizers)
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = [weakref.ref(one) for one in optimizers]
+        self._optimizer_count = len(optimizers)
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = [
+            weakref.ref(optimizer) for optimizer in optimizers
+        ]
         self._modules = ModuleRecorder(scripted=True)
         self._handles: list[Any] = []
-        self._deaths: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._start_storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._window: Window | None = None
         self._counting: CountedWindow | None = None
         self._held: HeldByModels | None = None
         self._optimizers_held: dict[int, tuple[weakref.ref[torch.optim.Optimizer], HeldByOptimizer]] = {}
-        self._seen: list[list[Seen]] = []
+        self._sightings: list[list[Sightings]] = []
         self._stepping: dict[int, list[int]] = {}  # a step may call that of its base class
         self._round: set[int] = set()
         self._before: set[tuple[str, int]] = set()  # (device name, address) of the start state
@@ -199,7 +201,7 @@ class WindowRecorder:
             window.buckets = bucket_sizes(models, window.names)
         elif self._finds_all:
             window.buckets = buckets_alive(models, window.names)
-        self._drop_dead(window)
+        self._drop_freed(window)
         if not reports_to_profiler():
             window.problems.append(
                 f"The CUDA allocator {torch.cuda.get_allocator_backend()!r} reports nothing to "
@@ -209,12 +211,12 @@ class WindowRecorder:
                 f"at {_counted_on_cuda(window):,} bytes when this window begins."
             )
 
-    def _drop_dead(self, window: Window) -> None:
+    def _drop_freed(self, window: Window) -> None:
         """Count nothing for what was freed since it was found: the profiler has not begun yet."""
-        while window.died:
-            _, row = window.died.pop()
+        while window.frees:
+            _, row = window.frees.pop()
             window.start[row] = replace(window.start[row], bytes=0, category=Category.UNKNOWN)
-            self._deaths.pop(row, None)
+            self._start_storages.pop(row, None)
 
     @guarded("the end of a window")
     def stop(self) -> None:
@@ -269,7 +271,7 @@ class WindowRecorder:
 
     def _forget(self) -> None:
         self._held = None
-        for kept in (self._optimizers_held, self._seen, self._deaths):
+        for kept in (self._optimizers_held, self._sightings, self._start_storages):
             kept.clear()
         self._stepping.clear()
         self._round.clear()
@@ -281,7 +283,11 @@ class WindowRecorder:
         return {name: model for name, model in models.items() if model is not None}
 
     def _alive_optimizers(self) -> list[torch.optim.Optimizer]:
-        return [one for one in (reference() for reference in self._optimizers) if one is not None]
+        return [
+            optimizer
+            for optimizer in (reference() for reference in self._optimizers)
+            if optimizer is not None
+        ]
 
     def _missing(self, models: Mapping[str, nn.Module]) -> None:
         assert self._window is not None
@@ -303,45 +309,45 @@ class WindowRecorder:
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
             window.knows_optimizers = True
-            held = self._held_by(optimizer, window)
-            held.look(optimizer)
-            held.look_at_state(optimizer)
+            holdings = self._held_by(optimizer, window)
+            holdings.look(optimizer)
+            holdings.look_at_state(optimizer)
         window.start = sight(tensors, keep=kept)
         if self._finds_all and self._search_ns <= LONGEST_SEARCH_NS:
-            began, known = thread_time_ns(), len(window.start)
+            began, count = thread_time_ns(), len(window.start)
             try:
-                self._find_others(window, kept)
+                self._add_alive(window, kept)
             except Exception as error:
                 self._note("the search for what is alive", error)
             self._search_ns = thread_time_ns() - began
-            self._search_bytes = sum(seen.bytes for seen in window.start[known:])
+            self._search_bytes = sum(sighting.bytes for sighting in window.start[count:])
         elif self._finds_all:
             window.problems.append(
                 "Of what was alive before this window, only what model and optimizer hold is counted: "
                 f"the search for the rest took {self._search_ns / 1e9:.1f} s in the window before, and had "
                 f"{self._search_bytes:,} bytes."
             )
-        died = window.died
+        frees = window.frees
         for row, (sighting, storage) in enumerate(zip(window.start, kept, strict=True)):
             if sighting.device in ("cpu", "shared"):
-                self._deaths[row] = weakref.ref(storage, _on_death(died, row))
+                self._start_storages[row] = weakref.ref(storage, _on_free(frees, row))
 
-    def _find_others(self, window: Window, kept: list[torch.UntypedStorage]) -> None:
+    def _add_alive(self, window: Window, kept: list[torch.UntypedStorage]) -> None:
         """Add to the start state what else is alive: `kept` gets its storages."""
-        known = {(seen.device, seen.address) for seen in window.start}
+        keys = {(sighting.device, sighting.address) for sighting in window.start}
         rows = {module.key: row for row, module in enumerate(window.names.modules)}
         for alive in alive_now():
-            storage, place = alive.storage, (alive.device, alive.storage.data_ptr())
-            if place in known:
+            storage, key = alive.storage, (alive.device, alive.storage.data_ptr())
+            if key in keys:
                 continue
-            known.add(place)
+            keys.add(key)
             before = self._carried.get(storage)
             category, label, module = alive.category, alive.label or ALIVE_BEFORE, -1
             if before is not None:
                 category, label = before.category, before.label or label
                 module = rows.get(before.module, -1)
-            window.searched.add(place)
-            window.start.append(Sighting(time_ns(), *place, storage.nbytes(), category, module, label))
+            window.searched.add(key)
+            window.start.append(Sighting(time_ns(), *key, storage.nbytes(), category, module, label))
             kept.append(storage)
 
     def remember(self, trace: MemoryTrace) -> None:
@@ -355,17 +361,23 @@ class WindowRecorder:
         tensors = list(model_storages(self._alive_models(), window.names))
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
-        self._seen.append([sight(tensors)])
-        if self._others_allocate(window):
+        self._sightings.append([sight(tensors)])
+        if self._other_threads_allocate(window):
             window.alive_at_end = _bytes_alive()
-        alive = ((row, storage) for row, died in self._deaths.items() if (storage := died()) is not None)
-        places = [(row, storage.data_ptr()) for row, storage in alive]
-        window.moved = [(row, place) for row, place in places if place != window.start[row].address]
-        window.sightings = list(chain.from_iterable(map(told_once, self._seen)))
+        alive = (
+            (row, storage)
+            for row, reference in self._start_storages.items()
+            if (storage := reference()) is not None
+        )
+        addresses = [(row, storage.data_ptr()) for row, storage in alive]
+        window.moved = [(row, address) for row, address in addresses if address != window.start[row].address]
+        window.sightings = list(chain.from_iterable(map(unique_sightings, self._sightings)))
 
-    def _others_allocate(self, window: Window) -> bool:
+    def _other_threads_allocate(self, window: Window) -> bool:
         """Whether threads may have allocated or freed on the CPU, unseen, and all bytes are asked for."""
-        on_cpu = any(seen.device == "cpu" and seen.category is Category.PARAMETER for seen in window.start)
+        on_cpu = any(
+            sighting.device == "cpu" and sighting.category is Category.PARAMETER for sighting in window.start
+        )
         if on_cpu and torch.distributed.is_available() and torch.distributed.is_initialized():
             return True
         searches = self._finds_all and self._search_ns <= LONGEST_SEARCH_NS
@@ -376,13 +388,13 @@ class WindowRecorder:
             return
         try:
             self._stepping.setdefault(id(optimizer), []).append(time_ns())
-            held, in_models = self._held_by(optimizer, window), []
+            holdings, in_models = self._held_by(optimizer, window), []
             if self._held is not None and (not self._round or id(optimizer) in self._round):
                 self._round.clear()
                 in_models = self._held.look()
             self._round.add(id(optimizer))
-            self._meet(optimizer, window)
-            self._seen.append(held.look(optimizer) + in_models)
+            self._add_optimizer(optimizer, window)
+            self._sightings.append(holdings.look(optimizer) + in_models)
         except BaseException as error:
             self.fail("the start of an optimizer's step", error)
 
@@ -391,39 +403,43 @@ class WindowRecorder:
             return
         try:
             began, ended = self._stepping.get(id(optimizer)), time_ns()
-            held = self._held_by(optimizer, window)
+            holdings = self._held_by(optimizer, window)
             if began:
-                window.optimizer_steps.append(OptimizerStep(began.pop(), ended, held.stepped(optimizer)))
-            self._seen.append(held.look_at_state(optimizer))
+                window.optimizer_steps.append(OptimizerStep(began.pop(), ended, holdings.stepped(optimizer)))
+            self._sightings.append(holdings.look_at_state(optimizer))
         except BaseException as error:
             self.fail("the end of an optimizer's step", error)
 
-    def _saw_inputs(self, seen: list[Sighting], _: object) -> None:
+    def _saw_inputs(self, sightings: list[Sighting], _: object) -> None:
         if self._window is not None:
-            self._seen.append([seen])
+            self._sightings.append([sightings])
             if (thread := threading.get_ident()) != self._window.thread:
-                self._entered.setdefault(thread, set()).update((one.device, one.address) for one in seen)
+                self._entered.setdefault(thread, set()).update(
+                    (sighting.device, sighting.address) for sighting in sightings
+                )
 
     def _outer_result(self, result: Any) -> None:
         """Count what a module returned on another thread, which the profiler may not see."""
         if (window := self._window) is None or torch.compiler.is_dynamo_compiling():
             return
         thread = threading.get_ident()
-        self._before = self._before or {(one.device, one.address) for one in window.start}
-        known = self._before | self._entered.pop(thread, set())
-        found = sight((one, Category.UNKNOWN, -1, "") for one in tensors_in(result))
-        size = sum(one.bytes for one in found if (one.device, one.address) not in known)
+        self._before = self._before or {(sighting.device, sighting.address) for sighting in window.start}
+        before = self._before | self._entered.pop(thread, set())
+        sightings = sight((tensor, Category.UNKNOWN, -1, "") for tensor in tensors_in(result))
+        size = sum(
+            sighting.bytes for sighting in sightings if (sighting.device, sighting.address) not in before
+        )
         window.results[thread] = window.results.get(thread, 0) + size
 
     def _held_by(self, optimizer: torch.optim.Optimizer, window: Window) -> HeldByOptimizer:
-        known = self._optimizers_held.get(id(optimizer))
-        if known is None or known[0]() is not optimizer:  # new; perhaps with the id of one that is gone
-            known = weakref.ref(optimizer), HeldByOptimizer(window.names)
-            self._optimizers_held[id(optimizer)] = known
+        entry = self._optimizers_held.get(id(optimizer))
+        if entry is None or entry[0]() is not optimizer:  # new; perhaps with the id of one that is gone
+            entry = weakref.ref(optimizer), HeldByOptimizer(window.names)
+            self._optimizers_held[id(optimizer)] = entry
             self._round.clear()  # what it is for may be new, too
-        return known[1]
+        return entry[1]
 
-    def _meet(self, optimizer: torch.optim.Optimizer, window: Window) -> None:
+    def _add_optimizer(self, optimizer: torch.optim.Optimizer, window: Window) -> None:
         """Take in an optimizer that steps but was not given, for example one that replaces the given one."""
         if any(reference() is optimizer for reference in self._optimizers):
             return
@@ -434,21 +450,21 @@ class WindowRecorder:
         self._optimizers.append(weakref.ref(optimizer))
         window.knows_optimizers = True
         listed = {device for device, _, _ in window.blocks}  # these are in the curve
-        started = {(seen.device, seen.address) for seen in window.start}
+        started = {(sighting.device, sighting.address) for sighting in window.start}
         before = [
-            seen
-            for seen in sight(optimizer_storages(optimizer, window.names))
-            if seen.device not in listed and (seen.device, seen.address) not in started
+            sighting
+            for sighting in sight(optimizer_storages(optimizer, window.names))
+            if sighting.device not in listed and (sighting.device, sighting.address) not in started
         ]
-        size = sum(seen.bytes for seen in before)
-        if self._given:
+        size = sum(sighting.bytes for sighting in before)
+        if self._optimizer_count:
             window.problems.append(
                 f"{type(optimizer).__name__} made a step, but it is not the optimizer given to "
                 f"memory_trace_handler. Its state is recorded from here on; {size:,} bytes of it from before "
                 "this window are not in the curve."
             )
         elif window.has_models and before:
-            window.told.update((seen.device, seen.address) for seen in before)
+            window.in_problems.update((sighting.device, sighting.address) for sighting in before)
             window.problems.append(
                 f"{type(optimizer).__name__} was not given to memory_trace_handler. The {size:,} "
                 "bytes of its state from before this window are not in the curve of this window, but "
@@ -488,16 +504,16 @@ def _counted_on_cuda(window: Window) -> int:
 
 def _bytes_alive() -> dict[int, int]:
     """Return the storages that Python has: see `Window.alive_at_end`."""
-    found: dict[int, int] = {}
-    for storage in storages_alive(of_gradients=not others_may_run()):
+    sizes: dict[int, int] = {}
+    for storage in storages_alive(of_gradients=not other_threads_may_run()):
         address, is_torchs = storage.data_ptr(), memory_of(storage) == "cpu" and allocated_by_torch(storage)
-        found[address] = max(found.get(address, 0), storage.nbytes() if is_torchs else 0)
-    return found
+        sizes[address] = max(sizes.get(address, 0), storage.nbytes() if is_torchs else 0)
+    return sizes
 
 
-def _on_death(died: list[tuple[int, int]], row: int) -> Callable[[object], None]:
+def _on_free(frees: list[tuple[int, int]], row: int) -> Callable[[object], None]:
     def freed(_: object) -> None:
-        died.append((time_ns(), row))
+        frees.append((time_ns(), row))
 
     return freed
 
@@ -520,15 +536,15 @@ def allocator_blocks() -> list[tuple[str, int, int]]:
         if "include_traces" in signature(torch.cuda.memory_snapshot).parameters
         else {}
     )
-    found: list[tuple[str, int, int]] = []
+    blocks: list[tuple[str, int, int]] = []
     for segment in torch.cuda.memory_snapshot(**light):
         name = f"cuda:{segment['device']}"
-        found += [
+        blocks += [
             (name, block["address"], block["size"])
             for block in segment["blocks"]
             if block["state"] == "active_allocated"
         ]
-    return found
+    return blocks
 
 
 def watch(recorder: WindowRecorder) -> None:

@@ -21,7 +21,8 @@ def figures_of(
         steps=_column([step.step for step in rows]),
         durations_ns=_column([step.duration_ns for step in rows]),
         devices=tuple(
-            _device_figures([step.devices[row] for step in rows], one) for row, one in enumerate(counters)
+            _device_figures([step.devices[row] for step in rows], counter)
+            for row, counter in enumerate(counters)
         ),
         phases=tuple(_phase_figures(rows, name, len(counters)) for name in names),
         notes=tuple(notes),
@@ -35,30 +36,30 @@ def _device_figures(steps: Sequence[DeviceStep], counters: Counters) -> DeviceFi
         kind=counters.kind,
         product=counters.product,
         capacity=counters.capacity,
-        peak=_column([one.peak_allocated for one in steps]),
-        at_least=np.array([not one.exact for one in steps], np.bool_),
-        end=_column([one.allocated for one in steps]),
-        peak_reserved=_column([one.peak_reserved or 0 for one in steps]) if reserve else None,
-        end_reserved=_column([one.reserved or 0 for one in steps]) if reserve else None,
-        retries=_column([one.num_alloc_retries or 0 for one in steps]) if reserve else None,
-        ooms=_column([one.num_ooms or 0 for one in steps]) if reserve else None,
-        allocations=_column([one.allocations or 0 for one in steps]) if reserve else None,
-        allocated_bytes=_column([one.allocated_bytes or 0 for one in steps]) if reserve else None,
+        peak=_column([step.peak_allocated for step in steps]),
+        at_least=np.array([not step.exact for step in steps], np.bool_),
+        end=_column([step.allocated for step in steps]),
+        peak_reserved=_column([step.peak_reserved or 0 for step in steps]) if reserve else None,
+        end_reserved=_column([step.reserved or 0 for step in steps]) if reserve else None,
+        retries=_column([step.num_alloc_retries or 0 for step in steps]) if reserve else None,
+        ooms=_column([step.num_ooms or 0 for step in steps]) if reserve else None,
+        allocations=_column([step.allocations or 0 for step in steps]) if reserve else None,
+        allocated_bytes=_column([step.allocated_bytes or 0 for step in steps]) if reserve else None,
     )
 
 
 def _phase_figures(steps: Sequence[MonitoredStep], name: str, devices: int) -> PhaseFigures:
     absent = PhaseStep(name, 0, 0, (0,) * devices, (True,) * devices, (0,) * devices)
-    found = [next((one for one in step.phases if one.name == name), absent) for step in steps]
+    phases = [next((phase for phase in step.phases if phase.name == name), absent) for step in steps]
     return PhaseFigures(
         name=name,
-        counts=_column([one.count for one in found]),
-        durations_ns=_column([one.duration_ns for one in found]),
+        counts=_column([phase.count for phase in phases]),
+        durations_ns=_column([phase.duration_ns for phase in phases]),
         devices=tuple(
             PhaseBytes(
-                peak=_column([one.peak_bytes[row] for one in found]),
-                at_least=np.array([not one.exact[row] for one in found], np.bool_),
-                end=_column([one.end_bytes[row] for one in found]),
+                peak=_column([phase.peak_bytes[row] for phase in phases]),
+                at_least=np.array([not phase.exact[row] for phase in phases], np.bool_),
+                end=_column([phase.end_bytes[row] for phase in phases]),
             )
             for row in range(devices)
         ),

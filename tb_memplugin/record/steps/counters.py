@@ -140,8 +140,8 @@ class UntouchedCounters:
         stats = self._stats(self._index)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         peak, exact = self._allocated.since(allocated["current"], allocated["peak"])
-        peak_reserved, known = self._reserved.since(reserved["current"], reserved["peak"])
-        return _reading(stats, peak, peak_reserved, exact=exact, reserved_exact=known)
+        peak_reserved, reserved_exact = self._reserved.since(reserved["current"], reserved["peak"])
+        return _reading(stats, peak, peak_reserved, exact=exact, reserved_exact=reserved_exact)
 
     def close(self) -> None:
         """Do nothing: there is nothing to restore."""

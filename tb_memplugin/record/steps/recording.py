@@ -86,16 +86,16 @@ class Highs:
     __slots__ = ("exact", "peaks", "reserved")
 
     def __init__(self, now: Sequence[Reading]) -> None:
-        self.peaks = [one.allocated for one in now]
-        self.reserved = [one.reserved for one in now]
+        self.peaks = [reading.allocated for reading in now]
+        self.reserved = [reading.reserved for reading in now]
         self.exact = [False] * len(now)
 
     def add(self, readings: Sequence[Reading]) -> None:
         """Add the time from the last boundary to this one."""
-        for row, one in enumerate(readings):
-            self.raise_to(row, one.peak, one.exact)
-            if one.peak_reserved > self.reserved[row]:
-                self.reserved[row] = one.peak_reserved
+        for row, reading in enumerate(readings):
+            self.raise_to(row, reading.peak, reading.exact)
+            if reading.peak_reserved > self.reserved[row]:
+                self.reserved[row] = reading.peak_reserved
 
     def raise_to(self, row: int, peak: int, exact: bool) -> None:
         """Raise a device's peak. An exact peak is the highest value ever, so it also settles an equal one."""
@@ -149,7 +149,7 @@ class StepRecording:
         """Begin a phase."""
         with self._lock:
             self._boundary()
-            phase = OpenPhase(self._known(name), time.perf_counter_ns(), Highs(self._last))
+            phase = OpenPhase(self._phase_name(name), time.perf_counter_ns(), Highs(self._last))
             self._phases.add(phase)
             return phase
 
@@ -163,7 +163,7 @@ class StepRecording:
                 ended.highs.raise_to(row, peak, phase.highs.exact[row])
             ended.count += 1
             ended.duration_ns += time.perf_counter_ns() - phase.begin_ns
-            ended.ends = tuple(one.allocated for one in self._last)
+            ended.ends = tuple(reading.allocated for reading in self._last)
 
     def end_step(self, number: int | None = None) -> MonitoredStep:
         """End a step and return it; without a number it gets the one after the last step's, from 0."""
@@ -179,7 +179,7 @@ class StepRecording:
                     _device_step(counters, first, last, self._highs, row)
                     for row, (counters, first, last) in enumerate(rows)
                 ),
-                phases=tuple(_phase_step(name, one) for name, one in self._ended.items()),
+                phases=tuple(_phase_step(name, ended) for name, ended in self._ended.items()),
             )
             self._rows.append(self.last)
             if len(self._rows) > MOST_WAITING:
@@ -225,8 +225,8 @@ class StepRecording:
     def close(self) -> None:
         """Close all counters."""
         with self._lock:
-            for one in self.counters:
-                one.close()
+            for counter in self.counters:
+                counter.close()
 
     def _boundary(self) -> None:
         """Read all counters, and add the peaks since the last boundary to the step and all running phases."""
@@ -236,9 +236,9 @@ class StepRecording:
             phase.highs.add(self._last)
 
     def _read(self) -> list[Reading]:
-        return [one.read() for one in self.counters]
+        return [counter.read() for counter in self.counters]
 
-    def _known(self, name: str) -> str:
+    def _phase_name(self, name: str) -> str:
         name = str(name)[:_PHASE_NAME]
         if name in self._names or len(self._names) < MOST_PHASES:
             self._names.add(name)

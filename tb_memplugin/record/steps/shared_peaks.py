@@ -82,7 +82,7 @@ class SharedPeaks:
         """End a reader."""
         with self._lock:
             ours = self._shared[index].ours
-            ours[:] = [one for one in ours if one is not mine]
+            ours[:] = [peaks for peaks in ours if peaks is not mine]
 
     def take(self, index: int, mine: list[int]) -> tuple[Stats, int, int]:
         """Return the counters, and the peak allocated and reserved bytes since this reader's last `take`.
@@ -101,8 +101,8 @@ class SharedPeaks:
         """Save the peaks before they are reset."""
         shared = self._shared[index]
         highest = [int(stats[name]["all"]["peak"]) for name in _LEVELS]
-        for one in shared.ours:
-            one[:] = map(max, one, highest)
+        for peaks in shared.ours:
+            peaks[:] = map(max, peaks, highest)
         for key, counter in _counters(stats):
             if counter["peak"] > shared.user.get(key, 0):
                 shared.user[key] = counter["peak"]
@@ -142,6 +142,8 @@ def _counters(stats: Stats) -> Iterator[tuple[Name, dict[str, int]]]:
                 if isinstance(counter, dict) and "peak" in counter:
                     yield (name, pool), counter
                 elif isinstance(counter, dict):
-                    yield from (((name, pool, part), one) for part, one in counter.items() if "peak" in one)
+                    yield from (
+                        ((name, pool, part), inner) for part, inner in counter.items() if "peak" in inner
+                    )
             if "peak" in pools:
                 yield (name,), pools

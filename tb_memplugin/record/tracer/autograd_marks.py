@@ -90,9 +90,9 @@ class _Call(torch.autograd.Function):
     """Calls a function on the thread where autograd runs the backward of a tensor."""
 
     @staticmethod
-    def forward(ctx: Any, given: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:
         ctx.call = call
-        return given.view_as(given)
+        return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:

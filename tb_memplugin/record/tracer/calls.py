@@ -38,10 +38,12 @@ _Span = tuple[int, int, int, Phase, bool]
 
 def result_of(history: MemoryTrace, noted: HistoryCalls) -> TracerResult:
     """Join both into a result: the trace with modules and calls, and the figures of every layer."""
-    found = _spans(noted)
-    spans = _table(found)
-    device = next((row for row, one in enumerate(history.devices) if one.name == noted.device), -1)
-    layer = _layers(history, noted, spans, _table([span for span in found if not span[4]]))
+    span_rows = _spans(noted)
+    spans = _table(span_rows)
+    device = next(
+        (row for row, candidate in enumerate(history.devices) if candidate.name == noted.device), -1
+    )
+    layer = _layers(history, noted, spans, _table([span for span in span_rows if not span[4]]))
     trace = _with_phases(_with_calls(history, noted, spans, layer), noted, max(device, 0))
     curve = _Curve.of(trace, device, layer)
     low, high = curve.between(spans.start_ns, spans.end_ns)
@@ -56,12 +58,12 @@ def result_of(history: MemoryTrace, noted: HistoryCalls) -> TracerResult:
         spans.phase.tolist(),
         strict=True,
     ):
-        one = figures[row]
-        one.peak = max(one.peak, allocated)
+        layer_figures = figures[row]
+        layer_figures.peak = max(layer_figures.peak, allocated)
         reserved[row] = max(reserved[row], reserve)
         if phase == Phase.FORWARD:
-            one.calls += 1
-            one.forward_ns += took
+            layer_figures.calls += 1
+            layer_figures.forward_ns += took
     if noted.with_fragmentation:
         for row, first, last in zip(spans.name.tolist(), low.tolist(), high.tolist(), strict=True):
             ratios[row] += [curve.fragmentation(first), curve.fragmentation(last)]
@@ -69,25 +71,28 @@ def result_of(history: MemoryTrace, noted: HistoryCalls) -> TracerResult:
     rows = _rows(curve, spans, noted)
     recorded = int(np.isin(curve.kind, (_ALLOCATED, _FREED)).sum())
     overwritten = max(0, noted.requests - recorded) if noted.is_full else 0
-    seen = int(curve.allocated.max())
+    kept_peak = int(curve.allocated.max())
     allocated = (curve.layer >= 0) & (curve.kind == _ALLOCATED)
     in_backward = allocated & (trace.events.phase[trace.events.device == device] == Phase.BACKWARD)
     notes = noted.notes(
         in_layers=int(curve.bytes[allocated].sum()),
         in_backward=int(curve.bytes[in_backward].sum()),
-        kept_peak=seen,
+        kept_peak=kept_peak,
     )
     return TracerResult(
         trace=replace(trace, notes=(*trace.notes, *notes)),
         layers=layer_stats(
-            noted.names, figures, reserved, [sum(found) / len(found) if found else 0.0 for found in ratios]
+            noted.names,
+            figures,
+            reserved,
+            [sum(of_layer) / len(of_layer) if of_layer else 0.0 for of_layer in ratios],
         ),
         phases=_phases(curve, noted),
         rows=rows[-noted.max_events :] if noted.max_events else rows,
         names=layer_names(noted.names),
         start_ns=noted.start_ns,
         stop_ns=noted.stop_ns,
-        peak_allocated=max(seen, noted.counted_peak if noted.is_full else -1),
+        peak_allocated=max(kept_peak, noted.counted_peak if noted.is_full else -1),
         peak_reserved=int(curve.reserved.max()),
         dropped=overwritten + (max(0, len(rows) - noted.max_events) if noted.max_events else 0),
         total=overwritten + len(rows),
@@ -144,7 +149,7 @@ def _spans(noted: HistoryCalls, *, by_thread: bool = False) -> list[_Span]:
         noted: what was recorded.
         by_thread: whether each thread of autograd, one per GPU, has a row of layers of its own.
     """
-    found: list[_Span] = []
+    spans: list[_Span] = []
     open_calls: dict[int, list[tuple[int, int, Phase]]] = {}
     running: dict[int, tuple[int, int, bool]] = {}
     for time, layer, in_backward, thread in (*noted.crossings, (noted.stop_ns, NO_LAYER, True, BY_AUTOGRAD)):
@@ -153,7 +158,7 @@ def _spans(noted: HistoryCalls, *, by_thread: bool = False) -> list[_Span]:
             for ended in [key] if key else list(running):
                 row, began, marked = running.pop(ended, (NO_LAYER, 0, False))
                 if row >= 0:
-                    found.append((began, time, row, Phase.BACKWARD, marked))
+                    spans.append((began, time, row, Phase.BACKWARD, marked))
             running[key] = layer, time, thread < BY_AUTOGRAD
         elif layer >= 0:
             phase = Phase.BACKWARD if in_backward else Phase.FORWARD
@@ -161,16 +166,16 @@ def _spans(noted: HistoryCalls, *, by_thread: bool = False) -> list[_Span]:
         elif any(call[0] == -1 - layer for call in open_calls.get(thread, ())):
             while True:
                 inner, began, how = open_calls[thread].pop()
-                found.append((began, time, inner, how, noted.has_marks))
+                spans.append((began, time, inner, how, noted.has_marks))
                 if inner == -1 - layer:
                     break
     left = [call for calls in open_calls.values() for call in calls]
-    return found + [(began, noted.stop_ns, row, phase, noted.has_marks) for row, began, phase in left]
+    return spans + [(began, noted.stop_ns, row, phase, noted.has_marks) for row, began, phase in left]
 
 
-def _table(found: Sequence[_Span]) -> Spans:
+def _table(spans: Sequence[_Span]) -> Spans:
     """Return spans sorted by their start, outer ones first."""
-    columns = np.array(found, np.int64).reshape(-1, 5)
+    columns = np.array(spans, np.int64).reshape(-1, 5)
     start, end, row, phase, _ = columns[np.lexsort((-columns[:, 1], columns[:, 0]))].T
     return Spans(start, end, row.astype(np.int32), np.zeros(len(row), np.int32), phase.astype(np.uint8))
 
@@ -186,12 +191,12 @@ def _highest(levels: Int64, low: Int64, high: Int64) -> Int64:
 
 def _innermost(spans: Spans, time_ns: Int64) -> Int64:
     """Return the index of the last-begun span that covers each time, -1 for none."""
-    place = np.full(len(time_ns), -1, np.int64)
+    innermost = np.full(len(time_ns), -1, np.int64)
     low = np.searchsorted(time_ns, spans.start_ns, side="left").tolist()
     high = np.searchsorted(time_ns, spans.end_ns, side="left").tolist()
     for number, (first, last) in enumerate(zip(low, high, strict=True)):  # an inner span comes later
-        place[first:last] = number
-    return place
+        innermost[first:last] = number
+    return innermost
 
 
 def _layers(history: MemoryTrace, noted: HistoryCalls, spans: Spans, unmarked: Spans) -> Int64:
@@ -203,7 +208,7 @@ def _layers(history: MemoryTrace, noted: HistoryCalls, spans: Spans, unmarked: S
     """
     time_ns = history.events.time_ns
     backward = spans.phase == Phase.BACKWARD
-    candidates = Spans(*(getattr(spans, one.name)[backward] for one in fields(spans)))
+    candidates = Spans(*(getattr(spans, column.name)[backward] for column in fields(spans)))
     among = spans if len(noted.threads()) < 2 else candidates
     layer = _last_begun(among, time_ns)
     if noted.has_marks:
@@ -226,8 +231,8 @@ def _last_begun(spans: Spans, time_ns: Int64) -> Int64:
 def _marked(history: MemoryTrace, noted: HistoryCalls) -> Int64:
     """Return the row of the layer that each event's mark names, -1 for none."""
     row_of = {module.key: row for row, module in enumerate(noted.names.modules)}
-    known = [row_of.get(one.key, -1) if one.is_module else -1 for one in history.modules]
-    row: Int64 = np.array([*known, -1])[history.events.module]
+    rows = [row_of.get(module.key, -1) if module.is_module else -1 for module in history.modules]
+    row: Int64 = np.array([*rows, -1])[history.events.module]
     return row
 
 
@@ -236,15 +241,15 @@ def _count(figures: list[LayerFigures], spans: Spans, curve: _Curve) -> None:
     for number, kind, size in zip(
         curve.layer[inside].tolist(), curve.kind[inside].tolist(), curve.bytes[inside].tolist(), strict=True
     ):
-        one = figures[number]
+        layer_figures = figures[number]
         if kind == _ALLOCATED:
-            one.allocations += 1
-            one.allocated_bytes += size
+            layer_figures.allocations += 1
+            layer_figures.allocated_bytes += size
         elif kind == _FREED:
-            one.frees += 1
+            layer_figures.frees += 1
     bounds = np.unique(np.concatenate((spans.start_ns, spans.end_ns)))
-    place = _innermost(spans, bounds[:-1])
-    for number, took in zip(place.tolist(), np.diff(bounds).tolist(), strict=True):
+    innermost = _innermost(spans, bounds[:-1])
+    for number, took in zip(innermost.tolist(), np.diff(bounds).tolist(), strict=True):
         if number >= 0 and spans.phase[number] == Phase.BACKWARD:
             figures[spans.name[number]].backward_ns += took
 
@@ -293,9 +298,10 @@ def _with_phases(trace: MemoryTrace, noted: HistoryCalls, device: int) -> Memory
     names = Names()
     names.add_all(trace.annotation_names)
     both = trace.annotations, named_phases(noted.phases, trace.events, names, device)
-    order = np.argsort(np.concatenate([one.time_ns for one in both]), kind="stable")
+    order = np.argsort(np.concatenate([annotations.time_ns for annotations in both]), kind="stable")
     columns = (
-        np.concatenate([getattr(one, column.name) for one in both])[order] for column in fields(both[0])
+        np.concatenate([getattr(annotations, column.name) for annotations in both])[order]
+        for column in fields(both[0])
     )
     return replace(trace, phases=phases, annotations=Annotations(*columns), annotation_names=names.as_tuple())
 
@@ -319,12 +325,12 @@ def _rows(curve: _Curve, spans: Spans, noted: HistoryCalls) -> list[Row]:
 
 
 def _phases(curve: _Curve, noted: HistoryCalls) -> list[PhaseMemoryStats]:
-    found, begun = [], dict[str, list[int]]()
+    stats, begun = [], dict[str, list[int]]()
     for time, name, ends in noted.phases:
         if not ends:
             begun.setdefault(name, []).append(time)
         elif begun.get(name):
             low, high = map(int, curve.between(np.int64(begun[name].pop()), np.int64(time)))
             levels = curve.allocated[low : high + 1]
-            found.append(PhaseMemoryStats(name, int(levels[0]), int(levels[-1]), int(levels.max())))
-    return found
+            stats.append(PhaseMemoryStats(name, int(levels[0]), int(levels[-1]), int(levels.max())))
+    return stats

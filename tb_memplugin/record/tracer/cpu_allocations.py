@@ -70,14 +70,14 @@ class AllocatorLog:
     def abandon(self, reader: deque[Reported]) -> None:
         """End a `begin` whose `end` failed, without reports."""
         self._disable()
-        self._readers[:] = [one for one in self._readers if one is not reader]
+        self._readers[:] = [kept for kept in self._readers if kept is not reader]
 
     def stop(self) -> None:
         """Stop reporting, and pass the reports on to the readers."""
         now = time_ns()
         lists = self._disable()
         if len(lists) > 1 or (lists and len(lists[0]) > 2):  # more than the profiler's two marks
-            self._hand_on(lists, now)
+            self._pass_on(lists, now)
 
     def _disable(self) -> list[list[Any]]:
         """Stop reporting and return the reports, none if another profiler has replaced this one."""
@@ -89,7 +89,7 @@ class AllocatorLog:
                 _record_functions(True)
         return lists
 
-    def _hand_on(self, lists: list[list[Any]], now: int) -> None:
+    def _pass_on(self, lists: list[list[Any]], now: int) -> None:
         events = lists[0]
         if len(lists) == 1:
             mark = events[-1]
@@ -102,7 +102,7 @@ class AllocatorLog:
             if (size := event.cpu_memory_usage())
         ]
         if len(lists) > 1:
-            reports.sort(key=lambda one: one[0])
+            reports.sort(key=lambda report: report[0])
         for reader in self._readers:
             reader.extend(reports)
 

@@ -50,7 +50,7 @@ _OPEN: dict[HistoryRecording, int] = {}
 
 def has_history(device_type: str) -> bool:
     """Whether the allocator of a device type keeps a history on this machine."""
-    return any(one.device_type == device_type for one in allocators())
+    return any(allocator.device_type == device_type for allocator in allocators())
 
 
 class HistoryRecording:
@@ -76,7 +76,9 @@ class HistoryRecording:
         guard: Guard = UNOWNED,
     ) -> None:
         self._guard = guard
-        self._allocator = allocator or next(one for one in allocators() if one.device_type == device.type)
+        self._allocator = allocator or next(
+            candidate for candidate in allocators() if candidate.device_type == device.type
+        )
         self._device, self._max_events = device, max_events
         self._with_fragmentation, self._switch = with_fragmentation, switch
         self._levels = levels or self._counters
@@ -123,18 +125,18 @@ class HistoryRecording:
             if self._step_hooks is not None:
                 self._step_hooks.remove()
             peak, requests = self._levels()[1], self._requests() - self._requests_before
-            taken = self._allocator.snapshot()
+            snapshot = self._allocator.snapshot()
         finally:
             self.abandon()
         trace = trace_from_snapshot(
-            taken if self._is_fresh else since(taken, self._start_ns), "MemoryTracer", self._device.type
+            snapshot if self._is_fresh else since(snapshot, self._start_ns), "MemoryTracer", self._device.type
         )
         trace = _with_workspaces(trace, models.values())
         dtypes = dtypes_of(models, optimizers, self._names)
         trace = replace(trace, properties={**trace.properties, **dtypes})
-        entries = max((len(one) for one in taken.get("device_traces", ())), default=0)
+        entries = max((len(device_trace) for device_trace in snapshot.get("device_traces", ())), default=0)
         is_full = entries >= self._max_events or not (
-            self._is_fresh or reaches(taken, self._start_ns, self._number)
+            self._is_fresh or reaches(snapshot, self._start_ns, self._number)
         )
         return result_of(
             trace,
@@ -210,7 +212,7 @@ def _with_workspaces(trace: MemoryTrace, models: Iterable[nn.Module]) -> MemoryT
 
     A block of their size is a gradient only if a parameter has that size.
     """
-    parameters = (one for model in models for one in filterfalse(is_lazy, model.parameters()))
+    parameters = (parameter for model in models for parameter in filterfalse(is_lazy, model.parameters()))
     sizes = WORKSPACE_BYTES - {parameter.nbytes for parameter in parameters}
     category, reason = trace.events.category.copy(), trace.events.reason.copy()
     workspace = (category == Category.GRADIENT) & np.isin(trace.events.bytes, list(sizes))

@@ -28,7 +28,7 @@ _NEVER = 1 << 62
 
 
 @dataclass(slots=True)
-class Place:
+class Origin:
     """The context of an operator: module's row or -1, phase, the operator, and whether it recomputes."""
 
     row: int
@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Made:
+class ResultStorage:
     """A storage in an operator's result that is new, or whose size differs from that of its block (`was`)."""
 
     storage: torch.UntypedStorage
@@ -79,9 +79,9 @@ def _is_quiet(operator: Any, args: tuple[Any, ...]) -> bool:
         quiet = _quiet[operator] = schema is not None and schema.name in _QUIET
     if not (quiet and args):
         return False
-    given = args[0]
-    kind = type(given)
-    return (kind is _Tensor or kind is _Parameter) and given.layout is _strided and not given.is_nested
+    tensor = args[0]
+    kind = type(tensor)
+    return (kind is _Tensor or kind is _Parameter) and tensor.layout is _strided and not tensor.is_nested
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class KernelMemory:
         self._on_cpu = ledger.device_type == "cpu"
         self._log: AllocatorLog | None = allocator_log() if self._on_cpu else None
         self.reports: deque[Reported] = deque()
-        self.dead: list[tuple[int, Block | Buffer]] = []
+        self.freed: list[tuple[int, Block | Buffer]] = []
         self._number_bytes: list[int] = []
         self._is_unseen = False
 
@@ -158,51 +158,53 @@ class KernelMemory:
             self._failed(_WHERE, error)
         return out
 
-    def bury(self) -> None:
+    def collect_freed(self) -> None:
         """Remove freed blocks from the ledger's blocks, so that new storages can use their keys."""
-        self.dead += self._ledger.dead()
+        self.freed += self._ledger.take_freed()
 
-    def write(self, place: Place, made: Sequence[Made]) -> Counted:
+    def write(self, origin: Origin, results: Sequence[ResultStorage]) -> Counted:
         """Record what happened since the operator began. The caller must hold the ledger's lock."""
-        if self._ledger.deaths:
-            self.bury()
+        if self._ledger.freed:
+            self.collect_freed()
         if self._is_unseen:
             self._is_unseen = False
-            self._unseen.results += sum(one.bytes for one in made)
-        if not (made or self.reports or self.dead):
+            self._unseen.results += sum(result.bytes for result in results)
+        if not (results or self.reports or self.freed):
             return _NOTHING
         reports = list(self.reports)
         self.reports.clear()
-        if not (made or self.dead or self._number_bytes) and _comes_and_goes(reports):
-            return self._passed(reports, place)
-        dead, self.dead = self.dead, []
-        stretch = _Stretch(self._ledger, self._unseen, place, self._numbers, self._number_bytes)
-        if dead or self._number_bytes:
-            stretch.write(reports, dead, made)
+        if not (results or self.freed or self._number_bytes) and _is_all_freed(reports):
+            return self._passed(reports, origin)
+        freed, self.freed = self.freed, []
+        stretch = _Stretch(self._ledger, self._unseen, origin, self._numbers, self._number_bytes)
+        if freed or self._number_bytes:
+            stretch.write(reports, freed, results)
             self._number_bytes = []
-        elif len(reports) == len(made) == 1 and reports[0][1] == made[0].bytes and made[0].was is None:
-            stretch.born(made[0], reports[0][0])  # most operators
+        elif (
+            len(reports) == len(results) == 1 and reports[0][1] == results[0].bytes and results[0].was is None
+        ):
+            stretch.allocate(results[0], reports[0][0])  # most operators
         else:
-            stretch.write(reports, dead, made)
+            stretch.write(reports, freed, results)
         return stretch.counted
 
-    def _passed(self, reports: Sequence[Reported], place: Place) -> Counted:
+    def _passed(self, reports: Sequence[Reported], origin: Origin) -> Counted:
         top = self._ledger.pass_through(
-            reports, place.made_by, place.row, place.phase, recomputing=place.recomputing
+            reports, origin.made_by, origin.row, origin.phase, recomputing=origin.recomputing
         )
         frees = len(reports) // 2
         return Counted(frees, sum(size for _, size in reports if size > 0), frees, top)
 
 
-def _comes_and_goes(reports: Sequence[Reported]) -> bool:
+def _is_all_freed(reports: Sequence[Reported]) -> bool:
     """Whether everything that was allocated was freed, in reverse order."""
-    taken: list[int] = []
+    sizes: list[int] = []
     for _, size in reports:
         if size > 0:
-            taken.append(size)
-        elif not taken or taken.pop() != -size:
+            sizes.append(size)
+        elif not sizes or sizes.pop() != -size:
             return False
-    return not taken
+    return not sizes
 
 
 @dataclass(slots=True)
@@ -211,98 +213,109 @@ class _Stretch:
 
     ledger: Ledger
     unseen: Unseen
-    place: Place
+    origin: Origin
     numbers: SavedNumbers
     number_bytes: list[int]
     counted: Counted = field(default_factory=Counted)
 
     def write(
-        self, reports: list[Reported], dead: Sequence[tuple[int, Block | Buffer]], made: Sequence[Made]
+        self,
+        reports: list[Reported],
+        freed: Sequence[tuple[int, Block | Buffer]],
+        results: Sequence[ResultStorage],
     ) -> None:
         """Write in the order of the reports; what is not reported is written by its time, or at the end."""
-        ends, unreported, pairs, births = _matched(reports, dead, made)
+        ends, unreported, pairs, allocs = _matched(reports, freed, results)
         buffers: dict[int, Buffer] = {}
         waiting = deque(unreported)
         for number, (time, size) in enumerate(reports):
             while waiting and waiting[0][0] <= time:
-                died_ns, block = waiting.popleft()
-                self.end(block, died_ns)
-            if size > 0 and number in births:
-                self.born(births[number], time)
+                freed_ns, block = waiting.popleft()
+                self.free(block, freed_ns)
+            if size > 0 and number in allocs:
+                self.allocate(allocs[number], time)
             elif size > 0:
-                buffers[number] = self.taken(size, time)
+                buffers[number] = self.allocate_buffer(size, time)
             elif number in ends:
-                self.end(ends[number], time)
+                self.free(ends[number], time)
             elif number in pairs:
-                self.went(buffers.pop(pairs[number]), time)
+                self.free_buffer(buffers.pop(pairs[number]), time)
             else:
                 self.unseen.frees -= size
-        for died_ns, block in waiting:
-            self.end(block, died_ns)
+        for freed_ns, block in waiting:
+            self.free(block, freed_ns)
         for buffer in buffers.values():
             self.unseen.kept += buffer.bytes
-            self.end(buffer, 0)
-        self._close(made, {id(one) for one in births.values()}, {id(block) for block in ends.values()})
+            self.free(buffer, 0)
+        self._close(
+            results, {id(result) for result in allocs.values()}, {id(block) for block in ends.values()}
+        )
 
-    def _close(self, made: Sequence[Made], reported: set[int], ended: set[int]) -> None:
+    def _close(self, results: Sequence[ResultStorage], reported: set[int], ended: set[int]) -> None:
         """Write allocations, and the blocks that they replace, which were not reported."""
-        for one in made:
-            if not one.bytes and one.was is not None:
-                self.ledger.blocks.pop(one.was.key, None)
-            elif id(one) not in reported and self.ledger.expected(one.storage) is None:
-                self.born(one, 0)
-            if one.was is not None and id(one.was) not in ended:
-                self.end(one.was, 0)
+        for result in results:
+            if not result.bytes and result.was is not None:
+                self.ledger.blocks.pop(result.was.key, None)
+            elif id(result) not in reported and self.ledger.expected(result.storage) is None:
+                self.allocate(result, 0)
+            if result.was is not None and id(result.was) not in ended:
+                self.free(result.was, 0)
 
-    def born(self, one: Made, time: int) -> None:
+    def allocate(self, result: ResultStorage, time: int) -> None:
         """Write an allocation that a result holds."""
-        place = self.place
-        block = self.ledger.born(
-            one.storage,
-            one.bytes,
-            place.made_by,
-            place.row,
-            place.phase,
-            recomputing=place.recomputing,
+        origin = self.origin
+        block = self.ledger.allocate(
+            result.storage,
+            result.bytes,
+            origin.made_by,
+            origin.row,
+            origin.phase,
+            recomputing=origin.recomputing,
             now=time,
         )
-        if one.was is not None:
-            block.category, block.label, block.module = one.was.category, one.was.label, one.was.module
-        self.counts(block)
+        if result.was is not None:
+            block.category, block.label, block.module = (
+                result.was.category,
+                result.was.label,
+                result.was.module,
+            )
+        self.count(block)
 
-    def taken(self, size: int, time: int) -> Buffer:
+    def allocate_buffer(self, size: int, time: int) -> Buffer:
         """Write an allocation that no result holds."""
-        place = self.place
-        buffer = self.ledger.taken(
-            size, place.made_by, place.row, place.phase, recomputing=place.recomputing, now=time
+        origin = self.origin
+        buffer = self.ledger.allocate_buffer(
+            size, origin.made_by, origin.row, origin.phase, recomputing=origin.recomputing, now=time
         )
         buffer.category = _TEMPORARY
-        self.counts(buffer)
+        self.count(buffer)
         return buffer
 
-    def went(self, buffer: Buffer, time: int) -> None:
+    def free_buffer(self, buffer: Buffer, time: int) -> None:
         """Write the free of a buffer; delay it if the buffer may be a number that autograd keeps."""
         if buffer.bytes in self.number_bytes:
             self.number_bytes.remove(buffer.bytes)
-            self.numbers.waiting.append((buffer, time, self.place.row, self.place.phase))
+            self.numbers.waiting.append((buffer, time, self.origin.row, self.origin.phase))
         else:
-            self.end(buffer, time)
+            self.free(buffer, time)
 
-    def end(self, block: Block | Buffer, time: int) -> None:
+    def free(self, block: Block | Buffer, time: int) -> None:
         """Write a free."""
-        self.ledger.end(block, self.place.row, self.place.phase, time)
+        self.ledger.free(block, self.origin.row, self.origin.phase, time)
         self.counted.frees += 1
 
-    def counts(self, made: Block | Buffer) -> None:
+    def count(self, block: Block | Buffer) -> None:
         """Count an allocation that was written."""
         self.counted.allocations += 1
-        self.counted.bytes += made.bytes
+        self.counted.bytes += block.bytes
         self.counted.top = max(self.counted.top, self.ledger.level)
 
 
 def _matched(
-    reports: Sequence[Reported], dead: Sequence[tuple[int, Block | Buffer]], made: Sequence[Made]
-) -> tuple[dict[int, Block | Buffer], list[tuple[int, Block | Buffer]], dict[int, int], dict[int, Made]]:
+    reports: Sequence[Reported], freed: Sequence[tuple[int, Block | Buffer]], results: Sequence[ResultStorage]
+) -> tuple[
+    dict[int, Block | Buffer], list[tuple[int, Block | Buffer]], dict[int, int], dict[int, ResultStorage]
+]:
     """Match the reports of one operator with storages by size, in order.
 
     Returns:
@@ -310,25 +323,25 @@ def _matched(
         was allocated within the operator (free -> its allocation, the last one of the size that is not
         freed); and the allocations of new storages: those left over, the oldest first.
     """
-    mortal: defaultdict[int, deque[tuple[int, Block | Buffer]]] = defaultdict(deque)
-    for died_ns, block in dead:
-        mortal[block.bytes].append((died_ns, block))
-    for one in made:
-        if one.was is not None:
-            mortal[one.was.bytes].append((_NEVER, one.was))
+    freeable: defaultdict[int, deque[tuple[int, Block | Buffer]]] = defaultdict(deque)
+    for freed_ns, block in freed:
+        freeable[block.bytes].append((freed_ns, block))
+    for result in results:
+        if result.was is not None:
+            freeable[result.was.bytes].append((_NEVER, result.was))
     ends: dict[int, Block | Buffer] = {}
     pairs: dict[int, int] = {}
     open_rows: defaultdict[int, list[int]] = defaultdict(list)
     for number, (_, size) in enumerate(reports):
         if size > 0:
             open_rows[size].append(number)
-        elif mortal[-size]:
-            ends[number] = mortal[-size].popleft()[1]
+        elif freeable[-size]:
+            ends[number] = freeable[-size].popleft()[1]
         elif open_rows[-size]:
             pairs[number] = open_rows[-size].pop()
-    births: dict[int, Made] = {}
-    for one in made:
-        if open_rows[one.bytes]:
-            births[open_rows[one.bytes].pop(0)] = one
-    left = [found for same in mortal.values() for found in same if found[0] != _NEVER]
-    return ends, sorted(left, key=lambda found: found[0]), pairs, births
+    allocs: dict[int, ResultStorage] = {}
+    for result in results:
+        if open_rows[result.bytes]:
+            allocs[open_rows[result.bytes].pop(0)] = result
+    left = [entry for same in freeable.values() for entry in same if entry[0] != _NEVER]
+    return ends, sorted(left, key=lambda entry: entry[0]), pairs, allocs

@@ -55,7 +55,7 @@ class LayerClock(ModuleRecorder):
         self._here = threading.local()
         self._threads: set[int] = set()
         self._autograd = AutogradMarks(allocator)
-        self._backward = SharedBackward(lambda: len(self._threads) > 1, self._tell_nodes)
+        self._backward = SharedBackward(lambda: len(self._threads) > 1, self._assign_layers)
         self._reached: dict[int, Callable[[object], None]] = {}
         self._reached_marking: dict[int, Callable[[object], None]] = {}
         self._nodes: list[Any] = []
@@ -125,10 +125,10 @@ class LayerClock(ModuleRecorder):
         calls_here, at_nodes, note = self._calls, self._at_nodes, self.crossings.append
         thread, task = threading.get_ident, torch._C._current_graph_task_id
 
-        def enter(_: object, given: Any, __: object) -> None:
+        def enter(_: object, args: Any, __: object) -> None:
             if self._on:
                 calls = calls_here()
-                at_nodes(given, calls[-1][0] if calls else NO_LAYER)
+                at_nodes(args, calls[-1][0] if calls else NO_LAYER)
                 calls.append((row, current()))
                 set_mark(mark)
                 note((time_ns(), row, task() != -1, thread()))
@@ -154,39 +154,39 @@ class LayerClock(ModuleRecorder):
         if isinstance(tensors, torch.Tensor):
             node: Any = tensors.grad_fn
             if node is not None:
-                found = node.metadata
-                if self._seen not in found:
-                    found[self._seen] = row
+                metadata = node.metadata
+                if self._seen not in metadata:
+                    metadata[self._seen] = row
                     marks = tensors.device.type == self._autograd.device_type
                     self._keep(
                         node.register_prehook((self._reached_marking if marks else self._reached)[row])
                     )
         elif isinstance(tensors, tuple | list):
-            for one in tensors:
-                self._at_nodes(one, row)
+            for inner in tensors:
+                self._at_nodes(inner, row)
         elif isinstance(tensors, Mapping):
-            for one in tensors.values():
-                self._at_nodes(one, row)
+            for inner in tensors.values():
+                self._at_nodes(inner, row)
 
-    def _tell_nodes(self, roots: Sequence[Any]) -> None:
-        """Tell every node of a graph its layer: that of the last result of a layer before it in backward."""
+    def _assign_layers(self, roots: Sequence[Any]) -> None:
+        """Assign each node of a graph its layer: that of the last result of a layer before it in backward."""
         nodes = (getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots)
         pending = [(node, NO_LAYER) for node in nodes if node is not None]
-        met = set()
+        visited = set()
         while pending:
             node, row = pending.pop()
-            if node in met:
+            if node in visited:
                 continue
-            met.add(node)
+            visited.add(node)
             if self._seen in node.metadata:
                 row = node.metadata[self._seen]
             else:
-                devices = (one.device.type for one in node._input_metadata)
-                self._tell(node, row, on_gpu=self._autograd.device_type in devices)
+                devices = (metadata.device.type for metadata in node._input_metadata)
+                self._assign_layer(node, row, on_gpu=self._autograd.device_type in devices)
             pending += [(following, row) for following, _ in node.next_functions if following is not None]
 
-    def _tell(self, node: Any, row: int, *, on_gpu: bool) -> None:
-        """Tell a node which layer begins there. On a GPU, its thread is marked."""
+    def _assign_layer(self, node: Any, row: int, *, on_gpu: bool) -> None:
+        """Record which layer begins at a node. On a GPU, its thread is marked."""
         node.metadata[self._seen] = row
         self._keep(node.register_prehook((self._reached_marking if on_gpu else self._reached)[row]))
 
@@ -195,7 +195,7 @@ class LayerClock(ModuleRecorder):
         with self._lock:
             self._nodes.append(handle)
             if len(self._nodes) > self._most_nodes:
-                self._nodes = [one for one in self._nodes if one.hooks_dict_ref() is not None]
+                self._nodes = [kept for kept in self._nodes if kept.hooks_dict_ref() is not None]
                 self._most_nodes = _MOST_NODES + 2 * len(self._nodes)
 
     def _reaching(self, row: int, *, marks: bool) -> Callable[[object], None]:

@@ -17,7 +17,7 @@ from tb_memplugin.record.beside_dynamo import hidden_from_dynamo
 from tb_memplugin.record.guard import UNOWNED, Guard
 from tb_memplugin.record.module_calls import Entered, Left
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
-from tb_memplugin.record.storage_lifetimes import Happened, Ledger
+from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
 from tb_memplugin.record.tracer.kernels import Counted, Unseen
 from tb_memplugin.record.tracer.saved_numbers import SavedNumbers
 from tb_memplugin.trace import Phase
@@ -148,7 +148,7 @@ class ThreadLayers:
         self._node_key = 0
         self._sequence = _sequence_number()
 
-    def place(self) -> tuple[int, Phase]:
+    def row_and_phase(self) -> tuple[int, Phase]:
         """Return the module's row (-1 for none) and the phase, without asking autograd."""
         if self.stack:
             frame = self.stack[-1]
@@ -162,8 +162,8 @@ class ThreadLayers:
         if self.numbers.waiting:
             for row in self.numbers.settle():
                 self.count(row, Counted(frees=1))
-        if self.ledger.deaths:
-            row, phase = self.place()
+        if self.ledger.freed:
+            row, phase = self.row_and_phase()
             frees = self.ledger.settle(row, phase)
             if row >= 0:
                 self.layers.figures[row].frees += frees
@@ -189,7 +189,7 @@ class ThreadLayers:
                 self.end_backward()
             level = self.ledger.level
             phase = Phase.BACKWARD if in_backward else Phase.FORWARD
-            now = self.ledger.write(Happened.ENTER, None, row, phase)
+            now = self.ledger.write(EntryKind.ENTER, None, row, phase)
             self.stack.append(Frame(row, now, level, in_backward, _sequence_number()))
             self._boundary()
 
@@ -209,7 +209,7 @@ class ThreadLayers:
     def _ended(self, frame: Frame) -> None:
         figures = self.layers.figures[frame.row]
         phase = Phase.BACKWARD if frame.in_backward else Phase.FORWARD
-        now = self.ledger.write(Happened.EXIT, None, frame.row, phase, began=frame.began_ns)
+        now = self.ledger.write(EntryKind.EXIT, None, frame.row, phase, began=frame.began_ns)
         frame.peak = max(frame.peak, self.ledger.level)
         figures.peak = max(figures.peak, frame.peak)
         if frame.in_backward:
@@ -278,7 +278,7 @@ class ThreadLayers:
             self.backward_row = row
             if row >= 0:
                 self._layer_began_ns = self.ledger.write(
-                    Happened.ENTER, None, row, Phase.BACKWARD, now=began_ns
+                    EntryKind.ENTER, None, row, Phase.BACKWARD, now=began_ns
                 )
                 figures = self.layers.figures[row]
                 figures.peak = max(figures.peak, self.ledger.level)
@@ -287,7 +287,7 @@ class ThreadLayers:
         if self.backward_row >= 0:
             began = self._layer_began_ns
             ended = self.ledger.write(
-                Happened.EXIT, None, self.backward_row, Phase.BACKWARD, began=began, now=now
+                EntryKind.EXIT, None, self.backward_row, Phase.BACKWARD, began=began, now=now
             )
             self.layers.figures[self.backward_row].backward_ns += ended - began
         self.backward_row = -1

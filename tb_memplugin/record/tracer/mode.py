@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tb_memplugin.record.beside_dynamo import hidden_from_dynamo, is_hidden
 from tb_memplugin.record.storage_lifetimes import Ledger
 from tb_memplugin.record.storages import allocated_by_torch, storages
-from tb_memplugin.record.tracer.kernels import KernelMemory, Made, Place
+from tb_memplugin.record.tracer.kernels import KernelMemory, Origin, ResultStorage
 from tb_memplugin.record.tracer.layers import Layers, ThreadLayers
 from tb_memplugin.record.tracer.mode_effects import ModeEffects
 from tb_memplugin.trace import Phase
@@ -36,11 +36,11 @@ def _called(call: Callable[[], Any]) -> Any:
 
 
 def _tensors(results: Any) -> Iterator[torch.Tensor]:
-    for one in results:
-        if isinstance(one, torch.Tensor):
-            yield one
-        elif isinstance(one, list | tuple):
-            yield from _tensors(one)
+    for result in results:
+        if isinstance(result, torch.Tensor):
+            yield result
+        elif isinstance(result, list | tuple):
+            yield from _tensors(result)
 
 
 def _let_go(failed: TracebackType | None) -> None:
@@ -93,7 +93,7 @@ class StorageMode(TorchDispatchMode):
         here, ledger, kernels = self._here, self._ledger, self._kernels
         try:
             self._effects.settle()
-            if ledger.deaths or here.numbers.waiting:
+            if ledger.freed or here.numbers.waiting:
                 with ledger.lock:
                     here.settle()
         except BaseException as error:
@@ -124,14 +124,14 @@ class StorageMode(TorchDispatchMode):
         """Whether this mode writes for the given layers."""
         return self._layers is layers
 
-    def see(self, made: torch.Tensor | torch.UntypedStorage) -> None:
+    def see(self, memory: torch.Tensor | torch.UntypedStorage) -> None:
         """Record a tensor or storage that torch allocated or resized on this thread without an operator."""
         if self._layers.on:
             with self._ledger.lock:
                 self._here.settle()
                 self._without_operator = True
                 try:
-                    self._note(made, None, time_ns())
+                    self._note(memory, None, time_ns())
                 finally:
                     self._without_operator = False
 
@@ -165,22 +165,22 @@ class StorageMode(TorchDispatchMode):
         else:
             if here.in_backward:
                 here.end_backward()
-            row, phase = here.place()
-        if ledger.deaths:
-            kernels.bury()
-        made: list[Made] = []
+            row, phase = here.row_and_phase()
+        if ledger.freed:
+            kernels.collect_freed()
+        results: list[ResultStorage] = []
         kind = type(out)
         if kind is _Tensor:
-            self._see(out, made)
+            self._see(out, results)
         elif kind is tuple or kind is list:
-            for one in _tensors(out):
-                self._see(one, made)
+            for tensor in _tensors(out):
+                self._see(tensor, results)
         elif isinstance(out, torch.Tensor):
-            self._see(out, made)
+            self._see(out, results)
         elif isinstance(out, torch.UntypedStorage) and out.device.type == ledger.device_type:
-            self._see_storage(out, made)
-        if made or kernels.reports or kernels.dead or ledger.deaths:
-            counted = kernels.write(Place(row, phase, func, recomputing), made)
+            self._see_storage(out, results)
+        if results or kernels.reports or kernels.freed or ledger.freed:
+            counted = kernels.write(Origin(row, phase, func, recomputing), results)
             here.count(row, counted)
             if in_backward and counted.top >= 0 and not torch.is_grad_enabled():
                 self._effects.note(func, out, row, counted)
@@ -191,33 +191,33 @@ class StorageMode(TorchDispatchMode):
         if self._layers.results is not None:
             self._layers.results.ran(node, out)
 
-    def _see(self, tensor: torch.Tensor, made: list[Made]) -> None:
+    def _see(self, tensor: torch.Tensor, results: list[ResultStorage]) -> None:
         if type(tensor) is _Tensor and tensor.layout is _strided and not tensor.is_nested:
             if tensor.is_cpu if self._on_cpu else tensor.device.type == self._ledger.device_type:
                 try:
                     storage = tensor.untyped_storage()
                 except (RuntimeError, NotImplementedError):
                     return  # functorch's wrappers: the tensor inside is seen separately
-                self._see_storage(storage, made)
+                self._see_storage(storage, results)
             return
         if getattr(tensor, "fake_mode", None) is not None:
             return  # a FakeTensor holds no memory
         for storage, _ in storages(tensor):
             if storage.device.type == self._ledger.device_type:
-                self._see_storage(storage, made)
+                self._see_storage(storage, results)
 
-    def _see_storage(self, storage: torch.UntypedStorage, made: list[Made]) -> None:
+    def _see_storage(self, storage: torch.UntypedStorage, results: list[ResultStorage]) -> None:
         size = storage.nbytes()
         block = self._ledger.blocks.get(storage._cdata)
         if block is None:
             if (
                 size
-                and not (made and any(one.storage._cdata == storage._cdata for one in made))
+                and not (results and any(result.storage._cdata == storage._cdata for result in results))
                 and (self._without_operator or allocated_by_torch(storage))
             ):
-                made.append(Made(storage, size))
-        elif block.bytes != size and not any(one.was is block for one in made):
-            made.append(Made(storage, size, block))
+                results.append(ResultStorage(storage, size))
+        elif block.bytes != size and not any(result.was is block for result in results):
+            results.append(ResultStorage(storage, size, block))
 
     def enter(self) -> None:
         """Turn the mode on for this thread."""

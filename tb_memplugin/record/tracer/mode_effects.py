@@ -81,9 +81,9 @@ class ModeEffects:
     def settle(self) -> None:
         """Note the last peak if the input of its operator was freed before the next operator."""
         if self._overwritten is not None:
-            (given, top, row), self._overwritten = self._overwritten, None
-            if given() is None:
-                self._reached(top, row, given.bytes)
+            (block, top, row), self._overwritten = self._overwritten, None
+            if block() is None:
+                self._reached(top, row, block.bytes)
 
     def _perhaps_overwritten(
         self, operator: Any, out: Any, row: int, counted: Counted
@@ -95,9 +95,14 @@ class ModeEffects:
         if not (type(args[0]) is type(out) is _Tensor and args[0].layout is out.layout is _strided):
             return None
         blocks = self._layers.ledger.blocks
-        given, made = (blocks.get(one.untyped_storage()._cdata) for one in (args[0], out))
-        if isinstance(given, Block) and made is not None and made is not given and made.bytes == given.bytes:
-            return given, counted.top, row
+        block, result = (blocks.get(tensor.untyped_storage()._cdata) for tensor in (args[0], out))
+        if (
+            isinstance(block, Block)
+            and result is not None
+            and result is not block
+            and result.bytes == block.bytes
+        ):
+            return block, counted.top, row
         return None
 
     def _note_more(self, out: Any, counted: Counted) -> None:

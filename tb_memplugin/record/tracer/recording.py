@@ -25,7 +25,7 @@ from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.profiler.ddp_buckets import BUCKET, buckets_alive
 from tb_memplugin.record.profiler.dtypes import dtypes_of
-from tb_memplugin.record.storage_lifetimes import Happened, Ledger
+from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
 from tb_memplugin.record.storages import (
     Sighting,
     allocated_by_torch,
@@ -35,7 +35,7 @@ from tb_memplugin.record.storages import (
     optimizer_storages,
     storages,
 )
-from tb_memplugin.record.storages_alive import others_may_run, storages_alive
+from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tracer.cpu_allocations import StepsAside
 from tb_memplugin.record.tracer.layers import LayerCalls, Layers
 from tb_memplugin.record.tracer.mode import StorageMode, modes_here, storage_mode
@@ -89,7 +89,9 @@ class StorageRecording:
         ledger = self._open_ledger()
         self.layers = Layers.of(ledger, ModuleNames.of(models), self._guard)
         most = self._max_events
-        self.recorded = Recorded(self.layers, time_ns(), marks=deque(maxlen=most), seen=deque(maxlen=most))
+        self.recorded = Recorded(
+            self.layers, time_ns(), marks=deque(maxlen=most), sightings=deque(maxlen=most)
+        )
         self._thread = threading.get_ident()
         names = self.layers.names
         self._name(model_storages(models, names), late=False)
@@ -97,11 +99,11 @@ class StorageRecording:
             self._name(held_parameters(optimizer, names), late=False)
             self._name(gradients(optimizer, names), late=False)
             self._name(optimizer_storages(optimizer, names), late=False)
-        self._beside_others = others_may_run()
-        self._take_in_others(models)
+        self._has_other_threads = other_threads_may_run()
+        self._add_alive(models)
         if self._device_type == "cpu" and is_counting():
             self._counting = begin_window()
-        self.recorded.start_ns = ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
+        self.recorded.start_ns = ledger.write(EntryKind.SNAPSHOT, None, -1, Phase.OTHER)
         self._layer_calls = LayerCalls(self.layers, self._watch, self._unwatch)
         try:
             outer_calls = OuterCalls(names, self._saw_inputs)
@@ -126,14 +128,14 @@ class StorageRecording:
             self.recorded.ledger.blocks.clear,
         )
 
-    def _take_in_others(self, models: Mapping[str, nn.Module]) -> None:
+    def _add_alive(self, models: Mapping[str, nn.Module]) -> None:
         """Add to the start state what else is alive."""
         if self._device_type == "cpu":
             for row, size in buckets_alive(models, self.layers.names):
                 self.recorded.ledger.expect(size, Category.COMMUNICATION, BUCKET, row)
         for alive in alive_now():
             if self._is_mine(alive.storage):
-                for block in self.recorded.ledger.take_in([alive.storage]):
+                for block in self.recorded.ledger.blocks_of([alive.storage]):
                     if block.category is Category.UNKNOWN:
                         self.recorded.searched.append(block)
                         block.label = alive.label or ALIVE_BEFORE
@@ -145,8 +147,8 @@ class StorageRecording:
         """Name the copies of the models' weights in the start state."""
         blocks = list(self.recorded.ledger.blocks.values())
         before = [sighting_of(block) for block in blocks]
-        for block, seen in zip(blocks, held_copies(before, fqns(self.layers.names)), strict=True):
-            block.category, block.module, block.label = seen.category, seen.module, seen.label
+        for block, sighting in zip(blocks, held_copies(before, fqns(self.layers.names)), strict=True):
+            block.category, block.module, block.label = sighting.category, sighting.module, sighting.label
 
     def _open_ledger(self) -> Ledger:
         return Ledger(self._max_events, self._device_type)
@@ -178,9 +180,9 @@ class StorageRecording:
             self._name(model_storages(models, self.layers.names))
             for optimizer in optimizers:
                 self._name(optimizer_storages(optimizer, self.layers.names))
-            self._take_in_unseen()
+            self._add_unseen()
             self._missed = self._missed_bytes()
-            ledger.write(Happened.SNAPSHOT, None, -1, Phase.OTHER)
+            ledger.write(EntryKind.SNAPSHOT, None, -1, Phase.OTHER)
             recorded.stop_ns = time_ns()
             counted = None if self._counting is None else self._counting.stop()
             recorded.notes += self._notes()
@@ -192,38 +194,38 @@ class StorageRecording:
             ledger.blocks.clear()  # this also removes the weak references
         return result
 
-    def _take_in_unseen(self) -> None:
+    def _add_unseen(self) -> None:
         """Count what is alive at the end, and that neither an operator nor the start state has shown."""
-        if self.layers.problems or self._beside_others or others_may_run():
+        if self.layers.problems or self._has_other_threads or other_threads_may_run():
             return  # what later events or other threads made would count, too
-        self.recorded.ledger.take_in(self._found_alive(), late=True)
+        self.recorded.ledger.blocks_of(self._storages_alive(), late=True)
 
     def _missed_bytes(self) -> int:
         """Return the bytes alive now that are not counted; searched only if a note needs them."""
         if not self._has_blind_spots():
             return 0
-        alive = {storage._cdata: storage.nbytes() for storage in self._found_alive()}
+        alive = {storage._cdata: storage.nbytes() for storage in self._storages_alive()}
         return sum(size for key, size in alive.items() if key not in self.recorded.ledger.blocks)
 
     def _has_blind_spots(self) -> bool:
-        return bool(self.layers.problems or self._beside_others or self._foreign_calls)
+        return bool(self.layers.problems or self._has_other_threads or self._foreign_calls)
 
-    def _found_alive(self) -> Iterator[torch.UntypedStorage]:
-        found = storages_alive(of_gradients=not others_may_run())
-        return (one for one in found if self._is_mine(one) and allocated_by_torch(one))
+    def _storages_alive(self) -> Iterator[torch.UntypedStorage]:
+        alive = storages_alive(of_gradients=not other_threads_may_run())
+        return (storage for storage in alive if self._is_mine(storage) and allocated_by_torch(storage))
 
     def _result(self, trace: MemoryTrace) -> TracerResult:
         ledger, names = self.recorded.ledger, self.layers.names
         rows = [
-            (time, what.value, block.bytes if block else 0, row, level, level)
-            for time, what, block, row, _, level, _ in ledger.entries
+            (time, kind.value, block.bytes if block else 0, row, level, level)
+            for time, kind, block, row, _, level, _ in ledger.entries
         ]
         return TracerResult(
             trace=trace,
             layers=layer_stats(names, self.layers.figures),
             phases=[
-                PhaseMemoryStats(one.name, one.before_bytes, one.after_bytes, one.peak_bytes)
-                for one in self.phases
+                PhaseMemoryStats(phase.name, phase.before_bytes, phase.after_bytes, phase.peak_bytes)
+                for phase in self.phases
             ],
             rows=rows,
             names=layer_names(names),
@@ -251,7 +253,7 @@ class StorageRecording:
         with ledger.lock:
             self.layers.here().settle()
             phase.after_bytes = ledger.level
-            ledger.watched[:] = [one for one in ledger.watched if one is not phase]
+            ledger.watched[:] = [open_phase for open_phase in ledger.watched if open_phase is not phase]
             self.recorded.marks.append((time_ns(), phase.name, True))
             self.phases.append(phase)
 
@@ -279,21 +281,21 @@ class StorageRecording:
             self.layers.failed("a call without an operator", error)
         return call() if mode is None else mode.make_hidden_call(call)
 
-    def see_made(self, what: torch.Tensor | torch.UntypedStorage) -> None:
+    def see_memory(self, memory: torch.Tensor | torch.UntypedStorage) -> None:
         """Record what torch allocated, resized or read on this thread without an operator."""
         try:
             for mode in modes_here(self.layers):
-                mode.see(what)
+                mode.see(memory)
         except BaseException as error:
             self.layers.failed("what no operator made", error)
 
-    def _saw_inputs(self, seen: list[Sighting], storages_seen: list[torch.UntypedStorage]) -> None:
+    def _saw_inputs(self, sightings: list[Sighting], storages_seen: list[torch.UntypedStorage]) -> None:
         """Note what enters an outermost module call on this thread, or was written to by it."""
         ledger = self.recorded.ledger
         with ledger.lock:
             self.layers.here().settle()
             blocks = [ledger.blocks.get(storage._cdata) for storage in storages_seen]
-            self.recorded.seen.extend(zip(blocks, seen, strict=True))
+            self.recorded.sightings.extend(zip(blocks, sightings, strict=True))
 
     def _watch(self) -> None:
         """Trace another thread that calls a layer until the call ends, unless autograd set a mode there."""
@@ -314,7 +316,7 @@ class StorageRecording:
         ledger = self.recorded.ledger
         with ledger.lock:
             for tensor, category, module, label in tensors:
-                for block in ledger.take_in(self._mine([tensor]), late=late):
+                for block in ledger.blocks_of(self._mine([tensor]), late=late):
                     if block.category is Category.UNKNOWN:
                         block.category, block.label = category, label
                         block.module = module if module >= 0 else block.module
@@ -381,7 +383,7 @@ class StorageRecording:
                 "or on a thread that was not watched. They count from when they were noticed, so the peak "
                 "may be up to that much higher."
             )
-        if self._beside_others:
+        if self._has_other_threads:
             yield (
                 "Other threads were running when the block began. Gradients that only autograd held "
                 "then, of models other than the traced one, are not in the start state. At the end, at least "

@@ -160,14 +160,14 @@ def layer_stats(
         reserved: the highest reserve of each row, in bytes; None if it equals the peak.
         mean_fragmentation: the mean fragmentation of each row; None means 0.
     """
-    whole = list(figures)
+    totals = list(figures)
     tops = list(reserved) if reserved is not None else []
-    called = [one.calls > 0 for one in whole]
-    for row in range(len(whole) - 1, 0, -1):
+    called = [layer.calls > 0 for layer in totals]
+    for row in range(len(totals) - 1, 0, -1):
         parent = names.modules[row].parent
         if parent < 0:
             continue
-        inner, outer = whole[row], whole[parent]
+        inner, outer = totals[row], totals[parent]
         if inner.peak >= outer.peak:
             outer.peak, outer.excess = inner.peak, max(inner.excess, outer.excess)
         outer.allocations += inner.allocations
@@ -178,26 +178,26 @@ def layer_stats(
             outer.forward_ns += inner.forward_ns
         if tops:
             tops[parent] = max(tops[parent], tops[row])
-    found = {}
-    for row, (name, one) in enumerate(zip(layer_names(names), whole, strict=True)):
-        if one.peak >= 0:
+    stats = {}
+    for row, (name, layer) in enumerate(zip(layer_names(names), totals, strict=True)):
+        if layer.peak >= 0:
             ratio = mean_fragmentation[row] if mean_fragmentation is not None else 0.0
-            found[name] = _stats(name, one, tops[row] if tops else one.peak, ratio)
-    return found
+            stats[name] = _stats(name, layer, tops[row] if tops else layer.peak, ratio)
+    return stats
 
 
-def _stats(name: str, one: LayerFigures, reserved: int, ratio: float) -> LayerMemoryStats:
+def _stats(name: str, figures: LayerFigures, reserved: int, ratio: float) -> LayerMemoryStats:
     return LayerMemoryStats(
         layer_name=name,
-        peak_allocated=one.peak,
+        peak_allocated=figures.peak,
         peak_reserved=reserved,
-        total_allocations=one.allocations,
-        total_deallocations=one.frees,
+        total_allocations=figures.allocations,
+        total_deallocations=figures.frees,
         avg_fragmentation=ratio,
-        duration_ms=(one.forward_ns + one.backward_ns) / 1e6,
-        allocated_bytes=one.allocated_bytes,
-        calls=one.calls,
-        forward_ms=one.forward_ns / 1e6,
-        backward_ms=one.backward_ns / 1e6,
-        peak_excess_bytes=one.excess[1] if one.excess[0] == one.peak else 0,
+        duration_ms=(figures.forward_ns + figures.backward_ns) / 1e6,
+        allocated_bytes=figures.allocated_bytes,
+        calls=figures.calls,
+        forward_ms=figures.forward_ns / 1e6,
+        backward_ms=figures.backward_ns / 1e6,
+        peak_excess_bytes=figures.excess[1] if figures.excess[0] == figures.peak else 0,
     )

@@ -20,7 +20,7 @@ from tb_memplugin.trace import Phase
 NUMBER_BYTES: dict[type, int] = {float: 8, int: 8, bool: 1, complex: 16}
 """Bytes of a number of each type as a tensor."""
 
-Held = tuple[Buffer, int, int, Phase]
+WaitingNumber = tuple[Buffer, int, int, Phase]
 """(buffer of the second tensor, time of its free in epoch nanoseconds, module's row or -1, phase)."""
 
 _tensor_positions: dict[Any, tuple[int, ...]] = {}
@@ -40,9 +40,11 @@ def numbers_in(operator: Any, args: tuple[Any, ...]) -> list[int]:
     return sizes if sizes and any(map(_may_have_node, args)) else []
 
 
-def _may_have_node(given: Any) -> bool:
+def _may_have_node(argument: Any) -> bool:
     """Whether autograd may make a node for an operator with this argument."""
-    return given.requires_grad if isinstance(given, torch.Tensor) else isinstance(given, list | tuple)
+    return (
+        argument.requires_grad if isinstance(argument, torch.Tensor) else isinstance(argument, list | tuple)
+    )
 
 
 def _positions_of_tensors(operator: Any) -> tuple[int, ...]:
@@ -52,7 +54,9 @@ def _positions_of_tensors(operator: Any) -> tuple[int, ...]:
     """
     schema = getattr(operator, "_schema", None)
     arguments = enumerate(schema.arguments) if schema is not None else ()
-    positions = tuple(at for at, one in arguments if str(one.type) == "Tensor" and not one.kwarg_only)
+    positions = tuple(
+        at for at, argument in arguments if str(argument.type) == "Tensor" and not argument.kwarg_only
+    )
     return positions if len(positions) > 1 else ()
 
 
@@ -65,7 +69,7 @@ class SavedNumbers:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.waiting: list[Held] = []
+        self.waiting: list[WaitingNumber] = []
         self._result: Callable[[], torch.Tensor | None] = _none
 
     def wait_for(self, result: Any) -> None:
@@ -78,12 +82,12 @@ class SavedNumbers:
         The caller must hold the ledger's lock.
         """
         waiting, self.waiting = self.waiting, []
-        kept = [one for one in _saved(self._result()) if one._cdata not in self._ledger.blocks]
+        kept = [storage for storage in _saved(self._result()) if storage._cdata not in self._ledger.blocks]
         self._result = _none
         for buffer, freed_ns, row, phase in waiting:
-            mine = next((one for one in kept if one.nbytes() == buffer.bytes), None)
+            mine = next((storage for storage in kept if storage.nbytes() == buffer.bytes), None)
             if mine is None:
-                self._ledger.end(buffer, row, phase, freed_ns)
+                self._ledger.free(buffer, row, phase, freed_ns)
                 yield row
             else:
                 kept.remove(mine)

@@ -1,7 +1,7 @@
 """Backward passes of several threads at once: torch runs their nodes in turn, on one thread for each GPU.
 
-So if several threads run layers, every node of a backward is told which layer it belongs to, before the
-backward begins. That takes about two microseconds per node.
+So if several threads run layers, every node of a backward gets its layer before the backward begins.
+That takes about two microseconds per node.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _ENGINE: Callable[..., Any] | None = getattr(torch.autograd.graph, _NAME, None)
 
 @dataclass(eq=False)
 class _Run:
-    """A backward that runs: the thread that called it, and who has told its nodes their layers."""
+    """A backward that runs: the thread that called it, and who has assigned layers to its nodes."""
 
     thread: int
-    told_by: set[SharedBackward] = field(default_factory=set)
+    assigned_by: set[SharedBackward] = field(default_factory=set)
 
 
 class SharedBackward:
@@ -34,17 +34,18 @@ class SharedBackward:
 
     Args:
         is_crowded: whether several threads run layers.
-        tell_nodes: tells the nodes behind some roots (tensors, or edges of the graph) which layers they
-            belong to.
+        assign_layers: records the layers of the nodes behind some roots (tensors, or edges of the graph).
     """
 
-    def __init__(self, is_crowded: Callable[[], bool], tell_nodes: Callable[[Sequence[Any]], None]) -> None:
-        self._is_crowded, self._tell_nodes = is_crowded, tell_nodes
+    def __init__(
+        self, is_crowded: Callable[[], bool], assign_layers: Callable[[Sequence[Any]], None]
+    ) -> None:
+        self._is_crowded, self._assign_layers = is_crowded, assign_layers
         self._listens = self._missed = False
 
     @property
     def missed(self) -> bool:
-        """Whether a backward began while one of another thread ran whose nodes were not told."""
+        """Whether a backward began while one of another thread ran whose nodes got no layers."""
         return self._missed or (not self._listens and self._is_crowded())
 
     def start(self) -> None:
@@ -64,13 +65,15 @@ class SharedBackward:
                 setattr(torch.autograd, _NAME, _ENGINE)
 
     def begins(self, run: _Run, roots: Sequence[Any]) -> None:
-        """Tell the nodes of a backward that begins, if another thread may have one at the same time."""
+        """Assign layers in a backward that begins, if another thread may have one at the same time."""
         is_within_another = torch._C._current_graph_task_id() != -1  # which has looked at the others
-        others = [] if is_within_another else [one for one in tuple(_running) if one.thread != run.thread]
-        if others or self._is_crowded():
-            self._tell_nodes(roots)
-            run.told_by.add(self)
-        if any(self not in one.told_by for one in others):
+        other_runs = (
+            [] if is_within_another else [other for other in tuple(_running) if other.thread != run.thread]
+        )
+        if other_runs or self._is_crowded():
+            self._assign_layers(roots)
+            run.assigned_by.add(self)
+        if any(self not in other.assigned_by for other in other_runs):
             self._missed = True
 
 
@@ -84,9 +87,9 @@ def _run(roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
     """Take the place of torch's own function, and call it."""
     assert _ENGINE is not None
     run = _Run(threading.get_ident())
-    for one in tuple(_open):
+    for listener in tuple(_open):
         try:
-            one.begins(run, roots)
+            listener.begins(run, roots)
         except BaseException as error:
             UNOWNED.end("the beginning of a backward", error)
     _running.append(run)

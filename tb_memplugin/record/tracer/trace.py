@@ -14,7 +14,7 @@ from tb_memplugin.read.categories import Born, by_lifetime, of_known
 from tb_memplugin.read.phases import phase_at, phase_spans, stretch
 from tb_memplugin.read.tables import Call, Mark, Names, Owners, named_phases, operator_name
 from tb_memplugin.record.provenance import Provenance, with_later_names
-from tb_memplugin.record.storage_lifetimes import BEFORE, Block, Buffer, Entry, Happened, Ledger
+from tb_memplugin.record.storage_lifetimes import BEFORE, Block, Buffer, Entry, EntryKind, Ledger
 from tb_memplugin.record.storages import Sighting
 from tb_memplugin.record.tracer.layers import Layers
 from tb_memplugin.record.weight_copies import fqns, references
@@ -40,7 +40,7 @@ SOURCE = "MemoryTracer"
 
 _OF_MODELS = (Category.PARAMETER, Category.BUFFER)
 
-Seen = tuple[Block | Buffer | None, Sighting]
+BlockSighting = tuple[Block | Buffer | None, Sighting]
 """A sighting and the block that it saw, None if no operator or start state has shown it."""
 
 
@@ -48,15 +48,16 @@ Seen = tuple[Block | Buffer | None, Sighting]
 class Recorded:
     """What a tracer recorded between two times (epoch nanoseconds), with notes.
 
-    `marks` are the starts and ends of named phases: (epoch ns, name, whether it ends). `seen` is what entered
-    outermost module calls; `searched` are blocks of the start state that only a search of all tensors found.
+    `marks` are the starts and ends of named phases: (epoch ns, name, whether it ends). `sightings` are of
+    what entered outermost module calls; `searched` are blocks of the start state that only a search of all
+    tensors found.
     """
 
     layers: Layers
     start_ns: int
     stop_ns: int = 0
     marks: deque[Mark] = field(default_factory=deque)
-    seen: deque[Seen] = field(default_factory=deque)
+    sightings: deque[BlockSighting] = field(default_factory=deque)
     searched: list[Block | Buffer] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     properties: dict[str, str] = field(default_factory=dict)
@@ -79,7 +80,7 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
     ledger = recorded.ledger
     entries = list(ledger.entries)
     tables = _Tables(Names(), Names(), Owners(recorded.layers.names.modules))
-    memory = [entry for entry in entries if entry[1] <= Happened.FREE]
+    memory = [entry for entry in entries if entry[1] <= EntryKind.FREE]
     phases = _phases(recorded.layers)
     before = _before(memory, ledger)
     bare = _events(memory, tables, phases)
@@ -87,15 +88,15 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
     allocs = np.flatnonzero(bare.kind == Kind.ALLOC)
     blocks = [memory[row][2] for row in allocs.tolist()]
     row_of = {id(block): row for row, block in enumerate((*before, *blocks))}
-    matched = np.array([row_of.get(id(block), -1) for block, _ in recorded.seen], np.int64)
-    sightings = [seen for _, seen in recorded.seen]
+    matched = np.array([row_of.get(id(block), -1) for block, _ in recorded.sightings], np.int64)
+    sightings = [sighting for _, sighting in recorded.sightings]
     start = _start_rows(before, tables, {id(block) for block in recorded.searched})
     start = with_later_names(start, matched, sightings, tables.owners, tables.labels)
-    known = _provenance(bare, allocs, memory, phases, calls, tables)
-    held = [block for block in (*before, *blocks) if block and block.category in _OF_MODELS]
-    weights = references(list(map(sighting_of, held)), fqns(recorded.layers.names))
-    known.find(sightings, matched - len(before), weights)
-    full = known.filled_in(bare, allocs)
+    provenance = _provenance(bare, allocs, memory, phases, calls, tables)
+    weight_blocks = [block for block in (*before, *blocks) if block and block.category in _OF_MODELS]
+    weights = references(list(map(sighting_of, weight_blocks)), fqns(recorded.layers.names))
+    provenance.find(sightings, matched - len(before), weights)
+    full = provenance.filled_in(bare, allocs)
     devices = tuple(Device(name) for name in ledger.devices) or (Device(ledger.device_type),)
     names = Names()
     return MemoryTrace(
@@ -134,15 +135,15 @@ def _phases(layers: Layers) -> Spans:
 
 def _ended(entries: Sequence[Entry]) -> Iterator[Call]:
     """Yield the layer calls that ended."""
-    for time, what, _, row, phase, _, began in entries:
-        if what is Happened.EXIT:
+    for time, kind, _, row, phase, _, began in entries:
+        if kind is EntryKind.EXIT:
             yield began, time, row, phase
 
 
 def _before(memory: Sequence[Entry], ledger: Ledger) -> list[Block | Buffer]:
     """Return the blocks whose allocation is not in the kept entries, but that were alive during them."""
-    born = {id(entry[2]) for entry in memory if entry[1] is Happened.ALLOC}
-    ended = (entry[2] for entry in memory if entry[1] is Happened.FREE)
+    born = {id(entry[2]) for entry in memory if entry[1] is EntryKind.ALLOC}
+    ended = (entry[2] for entry in memory if entry[1] is EntryKind.FREE)
     return [block for block in (*ended, *ledger.blocks.values()) if block and id(block) not in born]
 
 
@@ -152,8 +153,8 @@ def _start_rows(blocks: Sequence[Block | Buffer], tables: _Tables, searched: Set
     reason = np.where(
         category == [int(block.category) for block in blocks], of_known(category), Reason.IN_FORWARD
     )
-    found = np.array([id(block) in searched for block in blocks], bool)
-    reason[found & (category != Category.PARAMETER_COPY)] = Reason.REACHABLE
+    is_searched = np.array([id(block) in searched for block in blocks], bool)
+    reason[is_searched & (category != Category.PARAMETER_COPY)] = Reason.REACHABLE
     nobody = tables.owners.not_named if any(block.module < 0 for block in blocks) else -1
     return start_state(
         [block.bytes for block in blocks],
@@ -177,15 +178,15 @@ def _old_category(block: Block | Buffer) -> Category:
 def _events(memory: Sequence[Entry], tables: _Tables, phases: Spans) -> Events:
     blocks = [entry[2] for entry in memory]
     time = np.array([entry[0] for entry in memory], np.int64)
-    is_alloc = np.array([entry[1] is Happened.ALLOC for entry in memory], bool)
+    is_alloc = np.array([entry[1] is EntryKind.ALLOC for entry in memory], bool)
     names: dict[Any, int] = {}
     operator = np.full(len(memory), -1, np.int64)
     for row in np.flatnonzero(is_alloc).tolist():
         made_by = blocks[row].made_by
-        known = names.get(made_by)
-        if known is None:
-            known = names[made_by] = tables.operators.add(operator_name(made_by))
-        operator[row] = known
+        number = names.get(made_by)
+        if number is None:
+            number = names[made_by] = tables.operators.add(operator_name(made_by))
+        operator[row] = number
     columns = _columns(blocks)
     # A block may get its owner after its allocation (optimizer state): the alloc event then has it, too.
     module = np.where(is_alloc, columns["module"], [entry[3] for entry in memory])
@@ -219,7 +220,7 @@ def _provenance(
     bare: Events, allocs: Int64, memory: Sequence[Entry], phases: Spans, calls: Spans, tables: _Tables
 ) -> Provenance:
     """Return what the ledger and the lifetimes of the allocations (these rows) tell of them."""
-    freed = {id(entry[2]): entry[0] for entry in memory if entry[1] is Happened.FREE}
+    freed = {id(entry[2]): entry[0] for entry in memory if entry[1] is EntryKind.FREE}
     forever = np.iinfo(np.int64).max
     blocks = [memory[row][2] for row in allocs.tolist()]
     born = Born(

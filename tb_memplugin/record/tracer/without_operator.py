@@ -20,7 +20,7 @@ import torch
 class Listener(Protocol):
     """A receiver of the reports, on the thread where they happen. Its own code must not raise."""
 
-    def see_made(self, what: torch.Tensor | torch.UntypedStorage) -> None:
+    def see_memory(self, memory: torch.Tensor | torch.UntypedStorage) -> None:
         """Receive a copied state, or a storage that was resized or read."""
 
     def around(self, call: Callable[[], Any]) -> Any:
@@ -38,9 +38,9 @@ _text: Any = torch._tensor_str
 _print_original: Callable[..., Any] = _text._str
 
 
-def _report(what: torch.Tensor | torch.UntypedStorage) -> None:
+def _report(memory: torch.Tensor | torch.UntypedStorage) -> None:
     for listener in tuple(_listeners):
-        listener.see_made(what)
+        listener.see_memory(memory)
 
 
 def _get_rng_state() -> torch.Tensor:

@@ -115,5 +115,5 @@ def test_old_nodes_are_forgotten(monkeypatch):
     mine = NodeStacks(0)
     for number in range(100):
         mine.add(number + 1, number + 1, None)
-    assert mine.made(99) == (100, None)
-    assert mine.made(3)[0] == NO_ROW
+    assert mine.maker_of(99) == (100, None)
+    assert mine.maker_of(3)[0] == NO_ROW

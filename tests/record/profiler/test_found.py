@@ -5,13 +5,13 @@ from tb_memplugin.record.profiler.found import (
     pack_memory,
     pack_node,
     pack_operator,
-    pack_place,
+    pack_position,
 )
 
 
 def test_an_event_gets_the_operator_node_and_frame_of_its_place() -> None:
     tree = ProfilerTree()
-    tree.places += [pack_place(-1, -1, 5), pack_place(0, 2, -1)]
+    tree.positions += [pack_position(-1, -1, 5), pack_position(0, 2, -1)]
     tree.memory += [pack_memory(10, 0x40, 64, 64, 1), pack_memory(20, 0x40, -64, 0, 0)]
     time, address, size, total, operator, node, frame = (c.tolist() for c in tree.memory_columns())
     assert (time, address, size, total) == ([10, 20], [0x40, 0x40], [64, -64], [64, 0])

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tb_memplugin.record import profiler_windows
 from tb_memplugin.record.modules import ModuleNames
-from tb_memplugin.record.profiler.held import HeldByModels, HeldByOptimizer, told_once
+from tb_memplugin.record.profiler.held import HeldByModels, HeldByOptimizer, unique_sightings
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.record.storages import Sighting
 from tb_memplugin.trace import Category
@@ -24,7 +24,7 @@ def held_by(model: nn.Module) -> HeldByModels:
 
 
 def looked(held: HeldByModels) -> list[tuple[Category, str, int]]:
-    return [(seen.category, seen.label, seen.bytes) for seen in told_once(held.look())]
+    return [(seen.category, seen.label, seen.bytes) for seen in unique_sightings(held.look())]
 
 
 def step(model: nn.Module) -> None:
@@ -57,7 +57,7 @@ def test_a_gradient_at_the_place_of_the_one_before_is_another():
         step(model)
         gradient = model.weight.grad
         assert gradient is not None
-        seen = list(told_once(held.look(optimizer)))
+        seen = list(unique_sightings(held.look(optimizer)))
         assert [(one.address, one.label) for one in seen] == [(gradient.data_ptr(), "weight (gradient)")]
         del gradient
         optimizer.zero_grad()  # the allocator gives the next one the same place
@@ -70,7 +70,7 @@ def test_state_is_told_where_it_is_new_or_moved():
     state = optimizer.state[model.weight]
 
     def told() -> list[tuple[str, int]]:
-        return [(seen.label, seen.bytes) for seen in told_once(held.look_at_state(optimizer))]
+        return [(seen.label, seen.bytes) for seen in unique_sightings(held.look_at_state(optimizer))]
 
     state |= {"moment": torch.zeros(6), "steps": 1, "weight": model.weight}
     assert told() == [("weight (moment)", 24)]
@@ -93,7 +93,7 @@ def test_state_need_not_be_a_dict_and_its_key_need_not_be_a_parameter(of_weight)
     expected = [(f"weight ({name})", 0, 24), ("optimizer (scale)", -1, 8)]
 
     held = HeldByOptimizer(ModuleNames.of({"": model}))
-    seen = list(told_once(held.look_at_state(optimizer)))
+    seen = list(unique_sightings(held.look_at_state(optimizer)))
     assert [(one.label, one.module, one.bytes) for one in seen] == expected
 
     recorder = WindowRecorder({"": model}, [optimizer])
@@ -116,7 +116,7 @@ def test_state_of_a_class_of_its_own_is_told_once():
     held = HeldByOptimizer(ModuleNames.of({"": model}))
     for size in (5, 6):
         optimizer.state[model.weight]["moment"] = torch.zeros(size).as_subclass(Wrapping)
-        assert [seen.bytes for seen in told_once(held.look_at_state(optimizer))] == [4 * size]
+        assert [seen.bytes for seen in unique_sightings(held.look_at_state(optimizer))] == [4 * size]
         assert held.look_at_state(optimizer) == []
 
 
@@ -242,7 +242,7 @@ def test_a_profile_with_stacks_has_as_few_calls_of_ours_for_many_parameters_as_f
 
 def test_what_is_told_is_what_the_tensors_are():
     model = nn.Linear(2, 3, bias=False).to(torch.bfloat16)
-    (seen,) = told_once(held_by(model).look())
+    (seen,) = unique_sightings(held_by(model).look())
     weight = model.weight
     assert seen == Sighting(
         seen.time_ns, "cpu", weight.data_ptr(), 12, Category.PARAMETER, 0, "weight", "bfloat16"

@@ -21,7 +21,7 @@ from tb_memplugin import memory_trace_handler
 from tb_memplugin.commands import main
 from tb_memplugin.read.kineto.trace import trace_from_kineto
 from tb_memplugin.read.python_frames import MOST_FRAMES, CallTree, frame_text
-from tb_memplugin.record.profiler.found import ProfilerTree, pack_maker, pack_memory, pack_node, pack_place
+from tb_memplugin.record.profiler.found import ProfilerTree, pack_maker, pack_memory, pack_node, pack_position
 from tb_memplugin.record.profiler.memory_events import read_memory_events
 from tb_memplugin.record.profiler.stacks import stacks_of
 from tb_memplugin.record.profiler.trace import trace_from_profile
@@ -134,7 +134,7 @@ def test_what_a_thread_without_python_allocates_in_backward_goes_by_its_forwards
     tree.makers += [pack_maker(10, 6, -1), pack_maker(20, 7, step), pack_maker(30, 8, -1)]
     tree.threads.append((1, 0, 0, 3))
     tree.memory.append(pack_memory(55, 0x1000, 64, 64, 0))
-    tree.places.append(pack_place(-1, 0, -1))
+    tree.positions.append(pack_position(-1, 0, -1))
     tree.node_names.append("MulBackward0")
     tree.node_rows.append(pack_node(50, 60, -1, 7, 2))
     tree.threads.append((2, 1, 0, 3))

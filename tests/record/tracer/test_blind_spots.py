@@ -57,7 +57,7 @@ def test_after_an_error_of_ours_what_is_alive_at_the_end_is_told(monkeypatch):
     """The 2,000 bytes are made after the error, and still alive at the end."""
     from tb_memplugin.record.storage_lifetimes import Ledger
 
-    monkeypatch.setattr(Ledger, "born", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr(Ledger, "allocate", lambda *_, **__: 1 // 0)
     layer, tracer = nn.Identity(), MemoryTracer()
     with tracer.trace(layer):
         first = torch.ones(1)
