@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import posixpath
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -103,17 +104,20 @@ def write_new(path: str, write: Callable[[BinaryIO], Result], *, flushed: bool =
 def flush_path(path: str) -> None:
     """Wait until the disk has the content of a local file, or the names in a local folder.
 
-    Does nothing where the path was deleted, and where the file system cannot do that.
+    Does nothing where the path was deleted, is a pipe or a device, and where the file system cannot do that.
 
     Raises:
         OSError: the disk failed.
     """
+    access = os.O_RDWR if os.name == "nt" else os.O_RDONLY | os.O_NONBLOCK  # to open a pipe blocks without
     try:
-        descriptor = os.open(path, (os.O_RDWR if os.name == "nt" else os.O_RDONLY) | BINARY)
+        descriptor = os.open(path, access | BINARY)
     except (FileNotFoundError, PermissionError):  # Windows opens no folders
         return
     try:
-        flush(descriptor)
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            flush(descriptor)
     finally:
         os.close(descriptor)
 
