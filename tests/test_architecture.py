@@ -1,4 +1,4 @@
-"""The rules of the house: imports point one way, torch stays where it belongs, a file holds one idea."""
+"""The rules of the house: imports point one way, torch stays where it belongs, functions are short."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "tb_memplugin"
-LONGEST_FILE = 600
+LONGEST_FUNCTION = 80
+LONG_FUNCTIONS = {"_walk_thread"}
+"""The loop over the profiler's events: divided into functions it takes 10 to 16 % longer."""
 
 # Which parts of the package each part may import. Every part may import `errors`.
 KNOWS = {
@@ -211,9 +213,15 @@ def written_by_hand() -> list[Path]:
     return sorted(path for path in files if path.suffix in {".py", ".ts", ".tsx"} and "_pb2" not in path.name)
 
 
-def test_no_file_holds_two_ideas() -> None:
-    lines = {path.relative_to(ROOT): len(path.read_text("utf-8").splitlines()) for path in written_by_hand()}
-    assert {str(path): count for path, count in lines.items() if count > LONGEST_FILE} == {}
+def test_no_function_is_long() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name not in LONG_FUNCTIONS
+        if (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION
+    ]
+    assert long == []
 
 
 def test_no_file_has_a_vague_name() -> None:

@@ -92,10 +92,7 @@ def attribute(
     owners, hooked, threads = logged.owners, logged.hooked, logged.threads
     calls = threads[window.thread]
     main = main_thread(tree)
-    node_start, node_end, parent, node_sequence, _ = tree.nodes
-    optimizer = _with(
-        tree.range_spans(Role.OPTIMIZER), [(step.start_ns, step.end_ns) for step in window.optimizer_steps]
-    )
+    node_start, node_end, _, node_sequence, _ = tree.nodes
     forward = _forward_operators(tree, calls, hooked)
     counting = calls if hooked else None
     elsewhere = makes_nodes_elsewhere(tree, counting, main)
@@ -105,11 +102,7 @@ def attribute(
     first = first_order_nodes(tree, counting, main, roots, owned, made_on)
     maker = forward.creator(np.where(made_on == main, node_sequence, -1))[first]
     node_module = own_module[first] if hooked else calls.module_of(_call_of_maker(calls, forward, maker))
-    root_node = parent < 0
-    marks = _forward_marks(calls, forward)
-    step_starts = np.array([step.start_ns for step in steps], np.int64)
-    backward = node_start[root_node], node_end[root_node]
-    phases = phase_spans(marks, backward, optimizer, step_starts, _making_nodes(calls, forward))
+    phases = _phases(tree, window, steps, calls, forward)
 
     row = np.flatnonzero(memory.bytes > 0)
     time, operator, node, thread = (
@@ -254,6 +247,21 @@ def _with(ranges: tuple[Int64, Int64], spans: Sequence[tuple[int, int]]) -> tupl
 def _call_of_maker(calls: Calls, forward: _Forward, maker: Int64) -> Int64:
     started = np.append(forward.start_ns, 0)[maker]
     return np.where(maker >= 0, calls.at(started), -1)
+
+
+def _phases(
+    tree: ProfilerTree, window: Window, steps: Sequence[Step], calls: Calls, forward: _Forward
+) -> Spans:
+    in_hooks = [(step.start_ns, step.end_ns) for step in window.optimizer_steps]
+    start, end, parent, _, _ = tree.nodes
+    is_root = parent < 0
+    return phase_spans(
+        _forward_marks(calls, forward),
+        (start[is_root], end[is_root]),
+        _with(tree.range_spans(Role.OPTIMIZER), in_hooks),
+        np.array([step.start_ns for step in steps], np.int64),
+        _making_nodes(calls, forward),
+    )
 
 
 def _forward_marks(calls: Calls, forward: _Forward) -> tuple[Int64, Int64]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,12 +62,83 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     Raises:
         NotRecordedError: the profile was not stopped, or contains no memory events.
     """
+    logged = Logged.of(window)
+    results, tree = _walked(prof, window, logged)
+    calls = window.counted.calls if window.counted is not None else None
+    memory = read_memory_events(tree)
+    if calls is not None:
+        memory = with_counted_calls(memory, calls)
+    has_steps = Role.STEP in tree.ranges
+    memory = with_events_outside(memory, results.events, window.blocks, window.sightings, has_steps=has_steps)
+    on_steps: list[str] = []
+    steps = _steps(tree, window, number, on_steps)
+    threads, roots = (lambda: forward_threads(results.events())), results.experimental_event_tree
+    attribution = attribute(tree, memory, window, logged, steps, threads, roots)
+    devices = _all_devices(memory, window)
+    labels = Names()
+    window.start = held_copies(window.start, fqns(window.names))
+    start, notes = start_state(window, memory, devices, attribution.owners, labels)
+    called = stacks_of(tree, memory, main_thread(tree))
+    quiet = () if calls is None else ("cpu",)  # the calls have these frees already
+    bare = _with_storage_frees(_bare_events(memory, attribution, called), window, devices, quiet)
+    blocks, ended = pair(bare, start), ""
+    if calls is None and "cpu" in devices and attribution.communicating.any():
+        cpu = devices.index("cpu")
+        bare, ended = with_communication_frees(bare, blocks, attribution, cpu, window.alive_at_end)
+        blocks = pair(bare, start) if ended else blocks
+    matched = match_sightings(window.sightings, devices, blocks, bare.time_ns)
+    start = with_later_names(start, matched, window.sightings, attribution.owners, labels)
+    full = categorised(bare, blocks, matched - len(start), attribution, window, devices, labels)
+    annotations, annotation_names = _annotations(tree, len(devices), full)
+    outside_curve = _not_in_curve_bytes(window, matched)
+    unseen = _unseen_at_end(window, blocks, len(full), devices)
+    trace = MemoryTrace(
+        source="torch.profiler",
+        events=full,
+        start=start,
+        devices=tuple(_device(name) for name in devices),
+        steps=steps,
+        operators=attribution.operators.as_tuple(),
+        modules=attribution.owners.as_tuple(),
+        labels=labels.as_tuple(),
+        stacks=called.stacks,
+        phases=attribution.phases,
+        calls=attribution.calls,
+        annotations=annotations,
+        annotation_names=annotation_names,
+        counters=counter_readings(window, memory, devices, outside_curve, unseen),
+        properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
+    )
+    blocks = attributed(blocks, full, start)
+    vars(trace)["allocations"] = blocks
+    return replace(
+        trace,
+        notes=(
+            *window.problems,
+            *_open_problems(trace, window, matched),
+            *on_steps,
+            *filter(None, [ended]),
+            *notes,
+            *beside_counters(memory),
+            *_not_in_curve(window, matched),
+            *_on_unseen_calls(attribution.unseen_calls, window, memory),
+            *_notes(trace, tree, called),
+        ),
+        paired=blocks,
+    )
+
+
+def _walked(prof: torch.profiler.profile, window: Window, logged: Logged) -> tuple[Any, ProfilerTree]:
+    """Return the results of a profile, and what a walk over its event tree found.
+
+    Raises:
+        NotRecordedError: the profile was not stopped, or contains no memory events.
+    """
     results = getattr(prof.profiler, "kineto_results", None)
     if results is None:
         raise NotRecordedError(
             "The profile has no results.", where="torch.profiler.profile", fix="Stop it first."
         )
-    logged = Logged.of(window)
     tree = walk(
         results.experimental_event_tree(),
         module_entries=[time for time, row, _, _ in window.crossings if row >= 0],
@@ -83,84 +155,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
             if getattr(prof, "profile_memory", False)
             else "Pass profile_memory=True.",
         )
-    memory = read_memory_events(tree)
-    calls = window.counted.calls if window.counted is not None else None
-    if calls is not None:
-        memory = with_counted_calls(memory, calls)
-    memory = with_events_outside(
-        memory,
-        results.events,
-        window.blocks,
-        window.sightings,
-        has_steps=Role.STEP in tree.ranges,
-    )
-    on_steps: list[str] = []
-    steps = _steps(tree, window, number, on_steps)
-    attribution = attribute(
-        tree,
-        memory,
-        window,
-        logged,
-        steps,
-        lambda: forward_threads(results.events()),
-        results.experimental_event_tree,
-    )
-    devices = _all_devices(memory, window)
-    labels = Names()
-    window.start = held_copies(window.start, fqns(window.names))
-    start, notes = start_state(window, memory, devices, attribution.owners, labels)
-    called = stacks_of(tree, memory, main_thread(tree))
-    quiet = () if calls is None else ("cpu",)  # the calls have these frees already
-    bare = _with_storage_frees(_bare_events(memory, attribution, called), window, devices, quiet)
-    blocks = pair(bare, start)
-    if calls is None and "cpu" in devices and attribution.communicating.any():
-        cpu = devices.index("cpu")
-        bare, ended = with_communication_frees(bare, blocks, attribution, cpu, window.alive_at_end)
-        blocks = pair(bare, start) if ended else blocks
-        on_steps += [ended] if ended else []
-    matched = match_sightings(window.sightings, devices, blocks, bare.time_ns)
-    start = with_later_names(start, matched, window.sightings, attribution.owners, labels)
-    full = categorised(bare, blocks, matched - len(start), attribution, window, devices, labels)
-    annotations, annotation_names = _annotations(tree, len(devices), full)
-    trace = MemoryTrace(
-        source="torch.profiler",
-        events=full,
-        start=start,
-        devices=tuple(_device(name) for name in devices),
-        steps=steps,
-        operators=attribution.operators.as_tuple(),
-        modules=attribution.owners.as_tuple(),
-        labels=labels.as_tuple(),
-        stacks=called.stacks,
-        phases=attribution.phases,
-        calls=attribution.calls,
-        annotations=annotations,
-        annotation_names=annotation_names,
-        counters=counter_readings(
-            window,
-            memory,
-            devices,
-            _not_in_curve_bytes(window, matched),
-            _unseen_at_end(window, blocks, len(full), devices),
-        ),
-        properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
-    )
-    blocks = attributed(blocks, full, start)
-    vars(trace)["allocations"] = blocks
-    return replace(
-        trace,
-        notes=(
-            *window.problems,
-            *_open_problems(trace, window, matched),
-            *on_steps,
-            *notes,
-            *beside_counters(memory),
-            *_not_in_curve(window, matched),
-            *_on_unseen_calls(attribution.unseen_calls, window, memory),
-            *_notes(trace, tree, called),
-        ),
-        paired=blocks,
-    )
+    return results, tree
 
 
 def _annotations(tree: ProfilerTree, devices: int, events: Events) -> tuple[Annotations, tuple[str, ...]]:
