@@ -58,9 +58,11 @@ def add(patch: Patch) -> None:
 def remove(patch: Patch) -> None:
     """Take a patch off for good. Safe to call twice."""
     with lock:
+        is_first = patch in _patches
+        if is_first:
+            _patches.remove(patch)  # before what may fail, else it would be put on again
         patch.take_off()
-        if patch in _patches:
-            _patches.remove(patch)
+        if is_first:
             look()
 
 

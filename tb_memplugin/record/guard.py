@@ -86,7 +86,7 @@ class Guard:
         self._logger.debug("%s failed", where, exc_info=error)
         if self._only_first and self._logged:
             return
-        message, kind = str(error), _kind(error)
+        message, kind = str(error), kind_of(error)
         if not isinstance(error, MemPluginError):
             message = (
                 f"{loss} ({type(error).__name__}: {error}). The training continues without it.\n"
@@ -170,7 +170,7 @@ def call_all(*functions: Callable[[], object]) -> None:
         raise ending
 
 
-def _kind(error: Exception) -> str:
+def kind_of(error: Exception) -> str:
     """Return what tells the kind of an error."""
     if isinstance(error, MemPluginError):
         cause = error.__cause__

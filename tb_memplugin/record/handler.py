@@ -267,12 +267,14 @@ class _MemoryTraceHandler:
             worker = self._settings.worker_name or default_worker_name()
             self._writer = RunWriter(self._dir_name, worker, self._guard.warn)
         self._writer.write(trace)
+        for problem in window.problems:
+            self._guard.warn(problem)
+        for problem, kind in window.open_problems.items():
+            self._guard.warn(problem, once=kind)
         try:
             self._written(trace, self._recorder)
         except BaseException as error:
             self._guard.end("after a window", error, loss="This window is recorded, but what followed failed")
-        for problem in (*window.problems, *window.open_problems):
-            self._guard.warn(problem)
 
     def _written(self, trace: MemoryTrace, recorder: WindowRecorder) -> None:
         recorder.remember(trace)

@@ -23,7 +23,7 @@ from torch import nn
 
 from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now, memory_of
 from tb_memplugin.record.exact_cpu import CountedCalls, CountedWindow, begin_window, is_counting
-from tb_memplugin.record.guard import Guard, guarded
+from tb_memplugin.record.guard import Guard, guarded, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
@@ -98,7 +98,8 @@ class Window:
             not of torch's CPU allocator. Searched where other threads allocate or free, unseen by profilers:
             Python's, and those of communication where several processes train on CPUs.
         problems: what could not be recorded, as sentences with the bytes that this concerns.
-        open_problems: the same where only the whole trace tells the bytes.
+        open_problems: the same where only the whole trace tells the bytes, each with the kind of the error
+            that caused it (`kind_of`), "" for none.
         results: by thread ident, the bytes that outer calls of modules returned there, without those on
             `thread`.
         in_problems: (device name, address) of storages from before the window that a problem counts.
@@ -124,7 +125,7 @@ class Window:
     stop_ns: int = 0
     has_models: bool = False
     problems: list[str] = field(default_factory=list)
-    open_problems: list[str] = field(default_factory=list)
+    open_problems: dict[str, str] = field(default_factory=dict)
     results: dict[int, int] = field(default_factory=dict)
     in_problems: set[tuple[str, int]] = field(default_factory=set)
 
@@ -293,11 +294,11 @@ class WindowRecorder:
         assert self._window is not None
         gone = len(self._models) - len(models)
         if gone:
-            self._window.open_problems.append(
+            self._window.open_problems[
                 f"{gone} model(s) given to memory_trace_handler no longer exist, so their modules have "
                 "no names here. Keep a reference to the model, or create a new handler for the new "
                 "one."
-            )
+            ] = ""
 
     def _take_start(self, models: Mapping[str, nn.Module]) -> None:
         assert self._window is not None
@@ -482,9 +483,8 @@ class WindowRecorder:
         """Note what a window lacks, because of an error that leaves the rest of it right."""
         logger.debug("recording failed at %s", moment, exc_info=error)
         if self._window is not None:
-            self._window.open_problems.append(
-                f"Recording at {moment} failed ({type(error).__name__}: {error})."
-            )
+            problem = f"Recording at {moment} failed ({type(error).__name__}: {error})."
+            self._window.open_problems[problem] = kind_of(error)
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:

@@ -102,7 +102,9 @@ def test_a_search_that_fails_costs_the_search_and_not_the_window(monkeypatch):
     recorder.stop()
     taken = recorder.take()
     assert taken is not None
-    assert taken.open_problems == ["Recording at the search for what is alive failed (RuntimeError: no)."]
+    assert list(taken.open_problems) == [
+        "Recording at the search for what is alive failed (RuntimeError: no)."
+    ]
 
 
 def test_what_another_thread_left_alive_is_missing_at_the_end(tmp_path):

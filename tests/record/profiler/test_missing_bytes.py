@@ -131,7 +131,7 @@ def test_a_recording_that_fails_says_how_many_bytes_this_leaves_open():
     del kept
     window = recorder.take()
     assert window is not None
-    window.open_problems.append("Recording at start failed (ValueError: ours).")
+    window.open_problems["Recording at start failed (ValueError: ours)."] = ""
     assert trace_from_profile(prof, window).notes[0] == (
         "Recording at start failed (ValueError: ours). At most 1,200 bytes, those without a module, lack "
         "a name for it; at least 0 bytes, which were seen in use, are not in the curve."
