@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tb_memplugin.analysis.checkpointing import checkpointing
 from tb_memplugin.analysis.findings import (
     Advice,
     Evidence,
     Finding,
-    FindingKind,
     Fine,
     Judgement,
     NotJudged,
@@ -26,16 +26,23 @@ from tb_memplugin.trace import MemoryTrace
 
 __all__ = ["RULES", "Advice", "Evidence", "Finding", "Judgement", "Where", "advice"]
 
-RULES: dict[FindingKind, Callable[[MemoryTrace, int], Result]] = {
-    "growth": growth,
-    "kept_gradients": kept_gradients,
-    "unused_reserve": unused_reserve,
-    "checkpointing": checkpointing,
-    "optimizer_state": optimizer_state,
-    "large_temporary": large_temporary,
-}
-"""Every rule; each has a file of its own. docs/advice.md lists their thresholds."""
 
+class Rule(NamedTuple):
+    """A rule's name for people, and the function that judges a device of a trace."""
+
+    name: str
+    judge: Callable[[MemoryTrace, int], Result]
+
+
+RULES = {
+    "growth": Rule("growth", growth),
+    "kept_gradients": Rule("kept gradients", kept_gradients),
+    "unused_reserve": Rule("unused reserve", unused_reserve),
+    "checkpointing": Rule("checkpointing", checkpointing),
+    "optimizer_state": Rule("optimizer state", optimizer_state),
+    "large_temporary": Rule("large temporaries", large_temporary),
+}
+"""Every rule by its kind; each has a file of its own. docs/advice.md lists their thresholds."""
 
 Run = Callable[[], Sequence[WindowLevel]]
 
@@ -57,7 +64,7 @@ def advice(trace: MemoryTrace, device: str | None = None, run: Run | None = None
     judgements: list[Judgement] = []
     for row in rows:
         for kind, rule in RULES.items():
-            result = _judged(trace, row, rule)
+            result = _judged(trace, row, rule.judge)
             if kind == "growth" and run is not None and isinstance(result, NotJudged):
                 result = growth_across(trace, row, run())
             judgements.append(_judgement(kind, trace.devices[row].name, result))
@@ -73,7 +80,7 @@ def _judged(trace: MemoryTrace, device: int, rule: Callable[[MemoryTrace, int], 
     return rule(trace, device)
 
 
-def _judgement(kind: FindingKind, device: str, result: Result) -> Judgement:
+def _judgement(kind: str, device: str, result: Result) -> Judgement:
     if isinstance(result, Finding):
         return Judgement(kind, device, "found", result.title)
     return Judgement(kind, device, "fine" if isinstance(result, Fine) else "not judged", result.why)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-FindingKind = Literal[
-    "growth", "kept_gradients", "unused_reserve", "checkpointing", "optimizer_state", "large_temporary"
-]
 Level = Literal["problem", "option"]
 
 
@@ -38,7 +35,7 @@ class Finding:
     """One thing to act on. docs/advice.md explains what the bytes of each kind are.
 
     Attributes:
-        kind: the rule that found it.
+        kind: the rule that found it, a key of `advice.RULES`.
         level: "problem" if the memory is wasted; "option" if saving it has a price.
         device: a device's name.
         step: the number of the step concerned; None if it concerns the whole window.
@@ -54,7 +51,7 @@ class Finding:
         levels: live bytes at the bounds of the steps, or in each window, for growth; else empty.
     """
 
-    kind: FindingKind
+    kind: str
     level: Level
     device: str
     step: int | None
@@ -74,7 +71,7 @@ class Finding:
 class Judgement:
     """The verdict of a rule on a device; `why` gives the reason in a sentence."""
 
-    kind: FindingKind
+    kind: str
     device: str
     verdict: Literal["found", "fine", "not judged"]
     why: str

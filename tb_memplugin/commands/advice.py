@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tb_memplugin.analysis.advice import Advice, Evidence, Finding, Judgement, Where, advice
+from tb_memplugin.analysis.advice import RULES, Advice, Evidence, Finding, Judgement, Where, advice
 from tb_memplugin.analysis.growth_across import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.opening import Opened, Reading, open_trace, reading_options
@@ -22,15 +22,6 @@ from tb_memplugin.commands.tables import LONGEST, Unit, console, printable
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import load_window, read_recordings
-
-RULE_NAMES = {
-    "growth": "growth",
-    "kept_gradients": "kept gradients",
-    "unused_reserve": "unused reserve",
-    "checkpointing": "checkpointing",
-    "optimizer_state": "optimizer state",
-    "large_temporary": "large temporaries",
-}
 
 
 @click.command("advice")
@@ -153,7 +144,7 @@ def _show_judgements(judgements: Sequence[Judgement]) -> None:
         drawn.add_column(name, overflow="fold", no_wrap=name != "why")
     for judgement in judgements:
         cells = (
-            RULE_NAMES[judgement.kind],
+            RULES[judgement.kind].name,
             printable(judgement.device, 40),
             judgement.verdict,
             printable(judgement.why, 4 * LONGEST),

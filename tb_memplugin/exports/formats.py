@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,32 +19,71 @@ WORTH_SHOWING: tuple[By, ...] = ("category", "module", "phase", "annotation", "c
 
 
 @dataclass(frozen=True, slots=True)
+class Export:
+    """What to write, and how. See `write_as`."""
+
+    trace: MemoryTrace
+    path: str | os.PathLike[str]
+    title: str
+    by: Sequence[By] = ()
+    rules: Rules | None = None
+    stacks: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Format:
-    """What a format is for, and the ending and content type of its files."""
+    """What a format is for, the ending and content type of its files, and the function that writes one.
+
+    The function returns sentences about what had to be made up or left out.
+    """
 
     description: str
     ending: str
     """The ending of file names, with its dot."""
 
     content_type: str
+    write: Callable[[Export], Iterable[str] | None]
+
+
+def _write_html(export: Export) -> None:
+    named = [Division(export.rules, "Rules")] if export.rules else []
+    html.write(export.trace, export.path, named + _divisions_of(export.trace, export.by), export.title)
 
 
 FORMATS = {
-    "html": Format("one page for any browser, offline", ".html", "text/html; charset=utf-8"),
+    "html": Format("one page for any browser, offline", ".html", "text/html; charset=utf-8", _write_html),
     "speedscope": Format(
-        "the peak as a flame graph, for speedscope.app", ".speedscope.json", "application/json"
+        "the peak as a flame graph, for speedscope.app",
+        ".speedscope.json",
+        "application/json",
+        lambda export: speedscope.write(export.trace, export.path, export.title),
     ),
     "perfetto": Format(
         "levels and ranges over time, for ui.perfetto.dev and chrome://tracing",
         ".perfetto.json",
         "application/json",
+        lambda export: perfetto.write(export.trace, export.path),
     ),
-    "csv": Format("one row per allocation", ".csv", "text/csv; charset=utf-8"),
-    "json": Format("the whole trace (docs/json_format.md)", ".json", "application/json"),
+    "csv": Format(
+        "one row per allocation",
+        ".csv",
+        "text/csv; charset=utf-8",
+        lambda export: csv.write(export.trace, export.path, export.stacks),
+    ),
+    "json": Format(
+        "the whole trace (docs/json_format.md)",
+        ".json",
+        "application/json",
+        lambda export: json.write(export.trace, export.path),
+    ),
     "snapshot": Format(
-        "PyTorch's own memory snapshot, for memory_viz and Mosaic", ".pickle", "application/octet-stream"
+        "PyTorch's own memory snapshot, for memory_viz and Mosaic",
+        ".pickle",
+        "application/octet-stream",
+        lambda export: snapshot.write(export.trace, export.path),
     ),
 }
+"""Every format by its name."""
 
 
 def write_as(
@@ -74,20 +113,8 @@ def write_as(
     Raises:
         MemPluginError: the file cannot be written.
     """
-    if format_ == "html":
-        named = [Division(rules, "Rules")] if rules else []
-        html.write(trace, path, named + _divisions_of(trace, by), title)
-    elif format_ == "speedscope":
-        speedscope.write(trace, path, title)
-    elif format_ == "perfetto":
-        perfetto.write(trace, path)
-    elif format_ == "csv":
-        csv.write(trace, path, stacks)
-    elif format_ == "json":
-        json.write(trace, path)
-    else:
-        return snapshot.write(trace, path)
-    return ()
+    export = Export(trace, path, title, by, rules, stacks)
+    return tuple(FORMATS[format_].write(export) or ())
 
 
 def _divisions_of(trace: MemoryTrace, by: Sequence[By]) -> list[Division]:

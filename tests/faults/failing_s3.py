@@ -31,7 +31,7 @@ class FailingS3:
     texts: ClassVar = defaultdict(str, {"503": "reduce your request rate", "500": "an internal error"})
 
     def __init__(self) -> None:
-        from moto.server import DomainDispatcherApplication, create_backend_app
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import WSGIRequestHandler, make_server
 
         class Silent(WSGIRequestHandler):
@@ -98,7 +98,7 @@ class FailingS3:
 @contextmanager
 def serving(patch: pytest.MonkeyPatch) -> Iterator[FailingS3]:
     """Yield a store with a bucket "logs", to which s3fs speaks with one attempt for each request."""
-    pytest.importorskip("moto.server")
+    pytest.importorskip("moto.moto_server.werkzeug_app")
     pytest.importorskip("s3fs")
     store = FailingS3()
     for name, value in {
