@@ -105,9 +105,9 @@ class Guard:
 
     def warn(self, message: str, *, once: str = "") -> None:
         """Log a warning, once per message, or once per `once` where it is given."""
-        key = once or message
-        if key not in self._logged:
-            self._logged.add(key)
+        keys = {message, once or message}
+        if not keys & self._logged:
+            self._logged |= keys
             self._logger.warning("%s", message)
 
 
