@@ -9,7 +9,27 @@ import pytest
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record.guard import Guard
-from tests.faults.test_faults import Messages
+
+
+class Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@pytest.fixture
+def warnings():
+    return Warnings()
+
+
+@pytest.fixture
+def guard(warnings):
+    logger = logging.Logger("test")
+    logger.addHandler(warnings)
+    return Guard("nothing is recorded", logger)
 
 
 def refusal(where: str, number: int, text: str) -> MemPluginError:
@@ -26,10 +46,14 @@ def refusal(where: str, number: int, text: str) -> MemPluginError:
         ("s3://runs/a", [errno.EIO, errno.EREMOTEIO], 1),  # s3fs: of a HEAD and of a PUT that got a 500
     ],
 )
-def test_a_failure_to_write_is_logged_once_whatever_its_words(where, numbers, count):
-    logger, messages = logging.Logger("test", logging.WARNING), list[str]()
-    logger.addFilter(lambda record: messages.append(record.getMessage()) or True)
-    guard, error = Guard("nothing is recorded", logger), refusal("/runs/a", errno.ENOSPC, "full")
+def test_a_failure_to_write_is_logged_once_whatever_its_words(guard, warnings, where, numbers, count):
+    for text, number in enumerate(numbers):
+        guard.end("a window", refusal(where, number, str(text)))
+    assert len(warnings.texts) == count
+
+
+def test_what_another_part_of_the_recorder_has_logged_in_the_same_words_is_not_logged_again(guard, warnings):
+    error = refusal("/runs/a", errno.ENOSPC, "full")
     guard.warn(str(error))
     guard.end("a window", error)
-    assert messages == [str(error)]
+    assert warnings.texts == [str(error)]
