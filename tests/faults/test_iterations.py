@@ -28,7 +28,7 @@ class ReportSession(Session):
         "record/tracer/recording.py:see_memory",
         "record/tracer/without_operator.py:_get_rng_state",
         "record/tracer/without_operator.py:_report",
-        "iterations/watch.py:note",
+        "record/iterations/watch.py:note",
     )
     second_warning = (  # the folder stays claimed, another one is used
         "store/worker_folder.py:__init__",
@@ -37,7 +37,7 @@ class ReportSession(Session):
     unobserved = (
         "record/storage_lifetimes.py:freed",
         "record/profiler_windows.py:_restore",
-        "iterations/report.py:clear",
+        "record/iterations/report.py:clear",
     )
 
     def __init__(self, folder: Path, training: Training) -> None:

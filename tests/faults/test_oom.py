@@ -18,7 +18,7 @@ from tests.faults.sweep import Session, Training, sweep
 class OomSession(Session):
     """A recorder on a stand-in for a GPU, on which memory runs out in each window."""
 
-    boundary = ("oom.py:_struck",)
+    boundary = ("record/oom.py:_struck",)
     second_warning = (  # the folder stays claimed, another one is used
         "store/worker_folder.py:__init__",
         "store/writer.py:_use",

@@ -45,15 +45,15 @@ class TracerSession(Session):
 
     boundary = (
         *_ENTRIES,
-        "tracer.py:trace",  # the user's call
-        "tracer.py:track_phase",
-        "tracer.py:__init__",  # of what `trace` returns
-        "tracer.py:__enter__",
-        "tracer.py:__exit__",
-        "tracer.py:_begin",
-        "tracer.py:_end",
-        "arguments.py:checked_model",
-        "arguments.py:checked_optimizers",
+        "record/memory_tracer.py:trace",  # the user's call
+        "record/memory_tracer.py:track_phase",
+        "record/memory_tracer.py:__init__",  # of what `trace` returns
+        "record/memory_tracer.py:__enter__",
+        "record/memory_tracer.py:__exit__",
+        "record/memory_tracer.py:_begin",
+        "record/memory_tracer.py:_end",
+        "record/arguments.py:checked_model",
+        "record/arguments.py:checked_optimizers",
     )
     unobserved = _DEATHS
 
@@ -77,10 +77,10 @@ class LineSession(Session):
 
     boundary = (
         *_ENTRIES,
-        "line_tracer.py:__enter__",
-        "line_tracer.py:__exit__",
-        "line_tracer.py:start_tracing",
-        "line_tracer.py:stop_tracing",
+        "record/line_tracer.py:__enter__",
+        "record/line_tracer.py:__exit__",
+        "record/line_tracer.py:start_tracing",
+        "record/line_tracer.py:stop_tracing",
     )
     unobserved = _DEATHS
 
