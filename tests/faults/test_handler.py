@@ -29,10 +29,7 @@ class HandlerSession(Session):
         "record/profiler_windows.py:_started",
         "record/profiler_windows.py:_stopped",
     )
-    second_warning = (
-        "store/worker_folder.py:__init__",
-        "store/writer.py:_use",
-    )  # the folder stays claimed, another one is used
+    second_warning = ("store/worker_folder.py:__init__",)  # the folder stays claimed, another one is used
     unobserved = ("record/profiler/window.py:freed",)
 
     def __init__(self, folder: Path, training: Training) -> None:

@@ -32,7 +32,6 @@ class ReportSession(Session):
     )
     second_warning = (  # the folder stays claimed, another one is used
         "store/worker_folder.py:__init__",
-        "store/writer.py:_use",
     )
     unobserved = (
         "record/storage_lifetimes.py:freed",

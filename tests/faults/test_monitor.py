@@ -12,10 +12,7 @@ class MonitorSession(Session):
     """A monitor that writes every step when it has ended. What it returns of a step is compared."""
 
     boundary = ()
-    second_warning = (
-        "store/worker_folder.py:__init__",
-        "store/writer.py:_use",
-    )  # the folder stays claimed, another one is used
+    second_warning = ("store/worker_folder.py:__init__",)  # the folder stays claimed, another one is used
 
     def __init__(self, folder: Path, training: Training) -> None:
         super().__init__(folder, training)

@@ -21,7 +21,6 @@ class OomSession(Session):
     boundary = ("record/oom.py:_struck",)
     second_warning = (  # the folder stays claimed, another one is used
         "store/worker_folder.py:__init__",
-        "store/writer.py:_use",
     )
 
     def __init__(self, folder: Path, training: Training) -> None:
