@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-FIRST = ("tests/certificate", "tests/faults", "tests/browser")
+FIRST = tuple(f"tests/{name}" for name in ("certificate", "faults", "browser", "server", "tensorboard"))
 """What the first process runs; the second runs everything else."""
 
 
