@@ -61,6 +61,9 @@ class Corrections:
         parts: the corrections; without any, fake tensors behave as in torch.
         engine_adds_in_place: whether gradients that autograd's engine sums are counted as summed in place,
             as without modes.
+
+    Raises:
+        ValueError: two parts have a rule for one operator.
     """
 
     def __init__(self, parts: Sequence[Correction], *, engine_adds_in_place: bool) -> None:
@@ -70,7 +73,10 @@ class Corrections:
         self.after: dict[Any, After] = {}
         self._patches = Patches()
         for part in self.parts:
-            self.rules |= part.rules()
+            rules = part.rules()
+            if twice := self.rules.keys() & rules.keys():
+                raise ValueError(f"{type(part).__name__} has a second rule for {', '.join(map(str, twice))}")
+            self.rules |= rules
             for operator, more in part.after().items():
                 earlier = self.after.get(operator)
                 self.after[operator] = more if earlier is None else _both(earlier, more)
