@@ -11,7 +11,10 @@ import sys
 import threading
 from collections.abc import Sequence
 
-FIRST = tuple(f"tests/{name}" for name in ("certificate", "faults", "browser", "server", "tensorboard"))
+FIRST = tuple(
+    f"tests/{name}"
+    for name in ("certificate", "faults", "browser", "server", "tensorboard", "callbacks", "commands")
+)
 """What the first process runs; the second runs everything else."""
 
 

@@ -137,10 +137,12 @@ def test_layers_unfold_and_fold_on_a_click(tab):
     assert "blocks.0" not in tab.keys("module-row")
     row.click()
     expect(tab("module-row", key="blocks.3")).to_be_visible()
+    tab.wait_until(lambda: "flipped=" in tab.page.url, "what is open in the address")
+    address = tab.page.url
     inner = tab("module-row", key="blocks.3").get_by_role("button")
     inner.click()
     expect(tab("module-row", key="blocks.3.attn")).to_be_visible()
-    tab.wait_until(lambda: "flipped=" in tab.page.url, "what is open in the address")
+    tab.wait_until(lambda: tab.page.url != address, "both that are open in the address")
     tab.page.reload()
     tab("module-row", key="blocks.3.attn").wait_for()
     row.click()
