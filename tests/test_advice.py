@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -47,6 +48,7 @@ def record(text: Tensor, tmp_path: Path) -> Iterator[Record]:
     """Trains a few steps and loads what was recorded of them; every training sees the same batches."""
 
     def recorded(train: Train = usual, *, recompute: str = "", with_stack: bool = False) -> MemoryTrace:
+        gc.collect()  # else cycles with an earlier model may be alive before one window and not another
         torch.manual_seed(0)
         model = Transformer(CONFIG)
         rows = folds([name for name, _ in model.named_modules()])
