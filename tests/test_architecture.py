@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "tb_memplugin"
 LONGEST_FUNCTION = 80
 LONG_FUNCTIONS = {"_walk_thread"}
-"""The loop over the profiler's events, in which a call costs as much as what it does."""
+"""The loop over the profiler's events: its parts as functions made the walk slower."""
 
 # Which parts of the package each part may import. Every part may import `errors`.
 KNOWS = {

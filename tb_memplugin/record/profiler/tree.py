@@ -87,7 +87,7 @@ _PLAIN, _OPERATOR, _NODE = Role.PLAIN, Role.OPERATOR, Role.NODE
 _RANGE, _OPTIMIZER, _CALL, _ACCUMULATE = Role.RANGE, Role.OPTIMIZER, Role.CALL, Role.ACCUMULATE
 
 
-def _walk_thread(  # noqa: C901  # calls in this loop cost as much as what they do
+def _walk_thread(  # noqa: C901  # its parts as functions made the walk slower
     thread: int,
     events: list[Event],
     tree: ProfilerTree,
