@@ -20,12 +20,12 @@ installed := $(VENV)/.tb_memplugin-installed
 cudnn := $(VENV)/.tb_memplugin-cudnn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle demo test gpu lint format bench docs proto clean
+.PHONY: help setup bundle demo test sweeps test-all gpu lint format bench docs proto clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(installed) ## virtual environment, development tools, the package itself (editable)
 
@@ -57,13 +57,21 @@ ifneq ($(SERVE),0)
 	$(bin)/tensorboard --logdir $(LOGDIR) --host localhost --port $(PORT)
 endif
 
+pytest = chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(bin)/python -m $(if $(ARGS),pytest,tests) \
+	--reruns 1 --rerun-show-tracebacks -raR
+
 # Tests drive browsers, servers and threads of other programs: what fails runs once more, and is listed as RERUN with
 # its first error. A test that needs it has a fault of its own, to be mended.
-test: lint $(cudnn) ## lint, then every test, those in a real browser included
-	chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(bin)/python -m $(if $(ARGS),pytest,tests) --reruns 1 --rerun-show-tracebacks -raR --durations 30 $(ARGS)
+test: lint $(cudnn) ## lint, then every test but the sweeps, those in a real browser included
+	$(pytest) $(ARGS)
 ifeq ($(ARGS),)
 	if command -v nvidia-smi > /dev/null; then $(MAKE) gpu; fi
 endif
+
+sweeps: bundle $(cudnn) ## the tests that try all there is: every program beside recorders, every failure of every write
+	$(subst -m tests,-m tests sweeps,$(pytest))
+
+test-all: test sweeps ## what a change must pass
 
 gpu: $(installed) ## the tests that need a GPU (`make test` runs them where one is)
 	$(bin)/python -m pytest -m gpu tests/gpu tests/callbacks/test_recorder.py $(ARGS)
