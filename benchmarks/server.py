@@ -29,7 +29,18 @@ from tb_memplugin.trace import (
 from tests.tensorboard.process import TensorBoard, tensorboard
 
 EVENTS, MODULES, STEP_NS = 1_000_000, 300, 1_000_000_000
-ROUNDS, ZOOMS = 5, 20
+ROUNDS, ZOOMS, STARTS = 5, 20, 12
+
+START = """
+from importlib import metadata
+from tensorboard import main
+
+points = metadata.entry_points(group="tensorboard_plugins")
+kept = [point for point in points if {with_ours} or point.name != "tb_memplugin"]
+metadata.entry_points = lambda **_: {{"tensorboard_plugins": kept}}
+main.run_main()
+"""
+"""A TensorBoard with all installed plugins, or with all but ours."""
 
 
 def measure() -> list[Figure]:
@@ -58,7 +69,10 @@ def measure() -> list[Figure]:
         trace = load_window(files[0].side_file)
         replay = _lap(partial(trace.live, 0))
         drawn = [_lap(partial(curve, trace, 0, STEP_NS // 3, STEP_NS // 2, 1000)) for _ in range(ROUNDS)]
+    pairs = [(_start(with_ours=True), _start(with_ours=False)) for _ in range(STARTS)]
+    with_ours, without = zip(*pairs, strict=True)
     return [
+        Figure("TensorBoard, from its start until it serves", "ms", with_ours, 1.05, without, "without us"),
         Figure("1M events: first view (step and curve), HTTP", "ms", first, 500),
         Figure("1M events: zoom, HTTP", "ms", zooms, 50),
         Figure("1M events: zoom over events, HTTP", "ms", over_events, 50),
@@ -66,6 +80,16 @@ def measure() -> list[Figure]:
         Figure("1M events: pair and replay", "ms", [replay]),
         Figure("1M events: a curve of a sixth", "ms", drawn),
     ]
+
+
+def _start(*, with_ours: bool) -> float:
+    """Return the milliseconds until TensorBoard serves."""
+    program = ("-c", START.format(with_ours=with_ours))
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        with tensorboard(folder, program=program) as server:
+            server.fetch("data/environment")
+            return (time.perf_counter() - begin) * 1e3
 
 
 def _first_view(server: TensorBoard, step: dict[str, Any]) -> None:

@@ -187,7 +187,7 @@ def test_importing_the_package_imports_nothing_big() -> None:
 
 
 def test_the_tab_loads_on_a_host_without_torch(tmp_path: Path) -> None:
-    name = run_without_torch(
+    printed = run_without_torch(
         """
 from tensorboard.plugins.base_plugin import TBContext
 from tb_memplugin.server.loader import MemoryPluginLoader
@@ -195,10 +195,16 @@ from tb_memplugin.server.loader import MemoryPluginLoader
 plugin = MemoryPluginLoader().load(TBContext(logdir=sys.argv[1], flags=Namespace(logdir=sys.argv[1])))
 assert plugin.get_plugin_apps()
 print(plugin.frontend_metadata().tab_name)
+print(*sorted(name for name in sys.modules if name.startswith("tb_memplugin")))
+print(plugin.backend().is_active())
 """,
         str(tmp_path),
     )
-    assert name == "Memory"
+    assert printed.splitlines() == [
+        "Memory",
+        "tb_memplugin tb_memplugin.server tb_memplugin.server.loader",  # what TensorBoard's start waits for
+        "False",
+    ]
 
 
 def test_the_command_starts_on_a_host_without_torch() -> None:

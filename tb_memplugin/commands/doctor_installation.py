@@ -75,7 +75,7 @@ def check_registration(entry_points: list[metadata.EntryPoint]) -> Iterator[Find
 
 def _check_backend() -> Finding:
     try:
-        importlib.import_module("tb_memplugin.server.plugin")
+        importlib.import_module("tb_memplugin.server.backend")
     except Exception as error:  # noqa: BLE001  # any failure to import is what we report
         fix = (
             "Reinstall it with its dependencies. In a clone of tb_memplugin: pip install --force-reinstall ."

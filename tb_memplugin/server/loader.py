@@ -1,9 +1,11 @@
-"""The entry point for TensorBoard: it loads the plugin, and shows any failure to do so in the tab."""
+"""The entry point for TensorBoard. It imports nothing else of ours, so that TensorBoard starts as ever."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tensorboard.plugins import base_plugin
@@ -13,7 +15,7 @@ _log = logging.getLogger("tb_memplugin")
 
 
 class MemoryPluginLoader(base_plugin.TBLoader):  # type: ignore[misc]  # tensorboard has no types
-    """Loads the Memory tab. If its code cannot be imported, the tab shows the error."""
+    """Loads the Memory tab."""
 
     def fix_flags(self, flags: argparse.Namespace) -> None:
         """Keep every step; by default TensorBoard keeps ten random steps of data that is not scalar."""
@@ -22,40 +24,67 @@ class MemoryPluginLoader(base_plugin.TBLoader):  # type: ignore[misc]  # tensorb
             samples.setdefault(PLUGIN_NAME, 0)
 
     def load(self, context: base_plugin.TBContext) -> base_plugin.TBPlugin:
-        """Return the plugin, or one that shows in the tab why it could not be loaded."""
-        try:
-            from tb_memplugin.server.plugin import MemoryPlugin
-
-            return MemoryPlugin(context)
-        except Exception as error:  # noqa: BLE001  # any failure is shown, rather than no tab
-            _log.exception("The Memory tab could not be loaded")
-            return BrokenPlugin(context, error)
+        """Return the plugin."""
+        return MemoryPlugin(context)
 
 
-class BrokenPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard has no types
-    """A tab that shows one message. It needs only TensorBoard."""
+class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard has no types
+    """The Memory tab. The first request imports its backend; if that fails, the tab shows the error."""
 
     plugin_name = PLUGIN_NAME
 
-    def __init__(self, context: base_plugin.TBContext, error: Exception) -> None:
+    def __init__(self, context: base_plugin.TBContext) -> None:
         super().__init__(context)
-        self._reason = f"{type(error).__name__}: {error}"
+        self._context = context
+        self._importing = threading.Lock()
+        self._backend: Any = None
 
     def get_plugin_apps(self) -> dict[str, Any]:
-        """Return the only route: the tab's script."""
-        from tb_memplugin.server.placeholder import message_app
-
-        text = (
-            "The backend of the Memory tab could not be loaded into TensorBoard.",
-            self._reason,
-            "Run: tb-memplugin doctor LOGDIR",
-        )
-        return {"/static/*": message_app(*text)}
+        """Return one WSGI application for all routes; the backend chooses among its own."""
+        return {"/*": self._respond}
 
     def is_active(self) -> bool:
-        """Return True, because there is always a message to show."""
-        return True
+        """Return whether unreadable files justify the tab; TensorBoard itself looks for our tags."""
+        return bool(self.backend().is_active())
+
+    def data_plugin_names(self) -> frozenset[str]:
+        """Return the names of plugins whose tags in a run make the tab active: our own."""
+        return frozenset({PLUGIN_NAME})
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
         """Return the name and the script of the tab."""
         return base_plugin.FrontendMetadata(es_module_path="/static/index.js", tab_name="Memory")
+
+    def backend(self) -> Any:
+        """Return the backend, imported once; one that shows why, where it cannot be imported."""
+        with self._importing:
+            if self._backend is None:
+                try:
+                    from tb_memplugin.server.backend import Backend
+
+                    self._backend = Backend(self._context)
+                except Exception as error:  # noqa: BLE001  # any failure is shown, rather than no tab
+                    _log.exception("The Memory tab could not be loaded")
+                    self._backend = BrokenBackend(error)
+            return self._backend
+
+    def _respond(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        response: Iterable[bytes] = self.backend().respond(environ, start_response)
+        return response
+
+
+class BrokenBackend:
+    """A tab that shows one message. It needs only TensorBoard."""
+
+    def __init__(self, error: Exception) -> None:
+        from tb_memplugin.server.placeholder import message_app
+
+        self.respond = message_app(
+            "The backend of the Memory tab could not be loaded into TensorBoard.",
+            f"{type(error).__name__}: {error}",
+            "Run: tb-memplugin doctor LOGDIR",
+        )
+
+    def is_active(self) -> bool:
+        """Return True, because there is always a message to show."""
+        return True

@@ -70,7 +70,7 @@ def queries(seed: str) -> Iterator[dict[str, str]]:
 def ask(tab: Tab, route: str, query: dict[str, str], experiment: str = "") -> tuple[int, str]:
     """Return the status of an answer, and what is wrong with it, "" if nothing is."""
     environ = {"HTTP_TENSORBOARD_EXPERIMENT_ID": experiment}
-    app = tab.plugin.get_plugin_apps()[route]
+    app = tab.backend.apps[route]
     answer = Client(app).get("/", query_string=query, environ_overrides=environ)
     text = answer.get_data()
     if route == "/export" and answer.status_code == 200:

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from tensorboard.plugins.base_plugin import TBContext
 from werkzeug.test import Client
 
-from tb_memplugin.server.plugin import MemoryPlugin
+from tb_memplugin.server.backend import Backend
 
 KEEP_ALL = {"tb_memplugin": 0}
 
@@ -22,10 +22,8 @@ class Tab:
         self._logdir = str(logdir)
         self._multiplexer = EventMultiplexer(tensor_size_guidance=KEEP_ALL)
         provider = MultiplexerDataProvider(self._multiplexer, self._logdir)
-        self.plugin = MemoryPlugin(
-            TBContext(data_provider=provider, logdir="" if logdir_spec else self._logdir)
-        )
-        self._apps = self.plugin.get_plugin_apps()
+        self.backend = Backend(TBContext(data_provider=provider, logdir="" if logdir_spec else self._logdir))
+        self._apps = self.backend.apps
         self.reload()
 
     def reload(self) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from werkzeug import wrappers
 from werkzeug.test import Client
 
-from tb_memplugin.server.plugin import CLIENT_GONE, has_gone
+from tb_memplugin.server.backend import CLIENT_GONE, has_gone
 from tb_memplugin.server.routes import moment
 from tb_memplugin.server.windows import is_unchanged
 from tb_memplugin.store.writer import RunWriter
@@ -79,7 +79,7 @@ def test_runs_are_always_listed_anew(tab, logdir):
 
 
 def test_answers_stay_within_their_bound(tab, baseline):
-    kept = tab.plugin._answers._kept
+    kept = tab.backend._answers._kept
     kept.most_bytes = 20_000
     for columns in range(1, 80):
         tab.get("curve", **baseline, px=columns)
@@ -89,7 +89,7 @@ def test_answers_stay_within_their_bound(tab, baseline):
 def test_failures_are_not_kept(tab, baseline):
     for event in range(100, 200):
         tab.refused("moment", **baseline, event=event)
-    assert len(tab.plugin._answers._kept._slots) == 0
+    assert len(tab.backend._answers._kept._slots) == 0
 
 
 def test_answers_of_remote_files_are_not_kept(monkeypatch):
@@ -115,7 +115,7 @@ def test_what_a_client_that_has_gone_asked_for_is_not_computed(tab, baseline, mo
     ours, theirs = socket.socketpair()
     theirs.close()
     with ours:
-        app = tab.plugin.get_plugin_apps()["/moment"]
+        app = tab.backend.apps["/moment"]
         query = {**baseline, "event": 2}
         answer = Client(app).get("/", query_string=query, environ_overrides={"werkzeug.socket": ours})
     assert answer.status_code == CLIENT_GONE

@@ -17,5 +17,5 @@ def test_experiments_that_nobody_has_are_forgotten(tab):
     """TensorBoard takes any name in /experiment/NAME/, and shows the same runs below it."""
     for number in range(3 * MOST_EXPERIMENTS):
         assert ask(tab, "/runs", {}, f"experiment {number}") == (200, "")
-    assert len(tab.plugin._catalog._listings) == MOST_EXPERIMENTS
-    assert len(tab.plugin._session.monitored._runs) == MOST_EXPERIMENTS
+    assert len(tab.backend._session.catalog._listings) == MOST_EXPERIMENTS
+    assert len(tab.backend._session.monitored._runs) == MOST_EXPERIMENTS

@@ -69,7 +69,7 @@ def test_our_own_failures_are_told_and_logged(tab, baseline, monkeypatch, caplog
     def fail(*args, **kwargs):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(tab.plugin._catalog, "find", fail)
+    monkeypatch.setattr(tab.backend._session.catalog, "find", fail)
     status, body = tab.answer("step", **baseline)
     assert status == 500
     assert "a bug" in body["error"]["what"]
@@ -119,10 +119,10 @@ def test_windows_that_no_longer_fit_are_forgotten_the_least_used_first(tmp_path,
     from tests.server.tab import Tab
 
     small = Tab(logdir)
-    small.plugin._session.windows._kept.most_bytes = 1
+    small.backend._session.windows._kept.most_bytes = 1
     for run in ("demo/baseline", "demo/bigger", "demo/baseline"):
         assert small.get("curve", run=run, worker="rank0", step=5, device="cpu")["exact"]
-        assert len(small.plugin._session.windows._kept._slots) == 1
+        assert len(small.backend._session.windows._kept._slots) == 1
 
 
 def test_a_replaced_side_file_is_read_anew(tab, logdir, side_file, baseline):

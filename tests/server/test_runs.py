@@ -57,7 +57,7 @@ def test_an_accelerator_has_capacity_and_reserve(tab):
 def test_an_empty_logdir_has_no_runs(tmp_path):
     tab = Tab(tmp_path)
     assert tab.get("runs") == {"runs": [], "problems": [], "logdir": str(tmp_path)}
-    assert not tab.plugin.is_active()
+    assert not tab.backend.is_active()
 
 
 def test_a_workers_folder_as_logdir_is_the_run_called_dot(logdir):
@@ -159,7 +159,7 @@ def test_only_unreadable_files_still_make_the_tab_active(tmp_path):
     folder = tmp_path / "run" / "rank0" / "plugins" / "tb_memplugin"
     folder.mkdir(parents=True)
     (folder / "window-000000.mem").write_bytes(b"junk")
-    assert Tab(tmp_path).plugin.is_active()
+    assert Tab(tmp_path).backend.is_active()
 
 
 def test_a_newer_summary_is_named_and_the_other_runs_work(logdir, bigger, monkeypatch):

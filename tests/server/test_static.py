@@ -73,20 +73,31 @@ def test_a_checkout_without_a_build_says_how_to_build(tab, tmp_path, monkeypatch
     assert b"export function render" in answer.get_data()
 
 
-def test_a_plugin_that_cannot_be_loaded_says_why_in_the_tab(monkeypatch):
+def test_a_backend_that_cannot_be_loaded_says_why_in_the_tab(monkeypatch):
     from werkzeug.test import Client
 
-    import tb_memplugin.server.plugin as plugin
+    import tb_memplugin.server.backend as backend
 
     def fail(context):
         raise ImportError("numpy <script> is missing")
 
-    monkeypatch.setattr(plugin, "MemoryPlugin", fail)
+    monkeypatch.setattr(backend, "Backend", fail)
     broken = loader.MemoryPluginLoader().load(None)
     assert broken.is_active()
     assert broken.frontend_metadata().tab_name == "Memory"
-    script = Client(broken.get_plugin_apps()["/static/*"]).get("/index.js").get_data(as_text=True)
+    path = "/data/plugin/tb_memplugin/static/index.js"
+    script = Client(broken.get_plugin_apps()["/*"]).get(path).get_data(as_text=True)
     assert "ImportError: numpy \\u003cscript> is missing" in script
+
+
+def test_a_route_that_does_not_exist_is_refused_in_words(tmp_path):
+    from tensorboard.plugins.base_plugin import TBContext
+    from werkzeug.test import Client
+
+    plugin = loader.MemoryPluginLoader().load(TBContext(logdir=str(tmp_path)))
+    answer = Client(plugin.get_plugin_apps()["/*"]).get("/data/plugin/tb_memplugin/stepz")
+    assert answer.status_code == 404
+    assert answer.get_json()["error"]["what"] == "There is no such route."
 
 
 def test_every_step_is_kept():

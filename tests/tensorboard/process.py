@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,16 +57,19 @@ class TensorBoard:
 
 
 @contextlib.contextmanager
-def tensorboard(logdir: Any, *arguments: str) -> Iterator[TensorBoard]:
+def tensorboard(
+    logdir: Any, *arguments: str, program: Sequence[str] = ("-m", "tensorboard.main")
+) -> Iterator[TensorBoard]:
     """Run TensorBoard over a folder.
 
     Args:
         logdir: the folder; "" where the arguments say it another way.
         arguments: more of its command line.
+        program: what starts it.
     """
     port = _free_port()
     where = ["--logdir", str(logdir)] if logdir else []
-    command = [sys.executable, "-m", "tensorboard.main", *where, "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, *program, *where, "--host", "127.0.0.1", "--port", str(port)]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([*command, "--reload_interval", "1", *arguments], stdout=log, stderr=log)
         try:
@@ -94,6 +97,6 @@ def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int, log: Any
             break
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
-        time.sleep(0.1)
+        time.sleep(0.01)
     log.seek(0)
     raise AssertionError(f"TensorBoard does not answer:\n{log.read().decode(errors='replace')}")

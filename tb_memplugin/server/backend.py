@@ -6,12 +6,12 @@ import json
 import logging
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tensorboard.backend import http_util
 from tensorboard.errors import PublicError
-from tensorboard.plugins import base_plugin
+from tensorboard.plugins.base_plugin import TBContext
 from werkzeug import wrappers
 
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
@@ -36,40 +36,38 @@ CLIENT_GONE = 499
 Respond = Callable[[wrappers.Request], wrappers.Response]
 
 
-class MemoryPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # tensorboard has no types
-    """Serves the routes of docs/http_api.md. Requests are handled in parallel; none changes the logdir."""
+class Backend:
+    """Answers the tab's requests. They are handled in parallel; none changes the logdir.
 
-    plugin_name = PLUGIN_NAME
+    Attributes:
+        apps: the WSGI application of each route; `/static/*` serves the frontend.
+    """
 
-    def __init__(self, context: base_plugin.TBContext) -> None:
-        super().__init__(context)
+    def __init__(self, context: TBContext) -> None:
         give_back_large_arrays()
         logdir = context.logdir or ""
         data = context.data_provider
-        self._catalog = Catalog(data)
-        self._session = Session(self._catalog, Monitored(data), Windows(logdir), logdir)
+        self._session = Session(Catalog(data), Monitored(data), Windows(logdir), logdir)
         self._turns = Turns()
         self._answers = Answers(self._session, self._turns)
-
-    def get_plugin_apps(self) -> dict[str, Any]:
-        """Return the routes, each a WSGI application."""
-        apps = {route: _app(self._as_json(route, answer)) for route, answer in ROUTES.items()}
-        return apps | {
+        self.apps: dict[str, Any] = {
+            route: _app(self._as_json(route, answer)) for route, answer in ROUTES.items()
+        }
+        self.apps |= {
             "/export": _app(self._export),
             "/static/*": wrappers.Request.application(static_files.serve),
         }
 
+    def respond(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer a request for `/data/plugin/tb_memplugin/ROUTE`, as WSGI wants it."""
+        route = "/" + environ["PATH_INFO"].partition(f"/plugin/{PLUGIN_NAME}/")[2]
+        name = "/static/*" if route.startswith("/static/") else route
+        response: Iterable[bytes] = self.apps.get(name, _NO_ROUTE)(environ, start_response)
+        return response
+
     def is_active(self) -> bool:
         """Return whether unreadable files justify the tab; TensorBoard itself looks for our tags."""
         return bool(self._session.unreadable_files())
-
-    def data_plugin_names(self) -> frozenset[str]:
-        """Return the names of plugins whose tags in a run make the tab active: our own."""
-        return frozenset({PLUGIN_NAME})
-
-    def frontend_metadata(self) -> base_plugin.FrontendMetadata:
-        """Return the name and the script of the tab."""
-        return base_plugin.FrontendMetadata(es_module_path="/static/index.js", tab_name="Memory")
 
     def _as_json(self, route: str, answer: Answer) -> Respond:
         def respond(request: wrappers.Request) -> wrappers.Response:
@@ -118,6 +116,13 @@ def _app(respond: Respond) -> Any:
             return _json(request, _status(error, request.path), error_body(error))
 
     return app
+
+
+def _refuse(request: wrappers.Request) -> wrappers.Response:
+    raise NotRecordedError("There is no such route.", where=request.path, fix="docs/http_api.md lists them.")
+
+
+_NO_ROUTE = _app(_refuse)
 
 
 def _status(error: Exception, path: str) -> int:
