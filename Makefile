@@ -20,7 +20,7 @@ installed := $(VENV)/.tb_memplugin-installed
 cudnn := $(VENV)/.tb_memplugin-cudnn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle demo test sweeps test-all gpu lint format bench docs proto clean
+.PHONY: help setup bundle demo test sweeps test-all matrix gpu lint format bench docs proto clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -75,6 +75,9 @@ test-all: test sweeps ## what a change must pass
 
 gpu: $(installed) ## the tests that need a GPU (`make test` runs them where one is)
 	$(bin)/python -m pytest -m gpu tests/gpu tests/callbacks/test_recorder.py $(ARGS)
+
+matrix: bundle ## tests on other versions of Python, PyTorch and what we depend on (gigabytes; ARGS: rows)
+	$(bin)/python -m tests.matrix $(ARGS)
 
 lint: bundle ## ruff, mypy --strict, generated protobuf code, TypeScript and its unit tests
 	$(bin)/ruff check .
