@@ -20,7 +20,7 @@ installed := $(VENV)/.tb_memplugin-installed
 cudnn := $(VENV)/.tb_memplugin-cudnn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle demo test sweeps test-all matrix gpu lint format bench docs proto clean
+.PHONY: help setup bundle demo test sweeps test-all matrix gpu lint format bench docs map proto clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -97,6 +97,9 @@ bench: bundle ## every figure that we claim, beside its peer
 docs: bundle ## take the pictures in docs/img anew: the browser tests, told where to keep them
 	chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" TB_MEMPLUGIN_PICTURES=docs/img \
 		$(bin)/python -m pytest tests/browser $(ARGS)
+
+map: $(installed) ## draw docs/design/map.md from the code
+	$(bin)/python docs/design/map.py
 
 proto: $(installed) ## generate tb_memplugin/proto from proto/tb_memplugin/v1
 	$(bin)/python proto/generate.py
