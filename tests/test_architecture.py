@@ -235,6 +235,6 @@ def test_no_file_has_a_vague_name() -> None:
 
 
 def test_the_map_is_what_the_code_does(tmp_path: Path) -> None:
-    draw = [sys.executable, ROOT / "docs" / "design" / "map.py", tmp_path / "map.md"]
+    draw = [sys.executable, str(ROOT / "docs" / "design" / "map.py"), str(tmp_path / "map.md")]
     subprocess.run(draw, check=True, capture_output=True, timeout=300, cwd=tmp_path)
     assert (tmp_path / "map.md").read_text() == (ROOT / "docs/design/map.md").read_text(), "run: make map"

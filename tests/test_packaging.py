@@ -124,7 +124,7 @@ def test_git_does_not_track_the_bundle() -> None:
 
 
 def test_git_ignores_what_a_build_makes() -> None:
-    made = [f"{STATIC}/index.js", "frontend/node_modules/x.js", "build/x", "dist/x", "runs/demo/x", ".venv/x"]
+    made = [f"{STATIC}/index.js", "frontend/node_modules/x.js", "build/x", "dist/x", "runs/demo/x", ".venv"]
     done = subprocess.run(
         ["git", "check-ignore", *made], cwd=ROOT, capture_output=True, text=True, check=True
     )

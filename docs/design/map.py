@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import io
 import pickle
 import sys
@@ -103,6 +104,8 @@ def _walk(program: Callable[[Path], None]) -> dict[str, str]:
         for name in ("first", "second"):
             (Path(folder) / name).mkdir()
         program(Path(folder) / "first")
+        gc.collect()
+        gc.disable()
         with _called() as called:
             program(Path(folder) / "second")
     return called
@@ -127,9 +130,8 @@ def _event_to_curve() -> dict[str, str]:
     from tb_memplugin import memory_trace_handler
     from tests.server.tab import Tab
 
-    model = torch.nn.Linear(4, 4)
-
     def program(folder: Path) -> None:
+        model = torch.nn.Linear(4, 4)
         handler = memory_trace_handler(str(folder), "worker", model=model)
         with torch.profiler.profile(profile_memory=True, on_trace_ready=handler) as profiler:
             model(torch.ones(2, 4)).sum().backward()

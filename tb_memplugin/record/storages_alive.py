@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,6 +21,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.read.collector import collector_at_rest
+from tb_memplugin.record.other_threads import frames_of_other_threads
 from tb_memplugin.record.storages import storages
 
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
@@ -69,7 +68,7 @@ def young_storages_alive() -> list[torch.UntypedStorage]:
     program has hundreds of thousands. Nothing is returned if other threads have Python frames: a reference
     to a tuple that one is building would make that thread fail.
     """
-    if len(sys._current_frames()) > 1:
+    if frames_of_other_threads():
         return []
     kinds = set(map(id, _classes()))
     with torch._C.DisableTorchFunctionSubclass(), collector_at_rest():
@@ -114,12 +113,8 @@ def _is_meta(storage: torch.UntypedStorage) -> bool:
 
 def other_threads_may_run() -> bool:
     """Whether another Python thread may be inside torch; one inside the standard library is not."""
-    mine = threading.get_ident()
-    return any(
-        not frame.f_code.co_filename.startswith(_STANDARD_LIBRARY) or _is_package(frame.f_code.co_filename)
-        for ident, frame in sys._current_frames().items()
-        if ident != mine
-    )
+    files = (frame.f_code.co_filename for frame in frames_of_other_threads())
+    return any(not file.startswith(_STANDARD_LIBRARY) or _is_package(file) for file in files)
 
 
 def _is_package(path: str) -> bool:

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
+from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive, young_storages_alive
+from tb_memplugin.store import files
+from tb_memplugin.store.disk_sync import DiskSync
 
 
 def alive() -> set[int]:
@@ -67,6 +69,28 @@ def test_threads_that_wait_are_told_from_those_that_may_be_in_a_backward():
         pass
     end.set()
     thread.join()
+
+
+def test_the_thread_that_flushes_our_files_hides_nothing(tmp_path, monkeypatch):
+    """A window that begins while the disk is slow sees what every other window sees."""
+    flushing, flushed = threading.Event(), threading.Event()
+
+    def slow(path: str) -> None:
+        flushing.set()
+        while not flushed.is_set():
+            pass  # in this file, as in a package: not in the standard library
+
+    monkeypatch.setattr(files, "flush_path", slow)
+    disk = DiskSync(failed=lambda error: None)
+    disk.add(str(tmp_path))
+    assert flushing.wait(60)
+    young = torch.ones(3)
+    try:
+        assert not other_threads_may_run()
+        assert young.untyped_storage().data_ptr() in {each.data_ptr() for each in young_storages_alive()}
+    finally:
+        flushed.set()
+        disk.wait(60)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +15,7 @@ from tb_memplugin.record.lines.ledger import LineLedger
 from tb_memplugin.record.lines.mode import LineMode, RecordedStacks, line_mode
 from tb_memplugin.record.lines.stacks import MOST_STACKS, NOT_KEPT
 from tb_memplugin.record.lines.threads import ThreadWatch
+from tb_memplugin.record.other_threads import frames_of_other_threads
 from tb_memplugin.record.storage_lifetimes import Block, Buffer
 from tb_memplugin.record.tracer.history import HistoryRecording
 from tb_memplugin.record.tracer.recording import StorageRecording
@@ -57,7 +57,7 @@ class StorageLines(StorageRecording):
 
     def begin(self) -> None:
         """Record the start state and begin recording."""
-        self._unmet = threading.active_count() - 1
+        self._unmet = len(frames_of_other_threads())
         super().start({}, [])
         try:
             self._lines.begin()

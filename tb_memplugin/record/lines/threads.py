@@ -10,6 +10,7 @@ from typing import Any
 
 from tb_memplugin.record.guard import UNOWNED, Failed
 from tb_memplugin.record.module_calls import ModuleCalls
+from tb_memplugin.record.other_threads import frames_of_other_threads
 
 Hook = Callable[[FrameType, Any, Any], object]
 """A function for `threading.setprofile`."""
@@ -41,7 +42,7 @@ class ThreadWatch:
         self._previous = threading.getprofile()
         self._profile = self._first_call
         threading.setprofile(self._profile)
-        if threading.active_count() > 1:  # only if needed: it costs time and appears in stacks
+        if frames_of_other_threads():  # only if needed: it costs time and appears in stacks
             self._calls.watch_all(self._detect, lambda *_: None, self._failed)
 
     def stop(self) -> None:

@@ -8,7 +8,6 @@ there are no hooks and no weak references to storages.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from tb_memplugin.record.exact_cpu import CountedCalls, CountedWindow, begin_win
 from tb_memplugin.record.guard import Guard, guarded, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.record.optimizer_hooks import StepHooks
+from tb_memplugin.record.other_threads import frames_of_other_threads
 from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.profiler.allocator_levels import Levels, allocator_levels
 from tb_memplugin.record.profiler.carried import CarriedBlocks
@@ -382,7 +382,7 @@ class WindowRecorder:
         if on_cpu and torch.distributed.is_available() and torch.distributed.is_initialized():
             return True
         searches = self._finds_all and self._search_ns <= LONGEST_SEARCH_NS
-        return searches and window.counted is None and len(sys._current_frames()) > 1
+        return searches and window.counted is None and bool(frames_of_other_threads())
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
