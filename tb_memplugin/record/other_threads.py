@@ -1,4 +1,4 @@
-"""The program's other Python threads. That which flushes our files is none of them: it runs nothing of torch."""
+"""The program's other Python threads, without ours that flushes files: it runs nothing of torch."""
 
 from __future__ import annotations
 
