@@ -20,7 +20,7 @@ installed := $(VENV)/.tb_memplugin-installed
 cudnn := $(VENV)/.tb_memplugin-cudnn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle demo test sweeps test-all matrix gpu lint format bench docs map proto clean
+.PHONY: help setup bundle demo test sweeps test-all matrix mutate gpu lint format bench docs map proto clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -78,6 +78,11 @@ gpu: $(installed) ## the tests that need a GPU (`make test` runs them where one 
 
 matrix: bundle ## tests on other versions of Python, PyTorch and what we depend on (gigabytes; ARGS: rows)
 	$(bin)/python -m tests.matrix $(ARGS)
+
+mutate: bundle ## change the code of trace/, analysis/ and read/ and see whether a test fails (hours; ARGS: which)
+	$(pip) mutmut
+	$(bin)/python -m mutmut run $(ARGS)
+	$(bin)/python -m mutmut results
 
 lint: bundle ## ruff, mypy --strict, generated protobuf code, TypeScript and its unit tests
 	$(bin)/ruff check .
