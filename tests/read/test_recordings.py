@@ -72,6 +72,10 @@ def parts(trace: MemoryTrace, by: By, event: int) -> dict[str, int]:
     return {part.key: part.bytes for part in breakdown(trace, 0, event, by)}
 
 
+def test_the_recordings_are_there() -> None:
+    assert VERSIONS == ["2.1.2", "2.4.1", "2.6.0", "2.8.0", "2.10.0", "2.13.0", "2.15.0"]
+
+
 @pytest.mark.parametrize(("version", "program"), RECORDINGS)
 def test_bytes_at_every_mark_are_what_the_allocator_counted(version: str, program: str) -> None:
     trace = snapshot(version, program)
