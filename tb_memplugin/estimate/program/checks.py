@@ -12,6 +12,7 @@ import ast
 import linecache
 from collections.abc import Iterator
 from functools import lru_cache
+from types import FrameType
 
 import torch
 
@@ -25,9 +26,9 @@ _READING = frozenset({"all", "any", "equal", "allclose", "is_nonzero", "item", "
 """Functions that read a truth from a tensor: they tell which part of a condition was asked for."""
 
 
-def passing() -> bool | None:
-    """Return the truth with which the running line's check passes; None if the line is no check."""
-    frame = asking_frame()
+def passing(caller: FrameType | None) -> bool | None:
+    """Return the truth with which the check of the line that calls passes; None if the line is no check."""
+    frame = asking_frame(caller)
     if frame.f_code.co_filename == torch.__file__ and frame.f_code.co_name.startswith("_check"):
         return True
     parts = [

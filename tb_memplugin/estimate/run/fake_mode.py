@@ -28,8 +28,8 @@ Rule = Callable[["CountingFakeMode", Any, tuple[Any, ...], Mapping[str, Any]], A
 After = Callable[["CountingFakeMode", Any, tuple[Any, ...], Any, Scope], None]
 """`after(mode, operator, args, results, scope)` records what the kernel allocates besides its results."""
 
-_OURS = {__file__, fake_tensor.__file__, _stats.__file__, _python_dispatch.__file__}
-"""Files of the Python frames between an operator's caller and this mode."""
+_BELOW_MODES = {fake_tensor.__name__, _stats.__name__, _python_dispatch.__name__}
+"""Modules of torch whose functions an operator may pass on its way from its caller to the mode."""
 
 _IN_PLACE_WITHOUT_MODES = frozenset(
     {
@@ -224,9 +224,26 @@ class CountingFakeMode(FakeTensorMode):
         if after is not None:
             after(self, func, tuple(args), out, scope)
 
+    def caller(self) -> FrameType | None:
+        """Return the frame that called the operator which runs now; None if none runs on this thread.
+
+        It is found by the function with which torch enters this mode, so it does not depend on how many
+        functions run in between, also where somebody wrapped that function.
+        """
+        frame: FrameType | None = sys._getframe()
+        for entry in (_DISPATCH, type(self).__torch_dispatch__.__code__):
+            while frame is not None and frame.f_code is not entry:
+                frame = frame.f_back
+        while frame is not None and (
+            frame.f_code is entry or frame.f_globals.get("__name__") in _BELOW_MODES
+        ):
+            frame = frame.f_back
+        return frame
+
     def is_called_by_engine(self) -> bool:
-        """Whether autograd's engine, and no Python function, called the operator whose rule asks."""
-        return _called_by_engine(above=3)
+        """Whether autograd's engine, and no Python function, called the operator which runs now."""
+        caller = self.caller()
+        return caller is not None and caller.f_code.co_name == _ENGINE
 
     def see(self, results: Any, func: Any) -> None:
         """Record the storages of results now, for rules whose kernel allocates more in between."""
@@ -328,12 +345,15 @@ class CountingFakeMode(FakeTensorMode):
             return None
         if type(first) is not FakeTensor or first._is_view():
             return None
-        if not self._adding_in_place and not _called_by_engine():
+        if not self._adding_in_place and not self.is_called_by_engine():
             return None
         block = self.ledger.block_of(first.untyped_storage())
         if block is None or block.bytes != size:
             return None
         return block if func is aten.add.Tensor or block.made_by in _ZEROS else None
+
+
+_DISPATCH = CountingFakeMode.__torch_dispatch__.__code__
 
 
 def _tensors(results: Any) -> Iterator[Any]:
@@ -342,11 +362,3 @@ def _tensors(results: Any) -> Iterator[Any]:
             yield result
         elif isinstance(result, list | tuple):
             yield from _tensors(result)
-
-
-def _called_by_engine(above: int = 1) -> bool:
-    """Whether autograd's engine, and no Python function, called the operator that is being recorded."""
-    frame: FrameType | None = sys._getframe(above)
-    while frame is not None and frame.f_code.co_filename in _OURS:
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_name == _ENGINE
