@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,6 +73,10 @@ def add_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         create(corrections, *args, **options)
         for rules in (corrections.rules, corrections.after):
             rules.update({operator: counting(rule) for operator, rule in rules.items()})
+        corrections.kernels = {
+            operator: replace(kernel, buffers=counting(kernel.buffers))
+            for operator, kernel in corrections.kernels.items()
+        }
 
     monkeypatch.setattr(Corrections, "__init__", with_deeper_rules)
     dispatch = CountingFakeMode.__torch_dispatch__
