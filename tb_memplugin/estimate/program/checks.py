@@ -38,7 +38,7 @@ def passing(caller: FrameType | None) -> bool | None:
 @lru_cache(maxsize=256)
 def _passing(code: CodeType, last: int) -> bool | None:
     """Return the truth with which a value that is read at offset `last` raises no error."""
-    instructions = tuple(get_instructions(code))
+    instructions = [step for step in get_instructions(code) if step.opname != "NOT_TAKEN"]
     rows = {instruction.offset: row for row, instruction in enumerate(instructions)}
     read = max(row for offset, row in rows.items() if offset <= last)
     if _compares_with_a_truth(instructions, read):

@@ -19,6 +19,7 @@ def row(*names: str, on: str = "cuda") -> Kernel:
 
 
 def test_every_row_names_what_was_read() -> None:
+    assert len({kernel.source for kernel in ROWS}) == len(ROWS)
     for kernel in ROWS:
         assert re.match(r"\S+\.(cu|cuh|cpp|h)\b", kernel.source), kernel.source
         assert re.fullmatch(r"2\.\d+\.\d+", kernel.read), kernel.source
