@@ -36,7 +36,7 @@ LANGUAGE = {
     "GPT2": {"n_layer": 2},
     "Qwen2": {"num_hidden_layers": 2, "hidden_size": 1024, "intermediate_size": 2048},
     "Bert": {"num_hidden_layers": 2},
-    "T5": {"num_layers": 2},
+    "T5": {"num_layers": 2, "decoder_start_token_id": 0},
 }
 IMAGES = {"ViT": {"num_hidden_layers": 2}, "ConvNext": {}, "Swin": {}, "ResNet": {}}
 """Configs of transformers, with fewer layers where these are alike."""

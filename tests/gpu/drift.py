@@ -110,7 +110,7 @@ def main() -> None:
         compared += 1
         met_rows |= met
         if estimated != counted:
-            for source in met or {"no row": None}:
+            for source in met or ("no row",):
                 differing[source].append(f"{case}: estimated {estimated}, counted {counted}")
     console = Console(width=160, highlight=False, markup=False)
     console.print(f"PyTorch {torch.__version__} as {gpu.name}: {compared} cases, {left_out} that do not run.")

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 
+from tb_memplugin.estimate.kernels.table import Kernel, no_buffers, operators
 from tb_memplugin.estimate.program.packed_sequences import values_of
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_ledger import Block, Scope
@@ -85,8 +86,6 @@ class Recurrent(Correction):
         return {
             aten._cudnn_rnn.default: self._forward,
             aten._cudnn_rnn_backward.default: self._backward,
-            aten._thnn_fused_gru_cell.default: _gru_cell,
-            aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
         }
 
     def _forward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -494,3 +493,21 @@ def _suits_static(call: RecurrentCall, processors: int) -> bool:
     if count % 8 or count > 128:
         return False
     return call.kind == LSTM or count < 96 or call.hidden < 896
+
+
+KERNELS = (
+    Kernel(
+        operators("_thnn_fused_gru_cell"),
+        no_buffers,
+        source="cuda/RNN.cu:_thnn_fused_gru_cell_cuda",
+        results=_gru_cell,
+        rare="nn.GRUCell",
+    ),
+    Kernel(
+        operators("_thnn_fused_gru_cell_backward"),
+        no_buffers,
+        source="cuda/RNN.cu:_thnn_fused_gru_cell_backward_cuda",
+        results=_gru_cell_backward,
+        rare="nn.GRUCell in training",
+    ),
+)

@@ -15,7 +15,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, operators
+from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, no_buffers, operators
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
@@ -155,10 +155,6 @@ def _strides(shape: Sequence[int], like: torch.Tensor) -> list[int]:
     return [shape[1] * row, row, 1] if len(shape) == 3 else [row, 1]
 
 
-def _nothing(call: Call) -> Buffers:
-    return ()
-
-
 def _copied_twice(call: Call) -> Buffers:
     return [copied_bytes(call["grad_output"]), copied_bytes(call["output"])]
 
@@ -176,7 +172,7 @@ def _copied_around(call: Call) -> Buffers:
 KERNELS = (
     Kernel(
         operators("mish_backward"),
-        _nothing,
+        no_buffers,
         source="Activation.cpp:mish_backward",
         on="",
         results=_mish_backward,
@@ -201,13 +197,13 @@ KERNELS = (
             *("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"),
             *("multi_margin_loss_backward", "multilabel_margin_loss_backward"),
         ),
-        _nothing,
+        no_buffers,
         source="Loss.cpp:mse_loss_backward and its like: zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)",
         results=_contiguous_like_the_input,
     ),
     Kernel(
         operators("elu_backward", "softplus_backward", "hardswish_backward", "hardsigmoid_backward"),
-        _nothing,
+        no_buffers,
         source="Activation.cpp: TensorIterator lays the result out like its first operand, the gradient",
         results=_of_two,
     ),
@@ -219,22 +215,25 @@ KERNELS = (
     ),
     Kernel(
         operators("log_sigmoid_backward"),
-        _nothing,
+        no_buffers,
         source="Activation.cpp:log_sigmoid_backward_cuda",
         results=_like_the_gradient,
     ),
     Kernel(
-        operators("pixel_unshuffle"), _nothing, source="PixelShuffle.cpp:pixel_unshuffle", results=_contiguous
+        operators("pixel_unshuffle"),
+        no_buffers,
+        source="PixelShuffle.cpp:pixel_unshuffle",
+        results=_contiguous,
     ),
     Kernel(
         operators("upsample_bilinear2d"),
-        _nothing,
+        no_buffers,
         source="UpSample.h:upsample_2d_common_check",
         results=_in_the_format_of_the_input,
     ),
     Kernel(
         operators("_grouped_mm"),
-        _nothing,
+        no_buffers,
         source="GroupedMMUtils.h:_grouped_mm_fallback",
         on="",
         results=_product,

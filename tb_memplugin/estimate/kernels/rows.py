@@ -8,13 +8,24 @@ from tb_memplugin.estimate.kernels import (
     indexing,
     losses,
     normalizations,
+    recurrent,
     reductions,
     results,
     sorting,
 )
 from tb_memplugin.estimate.kernels.table import Kernel, Table
 
-_FILES = (attention_buffers, copies, indexing, losses, normalizations, reductions, results, sorting)
+_FILES = (
+    attention_buffers,
+    copies,
+    indexing,
+    losses,
+    normalizations,
+    recurrent,
+    reductions,
+    results,
+    sorting,
+)
 
 ROWS: tuple[Kernel, ...] = tuple(row for file in _FILES for row in file.KERNELS)
 

@@ -93,6 +93,11 @@ class Kernel:
     rare: str = ""
 
 
+def no_buffers(call: Call) -> Buffers:
+    """Return nothing: the row is there for its results."""
+    return ()
+
+
 class Table(dict[Any, Kernel]):
     """The rows for one type of device, by operator.
 
