@@ -2,12 +2,15 @@
 #   PYTHON=python3.12   the interpreter for the virtual environment (default: the first that is 3.10 or newer)
 #   VENV=.venv          where the virtual environment stands
 #   ARGS="-k peak -x"   arguments for pytest, the demo or the benchmarks
+#   TORCH=2.15.0        the PyTorch of make drift
 
 VENV ?= .venv
 LOGDIR ?= runs/demo
 SERVE ?= 1
 PORT ?= 0
 ARGS ?=
+TORCH ?= 2.15.0
+CUDA_VENV ?= .venv-cuda-$(TORCH)
 
 candidates := python3 python3.11 python3.12 python3.13 python3.14 python3.10
 new_enough := import sys; sys.exit(sys.version_info < (3, 10))
@@ -20,7 +23,7 @@ installed := $(VENV)/.tb_memplugin-installed
 cudnn := $(VENV)/.tb_memplugin-cudnn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle demo test sweeps test-all matrix mutate gpu lint format bench docs map proto clean
+.PHONY: help setup bundle demo test sweeps test-all matrix mutate gpu lint format bench drift docs map proto clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -98,6 +101,16 @@ format: $(installed) ## let ruff put the Python code in order
 
 bench: bundle ## every figure that we claim, beside its peer
 	$(bin)/python -m benchmarks $(ARGS)
+
+# PyTorch's CUDA wheel in a virtual environment of its own: gigabytes, once for each version. It runs on the stand-in
+# for a GPU (docs/gpu.md), compiled with gcc.
+$(CUDA_VENV)/bin/python:
+	$(PYTHON) -m venv $(CUDA_VENV)
+	$@ -m pip --disable-pip-version-check install --quiet torch==$(TORCH) pytest \
+		$$($(PYTHON) -c 'import configparser; c = configparser.ConfigParser(); c.read("setup.cfg"); print(*c["options"]["install_requires"].split())')
+
+drift: $(CUDA_VENV)/bin/python ## rows of the table of kernels that TORCH=2.15.0 contradicts
+	$< -W ignore -m tests.gpu.standin -m tests.gpu.drift $(ARGS)
 
 docs: bundle ## take the pictures in docs/img anew: the browser tests, told where to keep them
 	chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" TB_MEMPLUGIN_PICTURES=docs/img \

@@ -1,5 +1,7 @@
 """Print every figure with its peer and its goal: `python -m benchmarks [SUBJECT...]`; see `SUBJECTS`.
 
+`python -m benchmarks corrections` prints what each correction of an estimate is worth, which has no peer.
+
 Figures are medians over several rounds, in which we and the peer take turns. Machines are noisy, so rely on
 the ratios.
 """
@@ -17,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.corrections import show as show_corrections
 from benchmarks.figures import Figure
 
 SUBJECTS = (
@@ -38,6 +41,9 @@ SUBJECTS = (
 
 
 def main(chosen: list[str]) -> None:
+    if chosen[:1] == ["corrections"]:
+        show_corrections(Console(width=132), chosen[1:])
+        return
     unknown = set(chosen) - set(SUBJECTS)
     if unknown:
         sys.exit(f"No benchmark {', '.join(sorted(unknown))}. Choose from: {', '.join(SUBJECTS)}.")

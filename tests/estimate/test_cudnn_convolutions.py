@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from benchmarks.on_gpu.programs import LARGE, Program
 from tb_memplugin import MemoryEstimator
-from tb_memplugin.estimate.kernels.convolutions import Layer, is_pytorchs_own
-from tb_memplugin.estimate.kernels.dense_views import View
+from tb_memplugin.estimate.kernels.convolutions import Layer, View, is_pytorchs_own
 from tb_memplugin.estimate.libraries.cudnn.questions import VARIABLE, installed
 from tb_memplugin.read.cublas import keeps_workspaces
 from tests.estimate.fake_runs import estimated, sizes

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from tb_memplugin import MemoryEstimator, MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.kernels.attention_kernels import Call, kernel
+from tb_memplugin.estimate.kernels.attention import AttentionCall, kernel
 from tests.gpu.test_operators import Figures, on_fake_tensors, on_the_gpu
 
 VARIABLE = "STANDIN_CUDNN_WORKSPACES"
@@ -176,5 +176,5 @@ def test_the_kernel_of_2000_random_attentions_is_the_one_that_pytorch_chooses() 
         grouped = chance.random() < 0.1 or heads != key_heads
         query, key, value = tensors
         chosen = torch._fused_sdp_choice(query, key, value, mask, dropout, causal, enable_gqa=grouped)
-        call = Call(query, key, value, mask, dropout, causal, grouped, gpu)
+        call = AttentionCall(query, key, value, mask, dropout, causal, grouped, gpu)
         assert kernel(call) == KERNELS[chosen], call

@@ -63,9 +63,16 @@ class Answers(dict[str, Any]):
         return [key for key in self if key not in KINDS and key not in self.used]
 
 
-def question(kind: str, operator: Any, tensor: torch.Tensor) -> Question:
-    """Return the question that the running program asks now."""
-    file, line = _program()
+def question(kind: str, operator: Any, tensor: torch.Tensor, caller: FrameType | None = None) -> Question:
+    """Return the question that the running program asks now.
+
+    Args:
+        kind: one of `KINDS`.
+        operator: what reads the value.
+        tensor: the tensor whose value is read.
+        caller: the frame that called the operator (`CountingFakeMode.caller`); None if none runs.
+    """
+    file, line = _program(caller)
     return Question(kind, str(operator), tuple(tensor.shape), tensor.dtype, file, line)
 
 
@@ -149,17 +156,17 @@ def unanswered(asked: Question) -> MemPluginError:
     )
 
 
-def asking_frame() -> FrameType:
+def asking_frame(caller: FrameType | None) -> FrameType:
     """Return the frame of the line that reads a value now, in the program or in a library."""
-    frame = sys._getframe(1)
+    frame = caller or sys._getframe(1)
     while frame.f_back is not None and _BETWEEN.search(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
-def _program() -> tuple[str, int]:
+def _program(caller: FrameType | None) -> tuple[str, int]:
     """Return the program's file and line; torch's own if no program called it, as in an optimizer's step."""
-    frame = asking = asking_frame()
+    frame = asking = asking_frame(caller)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
         frame = frame.f_back
     if frame.f_code.co_filename.startswith(_THIS_PACKAGE):

@@ -1,27 +1,27 @@
-"""What the kernels of `scaled_dot_product_attention` allocate besides their results.
+"""What the kernels of `scaled_dot_product_attention` allocate besides their results, in bytes.
 
-Sources: mha_fwd and mha_bwd in aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp for flash
-attention; attention.cu, attention_backward.cu and mem_eff_attention/kernel_backward.h beside it for the
-efficient kernel. All sizes are bytes.
+Flash attention and the efficient kernel are PyTorch's own. What cuDNN takes is two parts: what its frontend
+wants is in its source (cudnn_frontend/node/scaled_dot_product_flash_attention.h): in backward, dQ in float32
+and a sum for each row. What the kernel itself wants is not documented. The rule here was found on 2026-11-23
+by running PyTorch's own code with cuDNN 9.20's answers for an A100, an H100 and a B200 (docs/estimate.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.kernels.attention_kernels import RECENT
-from tb_memplugin.estimate.kernels.reductions import ANY_GPU
-from tb_memplugin.estimate.run.fake_ledger import Block
-from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
-from tb_memplugin.trace import Category
+from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, Outliving, operators, tensor_bytes
+from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 
 aten = torch.ops.aten
+
+RECENT = torch.torch_version.TorchVersion(torch.__version__) >= "2.14"
+"""Whether the efficient kernel takes fewer key heads, and all fused kernels a single one without a flag."""
 
 _MOST_SPLITS = 128
 _KEPT_IN_REGISTERS = 128
@@ -33,121 +33,101 @@ _LARGE_SHARED = 160 << 10
 _BLOCKS_TO_FILL = 200
 """The number of blocks that the efficient kernel's backward aims at when it splits the keys."""
 
+HOPPER, BLACKWELL = (9, 0), (10, 0)
+"""The first compute capabilities with kernels of their own."""
 
-def buffer_rules(gpu: GpuSpec | None) -> dict[Any, Rule]:
-    """Return rules for the kernels' operators, forward and backward, on a GPU."""
-    buffers = _Buffers(gpu or ANY_GPU)
-    return {
-        aten._scaled_dot_product_flash_attention.default: buffers.flash,
-        aten._scaled_dot_product_flash_attention_backward.default: buffers.flash_backward,
-        aten._scaled_dot_product_efficient_attention.default: buffers.efficient,
-        aten._scaled_dot_product_efficient_attention_backward.default: buffers.efficient_backward,
-    }
+_TILE = 128
+"""Queries and keys that a kernel computes together."""
+
+_DEEP = (192, 128)
+"""Sizes of queries and values that have a kernel of their own on Blackwell."""
+
+_FEW_KEYS, _MOST_PARTS = 512, 64
+"""So many keys are not divided into parts, and more into so many parts at the most."""
+
+_HEADER, _UNIT = 256, 128
 
 
-@dataclass(frozen=True, slots=True)
-class _Buffers:
-    gpu: GpuSpec
+def _flash(call: Call) -> Buffers:
+    """Return partial results where the keys are split, and the random state that dropout replaces."""
+    out, sums, random, unused = (call.out[row] for row in (0, 1, 6, 7))
+    splits = 1 if call["dropout_p"] else _splits(call["query"], call["key"], call.gpu)
+    rows = 4 * splits * sums.numel()
+    partial = [rows, rows * _wide(call["query"].shape[-1])] if splits > 1 else []
+    last = [random.untyped_storage().nbytes(), unused, random] if call["dropout_p"] else [random, unused]
+    return [out, sums, *partial, last]
 
-    def flash(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Record partial results where the keys are split, and the random state that dropout replaces."""
-        results = mode.quietly(func, *args, **kwargs)
-        out, sums, random, unused = results[0], results[1], results[6], results[7]
-        dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
-        mode.see((out, sums), func)
-        splits = 1 if dropout else self._splits(args[0], args[1])
-        rows = 4 * splits * sums.numel()
-        sizes = [rows, rows * _wide(args[0].shape[-1])] if splits > 1 else []
-        partial = [_allocate(mode, func, out, size) for size in sizes]
-        with _allocated(mode, func, out, [random.untyped_storage().nbytes()] if dropout else []):
-            mode.see((unused, random) if dropout else (random, unused), func)
-        for block in partial:
-            mode.ledger.free(block, mode.layers.scope())
-        return results
 
-    def flash_backward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Record contiguous copies, softmax_d and dq_accum; with fewer key heads, dk and dv for all heads."""
-        gradient, query, key, _, out = args[:5]
-        batch, heads, length, size = query.shape
-        rows = 4 * batch * heads * _up(length, 128)
-        sums = -(-self.gpu.processors // (batch * heads)) if _deterministic() else 1
-        sizes = [rows, sums * rows * _wide(size)]
-        if key.shape[1] != heads:
-            sizes += [batch * key.shape[2] * heads * size * query.element_size()] * 2
-        with _allocated(mode, func, query, [_copy(tensor) for tensor in (gradient, out)]):
-            results = mode.quietly(func, *args, **kwargs)
-            mode.see(results, func)
-            with _allocated(mode, func, query, sizes):
-                return results
+def _splits(query: torch.Tensor, key: torch.Tensor, gpu: GpuSpec) -> int:
+    """Return into how many parts flash attention splits the keys (num_splits_heuristic).
 
-    def efficient(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Record the buffer for sums of large heads, and the random state if it is on the GPU.
+    It takes the fewest whose use of the processors is at least 85 % of the best.
+    """
+    batch, heads, length, size = query.shape
+    if length == 1 and heads > key.shape[1]:  # query heads that share a key head become rows
+        length, heads = heads // key.shape[1], key.shape[1]
+    keys = -(-key.shape[2] // (256 if size <= 64 else 128 if size <= 128 else 64))
+    blocks, slots = batch * heads * -(-length // 64), 2 * gpu.processors
+    if blocks >= 0.8 * slots:
+        return 1
+    used = {}
+    for count in range(1, min(_MOST_SPLITS, slots, keys) + 1):
+        if count == 1 or -(-keys // count) != -(-keys // (count - 1)):
+            waves = blocks * count / slots
+            used[count] = waves / -(-blocks * count // slots)
+    return next(count for count, share in used.items() if share >= 0.85 * max(used.values()))
 
-        It is on the CPU with dropout, and before PyTorch 2.14.
-        """
-        out, sums, *_ = mode.quietly(func, *args, **kwargs)
-        dropout = args[5] if len(args) > 5 else kwargs.get("dropout_p", 0.0)
-        state: list[Any] = []
-        if RECENT and not dropout:
-            state = [mode.quietly(aten.new_empty.default, out, [], dtype=torch.int64) for _ in range(2)]
-        mode.see((*state, out, sums), func)
-        query, value = args[0], args[2]
-        large = max(query.shape[-1], value.shape[-1]) > _KEPT_IN_REGISTERS
-        with (
-            _allocated(mode, func, query, [4 * out.numel()] if large and query.element_size() < 4 else []),
-            mode,
-        ):
-            return (out, sums, *(state or [torch.empty((), dtype=torch.int64) for _ in range(2)]))
 
-    def efficient_backward(
-        self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Record the copy of the gradient, delta (a sum for each row) and the workspace.
+def _flash_backward(call: Call) -> Buffers:
+    """Return contiguous copies, softmax_d and dq_accum; with fewer key heads, dk and dv for all heads."""
+    query, key = call["query"], call["key"]
+    batch, heads, length, size = query.shape
+    rows = 4 * batch * heads * _up(length, 128)
+    sums = -(-call.gpu.processors // (batch * heads)) if _deterministic() else 1
+    expanded = batch * key.shape[2] * heads * size * query.element_size() if key.shape[1] != heads else 0
+    copies = [_transposed_copy(call[name]) for name in ("grad_out", "out")]
+    return [*copies, *call.out, rows, sums * rows * _wide(size), expanded, expanded]
 
-        With fewer key heads, also dk and dv for all heads.
-        """
-        gradient, query, key, value = args[:4]
-        rows = query.shape[:2].numel() * key.shape[2] * query.element_size()
-        expanded = (
-            [rows * tensor.shape[3] for tensor in (key, value)] if key.shape[1] != query.shape[1] else []
-        )
-        blocks = _Blocks.of(self.gpu, query, value, dropout=bool(args[9]))
-        products = 4 * gradient.numel()
-        sums = 4 * query.shape[:3].numel()
+
+def _efficient_results(
+    mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Return the results, the random state on the CPU with dropout, and before PyTorch 2.14."""
+    out, sums, *_ = mode.quietly(func, *args, **kwargs)
+    if RECENT and not (args[5] if len(args) > 5 else kwargs.get("dropout_p", 0.0)):
+        state = [mode.quietly(aten.new_empty.default, out, [], dtype=torch.int64) for _ in range(2)]
+    else:
+        with mode:
+            state = [torch.empty((), dtype=torch.int64) for _ in range(2)]
+    return out, sums, *state
+
+
+def _efficient(call: Call) -> Buffers:
+    """Return the buffer for sums of large heads."""
+    query = call["query"]
+    large = max(query.shape[-1], call["value"].shape[-1]) > _KEPT_IN_REGISTERS
+    out, sums, *state = call.out
+    return [*state, out, sums, 4 * out.numel() if large and query.element_size() < 4 else 0]
+
+
+def _efficient_backward(call: Call) -> Buffers:
+    """Return the copy of the gradient, delta (a sum for each row) and the workspace.
+
+    With fewer key heads, also dk and dv for all heads.
+    """
+    gradient, query, key, value = (call[name] for name in ("grad_out_", "query", "key", "value"))
+    rows = query.shape[:2].numel() * key.shape[2] * query.element_size()
+    grouped = key.shape[1] != query.shape[1]
+    expanded = [rows * tensor.shape[3] for tensor in (key, value)] if grouped else []
+    blocks = _Blocks.of(call.gpu, query, value, dropout=bool(call["dropout_p"]))
+    sums = 4 * query.shape[:3].numel()
+    delta: list[Any] = [sums]
+    if not blocks.computes_delta:
         alike = query.shape[1] == 1 or query.shape[2] == 1  # then no copy is needed to transpose the sums
-        with _allocated(mode, func, query, [_copy(gradient)]):
-            results = mode.quietly(func, *args, **kwargs)
-            mode.see(results, func)
-            with _allocated(mode, func, query, expanded):
-                if blocks.computes_delta:
-                    delta = _allocate(mode, func, query, sums)
-                else:
-                    passing = [products] * (3 if query.element_size() < 4 else 1) + ([] if alike else [sums])
-                    with _allocated(mode, func, query, passing):
-                        delta = _allocate(mode, func, query, sums)
-                workspace = _allocate(mode, func, query, blocks.workspace(query, key, value))
-                for block in (delta, workspace):
-                    mode.ledger.free(block, mode.layers.scope())
-        return results
-
-    def _splits(self, query: torch.Tensor, key: torch.Tensor) -> int:
-        """Return into how many parts flash attention splits the keys (num_splits_heuristic).
-
-        It takes the fewest whose use of the processors is at least 85 % of the best.
-        """
-        batch, heads, length, size = query.shape
-        if length == 1 and heads > key.shape[1]:  # query heads that share a key head become rows
-            length, heads = heads // key.shape[1], key.shape[1]
-        keys = -(-key.shape[2] // (256 if size <= 64 else 128 if size <= 128 else 64))
-        blocks, slots = batch * heads * -(-length // 64), 2 * self.gpu.processors
-        if blocks >= 0.8 * slots:
-            return 1
-        used = {}
-        for count in range(1, min(_MOST_SPLITS, slots, keys) + 1):
-            if count == 1 or -(-keys // count) != -(-keys // (count - 1)):
-                waves = blocks * count / slots
-                used[count] = waves / -(-blocks * count // slots)
-        return next(count for count, share in used.items() if share >= 0.85 * max(used.values()))
+        products = [4 * gradient.numel()] * (3 if query.element_size() < 4 else 1)
+        delta = [[*products, 0 if alike else sums, Outliving(sums)]]
+    workspace = blocks.workspace(query, key, value)
+    return [_transposed_copy(gradient), *call.out, *expanded, *delta, workspace]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,23 +176,119 @@ class _Blocks:
         return 4 * pairs * _up(floats, 4)
 
 
-@contextmanager
-def _allocated(mode: CountingFakeMode, func: Any, beside: Any, sizes: Sequence[int]) -> Iterator[None]:
-    """Hold buffers on the device of a tensor inside this context; the last is freed first."""
-    blocks = [_allocate(mode, func, beside, size) for size in sizes if size]
-    yield
-    for block in reversed(blocks):
-        mode.ledger.free(block, mode.layers.scope())
+@dataclass(frozen=True, slots=True)
+class CudnnAttention:
+    """The numbers of one attention that decide on the workspaces of its kernels.
+
+    Attributes:
+        heads, key_heads: heads of queries, and of keys and values.
+        queries, keys: lengths.
+        size, value_size: of a head of queries and keys, and of values.
+        causal, drops: whether there is a causal mask, and dropout.
+        gpu: the target.
+    """
+
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    size: int
+    value_size: int
+    causal: bool
+    drops: bool
+    gpu: GpuSpec
+
+    @classmethod
+    def of(
+        cls, tensors: Sequence[torch.Tensor], dropout: float, causal: bool, gpu: GpuSpec
+    ) -> CudnnAttention:
+        """Return those of a call. The tensors are query, key and value: (batch, heads, length, size)."""
+        query, key, value = tensors
+        batch, heads, queries, size = query.shape
+        numbers = (batch, heads, key.shape[1], queries, key.shape[2], size, value.shape[3])
+        return cls(*numbers, causal=causal, drops=dropout > 0, gpu=gpu)
+
+    def forward_bytes(self) -> int:
+        """Return the workspace of the forward."""
+        if self.gpu.compute_capability >= BLACKWELL:
+            return self._dropped + _UNIT if self.drops else 0
+        if self.queries == 1:
+            return self._parts
+        return _HEADER if self.gpu.compute_capability >= HOPPER else 0
+
+    def backward_bytes(self) -> int:
+        """Return the workspace of the backward."""
+        rows = self.batch * self.heads * self.queries
+        return 4 * rows * (self.size + 1) + self._of_the_backward_kernel
+
+    @property
+    def _of_the_backward_kernel(self) -> int:
+        """The bytes besides dQ and the sums: dK and dV of all heads, and dQ again in some kernels."""
+        whole_heads = 2 * self.batch * self.heads * self.keys * (self.size + self.value_size)
+        grouped = whole_heads if self.key_heads != self.heads else 0
+        again = 4 * self.batch * self.heads * _up(self.queries, 8) * self.size
+        if self.gpu.compute_capability < HOPPER:
+            return grouped + again + _UNIT
+        if self.gpu.compute_capability < BLACKWELL:
+            return grouped + _HEADER
+        few = min(self.queries, self.keys) <= _TILE and (self.queries > 1 or self.batch == 1)
+        usual = not few or self.drops or (self.size, self.value_size) == _DEEP
+        own = grouped + self._dropped + (0 if usual else again)
+        return own + _UNIT if own else 0
+
+    @property
+    def _parts(self) -> int:
+        """The bytes of partial results and two numbers of each where one query has many keys."""
+        if self.causal or self.keys <= _FEW_KEYS:
+            return 0
+        processors, blocks = self.gpu.processors, self.batch * self.key_heads
+        filling = 1 << ((processors - 1) // blocks).bit_length()  # the first power of 2 that fills the GPU
+        full = 1 << ((self.keys - 1) // (_TILE - 1)).bit_length() - 1  # the last that leaves a tile to each
+        parts = min(filling, full, _MOST_PARTS)
+        if parts == 1 or (parts == 2 and parts * blocks > processors):
+            return 0
+        rows = 4 * parts * self.batch * self.heads
+        return _up(rows * self.value_size, _UNIT) + 2 * _up(rows, _UNIT) + _UNIT
+
+    @property
+    def _dropped(self) -> int:
+        """The bytes of a bit for each score that dropout may drop, in whole tiles; 0 without dropout."""
+        tiles = _up(self.queries, _TILE) * _up(self.keys, _TILE)
+        return self.batch * self.heads * tiles // 8 if self.drops else 0
 
 
-def _allocate(mode: CountingFakeMode, func: Any, beside: Any, size: int) -> Block:
-    row = mode.ledger.device_row(beside.fake_device)
-    return mode.allocate(size, func, mode.layers.scope(), Category.TEMPORARY, row)
+def _cudnn_results(
+    mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Return the results, without sums if no backward follows."""
+    results: tuple[Any, ...] = mode.quietly(func, *args, **kwargs)
+    if args[4]:
+        return results
+    none = mode.quietly(aten.new_empty.default, results[0], [0], dtype=torch.float32)
+    return results[0], none, *results[2:]
 
 
-def _copy(tensor: torch.Tensor) -> int:
+def _cudnn(call: Call) -> Buffers:
+    """Return the random state, the result, the sums of rows, and the workspace while it is alive."""
+    out, sums, seed, offset = (call.out[row] for row in (0, 1, 6, 7))
+    return [seed, offset, out, sums, _described(call).forward_bytes()]
+
+
+def _cudnn_backward(call: Call) -> Buffers:
+    """Return the copy of a gradient whose rows are not contiguous, and the workspace."""
+    gradient = call["grad_out"]
+    return [tensor_bytes(gradient) if gradient.stride(-1) != 1 else 0, _described(call).backward_bytes()]
+
+
+def _described(call: Call) -> CudnnAttention:
+    tensors = [call[name] for name in ("query", "key", "value")]
+    return CudnnAttention.of(tensors, call["dropout_p"], call["is_causal"], call.gpu)
+
+
+def _transposed_copy(tensor: torch.Tensor) -> int:
     """Return the bytes of a copy in the kernels' layout (batch, length, heads, size); 0 if there is none."""
-    return 0 if tensor.transpose(1, 2).is_contiguous() else tensor.numel() * tensor.element_size()
+    return 0 if tensor.transpose(1, 2).is_contiguous() else tensor_bytes(tensor)
 
 
 def _deterministic() -> bool:
@@ -227,3 +303,33 @@ def _wide(size: int) -> int:
 
 def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
+
+
+_FLASH, _EFFICIENT, _CUDNN = (
+    f"_scaled_dot_product_{name}_attention" for name in ("flash", "efficient", "cudnn")
+)
+
+KERNELS = (
+    Kernel(operators(_FLASH), _flash, source="transformers/cuda/flash_attn/flash_api.cpp:mha_fwd"),
+    Kernel(
+        operators(f"{_FLASH}_backward"),
+        _flash_backward,
+        source="transformers/cuda/flash_attn/flash_api.cpp:mha_bwd",
+    ),
+    Kernel(
+        operators(_EFFICIENT),
+        _efficient,
+        source="transformers/cuda/attention.cu:_efficient_attention_forward",
+        results=_efficient_results,
+    ),
+    Kernel(
+        operators(f"{_EFFICIENT}_backward"),
+        _efficient_backward,
+        source=(
+            "transformers/cuda/attention_backward.cu:_efficient_attention_backward, "
+            "transformers/cuda/mem_eff_attention/kernel_backward.h"
+        ),
+    ),
+    Kernel(operators(_CUDNN), _cudnn, source="cudnn/MHA.cpp:run_cudnn_SDP_fprop", results=_cudnn_results),
+    Kernel(operators(f"{_CUDNN}_backward"), _cudnn_backward, source="cudnn/MHA.cpp:run_cudnn_SDP_bprop"),
+)

@@ -1,23 +1,18 @@
-"""Record what sorting allocates on a GPU: `sort`, `argsort`, `topk`, `randperm`.
+"""What `sort`, `argsort`, `topk` and `randperm` allocate on a GPU, and CUB's radix sort, which they use.
 
-Sources in aten/src/ATen/native/cuda: Sort.cpp, SortStable.cu, TensorTopK.cpp, TensorTopK.cu, Randperm.cu.
+Sources in aten/src/ATen/native/cuda: Sort.cpp, SortStable.cu, TensorTopK.cpp, TensorTopK.cu, Randperm.cu. Of
+CUB: cub/device/dispatch/dispatch_radix_sort.cuh (InvokeOnesweep, InvokePasses, InvokeSingleTile) and
+tuning/tuning_radix_sort.cuh of CUDA 13.0. PyTorch counts elements in 64 bits there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import ceil, log, log2, prod
-from typing import Any
+from math import ceil, log, log2
 
 import torch
 
-from tb_memplugin.estimate.kernels.radix_sort import segmented_sort_bytes, sort_bytes
-from tb_memplugin.estimate.kernels.reductions import ANY_GPU
-from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
-from tb_memplugin.trace import Category
-
-aten = torch.ops.aten
+from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, operators, tensor_bytes
 
 _SMALL = 4096
 """Rows of up to this many elements are sorted in place (should_use_small_sort)."""
@@ -34,96 +29,63 @@ _SEVERAL_BLOCKS = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 
 _LONG_FOR_ANY = 400
 
 
-class Sorting(Correction):
-    """Records copies, indices and the temporary storage of radix sort."""
+def _sort(call: Call) -> Buffers:
+    tensor = call["self"]
+    return _sorting(tensor, call["dim"], call.out[0], call.gpu) if tensor.dim() else ()
 
-    def rules(self) -> dict[Any, Rule]:
-        """Return a rule for each operator; its results are torch's own."""
-        return {
-            aten.sort.default: self._sort,
-            aten.sort.stable: self._sort,
-            aten.topk.default: self._topk,
-            aten.randperm.default: self._permutation,
-        }
 
-    def _sort(
-        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        out = mode.quietly(func, *args, **kwargs)
-        tensor = args[0]
-        if tensor.device.type == "cuda" and tensor.dim() and tensor.numel():
-            mode.see(out, func)
-            along = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-            self._record(mode, func, tensor, along, out[0])
-        return out
+def _sorting(tensor: torch.Tensor, along: int, values: torch.Tensor, gpu: GpuSpec) -> Buffers:
+    """Return what the kernel holds besides `values` and their indices."""
+    row, size, count = tensor.shape[along], tensor.element_size(), tensor.numel()
+    if row <= _SMALL:
+        return [_INDEX * row]
+    copied = not (_is_dense(tensor) and tensor.stride(along) == 1)
+    apart = values.stride(along) != 1
+    before = [count * size * copied, count * size * apart, count * _INDEX * apart]
+    rows = count // row
+    if rows == 1 or row >= 1_000_000:
+        return [*before, [_INDEX * row, sort_bytes(row, size, _INDEX, gpu)]]
+    if rows >= 128:
+        return [*before, [_INDEX * count, segmented_sort_bytes(count, size, _INDEX)]]
+    by_value = [count * size, sort_bytes(count, size, _INDEX, gpu)]
+    by_row = [sort_bytes(count, 8, 0, gpu, bits=max(1, ceil(log2(rows))))]
+    return [*before, *[_INDEX * count] * 2, by_value, by_row]
 
-    def _record(self, mode: CountingFakeMode, func: Any, tensor: Any, along: int, values: Any) -> None:
-        """Record what the kernel holds besides `values` and their indices."""
-        row, size, count = tensor.shape[along], tensor.element_size(), tensor.numel()
-        if row <= _SMALL:
-            _pass(mode, func, tensor, [_INDEX * row])
-            return
-        copied = not (_is_dense(tensor) and tensor.stride(along) == 1)
-        apart = values.stride(along) != 1
-        before = [count * size * copied, count * size * apart, count * _INDEX * apart]
-        gpu, rows = self.target.gpu or ANY_GPU, count // row
-        if rows == 1 or row >= 1_000_000:
-            kernels = [[_INDEX * row, sort_bytes(row, size, _INDEX, gpu)]]
-        elif rows < 128:
-            before += [_INDEX * count] * 2
-            kernels = [
-                [count * size, sort_bytes(count, size, _INDEX, gpu)],
-                [sort_bytes(count, 8, 0, gpu, bits=max(1, ceil(log2(rows))))],
-            ]
-        else:
-            kernels = [[_INDEX * count, segmented_sort_bytes(count, size, _INDEX)]]
-        _pass(mode, func, tensor, before, *kernels)
 
-    def _topk(
-        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        out = mode.quietly(func, *args, **kwargs)
-        tensor = args[0]
-        if tensor.device.type != "cuda" or not tensor.dim() or not out[0].numel():
-            return out
-        mode.see(out, func)
-        along = args[2] if len(args) > 2 else -1
-        row, size = tensor.shape[along], tensor.element_size()
-        copy = 0 if tensor.is_contiguous() else tensor.numel() * size
-        _pass(mode, func, tensor, [copy], self._selected(tensor.numel() // row, row, size))
-        in_order = args[4] if len(args) > 4 else True
-        if in_order and out[0].shape[along] > _SMALL:
-            values, indices = out[0], out[1]
-            blocks = [_allocate(mode, func, result) for result in (indices, values)]
-            self._record(mode, func, values, along, values)
-            _pass(mode, func, tensor, [indices.numel() * _INDEX])
-            for block in reversed(blocks):
-                mode.ledger.free(block, mode.layers.scope())
-        return out
+def _topk(call: Call) -> Buffers:
+    tensor, along, (values, indices) = call["self"], call["dim"], call.out
+    if not tensor.dim():
+        return ()
+    row = tensor.shape[along]
+    found: Buffers = [
+        copied_bytes(tensor),
+        _selected(tensor.numel() // row, row, tensor.element_size(), call.gpu),
+    ]
+    if not call["sorted"] or values.shape[along] <= _SMALL:
+        return [found]
+    ordered = [_INDEX * indices.numel()]
+    held = [tensor_bytes(indices), tensor_bytes(values)]
+    return [found, [*held, _sorting(values, along, values, call.gpu), ordered]]
 
-    def _selected(self, rows: int, row: int, size: int) -> list[int]:
-        """Return the buffers with which several blocks look for the largest elements of long rows."""
-        least = next((length for most, length in _SEVERAL_BLOCKS if rows <= most), _LONG_FOR_ANY)
-        if row < least:
-            return []
-        gpu = self.target.gpu or ANY_GPU
-        at_once = gpu.processors * 6 * 256  # six blocks of 256 threads have registers
-        blocks = -(-row // (256 * max(4, min(-(-rows * row // at_once), 64))))
-        counts = [rows * blocks * 256 * 2, rows * 256 * 4, rows * blocks * 4, rows * blocks * 4]
-        return [rows * size, rows * 8, rows * 2 * max(4, size), *counts, _SCAN]
 
-    def _permutation(
-        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        out = mode.quietly(func, *args, **kwargs)
-        count = out.numel()
-        if out.device.type == "cuda" and count > 1:
-            mode.see([out], func)
-            bits = min(64, ceil(log2(count - (6 * count**2 + 1) / (12 * log(0.9)))))
-            key, size = 4 if bits <= 32 else 8, out.element_size()
-            temporary = sort_bytes(count, key, size, self.target.gpu or ANY_GPU, bits)
-            _pass(mode, func, out, [count * size, count * key, count * key, temporary])
-        return out
+def _selected(rows: int, row: int, size: int, gpu: GpuSpec) -> list[int]:
+    """Return the buffers with which several blocks look for the largest elements of long rows."""
+    least = next((length for most, length in _SEVERAL_BLOCKS if rows <= most), _LONG_FOR_ANY)
+    if row < least:
+        return []
+    at_once = gpu.processors * 6 * 256  # six blocks of 256 threads have registers
+    blocks = -(-row // (256 * max(4, min(-(-rows * row // at_once), 64))))
+    counts = [rows * blocks * 256 * 2, rows * 256 * 4, rows * blocks * 4, rows * blocks * 4]
+    return [rows * size, rows * 8, rows * 2 * max(4, size), *counts, _SCAN]
+
+
+def _permutation(call: Call) -> Buffers:
+    count, size = call.out.numel(), call.out.element_size()
+    if count == 1:
+        return ()
+    bits = min(64, ceil(log2(count - (6 * count**2 + 1) / (12 * log(0.9)))))
+    key = 4 if bits <= 32 else 8
+    return [count * size, count * key, count * key, sort_bytes(count, key, size, call.gpu, bits)]
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -132,18 +94,83 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return last + 1 == tensor.numel()
 
 
-def _allocate(mode: CountingFakeMode, func: Any, like: torch.Tensor) -> Any:
-    size, row = prod(like.shape) * like.element_size(), mode.ledger.device_row(like.device)
-    return mode.allocate(size, func, mode.layers.scope(), Category.TEMPORARY, row)
+_DIGIT_BITS, _DIGITS = 8, 256
+"""One pass of the onesweep algorithm sorts by so many bits; it counts so many digits."""
+
+_OFFSET, _COUNTER = 8, 4
+"""Bytes of an offset into all elements, and of a counter within one portion of them."""
+
+_PORTION = (1 << 28) - 1
+"""The most elements of one portion."""
+
+_TINY = {1: 5, 2: 7}
+"""By bytes of a key: the bits of a pass of the older algorithm, for short keys before Hopper."""
+
+_SMALL_ON_HOPPER = {(1, 4): (512, 14), (1, 8): (384, 18), (2, 4): (512, 12), (2, 8): (512, 23)}
+"""By bytes of key and value: threads, and 4-byte items of each (sm90_small_key_tuning, 64-bit offsets)."""
 
 
-def _pass(
-    mode: CountingFakeMode, func: Any, like: torch.Tensor, before: Sequence[int], *kernels: list[int]
-) -> None:
-    """Record what is held all along, and what kernels allocate and free one after the other meanwhile."""
-    scope, row = mode.layers.scope(), mode.ledger.device_row(like.device)
-    blocks = [mode.allocate(size, func, scope, Category.TEMPORARY, row) for size in before if size]
-    for sizes in kernels:
-        mode.passing(sizes, func, scope, row)
-    for block in reversed(blocks):
-        mode.ledger.free(block, scope)
+def sort_bytes(count: int, key: int, value: int, gpu: GpuSpec, bits: int | None = None) -> int:
+    """Return the bytes of temporary storage to sort `count` pairs.
+
+    Args:
+        count: how many there are; at least 1.
+        key: bytes of a key.
+        value: bytes of a value, 0 if keys alone are sorted.
+        gpu: the GPU that sorts.
+        bits: the bits of a key that are sorted by; None for all.
+    """
+    if count <= 256 * _items(19, key, value):  # one block sorts them
+        return 1
+    keys, values = count * key, count * value
+    if key < 4 and gpu.compute_capability < (9, 0):
+        # An occupancy as if threads were all that limits it: registers may allow fewer blocks.
+        blocks = gpu.processors * (gpu.threads // (128 if key == 1 else 256)) * 5
+        return _together(((blocks << _TINY[key]) + 512 * 11) * _OFFSET, keys, values)
+    tile = _tile(key, value, gpu)
+    portion = _PORTION // tile * tile
+    passes, portions = -(-(bits or 8 * key) // _DIGIT_BITS), -(-count // portion)
+    lookback = -(-min(count, portion) // tile) * _DIGITS * _COUNTER
+    counters = portions * passes
+    several = passes > 1
+    return _together(
+        counters * _DIGITS * _OFFSET, lookback, keys * several, values * several, counters * _COUNTER
+    )
+
+
+def segmented_sort_bytes(count: int, key: int, value: int) -> int:
+    """Return the bytes of temporary storage to sort pairs in many short segments."""
+    return _together(count * key, count * value)
+
+
+def _together(*sizes: int) -> int:
+    """Return the bytes of several buffers in one, each at a multiple of 256 (AliasTemporaries)."""
+    return sum(-(-size // 256) * 256 for size in sizes) + 255
+
+
+def _tile(key: int, value: int, gpu: GpuSpec) -> int:
+    """Return how many elements one block sorts."""
+    width, nominal = 384, 21
+    if gpu.compute_capability < (8, 0):
+        width, nominal = 256, 46 if key == value == 4 else 23
+    elif gpu.compute_capability < (9, 0):
+        nominal = 17 if key == 4 and value else 21
+    elif key < 4:
+        width, nominal = _SMALL_ON_HOPPER.get((key, value), (384, 23))
+    elif key == 4:
+        nominal = (17 if value < 8 else 29) if value else 19
+    else:
+        nominal = 30 if value < 8 else 24
+    return width * _items(nominal, key, value)
+
+
+def _items(nominal: int, key: int, value: int) -> int:
+    """Return how many elements a thread sorts where it would sort `nominal` of 4 bytes (RegBoundScaling)."""
+    return max(1, nominal * 4 // max(4, key, value))
+
+
+KERNELS = (
+    Kernel(operators("sort", "sort.stable"), _sort, source="cuda/Sort.cpp:sort_cuda_kernel"),
+    Kernel(operators("topk"), _topk, source="cuda/TensorTopK.cpp:topk_out_cuda"),
+    Kernel(operators("randperm"), _permutation, source="cuda/Randperm.cu:randperm_out_cuda"),
+)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.estimate.kernels.matrix_copies import readable
+from tb_memplugin.estimate.kernels.copies import is_read_by_blas
 from tb_memplugin.estimate.run.correction import Correction, Target
 from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
@@ -86,7 +86,7 @@ class Workspaces(Correction):
         copies = [
             mode.allocate(matrix.numel() * matrix.element_size(), func, scope, Category.TEMPORARY, row)
             for matrix in matrices
-            if matrix.dim() >= 2 and not readable(matrix)
+            if matrix.dim() >= 2 and not is_read_by_blas(matrix)
         ]
         self._workspace(mode, func, matrices, scope, row)
         for block in copies:

@@ -1,17 +1,17 @@
 """Checks of values in a program, which an estimate assumes to pass, as they do in a run that goes well.
 
-Two kinds are found in the source of the line that reads the value: a condition that only decides whether an
-error is raised (`if not valid.all(): raise ...`, `assert`, `torch._check`), and one that asks for values that
-are not finite. torch.distributions checks its arguments in the first way, many training loops their loss in
-the second.
+Two kinds are found by what the function that reads the value does next: a condition that only decides whether
+an error is raised (`if not valid.all(): raise ...`, `assert`, `torch._check`), and one that asks for values
+that are not finite. torch.distributions checks its arguments in the first way, many training loops their loss
+in the second. Its compiled instructions say so; its source need not be there.
 """
 
 from __future__ import annotations
 
-import ast
-import linecache
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dis import Instruction, get_instructions, hasjabs, hasjrel
 from functools import lru_cache
+from types import CodeType, FrameType
 
 import torch
 
@@ -20,70 +20,119 @@ from tb_memplugin.estimate.answer.hints import asking_frame
 _FINITE = {"isnan": False, "isinf": False, "isfinite": True}
 """Functions that look for values that are not finite, and their answer where there are none."""
 
+_SAME_VALUE = ("CALL", "TO_BOOL", "COPY", "EXTENDED_ARG", "NOP", "PRECALL")
+"""Beginnings of instructions between a read and the jump that leave the truth as it is."""
 
-_READING = frozenset({"all", "any", "equal", "allclose", "is_nonzero", "item", "_is_all_true", *_FINITE})
-"""Functions that read a truth from a tensor: they tell which part of a condition was asked for."""
+_ENDS = ("RETURN_VALUE", "RETURN_CONST", "RERAISE")
+_JUMPS = frozenset((*hasjabs, *hasjrel))
 
 
-def passing() -> bool | None:
-    """Return the truth with which the running line's check passes; None if the line is no check."""
-    frame = asking_frame()
+def passing(caller: FrameType | None) -> bool | None:
+    """Return the truth with which the check of the line that calls passes; None if the line is no check."""
+    frame = asking_frame(caller)
     if frame.f_code.co_filename == torch.__file__ and frame.f_code.co_name.startswith("_check"):
         return True
-    parts = [
-        (part, truth)
-        for condition, wanted in _conditions(frame.f_code.co_filename)
-        for part, truth in _parts(condition, wanted)
-        if part.lineno <= frame.f_lineno <= (part.end_lineno or part.lineno)
-    ]
-    reading = [pair for pair in parts if _names(pair[0]) & _READING] or parts
-    answers = {_answer(part, truth) for part, truth in reading}
-    return answers.pop() if len(answers) == 1 else None
+    return _passing(frame.f_code, frame.f_lasti)
 
 
-@lru_cache(maxsize=64)
-def _conditions(file: str) -> tuple[tuple[ast.expr, bool | None], ...]:
-    """Return each condition in a file, and the truth with which it raises no error; None if it never does."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return ()
-    conditions: list[tuple[ast.expr, bool | None]] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assert):
-            conditions.append((node.test, True))
-        elif isinstance(node, ast.If):
-            otherwise = True if node.orelse and isinstance(node.orelse[-1], ast.Raise) else None
-            conditions.append((node.test, False if isinstance(node.body[-1], ast.Raise) else otherwise))
-    return tuple(conditions)
+@lru_cache(maxsize=256)
+def _passing(code: CodeType, last: int) -> bool | None:
+    """Return the truth with which a value that is read at offset `last` raises no error."""
+    instructions = [step for step in get_instructions(code) if step.opname != "NOT_TAKEN"]
+    rows = {instruction.offset: row for row, instruction in enumerate(instructions)}
+    read = max(row for offset, row in rows.items() if offset <= last)
+    if _compares_with_a_truth(instructions, read):
+        return None
+    jump, negated = _condition(instructions, read)
+    if jump == len(instructions):
+        return None
+    jumps_if = ("TRUE" in instructions[jump].opname) ^ negated
+    there, next_row = rows[instructions[jump].argval], jump + 1
+    raises_there = _raises(instructions, rows, there, next_row)
+    raises_next = _raises(instructions, rows, next_row, there)
+    if raises_there != raises_next:
+        return jumps_if if raises_next else not jumps_if
+    return _finite(instructions, read)
 
 
-def _parts(condition: ast.expr, truth: bool | None) -> Iterator[tuple[ast.expr, bool | None]]:
-    """Yield the operands of a condition's `not`, `and` and `or`; if each has its truth, so has the whole."""
-    if isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
-        yield from _parts(condition.operand, None if truth is None else not truth)
-    elif isinstance(condition, ast.BoolOp):
-        for operand in condition.values:
-            yield from _parts(operand, truth)
-    else:
-        yield condition, truth
+def _condition(instructions: Sequence[Instruction], read: int) -> tuple[int, bool]:
+    """Return the row of the jump that the value decides, and whether it is negated before.
+
+    The row is the number of instructions if something else is done with the value.
+    """
+    negated = False
+    for row in range(read, len(instructions) - 1):
+        name = instructions[row].opname
+        if "JUMP" in name and ("IF_TRUE" in name or "IF_FALSE" in name):
+            return row, negated
+        negated ^= name == "UNARY_NOT"
+        if name != "UNARY_NOT" and not name.startswith(_SAME_VALUE) and not _is_kept(instructions, row):
+            break
+    return len(instructions), negated
 
 
-def _answer(part: ast.expr, truth: bool | None) -> bool | None:
-    if isinstance(part, ast.Compare):  # `x.any() == False` is true where the value that is read is not
-        named = any(
-            isinstance(comparator, ast.Constant) and isinstance(comparator.value, bool)
-            for comparator in part.comparators
-        )
-        return None if named else truth
-    if truth is not None:
-        return truth
-    answers = {answer for name, answer in _FINITE.items() if name in _names(part)}
-    return answers.pop() if len(answers) == 1 else None
+def _is_kept(instructions: Sequence[Instruction], row: int) -> bool:
+    """Whether an instruction stores the value in a variable that the next one loads, or is that next one."""
+    first, second = instructions[row], instructions[row + 1]
+    if first.opname.startswith("LOAD"):
+        first, second = instructions[row - 1], first
+    if first.opname == "STORE_FAST_LOAD_FAST":
+        return bool(first.argval[0] == first.argval[1])
+    is_pair = first.opname.startswith("STORE") and second.opname.startswith("LOAD")
+    return is_pair and first.argval == second.argval
 
 
-def _names(part: ast.expr) -> frozenset[str]:
-    nodes = tuple(ast.walk(part))
-    return frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute)) | frozenset(
-        node.id for node in nodes if isinstance(node, ast.Name)
+def _raises(instructions: Sequence[Instruction], rows: dict[int, int], start: int, other: int) -> bool:
+    """Whether every way from a row on ends with an error; ways to the `other` branch do not count."""
+    waiting, seen, raised = [start], {other}, False
+    goal = _exit(instructions, other)
+    while waiting:
+        row = waiting.pop()
+        if row in seen or (goal and _exit(instructions, row) == goal):
+            continue
+        seen.add(row)
+        instruction = instructions[row]
+        if instruction.opname == "RAISE_VARARGS":
+            raised = True
+            continue
+        if instruction.opname in _ENDS or row + 1 == len(instructions):
+            return False
+        if instruction.opcode in _JUMPS:
+            waiting.append(rows[instruction.argval])
+        if instruction.opcode not in _JUMPS or "IF" in instruction.opname or "ITER" in instruction.opname:
+            waiting.append(row + 1)
+    return raised
+
+
+def _exit(instructions: Sequence[Instruction], row: int) -> list[tuple[str, object]]:
+    """Return the instructions of a `return` of a constant, of which there may be copies; none for others."""
+    pair = [(step.opname, step.argval) for step in instructions[row : row + 2]]
+    if pair and pair[0][0] == "RETURN_CONST":
+        return pair[:1]
+    return pair if [name for name, _ in pair] == ["LOAD_CONST", "RETURN_VALUE"] else []
+
+
+def _operand(instructions: Sequence[Instruction], read: int) -> Sequence[Instruction]:
+    """Return the instructions that compute what is read: those since the last jump or assignment."""
+    first = read
+    while first and not (
+        instructions[first - 1].opcode in _JUMPS
+        or instructions[first - 1].opname.startswith(("STORE", "POP_TOP", "RESUME"))
+    ):
+        first -= 1
+    return instructions[first : read + 1]
+
+
+def _compares_with_a_truth(instructions: Sequence[Instruction], read: int) -> bool:
+    """Whether the condition is like `x.any() == False`, true where the value that is read is not."""
+    around = [*_operand(instructions, read), *instructions[read + 1 : read + 4]]
+    compares = any(instruction.opname in ("COMPARE_OP", "IS_OP") for instruction in around)
+    return compares and any(
+        instruction.opname == "LOAD_CONST" and isinstance(instruction.argval, bool) for instruction in around
     )
+
+
+def _finite(instructions: Sequence[Instruction], read: int) -> bool | None:
+    names = [str(instruction.argval) for instruction in _operand(instructions, read)]
+    answers = {_FINITE[name] for name in names if name in _FINITE}
+    return answers.pop() if len(answers) == 1 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -27,10 +27,14 @@ class Scripted(Correction):
 
     def _replacing(self, mode: CountingFakeMode, original: Any) -> Any:
         def same(program: Any, *args: Any, **options: Any) -> Any:
-            caller = sys._getframe(1).f_globals.get("__name__", "")
-            if not mode.is_on() or caller.startswith("torch."):  # which needs the graphs of its formulas
+            if not mode.is_on() or _is_of_torch(program):
                 return original(program, *args, **options)
             self.target.note(_NOTE)
             return program
 
         return same
+
+
+def _is_of_torch(program: Any) -> bool:
+    """Whether a function or class is torch's own, which needs the graphs of its formulas."""
+    return isinstance(program, FunctionType | type) and program.__module__.startswith("torch.")

@@ -34,13 +34,13 @@ class Sizes(Asking):
             aten.allclose.default: self._same,
         }
 
-    def _asked(self, kind: str, func: Any, tensor: torch.Tensor) -> Any:
+    def _asked(self, mode: CountingFakeMode, kind: str, func: Any, tensor: torch.Tensor) -> Any:
         """Return the value of the user's hint.
 
         Raises:
             MemPluginError: there is no hint.
         """
-        asked = question(kind, func, tensor)
+        asked = question(kind, func, tensor, mode.caller())
         hint = answer(self._hints, asked)
         if hint is None:
             raise unanswered(asked)
@@ -49,7 +49,7 @@ class Sizes(Asking):
     def _bincount(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         weights = args[1] if len(args) > 1 else kwargs.get("weights")
         least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
-        count = max(int(self._asked("count", func, args[0])), least)
+        count = max(int(self._asked(mode, "count", func, args[0])), least)
         dtype = torch.int64 if weights is None else weights.dtype
         dtype = dtype if dtype in (torch.int64, torch.float32) else torch.float64
         with mode:
@@ -58,7 +58,7 @@ class Sizes(Asking):
     def _repeat(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return the result of `repeat_interleave`: indices of rows, each as often as it is repeated."""
         output_size = kwargs.get("output_size")
-        count = output_size if output_size is not None else int(self._asked("count", func, args[0]))
+        count = output_size if output_size is not None else int(self._asked(mode, "count", func, args[0]))
         with mode:
             return torch.empty(count, dtype=args[0].dtype, device=args[0].device)
 
@@ -66,7 +66,7 @@ class Sizes(Asking):
         tensor, along = args[0], args[1]
         rows = tensor.shape[along]
         with mode:
-            count = self._selected(func, torch.empty(rows, dtype=tensor.dtype, device="meta"))
+            count = self._selected(mode, func, torch.empty(rows, dtype=tensor.dtype, device="meta"))
             shape = list(tensor.shape)
             shape[along] = count
             longs = {"dtype": torch.int64, "device": tensor.device}
@@ -87,8 +87,8 @@ class Sizes(Asking):
         return self._different(mode, func, tensor, inverse, counts)
 
     def _same(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-        asked = question("truth", func, args[0])
+        asked = question("truth", func, args[0], mode.caller())
         truth = answer(self._hints, asked)
-        if truth is None and (truth := self._passing(asked)) is None:
+        if truth is None and (truth := self._passing(mode, asked)) is None:
             raise unanswered(asked)
         return bool(truth)

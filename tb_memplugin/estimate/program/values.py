@@ -40,9 +40,9 @@ class Asking(Correction):
         super().__init__(target)
         self._hints: Hints = checked(hints)
 
-    def _selected(self, func: Any, mask: torch.Tensor) -> int:
+    def _selected(self, mode: CountingFakeMode, func: Any, mask: torch.Tensor) -> int:
         """Return how many elements a mask selects: by a hint, or else all of them, with a note."""
-        asked = question("share", func, mask)
+        asked = question("share", func, mask, mode.caller())
         hint = answer(self._hints, asked)
         if hint is None:
             self.target.note(
@@ -52,9 +52,9 @@ class Asking(Correction):
             return mask.numel()
         return min(hint, mask.numel()) if isinstance(hint, int) else round(mask.numel() * hint)
 
-    def _passing(self, asked: Question) -> bool | None:
+    def _passing(self, mode: CountingFakeMode, asked: Question) -> bool | None:
         """Return the truth with which a check of the program passes, with a note; None if it is no check."""
-        truth = passing()
+        truth = passing(mode.caller())
         if truth is not None:
             self.target.note(
                 f"{asked.place} checks values: the check is assumed to pass, without an error and without "
@@ -69,7 +69,7 @@ class Asking(Correction):
         and the number of times that each occurs.
         """
         with mode:
-            count = self._selected(func, tensor)
+            count = self._selected(mode, func, tensor)
             longs: dict[str, Any] = {"dtype": torch.int64, "device": tensor.device}
             return (
                 torch.empty(count, dtype=tensor.dtype, device=tensor.device),
@@ -104,7 +104,7 @@ class Values(Asking):
         tensor = args[0]
         real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
         kind = "number" if real else "truth" if tensor.dtype is torch.bool else "count"
-        asked = question(kind, "item", tensor)
+        asked = question(kind, "item", tensor, mode.caller())
         hint = answer(self._hints, asked)
         if hint is not None:
             return type_of(tensor.dtype)(hint)
@@ -114,7 +114,7 @@ class Values(Asking):
                 "assumed, so it leaves the attention mask out; a hint can change that."
             )
             return True
-        if kind == "truth" and (checked_for := self._passing(asked)) is not None:
+        if kind == "truth" and (checked_for := self._passing(mode, asked)) is not None:
             return checked_for
         if _asked_by_lbfgs():
             raise MemPluginError(
@@ -135,7 +135,7 @@ class Values(Asking):
         (tensor,) = args
         with mode:
             rows = torch.empty(
-                (tensor.dim(), self._selected(func, tensor)), dtype=torch.int64, device=tensor.device
+                (tensor.dim(), self._selected(mode, func, tensor)), dtype=torch.int64, device=tensor.device
             )
             return rows.t()
 
@@ -143,7 +143,7 @@ class Values(Asking):
         tensor, mask = args
         with mode:
             shape = torch.broadcast_shapes(tensor.shape, mask.shape)
-            count = self._selected(func, mask.expand(shape))
+            count = self._selected(mode, func, mask.expand(shape))
             out = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
         if tensor.fake_device.type == "cuda":  # IndexKernel.cpp: converts the mask to indices
             _pass(mode, func, mode.layers.scope(), tensor, [8 * count * len(shape)])
@@ -161,7 +161,7 @@ class Values(Asking):
                 converted.append(index)
                 continue
             with mode:
-                count = self._selected(func, index)
+                count = self._selected(mode, func, index)
                 rows = torch.empty((index.dim(), count), dtype=torch.int64, device=index.device)
                 converted += [rows[axis] for axis in range(index.dim())]
                 looked_up.append(8 * count * index.dim())

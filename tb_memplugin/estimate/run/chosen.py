@@ -5,32 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from tb_memplugin.estimate.kernels.attention import Attention
-from tb_memplugin.estimate.kernels.composed_kernels import ComposedKernels
 from tb_memplugin.estimate.kernels.convolutions import Convolutions
-from tb_memplugin.estimate.kernels.fused_kernels import FusedKernels
-from tb_memplugin.estimate.kernels.grouped_products import GroupedProducts
-from tb_memplugin.estimate.kernels.image_copies import ImageCopies
-from tb_memplugin.estimate.kernels.kernel_buffers import (
-    ContiguousCopies,
-    KernelBuffers,
-    OtherTypes,
-    SafeSoftmax,
+from tb_memplugin.estimate.kernels.derivatives import (
+    BiasInPlace,
+    LossDerivatives,
+    MasksInPlace,
+    ProductDerivatives,
 )
-from tb_memplugin.estimate.kernels.linear import BiasInPlace
-from tb_memplugin.estimate.kernels.loss_derivatives import LossDerivatives
-from tb_memplugin.estimate.kernels.masks_in_place import MasksInPlace
-from tb_memplugin.estimate.kernels.matrix_copies import MatrixCopies
-from tb_memplugin.estimate.kernels.normalizations import Normalizations
-from tb_memplugin.estimate.kernels.one_hot import OneHot
-from tb_memplugin.estimate.kernels.product_derivatives import ProductDerivatives
-from tb_memplugin.estimate.kernels.promotions import Promotions
 from tb_memplugin.estimate.kernels.recurrent import Recurrent
-from tb_memplugin.estimate.kernels.reductions import Reductions
-from tb_memplugin.estimate.kernels.resized_results import ResizedResults
-from tb_memplugin.estimate.kernels.result_strides import ResultStrides
-from tb_memplugin.estimate.kernels.same_dtypes import SameDtypes
-from tb_memplugin.estimate.kernels.sorting import Sorting
-from tb_memplugin.estimate.kernels.unknown import CpuKernels, Unknown
+from tb_memplugin.estimate.kernels.results import FusedKernels, OneHot
+from tb_memplugin.estimate.kernels.rows import TABLES
+from tb_memplugin.estimate.kernels.uncounted import CpuKernels, Unknown
 from tb_memplugin.estimate.kernels.workspaces import Workspaces
 from tb_memplugin.estimate.libraries.applied import Libraries
 from tb_memplugin.estimate.program.attention_masks import AttentionMasks
@@ -49,6 +34,7 @@ from tb_memplugin.estimate.program.packed_sequences import PackedSequences
 from tb_memplugin.estimate.program.printing import Printing
 from tb_memplugin.estimate.program.random_states import RandomStates
 from tb_memplugin.estimate.program.refusals import Refusals
+from tb_memplugin.estimate.program.same_dtypes import SameDtypes
 from tb_memplugin.estimate.program.scripted import Scripted
 from tb_memplugin.estimate.program.sizes import Sizes
 from tb_memplugin.estimate.program.storage_resizing import StorageResizing
@@ -61,20 +47,14 @@ ASKING: tuple[type[Asking], ...] = (Values, Sizes, Printing)
 ON_CUDA: tuple[type[Correction], ...] = (
     Attention,
     Convolutions,
-    ImageCopies,
-    KernelBuffers,
-    Normalizations,
     Recurrent,
-    Reductions,
-    ResultStrides,
-    Sorting,
     Unknown,
     Workspaces,
 )
-"""Corrections for CUDA kernels."""
+"""Corrections on a GPU, besides the table of kernels."""
 
-ON_CPU: tuple[type[Correction], ...] = (CpuKernels, MatrixCopies, Promotions, RandomStates)
-"""Corrections for CPU kernels."""
+ON_CPU: tuple[type[Correction], ...] = (CpuKernels, RandomStates)
+"""Corrections on the CPU, besides the table of kernels."""
 
 EVERYWHERE: tuple[type[Correction], ...] = (
     Constants,
@@ -89,18 +69,12 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     Scripted,
     DataLoading,
     LoadedFiles,
-    SafeSoftmax,
     FusedKernels,
-    GroupedProducts,
-    ContiguousCopies,
-    ComposedKernels,
-    ResizedResults,
     SameDtypes,
     ProductDerivatives,
     LossDerivatives,
     MasksInPlace,
     OneHot,
-    OtherTypes,
     BiasInPlace,
     StorageResizing,
     Communication,
@@ -116,4 +90,4 @@ def chosen(target: Target, hints: Any, *, none: bool = False) -> Corrections:
     kinds = (*EVERYWHERE, *(ON_CUDA if target.device_type == "cuda" else ON_CPU))
     asking = [kind(target, hints) for kind in ASKING]
     parts = [Devices(target), *asking, *(kind(target) for kind in kinds), Refusals(target)]
-    return Corrections(parts, engine_adds_in_place=True)
+    return Corrections(parts, TABLES[target.device_type], gpu=target.gpu, engine_adds_in_place=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.kernels.table import ANY_GPU, Kernel
 from tb_memplugin.estimate.libraries.plugins.plugin import Plugin
 from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
@@ -59,17 +61,28 @@ class Corrections:
 
     Args:
         parts: the corrections; without any, fake tensors behave as in torch.
+        kernels: by operator, what kernels allocate.
+        gpu: the GPU whose kernels they are.
         engine_adds_in_place: whether gradients that autograd's engine sums are counted as summed in place,
             as without modes.
 
     Raises:
-        ValueError: two parts have a rule for one operator.
+        ValueError: two parts have a rule for one operator, or a part and a kernel.
     """
 
-    def __init__(self, parts: Sequence[Correction], *, engine_adds_in_place: bool) -> None:
-        self.parts = list(parts)
+    def __init__(
+        self,
+        parts: Sequence[Correction],
+        kernels: Mapping[Any, Kernel] = MappingProxyType({}),
+        *,
+        gpu: GpuSpec | None = None,
+        engine_adds_in_place: bool,
+    ) -> None:
+        self.parts, self.kernels, self.gpu = list(parts), kernels, gpu or ANY_GPU
         self.engine_adds_in_place = engine_adds_in_place
-        self.rules: dict[Any, Rule] = {}
+        self.rules: dict[Any, Rule] = {
+            operator: kernel.results for operator, kernel in kernels.items() if kernel.results is not None
+        }
         self.after: dict[Any, After] = {}
         self._patches = Patches()
         for part in self.parts:

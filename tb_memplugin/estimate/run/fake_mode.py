@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import _DISPATCH_META_HANDLERS, FakeTensor, F
 from torch.utils import _python_dispatch, _stats
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, Outliving
 from tb_memplugin.estimate.run.fake_layers import FakeLayers
 from tb_memplugin.estimate.run.fake_ledger import Block, FakeLedger, Scope
 from tb_memplugin.trace import Category, Phase
@@ -28,8 +30,8 @@ Rule = Callable[["CountingFakeMode", Any, tuple[Any, ...], Mapping[str, Any]], A
 After = Callable[["CountingFakeMode", Any, tuple[Any, ...], Any, Scope], None]
 """`after(mode, operator, args, results, scope)` records what the kernel allocates besides its results."""
 
-_OURS = {__file__, fake_tensor.__file__, _stats.__file__, _python_dispatch.__file__}
-"""Files of the Python frames between an operator's caller and this mode."""
+_BELOW_MODES = {fake_tensor.__name__, _stats.__name__, _python_dispatch.__name__}
+"""Modules of torch whose functions an operator may pass on its way from its caller to the mode."""
 
 _IN_PLACE_WITHOUT_MODES = frozenset(
     {
@@ -72,6 +74,8 @@ class CountingFakeMode(FakeTensorMode):
         layers: knows the current module and phase.
         rules: by operator, what runs in place of FakeTensorMode.
         after: by operator, what runs after it.
+        kernels: by operator, what its kernel allocates.
+        gpu: the GPU whose kernels they are.
         engine_adds_in_place: whether gradients that autograd's engine sums are counted as summed in place,
             as without modes.
         refusals: converts an operator's error into a MemPluginError, or returns it unchanged.
@@ -84,7 +88,9 @@ class CountingFakeMode(FakeTensorMode):
         layers: FakeLayers,
         rules: Mapping[Any, Rule],
         after: Mapping[Any, After],
+        kernels: Mapping[Any, Kernel],
         *,
+        gpu: GpuSpec,
         engine_adds_in_place: bool,
         refusals: Callable[[Any, Exception], Exception],
         has_device: bool,
@@ -94,7 +100,7 @@ class CountingFakeMode(FakeTensorMode):
         self.ledger, self.layers = ledger, layers
         self.created: dict[Any, list[int]] = {}
         """For each operator: the number of storages that it created, and their total bytes."""
-        self._rules, self._after = rules, after
+        self._rules, self._after, self._kernels, self._gpu = rules, after, kernels, gpu
         self._engine_adds = engine_adds_in_place
         self._refusals = refusals
         self._inside = False
@@ -152,6 +158,7 @@ class CountingFakeMode(FakeTensorMode):
                     out = func.decompose(*args, **(kwargs or {}))
             else:
                 out = self.dispatch(func, types, args, kwargs or {})
+            buffers = self._buffers(func, args, kwargs or {}, out) if func in self._kernels else ()
         except Exception as error:
             refusal = self._refusals(func, error)
             if refusal is error:
@@ -160,7 +167,7 @@ class CountingFakeMode(FakeTensorMode):
         finally:
             self._inside = False
         if out is not NotImplemented:
-            self._note(out, func, args, scope)
+            self._note(out, func, args, scope, buffers)
         return out
 
     def __deepcopy__(self, memo: Any) -> CountingFakeMode:
@@ -224,9 +231,26 @@ class CountingFakeMode(FakeTensorMode):
         if after is not None:
             after(self, func, tuple(args), out, scope)
 
+    def caller(self) -> FrameType | None:
+        """Return the frame that called the operator which runs now; None if none runs on this thread.
+
+        It is found by the function with which torch enters this mode, so it does not depend on how many
+        functions run in between, also where somebody wrapped that function.
+        """
+        frame: FrameType | None = sys._getframe()
+        for entry in (_DISPATCH, type(self).__torch_dispatch__.__code__):
+            while frame is not None and frame.f_code is not entry:
+                frame = frame.f_back
+        while frame is not None and (
+            frame.f_code is entry or frame.f_globals.get("__name__") in _BELOW_MODES
+        ):
+            frame = frame.f_back
+        return frame
+
     def is_called_by_engine(self) -> bool:
-        """Whether autograd's engine, and no Python function, called the operator whose rule asks."""
-        return _called_by_engine(above=3)
+        """Whether autograd's engine, and no Python function, called the operator which runs now."""
+        caller = self.caller()
+        return caller is not None and caller.f_code.co_name == _ENGINE
 
     def see(self, results: Any, func: Any) -> None:
         """Record the storages of results now, for rules whose kernel allocates more in between."""
@@ -267,13 +291,43 @@ class CountingFakeMode(FakeTensorMode):
             )
         return composite
 
-    def _note(self, out: Any, func: Any, args: Sequence[object], scope: Scope) -> None:
+    def _buffers(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object], out: Any) -> Buffers:
+        """Return what the kernel of an operator allocates, nothing if it runs on another device."""
+        first = next(_tensors((out,)), None)
+        if first is None or first.fake_device.type != self.ledger.device_type or not first.numel():
+            return ()
+        return self._kernels[func].buffers(Call(func, tuple(args), kwargs, out, self._gpu))
+
+    def hold(self, buffers: Buffers, func: Any, scope: Scope, device: int) -> list[Block]:
+        """Record buffers and the results among them; returns the blocks that outlive their sequence."""
+        blocks: list[Block] = []
+        outliving: list[Block] = []
+        for step in buffers:
+            if isinstance(step, int):
+                if step:
+                    block = self.allocate(step, func, scope, Category.TEMPORARY, device)
+                    (outliving if isinstance(step, Outliving) else blocks).append(block)
+            elif isinstance(step, torch.Tensor):
+                self._see(step, func, (), scope)
+            elif step is not None:
+                blocks += self.hold(step, func, scope, device)
+        for block in reversed(blocks):
+            self.ledger.free(block, scope)
+        return outliving
+
+    def _note(self, out: Any, func: Any, args: Sequence[object], scope: Scope, buffers: Buffers) -> None:
+        device = self.ledger.device_row(next(_tensors((out,))).fake_device) if buffers else 0
+        among_results = _has_results(buffers)
+        if among_results:
+            self.hold(buffers, func, scope, device)
         kind = type(out)
         if kind is FakeTensor:
             self._see(out, func, args, scope)
         elif isinstance(out, tuple | list | dict):
             for tensor in _tensors(out[::-1] if func in _LAST_FIRST else out):
                 self._see(tensor, func, (), scope)
+        if buffers and not among_results:
+            self.hold(buffers, func, scope, device)
         after = self._after.get(func)
         if after is not None:
             after(self, func, tuple(args), out, scope)
@@ -328,12 +382,23 @@ class CountingFakeMode(FakeTensorMode):
             return None
         if type(first) is not FakeTensor or first._is_view():
             return None
-        if not self._adding_in_place and not _called_by_engine():
+        if not self._adding_in_place and not self.is_called_by_engine():
             return None
         block = self.ledger.block_of(first.untyped_storage())
         if block is None or block.bytes != size:
             return None
         return block if func is aten.add.Tensor or block.made_by in _ZEROS else None
+
+
+def _has_results(buffers: Buffers) -> bool:
+    return any(
+        isinstance(step, torch.Tensor)
+        or (step is not None and not isinstance(step, int) and _has_results(step))
+        for step in buffers
+    )
+
+
+_DISPATCH = CountingFakeMode.__torch_dispatch__.__code__
 
 
 def _tensors(results: Any) -> Iterator[Any]:
@@ -342,11 +407,3 @@ def _tensors(results: Any) -> Iterator[Any]:
             yield result
         elif isinstance(result, list | tuple):
             yield from _tensors(result)
-
-
-def _called_by_engine(above: int = 1) -> bool:
-    """Whether autograd's engine, and no Python function, called the operator that is being recorded."""
-    frame: FrameType | None = sys._getframe(above)
-    while frame is not None and frame.f_code.co_filename in _OURS:
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_name == _ENGINE

@@ -51,6 +51,8 @@ class FakeRecording:
             self.layers,
             corrections.rules,
             corrections.after,
+            corrections.kernels,
+            gpu=corrections.gpu,
             engine_adds_in_place=corrections.engine_adds_in_place,
             refusals=corrections.refusal,
             has_device=has_device,

@@ -96,7 +96,7 @@ def test_the_derivative_of_indexing_sorts_the_indices() -> None:
 
 def test_the_derivative_of_many_indices_sorts_in_a_buffer() -> None:
     """8,192 indices and their order have 16 bytes each. 5,000 rows are numbered with 13 bits, which 2 passes
-    sort. A block of an H100 sorts 384 x 12 pairs, so there are 2 (radix_sort.py).
+    sort. A block of an H100 sorts 384 x 12 pairs, so there are 2 (sorting.py).
     """
     done = train(lambda x: x[torch.zeros(8192, dtype=torch.long, device="cuda")], (5000, 64))
     storage = 128 * KIB + 2 * 2048 + 2 * 1024 + 256 + 255

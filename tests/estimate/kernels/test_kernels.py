@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 
 from tb_memplugin import MemPluginError
-from tb_memplugin.estimate.kernels.fused_kernels import HAS_RMS_NORM, ON_CUDA
+from tb_memplugin.estimate.kernels.results import HAS_RMS_NORM, ON_CUDA
 from tb_memplugin.read import cublas
 from tests.estimate.fake_runs import KIB, MIB, allocations, estimated, sizes
 

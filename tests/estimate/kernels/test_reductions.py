@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.kernels.block_reductions import Layout, reduction_buffers
+from tb_memplugin.estimate.kernels.reductions import Layout, reduction_buffers
 from tests.estimate.fake_runs import KIB, MIB, estimated, sizes
 
 A100 = GpuSpec.named("a100")

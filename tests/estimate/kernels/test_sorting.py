@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.kernels.radix_sort import segmented_sort_bytes, sort_bytes
+from tb_memplugin.estimate.kernels.sorting import segmented_sort_bytes, sort_bytes
 from tests.estimate.fake_runs import estimated, sizes
 
 A100, H100, T4 = GpuSpec.named("a100"), GpuSpec.named("h100"), GpuSpec.named("t4")

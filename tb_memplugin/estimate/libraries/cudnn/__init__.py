@@ -6,5 +6,5 @@ heuristics choose, and how much workspace they take. It needs no GPU and no driv
 Start with `questions.py`, which asks from the estimate. cuDNN runs in a process of its own (`answers.py`), so
 whatever it does cannot end the estimate. There, `library.py` calls cuDNN, `plans.py` takes the plan that
 PyTorch would take, and `convolution.py` describes what is asked about. `header.py` holds the numbers of
-cuDNN's header. Attention needs no answers: kernels/attention_cudnn.py knows its sizes.
+cuDNN's header. Attention needs no answers: kernels/attention_buffers.py knows its sizes.
 """

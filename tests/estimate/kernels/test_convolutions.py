@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tb_memplugin.estimate.kernels.convolutions import usual_bytes
-from tb_memplugin.estimate.kernels.dense_views import View
+from tb_memplugin.estimate.kernels.convolutions import View, usual_bytes
 from tests.estimate.fake_runs import estimated
 
 HALF = torch.float16

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tb_memplugin.estimate.kernels.cudnn_recurrent import (
+from tb_memplugin.estimate.kernels.recurrent import (
     GRU,
     LSTM,
     RELU,

@@ -1,0 +1,257 @@
+"""Copies that kernels make of what they read: contiguous, in another memory format, or in another dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, operators, tensor_bytes
+
+if TYPE_CHECKING:
+    from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
+
+_READS_STRIDES = "aten::_adaptive_avg_pool2d_backward"
+"""With a channels-last input, this one reads any gradient as it is."""
+
+_BY_BLAS = (torch.float32, torch.float64)
+"""Dtypes that BLAS computes on the CPU. Half precision is computed by oneDNN, whose buffers are not known."""
+
+_ELEMENTWISE = (
+    *("eq", "ne", "lt", "le", "gt", "ge"),
+    *("add", "sub", "mul", "div", "pow", "fmod", "remainder", "maximum", "minimum", "atan2", "hypot"),
+    *("sqrt", "rsqrt", "reciprocal", "exp", "log", "log1p", "sin", "cos", "tan", "tanh", "sigmoid", "erf"),
+)
+"""Operators that compute an element from one of each operand, in the operands' common dtype."""
+
+
+def _contiguous(*names: str) -> Callable[[Call], Buffers]:
+    """Return the function for a kernel that makes contiguous copies of the arguments of these names."""
+    return lambda call: [copied_bytes(call[name]) for name in names]
+
+
+def _converted(call: Call, *names: str) -> Buffers:
+    """Return copies of arguments in the dtype of the result."""
+    out = call.out
+    return [call[name].numel() * out.element_size() for name in names if call[name].dtype is not out.dtype]
+
+
+def _accumulated(call: Call) -> Buffers:
+    return _converted(call, "self") if call["self"].dim() else ()
+
+
+def _running(call: Call) -> Buffers:
+    return [[copied_bytes(call["self"])], _accumulated(call)]
+
+
+def _complex(call: Call) -> Buffers:
+    return [tensor_bytes(call["self"])] if call["self"].dtype.is_complex else ()
+
+
+def _weighted(call: Call) -> Buffers:
+    """Return the product of gradient and result, which the kernel reads."""
+    return [tensor_bytes(call["grad_output"])]
+
+
+def _masked_rows(call: Call) -> Buffers:
+    """Return a byte for each score, a byte for each row and a zero, while scores and result are live."""
+    out = call.out
+    return [out.numel(), out.numel() // out.shape[call["dim"]], out.element_size()]
+
+
+def _rolled(call: Call) -> Buffers:
+    """Return the results of all dimensions but the last: they are rolled one after the other.
+
+    A tensor without dimensions to roll is flattened, and a GPU copies one that is not contiguous; the copy
+    dies before the last dimension is rolled.
+    """
+    dimensions = len(call["dims"])
+    on_gpu = call.out.device.type == "cuda"
+    copied = not call["self"].is_contiguous() and (not dimensions or on_gpu)
+    return [tensor_bytes(call.out)] * max(dimensions - 1, copied)
+
+
+def _absolute(call: Call) -> Buffers:
+    return [tensor_bytes(call["self"])] if call["self"].is_floating_point() else ()
+
+
+def _columns(call: Call) -> Buffers:
+    """Return a copy of an input that is not contiguous, and what the result is before it grows."""
+    tensor = call["self"]
+    small = tensor_bytes(tensor) if tensor.numel() < call.out.numel() else 0
+    return [small, copied_bytes(tensor)]
+
+
+def _in_the_memory_of_the_input(
+    mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    out = mode.quietly(func, *args, **kwargs)
+    return within(mode, out, args[0].numel()) if args[0].numel() > out.numel() else out
+
+
+def within(mode: CountingFakeMode, out: torch.Tensor, elements: int) -> Any:
+    """Return a tensor like `out` in the memory of so many elements."""
+    buffer = mode.quietly(torch.ops.aten.empty.memory_format, [elements], dtype=out.dtype, device=out.device)
+    return mode.quietly(torch.ops.aten.resize_.default, buffer, out.shape)
+
+
+def _image(call: Call) -> Buffers:
+    """Return a copy of the first argument in the memory format of the second, or in its own."""
+    read = call.args[0]
+    like = call.args[1] if len(call.args) > 1 and isinstance(call.args[1], torch.Tensor) else read
+    memory_format = suggest_memory_format(like)
+    if call.func._schema.name == _READS_STRIDES and memory_format is not torch.contiguous_format:
+        return ()
+    return [copied_bytes(read, memory_format)]
+
+
+def _matrices(call: Call) -> Buffers:
+    if call.out.dtype not in _BY_BLAS:
+        return ()
+    matrices = [
+        argument for argument in call.args if isinstance(argument, torch.Tensor) and argument.dim() == 2
+    ]
+    return [tensor_bytes(matrix) for matrix in matrices if not is_read_by_blas(matrix)]
+
+
+def is_read_by_blas(matrix: torch.Tensor) -> bool:
+    """Return whether BLAS can read a matrix: its rows or its columns are contiguous and do not overlap."""
+    rows, columns = matrix.shape[-2:]
+    down, across = matrix.stride()[-2:]
+    by_rows = across == 1 and (down >= max(1, columns) or rows <= 1)
+    by_columns = down == 1 and (across >= max(1, rows) or columns <= 1)
+    return by_rows or by_columns
+
+
+def _promoted(call: Call) -> Buffers:
+    """Return copies of operands in the dtype that is computed in."""
+    out, args = call.out, call.args
+    compared, in_place = out.dtype is torch.bool, call.func._schema.is_mutable
+    common = torch.result_type(*args[:2]) if len(args) > 1 and (compared or in_place) else out.dtype
+    copied = [
+        operand
+        for operand in args
+        if isinstance(operand, torch.Tensor) and operand.dim() and operand.dtype is not common
+    ]
+    if in_place and out.dtype is not common:
+        copied.append(out)  # the result is computed in a copy, too
+    return [operand.numel() * common.itemsize for operand in copied]
+
+
+KERNELS = (
+    Kernel(
+        operators("_softmax", "_log_softmax"),
+        _contiguous("self"),
+        source="SoftMax.cpp:softmax_cpu_out, cuda/SoftMax.cu:host_softmax",
+        on="",
+    ),
+    Kernel(
+        operators("_log_softmax_backward_data"),
+        _contiguous("grad_output", "output"),
+        source="SoftMax.cpp:log_softmax_backward_cpu_out",
+        on="cpu",
+    ),
+    Kernel(
+        operators("_softmax_backward_data"),
+        _contiguous("grad_output", "output"),
+        source="SoftMax.cpp:softmax_backward_cpu_out",
+        on="cpu",
+    ),
+    Kernel(
+        operators("_softmax_backward_data"),
+        _weighted,
+        source="cuda/SoftMax.cu:softmax_backward_cuda_out",
+    ),
+    Kernel(
+        operators("native_layer_norm"),
+        _contiguous("input"),
+        source="layer_norm.cpp:layer_norm_cpu",
+        on="cpu",
+    ),
+    Kernel(
+        operators("native_layer_norm_backward"),
+        _contiguous("grad_out", "input"),
+        source="layer_norm.cpp:layer_norm_backward_cpu",
+        on="cpu",
+    ),
+    Kernel(
+        operators("embedding_dense_backward"),
+        _contiguous("grad_output"),
+        source="Embedding.cpp:embedding_dense_backward_cpu",
+        on="cpu",
+    ),
+    Kernel(operators("cumsum", "cumprod"), _accumulated, source="ReduceOps.cpp:cumsum", on="cpu"),
+    Kernel(operators("cumsum", "cumprod"), _running, source="cuda/ScanKernels.cpp:cumsum_cuda_kernel"),
+    Kernel(
+        operators("sum", "sum.dim_IntList", "nansum", "mean", "mean.dim", "prod", "prod.dim_int"),
+        _accumulated,
+        source="ReduceOpsUtils.h:make_reduction",
+        on="cpu",
+    ),
+    Kernel(operators("abs", "angle"), _complex, source="UnaryOps.cpp:unary_op_impl_out", on=""),
+    Kernel(
+        operators("where.self"),
+        lambda call: _converted(call, "self", "other"),
+        source="TensorCompare.cpp:where",
+        on="",
+    ),
+    Kernel(
+        operators(
+            "max_pool2d_with_indices",
+            *(f"upsample_nearest{n}d_backward" for n in (1, 2, 3)),
+            *(f"_upsample_nearest_exact{n}d_backward" for n in (1, 2, 3)),
+            "upsample_linear1d_backward",
+            "upsample_bilinear2d_backward",
+            "upsample_bicubic2d_backward",
+            *(f"_upsample_{kind}2d_aa_backward" for kind in ("bilinear", "bicubic")),
+            "upsample_trilinear3d_backward",
+            *(f"max_pool{n}d_with_indices_backward" for n in (2, 3)),
+            *(f"avg_pool{n}d_backward" for n in (2, 3)),
+            *(f"_adaptive_avg_pool{n}d_backward" for n in (2, 3)),
+            *(f"adaptive_max_pool{n}d_backward" for n in (2, 3)),
+            *(f"reflection_pad{n}d_backward" for n in (1, 2, 3)),
+        ),
+        _image,
+        source=(
+            "cuda/DilatedMaxPool2d.cu, cuda/AveragePool2d.cu, cuda/AdaptiveAveragePooling.cu, "
+            "cuda/UpSampleBilinear2d.cu, cuda/ReflectionPad.cu and their like: what they call contiguous on"
+        ),
+    ),
+    Kernel(
+        operators("_safe_softmax"),
+        _masked_rows,
+        source="transformers/attention.cpp:_safe_softmax",
+        on="",
+        rare="attention with masks on a GPU whose kernels do not take them, and on the CPU",
+    ),
+    Kernel(
+        operators("roll"),
+        _rolled,
+        source="TensorTransformations.cpp:roll, cuda/TensorTransformations.cu:roll_cuda",
+        on="",
+        rare="shifted windows, as Swin has them",
+    ),
+    Kernel(operators("isinf"), _absolute, source="TensorCompare.cpp:isinf", on=""),
+    Kernel(
+        operators("im2col", "col2im"),
+        _columns,
+        source="cuda/Im2Col.cu:im2col_out_cuda_template, cuda/Col2Im.cu:col2im_out_cuda_template",
+        on="",
+        results=_in_the_memory_of_the_input,
+        rare="unfold and fold",
+    ),
+    Kernel(operators("mm", "addmm"), _matrices, source="LinearAlgebra.cpp:addmm_impl_cpu_", on="cpu"),
+    Kernel(
+        [
+            operator
+            for name in _ELEMENTWISE
+            for operator in operators(f"{name}.*", f"{name}_.*")
+            if "out" not in operator._overloadname.split("_")
+        ],
+        _promoted,
+        source="../TensorIterator.cpp:compute_types",
+        on="cpu",
+    ),
+)

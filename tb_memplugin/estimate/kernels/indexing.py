@@ -1,0 +1,181 @@
+"""What kernels take that read or write elements at indices, compare points, or draw random numbers."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from tb_memplugin.estimate.kernels.sorting import sort_bytes
+from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, operators, tensor_bytes
+
+_WITHOUT_SORTING = 3072
+"""With at most this many indices, an embedding's gradient needs no buffers for sorting."""
+
+_MAXIMUM = 2
+"""The mode of `embedding_bag` that takes the maximum, whose derivative sorts nothing."""
+
+_ROWS_A_THREAD = 10
+"""The constant NROWS_PER_THREAD of EmbeddingBackwardKernel.cu."""
+
+
+def _accumulated_at(call: Call) -> Buffers:
+    """Return what adds values at indices, as the derivative of indexing does.
+
+    These are the indices, a contiguous copy of the values, the sorted indices with their order, and what
+    they are sorted with.
+    """
+    indices = [index for index in call["indices"] if index is not None]
+    if not call["accumulate"] or not indices:
+        return ()
+    if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+        return ()
+    count = prod(torch.broadcast_shapes(*(index.shape for index in indices)))
+    if not count:
+        return ()
+    rows = prod(call.out.shape[row] for row, index in enumerate(call["indices"]) if index is not None)
+    temporary = sort_bytes(count, 8, 8, call.gpu, bits=max(1, (rows - 1).bit_length()))
+    return [8 * count, copied_bytes(call["values"]), *[8 * count] * 3, temporary]
+
+
+def _scattered(call: Call) -> Buffers:
+    """Return the prefix sum of the mask in 8 bytes each, and the expanded mask if it is broadcast."""
+    elements = call.out.numel()
+    return [elements if call["mask"].numel() < elements else 0, 8 * elements]
+
+
+def _bags(call: Call) -> Buffers:
+    """Return a copy of the gradient, and what sums and means of bags sort."""
+    gradient, indices = call["grad"], call["indices"]
+    if call["mode"] == _MAXIMUM:
+        return [copied_bytes(gradient)]
+    counts = [tensor_bytes(indices)] * call["scale_grad_by_freq"]
+    return [copied_bytes(gradient), *counts, *_sorted(indices, call["num_weights"], gradient)]
+
+
+def _embedding(call: Call) -> Buffers:
+    """Return the sorted indices, segments of equal indices, and a float32 row for each partial sum."""
+    gradient, indices, by_frequency = call["grad_output"], call["indices"], call["scale_grad_by_freq"]
+    if indices.numel() <= _WITHOUT_SORTING and not by_frequency:
+        return [copied_bytes(gradient)]
+    counts = [tensor_bytes(indices)] * bool(by_frequency)
+    return [copied_bytes(gradient), *counts, *_sorted(indices, call["num_weights"], gradient)]
+
+
+def _sorted(indices: torch.Tensor, weights: int, gradient: torch.Tensor) -> list[int]:
+    count, width, index = indices.numel(), gradient.shape[-1], indices.element_size()
+    segments = min(count, weights)
+    partial = count // _ROWS_A_THREAD + segments
+    sums = partial * width * max(4, gradient.element_size())
+    return [count * index] * 3 + [8, segments * index, segments * index, 8, partial * index, sums]
+
+
+def _averaged(call: Call) -> Buffers:
+    """Return how many elements meet at each index, ones that are counted, and a mask."""
+    if call["reduce"] != "mean":
+        return ()
+    out = call.out
+    return [tensor_bytes(out), call["src"].numel() * out.element_size(), out.numel()]
+
+
+def _searched(call: Call) -> Buffers:
+    """Return contiguous copies of the sorted rows and of what is looked for."""
+    return [copied_bytes(call["sorted_sequence"]), copied_bytes(call["self"])]
+
+
+def _differences(call: Call) -> Buffers:
+    """Return a gradient for each coordinate of each pair of points."""
+    points = call.get("x1")
+    pairs = (
+        call["grad"].numel() if points is not None else call["self"].shape[0] * (call["self"].shape[0] - 1)
+    )
+    return [pairs * call.out.shape[-1] * call.out.element_size()]
+
+
+def _distances(call: Call) -> Buffers:
+    """Return the two matrices that are multiplied: the points with two columns more."""
+    return [
+        points.numel() // points.shape[-1] * (points.shape[-1] + 2) * points.element_size()
+        for points in (call["x1"], call["x2"])
+    ]
+
+
+def _probabilities(call: Call) -> Buffers:
+    """Return the probabilities in float32."""
+    probabilities = call.get("p")
+    probabilities = call["self"] if probabilities is None else probabilities
+    if probabilities.device.type != "cuda" or probabilities.dtype in (torch.float32, torch.float64):
+        return ()
+    return [4 * probabilities.numel()]
+
+
+def _drawn(call: Call) -> Buffers:
+    """Return random numbers for each probability and the largest, or three tensors of probabilities."""
+    probabilities, several = call["self"], call["num_samples"] > 1
+    size = tensor_bytes(probabilities)
+    if call["replacement"] and several:
+        return [size] * 3
+    return [size, call.out.numel() * probabilities.element_size() * several]
+
+
+KERNELS = (
+    Kernel(
+        operators("embedding_dense_backward"),
+        _embedding,
+        source="cuda/Embedding.cu:embedding_dense_backward_cuda",
+    ),
+    Kernel(
+        operators("_embedding_bag_backward"),
+        _bags,
+        source="cuda/EmbeddingBag.cu:_embedding_bag_dense_backward_cuda",
+        rare="nn.EmbeddingBag in training",
+    ),
+    Kernel(
+        operators("masked_scatter", "masked_scatter_"),
+        _scattered,
+        source="cuda/IndexKernel.cpp:masked_scatter__cuda",
+        rare="models of images and text, which write image tokens with masked_scatter",
+    ),
+    Kernel(
+        operators("index_put", "index_put_", "_index_put_impl_"),
+        _accumulated_at,
+        source="cuda/Indexing.cu:index_put_with_sort_kernel",
+    ),
+    Kernel(
+        operators("scatter_reduce.two"),
+        _averaged,
+        source="TensorAdvancedIndexing.cpp:scatter_reduce_two",
+        rare="graph networks that average neighbours with scatter_reduce",
+    ),
+    Kernel(
+        operators("searchsorted.Tensor"),
+        _searched,
+        source="cuda/Bucketization.cu:searchsorted_out_cuda",
+        rare="searchsorted of what is not contiguous",
+    ),
+    Kernel(
+        operators("_cdist_backward", "_pdist_backward"),
+        _differences,
+        source="cuda/DistanceKernel.cu:cdist_backward_kernel_impl, pdist_backward_kernel_impl",
+        rare="training through cdist or pdist",
+    ),
+    Kernel(
+        operators("_euclidean_dist"),
+        _distances,
+        source="Distance.cpp:_euclidean_dist",
+        on="",
+        rare="cdist of more than 25 points",
+    ),
+    Kernel(
+        operators("bernoulli", "bernoulli.Tensor", "bernoulli_.Tensor"),
+        _probabilities,
+        source="cuda/DistributionTemplates.h:bernoulli_kernel",
+        rare="bernoulli of probabilities in half precision",
+    ),
+    Kernel(
+        operators("multinomial"),
+        _drawn,
+        source="Distributions.cpp:multinomial_out, cuda/MultinomialKernel.cu",
+        rare="sampling of tokens with multinomial",
+    ),
+)
