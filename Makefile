@@ -20,7 +20,7 @@ installed := $(VENV)/.tb_memplugin-installed
 cudnn := $(VENV)/.tb_memplugin-cudnn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle demo test gpu lint format bench docs proto clean
+.PHONY: help setup bundle demo test gpu lint format bench docs proto contract clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -73,6 +73,7 @@ lint: bundle ## ruff, mypy --strict, generated protobuf code, TypeScript and its
 	$(bin)/ruff format --check .
 	$(bin)/mypy
 	$(bin)/python proto/generate.py --check
+	$(bin)/python -m frontend.contract --check
 	$(npm) run check
 	$(npm) test
 
@@ -89,6 +90,9 @@ docs: bundle ## take the pictures in docs/img anew: the browser tests, told wher
 
 proto: $(installed) ## generate tb_memplugin/proto from proto/tb_memplugin/v1
 	$(bin)/python proto/generate.py
+
+contract: $(installed) ## generate the tab's types and the tables of docs/http_api.md from the routes
+	$(bin)/python -m frontend.contract
 
 clean: ## remove what was built, but not the virtual environment or what you recorded
 	rm -rf build dist *.egg-info tb_memplugin/server/static frontend/node_modules frontend/coverage

@@ -1,6 +1,5 @@
 import type { ComponentChildren } from "preact";
-import type { StepFiguresAnswer } from "../../api/monitored";
-import type { Note } from "../../api/types";
+import type { Note, StepFiguresAnswer } from "../../api/types";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import { picked, selection } from "../../state/app";
