@@ -233,9 +233,15 @@ export interface CauseJson {
 
 /** What is not exact, and why. */
 export interface Note {
-  /** How much it matters. */
+  /** What it is about, a word such as `no_times`; `other` in recordings of older versions. */
+  code: string;
+  /** Whether what is shown may mislead. */
   level: "info" | "warning";
-  /** A sentence. */
+  /** The memory that it speaks of, or null. */
+  bytes: number | null;
+  /** The device that it is about; "" if it is about no single one. */
+  device: string;
+  /** Its sentences. */
   text: string;
 }
 
@@ -637,7 +643,7 @@ export interface AllocatorState extends Neighbors {
   event: number;
   time_ns: number;
   /** The event itself. Null before the first event and for events of other devices. */
-  what: EventShape | null;
+  what: AllocatorEvent | null;
   /** Requested bytes. Active is allocated plus pending. */
   active_bytes: number;
   allocated_bytes: number;
@@ -664,7 +670,7 @@ export interface AllocatorState extends Neighbors {
 }
 
 /** An event of the allocator. */
-export interface EventShape {
+export interface AllocatorEvent {
   /** `alloc`, `oom`, ... */
   kind: string;
   /** Of the block or segment. */
@@ -1197,6 +1203,10 @@ export interface AllocationAnswer extends Listed {
   stack: number[];
   forward: number[];
 }
+
+/** Codes of notes by which the tab decides something. */
+export const NO_TIMES = "no_times";
+export const OUT_OF_MEMORY = "out_of_memory";
 
 /** Every rule of Advice, by its kind. */
 export const RULES: Record<string, { name: string; looks: string }> = {

@@ -46,7 +46,7 @@ class FreeBlocks(TypedDict):
     """All of them."""
 
 
-class EventShape(TypedDict):
+class AllocatorEvent(TypedDict):
     """An event of the allocator."""
 
     kind: str
@@ -74,7 +74,7 @@ class AllocatorState(Neighbors):
     event: int
     time_ns: int
     """The moment."""
-    what: EventShape | None
+    what: AllocatorEvent | None
     """The event itself. Null before the first event and for events of other devices."""
     active_bytes: int
     allocated_bytes: int
@@ -139,7 +139,7 @@ def _pool_shape(pool: PoolState) -> Pool:
     }
 
 
-def _what_shape(opened: Opened, event: int) -> EventShape | None:
+def _what_shape(opened: Opened, event: int) -> AllocatorEvent | None:
     events = opened.trace.events
     if event < 0 or events.device[event] != opened.device:
         return None

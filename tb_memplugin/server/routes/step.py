@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from tb_memplugin.analysis.growth_across import COUNTED_ON_CPU
 from tb_memplugin.exports.json import AccountJson, account_json
+from tb_memplugin.proto import summary_pb2
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Chosen, Session
 from tb_memplugin.server.shapes import Allocation, Part, StepStats, allocation_shape, parts_shape, stats_shape
 from tb_memplugin.store.reader import largest_at_peak, peak_parts, recorded_accounts
 from tb_memplugin.trace import Phase
+from tb_memplugin.trace.notes import OTHER, Level
 
 
 class StepPeak(TypedDict):
@@ -38,10 +40,16 @@ class StepPeak(TypedDict):
 class Note(TypedDict):
     """What is not exact, and why."""
 
-    level: Literal["info", "warning"]
-    """How much it matters."""
+    code: str
+    """What it is about, a word such as `no_times`; `other` in recordings of older versions."""
+    level: Level
+    """Whether what is shown may mislead."""
+    bytes: int | None
+    """The memory that it speaks of, or null."""
+    device: str
+    """The device that it is about; "" if it is about no single one."""
     text: str
-    """A sentence."""
+    """Its sentences."""
 
 
 class FirstEnd(TypedDict):
@@ -108,12 +116,10 @@ def answer(session: Session, request: Request) -> StepAnswer:
     summary, device = session.device_summary(request, chosen)
     metadata = chosen.entry.metadata
     present = session.windows.present(chosen.entry)
-    notes: list[Note] = [
-        {"level": "warning" if note.warning else "info", "text": note.text} for note in summary.notes
-    ]
+    notes = [_note_shape(note) for note in summary.notes]
     if not present:
         text = f"The side file {session.windows.display(chosen.entry)} is missing: the timeline is coarse."
-        notes.insert(0, {"level": "warning", "text": text})
+        notes.insert(0, _note_shape(summary_pb2.Note(warning=True, text=text, code="no_side_file")))
     return {
         "run": chosen.entry.run,
         "worker": chosen.entry.worker,
@@ -135,6 +141,16 @@ def answer(session: Session, request: Request) -> StepAnswer:
             "window": metadata.window,
             "epoch_ns": str(metadata.epoch_ns),
         },
+    }
+
+
+def _note_shape(note: summary_pb2.Note) -> Note:
+    return {
+        "code": note.code or OTHER,
+        "level": "warning" if note.warning else "info",
+        "bytes": note.bytes if note.HasField("bytes") else None,
+        "device": note.device,
+        "text": note.text,
     }
 
 

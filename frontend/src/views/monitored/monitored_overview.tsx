@@ -152,8 +152,10 @@ function Figure({ id, label, value, children }: FigureProps) {
   );
 }
 
-function notesOf(answer: StepFiguresAnswer): Note[] {
-  const notes: Note[] = answer.notes.map((text) => ({ level: "warning", text }));
+type Shown = Pick<Note, "level" | "text">;
+
+function notesOf(answer: StepFiguresAnswer): Shown[] {
+  const notes: Shown[] = answer.notes.map((text) => ({ level: "warning", text }));
   if (answer.kind === "process") {
     const text =
       "This is the memory of the whole process as the operating system counts it: Python, libraries and " +
