@@ -10,6 +10,7 @@ from tb_memplugin.analysis.moment import LiveAllocation
 from tb_memplugin.analysis.why import reason_of
 from tb_memplugin.proto.metadata_pb2 import DeviceStats
 from tb_memplugin.trace import Category
+from tb_memplugin.trace.notes import Level
 
 Json = dict[str, Any]
 
@@ -106,6 +107,21 @@ class Highest(TypedDict):
     """The bytes at this moment."""
     column: int
     """The column of the chart in which it is."""
+
+
+class Note(TypedDict):
+    """What is not exact, and why."""
+
+    code: str
+    """What it is about, a word such as `no_times`; `other` in recordings of older versions."""
+    level: Level
+    """Whether what is shown may mislead."""
+    bytes: int | None
+    """The memory that it speaks of, or null."""
+    device: str
+    """The device that it is about; "" if it is about no single one."""
+    text: str
+    """Its sentences."""
 
 
 def stats_shape(device: DeviceStats) -> StepStats:

@@ -367,8 +367,8 @@ export interface StepFiguresAnswer extends FiguresOfStep {
   phases: PhaseOfStep[];
   /** All steps. */
   whole: MonitoredWhole;
-  /** Sentences. */
-  notes: string[];
+  /** What is not exact, and why. */
+  notes: Note[];
 }
 
 /** The figures of a step; null if not counted. */

@@ -10,10 +10,18 @@ from tb_memplugin.proto import summary_pb2
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Chosen, Session
-from tb_memplugin.server.shapes import Allocation, Part, StepStats, allocation_shape, parts_shape, stats_shape
+from tb_memplugin.server.shapes import (
+    Allocation,
+    Note,
+    Part,
+    StepStats,
+    allocation_shape,
+    parts_shape,
+    stats_shape,
+)
 from tb_memplugin.store.reader import largest_at_peak, peak_parts, recorded_accounts
 from tb_memplugin.trace import Phase
-from tb_memplugin.trace.notes import OTHER, Level
+from tb_memplugin.trace.notes import OTHER
 
 
 class StepPeak(TypedDict):
@@ -35,21 +43,6 @@ class StepPeak(TypedDict):
     """What is in it, largest first."""
     largest: list[Allocation]
     """The largest allocations."""
-
-
-class Note(TypedDict):
-    """What is not exact, and why."""
-
-    code: str
-    """What it is about, a word such as `no_times`; `other` in recordings of older versions."""
-    level: Level
-    """Whether what is shown may mislead."""
-    bytes: int | None
-    """The memory that it speaks of, or null."""
-    device: str
-    """The device that it is about; "" if it is about no single one."""
-    text: str
-    """Its sentences."""
 
 
 class FirstEnd(TypedDict):

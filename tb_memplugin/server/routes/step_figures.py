@@ -11,6 +11,7 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.server.routes.steps import requested_series
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
+from tb_memplugin.server.shapes import Note
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseFigures, StepFigures
 from tb_memplugin.trace.tables import Int64
 
@@ -100,8 +101,8 @@ class StepFiguresAnswer(FiguresOfStep):
     """In the order in which they first ran."""
     whole: MonitoredWhole
     """All steps."""
-    notes: list[str]
-    """Sentences."""
+    notes: list[Note]
+    """What is not exact, and why."""
 
 
 def answer(session: Session, request: Request) -> StepFiguresAnswer:
@@ -131,7 +132,10 @@ def answer(session: Session, request: Request) -> StepFiguresAnswer:
         "previous": _row_shape(device_figures, row - 1) if row else None,
         "phases": [_phase_shape(phase, device, row) for phase in figures.phases if phase.counts[row]],
         "whole": whole_shape(figures, device),
-        "notes": list(figures.notes),
+        "notes": [
+            {"code": note.code, "level": note.level, "bytes": note.bytes, "device": note.device, "text": note}
+            for note in figures.notes
+        ],
     }
 
 

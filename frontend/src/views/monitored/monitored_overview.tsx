@@ -155,7 +155,7 @@ function Figure({ id, label, value, children }: FigureProps) {
 type Shown = Pick<Note, "level" | "text">;
 
 function notesOf(answer: StepFiguresAnswer): Shown[] {
-  const notes: Shown[] = answer.notes.map((text) => ({ level: "warning", text }));
+  const notes: Shown[] = [...answer.notes];
   if (answer.kind === "process") {
     const text =
       "This is the memory of the whole process as the operating system counts it: Python, libraries and " +
