@@ -23,7 +23,7 @@ installed := $(VENV)/.tb_memplugin-installed
 cudnn := $(VENV)/.tb_memplugin-cudnn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle demo test sweeps test-all matrix mutate gpu lint format bench drift docs map proto clean
+.PHONY: help setup bundle demo test sweeps test-all matrix mutate gpu lint format bench drift docs map proto contract clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -92,6 +92,7 @@ lint: bundle ## ruff, mypy --strict, generated protobuf code, TypeScript and its
 	$(bin)/ruff format --check .
 	$(bin)/mypy
 	$(bin)/python proto/generate.py --check
+	$(bin)/python -m frontend.contract --check
 	$(npm) run check
 	$(npm) test
 
@@ -121,6 +122,9 @@ map: $(installed) ## draw docs/design/map.md from the code
 
 proto: $(installed) ## generate tb_memplugin/proto from proto/tb_memplugin/v1
 	$(bin)/python proto/generate.py
+
+contract: $(installed) ## generate the tab's types and the tables of docs/http_api.md from the routes
+	$(bin)/python -m frontend.contract
 
 clean: ## remove what was built, but not the virtual environment or what you recorded
 	rm -rf build dist *.egg-info tb_memplugin/server/static frontend/node_modules frontend/coverage

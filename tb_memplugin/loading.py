@@ -29,7 +29,7 @@ from tb_memplugin.read.timeline import is_timeline, trace_from_timeline
 from tb_memplugin.store import files
 from tb_memplugin.store.envelope import HEAD_MAGIC
 from tb_memplugin.store.windows import read_window
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace import MemoryTrace, Note
 
 HEAD_BYTES = 4096
 PICKLE_MAGIC = b"\x80"
@@ -146,7 +146,7 @@ def _trace_in(stream: BinaryIO, head: bytes, name: str, device_type: str) -> Mem
     return _with_notes(trace, notes)
 
 
-def _with_notes(trace: MemoryTrace, notes: tuple[str, ...]) -> MemoryTrace:
+def _with_notes(trace: MemoryTrace, notes: tuple[Note, ...]) -> MemoryTrace:
     return replace(trace, notes=(*notes, *trace.notes)) if notes else trace
 
 
@@ -233,7 +233,7 @@ def _highest_window(folder: str) -> MemoryTrace:
         steps, key=lambda step: max((one.stats.peak_bytes for one in step.metadata.devices), default=0)
     )
     path, count = str(highest.side_file), len({step.side_file for step in steps})
-    notes = [f"{problem.where}: {problem.what}" for problem in found.problems]
+    notes = [Note(f"{problem.where}: {problem.what}", "file_not_read") for problem in found.problems]
     if count > 1:
-        notes.append(f"{path} has the highest peak of {count:,} windows.")
+        notes.append(Note(f"{path} has the highest peak of {count:,} windows.", "highest_window"))
     return _with_notes(load_window(path, highest.metadata.epoch_ns), tuple(notes))

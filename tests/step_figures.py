@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseBytes, PhaseFigures, StepFigures
 
 
@@ -61,7 +62,7 @@ def figures(
             )
             for name, row in ran.items()
         ),
-        notes=tuple(notes),
+        notes=tuple(Note(note, "steps_missing", level="warning") for note in notes),
     )
 
 

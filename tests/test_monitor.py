@@ -192,6 +192,7 @@ def test_of_steps_that_waited_too_long_the_oldest_go_and_that_is_told(tmp_path, 
     there = written(tmp_path / "rank0.steps")
     assert there.steps.tolist() == list(range(15, 25))
     assert there.notes == ("15 steps could not be written and are missing.",)
+    assert there.notes[0].code == "steps_missing"
 
 
 @pytest.mark.usefixtures("on_a_card")

@@ -28,19 +28,26 @@ __all__ = ["RULES", "Advice", "Evidence", "Finding", "Judgement", "Where", "advi
 
 
 class Rule(NamedTuple):
-    """A rule's name for people, and the function that judges a device of a trace."""
+    """A rule's name for people, what it looks for, and the function that judges a device of a trace."""
 
     name: str
+    looks: str
     judge: Callable[[MemoryTrace, int], Result]
 
 
 RULES = {
-    "growth": Rule("growth", growth),
-    "kept_gradients": Rule("kept gradients", kept_gradients),
-    "unused_reserve": Rule("unused reserve", unused_reserve),
-    "checkpointing": Rule("checkpointing", checkpointing),
-    "optimizer_state": Rule("optimizer state", optimizer_state),
-    "large_temporary": Rule("large temporaries", large_temporary),
+    "growth": Rule("growth", "memory that grows step after step and is never freed", growth),
+    "kept_gradients": Rule(
+        "kept gradients", "gradients that stay allocated while the next forward runs", kept_gradients
+    ),
+    "unused_reserve": Rule("unused reserve", "far more memory reserved than is ever in use", unused_reserve),
+    "checkpointing": Rule("checkpointing", "activations worth recomputing in backward", checkpointing),
+    "optimizer_state": Rule(
+        "optimizer state", "optimizer state that makes up much of the peak, by dtype", optimizer_state
+    ),
+    "large_temporary": Rule(
+        "large temporaries", "temporaries of one operator that set the peak", large_temporary
+    ),
 }
 """Every rule by its kind; each has a file of its own. docs/advice.md lists their thresholds."""
 

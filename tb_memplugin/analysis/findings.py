@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["problem", "option"]
+Verdict = Literal["found", "fine", "not judged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Judgement:
 
     kind: str
     device: str
-    verdict: Literal["found", "fine", "not judged"]
+    verdict: Verdict
     why: str
 
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from tb_memplugin.commands.apart import READ_FILES, fork_guarded
+from tb_memplugin.commands.apart import IN_THIS_PROCESS, fork_guarded
 from tb_memplugin.errors import MemPluginError
 
 SUB_COMMANDS = {
@@ -25,7 +25,7 @@ SUB_COMMANDS = {
     "estimate": "Estimate whether a training step fits a GPU, without that GPU.",
     "profile": "An HTML page of memory over time, by annotation, category, context or rule.",
     "json": "Write everything in a recording as JSON.",
-    "export": "Write a recording as html, speedscope, perfetto, csv, json or snapshot.",
+    "export": "Write a recording as a file for another program.",
     "doctor": "Find out why the Memory tab is empty, and what to do.",
 }
 """Sub-commands by name, with the line that `--help` shows. Each is `command` in the module of its name."""
@@ -56,7 +56,7 @@ class LazyGroup(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
         """Run the command line. If `args` is None, commands that read files go on in a child process."""
-        if args is None and sys.argv[1:2] and sys.argv[1] in READ_FILES:
+        if args is None and sys.argv[1:2] and sys.argv[1] in SUB_COMMANDS.keys() - IN_THIS_PROCESS:
             try:
                 fork_guarded()
             except MemPluginError as error:

@@ -19,10 +19,8 @@ from types import FrameType
 from tb_memplugin.budget import confine, too_much_time
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 
-READ_FILES = frozenset(
-    ("import", "peak", "diff", "stages", "usage", "advice", "allocator", "profile", "json", "export")
-)
-"""Sub-commands that run in a child process."""
+IN_THIS_PROCESS = frozenset(("estimate", "doctor"))
+"""Sub-commands that do not run in a child process: they read no file of others into memory."""
 
 PATIENCE_SECONDS = 2
 """How many seconds a command may take to end after Ctrl-C."""

@@ -32,11 +32,12 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What a format is for, the ending and content type of its files, and the function that writes one.
+    """A format's name and use, the ending and content type of its files, and the function that writes one.
 
     The function returns sentences about what had to be made up or left out.
     """
 
+    name: str
     description: str
     ending: str
     """The ending of file names, with its dot."""
@@ -51,33 +52,40 @@ def _write_html(export: Export) -> None:
 
 
 FORMATS = {
-    "html": Format("one page for any browser, offline", ".html", "text/html; charset=utf-8", _write_html),
+    "html": Format(
+        "HTML report", "one page for any browser, offline", ".html", "text/html; charset=utf-8", _write_html
+    ),
+    "perfetto": Format(
+        "Perfetto trace",
+        "levels and ranges over time, for ui.perfetto.dev",
+        ".perfetto.json",
+        "application/json",
+        lambda export: perfetto.write(export.trace, export.path),
+    ),
     "speedscope": Format(
+        "speedscope",
         "the peak as a flame graph, for speedscope.app",
         ".speedscope.json",
         "application/json",
         lambda export: speedscope.write(export.trace, export.path, export.title),
     ),
-    "perfetto": Format(
-        "levels and ranges over time, for ui.perfetto.dev and chrome://tracing",
-        ".perfetto.json",
-        "application/json",
-        lambda export: perfetto.write(export.trace, export.path),
-    ),
     "csv": Format(
+        "CSV",
         "one row per allocation",
         ".csv",
         "text/csv; charset=utf-8",
         lambda export: csv.write(export.trace, export.path, export.stacks),
     ),
     "json": Format(
-        "the whole trace (docs/json_format.md)",
+        "JSON",
+        "the whole trace, for programs",
         ".json",
         "application/json",
         lambda export: json.write(export.trace, export.path),
     ),
     "snapshot": Format(
-        "PyTorch's own memory snapshot, for memory_viz and Mosaic",
+        "Snapshot pickle",
+        "for pytorch.org/memory_viz and Mosaic",
         ".pickle",
         "application/octet-stream",
         lambda export: snapshot.write(export.trace, export.path),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.account import Account, account_line, accounts
+from tb_memplugin.analysis.account import Account, AccountLevel, account_line, accounts
 from tb_memplugin.analysis.breakdown import By, Part, breakdown
 from tb_memplugin.exports.output import WRITTEN_BY, replacing
 from tb_memplugin.exports.recorded import first_time, times_are_known
@@ -102,7 +102,45 @@ def _device(trace: MemoryTrace, row: int, epoch: int) -> dict[str, Any]:
     }
 
 
-def account_json(of_device: Sequence[Account]) -> dict[str, Any]:
+class CauseJson(TypedDict):
+    """A known cause of a difference."""
+
+    cause: str
+    """Its name."""
+    bytes: int
+    """Positive where the recording has fewer."""
+
+
+class AccountMoment(TypedDict):
+    """A device's live bytes at a moment of a window, by the recording and by a counter."""
+
+    moment: str
+    """`start`, `peak` or `end` of the window. At the peak, each side has its own highest value."""
+    counted_bytes: int
+    """By the recording."""
+    counter: str
+    """What counted the others."""
+    allocator_bytes: int | None
+    """By that counter; null if it knows only causes."""
+    at_least: bool
+    """Whether these may have been more."""
+    missing_bytes: int | None
+    """What the recording lacks, or null."""
+    causes: list[CauseJson]
+    """Known differences."""
+
+
+class AccountJson(TypedDict):
+    """A window's bytes on a device beside those of a counter of others."""
+
+    level: AccountLevel
+    text: str
+    """How they agree, as a word and as a sentence."""
+    moments: list[AccountMoment]
+    """What was compared."""
+
+
+def account_json(of_device: Sequence[Account]) -> AccountJson:
     """Return the account of a device for JSON."""
     line = account_line(of_device)
     return {

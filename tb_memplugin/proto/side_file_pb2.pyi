@@ -19,7 +19,7 @@ DELTA: Encoding
 DICTIONARY: Encoding
 
 class Footer(_message.Message):
-    __slots__ = ("version", "source", "notes", "properties", "devices", "steps", "columns", "names", "streams", "pools", "ooms", "counters")
+    __slots__ = ("version", "source", "notes", "properties", "devices", "steps", "columns", "names", "streams", "pools", "ooms", "counters", "note_data")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class Footer(_message.Message):
     POOLS_FIELD_NUMBER: _ClassVar[int]
     OOMS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_DATA_FIELD_NUMBER: _ClassVar[int]
     version: int
     source: bytes
     notes: _containers.RepeatedScalarFieldContainer[bytes]
@@ -44,7 +45,20 @@ class Footer(_message.Message):
     pools: _containers.RepeatedCompositeFieldContainer[PoolId]
     ooms: _containers.RepeatedCompositeFieldContainer[OutOfMemory]
     counters: _containers.RepeatedCompositeFieldContainer[CounterReading]
-    def __init__(self, version: _Optional[int] = ..., source: _Optional[bytes] = ..., notes: _Optional[_Iterable[bytes]] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceInfo, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepInfo, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., names: _Optional[_Union[Chunk, _Mapping]] = ..., streams: _Optional[_Iterable[int]] = ..., pools: _Optional[_Iterable[_Union[PoolId, _Mapping]]] = ..., ooms: _Optional[_Iterable[_Union[OutOfMemory, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[CounterReading, _Mapping]]] = ...) -> None: ...
+    note_data: _containers.RepeatedCompositeFieldContainer[NoteData]
+    def __init__(self, version: _Optional[int] = ..., source: _Optional[bytes] = ..., notes: _Optional[_Iterable[bytes]] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceInfo, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepInfo, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., names: _Optional[_Union[Chunk, _Mapping]] = ..., streams: _Optional[_Iterable[int]] = ..., pools: _Optional[_Iterable[_Union[PoolId, _Mapping]]] = ..., ooms: _Optional[_Iterable[_Union[OutOfMemory, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[CounterReading, _Mapping]]] = ..., note_data: _Optional[_Iterable[_Union[NoteData, _Mapping]]] = ...) -> None: ...
+
+class NoteData(_message.Message):
+    __slots__ = ("code", "warning", "size", "device")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    warning: bool
+    size: int
+    device: bytes
+    def __init__(self, code: _Optional[str] = ..., warning: bool = ..., size: _Optional[int] = ..., device: _Optional[bytes] = ...) -> None: ...
 
 class CounterReading(_message.Message):
     __slots__ = ("device", "moment", "counter", "bytes", "at_least", "causes", "cause_bytes")

@@ -31,18 +31,20 @@ class StepRecord(_message.Message):
     def __init__(self, version: _Optional[int] = ..., raw_size: _Optional[int] = ..., figures: _Optional[bytes] = ...) -> None: ...
 
 class StepFigures(_message.Message):
-    __slots__ = ("steps", "durations_ns", "devices", "phases", "notes")
+    __slots__ = ("steps", "durations_ns", "devices", "phases", "notes", "note_codes")
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DURATIONS_NS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    NOTE_CODES_FIELD_NUMBER: _ClassVar[int]
     steps: _containers.RepeatedScalarFieldContainer[int]
     durations_ns: _containers.RepeatedScalarFieldContainer[int]
     devices: _containers.RepeatedCompositeFieldContainer[DeviceFigures]
     phases: _containers.RepeatedCompositeFieldContainer[PhaseFigures]
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, steps: _Optional[_Iterable[int]] = ..., durations_ns: _Optional[_Iterable[int]] = ..., devices: _Optional[_Iterable[_Union[DeviceFigures, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[PhaseFigures, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    note_codes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, steps: _Optional[_Iterable[int]] = ..., durations_ns: _Optional[_Iterable[int]] = ..., devices: _Optional[_Iterable[_Union[DeviceFigures, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[PhaseFigures, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., note_codes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeviceFigures(_message.Message):
     __slots__ = ("name", "kind", "product", "capacity_bytes", "peak_bytes", "at_least", "end_bytes", "peak_reserved_bytes", "end_reserved_bytes", "retries", "ooms", "allocations", "allocated_bytes")

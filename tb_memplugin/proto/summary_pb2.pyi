@@ -47,12 +47,18 @@ class StepSummary(_message.Message):
     def __init__(self, metadata: _Optional[_Union[_metadata_pb2.StepMetadata, _Mapping]] = ..., source: _Optional[str] = ..., properties: _Optional[_Mapping[str, str]] = ..., notes: _Optional[_Iterable[_Union[Note, _Mapping]]] = ..., folded: bool = ..., modules: _Optional[_Union[Modules, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[DeviceSummary, _Mapping]]] = ..., phases: _Optional[_Union[Spans, _Mapping]] = ..., calls: _Optional[_Union[Spans, _Mapping]] = ...) -> None: ...
 
 class Note(_message.Message):
-    __slots__ = ("warning", "text")
+    __slots__ = ("warning", "text", "code", "bytes", "device")
     WARNING_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     warning: bool
     text: str
-    def __init__(self, warning: bool = ..., text: _Optional[str] = ...) -> None: ...
+    code: str
+    bytes: int
+    device: str
+    def __init__(self, warning: bool = ..., text: _Optional[str] = ..., code: _Optional[str] = ..., bytes: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Modules(_message.Message):
     __slots__ = ("keys", "classes", "class_names")

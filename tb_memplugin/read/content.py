@@ -15,6 +15,7 @@ import numpy as np
 
 from tb_memplugin.budget import from_environment, memory_budget, open_content, out_of_memory, too_much_memory
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
+from tb_memplugin.trace.notes import Note
 
 Progress = Callable[[int, int], None]
 """`progress(done_bytes, total_bytes)`; both count bytes of the stored file, compressed or not."""
@@ -203,7 +204,7 @@ def too_large(limit: int, where: str) -> UnreadableFileError:
     )
 
 
-def read_json(stream: BinaryIO, where: str) -> tuple[object, tuple[str, ...]]:
+def read_json(stream: BinaryIO, where: str) -> tuple[object, tuple[Note, ...]]:
     """Return the content of a JSON file, and notes on parts that were not valid JSON.
 
     Infinities and NaN as C++ writes them, and control characters in strings, are accepted. So are UTF-16 and
@@ -230,9 +231,10 @@ def read_json(stream: BinaryIO, where: str) -> tuple[object, tuple[str, ...]]:
         content, notes = _parsed(mended, where)
     except json.JSONDecodeError as error:
         raise _broken(mended, error, where) from error
-    absent = (
+    absent = Note(
         f"The file contains {count:,} infinities or NaNs, which are not valid JSON; they are treated as "
-        "missing."
+        "missing.",
+        "not_json",
     )
     return content, (absent, *notes)
 
@@ -265,7 +267,7 @@ def _parsed_bytes(raw: bytes) -> int:
     return width * len(raw) + 64 * lists + 120 * dicts + 90 * pairs + 9 * commas + 50 * texts + 30 * numbers
 
 
-def _parsed(text: str, where: str) -> tuple[object, tuple[str, ...]]:
+def _parsed(text: str, where: str) -> tuple[object, tuple[Note, ...]]:
     twice: list[str] = []
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -288,12 +290,12 @@ def _parsed(text: str, where: str) -> tuple[object, tuple[str, ...]]:
     return content, _doubled(twice)
 
 
-def _doubled(keys: list[str]) -> tuple[str, ...]:
+def _doubled(keys: list[str]) -> tuple[Note, ...]:
     """Return the note on keys that appear more than once in their object."""
     if not keys:
         return ()
     many = f"{len(keys):,} keys appear more than once in their object"
-    return (f"{many}, the first {keys[0][:80]!r}: the last value of each is used.",)
+    return (Note(f"{many}, the first {keys[0][:80]!r}: the last value of each is used.", "keys_repeated"),)
 
 
 def _broken(text: str, error: json.JSONDecodeError, where: str) -> UnreadableFileError:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.trace import Note
 from tb_memplugin.trace.tables import Bool, Int64
 
 
@@ -32,8 +33,8 @@ Faults = dict[str, Tally]
 """What is wrong with the records, in words that follow their number, and the tally of these."""
 
 
-def notes_on(faults: Mapping[str, Tally]) -> Iterator[str]:
+def notes_on(faults: Mapping[str, Tally]) -> Iterator[Note]:
     """Yield a note on each contradiction that occurs."""
     for fault, tally in faults.items():
         if tally.count:
-            yield f"{tally.count:,} {fault} ({tally.bytes:,} bytes)."
+            yield Note(f"{tally.count:,} {fault} ({tally.bytes:,} bytes).", "contradiction", tally.bytes)

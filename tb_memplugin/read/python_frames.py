@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace import MemoryTrace, Note
 from tb_memplugin.trace.tables import Int32, Int64
 
 MOST_FRAMES = 256
@@ -27,14 +27,16 @@ def frame_text(name: str) -> str:
     return f"{match['function']} {match['file']}:{match['line']}" if match else _ADDRESS.sub("", name)
 
 
-def note_on_cut(stacks: int, trace: MemoryTrace) -> str:
+def note_on_cut(stacks: int, trace: MemoryTrace) -> Note:
     """Return the note on stacks that were too deep to be kept whole, with the bytes that have one."""
     deep = np.array([len(stack) >= MOST_FRAMES for stack in trace.stacks] + [False], bool)
     blocks = trace.allocations
     cut = deep[blocks.stack] | deep[blocks.forward]
-    return (
+    return Note(
         f"{stacks:,} call stacks have more than {MOST_FRAMES} frames; their outer frames are cut off, those "
-        f"of {int(blocks.bytes[cut].sum()):,} bytes."
+        f"of {int(blocks.bytes[cut].sum()):,} bytes.",
+        "stacks_cut",
+        int(blocks.bytes[cut].sum()),
     )
 
 

@@ -21,6 +21,7 @@ from tb_memplugin.trace import (
     Kind,
     MemoryTrace,
     Module,
+    Note,
     Reason,
     Step,
     at_every_moment,
@@ -84,17 +85,29 @@ def trace_from_timeline(content: object, source: str, device: str) -> MemoryTrac
     allocated = int(size[(size > 0) & ~before].sum())
     changed = int(size[(size > 0) & (action == INCREMENT_VERSION)].sum())
     notes = [
-        f"The file does not name its device; {device} is assumed.",
-        "The file has no addresses, so it is not known which of several blocks of one size and category was "
-        f"freed: which of {allocated:,} allocated bytes lived when. No sum depends on it.",
-        "A block whose category changes is shown as freed and allocated again at that moment "
-        f"({changed:,} bytes).",
+        Note(f"The file does not name its device; {device} is assumed.", "device_assumed", device=device),
+        Note(
+            "The file has no addresses, so it is not known which of several blocks of one size and category "
+            f"was freed: which of {allocated:,} allocated bytes lived when. No sum depends on it.",
+            "no_addresses",
+            allocated,
+        ),
+        Note(
+            "A block whose category changes is shown as freed and allocated again at that moment "
+            f"({changed:,} bytes).",
+            "category_changes",
+            changed,
+        ),
     ]
     late = before & (np.cumsum(~before) > 0)
     if late.any():
         notes.append(
-            f"Blocks of {int(size[late].sum()):,} bytes that were alive before the window appear among its "
-            "events; they are moved to its start."
+            Note(
+                f"Blocks of {int(size[late].sum()):,} bytes that were alive before the window appear among "
+                "its events; they are moved to its start.",
+                "moved_to_start",
+                int(size[late].sum()),
+            )
         )
     order = np.argsort(~before, kind="stable")
     time, size, category, before = time[order], size[order], category[order], before[order]
@@ -106,9 +119,13 @@ def trace_from_timeline(content: object, source: str, device: str) -> MemoryTrac
     orphans = first[size[first] < 0]
     if len(orphans):
         notes.append(
-            f"{len(orphans):,} rows free {-int(size[orphans].sum()):,} bytes in all, of categories "
-            "that had no block of that size. They are ignored, so later levels are higher than the "
-            "sums in the file."
+            Note(
+                f"{len(orphans):,} rows free {-int(size[orphans].sum()):,} bytes in all, of categories "
+                "that had no block of that size. They are ignored, so later levels are higher than the "
+                "sums in the file.",
+                "unmatched_frees",
+                -int(size[orphans].sum()),
+            )
         )
     count = int(np.count_nonzero(before))
     happened = _events(time[count:], size[count:], category[count:], address[count:])

@@ -25,7 +25,7 @@ from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.window import LOST, WindowRecorder, watch
 from tb_memplugin.store import files
 from tb_memplugin.store.writer import RunWriter
-from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace import Kind, MemoryTrace, Note
 
 Handler = Callable[[torch.profiler.profile], None]
 
@@ -269,8 +269,8 @@ class _MemoryTraceHandler:
         self._writer.write(trace)
         for problem in window.problems:
             self._guard.warn(problem)
-        for problem, kind in window.open_problems.items():
-            self._guard.warn(problem, once=kind)
+        for open_problem, kind in window.open_problems.items():
+            self._guard.warn(open_problem, once=kind)
         try:
             self._written(trace, self._recorder)
         except BaseException as error:
@@ -321,9 +321,11 @@ def _unseen(histories: Sequence[MemoryTrace]) -> MemoryTrace:
     """Return the longest of the histories of a window in which the profiler saw no allocation."""
     trace = max(histories, key=lambda history: len(history.events))
     size = int(trace.events.bytes[trace.events.kind == Kind.ALLOC].sum())
-    note = (
+    note = Note(
         "The profiler saw no allocation, because it sees only the thread that starts it and autograd's. This "
-        f"is the allocator's history alone: its {size:,} allocated bytes have no operators of the profile."
+        f"is the allocator's history alone: its {size:,} allocated bytes have no operators of the profile.",
+        "history_alone",
+        size,
     )
     return replace(trace, notes=(note, *trace.notes))
 

@@ -30,6 +30,7 @@ from tb_memplugin.record.steps.recording import (
 from tb_memplugin.store.files import absolute, is_remote
 from tb_memplugin.store.growing_file import UnsettledError
 from tb_memplugin.store.steps_writer import StepsWriter
+from tb_memplugin.trace.notes import Note
 
 __all__ = ["DeviceStep", "MemoryMonitor", "MonitoredStep", "PhaseStep"]
 
@@ -357,7 +358,8 @@ class _Stream:
             worker = self._worker or default_worker_name()
             self._writer = StepsWriter(self._logdir, worker, self._epoch_ns, torch.__version__, self._refuse)
         dropped = self._recording.dropped
-        notes = [f"{dropped:,} steps could not be written and are missing."] if dropped else []
+        text = f"{dropped:,} steps could not be written and are missing."
+        notes = [Note(text, "steps_missing", level="warning")] if dropped else []
         self._writer.write(figures_of(rows, self._recording.counters, notes))
 
     def _refuse(self, error: BaseException) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 
@@ -15,10 +15,29 @@ from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.moments import requested_event
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened
-from tb_memplugin.server.shapes import Json
+from tb_memplugin.server.shapes import Sum
 from tb_memplugin.trace.tables import Rows
 
 Result = TypeVar("Result")
+
+
+Of = Literal["moment", "step"]
+OF: tuple[Of, ...] = get_args(Of)
+
+
+class Whole(TypedDict):
+    """What the answers about stacks begin with."""
+
+    of: Of
+    """As asked."""
+    event: int | None
+    time_ns: int | None
+    """The moment, or null."""
+    bytes: int
+    count: int
+    """The whole."""
+    found: Sum | None
+    """What `find` finds, each allocation once. Null without `find`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +45,7 @@ class Allocated:
     """Allocations of a device: alive after `event`; if it is None, all allocated in the step or window."""
 
     opened: Opened
-    of: str
+    of: Of
     event: int | None
 
     def cached(self, name: str, compute: Callable[[], Result]) -> Result:
@@ -48,7 +67,7 @@ class Allocated:
         """Return what each stack allocated, largest first."""
         return self.cached("stacks", lambda: stacks_of(self.opened.trace, self.rows()))
 
-    def shape(self, rows: Sequence[StackRow]) -> Json:
+    def shape(self, rows: Sequence[StackRow], found: Sum | None) -> Whole:
         """Return the fields with which the answers of all these routes begin."""
         return {
             "of": self.of,
@@ -56,6 +75,7 @@ class Allocated:
             "time_ns": None if self.event is None else self.opened.time_ns(self.event),
             "bytes": sum(row.bytes for row in rows),
             "count": sum(row.calls for row in rows),
+            "found": found,
         }
 
 
@@ -65,7 +85,7 @@ def allocated(request: Request, opened: Opened) -> Allocated:
     Raises:
         MemPluginError: a parameter is wrong.
     """
-    of = request.choice("of", ("moment", "step"), "moment")
+    of = request.choice("of", OF, "moment")
     if of == "step":
         return Allocated(opened, of, None)
     has_moment = request.has("event") or request.has("t")

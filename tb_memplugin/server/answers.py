@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import Json
 from tb_memplugin.server.turns import Turns
 from tb_memplugin.server.windows import Read, is_unchanged, noted_reads
 
@@ -21,7 +20,7 @@ COMPRESSION = 1
 CHANGING = frozenset({"/runs", "/steps", "/step_figures", "/ranks", "/export_about"})
 """Routes whose answers are never kept: they say what is new, or write a file."""
 
-Answer = Callable[[Session, Request], Json]
+Answer = Callable[[Session, Request], Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Literal, TypedDict
 
 from tb_memplugin.analysis.curve import OTHERS
 from tb_memplugin.analysis.source_lines import NO_STACK, is_user_code, lines_of
-from tb_memplugin.server.shapes import Json
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import read_frame
 
@@ -16,6 +16,21 @@ LONGEST = 4_000
 """The most characters of a frame's text in an answer. C++ functions can have names of several thousand."""
 
 _LINE = re.compile(r"(?P<place>.*?:-?\d+) \((?P<function>.*)\)", re.DOTALL)
+
+
+class Frame(TypedDict):
+    """A frame of a call stack."""
+
+    text: str
+    """The frame as it was recorded."""
+    function: str
+    file: str
+    line: int
+    """Its parts."""
+    kind: Literal["user", "library", "native"]
+    """`user`: Python that the user wrote; `library`: other Python."""
+    fx: str
+    """The node of a compiled graph, or ""."""
 
 
 class FrameTable:
@@ -32,30 +47,32 @@ class FrameTable:
         """Return the rows of a stack's frames."""
         return [self.row(text) for text in texts]
 
-    def shape(self) -> list[Json]:
-        """Return FRAMEs (docs/http_api.md), in order of their rows."""
-        return [dict(_frame_shape(text)) for text in self._row_of]
+    def shape(self) -> list[Frame]:
+        """Return the frames, in order of their rows."""
+        return [_frame_shape(text) for text in self._row_of]
 
 
-def kind_of_line(line: str) -> str:
+KindOfLine = Literal["user", "library", "native", "none"]
+
+
+def kind_of_line(line: str) -> KindOfLine:
     """Return the kind of code of a line `file:line (function)`: `user`, `library`, `native` or `none`."""
     if line == NO_STACK:
         return "none"
     match = _LINE.fullmatch(line)
     text = f"{match['function']} {match['place']}" if match else line
-    return str(_frame_shape(text)["kind"])
+    return _frame_shape(text)["kind"]
 
 
 @lru_cache(maxsize=65_536)
-def _frame_shape(text: str) -> Json:
+def _frame_shape(text: str) -> Frame:
     frame = read_frame(text)
-    kind = "native" if not frame.is_python else "user" if is_user_code(text) else "library"
     return {
         "text": text[:LONGEST],
         "function": frame.function[:LONGEST],
         "file": frame.file[:LONGEST],
         "line": frame.line,
-        "kind": kind,
+        "kind": "native" if not frame.is_python else "user" if is_user_code(text) else "library",
         "fx": frame.fx[:LONGEST],
     }
 

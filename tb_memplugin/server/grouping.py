@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 
@@ -12,9 +13,17 @@ from tb_memplugin.analysis.module_groups import ModuleGroups, module_groups
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened
-from tb_memplugin.server.shapes import Json
 
 MOST_OPENED = 20
+
+
+class Group(TypedDict):
+    """What a key of a curve of folded modules stands for."""
+
+    modules: int
+    """How many modules."""
+    opens: bool
+    """Whether it can be divided further."""
 
 
 def divided(request: Request, opened: Opened, by: By) -> Divided:
@@ -54,9 +63,7 @@ def _groups(opened: Opened, names: tuple[str, ...]) -> ModuleGroups:
     return module_groups(keys, sums(part, trace.allocations.bytes[rows], len(keys)), names)
 
 
-def groups_shape(by: Divided) -> Json:
-    """Return how many modules each key of a curve has, and whether it can be divided; {} without groups."""
-    if not isinstance(by, ModuleGroups):
-        return {}
+def groups_shape(by: ModuleGroups) -> list[Group]:
+    """Return how many modules each key of a curve has, and whether it can be divided."""
     counts = zip(by.modules, by.opens, strict=True)
-    return {"groups": [{"modules": count, "opens": opens} for count, opens in counts]}
+    return [{"modules": count, "opens": opens} for count, opens in counts]

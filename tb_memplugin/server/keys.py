@@ -9,12 +9,14 @@ from tb_memplugin.analysis.curve import OTHERS
 from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.session import Opened
-from tb_memplugin.server.shapes import Json
+from tb_memplugin.server.shapes import LabeledPart
 from tb_memplugin.trace.tables import Int64, Rows
 
 
-def keys_of(opened: Opened, rows: Rows, by: By, division: Divided, most: int) -> tuple[Int64, list[Json]]:
-    """Return the key of each allocation, and the keys (docs/http_api.md).
+def keys_of(
+    opened: Opened, rows: Rows, by: By, division: Divided, most: int
+) -> tuple[Int64, list[LabeledPart]]:
+    """Return the key of each allocation, and the keys.
 
     Categories and groups come in stacking order, other keys by size.
 
@@ -37,12 +39,12 @@ def keys_of(opened: Opened, rows: Rows, by: By, division: Divided, most: int) ->
     key_of = np.full(len(names), len(shown), np.int64)
     key_of[shown] = np.arange(len(shown))
     labels = labels_of([names[row] for row in shown.tolist()], by)
-    keys = [
+    keys: list[LabeledPart] = [
         {"key": names[row], "label": label, "bytes": int(total[row]), "count": int(count[row])}
         for row, label in zip(shown.tolist(), labels, strict=True)
     ]
     rest = used[len(shown) :]
     if len(rest):
-        together = {"bytes": int(total[rest].sum()), "count": int(count[rest].sum())}
-        keys.append({"key": OTHERS, "label": OTHERS, **together})
+        size, blocks = int(total[rest].sum()), int(count[rest].sum())
+        keys.append({"key": OTHERS, "label": OTHERS, "bytes": size, "count": blocks})
     return key_of[part], keys

@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened
-from tb_memplugin.server.shapes import Json
 from tb_memplugin.trace.tables import Rows
+
+
+class Neighbors(TypedDict):
+    """The device's events before and after a moment, to step through: several events may share a time."""
+
+    previous_event: int | None
+    next_event: int | None
+    previous_event_ns: int | None
+    next_event_ns: int | None
+    """Null: there is none."""
+
+
+class Since(TypedDict):
+    """What came and went between an earlier event and a moment."""
+
+    event: int
+    time_ns: int
+    """The earlier event."""
+    kept_bytes: int
+    kept: int
+    """Bytes and number of allocations since that event that are alive."""
+    freed_bytes: int
+    freed: int
+    """Those that were alive after that event and are no longer."""
 
 
 def requested_event(request: Request, opened: Opened) -> int:
@@ -17,7 +41,7 @@ def requested_event(request: Request, opened: Opened) -> int:
     return opened.trace.event_at(request.number("t") + opened.epoch_ns)
 
 
-def neighbors_shape(opened: Opened, event: int) -> Json:
+def neighbors_shape(opened: Opened, event: int) -> Neighbors:
     """Return the indices and times of the device's events before and after an event."""
     before, after = _neighbors(opened, event)
     return {
@@ -40,7 +64,7 @@ def _neighbors(opened: Opened, event: int) -> tuple[int | None, int | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Since:
+class KeptAndFreed:
     """What came and went between an earlier event and a moment: rows of `trace.allocations`."""
 
     event: int
@@ -48,7 +72,7 @@ class Since:
     freed: Rows
 
 
-def requested_since(request: Request, opened: Opened, event: int) -> Since | None:
+def requested_since(request: Request, opened: Opened, event: int) -> KeptAndFreed | None:
     """Return what came and went since the event that a request names, or None if that is not before `event`.
 
     `kept` was allocated since and is alive; `freed` was alive and is not. So the bytes of `kept` minus those
@@ -62,10 +86,10 @@ def requested_since(request: Request, opened: Opened, event: int) -> Since | Non
         return None
     blocks = trace.allocations
     now, then = blocks.alive_at(event, opened.device), blocks.alive_at(earlier, opened.device)
-    return Since(earlier, now[blocks.born[now] > earlier], then[blocks.freed[then] <= event])
+    return KeptAndFreed(earlier, now[blocks.born[now] > earlier], then[blocks.freed[then] <= event])
 
 
-def since_shape(since: Since, opened: Opened) -> Json:
+def since_shape(since: KeptAndFreed, opened: Opened) -> Since:
     """Return the earlier moment, and the sums of what came and went."""
     size = opened.trace.allocations.bytes
     return {

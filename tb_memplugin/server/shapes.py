@@ -3,40 +3,145 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
-from tb_memplugin.analysis.breakdown import Part
+from tb_memplugin.analysis.breakdown import Part as AnalysedPart
 from tb_memplugin.analysis.moment import LiveAllocation
 from tb_memplugin.analysis.why import reason_of
 from tb_memplugin.proto.metadata_pb2 import DeviceStats
 from tb_memplugin.trace import Category
+from tb_memplugin.trace.notes import Level
 
 Json = dict[str, Any]
 
 CATEGORIES = tuple(category.key for category in Category)
 
-_STATS = (
-    "peak_bytes",
-    "peak_time_ns",
-    "start_bytes",
-    "end_bytes",
-    "window_peak_bytes",
-    "step_start_ns",
-    "step_end_ns",
-    "allocated_bytes",
-    "allocations",
-    "stayed_bytes",
-    "stayed",
-)
+
+class StepStats(TypedDict):
+    """A step's figures of one device."""
+
+    peak_bytes: int
+    peak_time_ns: int
+    """The peak of the step, and when it was."""
+    start_bytes: int
+    """Alive when the *window* began; the same for all its steps."""
+    end_bytes: int
+    """Alive when the step ended."""
+    window_peak_bytes: int
+    """The highest, within the step, of allocations minus frees since the window began: what was alive before
+    is not added."""
+    peak_reserved_bytes: int | None
+    """Highest reserved bytes; null on the CPU."""
+    step_start_ns: int
+    step_end_ns: int
+    """When the step ran."""
+    allocated_bytes: int
+    allocations: int
+    """What was allocated in the step."""
+    stayed_bytes: int
+    stayed: int
+    """What was allocated in the step and alive at its end."""
+    capacity_bytes: int | None
+    """The memory of the device."""
 
 
-def stats_shape(device: DeviceStats) -> Json:
-    """Return STEPSTATS, in bytes and in nanoseconds since the window's epoch."""
+class Sum(TypedDict):
+    """Allocations together."""
+
+    bytes: int
+    """The sum of their bytes."""
+    count: int
+    """How many there are."""
+
+
+class NamedSum(Sum):
+    """Allocations together, by name."""
+
+    key: str
+    """Their name."""
+
+
+class Part(NamedSum, total=False):
+    """A part of memory, by any division."""
+
+    categories: dict[str, int]
+    """By module: its bytes by category."""
+
+
+class LabeledPart(NamedSum):
+    """A part of memory, by any division, and how to show its name."""
+
+    label: str
+    """What to show for it: for a stack, its leading line."""
+
+
+class Allocation(TypedDict):
+    """A single allocation."""
+
+    bytes: int
+    """Requested bytes."""
+    category: str
+    module: str | None
+    operator: str | None
+    phase: str
+    """What it belongs to, or null if that is not known."""
+    name: str | None
+    """The name of a parameter."""
+    born_ns: int | None
+    """When it was allocated; null: before the window."""
+    freed_ns: int | None
+    """When it was freed; null: not within the window."""
+    address: str
+    """Its address, in hexadecimal digits after `0x`."""
+    why: str
+    """A sentence on why it has its category ([categories.md](categories.md#why-a-block-has-its-category))."""
+
+
+class Highest(TypedDict):
+    """The highest moment of a chart."""
+
+    event: int
+    time_ns: int
+    """When it is."""
+    bytes: int
+    """The bytes at this moment."""
+    column: int
+    """The column of the chart in which it is."""
+
+
+class Note(TypedDict):
+    """What is not exact, and why."""
+
+    code: str
+    """What it is about, a word such as `no_times`; `other` in recordings of older versions."""
+    level: Level
+    """Whether what is shown may mislead."""
+    bytes: int | None
+    """The memory that it speaks of, or null."""
+    device: str
+    """The device that it is about; "" if it is about no single one."""
+    text: str
+    """Its sentences."""
+
+
+def stats_shape(device: DeviceStats) -> StepStats:
+    """Return the figures of a step, in bytes and in nanoseconds since the window's epoch."""
     stats = device.stats
-    shape: Json = {name: getattr(stats, name) for name in _STATS}
-    shape["peak_reserved_bytes"] = reserved_bytes(device)
-    shape["capacity_bytes"] = capacity_bytes(device)
-    return shape
+    return {
+        "peak_bytes": stats.peak_bytes,
+        "peak_time_ns": stats.peak_time_ns,
+        "start_bytes": stats.start_bytes,
+        "end_bytes": stats.end_bytes,
+        "window_peak_bytes": stats.window_peak_bytes,
+        "peak_reserved_bytes": reserved_bytes(device),
+        "step_start_ns": stats.step_start_ns,
+        "step_end_ns": stats.step_end_ns,
+        "allocated_bytes": stats.allocated_bytes,
+        "allocations": stats.allocations,
+        "stayed_bytes": stats.stayed_bytes,
+        "stayed": stats.stayed,
+        "capacity_bytes": capacity_bytes(device),
+    }
 
 
 def reserved_bytes(device: DeviceStats) -> int | None:
@@ -50,17 +155,21 @@ def capacity_bytes(device: DeviceStats) -> int | None:
     return device.capacity_bytes if device.HasField("capacity_bytes") else None
 
 
-def parts_shape(parts: Sequence[Part]) -> list[Json]:
-    """Return PARTs, in the given order."""
-    return [
-        {"key": part.key, "bytes": part.bytes, "count": part.count}
-        | ({"categories": part.categories} if part.categories else {})
-        for part in parts
-    ]
+def parts_shape(parts: Sequence[AnalysedPart]) -> list[Part]:
+    """Return parts, in the given order."""
+    return [part_shape(part) for part in parts]
 
 
-def allocation_shape(block: LiveAllocation, epoch_ns: int) -> Json:
-    """Return ALLOCATION; times are nanoseconds since `epoch_ns`."""
+def part_shape(part: AnalysedPart) -> Part:
+    """Return a part, with its categories where it has some."""
+    shape: Part = {"key": part.key, "bytes": part.bytes, "count": part.count}
+    if part.categories:
+        shape["categories"] = part.categories
+    return shape
+
+
+def allocation_shape(block: LiveAllocation, epoch_ns: int) -> Allocation:
+    """Return an allocation; times are nanoseconds since `epoch_ns`."""
     return {
         "bytes": block.bytes,
         "category": block.category.key,

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from tb_memplugin.analysis.columns import Cuts, event_cuts, time_cuts
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened
 
-OVER = ("time", "event")
+Over = Literal["time", "event"]
+OVER: tuple[Over, ...] = get_args(Over)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """From `t0` to `t1`: nanoseconds since the window's start, or events; event e spans e to e + 1."""
 
-    over: str
+    over: Over
     t0: int
     t1: int
 
@@ -52,7 +54,7 @@ def stretch(request: Request, opened: Opened) -> Stretch:
     return stretch_within(request, "event", first, last + 1)
 
 
-def requested_axis(request: Request) -> str:
+def requested_axis(request: Request) -> Over:
     """Return the parameter `over`: "time" or "event".
 
     Raises:
@@ -61,7 +63,7 @@ def requested_axis(request: Request) -> str:
     return request.choice("over", OVER, "time")
 
 
-def stretch_within(request: Request, over: str, start: int, end: int) -> Stretch:
+def stretch_within(request: Request, over: Over, start: int, end: int) -> Stretch:
     """Return the stretch from `t0` to `t1`, whose defaults are `start` and `end`.
 
     Raises:

@@ -18,6 +18,7 @@ from tb_memplugin.trace import (
     Events,
     Kind,
     MemoryTrace,
+    Note,
     OutOfMemory,
     Segments,
     StartState,
@@ -271,20 +272,29 @@ class _Simulated:
                 return replace(device, reserved_at_start=_reserved_at_start(replay), capacity=capacity)
         return device
 
-    def _notes(self) -> list[str]:
-        notes = []
+    def _notes(self) -> list[Note]:
+        notes: list[Note] = []
         for replay in self._replays:
             name = self._source.devices[replay.device].name
             room = "" if replay.capacity is None else f" and a capacity of {replay.capacity:,} bytes"
             notes.append(
-                f"{name}: addresses, segments and reserved memory are simulated, with the settings "
-                f"{replay.settings.conf or '(default)'!r}{room}."
+                Note(
+                    f"{name}: addresses, segments and reserved memory are simulated, with the settings "
+                    f"{replay.settings.conf or '(default)'!r}{room}.",
+                    "simulated_allocator",
+                    device=name,
+                )
             )
             if replay.rescued:
                 size = int(self._source.events.bytes[list(replay.rescued)].sum())
                 notes.append(
-                    f"{name}: {len(replay.rescued)} requests of {size:,} bytes that failed in the recording "
-                    "found memory here; what the program would have done next is not known."
+                    Note(
+                        f"{name}: {len(replay.rescued)} requests of {size:,} bytes that failed in the "
+                        "recording found memory here; what the program would have done next is not known.",
+                        "simulated_request",
+                        size,
+                        device=name,
+                    )
                 )
         return notes
 

@@ -35,7 +35,8 @@ def fold(summary: StepSummary, limits: Limits) -> None:
         _cut_names(summary, limits.text)
     summary.folded = True
     why = "This summary is shortened, because the step has very many or very long names"
-    summary.notes.append(Note(text=f"{why}: {'; '.join(changes)}. The side file has everything."))
+    text = f"{why}: {'; '.join(changes)}. The side file has everything."
+    summary.notes.append(Note(text=text, code="summary_shortened"))
 
 
 def cut(text: str, most: int) -> str:

@@ -68,7 +68,7 @@ class Outlines:
             metadata=metadata,
             source=readable(trace.source),
             properties={readable(key): readable(value) for key, value in trace.properties.items()},
-            notes=[Note(text=_NOTE)],
+            notes=[Note(text=_NOTE, code="summary_shortened")],
             folded=True,
             devices=[self._device(row, device, metadata) for device in range(len(trace.devices))],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto import step_figures_pb2 as pb
 from tb_memplugin.store.envelope import RERECORD, check_version
 from tb_memplugin.store.paths import readable
+from tb_memplugin.trace.notes import OTHER, Note
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseBytes, PhaseFigures, StepFigures
 from tb_memplugin.trace.tables import Bool, Int64, differences
 
@@ -46,6 +48,7 @@ def pack_figures(figures: StepFigures) -> bytes:
         devices=map(_device_message, figures.devices),
         phases=map(_phase_message, figures.phases),
         notes=map(readable, figures.notes),
+        note_codes=[note.code for note in figures.notes],
     )
     raw = message.SerializeToString()
     packed = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(raw)
@@ -159,7 +162,10 @@ def _figures(message: pb.StepFigures) -> StepFigures:
         durations_ns=_column(message.durations_ns, rows),
         devices=tuple(_device(device, rows) for device in message.devices),
         phases=tuple(_phase(phase, rows, len(message.devices)) for phase in message.phases),
-        notes=tuple(message.notes),
+        notes=tuple(
+            Note(text, code or OTHER, level="warning")
+            for text, code in zip_longest(message.notes, message.note_codes[: len(message.notes)])
+        ),
     )
 
 

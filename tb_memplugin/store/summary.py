@@ -17,7 +17,7 @@ from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.proto import metadata_pb2, summary_pb2
 from tb_memplugin.store.outline import Outlines
 from tb_memplugin.store.paths import readable
-from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Spans
+from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Note, Spans
 from tb_memplugin.trace.tables import differences
 
 SCHEMA_VERSION = 1
@@ -105,7 +105,7 @@ class WindowSummaries:
             metadata=self.metadata(row),
             source=readable(trace.source),
             properties={readable(key): readable(value) for key, value in trace.properties.items()},
-            notes=[summary_pb2.Note(text=readable(note)) for note in trace.notes],
+            notes=map(_note, trace.notes),
             modules=self._modules,
             devices=[self._device(row, device, limits) for device in range(len(trace.devices))],
             phases=self._spans(trace.phases, row, limits.calls),
@@ -284,3 +284,13 @@ def _differences(series: np.ndarray) -> list[int]:
 
 def _or_none(text: str | None) -> str | None:
     return None if text is None else readable(text)
+
+
+def _note(note: Note) -> summary_pb2.Note:
+    return summary_pb2.Note(
+        warning=note.level == "warning",
+        text=readable(note),
+        code=note.code,
+        bytes=note.bytes,
+        device=readable(note.device),
+    )

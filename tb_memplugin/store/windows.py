@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
@@ -12,7 +12,16 @@ from google.protobuf.message import DecodeError
 from tb_memplugin.budget import open_content
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.proto import side_file_pb2
-from tb_memplugin.proto.side_file_pb2 import Chunk, Column, DeviceInfo, Footer, Names, Property, StepInfo
+from tb_memplugin.proto.side_file_pb2 import (
+    Chunk,
+    Column,
+    DeviceInfo,
+    Footer,
+    Names,
+    NoteData,
+    Property,
+    StepInfo,
+)
 from tb_memplugin.store.columns import BLOCK_ROWS, decode, encode, expected_size
 from tb_memplugin.store.envelope import MOST_NAMES, RERECORD, EnvelopeReader, EnvelopeWriter, ReadRange
 from tb_memplugin.trace import (
@@ -36,6 +45,7 @@ from tb_memplugin.trace import (
     Step,
 )
 from tb_memplugin.trace.counters import code_of
+from tb_memplugin.trace.notes import Level, Note
 from tb_memplugin.trace.tables import ABSENT
 
 MOST_ROWS = 1 << 26
@@ -94,6 +104,7 @@ def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
     footer = Footer(
         source=_utf8(trace.source),
         notes=map(_utf8, trace.notes),
+        note_data=map(_note_data, trace.notes),
         properties=[Property(key=_utf8(key), value=_utf8(value)) for key, value in trace.properties.items()],
         devices=[
             DeviceInfo(
@@ -195,7 +206,9 @@ class _WindowReader:
                 for oom in footer.ooms
             ),
             counters=tuple(map(_reading, footer.counters)),
-            notes=tuple(map(_text, footer.notes)),
+            notes=tuple(
+                _note(text, footer.note_data[row : row + 1]) for row, text in enumerate(footer.notes)
+            ),
             properties={_text(item.key): _text(item.value) for item in footer.properties},
         )
         self._check(trace)
@@ -387,6 +400,21 @@ def _stacks(names: Names) -> tuple[tuple[str, ...], ...]:
     rows = [frames[row] for row in names.stack_frames]
     ends = np.cumsum([0, *names.stack_lengths]).tolist()
     return tuple(tuple(rows[start:end]) for start, end in pairwise(ends))
+
+
+def _note_data(note: Note) -> NoteData:
+    return NoteData(
+        code=note.code, warning=note.level == "warning", size=note.bytes, device=_utf8(note.device)
+    )
+
+
+def _note(text: bytes, stored: Sequence[NoteData]) -> Note:
+    """Return a note from its text and its data, which files of older versions do not have."""
+    for data in stored:
+        size = data.size if data.HasField("size") else None
+        level: Level = "warning" if data.warning else "info"
+        return Note(_text(text), data.code, size, level=level, device=_text(data.device))
+    return Note(_text(text))
 
 
 def _utf8(text: str) -> bytes:

@@ -3,6 +3,7 @@
 from tb_memplugin.trace.allocator import Annotations, OutOfMemory, Segments
 from tb_memplugin.trace.counters import Cause, Counter, CounterReading, Moment, at_every_moment
 from tb_memplugin.trace.kinds import STACKING_ORDER, Category, Kind, Phase, Reason
+from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.replay import Allocations
 from tb_memplugin.trace.tables import Device, Events, Module, Spans, StartState, Step, events, start_state
 from tb_memplugin.trace.trace import MemoryTrace
@@ -21,6 +22,7 @@ __all__ = [
     "MemoryTrace",
     "Module",
     "Moment",
+    "Note",
     "OutOfMemory",
     "Phase",
     "Reason",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.tables import Bool, Int64
 
 
@@ -85,7 +86,7 @@ class StepFigures:
     durations_ns: Int64
     devices: tuple[DeviceFigures, ...] = ()
     phases: tuple[PhaseFigures, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[Note, ...] = field(default=())
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -170,7 +171,8 @@ def _without_repeats(parts: Sequence[StepFigures]) -> Sequence[StepFigures]:
     if not repeats:
         return parts
     were = "step was" if repeats == 1 else "steps were"
-    note = f"{repeats:,} {were} written twice, after an error of the file system. One copy counts."
+    text = f"{repeats:,} {were} written twice, after an error of the file system. One copy counts."
+    note = Note(text, "steps_repeated", level="warning")
     return [replace(new[0], notes=(*new[0].notes, note)), *new[1:]]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace.allocator import Annotations, OutOfMemory, Segments
 from tb_memplugin.trace.counters import CounterReading
+from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.replay import Allocations, live_levels, pair, reserved_levels, window_levels
 from tb_memplugin.trace.tables import Device, Events, Int64, Module, Spans, StartState, Step
 
@@ -36,7 +37,7 @@ class MemoryTrace:
         streams, pools, contexts: stream pointers, pool ids, and what torch.compile was compiling.
         ooms: failed allocations, in event order.
         counters: what counters of others say of the devices' live bytes; empty if this was not recorded.
-        notes: sentences for the reader about what is not exact, and by how much.
+        notes: what is not exact, and by how much.
         properties: versions and settings to show.
         paired: `allocations`, from those who have computed them already.
     """
@@ -60,7 +61,7 @@ class MemoryTrace:
     contexts: tuple[str, ...] = ()
     ooms: tuple[OutOfMemory, ...] = ()
     counters: tuple[CounterReading, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)
     paired: InitVar[Allocations | None] = None
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from tb_memplugin.commands import SUB_COMMANDS, main
-from tb_memplugin.commands.apart import READ_FILES
+from tb_memplugin.commands.apart import IN_THIS_PROCESS
 from tests.commands.files import PROGRAM, step_snapshot, write
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
@@ -118,5 +118,4 @@ def children(process: int) -> list[str]:
 
 
 def test_every_command_that_reads_files_is_guarded():
-    assert set(SUB_COMMANDS) - READ_FILES == {"estimate", "doctor"}
-    assert set(SUB_COMMANDS) >= READ_FILES
+    assert set(SUB_COMMANDS) > IN_THIS_PROCESS == {"estimate", "doctor"}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace import Note
 from tests.commands.files import refused, run, step_snapshot, told, write
 from tests.server.conftest import BASELINE, BIGGER
 
@@ -120,7 +121,7 @@ def test_what_is_contradictory_in_a_file_is_told_beside_the_numbers(tmp_path, mo
 
 
 def test_the_notes_of_both_sides_and_of_a_recorded_run_are_told(tmp_path):
-    noted = replace(BASELINE, notes=("Half of it is a guess.",))
+    noted = replace(BASELINE, notes=(Note("Half of it is a guess."),))
     RunWriter(str(tmp_path / "run"), "rank0").write(noted)
     assert "note: rank0: Half of it is a guess." in run("peak", tmp_path / "run").stderr
     shown = run("diff", tmp_path / "run", tmp_path / "run").stderr
@@ -128,7 +129,9 @@ def test_the_notes_of_both_sides_and_of_a_recorded_run_are_told(tmp_path):
 
 
 def test_of_many_notes_the_number_is_told(tmp_path):
-    RunWriter(str(tmp_path), "rank0").write(replace(BASELINE, notes=tuple(f"note {n}" for n in range(13))))
+    RunWriter(str(tmp_path), "rank0").write(
+        replace(BASELINE, notes=tuple(Note(f"note {n}") for n in range(13)))
+    )
     shown = run("stages", tmp_path).stderr.splitlines()
     assert shown[-1] == "note: rank0: 3 more notes."
 

@@ -1,29 +1,17 @@
-"""The formats by name: what the command's --to and the tab's Export offer is the same."""
+"""The formats by name."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS
 from tb_memplugin.exports.formats import FORMATS, write_as
 from tests.traces import trace
 
-TAB = (Path(__file__).parents[2] / "frontend/src/state/exports.ts").read_text("utf-8")
 MADE = trace(
     "step 0", "alloc 100 a module=layer category=activation", "alloc 60 b category=gradient", "free a"
 )
-
-
-def test_the_tab_offers_what_the_command_writes():
-    assert sorted(re.findall(r'id: "(\w+)"', TAB)) == sorted(FORMATS)
-
-
-def test_the_tabs_command_divides_as_the_command_can():
-    (listed,) = re.findall(r"DIVISIONS = \[(.*?)\]", TAB, re.DOTALL)
-    assert sorted(re.findall(r'"(\w+)"', listed)) == sorted(ALL_DIVISIONS)
 
 
 @pytest.mark.parametrize("format_", FORMATS)

@@ -18,6 +18,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
 from tb_memplugin.exports.packed import pack, pack_steps
 from tb_memplugin.exports.report_data import OTHERS, SHOWN_KEYS, Division, report_data
+from tb_memplugin.trace import Note
 from tests.analysis.histories import allocator_trace
 from tests.traces import trace
 
@@ -167,7 +168,7 @@ def test_only_the_pages_own_program_may_run(tmp_path):
 
 
 def test_hostile_names_stay_text(tmp_path):
-    hostile = replace(SMALL, notes=(HOSTILE,), properties={HOSTILE: HOSTILE}, source=HOSTILE)
+    hostile = replace(SMALL, notes=(Note(HOSTILE),), properties={HOSTILE: HOSTILE}, source=HOSTILE)
     page = written(tmp_path, hostile, title=HOSTILE)
     assert "alert(1)</script>" not in page
     assert "<img src=x" not in page

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tb_memplugin.exports import json as json_export
-from tb_memplugin.trace import Cause, Counter, CounterReading, Events, Moment
+from tb_memplugin.trace import Cause, Counter, CounterReading, Events, Moment, Note
 from tests.traces import EPOCH, trace
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json_format.md"
@@ -22,7 +22,7 @@ SMALL = trace(
     "alloc 100 a category=activation module=layer operator=aten::mm phase=forward",
     "free a",
     calls=[("layer", 0, 0, "forward")],
-    notes=("A note.",),
+    notes=(Note("A note."),),
 )
 
 

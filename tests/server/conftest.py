@@ -1,6 +1,7 @@
 import pytest
 
 from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace import Note
 from tests.server.tab import Tab
 from tests.traces import trace
 
@@ -15,7 +16,7 @@ BASELINE = trace(
     "step 6",
     "alloc 7 s phase=optimizer operator=aten::add category=optimizer_state",
     calls=[("layer", 0, 2, "forward"), ("layer.inner", 1, 2, "forward"), ("layer", 3, 4, "backward")],
-    notes=("Something is not exact.",),
+    notes=(Note("Something is not exact.", "unseen_frees", 60, device="cpu"),),
     properties={"torch": "2.13.0"},
 )
 """Step 5 peaks at 560 bytes after its fourth event; step 6 at 467."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -11,12 +11,14 @@ from tensorboard.plugins.base_plugin import TBContext
 from werkzeug.test import Client
 
 from tb_memplugin.server.backend import Backend
+from tb_memplugin.server.routes import ROUTES
+from tests.server.contract import differences
 
 KEEP_ALL = {"tb_memplugin": 0}
 
 
 class Tab:
-    """Asks routes as a browser would."""
+    """Asks routes as a browser would. Every answer must be what its route declares."""
 
     def __init__(self, logdir: Any, *, logdir_spec: bool = False) -> None:
         self._logdir = str(logdir)
@@ -32,7 +34,10 @@ class Tab:
 
     def answer(self, route: str, method: str = "GET", **parameters: Any) -> tuple[int, Any]:
         response = Client(self._apps[f"/{route}"]).open("/", method=method, query_string=parameters)
-        return response.status_code, json.loads(response.get_data())
+        body = json.loads(response.get_data())
+        if response.status_code == 200:
+            assert list(differences(body, get_type_hints(ROUTES[f"/{route}"])["return"])) == []
+        return response.status_code, body
 
     def get(self, route: str, **parameters: Any) -> Any:
         status, body = self.answer(route, **parameters)

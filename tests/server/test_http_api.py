@@ -1,12 +1,11 @@
-"""docs/http_api.md: its example runs, and it names every route, parameter and field of an answer."""
+"""docs/http_api.md: its example runs, and it names every route and parameter. Fields: test_contract.py."""
 
 from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -55,9 +54,6 @@ CALLS: dict[str, list[dict[str, Any]]] = {
 }
 """What each route is asked; those that are not here, for STEP alone."""
 
-NAMED_BY_OTHERS = {"account", "settings", "properties", "state"}
-KEYED_BY_DEVICE = {"devices", "monitored"}
-
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory):
@@ -72,33 +68,22 @@ def names(cell: str) -> set[str]:
     return set(re.findall(r"`(\w+)(?:=\w+)?`", cell))
 
 
-def rows(section: str, part: str) -> set[str]:
-    """The names in the first column of a part ("parameters", "answer") of the first table."""
+def parameters_in(section: str) -> set[str]:
+    """The names in the first column of the part "parameters" of the first table."""
     found: set[str] = set()
     inside = False
     for line in section[section.index("\n|") + 1 :].partition("\n\n")[0].splitlines():
         first, _, second = line.strip("| ").partition(" | ")
         if first.startswith("**"):
-            inside = first == f"**{part}**"
+            inside = first == "**parameters**"
         if inside:
             found |= names(first)
             for group in re.findall(r"\b(?:STEP|STRETCH|MOMENT|FOLD)\b", second):
                 found |= names(
                     next(line for line in ABOUT_ALL.splitlines() if line.startswith(f"| {group} |"))
                 )
-            found |= rows(COMMON, part) if second.startswith("the common") else set()
+            found |= parameters_in(COMMON) if second.startswith("the common") else set()
     return found
-
-
-def fields(answer: Any, name: str = "") -> Iterator[str]:
-    """The names of all fields in an answer, at any depth, but no names that come from outside."""
-    if isinstance(answer, list):
-        for item in answer:
-            yield from fields(item)
-    elif isinstance(answer, Mapping) and name not in NAMED_BY_OTHERS:
-        yield from () if name in KEYED_BY_DEVICE else answer
-        for key, value in answer.items():
-            yield from fields(value, key)
 
 
 def test_every_route_is_documented():
@@ -106,14 +91,12 @@ def test_every_route_is_documented():
     assert headings - OTHER_HEADINGS == {route.removeprefix("/") for route in ROUTES} | {"export"}
 
 
-@pytest.mark.parametrize("route", [route.removeprefix("/") for route in ROUTES])
-def test_a_route_answers_what_is_documented(tab, route):
-    answers = [tab.get(route, **parameters) for parameters in CALLS.get(route, [STEP])]
-    assert {name for answer in answers for name in answer} == rows(SECTIONS[route], "answer")
-    told = names(SECTIONS[route]) | names(ABOUT_ALL) | names(COMMON)
-    if route == "step_figures":
-        told |= names(SECTIONS["runs"])
-    assert {name for answer in answers for name in fields(answer)} - told == set()
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_route_answers_with_every_field_that_it_declares(tab, route):
+    answers = [tab.get(route[1:], **parameters) for parameters in CALLS.get(route[1:], [STEP])]
+    assert {name for answer in answers for name in answer} == set(
+        get_type_hints(get_type_hints(ROUTES[route])["return"])
+    )
 
 
 @pytest.mark.parametrize("route", [route.removeprefix("/") for route in ROUTES])
@@ -133,7 +116,7 @@ def test_a_route_reads_no_parameter_that_is_not_documented(tab, route, monkeypat
     )
     for parameters in CALLS.get(route, [STEP]):
         tab.get(route, **parameters)
-    assert read - rows(SECTIONS[route], "parameters") <= {"span", "base_span"}, "read with every step"
+    assert read - parameters_in(SECTIONS[route]) <= {"span", "base_span"}, "read with every step"
 
 
 def test_the_example(tmp_path, capsys):

@@ -133,3 +133,10 @@ def test_steps_that_were_written_twice_are_shown_once(logdir):
     writer.write(figures([9, 2, 3], first=1))
     monitored = worker_of(Tab(logdir).get("runs"), "long")["monitored"]["cuda:0"]
     assert (monitored["count"], monitored["last"], monitored["highest_step"]) == (4, 3, 1)
+
+
+def test_notes_on_steps_are_data(tmp_path):
+    StepsWriter(str(tmp_path / "noted"), "rank0", 0).write(figures([5], notes=["told"]))
+    answer = Tab(tmp_path).get("step_figures", run="noted", worker="rank0", step=0)
+    note = {"code": "steps_missing", "level": "warning", "bytes": None, "device": "", "text": "told"}
+    assert answer["notes"] == [note]

@@ -4,6 +4,8 @@ import uuid
 import fsspec
 import pytest
 
+from tb_memplugin.proto import summary_pb2
+from tb_memplugin.server.routes import step
 from tb_memplugin.store.writer import RunWriter
 from tests.server.conftest import BASELINE
 from tests.server.tab import Tab
@@ -12,6 +14,16 @@ from tests.traces import trace
 
 def keys_and_bytes(parts):
     return {part["key"]: part["bytes"] for part in parts}
+
+
+def test_a_note_of_an_older_version_is_its_text():
+    assert step._note_shape(summary_pb2.Note(text="Half of it is a guess.")) == {
+        "code": "other",
+        "level": "info",
+        "bytes": None,
+        "device": "",
+        "text": "Half of it is a guess.",
+    }
 
 
 def test_step_tells_the_peak_in_every_division(tab, baseline):
@@ -24,7 +36,9 @@ def test_step_tells_the_peak_in_every_division(tab, baseline):
     assert peak["by_module"][0]["categories"] == {"parameter": 400, "activation": 100, "gradient": 60}
     assert keys_and_bytes(peak["by_operator"]) == {"(before the window)": 400, "aten::mm": 160}
     assert keys_and_bytes(peak["by_phase"]) == {"before": 400, "forward": 100, "backward": 60}
-    assert answer["notes"] == [{"level": "info", "text": "Something is not exact."}]
+    text = "Something is not exact."
+    note = {"code": "unseen_frees", "level": "info", "bytes": 60, "device": "cpu", "text": text}
+    assert answer["notes"] == [note]
     assert (answer["account"]["level"], answer["account"]["moments"]) == ("not_recorded", [])
     assert answer["previous_step"] is None
     assert answer["source"]["torch"] == "2.13.0"

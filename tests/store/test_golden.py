@@ -28,6 +28,7 @@ def test_figures_of_every_version_are_read(path):
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("window-*.mem")), ids=lambda path: path.name)
 def test_windows_of_every_version_are_read(path):
     assert same(load_window(str(path)), golden_trace())
+    assert [(note.code, note.bytes) for note in load_window(str(path)).notes] == [("other", None)]
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("step-*.blob")), ids=lambda path: path.name)

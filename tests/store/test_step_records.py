@@ -40,7 +40,19 @@ def points(found, tag):
 
 def test_every_column_comes_back():
     there = figures([5, 9, 2], first=40, phases={"forward": [5, 0, 2], "x" * 500: [0, 1, 0]}, notes=["told"])
-    assert same_figures(read_figures(pack_figures(there)), there)
+    back = read_figures(pack_figures(there))
+    assert same_figures(back, there)
+    assert [(note.code, note.level) for note in back.notes] == [("steps_missing", "warning")]
+
+
+def test_a_note_of_an_older_version_is_its_text():
+    record = pb.StepRecord.FromString(pack_figures(figures([5], notes=["told"])))
+    message = pb.StepFigures.FromString(zstandard.ZstdDecompressor().decompress(record.figures))
+    del message.note_codes[:]
+    raw = message.SerializeToString()
+    record.raw_size, record.figures = len(raw), zstandard.compress(raw)
+    (note,) = read_figures(record.SerializeToString()).notes
+    assert (note, note.code, note.level) == ("told", "other", "warning")
 
 
 def test_a_process_has_no_reserve_afterwards_either():

@@ -28,6 +28,7 @@ from tb_memplugin.trace import (
     MemoryTrace,
     Module,
     Moment,
+    Note,
     OutOfMemory,
     Phase,
     Reason,
@@ -127,7 +128,7 @@ def traces(draw):
         contexts=contexts,
         ooms=tuple(OutOfMemory(row, draw(st.integers(0, 2**62)), draw(size)) for row in range(min(rows, 2))),
         counters=tuple(draw(st.lists(READINGS, max_size=4))),
-        notes=tuple(draw(st.lists(TEXT, max_size=3))),
+        notes=tuple(map(Note, draw(st.lists(TEXT, max_size=3)))),
         properties=draw(st.dictionaries(TEXT, TEXT, max_size=3)),
     )
 
@@ -161,8 +162,25 @@ def test_a_window_longer_than_a_block_comes_back():
 
 def test_names_of_all_kinds_come_back():
     hostile = ("<script>", "../", "\0", "line\nbreak", "x" * 10_000, "\ud800 alone", "")
-    recorded = trace("alloc 1 a", notes=hostile)
+    recorded = trace("alloc 1 a", notes=tuple(map(Note, hostile)))
     assert read(written(recorded)).notes == hostile
+
+
+def data(note: Note):
+    return str(note), note.code, note.bytes, note.level, note.device
+
+
+def test_what_notes_say_comes_back():
+    notes = (
+        Note("one", "no_times", level="warning", device="cuda:0\ud800"),
+        Note("two", "contradiction", 2**70),
+        Note("three"),
+    )
+    assert [data(note) for note in read(written(trace("alloc 1 a", notes=notes))).notes] == [
+        ("one", "no_times", None, "warning", "cuda:0\ud800"),
+        ("two", "contradiction", 2**63 - 1, "info", ""),
+        ("three", "other", None, "info", ""),
+    ]
 
 
 def test_columns_read_from_a_file_cannot_be_changed():

@@ -1,21 +1,8 @@
 /** The answer of `runs`, whose steps come in columns: a page reads twenty thousand of them at each reload. */
-import type { RunsAnswer, StepEntry, StepPeaks, WorkerEntry } from "./types";
-
-type Columns = { [K in keyof StepPeaks]: StepPeaks[K][] };
-
-export interface PackedSteps {
-  step: number[];
-  window: number[];
-  /** `at`: which of the steps each row is of. */
-  devices: Record<string, { at: number[] } & Columns>;
-}
-
-export interface PackedRuns extends Omit<RunsAnswer, "runs"> {
-  runs: { run: string; workers: (Omit<WorkerEntry, "steps"> & { steps: PackedSteps })[] }[];
-}
+import type { PackedRuns, PackedSteps, PackedWorker, RunsAnswer, StepEntry, StepPeaks, WorkerEntry } from "./types";
 
 export function unpackedRuns(answer: PackedRuns): RunsAnswer {
-  const workers = (packed: PackedRuns["runs"][number]["workers"]): WorkerEntry[] =>
+  const workers = (packed: PackedWorker[]): WorkerEntry[] =>
     packed.map((worker) => ({ ...worker, steps: unpackedSteps(worker.steps) }));
   return { ...answer, runs: answer.runs.map((run) => ({ run: run.run, workers: workers(run.workers) })) };
 }

@@ -2,7 +2,7 @@
  * Bands of single allocations, stacked: which pixel belongs to which. Pure numbers, no canvas.
  * A band that was born later lies above; when one goes, those above it sink. The rest lies on top of all, by its keys.
  */
-import type { BandsAnswer } from "../api/stacks";
+import type { BandsAnswer } from "../api/types";
 
 export const NOTHING = -1;
 

@@ -1,5 +1,5 @@
 /** Colors the pixels of bands, and frames those that are pointed at. */
-import type { BandsAnswer } from "../api/stacks";
+import type { BandsAnswer } from "../api/types";
 import { isEdge, NOTHING, type Owners } from "./bands";
 
 export type Rgb = readonly [number, number, number];

@@ -1,5 +1,5 @@
 /** Draws what the allocator held: allocated, pending, what it reserved beyond, and the share of no use below. */
-import type { Over, ReserveCurve } from "../api/allocator";
+import type { Over, ReserveCurve } from "../api/types";
 import { unitFor, withUnit } from "../state/bytes";
 import { columnEdges, drawFailed, drawPeak, fillBetween, strokeSteps } from "./area";
 import { drawByteAxis, EVENT_AXIS, TIME_AXIS } from "./axes";

@@ -1,19 +1,10 @@
 /** What the Advice view says, and where its links lead. */
-import type { AdviceAnswer, Finding, Verdict, Where } from "../api/advice";
+import { RULES } from "../api/contract";
+import type { AdviceAnswer, Finding, Verdict, Where } from "../api/types";
 import { moduleLabel } from "./names";
 import { grouped } from "./numbers";
 import { KEYS, type RoutePatch, VIEWS } from "./route";
 import { type Piece, stepName } from "./sentences";
-
-/** Every rule: its name, and what it looks for. */
-export const RULES: Record<string, { name: string; looks: string }> = {
-  growth: { name: "Growth", looks: "memory that grows step after step and is never freed" },
-  kept_gradients: { name: "Kept gradients", looks: "gradients that stay allocated while the next forward runs" },
-  unused_reserve: { name: "Unused reserve", looks: "far more memory reserved than is ever in use" },
-  checkpointing: { name: "Checkpointing", looks: "activations worth recomputing in backward" },
-  optimizer_state: { name: "Optimizer state", looks: "optimizer state that makes up much of the peak, by dtype" },
-  large_temporary: { name: "Large temporaries", looks: "temporaries of one operator that set the peak" },
-};
 
 export function ruleName(kind: string): string {
   return RULES[kind]?.name ?? kind.replaceAll("_", " ");

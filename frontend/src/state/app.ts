@@ -1,9 +1,9 @@
 /** The state of the whole tab: the route, the runs, and what both together pick. */
 import { computed, signal } from "@preact/signals";
-import type { RunsAnswer } from "../api/types";
+import type { PackedRuns, RunsAnswer } from "../api/types";
 import { forgetAnswers } from "../api/remote";
 import { type Failure, failureOf, request } from "../api/request";
-import { type PackedRuns, unpackedRuns } from "../api/runs";
+import { unpackedRuns } from "../api/runs";
 import { onAddressEdited, readAddress, writeAddress } from "../host/address";
 import { onDataChanged, onShown } from "../host/refresh";
 import { comeBack, leave } from "../host/scroll";

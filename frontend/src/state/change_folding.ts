@@ -35,6 +35,7 @@ function together(key: string, group: CompareRow[]): FoldedChange {
   const delta = sum((row) => row.delta_bytes);
   return {
     key,
+    label: key,
     status: statusOf(group, delta),
     base_bytes: sum((row) => row.base_bytes),
     other_bytes: sum((row) => row.other_bytes),

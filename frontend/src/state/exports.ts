@@ -1,21 +1,6 @@
 /** What the window in sight can be written as, and the console's command for what a view shows. */
+import { DIVISIONS } from "../api/contract";
 import type { Route } from "./route";
-
-export interface Format {
-  id: string;
-  name: string;
-  what: string;
-}
-
-/** The command's own formats; the id is what its `--to` takes. */
-export const FORMATS: readonly Format[] = [
-  { id: "html", name: "HTML report", what: "one page for any browser, offline" },
-  { id: "perfetto", name: "Perfetto trace", what: "levels and ranges over time, for ui.perfetto.dev" },
-  { id: "speedscope", name: "speedscope", what: "the peak as a flame graph, for speedscope.app" },
-  { id: "csv", name: "CSV", what: "one row per allocation" },
-  { id: "json", name: "JSON", what: "the whole trace, for programs" },
-  { id: "snapshot", name: "Snapshot pickle", what: "for pytorch.org/memory_viz and Mosaic" },
-];
 
 export interface Shown {
   route: Route;
@@ -27,9 +12,6 @@ export interface Shown {
   /** Null: all steps of the window as one. */
   step: number | null;
 }
-
-/** What `tb-memplugin peak` takes for --by. */
-const DIVISIONS = ["category", "module", "operator", "phase", "stack", "line", "context", "pool", "stream", "annotation"];
 
 /** The command that tells on the console what a view tells; null where none does, or where it could not be pasted. */
 export function commandOf({ route, logdir, sideFile, device, step }: Shown): string | null {

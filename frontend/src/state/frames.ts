@@ -1,5 +1,5 @@
 /** Frames and source lines as people read them. Their texts come from files: hostile until made visible. */
-import type { Frame } from "../api/stacks";
+import type { Frame } from "../api/types";
 import { cellText, visible } from "./names";
 
 /** What ran, short enough for a bar: C++ without its arguments. */

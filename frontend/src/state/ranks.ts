@@ -1,5 +1,5 @@
 /** Ranks side by side: what the view says of them, and what one cell of its map is. */
-import type { Rank, RanksAnswer } from "../api/ranks";
+import type { Rank, RanksAnswer } from "../api/types";
 import { changeWithUnit, percent, type Unit, withUnit } from "./bytes";
 import { shortened, visible } from "./names";
 import { grouped } from "./numbers";

@@ -1,7 +1,7 @@
 /** The divisions that a window knows something of, and what they are called. */
 import { address } from "../api/request";
 import { useRemote } from "../api/remote";
-import type { DivisionsAnswer } from "../api/stacks";
+import type { DivisionsAnswer } from "../api/types";
 import { categoryLabel } from "../state/categories";
 import { lineParts } from "../state/frames";
 import { moduleLabel } from "../state/names";

@@ -1,16 +1,18 @@
 import { useEffect, useState } from "preact/hooks";
-import type { ExportAbout } from "../api/exports";
+import { FORMATS } from "../api/contract";
 import { useRemote } from "../api/remote";
 import { address, type Failure, failureOf, request } from "../api/request";
-import type { StepAnswer } from "../api/types";
+import type { ExportAbout, StepAnswer } from "../api/types";
 import { addressOf } from "../host/address";
 import { picked, route, runs, selection, stretch } from "../state/app";
 import { exactBytes, withUnit } from "../state/bytes";
-import { commandOf, type Format, FORMATS } from "../state/exports";
+import { commandOf } from "../state/exports";
 import { shortened, titleText, visible } from "../state/names";
 import type { Selection } from "../state/selection";
 import { CopyButton } from "./copy_button";
 import { useOpened, usePanel } from "./panel";
+
+type Format = (typeof FORMATS)[number];
 
 /** How far the last export is. */
 type Job =

@@ -1,7 +1,6 @@
-import type { FailedRequest, FailedRequests } from "../api/allocator";
+import type { FailedRequest, FailedRequests, StepPeaks } from "../api/types";
 import { useRemote } from "../api/remote";
 import { address } from "../api/request";
-import type { StepPeaks } from "../api/types";
 import type { Pick } from "../state/selection";
 
 /** A failed request, and its cause if that is reported. */

@@ -22,7 +22,7 @@ export function Notice({
   );
 }
 
-export function Notes({ notes }: { notes: Note[] }) {
+export function Notes({ notes }: { notes: Pick<Note, "level" | "text">[] }) {
   if (notes.length === 0) return null;
   return (
     <section class="notes" data-testid="notices" aria-label="What is not exact, and why">

@@ -1,5 +1,6 @@
 /** What the times of a recording are, where they are not those of a device at work. */
-import type { StepAnswer } from "../api/types";
+import { NO_TIMES } from "../api/contract";
+import type { Note, StepAnswer } from "../api/types";
 
 /** The source kind of recordings of MemoryEstimator. */
 export const ESTIMATOR = "MemoryEstimator";
@@ -7,8 +8,13 @@ export const ESTIMATOR = "MemoryEstimator";
 const ESTIMATED = "An estimate: sizes and order are the model's, times are the estimator's own, not a GPU's.";
 const INDEXED = "The snapshot has no times (PyTorch before 2.2): one microsecond stands for one entry.";
 
+interface Recorded {
+  source: Pick<StepAnswer["source"], "kind">;
+  notes: Pick<Note, "code">[];
+}
+
 /** One sentence, null where times are times. */
-export function aboutTimes(step: Pick<StepAnswer, "source" | "notes"> | undefined): string | null {
+export function aboutTimes(step: Recorded | undefined): string | null {
   if (step?.source.kind === ESTIMATOR) return ESTIMATED;
-  return step?.notes.some((note) => note.text.includes("tells no times")) ? INDEXED : null;
+  return step?.notes.some((note) => note.code === NO_TIMES) ? INDEXED : null;
 }

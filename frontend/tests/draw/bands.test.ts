@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import type { BandsAnswer } from "../../src/api/stacks";
+import type { BandsAnswer } from "../../src/api/types";
 import { halfOf, NOTHING, ownerAt, ownersOf } from "../../src/draw/bands";
 
 /** Four columns: a 40 throughout, b 30 in the first two, c 20 from the second on; the rest on top of them. */

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import type { Nodes } from "../../src/api/stacks";
+import type { Nodes } from "../../src/api/types";
 import { layFlame, neighbor, nodeAt, toneOf } from "../../src/draw/flame";
 
 /** all 100: a 60 (c 45, d 15), b 40. */

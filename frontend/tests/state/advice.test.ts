@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import type { AdviceAnswer, Finding } from "../../src/api/advice";
+import type { AdviceAnswer, Finding } from "../../src/api/types";
 import { adviceHeadline, linkTo, ruleName, stepsOf, titleOf, unfound } from "../../src/state/advice";
 import { patched } from "../../src/state/route";
 import { plain } from "../../src/state/sentences";

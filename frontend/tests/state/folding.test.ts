@@ -68,6 +68,7 @@ describe("parts", () => {
 describe("changes", () => {
   const change = (key: string, base: number, other: number, status: CompareRow["status"]): CompareRow => ({
     key,
+    label: key,
     status,
     base_bytes: base,
     other_bytes: other,

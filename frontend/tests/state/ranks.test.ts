@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import type { Rank, RanksAnswer } from "../../src/api/ranks";
+import type { Rank, RanksAnswer } from "../../src/api/types";
 import { unitFor } from "../../src/state/bytes";
 import {
   cellOf,

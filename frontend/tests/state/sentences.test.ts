@@ -67,6 +67,7 @@ const side = (step: number, peak: number, allocations: number, run = "a") => ({
 });
 const change = (key: string, delta: number): CompareRow => ({
   key,
+  label: key,
   status: delta > 0 ? "grown" : delta < 0 ? "shrunk" : "same",
   base_bytes: 50 * MiB,
   other_bytes: 50 * MiB + delta,

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import type { AllocatorState, OomReport, ReserveCurve } from "../../src/api/allocator";
+import type { AllocatorState, OomReport, ReserveCurve } from "../../src/api/types";
 import { plain } from "../../src/state/sentences";
 import { atMoment, headline } from "../../src/views/allocator/sentences";
 

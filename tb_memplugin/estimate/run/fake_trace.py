@@ -31,6 +31,7 @@ from tb_memplugin.trace import (
     events,
     start_state,
 )
+from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.tables import Int64
 
 SOURCE = "MemoryEstimator"
@@ -79,7 +80,7 @@ def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryT
         modules=owners.as_tuple(),
         streams=streams,
         counters=at_every_moment(len(devices), Counter.SIMULATED),
-        notes=tuple(notes),
+        notes=tuple(Note(note, "estimate") for note in notes),
         properties={"torch": torch.__version__},
     )
     return with_caches(trace)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tb_memplugin.read.kineto.events import MemoryRows
 from tb_memplugin.read.shared_memory import SHARED
-from tb_memplugin.trace import Counter, CounterReading, MemoryTrace, Moment, StartState, start_state
+from tb_memplugin.trace import Counter, CounterReading, MemoryTrace, Moment, Note, StartState, start_state
 from tb_memplugin.trace.replay import address_order, unreported_frees
 from tb_memplugin.trace.tables import Bool, Int64, UInt64
 
@@ -96,33 +96,45 @@ def counter_readings(memory: MemoryRows, starts: Sequence[Beginning]) -> Iterato
             yield CounterReading(device, moment, Counter.ALLOCATED, level)
 
 
-def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, starts: Sequence[Beginning]) -> Iterator[str]:
+def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, starts: Sequence[Beginning]) -> Iterator[Note]:
     """Yield notes on what is not exact in a trace's levels, and by how much."""
     for device, (name, beginning) in enumerate(zip(memory.devices, starts, strict=True)):
         here = np.flatnonzero(memory.device == device)
         if not memory.named[here].all():
             count = int(np.count_nonzero(~memory.named[here]))
-            yield (
+            yield Note(
                 f"{name}: {count:,} events have no address (PyTorch before 1.10), so it is not known "
                 "which of several blocks of one size was freed: which of their "
-                f"{_allocated(memory, here[~memory.named[here]]):,} bytes lived when. No sum depends on it."
+                f"{_allocated(memory, here[~memory.named[here]]):,} bytes lived when. No sum depends on it.",
+                "no_addresses",
+                _allocated(memory, here[~memory.named[here]]),
+                device=name,
             )
         if beginning.counted is None and not name.startswith(SHARED):
-            yield (
+            yield Note(
                 f"{name}: the file has no totals (PyTorch before 1.10). Of what was allocated before the "
                 f"file begins, only the {int(beginning.bytes.sum()):,} bytes that are freed in it are "
-                "counted: the rest is missing from every level."
+                "counted: the rest is missing from every level.",
+                "no_totals",
+                int(beginning.bytes.sum()),
+                device=name,
             )
         if beginning.other_bytes < 0:
-            yield (
+            yield Note(
                 f"{name}: the blocks that were alive before the first event sum to "
-                f"{-beginning.other_bytes:,} bytes more than the profiler's counter."
+                f"{-beginning.other_bytes:,} bytes more than the profiler's counter.",
+                "more_than_counter",
+                -beginning.other_bytes,
+                device=name,
             )
         if name.startswith("cpu") and beginning.other_bytes > 0:
-            yield (
+            yield Note(
                 f"{name}: the counter is at {beginning.counted:,} bytes when the trace begins. It counts "
                 "only while a profiler is on, and does not see frees in between, so these bytes may "
-                "be too many. What was allocated before any profiler was on is not included."
+                "be too many. What was allocated before any profiler was on is not included.",
+                "counter_at_start",
+                beginning.counted,
+                device=name,
             )
         live = trace.live(device)[here + 1]
         yield from _disagreement(name, live, memory.total[here])
@@ -130,25 +142,32 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, starts: Sequence[Beg
         beyond = np.where(reserved >= 0, live - reserved, 0)
         count = int(np.count_nonzero(beyond > 0))
         if count:
-            yield (
+            yield Note(
                 f"{name}: after {count:,} of {len(here):,} events, more is live than the file reports "
-                f"as reserved, by up to {int(beyond.max()):,} bytes."
+                f"as reserved, by up to {int(beyond.max()):,} bytes.",
+                "more_live_than_reserved",
+                int(beyond.max()),
+                device=name,
             )
     if trace.allocations.unseen_frees:
         size = int(trace.allocations.bytes[unreported_frees(trace.events, trace.allocations)].sum())
-        yield (
+        yield Note(
             f"{trace.allocations.unseen_frees:,} blocks ({size:,} bytes) were freed without an event. "
-            "They count as freed when their address was used again."
+            "They count as freed when their address was used again.",
+            "unseen_frees",
+            size,
         )
     if len(trace.allocations.unmatched_frees):
         size = int(trace.events.bytes[trace.allocations.unmatched_frees].sum())
-        yield (
+        yield Note(
             f"{len(trace.allocations.unmatched_frees):,} frees ({size:,} bytes) are of blocks that were not "
-            "alive; ignored."
+            "alive; ignored.",
+            "unmatched_frees",
+            size,
         )
 
 
-def note_on_invalid(trace: MemoryTrace, memory: MemoryRows, not_events: int) -> Iterator[str]:
+def note_on_invalid(trace: MemoryTrace, memory: MemoryRows, not_events: int) -> Iterator[Note]:
     """Yield a note on what may be memory, but has no size: its bytes, as far as the counters tell them.
 
     Args:
@@ -167,10 +186,16 @@ def note_on_invalid(trace: MemoryTrace, memory: MemoryRows, not_events: int) -> 
         live[here] = trace.live(device)[1:][here]
     if has_total.any():
         apart = int(np.abs(live - memory.total)[has_total].max())
-        yield f"{note}: by the file's counters, up to {apart:,} bytes of the levels are wrong."
+        yield Note(
+            f"{note}: by the file's counters, up to {apart:,} bytes of the levels are wrong.",
+            "no_sizes",
+            apart,
+        )
     else:
         most = int(live.max())
-        yield f"{note}: no counter tells their bytes; the others have up to {most:,} bytes."
+        yield Note(
+            f"{note}: no counter tells their bytes; the others have up to {most:,} bytes.", "no_sizes", most
+        )
 
 
 def _allocated(memory: MemoryRows, rows: Int64) -> int:
@@ -178,11 +203,14 @@ def _allocated(memory: MemoryRows, rows: Int64) -> int:
     return int(size[size > 0].sum())
 
 
-def _disagreement(name: str, live: Int64, total: Int64) -> Iterator[str]:
+def _disagreement(name: str, live: Int64, total: Int64) -> Iterator[Note]:
     apart = np.where(total >= 0, np.abs(live - total), 0)
     wrong = int(np.count_nonzero(apart))
     if wrong:
-        yield (
+        yield Note(
             f"{name}: after {wrong:,} of {len(live):,} events the live blocks do not sum to the profiler's "
-            f"own counter; they are up to {int(apart.max()):,} bytes apart."
+            f"own counter; they are up to {int(apart.max()):,} bytes apart.",
+            "differs_from_counter",
+            int(apart.max()),
+            device=name,
         )

@@ -37,6 +37,7 @@ from tb_memplugin.trace import (
     Kind,
     MemoryTrace,
     Module,
+    Note,
     OutOfMemory,
     Reason,
     StartState,
@@ -216,24 +217,27 @@ def _properties(head: dict[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in recorded.items() if abs(value) < 1 << 32}
 
 
-def _notes(trace: MemoryTrace, invalid: int, owners: Owned, *, stepless: bool) -> Iterator[str]:
+def _notes(trace: MemoryTrace, invalid: int, owners: Owned, *, stepless: bool) -> Iterator[Note]:
     if invalid:
         nothing = np.array([name == NO_OPERATOR for name in trace.operators], bool)[trace.events.operator]
         size = int(trace.events.bytes[nothing & (trace.events.kind == Kind.ALLOC)].sum())
-        yield (
+        yield Note(
             f"{invalid:,} operators and ranges have no name or time; left out: at most {size:,} bytes, those "
-            "without an operator, are theirs."
+            "without an operator, are theirs.",
+            "ranges_left_out",
+            size,
         )
     if stepless:
-        yield (
+        yield Note(
             "The trace has no steps (no schedule, or no prof.step()), so the whole window is shown as one "
-            "step."
+            "step.",
+            "no_steps",
         )
     if owners.cut_stacks:
         yield note_on_cut(owners.cut_stacks, trace)
 
 
-def _noted(trace: MemoryTrace, notes: tuple[str, ...]) -> MemoryTrace:
+def _noted(trace: MemoryTrace, notes: tuple[Note, ...]) -> MemoryTrace:
     """Return the trace with notes, keeping its cached derived values."""
     noted = replace(trace, notes=notes)
     for name in ("allocations", "_live"):

@@ -6,19 +6,20 @@ import re
 from collections.abc import Sequence
 
 from tb_memplugin.read.ranges import with_different_starts
-from tb_memplugin.trace import Annotations, Step
+from tb_memplugin.trace import Annotations, Note, Step
 
 PROFILER_STEP = re.compile(r"ProfilerStep#(\d{1,18})\Z")
 
-RENUMBERED = (
+RENUMBERED = Note(
     "The snapshot contains the steps of several profiles, each with its own numbers (ProfilerStep#). Here "
-    "they are numbered from 0 in time order."
+    "they are numbered from 0 in time order.",
+    "steps_renumbered",
 )
 
 
 def steps_of(
     table: Annotations, names: Sequence[str], span: tuple[int, int]
-) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+) -> tuple[tuple[Step, ...], tuple[Note, ...]]:
     """Return the steps of a window in time order, and notes; if none is annotated, it is step 0 as a whole.
 
     Every profile counts its steps from 0. If a snapshot contains several profiles, so that a number occurs

@@ -14,7 +14,8 @@ from tb_memplugin.read.snapshot.entries import Entries
 from tb_memplugin.read.snapshot.rewind import Beginning, reserved_levels, rewind
 from tb_memplugin.read.snapshot.rounding import rounded_surely
 from tb_memplugin.read.snapshot.segments import RESERVES, first_segments, pools_of
-from tb_memplugin.trace import Counter, CounterReading, Device, Kind, Moment
+from tb_memplugin.trace import Counter, CounterReading, Device, Kind, Moment, Note
+from tb_memplugin.trace.notes import NO_TIMES, OUT_OF_MEMORY
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 LISTED_OOMS = 3
@@ -138,40 +139,54 @@ class SnapshotDevice:
         counter = Counter.SEEN if counted is None else Counter.BLOCKS
         yield CounterReading(self.row, Moment.END, counter, counted)
 
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[Note]:
         """Yield notes on contradictions, on what is not known, and on failed allocations."""
         for faults in (self.final.faults, self.entries.faults, self.start.anomalies):
-            yield from (f"{self.name}: {note}" for note in notes_on(faults))
+            yield from (note.of(self.name) for note in notes_on(faults))
         if (early := self._taken_as_completed).count:
-            yield (
+            yield Note(
                 f"{self.name}: {early.count:,} frees ({early.bytes:,} bytes) were requested, and the "
-                "snapshot has no completed frees (skip_actions); they are taken as completed at once."
+                "snapshot has no completed frees (skip_actions); they are taken as completed at once.",
+                "no_completed_frees",
+                early.bytes,
+                device=self.name,
             )
         kind = self.entries.kind
         if (kind == Kind.FREE_COMPLETED).any() and not (kind == Kind.ALLOC).any():
-            yield (
+            yield Note(
                 f"{self.name}: the snapshot has frees but no allocations. If skip_actions left them out, "
                 "what was allocated after the first entry is shown as if it had been there before: up to "
-                f"{int(self.start.bytes.sum()):,} bytes."
+                f"{int(self.start.bytes.sum()):,} bytes.",
+                "no_allocations",
+                int(self.start.bytes.sum()),
+                device=self.name,
             )
         below = int(np.count_nonzero(self.reserved < 0))
         if below or self.reserved_at_start < 0:
             lowest = min(self.reserved_at_start, int(self.reserved.min(initial=0)))
-            yield (
+            yield Note(
                 f"{self.name}: reserved memory falls below zero after {below:,} entries, by up to "
-                f"{-lowest:,} bytes; shown as 0."
+                f"{-lowest:,} bytes; shown as 0.",
+                "reserved_below_zero",
+                -lowest,
+                device=self.name,
             )
         if self.segments.contradictions:
-            yield (
+            yield Note(
                 f"{self.name}: segment entries and final segments differ by "
                 f"{self.segments.contradictions:,} bytes, so the positions of free blocks are not "
-                "certain."
+                "certain.",
+                "segments_differ",
+                self.segments.contradictions,
+                device=self.name,
             )
         if len(self) and not self.entries.timed:
-            yield (  # the tab looks for "tells no times" in it: frontend/src/views/times.ts
+            yield Note(
                 f"{self.name}: the snapshot tells no times (PyTorch before 2.2). The index of an entry "
                 "is shown as its time, in microseconds, and the order of entries of different devices "
-                "is not known."
+                "is not known.",
+                NO_TIMES,
+                device=self.name,
             )
         beyond = self._beyond_reserve()
         if len(beyond):
@@ -181,9 +196,12 @@ class SnapshotDevice:
                 if reserve_recorded
                 else "no entry says how the reserved memory changed"
             )
-            yield (
+            yield Note(
                 f"{self.name}: after {len(beyond):,} entries, more is live than reserved, by up to "
-                f"{int(beyond.max()):,} bytes: {why}."
+                f"{int(beyond.max()):,} bytes: {why}.",
+                "more_live_than_reserved",
+                int(beyond.max()),
+                device=self.name,
             )
         yield from self._ooms()
 
@@ -195,16 +213,26 @@ class SnapshotDevice:
         beyond: Int64 = live - np.maximum(self.reserved, 0)
         return beyond[beyond > 0] if self.final.recorded else beyond[:0]
 
-    def _ooms(self) -> Iterator[str]:
+    def _ooms(self) -> Iterator[Note]:
         ooms = np.flatnonzero(self.entries.kind == Kind.OOM).tolist()
         for index in ooms[:LISTED_OOMS]:
             free = self.entries.free_bytes.get(index)
             rest = f" with {free:,} bytes free on the device" if free is not None else ""
             asked = int(self.entries.bytes[index])
-            yield f"{self.name}: out of memory at entry {index}: {asked:,} bytes requested{rest}."
+            yield Note(
+                f"{self.name}: out of memory at entry {index}: {asked:,} bytes requested{rest}.",
+                OUT_OF_MEMORY,
+                asked,
+                device=self.name,
+            )
         if len(ooms) > LISTED_OOMS:
             most = int(self.entries.bytes[ooms].max())
-            yield f"{self.name}: out of memory {len(ooms)} times in all, at requests of up to {most:,} bytes."
+            yield Note(
+                f"{self.name}: out of memory {len(ooms)} times in all, at requests of up to {most:,} bytes.",
+                OUT_OF_MEMORY,
+                most,
+                device=self.name,
+            )
 
     def _pending(self) -> UInt8:
         """Return a mask of start blocks whose free was requested before and waits for a stream."""

@@ -14,6 +14,7 @@ from tb_memplugin.budget import free_bytes, memory_budget, out_of_memory, too_mu
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.read.snapshot.pickle_reader import DAMAGED_FIX, PickleReader
+from tb_memplugin.trace.notes import Note
 
 LONGEST_NAME = 200
 """The largest number of characters of a refused name that a message shows."""
@@ -50,7 +51,7 @@ def load_plain(source: BinaryIO | bytes, where: str) -> object:
     return read_pickle(source, where)[0]
 
 
-def read_pickle(source: BinaryIO | bytes, where: str) -> tuple[object, tuple[str, ...]]:
+def read_pickle(source: BinaryIO | bytes, where: str) -> tuple[object, tuple[Note, ...]]:
     """Return the object in a pickle of plain data: numbers, strings, bytes, lists, tuples, sets, dicts.
 
     If the stream goes on after the pickle, a note says so.
@@ -85,13 +86,12 @@ def read_pickle(source: BinaryIO | bytes, where: str) -> tuple[object, tuple[str
         raise UnreadableFileError(_diagnosis(reader.position, error), where=where, fix=DAMAGED_FIX) from error
 
 
-def _notes(reader: PickleReader) -> tuple[str, ...]:
+def _notes(reader: PickleReader) -> tuple[Note, ...]:
     end = reader.position
     if not reader.goes_on():
         return ()
-    return (
-        f"The file goes on after its first {end:,} bytes, which are a whole pickle; the rest is not read.",
-    )
+    text = f"The file goes on after its first {end:,} bytes, which are a whole pickle; the rest is not read."
+    return (Note(text, "file_goes_on"),)
 
 
 def _diagnosis(size: int, error: BaseException) -> str:

@@ -26,7 +26,7 @@ from tb_memplugin.read.snapshot.marked_modules import marked_modules
 from tb_memplugin.read.snapshot.rounding import DIVISIONS, OFF, divisions_text
 from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.read.snapshot.tables import LONGEST_NAME, Tables, is_cut
-from tb_memplugin.trace import MemoryTrace, OutOfMemory, Segments, Step, events, start_state
+from tb_memplugin.trace import MemoryTrace, Note, OutOfMemory, Segments, Step, events, start_state
 from tb_memplugin.trace.kinds import Kind
 from tb_memplugin.trace.tables import Int64
 
@@ -126,7 +126,7 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
     return replace(trace, notes=(*trace.notes, *notes))
 
 
-def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], tables: Tables) -> list[str]:
+def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], tables: Tables) -> list[Note]:
     """Add a device for pinned host memory if the snapshot contains it. Return notes if that fails."""
     segments, traces = content.get("host_segments"), content.get("host_traces") or []
     if not segments and not (any(traces) if isinstance(traces, list) else traces):
@@ -139,10 +139,11 @@ def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], table
             state = final.get(0, no_state(recorded=segments is not None))
             devices.append(SnapshotDevice(len(devices), PINNED, entries, state))
     except UnreadableFileError as error:
-        return [
-            f"The snapshot also contains pinned host memory, of which {_segment_bytes(segments):,} bytes can "
-            f"be read; it is not shown: {error.what}"
-        ]
+        size = _segment_bytes(segments)
+        text = (
+            f"The snapshot also contains pinned host memory, of which {size:,} bytes can be read; it is not"
+        )
+        return [Note(f"{text} shown: {error.what}", "pinned_not_shown", size)]
     return []
 
 
@@ -234,7 +235,7 @@ def _empty(content: dict[str, Any]) -> MemoryTrace:
         start=start_state([]),
         devices=(),
         steps=(Step(0, 0, 1),),
-        notes=("The snapshot is empty: no device has a segment or a trace entry.",),
+        notes=(Note("The snapshot is empty: no device has a segment or a trace entry.", "empty"),),
         properties=dict(_settings(content.get("allocator_settings"))),
     )
 
@@ -252,31 +253,39 @@ def _ooms(devices: Sequence[SnapshotDevice], order: Int64 | None) -> tuple[OutOf
     return tuple(sorted(ooms, key=lambda oom: oom.event))
 
 
-def _notes(devices: Sequence[SnapshotDevice], annotations_left_out: int) -> Iterator[str]:
+def _notes(devices: Sequence[SnapshotDevice], annotations_left_out: int) -> Iterator[Note]:
     if not any(len(device) for device in devices):
         live = sum(int(device.final.bytes.sum()) for device in devices)
-        yield (
+        yield Note(
             f"The snapshot has no trace, only the final state of {live:,} bytes, so nothing changes over "
-            "time."
+            "time.",
+            "no_trace",
+            live,
         )
     without = [device for device in devices if not device.final.recorded]
     if without:
         names, freed = zip(*((device.name, int(device.start.bytes.sum())) for device in without), strict=True)
-        yield (
+        yield Note(
             f"{', '.join(names)}: the snapshot has no segments, which contain the final state. Of what was "
             f"alive before the first entry, only the {sum(freed):,} bytes that an entry frees are counted: "
-            "the rest is missing from every level. Reserved memory is not known."
+            "the rest is missing from every level. Reserved memory is not known.",
+            "no_segments",
+            sum(freed),
         )
     if annotations_left_out:
-        yield f"{annotations_left_out:,} annotations have no known device, stage or time; left out."
+        yield Note(
+            f"{annotations_left_out:,} annotations have no known device, stage or time; left out.",
+            "annotations_left_out",
+        )
 
 
-def _long_names(*tables: Sequence[str]) -> Iterator[str]:
+def _long_names(*tables: Sequence[str]) -> Iterator[Note]:
     count = sum(is_cut(name) for table in tables for name in table)
     if count:
-        yield (
+        yield Note(
             f"{count:,} labels, compile contexts or names of annotations have more than {LONGEST_NAME:,} "
-            "characters; their ends are cut off."
+            "characters; their ends are cut off.",
+            "names_cut",
         )
 
 

@@ -20,6 +20,7 @@ from tb_memplugin.trace import (
     Kind,
     MemoryTrace,
     Module,
+    Note,
     OutOfMemory,
     Segments,
     StartState,
@@ -108,7 +109,7 @@ class _Merger:
         keys = [module.key for module in profile.modules]
         _, self.module_of = _table(keys, [module.key for module in snapshot.modules])
         self.labels, self.label_of = _labels(profile.labels, snapshot.labels)
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
 
     def merged(self) -> MemoryTrace:
         stacks, stack_of = _table(self.profile.stacks, self.snapshot.stacks)
@@ -262,8 +263,12 @@ class _Merger:
             size = int(start.bytes[lost].sum())
             self._note(
                 pair,
-                f"{len(lost):,} blocks ({size:,} bytes) that are alive at the start of the profile are "
-                "not in the allocator's history; they are left out.",
+                Note(
+                    f"{len(lost):,} blocks ({size:,} bytes) that are alive at the start of the profile are "
+                    "not in the allocator's history; they are left out.",
+                    "not_in_history",
+                    size,
+                ),
             )
 
     def _round_start(self, columns: dict[str, np.ndarray], pair: _Pair) -> None:
@@ -297,43 +302,55 @@ class _Merger:
     def _ooms(self, event_of: Int64) -> Iterator[OutOfMemory]:
         yield from (replace(oom, event=int(event_of[oom.event])) for oom in self.snapshot.ooms)
 
-    def _pair_notes(self) -> Iterator[str]:
+    def _pair_notes(self) -> Iterator[Note]:
         """Yield notes on how each device's two records fit together."""
         for pair in self.pairs:
             name, match = self.snapshot.devices[pair.row].name, pair.match
             if pair.reason:
-                yield (
+                yield Note(
                     f"{name}: the allocator's history could not be joined with the profile: "
                     f"{pair.reason}. It lacks {self._missing_bytes(pair):,} bytes of profiled events. Both "
-                    f"are kept; the history is shown as the device {name + HISTORY!r}."
+                    f"are kept; the history is shown as the device {name + HISTORY!r}.",
+                    "history_not_joined",
+                    self._missing_bytes(pair),
+                    device=name,
                 )
             elif pair.is_merged:
                 if len(match.missing):
-                    yield (
+                    yield Note(
                         f"{name}: {len(match.missing):,} profiled events ({self._missing_bytes(pair):,} "
-                        "bytes) are not in the allocator's history."
+                        "bytes) are not in the allocator's history.",
+                        "not_in_history",
+                        self._missing_bytes(pair),
+                        device=name,
                     )
                 if len(match.unseen):
-                    yield (
+                    yield Note(
                         f"{name}: {len(match.unseen):,} allocs and frees "
                         f"({int(self.snapshot.events.bytes[match.unseen].sum()):,} bytes) are only in the "
                         "allocator's history: other threads made them, or they are outside the profiled "
-                        "steps."
+                        "steps.",
+                        "only_in_history",
+                        int(self.snapshot.events.bytes[match.unseen].sum()),
+                        device=name,
                     )
                 if match.out_of_order:
                     allocated = match.profile[self.profile.events.kind[match.profile] == Kind.ALLOC]
                     size = int(self.profile.events.bytes[allocated].sum())
-                    yield (
+                    yield Note(
                         f"{name}: {match.out_of_order:,} events, among allocs of {size:,} bytes, have "
-                        "another order in its history."
+                        "another order in its history.",
+                        "out_of_order",
+                        size,
+                        device=name,
                     )
 
     def _missing_bytes(self, pair: _Pair) -> int:
         """Return the bytes of the profiled events that are not in a device's history."""
         return int(self.profile.events.bytes[pair.match.missing].sum())
 
-    def _note(self, pair: _Pair, text: str) -> None:
-        self.notes.append(f"{self.snapshot.devices[pair.row].name}: {text}")
+    def _note(self, pair: _Pair, note: Note) -> None:
+        self.notes.append(note.of(self.snapshot.devices[pair.row].name))
 
     def _is_module(self, rows: np.ndarray) -> npt.NDArray[np.bool_]:
         by_row = np.array([module.is_module for module in self._modules()] + [False])

@@ -17,6 +17,7 @@ from tb_memplugin.record.history.recording import SWITCH, Allocator, HistorySwit
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.modules import clean_name, is_compiled
 from tb_memplugin.record.profiler.window import WindowRecorder
+from tb_memplugin.trace import Note
 from tb_memplugin.trace.tables import MODULE_MARK
 
 logger = logging.getLogger("tb_memplugin")
@@ -84,23 +85,25 @@ class HistoryWindowRecorder(WindowRecorder):
         snapshots, self._snapshots = self._snapshots, []
         return snapshots
 
-    def _begin(self, allocator: Allocator) -> str:
-        """Turn one history on. Return "", or the reason if that was not possible."""
+    def _begin(self, allocator: Allocator) -> Note | None:
+        """Turn one history on. Return the reason if that was not possible."""
         if not allocator.is_in_use():
-            return (
+            return Note(
                 f"No {allocator.device_type} device was in use when this window began, so its allocator's "
-                "history was not recorded. Put the model on the device before the profiler starts."
+                "history was not recorded. Put the model on the device before the profiler starts.",
+                "no_history",
             )
         try:
             self._using.append((allocator, self._switch.on(allocator, max_entries=MOST_ENTRIES)))
             self._marks.start(allocator, self._alive_models(), self.fail)
         except Exception as error:
             logger.debug("switching the allocator's history on failed", exc_info=error)
-            return (
+            return Note(
                 f"The allocator's history of {allocator.device_type} could not be recorded "
-                f"({type(error).__name__}: {error})."
+                f"({type(error).__name__}: {error}).",
+                "no_history",
             )
-        return ""
+        return None
 
     def _end_histories(self) -> None:
         self._marks.stop()

@@ -28,7 +28,7 @@ from tb_memplugin.record.iterations.figures import IterationMemory, iteration_me
 from tb_memplugin.record.iterations.watch import Call, IterationWatch, Observation, compiled_modules
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.store.writer import RunWriter
-from tb_memplugin.trace import MemoryTrace, Step
+from tb_memplugin.trace import MemoryTrace, Note, Step
 
 SOURCE = "IterationReport"
 _KEPT = 1_000
@@ -314,7 +314,7 @@ def _as_step(trace: MemoryTrace, memory: IterationMemory) -> MemoryTrace:
             "Views show what tensors held."
         )
     steps = tuple(Step(memory.step, step.start_ns, step.end_ns) for step in trace.steps)
-    return replace(trace, source=SOURCE, steps=steps, notes=(note, *trace.notes))
+    return replace(trace, source=SOURCE, steps=steps, notes=(Note(note, "iteration"), *trace.notes))
 
 
 def _failure(error: BaseException) -> tuple[str, str]:

@@ -19,7 +19,8 @@ from tb_memplugin.record.other_threads import frames_of_other_threads
 from tb_memplugin.record.storage_lifetimes import Block, Buffer
 from tb_memplugin.record.tracer.history import HistoryRecording
 from tb_memplugin.record.tracer.recording import StorageRecording
-from tb_memplugin.trace import Kind, MemoryTrace, events, start_state
+from tb_memplugin.trace import Kind, MemoryTrace, Note, events, start_state
+from tb_memplugin.trace.notes import HISTORY_FULL
 
 SOURCE = "LineTracer"
 
@@ -111,18 +112,22 @@ class StorageLines(StorageRecording):
             self._entered.append(mode)
         mode.enter()
 
-    def _line_notes(self, trace: MemoryTrace) -> Iterator[str]:
+    def _line_notes(self, trace: MemoryTrace) -> Iterator[Note]:
         stacks = self._stacks.stacks
         if self._unmet:
-            yield (
+            yield Note(
                 f"{self._unmet:,} other threads were running when tracing began. What such a thread "
                 "allocates counts from the first layer that it calls; at the end, at least "
-                f"{self._missed:,} bytes are alive that are not counted."
+                f"{self._missed:,} bytes are alive that are not counted.",
+                "other_threads",
+                self._missed,
             )
         if stacks.left_out:
-            yield (
+            yield Note(
                 f"{stacks.left_out:,} allocations have no line: there were more than {MOST_STACKS:,} "
-                f"different call stacks. {_without_stack(trace):,} bytes are without a line."
+                f"different call stacks. {_without_stack(trace):,} bytes are without a line.",
+                "no_line",
+                _without_stack(trace),
             )
         if stacks.cut:
             yield note_on_cut(stacks.cut, trace)
@@ -150,7 +155,7 @@ class HistoryLines(HistoryRecording):
         result = super().stop({}, [])
         trace = _with_forward_lines(replace(result.trace, source=SOURCE))
         lost = tuple(self._lost(result.peak_allocated, trace))
-        notes = [note for note in trace.notes if not (lost and note.startswith("The history holds"))]
+        notes = [note for note in trace.notes if not (lost and note.code == HISTORY_FULL)]
         trace = replace(trace, notes=(*notes, *self._history_notes(trace), *lost))
         born = trace.events.kind == Kind.ALLOC
         total = {
@@ -159,21 +164,25 @@ class HistoryLines(HistoryRecording):
         }
         return RecordedLines(trace, total, {}, knows_threads=False)
 
-    def _history_notes(self, trace: MemoryTrace) -> Iterator[str]:
+    def _history_notes(self, trace: MemoryTrace) -> Iterator[Note]:
         if not self._is_fresh:
-            yield (
+            yield Note(
                 "The allocator's history was already on: lines of older blocks that it knows are shown too, "
-                f"for {int(trace.start.bytes[trace.start.stack >= 0].sum()):,} bytes."
+                f"for {int(trace.start.bytes[trace.start.stack >= 0].sum()):,} bytes.",
+                "history_was_on",
+                int(trace.start.bytes[trace.start.stack >= 0].sum()),
             )
 
-    def _lost(self, counted_peak: int, trace: MemoryTrace) -> Iterator[str]:
+    def _lost(self, counted_peak: int, trace: MemoryTrace) -> Iterator[Note]:
         kept = max((int(trace.live(row).max()) for row in range(len(trace.devices))), default=0)
         if counted_peak > kept:
-            yield (
+            yield Note(
                 f"The allocator counted a peak of {counted_peak:,} bytes, but the history has "
                 f"overwritten some of its entries (max_events {self._max_events:,}). The lines are "
                 f"those of {kept:,} bytes, the highest moment of the entries that were kept, and the "
-                "total counts only kept entries. Use a larger max_events."
+                "total counts only kept entries. Use a larger max_events.",
+                HISTORY_FULL,
+                counted_peak,
             )
 
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 
 from tb_memplugin.record.profiler.attribution import Attribution
-from tb_memplugin.trace import Allocations, Events, Kind, events
+from tb_memplugin.trace import Allocations, Events, Kind, Note, events
 from tb_memplugin.trace.tables import Int64
 
 
 def with_communication_frees(
     bare: Events, blocks: Allocations, attribution: Attribution, cpu: int, alive: Collection[int] | None
-) -> tuple[Events, str]:
-    """Return the events with a free for each such block, and a note on them, "" if there are none.
+) -> tuple[Events, Note | None]:
+    """Return the events with a free for each such block, and a note on them, None if there are none.
 
     A block counts only until the operator ends that allocated it, so that no freed block is counted; the note
     says how many bytes may be missing at a time.
@@ -39,7 +39,7 @@ def with_communication_frees(
     if alive is not None:
         lost |= kept & communicating & ~np.isin(blocks.address[rows], np.fromiter(alive, np.uint64))
     if not lost.any():
-        return bare, ""
+        return bare, None
     born_ns = bare.time_ns[blocks.born[rows]]
     ended_ns = np.append(bare.time_ns, bare.time_ns[-1])[blocks.freed[rows]]
     end_ns = np.minimum(np.maximum(attribution.operator_end_ns[here], born_ns), ended_ns)[lost]
@@ -57,10 +57,12 @@ def with_communication_frees(
         name: np.concatenate((getattr(bare, name), getattr(frees, name)))[order] for name in Events.__slots__
     }
     missing = _most_at_once(end_ns, ended_ns[lost], blocks.bytes[rows[lost]])
-    return replace(bare, **columns), (
+    return replace(bare, **columns), Note(
         f"{len(end_ns):,} blocks were freed by threads of the communication, at times that the profiler does "
         "not see: they count only while the operator ran that allocated them, so that up to "
-        f"{missing:,} bytes may be missing at a time. Pass exact_cpu=True to see every free."
+        f"{missing:,} bytes may be missing at a time. Pass exact_cpu=True to see every free.",
+        "freed_by_communication",
+        missing,
     )
 
 

@@ -10,6 +10,7 @@ from torch._C import _profiler
 from tb_memplugin.read.shared_memory import SHARED, in_shared_memory
 from tb_memplugin.record.profiler.found import ProfilerTree
 from tb_memplugin.record.profiler.tree import getter
+from tb_memplugin.trace import Note
 from tb_memplugin.trace.tables import Int64, UInt8, UInt64
 
 _get_reserved = getter(_profiler._ExtraFields_Allocation, "total_reserved")
@@ -37,22 +38,27 @@ class MemoryEvents:
     devices: tuple[str, ...]
 
 
-def beside_counters(memory: MemoryEvents) -> list[str]:
+def beside_counters(memory: MemoryEvents) -> list[Note]:
     """Return notes on how far each device's allocator counter differs from the sum of its events.
 
     Each event contains the counter after it, so changes between two events are known, but not their cause.
     The CPU is left out: its counter counts only what profilers see.
     """
-    notes = []
+    notes: list[Note] = []
     for device, name in enumerate(memory.devices):
         if name in ("cpu", SHARED):
             continue
         if above := misses(memory, device):
             high, low = above
             notes.append(
-                f"{name}: the profile misses some of what was allocated and freed (for example, on "
-                "threads that the profiler does not see). The allocator's own counter was up to "
-                f"{high:,} bytes above this curve, and up to {low:,} below."
+                Note(
+                    f"{name}: the profile misses some of what was allocated and freed (for example, on "
+                    "threads that the profiler does not see). The allocator's own counter was up to "
+                    f"{high:,} bytes above this curve, and up to {low:,} below.",
+                    "differs_from_counter",
+                    max(high, low),
+                    device=name,
+                )
             )
     return notes
 

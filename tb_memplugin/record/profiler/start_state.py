@@ -24,7 +24,7 @@ from tb_memplugin.record.profiler.ddp_buckets import BUCKET
 from tb_memplugin.record.profiler.memory_events import MemoryEvents
 from tb_memplugin.record.profiler.window import Window
 from tb_memplugin.record.storages import Sighting
-from tb_memplugin.trace import Category, Reason, StartState
+from tb_memplugin.trace import Category, Note, Reason, StartState
 from tb_memplugin.trace import start_state as as_start_state
 from tb_memplugin.trace.replay import match_frees
 from tb_memplugin.trace.tables import Bool
@@ -56,7 +56,7 @@ class _Row:
 
 def start_state(
     window: Window, memory: MemoryEvents, devices: Sequence[str], owners: Owners, labels: Names
-) -> tuple[StartState, list[str]]:
+) -> tuple[StartState, list[Note]]:
     """Return the start state of every device, and notes on what in it is not exact.
 
     On the CPU, it consists of the storages of parameters, buffers, gradients and optimizer state: the CPU's
@@ -74,7 +74,7 @@ def start_state(
         labels: the table to which the names of tensors are added.
     """
     rows: list[_Row] = []
-    notes: list[str] = []
+    notes: list[Note] = []
     for device, name in enumerate(devices):
         sightings = [sighting for sighting in window.start if sighting.device == name]
         if name == "cpu" and window.counted is not None:
@@ -115,7 +115,7 @@ def _counted(
     memory: MemoryEvents,
     owners: Owners,
     labels: Names,
-    notes: list[str],
+    notes: list[Note],
 ) -> list[_Row]:
     """Return the start state of a device whose allocator has a counter, so that it sums to the counter."""
     here = np.flatnonzero(memory.device == device) if name in memory.devices else np.empty(0, np.intp)
@@ -144,8 +144,13 @@ def _counted(
         rows.append(_Row(device, 0, rest, module=owners.not_named))
     elif rest < 0:
         notes.append(
-            f"{name}: the blocks alive at the window's start sum to {-rest:,} bytes more than the "
-            "allocator's counter at the first event: memory was freed in between."
+            Note(
+                f"{name}: the blocks alive at the window's start sum to {-rest:,} bytes more than the "
+                "allocator's counter at the first event: memory was freed in between.",
+                "more_than_counter",
+                -rest,
+                device=name,
+            )
         )
     return rows
 

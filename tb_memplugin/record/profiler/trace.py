@@ -42,6 +42,7 @@ from tb_memplugin.trace import (
     Events,
     Kind,
     MemoryTrace,
+    Note,
     Step,
     events,
 )
@@ -70,7 +71,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         memory = with_counted_calls(memory, calls)
     has_steps = Role.STEP in tree.ranges
     memory = with_events_outside(memory, results.events, window.blocks, window.sightings, has_steps=has_steps)
-    on_steps: list[str] = []
+    on_steps: list[Note] = []
     steps = _steps(tree, window, number, on_steps)
     threads, roots = (lambda: forward_threads(results.events())), results.experimental_event_tree
     attribution = attribute(tree, memory, window, logged, steps, threads, roots)
@@ -81,7 +82,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     called = stacks_of(tree, memory, main_thread(tree))
     quiet = () if calls is None else ("cpu",)  # the calls have these frees already
     bare = _with_storage_frees(_bare_events(memory, attribution, called), window, devices, quiet)
-    blocks, ended = pair(bare, start), ""
+    blocks, ended = pair(bare, start), None
     if calls is None and "cpu" in devices and attribution.communicating.any():
         cpu = devices.index("cpu")
         bare, ended = with_communication_frees(bare, blocks, attribution, cpu, window.alive_at_end)
@@ -117,7 +118,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
             *window.problems,
             *_open_problems(trace, window, matched),
             *on_steps,
-            *filter(None, [ended]),
+            *([ended] if ended else ()),
             *notes,
             *beside_counters(memory),
             *_not_in_curve(window, matched),
@@ -166,7 +167,7 @@ def _annotations(tree: ProfilerTree, devices: int, events: Events) -> tuple[Anno
     return annotations_of([name for name, _, _ in spans], start, end, devices, events)
 
 
-def _steps(tree: ProfilerTree, window: Window, number: int, notes: list[str]) -> tuple[Step, ...]:
+def _steps(tree: ProfilerTree, window: Window, number: int, notes: list[Note]) -> tuple[Step, ...]:
     ranges = tree.ranges.get(Role.STEP)
     if not ranges:
         return (Step(number, window.start_ns, window.stop_ns),)
@@ -174,7 +175,7 @@ def _steps(tree: ProfilerTree, window: Window, number: int, notes: list[str]) ->
     return _numbered_once(sorted(steps, key=lambda step: step.start_ns), notes)
 
 
-def _numbered_once(steps: Sequence[Step], notes: list[str]) -> tuple[Step, ...]:
+def _numbered_once(steps: Sequence[Step], notes: list[Note]) -> tuple[Step, ...]:
     """Return steps in time order with unique numbers: of several with the same number, the last keeps it.
 
     Lightning's PyTorchProfiler counts validation and training steps separately, but profiles both in one
@@ -188,7 +189,12 @@ def _numbered_once(steps: Sequence[Step], notes: list[str]) -> tuple[Step, ...]:
         numbers.add(number)
         numbered.append(Step(number, step.start_ns, step.end_ns))
         if number != step.number:
-            notes.append(f"The profile has several steps {step.number}: an earlier one is shown as {number}.")
+            notes.append(
+                Note(
+                    f"The profile has several steps {step.number}: an earlier one is shown as {number}.",
+                    "steps_renumbered",
+                )
+            )
     return tuple(reversed(numbered))
 
 
@@ -272,7 +278,7 @@ def _emptied(bare: Events, window: Window) -> list[tuple[int, int]]:
     return [(times.get(address, int(bare.time_ns[-1])), row) for row, address in left]
 
 
-def _not_in_curve(window: Window, matched: Int64) -> list[str]:
+def _not_in_curve(window: Window, matched: Int64) -> list[Note]:
     """Return a note on storages that were seen in use, but that no block of the trace is.
 
     Storages that a problem of the window counts already are left out.
@@ -280,12 +286,15 @@ def _not_in_curve(window: Window, matched: Int64) -> list[str]:
     size = sum(_not_in_curve_bytes(window, matched, counted=window.in_problems).values())
     if not size:
         return []
-    return [
+    note = Note(
         f"{size:,} bytes of parameters, gradients or optimizer state are not in the curve: they were seen in "
         "this window, but the profiler did not report where they came from. They were alive before, and "
         "their model or optimizer was not given to memory_trace_handler, or they were something else then (a "
-        "state dict, a bucket of gradients). Or another thread or library made them."
-    ]
+        "state dict, a bucket of gradients). Or another thread or library made them.",
+        "not_in_curve",
+        size,
+    )
+    return [note]
 
 
 def _not_in_curve_bytes(
@@ -316,7 +325,7 @@ def _unseen_at_end(window: Window, blocks: Allocations, events: int, devices: Se
     return max(0, unseen - int(blocks.bytes[alive[blocks.address[alive] == 0]].sum()))
 
 
-def _open_problems(trace: MemoryTrace, window: Window, matched: Int64) -> Iterator[str]:
+def _open_problems(trace: MemoryTrace, window: Window, matched: Int64) -> Iterator[Note]:
     """Yield each problem whose bytes were not known before, with what trace and window tell."""
     if not window.open_problems:
         return
@@ -325,13 +334,15 @@ def _open_problems(trace: MemoryTrace, window: Window, matched: Int64) -> Iterat
     nameless = int(blocks.bytes[~is_module[blocks.module]].sum())
     lost = sum(_not_in_curve_bytes(window, matched).values())
     for problem in window.open_problems:
-        yield (
+        yield Note(
             f"{problem} At most {nameless:,} bytes, those without a module, lack a name for it; at least "
-            f"{lost:,} bytes, which were seen in use, are not in the curve."
+            f"{lost:,} bytes, which were seen in use, are not in the curve.",
+            "recording_failed",
+            nameless + lost,
         )
 
 
-def _on_unseen_calls(calls: Mapping[int, int], window: Window, memory: MemoryEvents) -> Iterator[str]:
+def _on_unseen_calls(calls: Mapping[int, int], window: Window, memory: MemoryEvents) -> Iterator[Note]:
     """Yield a note on module calls on threads without events: their bytes as the allocator's calls tell them.
 
     Where these are not counted, the results of the calls are all that is known.
@@ -341,39 +352,57 @@ def _on_unseen_calls(calls: Mapping[int, int], window: Window, memory: MemoryEve
     results = sum(window.results.get(ident, 0) for ident in calls)
     ran = f"{sum(calls.values()):,} module calls ran on threads that the profiler does not see"
     if window.counted is None:
-        yield (
+        yield Note(
             f"{ran}: what they allocated is not in the curve. Their results alone have {results:,} bytes: at "
-            "least these, each while it lived, are missing."
+            "least these, each while it lived, are missing.",
+            "unseen_calls",
+            results,
         )
     else:
         size = memory.bytes[memory.thread < 0]
         most = int(size[size > 0].sum())
-        yield f"{ran}: what they allocated, at most {most:,} bytes, is in the curve without a module."
+        yield Note(
+            f"{ran}: what they allocated, at most {most:,} bytes, is in the curve without a module.",
+            "unseen_calls",
+            most,
+        )
 
 
-def _notes(trace: MemoryTrace, tree: ProfilerTree, called: ProfiledStacks) -> list[str]:
-    notes, blocks, full = [], trace.allocations, trace.events
+def _notes(trace: MemoryTrace, tree: ProfilerTree, called: ProfiledStacks) -> list[Note]:
+    blocks, full = trace.allocations, trace.events
+    notes: list[Note] = []
     reported = frees_of_unknown(full, blocks)
     if len(reported):
         size = int(full.bytes[reported].sum())
         notes.append(
-            f"{len(reported):,} blocks that were alive before the window were freed in it ({size:,} "
-            "bytes by the profiler's count). They are not parameters, buffers, gradients or optimizer "
-            "state, and are not in the curve."
+            Note(
+                f"{len(reported):,} blocks that were alive before the window were freed in it ({size:,} "
+                "bytes by the profiler's count). They are not parameters, buffers, gradients or optimizer "
+                "state, and are not in the curve.",
+                "freed_from_before",
+                size,
+            )
         )
     if blocks.unseen_frees:
         size = int(blocks.bytes[unreported_frees(full, blocks)].sum())
         notes.append(
-            f"{blocks.unseen_frees:,} blocks ({size:,} bytes) were freed without a report from the profiler: "
-            "by another thread, or by resizing a storage that is older than the window. They count as freed "
-            "when their address was used again."
+            Note(
+                f"{blocks.unseen_frees:,} blocks ({size:,} bytes) were freed without a report from the "
+                "profiler: by another thread, or by resizing a storage that is older than the window. They "
+                "count as freed when their address was used again.",
+                "unseen_frees",
+                size,
+            )
         )
     if called.cut:
         notes.append(note_on_cut(called.cut, trace))
     if Role.STEP not in tree.ranges:
         notes.append(
-            "The profile has no steps (no schedule, or no prof.step()), so the whole window is shown "
-            "as one step."
+            Note(
+                "The profile has no steps (no schedule, or no prof.step()), so the whole window is shown "
+                "as one step.",
+                "no_steps",
+            )
         )
     return notes
 

@@ -46,7 +46,7 @@ from tb_memplugin.record.storages import (
 )
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tensors_inside import tensors_in
-from tb_memplugin.trace import Category, Counter, MemoryTrace
+from tb_memplugin.trace import Category, Counter, MemoryTrace, Note
 
 logger = logging.getLogger("tb_memplugin")
 
@@ -97,7 +97,7 @@ class Window:
         alive_at_end: by address, the bytes of all storages that Python has at the end; 0 of those that are
             not of torch's CPU allocator. Searched where other threads allocate or free, unseen by profilers:
             Python's, and those of communication where several processes train on CPUs.
-        problems: what could not be recorded, as sentences with the bytes that this concerns.
+        problems: what could not be recorded, with the bytes that this concerns.
         open_problems: the same where only the whole trace tells the bytes, each with the kind of the error
             that caused it (`kind_of`), "" for none.
         results: by thread ident, the bytes that outer calls of modules returned there, without those on
@@ -124,7 +124,7 @@ class Window:
     alive_at_end: dict[int, int] | None = None
     stop_ns: int = 0
     has_models: bool = False
-    problems: list[str] = field(default_factory=list)
+    problems: list[Note] = field(default_factory=list)
     open_problems: dict[str, str] = field(default_factory=dict)
     results: dict[int, int] = field(default_factory=dict)
     in_problems: set[tuple[str, int]] = field(default_factory=set)
@@ -205,11 +205,15 @@ class WindowRecorder:
         self._drop_freed(window)
         if not reports_to_profiler():
             window.problems.append(
-                f"The CUDA allocator {torch.cuda.get_allocator_backend()!r} reports nothing to "
-                "torch.profiler: the curve of a CUDA device has only the parameters, buffers, gradients "
-                "and optimizer state from the window's start. Use torch's own allocator (without "
-                "backend: in PYTORCH_ALLOC_CONF), or MemoryTracer or MemoryMonitor. Its own counter is "
-                f"at {_counted_on_cuda(window):,} bytes when this window begins."
+                Note(
+                    f"The CUDA allocator {torch.cuda.get_allocator_backend()!r} reports nothing to "
+                    "torch.profiler: the curve of a CUDA device has only the parameters, buffers, gradients "
+                    "and optimizer state from the window's start. Use torch's own allocator (without "
+                    "backend: in PYTORCH_ALLOC_CONF), or MemoryTracer or MemoryMonitor. Its own counter is "
+                    f"at {_counted_on_cuda(window):,} bytes when this window begins.",
+                    "allocator_not_reporting",
+                    _counted_on_cuda(window),
+                )
             )
 
     def _drop_freed(self, window: Window) -> None:
@@ -324,9 +328,13 @@ class WindowRecorder:
             self._search_bytes = sum(sighting.bytes for sighting in window.start[count:])
         elif self._finds_all:
             window.problems.append(
-                "Of what was alive before this window, only what model and optimizer hold is counted: "
-                f"the search for the rest took {self._search_ns / 1e9:.1f} s in the window before, and had "
-                f"{self._search_bytes:,} bytes."
+                Note(
+                    "Of what was alive before this window, only what model and optimizer hold is counted: "
+                    f"the search for the rest took {self._search_ns / 1e9:.1f} s in the window before, and "
+                    f"had {self._search_bytes:,} bytes.",
+                    "search_left_out",
+                    self._search_bytes,
+                )
             )
         frees = window.frees
         for row, (sighting, storage) in enumerate(zip(window.start, kept, strict=True)):
@@ -460,16 +468,24 @@ class WindowRecorder:
         size = sum(sighting.bytes for sighting in before)
         if self._optimizer_count:
             window.problems.append(
-                f"{type(optimizer).__name__} made a step, but it is not the optimizer given to "
-                f"memory_trace_handler. Its state is recorded from here on; {size:,} bytes of it from before "
-                "this window are not in the curve."
+                Note(
+                    f"{type(optimizer).__name__} made a step, but it is not the optimizer given to "
+                    f"memory_trace_handler. Its state is recorded from here on; {size:,} bytes of it from "
+                    "before this window are not in the curve.",
+                    "optimizer_not_given",
+                    size,
+                )
             )
         elif window.has_models and before:
             window.in_problems.update((sighting.device, sighting.address) for sighting in before)
             window.problems.append(
-                f"{type(optimizer).__name__} was not given to memory_trace_handler. The {size:,} "
-                "bytes of its state from before this window are not in the curve of this window, but "
-                "are in later ones. Pass optimizer=... to include them in the first window."
+                Note(
+                    f"{type(optimizer).__name__} was not given to memory_trace_handler. The {size:,} "
+                    "bytes of its state from before this window are not in the curve of this window, but "
+                    "are in later ones. Pass optimizer=... to include them in the first window.",
+                    "optimizer_not_given",
+                    size,
+                )
             )
 
     def _cannot_name(self, where: str, error: BaseException) -> None:

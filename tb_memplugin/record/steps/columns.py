@@ -8,12 +8,13 @@ import numpy as np
 
 from tb_memplugin.record.steps.counters import Counters
 from tb_memplugin.record.steps.recording import DeviceStep, MonitoredStep, PhaseStep
+from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseBytes, PhaseFigures, StepFigures
 from tb_memplugin.trace.tables import Int64
 
 
 def figures_of(
-    rows: Sequence[MonitoredStep], counters: Sequence[Counters], notes: Sequence[str] = ()
+    rows: Sequence[MonitoredStep], counters: Sequence[Counters], notes: Sequence[Note] = ()
 ) -> StepFigures:
     """Return steps, of which there must be at least one, as columns."""
     names = list(dict.fromkeys(phase.name for step in rows for phase in step.phases))

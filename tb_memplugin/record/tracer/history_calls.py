@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tb_memplugin.record.modules import ModuleNames
+from tb_memplugin.trace.notes import HISTORY_FULL, Note
 
 Crossing = tuple[int, int, bool, int]
 """(epoch ns, layer, whether it lies in a backward, thread ident).
@@ -76,7 +77,7 @@ class HistoryCalls:
         """Return the idents of the threads that ran layers forward."""
         return {thread for *_, in_backward, thread in self.crossings if not in_backward}
 
-    def notes(self, *, in_layers: int, in_backward: int, kept_peak: int) -> list[str]:
+    def notes(self, *, in_layers: int, in_backward: int, kept_peak: int) -> list[Note]:
         """Return what the figures of layers cannot tell.
 
         Args:
@@ -84,15 +85,22 @@ class HistoryCalls:
             in_backward: those of them that were allocated in their backward.
             kept_peak: the highest live bytes of the entries that were kept.
         """
-        notes = [_INSIDE.format(self.unseen, in_layers=in_layers)] if self.unseen else []
-        notes += [_CROWDED.format(in_layers=in_layers)] if self.crowded else []
-        notes += [_SHARED.format(in_backward=in_backward)] if self.shared else []
+        notes: list[Note] = []
+        if self.unseen:
+            notes.append(
+                Note(_INSIDE.format(self.unseen, in_layers=in_layers), "layers_in_compiled", in_layers)
+            )
+        if self.crowded:
+            notes.append(Note(_CROWDED.format(in_layers=in_layers), "other_tracer", in_layers))
+        if self.shared:
+            notes.append(Note(_SHARED.format(in_backward=in_backward), "shared_backward", in_backward))
         by_time = any(layer >= 0 and thread == BY_AUTOGRAD for _, layer, _, thread in self.crossings)
         if by_time and (threads := len(self.threads())) > 1:
-            notes.append(_THREADS.format(threads=threads, in_backward=in_backward))
+            text = _THREADS.format(threads=threads, in_backward=in_backward)
+            notes.append(Note(text, "layers_on_threads", in_backward))
         return notes + ([self._overwritten(kept_peak)] if self.is_full else [])
 
-    def _overwritten(self, kept_peak: int) -> str:
+    def _overwritten(self, kept_peak: int) -> Note:
         peak = (
             f"The peak of {self.counted_peak:,} bytes comes from the allocator's own counter."
             if self.counted_peak >= 0
@@ -106,7 +114,9 @@ class HistoryCalls:
             if 0 < self.entries < self.max_events
             else f"{self.max_events:,} entries (max_events)"
         )
-        return (
+        return Note(
             f"The history holds {room} and overwrote older ones, so the figures of layers count only the "
-            f"entries that were kept, which reach {kept_peak:,} live bytes. {peak}"
+            f"entries that were kept, which reach {kept_peak:,} live bytes. {peak}",
+            HISTORY_FULL,
+            kept_peak,
         )

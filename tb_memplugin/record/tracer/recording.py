@@ -49,7 +49,7 @@ from tb_memplugin.record.tracer.results import (
 from tb_memplugin.record.tracer.trace import Recorded, sighting_of, trace_from_ledger
 from tb_memplugin.record.tracer.without_operator import listen, stop_listening
 from tb_memplugin.record.weight_copies import fqns, held_copies
-from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace import Category, MemoryTrace, Note, Phase
 
 Named = tuple[torch.Tensor, Category, int, str]
 
@@ -349,72 +349,96 @@ class StorageRecording:
         except BaseException as error:
             self.layers.failed("the end of an optimizer's step", error)
 
-    def _notes(self) -> Iterator[str]:
+    def _notes(self) -> Iterator[Note]:
         ledger = self.recorded.ledger
         yield from (
-            f"{problem}: later events are missing, at the end at least {self._missed:,} bytes."
+            Note(
+                f"{problem}: later events are missing, at the end at least {self._missed:,} bytes.",
+                "stopped_early",
+                self._missed,
+            )
             for problem in self.layers.problems
         )
         unseen = self.layers.unseen
         if self._device_type != "cpu":
-            yield "Memory that kernels allocate and free within an operator is not in these numbers."
+            yield Note(
+                "Memory that kernels allocate and free within an operator is not in these numbers.",
+                "kernels_not_seen",
+            )
         if unseen.operators:
-            yield (
+            yield Note(
                 f"{unseen.operators:,} operators, with results of {unseen.results:,} bytes, ran while "
                 "another profiler recorded, or with a version of torch that does not report it: what their "
-                "kernels allocated beside these results and freed within them is not in these numbers."
+                "kernels allocated beside these results and freed within them is not in these numbers.",
+                "kernels_not_seen",
+                unseen.results,
             )
         if unseen.kept or unseen.frees:
-            yield (
+            yield Note(
                 f"Operators kept {unseen.kept:,} bytes that are in no tensor, which count only while "
-                f"they ran, and freed {unseen.frees:,} bytes whose allocation was not seen."
+                f"they ran, and freed {unseen.frees:,} bytes whose allocation was not seen.",
+                "in_no_tensor",
+                unseen.kept + unseen.frees,
             )
         yield from self._notes_of_the_mode()
         if ledger.dropped:
-            yield (
+            yield Note(
                 f"{ledger.dropped:,} of {ledger.written:,} events were dropped, the oldest first, "
                 f"because max_events is {self._max_events:,}. Peaks and layer statistics still count all "
                 f"events, but the curve of the others reaches {max(entry[5] for entry in ledger.entries):,} "
-                f"of {ledger.peak:,} bytes."
+                f"of {ledger.peak:,} bytes.",
+                "events_dropped",
+                ledger.peak,
             )
         if ledger.late:
-            yield (
+            yield Note(
                 f"{len(ledger.late):,} tensors, {sum(ledger.late):,} bytes, were made without an operator, "
                 "or on a thread that was not watched. They count from when they were noticed, so the peak "
-                "may be up to that much higher."
+                "may be up to that much higher.",
+                "noticed_late",
+                sum(ledger.late),
             )
         if self._has_other_threads:
-            yield (
+            yield Note(
                 "Other threads were running when the block began. Gradients that only autograd held "
                 "then, of models other than the traced one, are not in the start state. At the end, at least "
-                f"{self._missed:,} bytes are alive that are not counted."
+                f"{self._missed:,} bytes are alive that are not counted.",
+                "other_threads",
+                self._missed,
             )
         if threading.get_ident() != self._thread:
-            yield (
+            yield Note(
                 "The block ended on another thread than it began on (a generator's, for example). A "
-                "dispatch mode that does nothing stays on that thread until its next operator."
+                "dispatch mode that does nothing stays on that thread until its next operator.",
+                "other_thread_at_end",
             )
         if self._foreign_calls:
-            yield (
+            yield Note(
                 f"Layers were called {self._foreign_calls:,} times on other threads. There, memory is "
                 "seen only while a layer runs; what such a thread allocates between layers is not: "
-                f"at the end, at least {self._missed:,} bytes are alive that are not counted."
+                f"at the end, at least {self._missed:,} bytes are alive that are not counted.",
+                "other_threads",
+                self._missed,
             )
 
-    def _notes_of_the_mode(self) -> Iterator[str]:
+    def _notes_of_the_mode(self) -> Iterator[Note]:
         """Yield what the dispatch mode itself may have added to peaks, or taken from them."""
         unseen, highest = self.layers.unseen, self.recorded.ledger.peak
         if unseen.excess[0] == highest:
-            yield (
+            yield Note(
                 "The peak was reached in backward, by a result that torch makes only while a dispatch mode "
                 "is on: alone, it writes over another tensor or uses another formula. Without the tracer, "
-                f"the peak may be up to {unseen.excess[1]:,} bytes lower."
+                f"the peak may be up to {unseen.excess[1]:,} bytes lower.",
+                "peak_of_dispatch_mode",
+                unseen.excess[1],
             )
         if unseen.higher_peak > highest:
-            yield (
+            yield Note(
                 "The backward of max(), min() or median() of a whole tensor takes more when no dispatch mode "
                 f"is on. Without the tracer, the peak may be up to {unseen.higher_peak - highest:,} bytes "
-                "higher."
+                "higher.",
+                "peak_of_dispatch_mode",
+                unseen.higher_peak - highest,
             )
 
 

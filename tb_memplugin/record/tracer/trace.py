@@ -34,6 +34,7 @@ from tb_memplugin.trace import (
     events,
     start_state,
 )
+from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.tables import Int64
 
 SOURCE = "MemoryTracer"
@@ -59,7 +60,7 @@ class Recorded:
     marks: deque[Mark] = field(default_factory=deque)
     sightings: deque[BlockSighting] = field(default_factory=deque)
     searched: list[Block | Buffer] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     properties: dict[str, str] = field(default_factory=dict)
 
     @property

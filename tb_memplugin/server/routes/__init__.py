@@ -1,8 +1,11 @@
-"""One file per route; its `answer(session, request)` returns the JSON that docs/http_api.md describes."""
+"""One file per route; its `answer(session, request)` returns a TypedDict.
+
+`make contract` writes the types for the tab and the tables of docs/http_api.md from them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tb_memplugin.server.routes import (
     advice,
@@ -30,9 +33,8 @@ from tb_memplugin.server.routes import (
 )
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import Json
 
-ROUTES: dict[str, Callable[[Session, Request], Json]] = {
+ROUTES: dict[str, Callable[[Session, Request], Mapping[str, object]]] = {
     "/runs": runs.answer,
     "/step": step.answer,
     "/steps": steps.answer,

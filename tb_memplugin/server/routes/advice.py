@@ -4,32 +4,94 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import TypedDict
 
-from tb_memplugin.analysis.advice import Evidence, Finding, Where, advice
+from tb_memplugin.analysis import findings
+from tb_memplugin.analysis.advice import advice
 from tb_memplugin.analysis.growth_across import WindowLevel, spread, window_levels
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import Json
-
-_OF_A_FINDING = (
-    "kind",
-    "level",
-    "step",
-    "title",
-    "subject",
-    "bytes",
-    "measure",
-    "of_bytes",
-    "what_to_do",
-    "price",
-    "levels",
-)
 
 
-def answer(session: Session, request: Request) -> Json:
+class Where(TypedDict):
+    """A view of the tab and its state."""
+
+    view: str
+    """The name of the view."""
+    state: dict[str, str]
+    """What is picked in it, as in the address."""
+
+
+class Evidence(TypedDict):
+    """A row of evidence."""
+
+    what: str
+    bytes: int
+    """What has these bytes."""
+    detail: str
+    """How often, for how long or when; may be ""."""
+    name: bool
+    """Whether `what` is a name from outside."""
+    where: Where | None
+    """The view that shows it, or null."""
+
+
+class Finding(TypedDict):
+    """A finding of a rule."""
+
+    kind: str
+    """The rule."""
+    level: findings.Level
+    """`problem`: memory is wasted; `option`: saving it has a price."""
+    step: int | None
+    """The step concerned; null: the whole window."""
+    title: str
+    """A sentence."""
+    subject: str
+    """The name within the title, or ""."""
+    bytes: int
+    """What could be saved."""
+    measure: str
+    """What these bytes are, in words."""
+    of_bytes: int
+    """What they are a part of."""
+    what_to_do: str
+    """What to change, in sentences."""
+    price: str
+    """"" if it costs nothing."""
+    levels: list[int]
+    """Of growth: live bytes from step to step; else empty."""
+    evidence: list[Evidence]
+    """The most important row first."""
+    where: Where
+    """The view that shows it."""
+
+
+class Judgement(TypedDict):
+    """The verdict of a rule."""
+
+    kind: str
+    """The rule."""
+    verdict: findings.Verdict
+    why: str
+    """The reason, in a sentence."""
+
+
+class AdviceAnswer(TypedDict):
+    """What of a device's memory could be saved."""
+
+    steps: list[int]
+    """Numbers of the window's steps."""
+    findings: list[Finding]
+    """Problems first, then the largest first."""
+    judgements: list[Judgement]
+    """One per rule."""
+
+
+def answer(session: Session, request: Request) -> AdviceAnswer:
     """Answer from the side file."""
     chosen = session.chosen(request)
     opened = session.opened(chosen)
@@ -66,16 +128,25 @@ def _levels(session: Session, windows: Sequence[Entry]) -> list[WindowLevel]:
     return levels
 
 
-def _finding(finding: Finding) -> Json:
-    shape = {name: getattr(finding, name) for name in _OF_A_FINDING}
+def _finding(finding: findings.Finding) -> Finding:
     return {
-        **shape,
+        "kind": finding.kind,
+        "level": finding.level,
+        "step": finding.step,
+        "title": finding.title,
+        "subject": finding.subject,
+        "bytes": finding.bytes,
+        "measure": finding.measure,
+        "of_bytes": finding.of_bytes,
+        "what_to_do": finding.what_to_do,
+        "price": finding.price,
+        "levels": list(finding.levels),
         "evidence": [_evidence(row) for row in finding.evidence],
         "where": _where(finding.where),
     }
 
 
-def _evidence(row: Evidence) -> Json:
+def _evidence(row: findings.Evidence) -> Evidence:
     return {
         "what": row.what,
         "bytes": row.bytes,
@@ -85,5 +156,5 @@ def _evidence(row: Evidence) -> Json:
     }
 
 
-def _where(where: Where) -> Json:
+def _where(where: findings.Where) -> Where:
     return {"view": where.view, "state": dict(where.state)}

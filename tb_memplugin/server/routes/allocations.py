@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TypedDict
 
 import numpy as np
 
@@ -12,10 +13,10 @@ from tb_memplugin.analysis.moment import live_allocation
 from tb_memplugin.analysis.segments import pool_name, stream_name
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.server.cache import RESULTS
-from tb_memplugin.server.frames import LONGEST, FrameTable, kind_of_line, lines_at
+from tb_memplugin.server.frames import LONGEST, Frame, FrameTable, KindOfLine, kind_of_line, lines_at
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened, Session
-from tb_memplugin.server.shapes import Json, allocation_shape
+from tb_memplugin.server.shapes import Allocation, allocation_shape
 from tb_memplugin.server.stretch import stretch
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64, Rows
@@ -23,7 +24,59 @@ from tb_memplugin.trace.tables import Int64, Rows
 MOST_ROWS, DEFAULT_ROWS = 500, 200
 
 
-def answer(session: Session, request: Request) -> Json:
+class Listed(Allocation):
+    """An allocation of a list."""
+
+    row: int
+    """Its number within the window."""
+    version: int
+    """How many blocks lived at this address before."""
+    line: str | None
+    """Its source line, or null."""
+    kind: KindOfLine
+    """Of that line: as in `Frame`, or `none`."""
+    lifetime_ns: int | None
+    """Null if it began before or ended after the window."""
+
+
+class AllocationsAnswer(TypedDict):
+    """A page of allocations that were alive at some time of a stretch."""
+
+    rows_found: int
+    bytes_found: int
+    """All that `find` finds."""
+    rows_all: int
+    """All in the stretch."""
+    first: int
+    """As asked."""
+    rows: list[Listed]
+    """Those of this page."""
+
+
+class AllocationAnswer(Listed):
+    """Everything that is known about one allocation."""
+
+    rounded_bytes: int | None
+    """What the allocator used for it, or null."""
+    pool: str
+    stream: str
+    context: str | None
+    annotation: str | None
+    """Where it was allocated; the last two or null."""
+    born_event: int | None
+    freed_event: int | None
+    """Events, or null."""
+    first_ns: int
+    last_ns: int
+    """Its life within the window."""
+    frames: list[Frame]
+    """All frames of its stacks."""
+    stack: list[int]
+    forward: list[int]
+    """Places in `frames`, innermost first: its stack, and that of the forward call whose backward this is."""
+
+
+def answer(session: Session, request: Request) -> AllocationsAnswer:
     """Answer `allocations` from the side file."""
     opened = session.opened(session.chosen(request))
     trace, device = opened.trace, opened.device
@@ -47,7 +100,7 @@ def answer(session: Session, request: Request) -> Json:
     }
 
 
-def answer_one(session: Session, request: Request) -> Json:
+def answer_one(session: Session, request: Request) -> AllocationAnswer:
     """Answer `allocation` from the side file."""
     opened = session.opened(session.chosen(request))
     trace, blocks = opened.trace, opened.trace.allocations
@@ -78,12 +131,11 @@ def _versions(trace: MemoryTrace) -> Int64:
     return RESULTS.of_window(trace, "versions", partial(versions, trace))
 
 
-def _listed(opened: Opened, rows: Rows) -> list[Json]:
-    """Return the rows as LISTED objects (docs/http_api.md)."""
+def _listed(opened: Opened, rows: Rows) -> list[Listed]:
     trace = opened.trace
     version = _versions(trace)[rows].tolist()
     lines = lines_at(trace, rows.tolist())
-    shapes = []
+    shapes: list[Listed] = []
     for row, row_version, line in zip(rows.tolist(), version, lines, strict=True):
         shape = allocation_shape(live_allocation(trace, row), opened.epoch_ns)
         born, freed = shape["born_ns"], shape["freed_ns"]

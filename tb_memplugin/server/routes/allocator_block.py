@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypedDict
+
 import numpy as np
 
 from tb_memplugin.analysis.layout import Layout
@@ -11,10 +13,50 @@ from tb_memplugin.server.moments import requested_event
 from tb_memplugin.server.replays import replay_of
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened, Session
-from tb_memplugin.server.shapes import Json, allocation_shape
+from tb_memplugin.server.shapes import Allocation, allocation_shape
 
 
-def answer(session: Session, request: Request) -> Json:
+class InSegment(TypedDict):
+    """The segment of a block."""
+
+    address: str
+    bytes: int
+    """Of the segment."""
+    offset: int
+    """Where the block begins in it."""
+
+
+class _Extent(TypedDict):
+    rounded_bytes: int | None
+    by_rule: bool | None
+    segment: InSegment | None
+
+
+class BlockAnswer(Allocation):
+    """One allocation in its segment."""
+
+    rounded_bytes: int | None
+    by_rule: bool | None
+    """What it takes of its segment, and whether that follows from the rule of rounding. Null outside of
+    one."""
+    segment: InSegment | None
+    """Or null."""
+    state: Literal["allocated", "pending", "gone"]
+    """At the moment."""
+    born_event: int | None
+    freed_event: int | None
+    pending_event: int | None
+    pending_ns: int | None
+    """Or null."""
+    pool: str
+    stream: str
+    context: str | None
+    """Where it was allocated."""
+    stack: list[str]
+    """Frames, innermost first."""
+
+
+def answer(session: Session, request: Request) -> BlockAnswer:
     """Answer from the side file."""
     opened = session.opened(session.chosen(request))
     trace, blocks = opened.trace, opened.trace.allocations
@@ -40,7 +82,7 @@ def answer(session: Session, request: Request) -> Json:
     }
 
 
-def _segment_shape(opened: Opened, layout: Layout, row: int) -> Json:
+def _segment_shape(opened: Opened, layout: Layout, row: int) -> _Extent:
     indices = np.flatnonzero(layout.rows == row)
     if not len(indices):
         return {"rounded_bytes": None, "by_rule": None, "segment": None}

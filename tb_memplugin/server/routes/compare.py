@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, DIVISIONS, By, Part, breakdown
-from tb_memplugin.analysis.compare import Delta, compare_parts, shortened_deltas
+from tb_memplugin.analysis.compare import Delta, Status, compare_parts, shortened_deltas
 from tb_memplugin.analysis.curve import OTHERS
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
@@ -13,7 +14,6 @@ from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.grouping import folded, wants_groups
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Chosen, Opened, Session
-from tb_memplugin.server.shapes import Json
 from tb_memplugin.store.reader import peak_parts
 
 MOST_ROWS, MOST_MODULES = 2_000, 20_000
@@ -21,7 +21,55 @@ MOST_ROWS, MOST_MODULES = 2_000, 20_000
 each of them: a layer in `(others)` would be missing in its row."""
 
 
-def answer(session: Session, request: Request) -> Json:
+class CompareSide(TypedDict):
+    """One of the two steps."""
+
+    run: str
+    worker: str
+    step: int
+    device: str
+    """As picked."""
+    peak_bytes: int
+    """Its peak."""
+    allocations: int
+    """How many there were in the step."""
+
+
+class CompareRow(TypedDict):
+    """A part of memory on both sides."""
+
+    key: str
+    label: str
+    """Its name, and what to show for it."""
+    status: Status
+    """What became of it."""
+    base_bytes: int
+    other_bytes: int
+    delta_bytes: int
+    """Other minus base."""
+    base_count: int
+    other_count: int
+    """Numbers of allocations."""
+    category: str | None
+    """By module, the category that changed most; else null."""
+    category_delta_bytes: int
+    """By how much it changed."""
+
+
+class CompareAnswer(TypedDict):
+    """What changed from the peak of one step to that of another."""
+
+    base: CompareSide
+    other: CompareSide
+    """The two steps."""
+    delta_bytes: int
+    """The other peak minus the base's. The rows' deltas sum to it."""
+    rows: list[CompareRow]
+    """Largest change first. From the 2,001st on (by module from the 20,001st), they are one row `(others)`.
+    With `fold=1`, the groups are those of the picked window."""
+
+
+def answer(session: Session, request: Request) -> CompareAnswer:
     """Compare the peaks of both steps, from the summaries or, for other divisions, from the side files."""
     by = request.choice("by", ALL_DIVISIONS, "category")
     chosen, base_chosen = session.chosen(request), session.chosen(request, "base_")
@@ -42,7 +90,7 @@ def answer(session: Session, request: Request) -> Json:
         "base": _side(base_chosen, base),
         "other": _side(chosen, other),
         "delta_bytes": other.peak.bytes - base.peak.bytes,
-        "rows": [_row(row) | {"label": label} for row, label in zip(rows, labels, strict=True)],
+        "rows": [_row(row, label) for row, label in zip(rows, labels, strict=True)],
     }
 
 
@@ -60,7 +108,7 @@ def _parts(opened: Opened, device: DeviceSummary, by: By) -> Sequence[Part]:
     return breakdown(opened.trace, opened.device, device.stats.peak_event, by)
 
 
-def _side(chosen: Chosen, device: DeviceSummary) -> Json:
+def _side(chosen: Chosen, device: DeviceSummary) -> CompareSide:
     return {
         "run": chosen.entry.run,
         "worker": chosen.entry.worker,
@@ -71,9 +119,10 @@ def _side(chosen: Chosen, device: DeviceSummary) -> Json:
     }
 
 
-def _row(row: Delta) -> Json:
+def _row(row: Delta, label: str) -> CompareRow:
     return {
         "key": row.key,
+        "label": label,
         "status": row.status,
         "base_bytes": row.base_bytes,
         "other_bytes": row.other_bytes,

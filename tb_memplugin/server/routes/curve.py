@@ -4,22 +4,64 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
+from typing import TypedDict
 
 from tb_memplugin.analysis.breakdown import ALL_DIVISIONS
 from tb_memplugin.analysis.curve import Curve, curve, event_curve
+from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto import summary_pb2
 from tb_memplugin.server.frames import labels_of
-from tb_memplugin.server.grouping import divided, groups_shape
+from tb_memplugin.server.grouping import Group, divided, groups_shape
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import CATEGORIES, Json
-from tb_memplugin.server.stretch import Stretch, step_events, stretch
+from tb_memplugin.server.shapes import CATEGORIES, Highest
+from tb_memplugin.server.stretch import Over, Stretch, step_events, stretch
 
 DEFAULT_COLUMNS = 1_000
 
 
-def answer(session: Session, request: Request) -> Json:
+class CoarseCurve(TypedDict):
+    """Live bytes over time, as exact as the summary has them."""
+
+    over: Over
+    t0: int
+    t1: int
+    px: int
+    """The stretch."""
+    min: list[int]
+    max: list[int]
+    """Lowest and highest live bytes of each column."""
+    reserved: list[int] | None
+    """Highest reserved bytes of each column, or null."""
+    keys: list[str]
+    labels: list[str]
+    """The parts, from the bottom to the top, and what to show for them. Categories and phases have an order
+    of their own (`before` is the lowest phase); of others the largest come first, and the last is `(others)`
+    or `(other modules)`."""
+    stacks: list[list[int]]
+    """For each key, its bytes in every column at the moment of the column's `max`: they sum to it."""
+    peak: Highest
+    """The highest moment of the stretch."""
+    exact: bool
+    """False without the side file: then the curve is coarse, and has none of the fields below."""
+
+
+class CurveAnswer(CoarseCurve, total=False):
+    """Live bytes over time or over events."""
+
+    times: tuple[int, int]
+    """The stretch in nanoseconds: its start and end."""
+    events: tuple[int, int]
+    """The stretch in events: the first, and the one after the last."""
+    first_event: int
+    last_event: int
+    """The device's first and last event in the step; -1 and -1 if it has none."""
+    groups: list[Group]
+    """With `fold=1`: of each key."""
+
+
+def answer(session: Session, request: Request) -> CurveAnswer:
     """Answer from the side file; without it, with the coarse curve that the summary contains."""
     by = request.choice("by", ALL_DIVISIONS, "category")
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
@@ -39,13 +81,11 @@ def answer(session: Session, request: Request) -> Json:
         drawn = event_curve(opened.trace, opened.device, part.t0, part.t1, columns, division)
     else:
         drawn = curve(opened.trace, opened.device, part.t0 + epoch, part.t1 + epoch, columns, division)
-    first, last = step_events(opened)
-    return _shape(drawn, part, epoch) | {
-        "first_event": first,
-        "last_event": last,
-        "labels": labels_of(drawn.keys, by),
-        **groups_shape(division),
-    }
+    shape = _shape(drawn, labels_of(drawn.keys, by), part, epoch)
+    shape["first_event"], shape["last_event"] = step_events(opened)
+    if isinstance(division, ModuleGroups):
+        shape["groups"] = groups_shape(division)
+    return shape
 
 
 def _any_step(session: Session, request: Request) -> int:
@@ -57,18 +97,19 @@ def _any_step(session: Session, request: Request) -> int:
     return entries[-1].metadata.step if entries else 0
 
 
-def _shape(drawn: Curve, part: Stretch, epoch_ns: int) -> Json:
+def _shape(drawn: Curve, labels: list[str], part: Stretch, epoch_ns: int) -> CurveAnswer:
     return {
         "over": part.over,
         "t0": part.t0,
         "t1": part.t1,
-        "times": [drawn.t0_ns - epoch_ns, drawn.t1_ns - epoch_ns],
-        "events": [drawn.first_event, drawn.end_event],
+        "times": (drawn.t0_ns - epoch_ns, drawn.t1_ns - epoch_ns),
+        "events": (drawn.first_event, drawn.end_event),
         "px": len(drawn.low),
         "min": drawn.low.tolist(),
         "max": drawn.high.tolist(),
         "reserved": None if drawn.reserved is None else drawn.reserved.tolist(),
-        "keys": drawn.keys,
+        "keys": list(drawn.keys),
+        "labels": labels,
         "stacks": drawn.stacks.tolist(),
         "peak": {
             "time_ns": drawn.peak_time_ns - epoch_ns,
@@ -80,7 +121,7 @@ def _shape(drawn: Curve, part: Stretch, epoch_ns: int) -> Json:
     }
 
 
-def _coarse(stored: summary_pb2.Curve) -> Json:
+def _coarse(stored: summary_pb2.Curve) -> CurveAnswer:
     width = stored.columns
     high = list(accumulate(stored.high))
     stacks = [list(accumulate(stored.stacks[at : at + width])) for at in range(0, len(stored.stacks), width)]

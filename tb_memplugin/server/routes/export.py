@@ -8,6 +8,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 from pathlib import PurePosixPath
+from typing import TypedDict
 from urllib.parse import quote
 
 from werkzeug import wrappers, wsgi
@@ -16,7 +17,6 @@ from tb_memplugin.exports.formats import FORMATS, Format
 from tb_memplugin.server.exported import Exported
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import Json
 from tb_memplugin.trace import MemoryTrace
 
 LONGEST_NAME = 60
@@ -26,7 +26,18 @@ NEVER_INLINE = "sandbox; default-src 'none'"
 """Content security policy of a download: if a browser shows it instead of saving it, no script can run."""
 
 
-def about(session: Session, request: Request) -> Json:
+class ExportAbout(TypedDict):
+    """A file that was written."""
+
+    name: str
+    """The name of the file, such as `memory-baseline-rank0-steps-38-39.html`."""
+    bytes: int
+    """Its size."""
+    notes: list[str]
+    """What had to be made up or left out, in sentences."""
+
+
+def about(session: Session, request: Request) -> ExportAbout:
     """Write the file, so that errors are reported as JSON; `export` then returns the file."""
     download = _Download(session, request)
     written = session.exports.written(download.key, download.trace, download.title)

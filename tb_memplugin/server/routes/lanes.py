@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import numpy as np
 
 from tb_memplugin.analysis.lanes import lanes, over_events
@@ -10,15 +12,42 @@ from tb_memplugin.proto import summary_pb2
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Chosen, Session
-from tb_memplugin.server.shapes import Json
-from tb_memplugin.server.stretch import Stretch, requested_axis, stretch, stretch_within
+from tb_memplugin.server.stretch import Over, Stretch, requested_axis, stretch, stretch_within
 from tb_memplugin.trace import MemoryTrace, Module, Phase, Spans, Step
 
 DEFAULT_COLUMNS = 1_000
 Ran = tuple[tuple[Step, ...], Spans, Spans]
 
 
-def answer(session: Session, request: Request) -> Json:
+class Span(TypedDict):
+    """Something that ran."""
+
+    start_ns: int
+    end_ns: int
+    """When it ran. Over events: the first event within it, and the one after its last."""
+    name: str
+    """What ran."""
+    phase: str | None
+    """Or null."""
+
+
+class LanesAnswer(TypedDict):
+    """What ran during a stretch."""
+
+    over: Over
+    t0: int
+    t1: int
+    """The stretch."""
+    steps: list[Span]
+    phases: list[Span]
+    """In order of time."""
+    modules: list[list[Span]]
+    """Calls for each depth, outermost first."""
+    omitted: int
+    """How many module calls are too narrow to be sent. Calls without any event are not counted."""
+
+
+def answer(session: Session, request: Request) -> LanesAnswer:
     """Answer from the side file; without it, with the longest calls, which the summary contains."""
     chosen = session.chosen(request)
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
@@ -64,7 +93,7 @@ def _ran(trace: MemoryTrace, part: Stretch) -> Ran:
     return RESULTS.of_window(trace, "over events", lambda: over_events(trace))
 
 
-def _shape(spans: Spans, names: list[str], epoch_ns: int) -> list[Json]:
+def _shape(spans: Spans, names: list[str], epoch_ns: int) -> list[Span]:
     start, end = (spans.start_ns - epoch_ns).tolist(), (spans.end_ns - epoch_ns).tolist()
     rows = zip(start, end, names, spans.phase.tolist(), strict=True)
     return [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypedDict
+
 import numpy as np
 
 from tb_memplugin.analysis.module_groups import OTHER_MODULES
@@ -10,12 +12,60 @@ from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Chosen, Session
-from tb_memplugin.server.shapes import CATEGORIES, Json
+from tb_memplugin.server.shapes import CATEGORIES
 from tb_memplugin.store.reader import category_bytes, module_keys
 from tb_memplugin.trace.tables import NOT_NAMED, Int64, Module
 
+ModuleKind = Literal["module", "outside", "unnamed"]
 
-def answer(session: Session, request: Request) -> Json:
+
+class ModuleRow(TypedDict):
+    """A module. Where bytes are by category, there are no zeros."""
+
+    id: int
+    parent: int | None
+    """The place of the row and that of its parent, or null."""
+    key: str
+    name: str
+    """Its name, and the last part of it."""
+    depth: int
+    """How many rows are above it."""
+    class_name: str | None
+    """Or null."""
+    kind: ModuleKind
+    """`outside`: no module; `unnamed`: no known owner."""
+    own: dict[str, int]
+    inclusive: dict[str, int]
+    """Bytes by category, without and with its children."""
+    own_bytes: int
+    inclusive_bytes: int
+    """Their sums."""
+    highest: dict[str, int] | None
+    """The highest inclusive bytes of each category within the step, each at its own moment; null without the
+    side file."""
+    peak_inside_bytes: int | None
+    """The highest live bytes on the device while a call of it ran, or null."""
+    calls: int
+    allocations: int
+    allocated_bytes: int
+    forward_ns: int
+    backward_ns: int
+    """In the step."""
+
+
+class ModulesAnswer(TypedDict):
+    """The tree of modules at a step's peak."""
+
+    peak_bytes: int
+    """The peak."""
+    rows: list[ModuleRow]
+    """Parents before children. The `inclusive_bytes` of the rows without a parent sum to `peak_bytes`."""
+
+
+Highest = list[dict[str, int]]
+
+
+def answer(session: Session, request: Request) -> ModulesAnswer:
     """Answer from the summary; the highest of each category needs the side file, and is null without it."""
     chosen = session.chosen(request)
     summary, device = session.device_summary(request, chosen)
@@ -23,7 +73,7 @@ def answer(session: Session, request: Request) -> Json:
     return {"peak_bytes": device.peak.bytes, "rows": _rows(summary, device, highest)}
 
 
-def _highest(session: Session, chosen: Chosen, device: DeviceSummary) -> list[Json] | None:
+def _highest(session: Session, chosen: Chosen, device: DeviceSummary) -> Highest | None:
     try:
         opened = session.opened(chosen)
     except UnreadableFileError:
@@ -34,13 +84,13 @@ def _highest(session: Session, chosen: Chosen, device: DeviceSummary) -> list[Js
     return [category_bytes(row) for row in table.highest.tolist()]
 
 
-def _rows(summary: StepSummary, device: DeviceSummary, highest: list[Json] | None) -> list[Json]:
+def _rows(summary: StepSummary, device: DeviceSummary, highest: Highest | None) -> list[ModuleRow]:
     table = device.modules
     keys = module_keys(summary, table.modules)
     classes = ["", *summary.modules.class_names]
     own = np.array(table.own, np.int64).reshape(-1, len(CATEGORIES))
     inclusive, depth = _inclusive(own, list(table.parents)), _depths(list(table.parents))
-    rows = []
+    rows: list[ModuleRow] = []
     for row, (module, parent) in enumerate(zip(table.modules, table.parents, strict=True)):
         key = keys[row]
         class_name = classes[summary.modules.classes[module]] if module >= 0 else ""
@@ -70,7 +120,7 @@ def _rows(summary: StepSummary, device: DeviceSummary, highest: list[Json] | Non
     return rows
 
 
-def _kind(key: str) -> str:
+def _kind(key: str) -> ModuleKind:
     if key == NOT_NAMED:
         return "unnamed"
     return "module" if Module(key).is_module and key != OTHER_MODULES else "outside"

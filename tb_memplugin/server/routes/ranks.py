@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal, TypedDict, get_args
 
 import numpy as np
 
@@ -13,14 +14,69 @@ from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.monitored import Series
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import Json, capacity_bytes, reserved_bytes
+from tb_memplugin.server.shapes import capacity_bytes, reserved_bytes
 from tb_memplugin.trace.tables import Bool, Int64
 
 DEFAULT_COLUMNS = 500
 MOST_CELLS = 150_000
 """The most cells in an answer, which then has about 2 MB."""
 
-MEASURES = ("allocated", "reserved")
+Measure = Literal["allocated", "reserved"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+
+
+class MedianRank(TypedDict):
+    """The rank in the middle of all that have the step of the highest, the lower one of two."""
+
+    worker: str
+    device: str
+    """Which it is."""
+    bytes: int
+    """What it has in that step."""
+    recorded: bool
+    """Whether that step is recorded in full."""
+
+
+class Rank(TypedDict):
+    """A device of a worker. Figures over all its steps are whatever `first` and `last` are."""
+
+    worker: str
+    device: str
+    """Which it is."""
+    capacity_bytes: int | None
+    """The memory of the device."""
+    count: int
+    """How many steps it has."""
+    highest_bytes: int
+    highest_step: int
+    lowest_bytes: int
+    lowest_step: int
+    """Over all its steps."""
+    at_least: bool
+    """Whether the highest may have been higher."""
+    recorded: bool
+    """Whether the step of the highest is recorded in full."""
+    median: MedianRank | None
+    """Null if no other rank has the step of the highest."""
+    bytes: list[int | None]
+    """For each column, its highest; null: no step there."""
+    steps: list[int | None] | None
+    """For each column, the first step that has it; null if every column is one step."""
+
+
+class RanksAnswer(TypedDict):
+    """All workers of a run side by side."""
+
+    of: Measure
+    offered: list[Measure]
+    """The measure of this answer, and all that there are."""
+    count: int
+    """Steps in all columns, of whichever rank."""
+    first: list[int]
+    last: list[int]
+    """The first and last step of each column."""
+    rows: list[Rank]
+    """In the order of the numbers in their names (rank2 before rank10)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,12 +93,12 @@ class _Rank:
     recorded: Bool
 
 
-def answer(session: Session, request: Request) -> Json:
+def answer(session: Session, request: Request) -> RanksAnswer:
     """Answer from the metadata of recorded steps and the monitors' records; no side file is read."""
     every = _ranks(session, request)
     offered = [name for name in MEASURES if any((getattr(rank, name) != MISSING).any() for rank in every)]
     wanted = request.text("of", offered[0])
-    of = wanted if wanted in offered else offered[0]
+    of = next((name for name in offered if name == wanted), offered[0])
     shown = [rank for rank in every if (getattr(rank, of) != MISSING).any()]
     ranks = [_steps_with(rank, of) for rank in shown]
     drawn = rank_columns(
@@ -52,10 +108,11 @@ def answer(session: Session, request: Request) -> Json:
         min(request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS), max(1, MOST_CELLS // len(ranks))),
     )
     single = len(drawn.first) == drawn.count  # then the step of every cell is that of its column
-    rows = [_shape(rank, peak, shown, of) for rank, peak in zip(shown, rank_peaks(ranks), strict=True)]
-    for row, high, step in zip(rows, drawn.high, drawn.high_step, strict=True):
-        row["bytes"] = _values(high)
-        row["steps"] = None if single else _values(step)
+    columns = zip(shown, rank_peaks(ranks), drawn.high, drawn.high_step, strict=True)
+    rows = [
+        _shape(rank, peak, shown, of, _values(high), None if single else _values(step))
+        for rank, peak, high, step in columns
+    ]
     return {
         "of": of,
         "offered": offered,
@@ -64,6 +121,9 @@ def answer(session: Session, request: Request) -> Json:
         "last": drawn.last.tolist(),
         "rows": rows,
     }
+
+
+_Column = list[int | None]
 
 
 def _ranks(session: Session, request: Request) -> list[_Rank]:
@@ -153,9 +213,13 @@ def _steps_with(rank: _Rank, of: str) -> RankSteps:
     return RankSteps(rank.steps[present], values[present])
 
 
-def _shape(rank: _Rank, peak: RankPeak, ranks: list[_Rank], of: str) -> Json:
+def _shape(
+    rank: _Rank, peak: RankPeak, ranks: list[_Rank], of: Measure, high: _Column, steps: _Column | None
+) -> Rank:
     row = int(np.searchsorted(rank.steps, peak.highest_step))
-    median = None if peak.median_rank is None else ranks[peak.median_rank]
+    median = None
+    if peak.median_rank is not None and peak.median_bytes is not None:
+        median = _median(ranks[peak.median_rank], peak.highest_step, peak.median_bytes)
     return {
         "worker": rank.worker,
         "device": rank.device,
@@ -167,21 +231,23 @@ def _shape(rank: _Rank, peak: RankPeak, ranks: list[_Rank], of: str) -> Json:
         "recorded": bool(rank.recorded[row]),
         "lowest_bytes": peak.lowest_bytes,
         "lowest_step": peak.lowest_step,
-        "median": None if median is None else _median(median, peak),
+        "median": median,
+        "bytes": high,
+        "steps": steps,
     }
 
 
-def _median(rank: _Rank, peak: RankPeak) -> Json:
-    row = int(np.searchsorted(rank.steps, peak.highest_step))
+def _median(rank: _Rank, step: int, size: int) -> MedianRank:
+    row = int(np.searchsorted(rank.steps, step))
     return {
         "worker": rank.worker,
         "device": rank.device,
-        "bytes": peak.median_bytes,
+        "bytes": size,
         "recorded": bool(rank.recorded[row]),
     }
 
 
-def _values(row: Int64) -> list[int | None]:
+def _values(row: Int64) -> _Column:
     if (row == MISSING).any():
         return [None if value == MISSING else value for value in row.tolist()]
     return row.tolist()  # type: ignore[no-any-return]

@@ -2,17 +2,88 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import DeviceStats
 from tb_memplugin.server.catalog import Entry, Listing
 from tb_memplugin.server.monitored import MonitoredRuns, Series
-from tb_memplugin.server.routes.step_figures import whole_shape
+from tb_memplugin.server.routes.step_figures import MonitoredWhole, whole_shape
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import Json, capacity_bytes, reserved_bytes
+from tb_memplugin.server.shapes import capacity_bytes, reserved_bytes
 
 
-def answer(session: Session, request: Request) -> Json:
+class StepColumns(TypedDict):
+    """What a device has of recorded steps, as columns of equal length."""
+
+    at: list[int]
+    """Place in the worker's columns `step` and `window`."""
+    peak_bytes: list[int]
+    peak_time_ns: list[int]
+    """The peaks, and when they were."""
+    step_start_ns: list[int]
+    step_end_ns: list[int]
+    """When the steps ran."""
+    peak_reserved_bytes: list[int | None]
+    """Highest reserved bytes; null on the CPU."""
+    capacity_bytes: list[int | None]
+    """The memory of the device."""
+
+
+class PackedSteps(TypedDict):
+    """The recorded steps of a worker, as columns of equal length."""
+
+    step: list[int]
+    window: list[int]
+    """Their numbers, and the windows that they are in."""
+    devices: dict[str, StepColumns]
+    """By name of a device."""
+
+
+class PackedWorker(TypedDict):
+    """A worker of a run."""
+
+    worker: str
+    """Its name."""
+    devices: list[str]
+    """Those that were recorded."""
+    steps: PackedSteps
+    """Those that were recorded."""
+    monitored: dict[str, MonitoredWhole]
+    """By name of a device, what a `MemoryMonitor` saw; `{}` if there was none."""
+
+
+class PackedRun(TypedDict):
+    """A run."""
+
+    run: str
+    """Its name."""
+    workers: list[PackedWorker]
+    """In order of their names."""
+
+
+class Problem(TypedDict):
+    """A file that cannot be read."""
+
+    file: str
+    reason: str
+    fix: str
+    """Which file, why, and what to do."""
+
+
+class PackedRuns(TypedDict):
+    """Everything that can be picked."""
+
+    runs: list[PackedRun]
+    """In order of their names."""
+    problems: list[Problem]
+    """Files that cannot be read."""
+    logdir: str
+    """TensorBoard's; "" with `--logdir_spec`."""
+
+
+def answer(session: Session, request: Request) -> PackedRuns:
     """Answer with a new query to TensorBoard and a check of the files in the logdir."""
     listing = session.catalog.listing(request.ctx, request.experiment, fresh=True)
     monitored = session.monitored.runs(request.ctx, request.experiment, fresh=True)
@@ -24,8 +95,8 @@ def answer(session: Session, request: Request) -> Json:
     }
 
 
-def _runs(listing: Listing, monitored: MonitoredRuns) -> list[Json]:
-    runs: dict[str, list[Json]] = {}
+def _runs(listing: Listing, monitored: MonitoredRuns) -> list[PackedRun]:
+    runs: dict[str, list[PackedWorker]] = {}
     for run, worker in sorted({**listing.workers, **monitored.workers}):
         entries = listing.workers.get((run, worker), [])
         runs.setdefault(run, []).append(
@@ -39,14 +110,14 @@ def _runs(listing: Listing, monitored: MonitoredRuns) -> list[Json]:
     return [{"run": run, "workers": workers} for run, workers in sorted(runs.items())]
 
 
-def _monitored(series: Series | None) -> Json:
+def _monitored(series: Series | None) -> dict[str, MonitoredWhole]:
     if series is None:
         return {}
     figures = series.figures
     return {device.name: whole_shape(figures, row) for row, device in enumerate(figures.devices)}
 
 
-def _steps(entries: list[Entry]) -> Json:
+def _steps(entries: list[Entry]) -> PackedSteps:
     """Return steps as columns, to keep the answer small: every page loads a list of up to 20,000 steps."""
     steps = [entry.metadata for entry in entries]
     by_device: dict[str, list[tuple[int, DeviceStats]]] = {}
@@ -60,20 +131,22 @@ def _steps(entries: list[Entry]) -> Json:
     }
 
 
-def _columns(devices: list[tuple[int, DeviceStats]]) -> Json:
-    columns: Json = {
-        name: [getattr(device.stats, name) for _, device in devices]
-        for name in ("peak_bytes", "peak_time_ns", "step_start_ns", "step_end_ns")
+def _columns(devices: list[tuple[int, DeviceStats]]) -> StepColumns:
+    return {
+        "at": [index for index, _ in devices],
+        "peak_bytes": [device.stats.peak_bytes for _, device in devices],
+        "peak_time_ns": [device.stats.peak_time_ns for _, device in devices],
+        "step_start_ns": [device.stats.step_start_ns for _, device in devices],
+        "step_end_ns": [device.stats.step_end_ns for _, device in devices],
+        "peak_reserved_bytes": [reserved_bytes(device) for _, device in devices],
+        "capacity_bytes": [capacity_bytes(device) for _, device in devices],
     }
-    columns["peak_reserved_bytes"] = [reserved_bytes(device) for _, device in devices]
-    columns["capacity_bytes"] = [capacity_bytes(device) for _, device in devices]
-    return {"at": [index for index, _ in devices], **columns}
 
 
 def _each_once(errors: list[UnreadableFileError]) -> list[UnreadableFileError]:
     return list({(error.where, error.what): error for error in errors}.values())
 
 
-def _problem(error: UnreadableFileError, logdir: str) -> Json:
+def _problem(error: UnreadableFileError, logdir: str) -> Problem:
     where = error.where.removeprefix(logdir).lstrip("/\\") if logdir else error.where
     return {"file": where, "reason": error.what, "fix": error.fix}

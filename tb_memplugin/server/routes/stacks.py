@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import TypedDict, get_args
 
 from tb_memplugin.analysis.flame import Flame, Frames, flame, label_of
 from tb_memplugin.analysis.stacks import StackRow
-from tb_memplugin.server.allocated import allocated
+from tb_memplugin.server.allocated import Whole, allocated
 from tb_memplugin.server.cache import RESULTS
-from tb_memplugin.server.frames import Finder, FrameTable
+from tb_memplugin.server.frames import Finder, Frame, FrameTable
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
-from tb_memplugin.server.shapes import Json
+from tb_memplugin.server.shapes import Sum
 
 FRAMES: tuple[Frames, ...] = get_args(Frames)
 DEFAULT_COLUMNS = 1_000
@@ -22,7 +22,50 @@ NARROWEST = 0.5
 ROOT, WITHOUT = -1, -2
 
 
-def answer(session: Session, request: Request) -> Json:
+class Nodes(TypedDict):
+    """Nodes of the tree, as columns of equal length: parents first, siblings largest first, `(no stack)`
+    last. The root and what is above `node` are always among them.
+    """
+
+    id: list[int]
+    """Number of the node."""
+    parent: list[int]
+    """A place in these columns, -1 for the root."""
+    label: list[int]
+    """The frame that it goes by (a place in `frames`), -1 for the root, -2 for `(no stack)`."""
+    run: list[list[int]]
+    """All its frames, outermost first."""
+    bytes: list[int]
+    count: list[int]
+    """With its children."""
+    own: list[int]
+    """Bytes of the stacks that end here."""
+    found: list[int]
+    """1 if `find` finds one of its frames."""
+
+
+class _Tree(TypedDict):
+    frames: list[Frame]
+    nodes: Nodes
+    omitted: int
+
+
+class StacksAnswer(Whole):
+    """The tree of calls."""
+
+    knows_stacks: bool
+    """Whether any allocation of the device has a stack."""
+    frames: list[Frame]
+    """All frames of the nodes."""
+    node: int
+    """The node that is looked at."""
+    nodes: Nodes
+    """Those that a screen can show."""
+    omitted: int
+    """How many nodes are left out."""
+
+
+def answer(session: Session, request: Request) -> StacksAnswer:
     """Answer from the side file."""
     frames = request.choice("frames", FRAMES, "folded")
     opened = session.opened(session.chosen(request))
@@ -34,15 +77,14 @@ def answer(session: Session, request: Request) -> Json:
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     finder = Finder(request.text("find", ""))
     return {
-        **chosen.shape(rows),
-        "found": matches_shape(rows, finder),
+        **chosen.shape(rows, matches_shape(rows, finder)),
         "knows_stacks": knows_stacks(opened),
         "node": node,
         **_tree_shape(tree, node, columns, finder),
     }
 
 
-def matches_shape(rows: Sequence[StackRow], finder: Finder) -> Json | None:
+def matches_shape(rows: Sequence[StackRow], finder: Finder) -> Sum | None:
     """Return the sum of the stacks that contain the text; None if the text is empty."""
     if not finder:
         return None
@@ -60,7 +102,7 @@ def knows_stacks(opened: Opened) -> bool:
     )
 
 
-def _tree_shape(tree: Flame, root: int, columns: int, finder: Finder) -> Json:
+def _tree_shape(tree: Flame, root: int, columns: int, finder: Finder) -> _Tree:
     nodes, omitted = tree.in_sight(root, float(tree.bytes[root]) / columns * NARROWEST)
     shown = nodes.tolist()
     column = {node: row for row, node in enumerate(shown)}

@@ -2,26 +2,117 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from tb_memplugin.analysis.growth_across import COUNTED_ON_CPU
-from tb_memplugin.exports.json import account_json
+from tb_memplugin.exports.json import AccountJson, account_json
+from tb_memplugin.proto import summary_pb2
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Chosen, Session
-from tb_memplugin.server.shapes import Json, allocation_shape, parts_shape, stats_shape
+from tb_memplugin.server.shapes import (
+    Allocation,
+    Note,
+    Part,
+    StepStats,
+    allocation_shape,
+    parts_shape,
+    stats_shape,
+)
 from tb_memplugin.store.reader import largest_at_peak, peak_parts, recorded_accounts
 from tb_memplugin.trace import Phase
+from tb_memplugin.trace.notes import OTHER
 
 
-def answer(session: Session, request: Request) -> Json:
+class StepPeak(TypedDict):
+    """What is alive at the peak."""
+
+    bytes: int
+    """The peak."""
+    time_ns: int
+    event: int
+    """When it is."""
+    phase: str
+    operator: str | None
+    module: str | None
+    """What ran."""
+    by_category: list[Part]
+    by_module: list[Part]
+    by_operator: list[Part]
+    by_phase: list[Part]
+    """What is in it, largest first."""
+    largest: list[Allocation]
+    """The largest allocations."""
+
+
+class FirstEnd(TypedDict):
+    """What the first comparable step left alive."""
+
+    step: int
+    """Its number."""
+    end_bytes: int
+    """Alive at its end."""
+
+
+class StepSource(TypedDict):
+    """Where a step comes from."""
+
+    kind: str
+    """What recorded it."""
+    torch: str | None
+    """The version of torch."""
+    properties: dict[str, str]
+    """The allocator's settings, and other properties of the recording."""
+    product: str
+    """The device's name."""
+    side_file: str
+    """The path of the side file in the logdir."""
+    side_file_present: bool
+    """Whether it exists."""
+    window: int
+    """The number of the window."""
+    epoch_ns: str
+    """When the window began, in nanoseconds since 1970."""
+
+
+class StepAnswer(TypedDict):
+    """A step, and what is in its peak."""
+
+    run: str
+    worker: str
+    """As picked."""
+    step: int
+    """As picked."""
+    device: str
+    """As picked."""
+    stats: StepStats
+    """The figures of the step."""
+    peak: StepPeak
+    """What is alive at the peak."""
+    account: AccountJson
+    """The window's bytes on the device beside those of a counter of others, [as in the JSON of a
+    trace](json_format.md#account)."""
+    notes: list[Note]
+    """What is not exact, and why."""
+    previous_step: int | None
+    """Number of the step recorded before it, or null."""
+    first_end: FirstEnd | None
+    """What the first comparable step left alive. Null if that is this step. On the CPU, only steps of the
+    same window are comparable, unless the source counts everything that is alive."""
+    source: StepSource
+    """Where the step comes from."""
+
+
+def answer(session: Session, request: Request) -> StepAnswer:
     """Answer from the summary only; the side file is not needed."""
     chosen = session.chosen(request)
     summary, device = session.device_summary(request, chosen)
     metadata = chosen.entry.metadata
     present = session.windows.present(chosen.entry)
-    notes = [{"level": "warning" if note.warning else "info", "text": note.text} for note in summary.notes]
+    notes = [_note_shape(note) for note in summary.notes]
     if not present:
         text = f"The side file {session.windows.display(chosen.entry)} is missing: the timeline is coarse."
-        notes.insert(0, {"level": "warning", "text": text})
+        notes.insert(0, _note_shape(summary_pb2.Note(warning=True, text=text, code="no_side_file")))
     return {
         "run": chosen.entry.run,
         "worker": chosen.entry.worker,
@@ -46,7 +137,17 @@ def answer(session: Session, request: Request) -> Json:
     }
 
 
-def _peak_shape(summary: StepSummary, device: DeviceSummary) -> Json:
+def _note_shape(note: summary_pb2.Note) -> Note:
+    return {
+        "code": note.code or OTHER,
+        "level": "warning" if note.warning else "info",
+        "bytes": note.bytes if note.HasField("bytes") else None,
+        "device": note.device,
+        "text": note.text,
+    }
+
+
+def _peak_shape(summary: StepSummary, device: DeviceSummary) -> StepPeak:
     peak = device.peak
     return {
         "bytes": peak.bytes,
@@ -75,7 +176,7 @@ def _previous_step(session: Session, request: Request, chosen: Chosen) -> int | 
     return before
 
 
-def _first_end(session: Session, request: Request, chosen: Chosen, source: str) -> Json | None:
+def _first_end(session: Session, request: Request, chosen: Chosen, source: str) -> FirstEnd | None:
     """Return what the first comparable step left alive; None if that is this step.
 
     A comparable step is of the same recording. If the source does not count everything alive when a window

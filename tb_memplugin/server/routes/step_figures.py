@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import numpy as np
 
 from tb_memplugin.analysis.step_series import highest_row
@@ -9,12 +11,101 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.server.routes.steps import requested_series
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import Json
+from tb_memplugin.server.shapes import Note
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseFigures, StepFigures
 from tb_memplugin.trace.tables import Int64
 
 
-def answer(session: Session, request: Request) -> Json:
+class FiguresOfStep(TypedDict):
+    """The figures of a step; null if not counted."""
+
+    peak_bytes: int
+    """The peak."""
+    at_least: bool
+    """Whether it may have been higher."""
+    end_bytes: int
+    """At the end of the step."""
+    peak_reserved_bytes: int | None
+    end_reserved_bytes: int | None
+    """Reserved, at most and at the end."""
+    fragmentation: float | None
+    """From 0 to 1."""
+    retries: int | None
+    ooms: int | None
+    allocations: int | None
+    allocated_bytes: int | None
+    """In the step."""
+
+
+class PhaseOfStep(TypedDict):
+    """A phase of a step."""
+
+    name: str
+    """Its name."""
+    count: int
+    duration_ns: int
+    """How often and how long it ran."""
+    peak_bytes: int
+    """Its peak."""
+    at_least: bool
+    """Whether it may have been higher."""
+    end_bytes: int
+    """At its end."""
+
+
+class MonitoredWhole(TypedDict):
+    """All steps of a device that a `MemoryMonitor` watched."""
+
+    kind: str
+    """`allocator`: torch's counters; `process`: resident memory."""
+    capacity_bytes: int | None
+    """The memory of the device."""
+    count: int
+    """How many steps."""
+    first: int
+    last: int
+    """The first and last of them."""
+    highest_step: int
+    highest_bytes: int
+    """The one with the highest peak."""
+    retries: int | None
+    ooms: int | None
+    """In all steps; null if not counted."""
+    duration_ns: int
+    """Of all steps."""
+
+
+class StepFiguresAnswer(FiguresOfStep):
+    """Everything that a monitor recorded of one step."""
+
+    run: str
+    worker: str
+    device: str
+    """As picked."""
+    step: int
+    """As picked."""
+    kind: str
+    """`allocator`: torch's counters; `process`: resident memory."""
+    product: str
+    """The device's name."""
+    capacity_bytes: int | None
+    """The memory of the device."""
+    torch: str | None
+    """The version of torch."""
+    duration_ns: int
+    """The time of the step."""
+    previous_step: int | None
+    previous: FiguresOfStep | None
+    """The step before: its number and figures."""
+    phases: list[PhaseOfStep]
+    """In the order in which they first ran."""
+    whole: MonitoredWhole
+    """All steps."""
+    notes: list[Note]
+    """What is not exact, and why."""
+
+
+def answer(session: Session, request: Request) -> StepFiguresAnswer:
     """Answer from the monitor's records only."""
     series, device = requested_series(session, request)
     figures, step = series.figures, request.number("step")
@@ -41,11 +132,14 @@ def answer(session: Session, request: Request) -> Json:
         "previous": _row_shape(device_figures, row - 1) if row else None,
         "phases": [_phase_shape(phase, device, row) for phase in figures.phases if phase.counts[row]],
         "whole": whole_shape(figures, device),
-        "notes": list(figures.notes),
+        "notes": [
+            {"code": note.code, "level": note.level, "bytes": note.bytes, "device": note.device, "text": note}
+            for note in figures.notes
+        ],
     }
 
 
-def whole_shape(figures: StepFigures, device: int) -> Json:
+def whole_shape(figures: StepFigures, device: int) -> MonitoredWhole:
     """Return a summary of all steps of a device."""
     device_figures, highest = figures.devices[device], highest_row(figures, device)
     return {
@@ -62,7 +156,7 @@ def whole_shape(figures: StepFigures, device: int) -> Json:
     }
 
 
-def _row_shape(device: DeviceFigures, row: int) -> Json:
+def _row_shape(device: DeviceFigures, row: int) -> FiguresOfStep:
     fragmentation = device.fragmentation
     return {
         "peak_bytes": int(device.peak[row]),
@@ -78,7 +172,7 @@ def _row_shape(device: DeviceFigures, row: int) -> Json:
     }
 
 
-def _phase_shape(phase: PhaseFigures, device: int, row: int) -> Json:
+def _phase_shape(phase: PhaseFigures, device: int, row: int) -> PhaseOfStep:
     phase_bytes = phase.devices[device]
     return {
         "name": phase.name,

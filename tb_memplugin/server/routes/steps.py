@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import numpy as np
 
 from tb_memplugin.analysis.step_series import step_series
@@ -9,14 +11,33 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.server.monitored import Series
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import Json
 from tb_memplugin.trace.tables import Int64
 
 DEFAULT_COLUMNS = 1_000
 MOST_MARKS = 200
 
 
-def answer(session: Session, request: Request) -> Json:
+class StepsAnswer(TypedDict):
+    """The peaks of the steps that a monitor saw, in columns of about equally many steps."""
+
+    count: int
+    """Steps in all columns."""
+    first: list[int]
+    last: list[int]
+    """The first and last step of each column."""
+    low: list[int]
+    high: list[int]
+    """The lowest and highest peak of each column."""
+    high_step: list[int]
+    """The first step that has the highest."""
+    reserved: list[int] | None
+    """The highest reserved bytes of each column, or null."""
+    retries: list[tuple[int, int]]
+    ooms: list[tuple[int, int]]
+    """Step and count of the first 200 steps that have any."""
+
+
+def answer(session: Session, request: Request) -> StepsAnswer:
     """Answer from the monitor's records only."""
     series, device = requested_series(session, request)
     figures = series.figures
@@ -55,9 +76,9 @@ def requested_series(session: Session, request: Request) -> tuple[Series, int]:
     return series, device
 
 
-def _marks(steps: Int64, counts: Int64 | None, first: int, last: int) -> list[list[int]]:
+def _marks(steps: Int64, counts: Int64 | None, first: int, last: int) -> list[tuple[int, int]]:
     """Return [step, count] of the first steps with a count above 0, at most `MOST_MARKS`."""
     if counts is None:
         return []
     rows = np.flatnonzero((counts > 0) & (steps >= first) & (steps <= last))[:MOST_MARKS]
-    return np.stack((steps[rows], counts[rows]), axis=1).tolist()  # type: ignore[no-any-return]
+    return list(zip(steps[rows].tolist(), counts[rows].tolist(), strict=True))

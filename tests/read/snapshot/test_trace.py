@@ -96,6 +96,8 @@ def test_an_oom_changes_nothing_and_is_told() -> None:
     assert trace.notes == (
         "cuda:0: out of memory at entry 1: 4,096 bytes requested with 64 bytes free on the device.",
     )
+    (note,) = trace.notes
+    assert (note.code, note.bytes, note.device) == ("out_of_memory", 4096, "cuda:0")
 
 
 def test_segments_and_maps_both_move_the_reserve() -> None:
@@ -173,6 +175,7 @@ def test_without_times_the_index_stands_for_them() -> None:
     trace = trace_from_snapshot(snapshot([], written), "x")
     assert trace.events.time_ns.tolist() == [0, 1000, 2000]
     assert "tells no times" in trace.notes[0]
+    assert (trace.notes[0].code, trace.notes[0].device) == ("no_times", "cuda:0")
 
 
 def test_an_entry_without_a_time_takes_the_one_before_and_at_the_beginning_the_first_told() -> None:

@@ -17,6 +17,7 @@ from tb_memplugin.record.steps.counters import (
 from tb_memplugin.record.steps.process_memory import resident_memory
 from tb_memplugin.record.steps.recording import MOST_PHASES, OTHER_PHASES, StepRecording
 from tb_memplugin.record.steps.shared_peaks import SharedPeaks
+from tb_memplugin.trace.notes import Note
 from tests.counting_allocator import CountingAllocator, Handle
 
 
@@ -191,7 +192,7 @@ def test_steps_become_columns_and_a_phase_that_did_not_run_is_zero(recording, al
     allocator.briefly(5)
     recording.end_phase(recording.begin_phase("validation"))
     recording.end_step(20)
-    figures = figures_of(recording.take(), recording.counters, ["a note"])
+    figures = figures_of(recording.take(), recording.counters, [Note("a note")])
     assert figures.steps.tolist() == [10, 20]
     assert figures.devices[0].peak.tolist() == [0, 5]
     assert figures.phases[0].counts.tolist() == [0, 1]

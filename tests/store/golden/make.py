@@ -13,7 +13,7 @@ from tb_memplugin.store.blob import pack
 from tb_memplugin.store.envelope import VERSION
 from tb_memplugin.store.summary import SCHEMA_VERSION, Window, WindowSummaries
 from tb_memplugin.store.windows import write_window
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace import MemoryTrace, Note
 from tb_memplugin.trace.step_figures import StepFigures
 from tests.step_figures import figures
 from tests.traces import trace
@@ -34,7 +34,7 @@ def golden_trace() -> MemoryTrace:
         "step 6",
         "alloc 7 s module=net category=optimizer_state phase=optimizer operator=größe<script>",
         calls=[("net", 0, 1, "forward"), ("net.layer", 0, 0, "forward"), ("net.layer", 2, 3, "backward")],
-        notes=("2 bytes are not exact.",),
+        notes=(Note("2 bytes are not exact."),),
         properties={"torch": "2.13.0"},
         stacks=(("train.py:1", "model.py:2"), ()),
     )

@@ -1,4 +1,4 @@
-import type { AdviceAnswer } from "../../api/advice";
+import type { AdviceAnswer } from "../../api/types";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import { alone, picked } from "../../state/app";

@@ -1,4 +1,4 @@
-import type { Evidence, Finding, Where } from "../../api/advice";
+import type { Evidence, Finding, Where } from "../../api/types";
 import { linkTo, ruleName, titleOf } from "../../state/advice";
 import { asPartOf, exactBytes, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { capital, titleText } from "../../state/names";

@@ -1,5 +1,6 @@
-import type { Judgement } from "../../api/advice";
-import { RULES, ruleName } from "../../state/advice";
+import type { Judgement } from "../../api/types";
+import { RULES } from "../../api/contract";
+import { ruleName } from "../../state/advice";
 import { titleText } from "../../state/names";
 
 /** The rules without a finding: what each looked for, and what it saw, or what it lacked. */

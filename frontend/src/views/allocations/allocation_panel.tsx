@@ -1,5 +1,5 @@
 import type { Remote } from "../../api/remote";
-import type { AllocationAnswer } from "../../api/stacks";
+import type { AllocationAnswer } from "../../api/types";
 import { navigate, selection } from "../../state/app";
 import { exactBytes } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";

@@ -1,5 +1,5 @@
 import { useEffect, useState } from "preact/hooks";
-import type { Listed } from "../../api/stacks";
+import type { Listed } from "../../api/types";
 import { navigate, route, stretch } from "../../state/app";
 import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";

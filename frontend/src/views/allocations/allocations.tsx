@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
+import type { AllocationAnswer, BandsAnswer } from "../../api/types";
 import { columnsIn } from "../../draw/axes";
 import { halfOf } from "../../draw/bands";
 import { navigate, route, stretch } from "../../state/app";

@@ -1,5 +1,5 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
+import type { AllocationAnswer, BandsAnswer } from "../../api/types";
 import { across, EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
 import { NOTHING, ownerAt, ownersOf } from "../../draw/bands";
 import { kept, panned, turned, zoomed } from "../../draw/stack";

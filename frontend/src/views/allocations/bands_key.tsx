@@ -1,4 +1,4 @@
-import type { BandsAnswer } from "../../api/stacks";
+import type { BandsAnswer } from "../../api/types";
 import { exactBytes, percent, withUnit } from "../../state/bytes";
 import { counted, grouped } from "../../state/numbers";
 import { Swatch } from "../category";

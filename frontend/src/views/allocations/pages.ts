@@ -1,7 +1,7 @@
 /** Rows of a long list, asked for page by page as they come into sight. */
 import { address, type Query } from "../../api/request";
 import { type Remote, useRemote } from "../../api/remote";
-import type { AllocationsAnswer, Listed } from "../../api/stacks";
+import type { AllocationsAnswer, Listed } from "../../api/types";
 import type { InSight } from "../windowed";
 
 export const PAGE = 200;

@@ -1,5 +1,5 @@
 /** Puts the canvases of the Allocations view together. */
-import type { AllocationAnswer, BandsAnswer } from "../../api/stacks";
+import type { AllocationAnswer, BandsAnswer } from "../../api/types";
 import { columnEdges, drawPeak, strokeSteps } from "../../draw/area";
 import { type Axis, drawByteAxis } from "../../draw/axes";
 import { NOTHING, type Owners } from "../../draw/bands";

@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { FailedRequests, ReserveCurve } from "../../api/allocator";
+import type { FailedRequests, ReserveCurve } from "../../api/types";
 import { columnsIn } from "../../draw/axes";
 import { navigate, route, stretch } from "../../state/app";
 import { grouped } from "../../state/numbers";

@@ -1,7 +1,8 @@
 import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import { type BlockAnswer, FREE, type SegmentsAnswer } from "../../api/allocator";
+import { FREE } from "../../api/codes";
+import type { BlockAnswer, SegmentsAnswer } from "../../api/types";
 import { exactBytes } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
 import { moduleLabel, titleText } from "../../state/names";

@@ -1,4 +1,4 @@
-import type { AllocatorState } from "../../api/allocator";
+import type { AllocatorState } from "../../api/types";
 import { exactBytes, unitFor, withUnit } from "../../state/bytes";
 import { counted, grouped } from "../../state/numbers";
 

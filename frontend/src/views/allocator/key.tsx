@@ -1,4 +1,4 @@
-import type { ReserveCurve } from "../../api/allocator";
+import type { ReserveCurve } from "../../api/types";
 import { KeyEntry } from "../key_entry";
 
 /** What the chart's colors and lines mean. */

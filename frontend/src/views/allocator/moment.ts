@@ -1,7 +1,7 @@
 /** The moment that the view shows: what the address says, else the failed request, else the peak. */
 import { address } from "../../api/request";
 import { type Remote, useRemote } from "../../api/remote";
-import type { AllocatorState, FailedRequest, Over, ReserveCurve } from "../../api/allocator";
+import type { AllocatorState, FailedRequest, Over, ReserveCurve } from "../../api/types";
 import { navigate, route } from "../../state/app";
 import type { Stretch } from "../../state/stretch";
 

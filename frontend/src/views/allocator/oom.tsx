@@ -1,4 +1,4 @@
-import type { OomReport } from "../../api/allocator";
+import type { OomReport } from "../../api/types";
 import { exactBytes, inUnit, unitFor, withUnit } from "../../state/bytes";
 import { titleText } from "../../state/names";
 import { counted, grouped } from "../../state/numbers";

@@ -1,4 +1,4 @@
-import type { AllocatorState, Pool } from "../../api/allocator";
+import type { AllocatorState, Pool } from "../../api/types";
 import { exactBytes, inUnit, unitFor } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { Name } from "../name";

@@ -1,5 +1,5 @@
 import { useEffect, useRef, useState } from "preact/hooks";
-import type { Over, ReserveCurve } from "../../api/allocator";
+import type { Over, ReserveCurve } from "../../api/types";
 import { across, EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
 import { CHART_HEIGHT, paintReserve } from "../../draw/reserve";
 import { columnAt, panned, turned, zoomed } from "../../draw/stack";

@@ -1,7 +1,8 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import { type ColorBy, type Home, PENDING, type SegmentsAnswer } from "../../api/allocator";
+import { PENDING } from "../../api/codes";
+import type { ColorBy, Home, SegmentsAnswer } from "../../api/types";
 import { isUnknown, LINE } from "../../draw/paint_tape";
 import { layTape, segmentsBetween, type Tape } from "../../draw/tape";
 import { sharpness } from "../../draw/surface";

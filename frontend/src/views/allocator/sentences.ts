@@ -1,5 +1,5 @@
 /** The sentences that open the view: what failed or how much was reserved, and how it stands at the moment shown. */
-import type { AllocatorState, OomReport, ReserveCurve } from "../../api/allocator";
+import type { AllocatorState, OomReport, ReserveCurve } from "../../api/types";
 import { asPartOf, percent, withUnit } from "../../state/bytes";
 import type { Piece } from "../../state/sentences";
 

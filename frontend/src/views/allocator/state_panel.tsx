@@ -1,4 +1,4 @@
-import type { AllocatorState } from "../../api/allocator";
+import type { AllocatorState } from "../../api/types";
 import { asPartOf, exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
 import { cellText, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";

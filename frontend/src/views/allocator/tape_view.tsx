@@ -1,5 +1,6 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { FREE, type Home, type SegmentsAnswer } from "../../api/allocator";
+import { FREE } from "../../api/codes";
+import type { Home, SegmentsAnswer } from "../../api/types";
 import { drawFrame, drawTape, LINE } from "../../draw/paint_tape";
 import { readPalette } from "../../draw/palette";
 import { prepare, watchWidth } from "../../draw/surface";

@@ -220,7 +220,7 @@ function ChangeRow({ line, open, own, onFlip, by, withCategory, unit, widest, in
                 {module}
               </RouteLink>
             ) : (
-              <Name text={partLabel(by, row.label ?? row.key, own)} title={by === "stack" ? row.key : undefined} />
+              <Name text={partLabel(by, row.label, own)} title={by === "stack" ? row.key : undefined} />
             )}
           </span>
         )}

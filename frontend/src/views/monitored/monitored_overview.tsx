@@ -1,6 +1,5 @@
 import type { ComponentChildren } from "preact";
-import type { StepFiguresAnswer } from "../../api/monitored";
-import type { Note } from "../../api/types";
+import type { Note, StepFiguresAnswer } from "../../api/types";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import { picked, selection } from "../../state/app";
@@ -153,8 +152,10 @@ function Figure({ id, label, value, children }: FigureProps) {
   );
 }
 
-function notesOf(answer: StepFiguresAnswer): Note[] {
-  const notes: Note[] = answer.notes.map((text) => ({ level: "warning", text }));
+type Shown = Pick<Note, "level" | "text">;
+
+function notesOf(answer: StepFiguresAnswer): Shown[] {
+  const notes: Shown[] = [...answer.notes];
   if (answer.kind === "process") {
     const text =
       "This is the memory of the whole process as the operating system counts it: Python, libraries and " +

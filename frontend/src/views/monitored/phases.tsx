@@ -1,4 +1,4 @@
-import type { StepFiguresAnswer } from "../../api/monitored";
+import type { StepFiguresAnswer } from "../../api/types";
 import { exactBytes, inUnit, unitFor } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";

@@ -1,7 +1,6 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { LineTableAnswer } from "../../api/stacks";
-import type { StepAnswer } from "../../api/types";
+import type { LineTableAnswer, StepAnswer } from "../../api/types";
 import { picked } from "../../state/app";
 import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
 import { searchFor } from "../../state/frames";

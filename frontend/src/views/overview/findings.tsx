@@ -1,4 +1,4 @@
-import type { AdviceAnswer, Finding } from "../../api/advice";
+import type { AdviceAnswer, Finding } from "../../api/types";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import { alone } from "../../state/app";

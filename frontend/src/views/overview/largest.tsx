@@ -1,7 +1,6 @@
 import { useRemote } from "../../api/remote";
 import { address } from "../../api/request";
-import type { AllocationsAnswer, Listed } from "../../api/stacks";
-import type { Allocation, StepAnswer } from "../../api/types";
+import type { Allocation, AllocationsAnswer, Listed, StepAnswer } from "../../api/types";
 import { exactBytes, inUnit, unitFor, unitWithin } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
 import { allocationName, NOT_NAMED, titleText } from "../../state/names";

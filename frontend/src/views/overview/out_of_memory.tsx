@@ -1,3 +1,4 @@
+import { OUT_OF_MEMORY } from "../../api/contract";
 import type { Note, StepStats } from "../../api/types";
 import type { Pick } from "../../state/selection";
 import { exactBytes, withUnit } from "../../state/bytes";
@@ -10,7 +11,7 @@ import { RouteLink } from "../route_link";
 
 /** Without the notes that say the same of this device; those of other devices stay. */
 export function withoutFailures(notes: Note[], { device }: Pick, failed: Failure[]): Note[] {
-  return failed.length === 0 ? notes : notes.filter((note) => !note.text.startsWith(`${device}: out of memory `));
+  return failed.length === 0 ? notes : notes.filter((note) => note.code !== OUT_OF_MEMORY || note.device !== device);
 }
 
 /** Where a request failed in this step, that comes before all numbers. */

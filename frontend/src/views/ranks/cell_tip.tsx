@@ -1,4 +1,4 @@
-import type { RanksAnswer } from "../../api/ranks";
+import type { RanksAnswer } from "../../api/types";
 import { deltaWithUnit, exactBytes, percent, unitFor, withUnit } from "../../state/bytes";
 import { cellText } from "../../state/names";
 import { grouped } from "../../state/numbers";

@@ -1,5 +1,5 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { RanksAnswer } from "../../api/ranks";
+import type { RanksAnswer } from "../../api/types";
 import { cellAt, cellPixels, columnLeft, type HeatLayout, layHeatMap, ramp } from "../../draw/heat_map";
 import { readPalette } from "../../draw/palette";
 import { prepare, watchWidth } from "../../draw/surface";

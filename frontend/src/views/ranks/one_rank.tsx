@@ -1,4 +1,4 @@
-import type { Rank } from "../../api/ranks";
+import type { Rank } from "../../api/types";
 import { titleText } from "../../state/names";
 import { RouteLink } from "../route_link";
 

@@ -1,8 +1,7 @@
 import { useMemo } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { Rank, RanksAnswer } from "../../api/ranks";
-import type { StepAnswer } from "../../api/types";
+import type { Rank, RanksAnswer, StepAnswer } from "../../api/types";
 import { navigate, picked, route } from "../../state/app";
 import { exactBytes, inUnit, percent, type Unit } from "../../state/bytes";
 import { highestRank, measured, type Order, ordered, overMedian, rankName, readOrder, severalDevices } from "../../state/ranks";

@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { Rank, RanksAnswer } from "../../api/ranks";
+import type { Rank, RanksAnswer } from "../../api/types";
 import { navigate, picked, route, selection } from "../../state/app";
 import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";

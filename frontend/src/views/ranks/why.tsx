@@ -1,7 +1,6 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { Rank } from "../../api/ranks";
-import type { CompareAnswer } from "../../api/types";
+import type { CompareAnswer, Rank } from "../../api/types";
 import { isAlone } from "../../state/app";
 import { exactBytes, type Unit, withUnit } from "../../state/bytes";
 import { shortened, visible } from "../../state/names";

@@ -1,4 +1,5 @@
-import { type Frame, ROOT, type StacksAnswer, WITHOUT } from "../../api/stacks";
+import { ROOT, WITHOUT } from "../../api/codes";
+import type { Frame, StacksAnswer } from "../../api/types";
 import { asPartOf, exactBytes, percent } from "../../state/bytes";
 import { titleText } from "../../state/names";
 import { counted, grouped } from "../../state/numbers";

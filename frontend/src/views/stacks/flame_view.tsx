@@ -1,5 +1,6 @@
 import { useMemo } from "preact/hooks";
-import { type StacksAnswer, WITHOUT } from "../../api/stacks";
+import { WITHOUT } from "../../api/codes";
+import type { StacksAnswer } from "../../api/types";
 import { navigate } from "../../state/app";
 import { exactBytes, percent, withUnit } from "../../state/bytes";
 import { frameName } from "../../state/frames";

@@ -1,5 +1,6 @@
 /** How frames look in the flame graph: the user's code warm, libraries cool, C++ gray. */
-import { type Frame, ROOT, type StacksAnswer, WITHOUT } from "../../api/stacks";
+import { ROOT, WITHOUT } from "../../api/codes";
+import type { Frame, StacksAnswer } from "../../api/types";
 import { toneOf } from "../../draw/flame";
 import type { Bar, Paints } from "../../draw/paint_flame";
 import { frameName, frameWhere } from "../../state/frames";

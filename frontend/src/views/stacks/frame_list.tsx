@@ -1,5 +1,5 @@
 import { useState } from "preact/hooks";
-import type { Frame } from "../../api/stacks";
+import type { Frame } from "../../api/types";
 import { lastPart } from "../../state/frames";
 import { cellText, titleText, visible } from "../../state/names";
 import { grouped } from "../../state/numbers";

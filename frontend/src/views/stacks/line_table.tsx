@@ -1,6 +1,6 @@
 import type { ComponentChildren } from "preact";
 import type { Query } from "../../api/request";
-import type { SourceLine } from "../../api/stacks";
+import type { SourceLine } from "../../api/types";
 import { navigate } from "../../state/app";
 import { searchFor } from "../../state/frames";
 import { Line, Ranked, RankedCells } from "./ranked";

@@ -1,8 +1,7 @@
 import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { DivisionsAnswer } from "../../api/stacks";
-import type { MomentAnswer, StepAnswer } from "../../api/types";
+import type { DivisionsAnswer, MomentAnswer, StepAnswer } from "../../api/types";
 import { selection } from "../../state/app";
 import { exactBytes, inUnit, percent, unitFor } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
@@ -74,7 +73,7 @@ tb-memplugin import snapshot.pickle --logdir LOGDIR`}</pre>
   );
 }
 
-const WITHOUT_STACKS = ["operator", "module", "category", "phase", "annotation", "context"];
+const WITHOUT_STACKS: DivisionsAnswer["divisions"] = ["operator", "module", "category", "phase", "annotation", "context"];
 const MOST = 30;
 
 /** What was alive, by what this window does know. */
@@ -82,7 +81,7 @@ function Division({ pick }: { pick: Pick }) {
   const known = useRemote<DivisionsAnswer>(address("divisions", { ...pick }));
   const [asked, ask] = useState<string | undefined>(undefined);
   const offered = WITHOUT_STACKS.filter((by) => known.data?.divisions.includes(by));
-  const by = asked !== undefined && offered.includes(asked) ? asked : offered[0];
+  const by = offered.find((one) => one === asked) ?? offered[0];
   const chosen = choice();
   const event = chosen.query["event"] ?? (chosen.query["t"] === undefined ? undefined : null);
   const at = event === null ? { t: chosen.query["t"] } : event === undefined ? { t: selection.value!.stats!.peak_time_ns } : { event };

@@ -2,7 +2,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { useRemote } from "../../api/remote";
 import { address, type Query } from "../../api/request";
-import type { Kind, Whole } from "../../api/stacks";
+import type { Kind, Whole } from "../../api/types";
 import { route } from "../../state/app";
 import { exactBytes, inUnit, percent, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { lineParts } from "../../state/frames";

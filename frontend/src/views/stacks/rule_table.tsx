@@ -1,7 +1,7 @@
 import type { ComponentChildren } from "preact";
 import { address, type Query } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { RuleTableAnswer } from "../../api/stacks";
+import type { RuleTableAnswer } from "../../api/types";
 import { colorVariable } from "../../draw/palette";
 import { navigate, route } from "../../state/app";
 import { exactBytes, inUnit, percent, unitFor } from "../../state/bytes";

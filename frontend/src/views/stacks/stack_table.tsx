@@ -1,7 +1,7 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import type { Query } from "../../api/request";
-import type { Frame, StackLine, StackTableAnswer } from "../../api/stacks";
+import type { Frame, StackLine, StackTableAnswer } from "../../api/types";
 import { frameName, toldApart } from "../../state/frames";
 import { Fold } from "../fold";
 import { FrameList } from "./frame_list";

@@ -1,6 +1,6 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { LineTableAnswer, SourceLine, StacksAnswer } from "../../api/stacks";
+import type { LineTableAnswer, SourceLine, StacksAnswer } from "../../api/types";
 import { navigate, route, stretch } from "../../state/app";
 import { asPartOf, exactBytes, percent, withUnit } from "../../state/bytes";
 import { lineParts } from "../../state/frames";

@@ -1,5 +1,5 @@
 /** Draws the peaks of steps: a line of the highest in each column, a veil down to the lowest, and marks. */
-import type { StepsAnswer } from "../../api/monitored";
+import type { StepsAnswer } from "../../api/types";
 import { drawByteAxis, drawStepAxis } from "../../draw/axes";
 import { type Palette, readPalette } from "../../draw/palette";
 import { linear, type Scale } from "../../draw/scale";

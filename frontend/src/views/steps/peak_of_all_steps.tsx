@@ -1,4 +1,4 @@
-import type { StepsAnswer } from "../../api/monitored";
+import type { StepsAnswer } from "../../api/types";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import { navigate, picked, route } from "../../state/app";

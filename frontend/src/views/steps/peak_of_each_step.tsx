@@ -1,5 +1,5 @@
 import { useMemo } from "preact/hooks";
-import type { StepsAnswer } from "../../api/monitored";
+import type { StepsAnswer } from "../../api/types";
 import type { Selection, StepChoice } from "../../state/selection";
 import { StepChart, StepKey } from "./step_chart";
 

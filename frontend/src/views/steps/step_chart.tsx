@@ -1,5 +1,5 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { StepsAnswer } from "../../api/monitored";
+import type { StepsAnswer } from "../../api/types";
 import { across } from "../../draw/axes";
 import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
