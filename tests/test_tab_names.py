@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tb_memplugin.analysis.advice import RULES
+from tb_memplugin.analysis.advice_rules import RULES
 from tb_memplugin.exports.formats import FORMATS
 
 STATE = Path(__file__).parents[1] / "frontend" / "src" / "state"

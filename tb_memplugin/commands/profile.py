@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from tb_memplugin.analysis.breakdown import By
+from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.commands.export import refuse_own_input, report_written
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options

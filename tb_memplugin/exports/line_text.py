@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from tb_memplugin.analysis.line_report import LineReport, LineUse
+from tb_memplugin.analysis.lines import LineReport, LineUse
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.exports.terminal import printable
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.breakdown import By, breakdown, codes, sums
-from tb_memplugin.analysis.moment import LiveAllocation, moment
+from tb_memplugin.analysis.divisions import By, breakdown, codes
+from tb_memplugin.analysis.moments import LiveAllocation, moment
 from tb_memplugin.analysis.oom import failed_requests
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.source_lines import NO_STACK
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.exports.changes import Changes, changes_of
 from tb_memplugin.exports.packed import pack, pack_steps
 from tb_memplugin.exports.recorded import first_time, is_used, times_are_known

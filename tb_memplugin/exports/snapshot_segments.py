@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tb_memplugin.analysis.layout import Layout, layout, rounded_by_rule
-from tb_memplugin.analysis.pending import pending_since
+from tb_memplugin.analysis.layout import Layout, layout, pending_since, rounded_by_rule
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Bool, Int64
 

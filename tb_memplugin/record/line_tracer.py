@@ -15,7 +15,7 @@ from typing import TextIO
 import numpy as np
 import torch
 
-from tb_memplugin.analysis.line_report import (
+from tb_memplugin.analysis.lines import (
     UNTRACED,
     LineChoice,
     LineReport,

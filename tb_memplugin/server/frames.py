@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from tb_memplugin.analysis.curve import OTHERS
+from tb_memplugin.analysis.curves import OTHERS
 from tb_memplugin.analysis.source_lines import NO_STACK, is_user_code, lines_of
 from tb_memplugin.server.shapes import Json
 from tb_memplugin.trace import MemoryTrace

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.exports.formats import FORMATS, write_as
 from tests.traces import trace
 

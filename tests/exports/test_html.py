@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html

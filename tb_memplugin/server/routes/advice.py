@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from tb_memplugin.analysis.advice import Evidence, Finding, Where, advice
-from tb_memplugin.analysis.growth_across import WindowLevel, spread, window_levels
+from tb_memplugin.analysis.advice_rules import Evidence, Finding, Where, advice
+from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.catalog import Entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tb_memplugin.analysis.breakdown import Part
+from tb_memplugin.analysis.divisions import Part
 from tb_memplugin.analysis.oom import OomReport, oom_reports
 from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.routes.allocator_curve import ooms_shape

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS
-from tb_memplugin.analysis.curve import Curve, curve, event_curve
+from tb_memplugin.analysis.curves import Curve, curve, event_curve
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto import summary_pb2
 from tb_memplugin.server.frames import labels_of

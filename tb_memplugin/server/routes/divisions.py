@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tb_memplugin.analysis.informative import informative
+from tb_memplugin.analysis.divisions import informative
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.selection import Request

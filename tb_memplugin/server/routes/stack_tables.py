@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tb_memplugin.analysis.breakdown import Part
+from tb_memplugin.analysis.divisions import Part
 from tb_memplugin.analysis.lines import LineRow, lines_of_rows
 from tb_memplugin.analysis.source_lines import lines_of
 from tb_memplugin.analysis.stacks import StackRow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tb_memplugin.analysis.growth_across import COUNTED_ON_CPU
+from tb_memplugin.analysis.growth import COUNTED_ON_CPU
 from tb_memplugin.exports.json import account_json
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.selection import Request

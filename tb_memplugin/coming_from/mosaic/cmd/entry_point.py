@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tb_memplugin import analysis
-from tb_memplugin.analysis.breakdown import By
+from tb_memplugin.analysis.divisions import By
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
 from tb_memplugin.exports import json as trace_json
