@@ -14,7 +14,7 @@ from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.paths import PATH, output_option
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
-from tb_memplugin.exports.report_data import Division
+from tb_memplugin.exports.html import Division
 
 PROFILES: dict[str, By] = {"annotations": "annotation", "categories": "category", "context": "context"}
 CUSTOM = "custom"

@@ -12,7 +12,7 @@ from tb_memplugin.analysis.divisions import By
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
 from tb_memplugin.exports import json as trace_json
-from tb_memplugin.exports.report_data import Division
+from tb_memplugin.exports.html import Division
 from tb_memplugin.loading import load
 
 PROFILES: Mapping[str, By] = {
