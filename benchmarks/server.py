@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Figure
-from tb_memplugin.analysis.curve import curve
+from tb_memplugin.analysis.curves import curve
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import (

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Figure
-from tb_memplugin.analysis.compare import compare
-from tb_memplugin.analysis.curve import curve
-from tb_memplugin.analysis.peak import peak
+from tb_memplugin.analysis.comparison import compare
+from tb_memplugin.analysis.curves import curve
+from tb_memplugin.analysis.moments import peak
 from tb_memplugin.analysis.stacks import stack_table
 from tb_memplugin.loading import load
 from tb_memplugin.trace import MemoryTrace

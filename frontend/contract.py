@@ -20,8 +20,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from tb_memplugin.analysis.advice import RULES
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS
+from tb_memplugin.analysis.advice_rules import RULES
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.exports.formats import FORMATS
 from tb_memplugin.server.routes import ROUTES
 from tb_memplugin.trace.notes import NO_TIMES, OUT_OF_MEMORY

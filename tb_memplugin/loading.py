@@ -85,7 +85,7 @@ def load(
         OSError: the file cannot be read.
 
     Example:
-        >>> from tb_memplugin.analysis.peak import peak
+        >>> from tb_memplugin.analysis.moments import peak
         >>> peak(load("snapshot.pickle"), device="cuda:0").bytes
     """
     if not DEVICE_TYPE.fullmatch(device_type):

@@ -1,4 +1,4 @@
-"""Names of temporary files, which tell the process that writes them, and whether that has ended."""
+"""Temporary files: their names tell the process that writes them, so that others can delete what it left."""
 
 from __future__ import annotations
 
@@ -44,7 +44,26 @@ def has_ended(process: str) -> bool:
     return False
 
 
-def is_left(path: str, name: str) -> bool:
+def delete(path: str) -> bool:
+    """Delete a file; after a failure once more. Whether there is none of this name now."""
+    for _ in range(2):
+        with suppress(OSError):
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            return True
+    return False
+
+
+def delete_left(folder: str) -> None:
+    """Delete the temporary files that killed writers left in a local folder. Failures are ignored."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if _is_left(path, name):
+                delete(path)
+
+
+def _is_left(path: str, name: str) -> bool:
     """Whether a file is a temporary one of ours that nobody will finish.
 
     Raises:

@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from tb_memplugin import MemPluginError, load
-from tb_memplugin.analysis.peak import peak
+from tb_memplugin.analysis.moments import peak
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.snapshot.from_json import as_pickled
 from tb_memplugin.store.writer import RunWriter

@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 
-from tb_memplugin.analysis.breakdown import NONE, By, breakdown
-from tb_memplugin.analysis.compare import compare
-from tb_memplugin.analysis.moment import Moment
-from tb_memplugin.analysis.peak import peak
-from tb_memplugin.analysis.profile import profile_over_time
+from tb_memplugin.analysis.annotations import stages
+from tb_memplugin.analysis.comparison import compare
+from tb_memplugin.analysis.curves import profile_over_time
+from tb_memplugin.analysis.divisions import NONE, By, breakdown
+from tb_memplugin.analysis.moments import Moment, peak
 from tb_memplugin.analysis.rules import Rules, read_rules
 from tb_memplugin.analysis.stacks import StackRow, stack_table
-from tb_memplugin.analysis.stages import stages
 from tb_memplugin.read.snapshot.trace import load_snapshot
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import read_frame

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tb_memplugin.analysis.moment import moment
+from tb_memplugin.analysis.moments import moment
 from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.trace import MemoryTrace
 

@@ -1,15 +1,16 @@
-"""The allocator's figures on a device: active, pending, allocated and reserved bytes, by pool and stream."""
+"""The allocator's figures on a device: at an event by pool and stream, and as columns of a chart."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from tb_memplugin.analysis.breakdown import sums
-from tb_memplugin.analysis.layout import Layout, layout, rounded_by_rule
-from tb_memplugin.analysis.pending import pending_since
-from tb_memplugin.analysis.segments import pool_name, stream_name
+from tb_memplugin.analysis.columns import Cuts, extremes, highest, time_cuts
+from tb_memplugin.analysis.layout import Layout, Placement, layout, pending_since, rounded_by_rule
+from tb_memplugin.analysis.pool_names import pool_name, stream_name
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.tables import Int64
 
@@ -227,3 +228,150 @@ def peak_split(trace: MemoryTrace, device: int) -> PeakSplit:
     rows = trace.allocations.alive_at(event, device)
     size, in_window = trace.allocations.bytes[rows], trace.allocations.born[rows] >= 0
     return PeakSplit(event, int(size.sum()), int(size[~in_window].sum()), int(size[in_window].sum()))
+
+
+Ratio = npt.NDArray[np.float64]
+
+SAMPLED_MOMENTS = 200
+"""How many layouts a curve computes at most: 200 layouts of a million events take less than a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentationCurve:
+    """Two measures of waste over `[t0_ns, t1_ns]`; ratios of 0 to 1, float64.
+
+    Attributes:
+        unused: shape (columns,): the highest (reserved - allocated) / reserved among all events of each
+            column. None if the reserved bytes are not reported; NaN in a column where they are 0.
+        events: int64, shape (moments,), ascending: the events after which the layout was computed, each the
+            last of a column. Use `fragmentation` for any other moment.
+        free_bytes, largest_free_bytes: int64, shape (moments,): all free bytes in the segments, and the
+            longest free stretch.
+    """
+
+    t0_ns: int
+    t1_ns: int
+    unused: Ratio | None
+    events: Int64
+    free_bytes: Int64
+    largest_free_bytes: Int64
+
+    @property
+    def split(self) -> Ratio:
+        """1 - largest free / all free at each moment, shape (moments,); NaN if nothing is free."""
+        split = np.full(len(self.events), np.nan)
+        np.divide(self.largest_free_bytes, self.free_bytes, out=split, where=self.free_bytes > 0)
+        return 1 - split
+
+
+def fragmentation_curve(
+    trace: MemoryTrace,
+    device: int,
+    t0_ns: int,
+    t1_ns: int,
+    columns: int,
+    *,
+    moments: int = SAMPLED_MOMENTS,
+) -> FragmentationCurve:
+    """Return the fragmentation of a device's reserved memory in pixel columns.
+
+    Args:
+        trace: any trace; without segments there are no moments.
+        device: row in `trace.devices`.
+        t0_ns, t1_ns: epoch nanoseconds, t0 < t1. Column c covers the c-th of `columns` equal parts.
+        columns: how many pixel columns.
+        moments: in how many columns, at most, to compute the layout.
+
+    Raises:
+        UnreadableFileError: the segment events contradict each other beyond what can be replayed.
+    """
+    cuts = time_cuts(trace, t0_ns, t1_ns, columns)
+    unused = unused_levels(levels(trace, device))
+    has_segments = knows_segments(trace, device)
+    events = sampled_events(cuts, moments) if has_segments else np.empty(0, np.int64)
+    free, largest = _free_after(trace, device, events)
+    unused_columns = None if unused is None else highest_unused(unused, cuts)
+    return FragmentationCurve(t0_ns, t1_ns, unused_columns, events, free, largest)
+
+
+def unused_levels(memory: Levels) -> Ratio | None:
+    """Return (reserved - allocated) / reserved after every event; -inf if nothing is reserved then."""
+    if memory.reserved is None:
+        return None
+    ratio = np.full(len(memory.reserved), -np.inf)
+    np.divide(memory.reserved - memory.allocated, memory.reserved, out=ratio, where=memory.reserved > 0)
+    return ratio
+
+
+def highest_unused(ratio: Ratio, cuts: Cuts) -> Ratio:
+    """Return the highest of `unused_levels` in each column; NaN where nothing is reserved."""
+    top = highest(ratio, cuts)
+    return np.where(np.isneginf(top), np.nan, top)
+
+
+def sampled_events(cuts: Cuts, moments: int = SAMPLED_MOMENTS) -> Int64:
+    """Return the last event of at most `moments` columns, evenly chosen: int64, ascending, each once."""
+    last = np.unique(cuts[1:] - 1)
+    if len(last) <= moments:
+        return last
+    chosen: Int64 = last[np.linspace(0, len(last) - 1, moments).astype(np.int64)]
+    return chosen
+
+
+def _free_after(trace: MemoryTrace, device: int, events: Int64) -> tuple[Int64, Int64]:
+    """Return all free bytes in the segments, and the longest free stretch, after each of some events."""
+    free, largest = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
+    if len(events):
+        placement = Placement(trace, device)
+        for index, event in enumerate(events.tolist()):
+            sizes = placement.at(event).free_bytes
+            free[index], largest[index] = sizes.sum(), sizes.max(initial=0)
+    return free, largest
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveCurve:
+    """A device's levels in pixel columns: int64, shape (columns,), bytes.
+
+    `low`: the lowest active bytes. `allocated`, `pending`: their values at the column's highest active
+    bytes, to which they sum. `reserved`: the highest reserved bytes, None if not reported. `unused`: the
+    highest (reserved - allocated) / reserved, 0 to 1, NaN if nothing is reserved; None if not reported.
+    """
+
+    low: Int64
+    allocated: Int64
+    pending: Int64
+    reserved: Int64 | None
+    unused: Ratio | None
+
+
+def reserve_curve(memory: Levels, unused: Ratio | None, cuts: Cuts) -> ReserveCurve:
+    """Reduce a device's levels to columns that keep the highest and lowest of each.
+
+    Args:
+        memory: the result of `levels`.
+        unused: the result of `unused_levels` for it.
+        cuts: the result of `time_cuts` or `event_cuts`.
+    """
+    low, high, at = extremes(memory.active, cuts)
+    pending = memory.pending[at]
+    return ReserveCurve(
+        low=low,
+        allocated=high - pending,
+        pending=pending,
+        reserved=None if memory.reserved is None else highest(memory.reserved, cuts),
+        unused=None if unused is None else highest_unused(unused, cuts),
+    )
+
+
+def split_moments(placement: Placement, cuts: Cuts) -> tuple[tuple[int, float], ...]:
+    """Return (event, 1 - largest free stretch / all free bytes) at the events of `sampled_events`.
+
+    Moments at which nothing is free are left out.
+    """
+    splits = []
+    for event in sampled_events(cuts).tolist():
+        free = placement.at(event).free_bytes
+        if len(free):
+            splits.append((event, 1 - int(free.max()) / int(free.sum())))
+    return tuple(splits)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
-from tb_memplugin.analysis.highest_step import HighestStep, step_on, stretch_on
+from tb_memplugin.analysis.steps import HighestStep, step_on, stretch_on
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64

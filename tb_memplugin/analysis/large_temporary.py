@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.folded_layers import folds
-from tb_memplugin.analysis.highest_step import HighestStep, highest_step
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
+from tb_memplugin.analysis.steps import HighestStep, highest_step
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import NO_OPERATOR, OUTSIDE, ROOT, Int64

@@ -1,15 +1,21 @@
-"""Source lines: how much each line of the user's code allocated."""
+"""Source lines: what each allocated, and a report of what each holds at the peak, also by thread."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import translate
+from itertools import accumulate
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import codes, sums
+from tb_memplugin.analysis.divisions import codes
+from tb_memplugin.analysis.source_lines import NEVER, NO_STACK, frame_rank, lines_of, stacks_in_use
 from tb_memplugin.analysis.stacks import chosen_rows
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.frames import BACKWARD, THREAD, read_frame
 from tb_memplugin.trace.tables import Int64, Rows
 
 
@@ -72,3 +78,136 @@ def _medians(group: Int64, size: Int64, count: Int64) -> np.ndarray:
     lower = np.minimum(first + np.maximum(count - 1, 0) // 2, len(size) - 1)
     upper = np.minimum(first + count // 2, len(size) - 1)
     return np.where(count > 0, (ordered[lower] + ordered[upper]) / 2, 0.0)
+
+
+UNTRACED = "untraced"
+"""Key of blocks that were allocated before tracing began and have no known line."""
+
+EXCLUDED = "(excluded)"
+"""Key of allocations whose frames are all excluded."""
+
+MAIN_THREAD = "MainThread"
+
+_KEY = re.compile(r"(?P<file>.*):(?P<line>\d+) \((?P<function>.*)\)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class LineChoice:
+    """Which frame names an allocation; by default the innermost user frame, else the innermost Python frame.
+
+    Attributes:
+        library_code: take the innermost Python frame, even if it is in a library.
+        include: shell patterns (`*/model.py`); frames in matching files come before all others.
+        exclude: shell patterns; frames in matching files are never taken.
+    """
+
+    library_code: bool = False
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def rank(self, text: str) -> int:
+        """Return the rank of a frame, for `source_lines.lines_of`."""
+        if text.startswith((THREAD, BACKWARD)):
+            return NEVER
+        file = read_frame(text).file.replace("\\", "/")
+        if _matches(file, self.exclude):
+            return NEVER
+        if _matches(file, self.include):
+            return 0
+        rank = frame_rank(text)
+        if self.library_code and rank == 1:
+            rank = 0
+        return max(rank, 1) if self.include else rank
+
+
+def _matches(file: str, patterns: tuple[str, ...]) -> bool:
+    return any(re.match(translate(pattern), file) for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class LineUse:
+    """What one line holds: `bytes` in `count` blocks; `cumulative_bytes` adds those of all lines before it.
+
+    `location` is `file:line (function)`, or a key such as `UNTRACED`; then `line` is 0.
+    """
+
+    bytes: int
+    cumulative_bytes: int
+    median_bytes: float
+    count: int
+    location: str
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadLines:
+    """What the lines of one thread hold, largest first."""
+
+    name: str
+    bytes: int
+    lines: tuple[LineUse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LineReport:
+    """What was alive at the peak of a device, by line, largest first. Sizes are bytes.
+
+    `max_bytes` is the peak: the last line's `cumulative_bytes`, and the sum of the threads' bytes.
+    `total_allocated_bytes` sums all allocations while tracing. `threads` is empty if they are not known.
+    """
+
+    device: str
+    max_bytes: int
+    total_allocated_bytes: int
+    untraced_bytes: int
+    lines: tuple[LineUse, ...]
+    threads: tuple[ThreadLines, ...]
+    notes: tuple[str, ...]
+
+
+def line_uses(trace: MemoryTrace, rows: Rows, choice: LineChoice) -> tuple[LineUse, ...]:
+    """Return what each line holds of some allocations (rows of `trace.allocations`), largest first."""
+    part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
+    frames = [trace.stack(row) for row in stacks]
+    line, named = lines_of(frames, choice.rank)
+    keys = (*named, UNTRACED, EXCLUDED)
+    lost = [bool(stack) and named[key] == NO_STACK for stack, key in zip(frames, line.tolist(), strict=True)]
+    line[np.array(lost, bool)] = len(named) + 1
+    key = line[part]
+    before = (trace.allocations.stack[rows] < 0) & (trace.allocations.born[rows] < 0)
+    key[before] = len(named)
+    return _uses(tally(key, keys, trace.allocations.bytes[rows]))
+
+
+def thread_lines(trace: MemoryTrace, rows: Rows, choice: LineChoice) -> tuple[ThreadLines, ...]:
+    """Return `line_uses` for each thread, largest first. Blocks without a stack form a thread `UNTRACED`."""
+    stack = trace.allocations.stack[rows]
+    names = np.array([*map(_thread, trace.stacks), UNTRACED], object)[stack]
+    threads = []
+    for name in sorted(set(names.tolist())):
+        own = rows[names == name]
+        threads.append(
+            ThreadLines(name, int(trace.allocations.bytes[own].sum()), line_uses(trace, own, choice))
+        )
+    return tuple(sorted(threads, key=lambda thread: -thread.bytes))
+
+
+def _thread(stack: Sequence[str]) -> str:
+    if not stack:
+        return NO_STACK
+    return stack[-1][len(THREAD) : -1] if stack[-1].startswith(THREAD) else MAIN_THREAD
+
+
+def _uses(rows: Sequence[LineRow]) -> tuple[LineUse, ...]:
+    cumulative = accumulate(row.bytes for row in rows)
+    return tuple(
+        LineUse(row.bytes, so_far, row.median_bytes, row.calls, row.key, *_location(row.key))
+        for row, so_far in zip(rows, cumulative, strict=True)
+    )
+
+
+def _location(key: str) -> tuple[str, int, str]:
+    match = _KEY.fullmatch(key)
+    return (match["file"], int(match["line"]), match["function"]) if match else ("", 0, "")

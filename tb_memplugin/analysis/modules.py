@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import sums
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Bool, Int64
 

@@ -9,11 +9,9 @@ from typing import Literal
 import numpy as np
 
 from tb_memplugin.analysis.allocator import PoolState, knows_segments, levels, pools_of
-from tb_memplugin.analysis.breakdown import Part, parts_of
-from tb_memplugin.analysis.layout import SMALL_REQUEST, SMALL_SEGMENT, Layout, Placement
-from tb_memplugin.analysis.pending import pending_since
-from tb_memplugin.analysis.pool_names import NOT_KNOWN
-from tb_memplugin.analysis.segments import pool_name, stream_name
+from tb_memplugin.analysis.divisions import Part, parts_of
+from tb_memplugin.analysis.layout import SMALL_REQUEST, SMALL_SEGMENT, Layout, Placement, pending_since
+from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_name, stream_name
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace

@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, share
-from tb_memplugin.analysis.highest_step import highest_step
+from tb_memplugin.analysis.steps import highest_step
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import part_text, size_text
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.tables import Int64

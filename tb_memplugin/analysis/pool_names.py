@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.allocator import DEFAULT_POOL
 
 NOT_KNOWN = "(not known)"
@@ -15,3 +16,13 @@ def pool_key(pool: tuple[int, int]) -> str:
 def stream_key(stream: int) -> str:
     """Return `default stream`, or `stream` and the stream's pointer in hexadecimal."""
     return f"stream {stream:#x}" if stream else "default stream"
+
+
+def stream_name(trace: MemoryTrace, row: int) -> str:
+    """Return the display name of a row of `trace.streams`: "default stream", "stream 0x7f…", ..."""
+    return stream_key(trace.streams[row]) if 0 <= row < len(trace.streams) else NOT_KNOWN
+
+
+def pool_name(trace: MemoryTrace, row: int) -> str:
+    """Return the display name of a row of `trace.pools`: "default", "private (a, b)", "(not known)"."""
+    return pool_key(trace.pools[row]) if 0 <= row < len(trace.pools) else NOT_KNOWN

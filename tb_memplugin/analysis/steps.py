@@ -1,13 +1,16 @@
-"""Statistics of each profiled step on a device."""
+"""Steps: the figures of each on a device, the one with the highest peak, and many as columns of a chart."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.analysis.columns import step_columns
 from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.tables import Bool
+from tb_memplugin.trace.step_figures import StepFigures
+from tb_memplugin.trace.tables import Bool, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +93,121 @@ def _reported(trace: MemoryTrace, device: int, first: int, end: int) -> Bool:
         (kind == Kind.ALLOC) | (kind == Kind.FREE_COMPLETED)
     )
     return mask
+
+
+@dataclass(frozen=True, slots=True)
+class HighestStep:
+    """A step on a device and its live bytes.
+
+    Attributes:
+        row, number: the step's row in `trace.steps`, and its number.
+        first, end: its events, end excluded.
+        level: live bytes: int64, shape (end - first + 1,); entry i is the level before event first + i.
+        peak_event: the event after which the peak is reached; first - 1 if it is at the step's start.
+    """
+
+    row: int
+    number: int
+    first: int
+    end: int
+    level: Int64
+    peak_event: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The step's peak: its highest level."""
+        return int(self.level[self.peak_event + 1 - self.first])
+
+    def without(self, size: Int64, gone: Int64, back: Int64) -> Int64:
+        """Return the level as it would be without some blocks for part of the step.
+
+        Block i, of size[i] bytes, is missing from the levels before the events gone[i] to back[i], both
+        included; what lies outside the step is ignored.
+        """
+        length = len(self.level)
+        begin, end = np.clip(gone - self.first, 0, length), np.clip(back - self.first + 1, 0, length)
+        change = np.zeros(length + 1, np.int64)
+        real = end > begin
+        np.subtract.at(change, begin[real], size[real])
+        np.add.at(change, end[real], size[real])
+        lower: Int64 = self.level + np.cumsum(change)[:-1]
+        return lower
+
+
+def step_on(trace: MemoryTrace, device: int, row: int) -> HighestStep:
+    """Return one step of a trace (its row) on a device (its row)."""
+    return stretch_on(trace, device, row, *trace.step_events(row))
+
+
+def stretch_on(trace: MemoryTrace, device: int, row: int, first: int, end: int) -> HighestStep:
+    """Return the events first to end, end excluded, of a step (its row) on a device (its row)."""
+    level = trace.live(device)[first : end + 1]
+    return HighestStep(row, trace.steps[row].number, first, end, level, first - 1 + int(np.argmax(level)))
+
+
+def highest_step(trace: MemoryTrace, device: int, rows: Sequence[int] | None = None) -> HighestStep:
+    """Return the step with a device's highest peak, the first of equals.
+
+    `rows` limits the search to these steps (rows of `trace.steps`).
+    """
+    searched = range(len(trace.steps)) if rows is None else rows
+    return max((step_on(trace, device, row) for row in searched), key=lambda step: step.peak_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeries:
+    """A device's steps in columns of (nearly) equally many steps; int64, shape (columns,); bytes.
+
+    Attributes:
+        first, last: the first and last step of each column, inclusive.
+        low, high: the lowest and the highest peak in the column.
+        high_step: the first step of the column with the highest peak.
+        reserved: the highest reserved bytes in the column; None if not recorded.
+        count: how many steps all columns contain.
+    """
+
+    first: Int64
+    last: Int64
+    low: Int64
+    high: Int64
+    high_step: Int64
+    reserved: Int64 | None
+    count: int
+
+
+def step_series(figures: StepFigures, device: int, first: int, last: int, columns: int) -> StepSeries:
+    """Return the steps from `first` to `last`, inclusive, in at most `columns` columns.
+
+    Args:
+        figures: the step figures of a whole run.
+        device: row in `figures.devices`.
+        first, last: numbers of steps, which need not exist.
+        columns: at least 1.
+    """
+    begin, end = np.searchsorted(figures.steps, [first, last + 1])
+    steps = figures.steps[begin:end]
+    if not len(steps):
+        none = np.zeros(0, np.int64)
+        return StepSeries(none, none, none, none, none, None, 0)
+    peak, reserved = figures.devices[device].peak, figures.devices[device].peak_reserved
+    peak = peak[begin:end]
+    starts, ends = step_columns(len(steps), columns)
+    high = np.maximum.reduceat(peak, starts)
+    column = np.repeat(np.arange(len(starts)), ends + 1 - starts)
+    highest = np.flatnonzero(peak == high[column])
+    _, first_highest = np.unique(column[highest], return_index=True)
+    return StepSeries(
+        first=steps[starts],
+        last=steps[ends],
+        low=np.minimum.reduceat(peak, starts),
+        high=high,
+        high_step=steps[highest[first_highest]],
+        reserved=None if reserved is None else np.maximum.reduceat(reserved[begin:end], starts),
+        count=len(steps),
+    )
+
+
+def highest_row(figures: StepFigures, device: int) -> int:
+    """Return the last row with a device's highest peak."""
+    peak = figures.devices[device].peak
+    return len(peak) - 1 - int(np.argmax(peak[::-1]))

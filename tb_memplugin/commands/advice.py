@@ -13,8 +13,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tb_memplugin.analysis.advice import RULES, Advice, Evidence, Finding, Judgement, Where, advice
-from tb_memplugin.analysis.growth_across import WindowLevel, spread, window_levels
+from tb_memplugin.analysis.advice_rules import RULES, Advice, Evidence, Finding, Judgement, Where, advice
+from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.opening import Opened, Reading, open_trace, reading_options
 from tb_memplugin.commands.paths import PATH

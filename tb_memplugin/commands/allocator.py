@@ -9,8 +9,8 @@ import click
 from rich.console import RenderableType
 
 from tb_memplugin.analysis.allocator import Fragmentation
-from tb_memplugin.analysis.breakdown import breakdown
-from tb_memplugin.analysis.device_state import DeviceState, device_state
+from tb_memplugin.analysis.allocator_state import DeviceState, device_state
+from tb_memplugin.analysis.divisions import breakdown
 from tb_memplugin.analysis.oom import OomReport
 from tb_memplugin.analysis.segments import SegmentState
 from tb_memplugin.analysis.units import size_text

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.analysis.allocator import PoolState
-from tb_memplugin.analysis.device_state import DeviceState
+from tb_memplugin.analysis.allocator_state import DeviceState
 from tb_memplugin.analysis.oom import OomReport
 from tb_memplugin.analysis.segments import SegmentState
 from tb_memplugin.commands.event_numbers import own_number

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.analysis.account import Account, accounts
-from tb_memplugin.analysis.breakdown import By, Part
-from tb_memplugin.analysis.moment import LiveAllocation, moment
+from tb_memplugin.analysis.divisions import By, Part
+from tb_memplugin.analysis.moments import LiveAllocation, moment
 from tb_memplugin.analysis.oom import OomReport, failed_requests, oom_report
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.steps import StepStats, step_stats

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tb_memplugin.analysis.compare import Delta, DeviceComparison, compare, shortened_deltas
+from tb_memplugin.analysis.comparison import Delta, DeviceComparison, compare, shortened_deltas
 from tb_memplugin.commands.divisions import REST, division, division_name, division_options, shown_key
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.paths import PATH

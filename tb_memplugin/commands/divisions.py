@@ -7,7 +7,7 @@ from typing import cast
 
 import click
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By, Part, shortened
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, Part, shortened
 from tb_memplugin.analysis.rules import Rules, read_rules
 from tb_memplugin.analysis.source_lines import frame_rank
 from tb_memplugin.commands.paths import PATH

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options

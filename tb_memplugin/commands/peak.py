@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from tb_memplugin.analysis.account import account_line
-from tb_memplugin.analysis.breakdown import DIVISIONS, By, Part
-from tb_memplugin.analysis.moment import LiveAllocation
+from tb_memplugin.analysis.divisions import DIVISIONS, By, Part
+from tb_memplugin.analysis.moments import LiveAllocation
+from tb_memplugin.analysis.reasons import reason_of
 from tb_memplugin.analysis.rules import Rules
-from tb_memplugin.analysis.why import reason_of
 from tb_memplugin.commands.choosing import chosen_steps, highest, peaks, print_others
 from tb_memplugin.commands.device_peak import DevicePeak, summary_peak, trace_peak
 from tb_memplugin.commands.divisions import division, division_name, division_options, shown_key, top_parts

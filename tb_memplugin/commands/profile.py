@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from tb_memplugin.analysis.breakdown import By
+from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.commands.export import refuse_own_input, report_written
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.paths import PATH, output_option
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
-from tb_memplugin.exports.report_data import Division
+from tb_memplugin.exports.html import Division
 
 PROFILES: dict[str, By] = {"annotations": "annotation", "categories": "category", "context": "context"}
 CUSTOM = "custom"

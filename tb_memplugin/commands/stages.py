@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from tb_memplugin.analysis.stages import Stage, stages
+from tb_memplugin.analysis.annotations import Stage, stages
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.paths import PATH
 from tb_memplugin.commands.tables import Unit, console, printable, table

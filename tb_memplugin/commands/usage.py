@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from tb_memplugin.analysis.allocations import Action, Usage, read_allocation, usage
 from tb_memplugin.analysis.units import size_text
-from tb_memplugin.analysis.usage import Action, Usage, read_allocation, usage
 from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.paths import PATH

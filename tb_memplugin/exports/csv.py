@@ -13,8 +13,8 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.breakdown import By, codes
-from tb_memplugin.analysis.lives import versions
+from tb_memplugin.analysis.allocations import versions
+from tb_memplugin.analysis.divisions import By, codes
 from tb_memplugin.exports.output import replacing
 from tb_memplugin.exports.recorded import times_are_known
 from tb_memplugin.trace import MemoryTrace

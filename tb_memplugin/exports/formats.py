@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import By, codes
+from tb_memplugin.analysis.divisions import By, codes
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.exports import csv, html, json, perfetto, snapshot, speedscope
-from tb_memplugin.exports.report_data import Division
+from tb_memplugin.exports.html import Division
 from tb_memplugin.trace import MemoryTrace
 
 WORTH_SHOWING: tuple[By, ...] = ("category", "module", "phase", "annotation", "context", "line", "pool")

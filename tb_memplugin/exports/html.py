@@ -6,14 +6,31 @@ import base64
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any, TypedDict
 
+import numpy as np
+import numpy.typing as npt
+
+from tb_memplugin.analysis.annotations import annotation_ranges
+from tb_memplugin.analysis.divisions import By, breakdown, codes
+from tb_memplugin.analysis.lanes import lanes
+from tb_memplugin.analysis.moments import LiveAllocation, moment
+from tb_memplugin.analysis.oom import failed_requests
+from tb_memplugin.analysis.rules import Rules
+from tb_memplugin.analysis.source_lines import NO_STACK
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.output import replacing
-from tb_memplugin.exports.report_data import Division, Json, report_data
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.exports.recorded import Changes, changes_of, first_time, is_used, times_are_known
+from tb_memplugin.trace import MemoryTrace, Phase, Spans, Step
+from tb_memplugin.trace.tables import NOT_NAMED, Int64
+
+Json = dict[str, Any]
 
 SCRIPT = Path(__file__).parent.parent / "server" / "static" / "report.js"
 """The page's script: the tab's own drawing code (frontend/src/report), which is bundled with the tab."""
@@ -87,3 +104,302 @@ def _policy(script: str) -> str:
     """Return a content security policy that allows this script only, and no network access."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:"
+
+
+VERSION = 1
+SHOWN_KEYS = 10
+"""How many parts get a color of their own; all others share one band."""
+
+OTHERS = "(others)"
+PEAK_ROWS = 300
+"""How many parts the table at the peak lists; all others share one row."""
+
+LARGEST = 25
+ENUMERATED = ("category", "phase")
+"""Divisions with few keys, all of which are shown in their own order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A way to divide memory, and its display name."""
+
+    by: By | Rules
+    label: str
+
+    @property
+    def kind(self) -> str:
+        """The name by which the page picks colors."""
+        return self.by if isinstance(self.by, str) else "rules"
+
+
+def report_data(trace: MemoryTrace, divisions: Sequence[Division], title: str) -> Json:
+    """Return everything that the page shows, ready for JSON.
+
+    Times are nanoseconds since `epoch_ns`, the first time in the trace; `event` is an index into the trace's
+    events, -1 for the moment before the first.
+    """
+    epoch = first_time(trace)
+    devices = [
+        _device(trace, row, divisions, epoch) for row in range(len(trace.devices)) if is_used(trace, row)
+    ]
+    return {
+        "version": VERSION,
+        "title": title,
+        "source": trace.source,
+        "epoch_ns": str(epoch),
+        "timed": times_are_known(trace),
+        "events": len(trace.events),
+        "devices": devices,
+        "notes": list(trace.notes),
+        "properties": dict(trace.properties),
+    }
+
+
+def _device(trace: MemoryTrace, row: int, divisions: Sequence[Division], epoch: int) -> Json:
+    changes = changes_of(trace, row)
+    live = trace.live(row)
+    peak = int(np.argmax(live)) - 1
+    top = moment(trace, row, peak, largest=0)
+    device = trace.devices[row]
+    return {
+        "name": device.name,
+        "capacity": device.capacity,
+        "product": device.product,
+        "time": pack_steps(trace.events.time_ns[changes.event] - epoch),
+        "event": pack_steps(changes.event),
+        "change": pack(changes.change),
+        "reserved": _reserved(trace, row, epoch),
+        "start_bytes": int(live[0]),
+        "end_bytes": int(live[-1]),
+        "peak": {"event": peak, "time_ns": max(0, top.time_ns - epoch), "bytes": top.bytes},
+        "lanes": lanes_of(trace, row, epoch),
+        "divisions": [_division(trace, row, division, changes, peak) for division in divisions],
+        "largest": _largest(trace, row, peak, epoch),
+        "failed": [
+            [oom.event, int(trace.events.time_ns[oom.event]) - epoch, oom.requested_bytes]
+            for oom in (trace.ooms[number] for number in failed_requests(trace, row))
+        ],
+    }
+
+
+def _reserved(trace: MemoryTrace, device: int, epoch: int) -> Json | None:
+    """Return the reserved bytes at every change; None if they are not known."""
+    reserved = trace.reserved(device)
+    if reserved is None:
+        return None
+    changes = np.flatnonzero(np.diff(reserved))
+    return {
+        "start_bytes": int(reserved[0]),
+        "time": pack_steps(trace.events.time_ns[changes] - epoch),
+        "event": pack_steps(changes),
+        "bytes": pack_steps(reserved[changes + 1]),
+    }
+
+
+def _division(trace: MemoryTrace, device: int, division: Division, changes: Changes, peak: int) -> Json:
+    part, names = codes(trace, division.by)
+    own = trace.allocations.device == device
+    keys, code = _folded(part, names, own, changes, trace, division.kind)
+    at_start = own & (trace.allocations.born < 0)
+    start = sums(code[at_start], trace.allocations.bytes[at_start], len(keys))
+    parts = breakdown(trace, device, peak, division.by)
+    rest = parts[PEAK_ROWS:]
+    return {
+        "by": division.kind,
+        "label": division.label,
+        "keys": keys,
+        "start": start.tolist(),
+        "code": pack(code[changes.block]),
+        "peak": [[part.key, part.bytes, part.count] for part in parts[:PEAK_ROWS]],
+        "peak_rest": [len(rest), sum(part.bytes for part in rest), sum(part.count for part in rest)],
+    }
+
+
+def _folded(
+    part: Int64,
+    names: tuple[str, ...],
+    own: npt.NDArray[np.bool_],
+    changes: Changes,
+    trace: MemoryTrace,
+    kind: str,
+) -> tuple[list[str], Int64]:
+    """Return the keys to draw, from the bottom, and the index of each allocation's key.
+
+    The keys with the highest bytes at any time are kept, the others share one key. Keys with the same name
+    are merged.
+    """
+    used = np.flatnonzero(np.bincount(part[own], minlength=len(names)))
+    if kind in ENUMERATED:
+        shown = used.tolist()
+    else:
+        highest = _highest(part, len(names), changes, own, trace)
+        shown = used[np.argsort(-highest[used], kind="stable")].tolist()
+    key_of: dict[str, int] = {}
+    table = np.zeros(len(names), np.int64)
+    for row in shown:
+        name = names[row]
+        full = len(key_of) >= SHOWN_KEYS and kind not in ENUMERATED
+        if name not in key_of and not full:
+            key_of[name] = len(key_of)
+        table[row] = key_of.get(name, -1)
+    keys = list(key_of)
+    if (table[used] < 0).any():
+        table[table < 0] = len(keys)
+        keys.append(OTHERS)
+    return keys, table[part]
+
+
+def _highest(
+    part: Int64, names: int, changes: Changes, own: npt.NDArray[np.bool_], trace: MemoryTrace
+) -> Int64:
+    """Return the most bytes that each key ever has: int64, shape (names,)."""
+    at_start = own & (trace.allocations.born < 0)
+    highest = sums(part[at_start], trace.allocations.bytes[at_start], names)
+    key = part[changes.block]
+    order = np.argsort(key, kind="stable")
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    if not len(first):
+        return highest
+    level = np.cumsum(changes.change[order])
+    before = np.concatenate(([0], level))[first]
+    rise = np.maximum.reduceat(level, first) - before
+    owner = key[order][first]
+    highest[owner] += np.maximum(rise, 0)
+    return highest
+
+
+def _largest(trace: MemoryTrace, device: int, event: int, epoch: int) -> list[Json]:
+    """Return the largest live blocks after an event, each with the source line that stands for its stack."""
+    largest = moment(trace, device, event, largest=LARGEST).largest
+    line, lines = codes(trace, "line", np.array([block.row for block in largest], np.intp))
+    return [_allocation(block, lines[at], epoch) for block, at in zip(largest, line.tolist(), strict=True)]
+
+
+def _allocation(block: LiveAllocation, line: str, epoch: int) -> Json:
+    return {
+        "bytes": block.bytes,
+        "address": f"{block.address:#x}" if block.address else None,
+        "category": block.category.key,
+        "module": None if block.module == NOT_NAMED else block.module,
+        "operator": block.operator,
+        "name": block.name,
+        "line": None if line == NO_STACK else line,
+        "phase": block.phase.key,
+        "born_ns": None if block.born_ns is None else block.born_ns - epoch,
+        "freed_ns": None if block.freed_ns is None else block.freed_ns - epoch,
+    }
+
+
+LANE_COLUMNS = 8_000
+"""Ranges shorter than the whole divided by this are left out and counted as `omitted`."""
+
+
+def lanes_of(trace: MemoryTrace, device: int, epoch: int) -> Json | None:
+    """Return lanes in the form of docs/http_api.md, in nanoseconds since `epoch`; None without times.
+
+    If annotations are shown instead of modules, `label` is "annotations". A single step without phases and
+    calls is no lane, but `t0` and `t1` are still its own, so that times on the page count from its start.
+    """
+    if len(trace.phases) or len(trace.calls) or len(trace.steps) > 1:
+        return _of_steps(trace, epoch)
+    if not times_are_known(trace):
+        return None
+    return _of_annotations(trace, device, epoch) or {**_of_steps(trace, epoch), "steps": []}
+
+
+def _of_steps(trace: MemoryTrace, epoch: int) -> Json:
+    t0, t1 = trace.steps[0].start_ns, max(trace.steps[-1].end_ns, trace.steps[0].start_ns + 1)
+    shown = lanes(trace.steps, trace.phases, trace.calls, trace.modules, t0, t1, LANE_COLUMNS)
+    modules = [module.key for module in trace.modules]
+    phases = {int(phase): phase.key for phase in Phase}
+    return {
+        "t0": t0 - epoch,
+        "t1": t1 - epoch,
+        "steps": [_step(step, epoch) for step in shown.steps],
+        "phases": _spans(shown.phases, phases, epoch),
+        "modules": [_spans(level, modules, epoch) for level in shown.modules],
+        "omitted": shown.omitted,
+    }
+
+
+def _of_annotations(trace: MemoryTrace, device: int, epoch: int) -> Json | None:
+    """Place each range in the lane of its depth, or in the next free one below."""
+    ranges = annotation_ranges(trace, device)
+    times = [*trace.events.time_ns[[0, -1]].tolist(), *trace.annotations.time_ns[-1:].tolist()]
+    if not ranges:
+        return None
+    first, last = min(times) - epoch, max(times) - epoch
+    rows: list[list[Json]] = []
+    omitted = 0
+    for annotation in ranges:
+        start = first if annotation.start_ns is None else annotation.start_ns - epoch
+        end = last if annotation.end_ns is None else annotation.end_ns - epoch
+        if (end - start) * LANE_COLUMNS < last - first or end <= start:
+            omitted += 1
+            continue
+        lane = annotation.depth
+        while lane < len(rows) and rows[lane] and rows[lane][-1]["end_ns"] > start:
+            lane += 1
+        rows += [[] for _ in range(len(rows), lane + 1)]
+        rows[lane].append({"start_ns": start, "end_ns": end, "name": annotation.name, "phase": None})
+    levels = [row for row in rows if row]
+    return {
+        "t0": first,
+        "t1": max(last, first + 1),
+        "steps": [],
+        "phases": [],
+        "modules": levels,
+        "label": "annotations",
+        "omitted": omitted,
+    }
+
+
+def _step(step: Step, epoch: int) -> Json:
+    return {
+        "start_ns": step.start_ns - epoch,
+        "end_ns": step.end_ns - epoch,
+        "name": f"step {step.number}",
+        "phase": None,
+    }
+
+
+def _spans(spans: Spans, names: list[str] | dict[int, str], epoch: int) -> list[Json]:
+    columns = (spans.start_ns.tolist(), spans.end_ns.tolist(), spans.name.tolist(), spans.phase.tolist())
+    return [
+        {"start_ns": start - epoch, "end_ns": end - epoch, "name": names[name], "phase": Phase(phase).key}
+        for start, end, name, phase in zip(*columns, strict=True)
+    ]
+
+
+class Packed(TypedDict):
+    """A column: `count` values of `width` bytes each in `data`. frontend/src/report/packed.ts unpacks it."""
+
+    count: int
+    width: int
+    data: str
+
+
+def pack(values: npt.ArrayLike) -> Packed:
+    """Pack signed 64-bit integers: all lowest bytes, then all second bytes, ..., deflated, in base64.
+
+    High bytes that only repeat the sign in every value are left out; `width` is how many bytes are written.
+    """
+    column = np.ascontiguousarray(values, "<i8")
+    width = _width(column)
+    planes = column.view(np.uint8).reshape(-1, 8)[:, :width].T
+    data = base64.b64encode(zlib.compress(planes.tobytes(), level=6)).decode()
+    return {"count": len(column), "width": width, "data": data}
+
+
+def pack_steps(values: npt.ArrayLike) -> Packed:
+    """Pack values that change little: the first value, then the difference of each to the one before."""
+    column = np.asarray(values, np.int64)
+    return pack(np.diff(column, prepend=np.int64(0)))
+
+
+def _width(column: npt.NDArray[np.int64]) -> int:
+    """Return how many bytes hold every value with its sign."""
+    if not len(column):
+        return 1
+    highest = max(int(column.max()), -1 - int(column.min()))
+    return min(8, highest.bit_length() // 8 + 1)

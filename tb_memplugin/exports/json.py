@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.account import Account, AccountLevel, account_line, accounts
-from tb_memplugin.analysis.breakdown import By, Part, breakdown
+from tb_memplugin.analysis.divisions import By, Part, breakdown
 from tb_memplugin.exports.output import WRITTEN_BY, replacing
 from tb_memplugin.exports.recorded import first_time, times_are_known
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason

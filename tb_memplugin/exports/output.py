@@ -8,13 +8,13 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import BinaryIO
 
 from tb_memplugin.descriptor_stream import DescriptorStream, flush
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.temporary import is_left, new_name
+from tb_memplugin.temporary import delete, delete_left, new_name
 
 WRITTEN_BY = f"tb_memplugin {version('tb-memplugin')}"
 """The name of the writer, for formats that record it."""
@@ -48,7 +48,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 yield stream
             return
         folder = os.path.dirname(target)
-        _discard_leftovers(folder)
+        delete_left(folder)
         part = os.path.join(folder, new_name())
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
@@ -58,7 +58,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 flush(descriptor)  # else a crash of the machine could leave an empty file in place of the old
             _replace(part, target)
         finally:
-            _discard(part)
+            delete(part)
     except OSError as error:
         raise cannot_write(path, error) from error
 
@@ -74,24 +74,6 @@ def _replace(part: str, target: str) -> None:
         except OSError:
             raise error from None
         raise
-
-
-def _discard_leftovers(folder: str) -> None:
-    """Delete what killed exports left in a folder. Failures are ignored."""
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            path = os.path.join(folder, name)
-            if is_left(path, name):
-                _discard(path)
-
-
-def _discard(part: str) -> None:
-    """Delete a file if it is there; after a failure once more."""
-    for _ in range(2):
-        with suppress(OSError):
-            with suppress(FileNotFoundError):
-                os.unlink(part)
-            return
 
 
 def cannot_write(path: str | os.PathLike[str], error: OSError) -> MemPluginError:

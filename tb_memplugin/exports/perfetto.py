@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.analysis.annotations import annotation_ranges
-from tb_memplugin.exports.changes import changes_of
 from tb_memplugin.exports.output import replacing
-from tb_memplugin.exports.recorded import first_time, is_used, times_are_known
+from tb_memplugin.exports.recorded import changes_of, first_time, is_used, times_are_known
 from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.source_lines import NO_STACK
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.exports.output import WRITTEN_BY, replacing
 from tb_memplugin.exports.recorded import is_used
 from tb_memplugin.trace import Category, MemoryTrace

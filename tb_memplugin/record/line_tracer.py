@@ -15,7 +15,7 @@ from typing import TextIO
 import numpy as np
 import torch
 
-from tb_memplugin.analysis.line_report import (
+from tb_memplugin.analysis.lines import (
     UNTRACED,
     LineChoice,
     LineReport,
@@ -25,8 +25,8 @@ from tb_memplugin.analysis.line_report import (
     thread_lines,
 )
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.exports.line_text import as_json as json_of
-from tb_memplugin.exports.line_text import as_text
+from tb_memplugin.exports.terminal import as_json as json_of
+from tb_memplugin.exports.terminal import as_text
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.record.arguments import at_least_one, checked_device, refuse_absent
 from tb_memplugin.record.beside_dynamo import hidden_from_dynamo

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from torch import nn
 
-from tb_memplugin.analysis.peak import peak
+from tb_memplugin.analysis.moments import peak
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import speedscope

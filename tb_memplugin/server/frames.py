@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, TypedDict
 
-from tb_memplugin.analysis.curve import OTHERS
+from tb_memplugin.analysis.curves import OTHERS
 from tb_memplugin.analysis.source_lines import NO_STACK, is_user_code, lines_of
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import read_frame

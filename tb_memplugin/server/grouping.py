@@ -7,9 +7,10 @@ from typing import TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import By, Divided, Part, codes, sums
-from tb_memplugin.analysis.folded_parts import folded_parts
+from tb_memplugin.analysis.comparison import folded_parts
+from tb_memplugin.analysis.divisions import By, Divided, Part, codes
 from tb_memplugin.analysis.module_groups import ModuleGroups, module_groups
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened

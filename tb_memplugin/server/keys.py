@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import By, Divided, codes, sums
-from tb_memplugin.analysis.curve import OTHERS
+from tb_memplugin.analysis.curves import OTHERS
+from tb_memplugin.analysis.divisions import By, Divided, codes
 from tb_memplugin.analysis.module_groups import ModuleGroups
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.session import Opened
 from tb_memplugin.server.shapes import LabeledPart

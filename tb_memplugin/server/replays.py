@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tb_memplugin.analysis.allocator import Levels, knows_segments, levels
-from tb_memplugin.analysis.fragmentation import Ratio, unused_levels
-from tb_memplugin.analysis.layout import Placement
-from tb_memplugin.analysis.pending import pending_since
+from tb_memplugin.analysis.allocator import Levels, Ratio, knows_segments, levels, unused_levels
+from tb_memplugin.analysis.layout import Placement, pending_since
 from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.server.session import Opened
 from tb_memplugin.trace import MemoryTrace

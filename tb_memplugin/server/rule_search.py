@@ -15,9 +15,10 @@ from threading import BoundedSemaphore
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import Part, sums
+from tb_memplugin.analysis.divisions import Part
 from tb_memplugin.analysis.rules import UNKNOWN, Rules, read_rules
 from tb_memplugin.analysis.stacks import StackRow
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.server.turns import without_turn
 from tb_memplugin.trace.frames import distinct, lowest_in_stacks, read_frame

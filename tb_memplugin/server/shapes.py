@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from tb_memplugin.analysis.breakdown import Part as AnalysedPart
-from tb_memplugin.analysis.moment import LiveAllocation
-from tb_memplugin.analysis.why import reason_of
+from tb_memplugin.analysis.divisions import Part as AnalysedPart
+from tb_memplugin.analysis.moments import LiveAllocation
+from tb_memplugin.analysis.reasons import reason_of
 from tb_memplugin.proto.metadata_pb2 import DeviceStats
 from tb_memplugin.trace import Category
 from tb_memplugin.trace.notes import Level

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 from tb_memplugin import budget
 from tb_memplugin.descriptor_stream import DescriptorStream, flush
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.temporary import new_name
+from tb_memplugin.temporary import delete, new_name
 
 ReadRange = Callable[[int, int], bytes]
 Result = TypeVar("Result")
@@ -130,12 +130,8 @@ def folders_above(path: str) -> list[str]:
 def _discard(temporary: str) -> None:
     """Delete a temporary file; after a failure once more, and then before the next file is written."""
     _left.add(temporary)
-    for _ in range(2):
-        with contextlib.suppress(OSError):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            _left.discard(temporary)
-            return
+    if delete(temporary):
+        _left.discard(temporary)
 
 
 def _link(temporary: str, path: str) -> None:

@@ -17,7 +17,7 @@ from tb_memplugin.store import files
 from tb_memplugin.store.event_file import blobs_of
 from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name
 from tb_memplugin.store.records import is_cut, records
-from tb_memplugin.temporary import UNKNOWN_SECONDS, age_seconds, has_ended, is_left
+from tb_memplugin.temporary import UNKNOWN_SECONDS, age_seconds, delete_left, has_ended
 
 MOST_FOLDERS = 1_000
 """The largest number of workers' folders of a logdir that are searched."""
@@ -39,10 +39,7 @@ def clear_folder(folder: str) -> None:
         if not files.is_folder(side):
             return
         for parent in (folder, side):
-            for name in files.names_in(parent):
-                path = files.join(parent, name)
-                if is_left(path, name):
-                    files.remove(path)
+            delete_left(parent)
         if not files.names_in(side) and age_seconds(side) > UNKNOWN_SECONDS:
             for path in (side, files.join(folder, "plugins"), folder):
                 files.remove_empty_folder(path)

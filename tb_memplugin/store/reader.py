@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from google.protobuf.message import DecodeError
 
 from tb_memplugin.analysis.account import Account
-from tb_memplugin.analysis.breakdown import By, Part, merged
-from tb_memplugin.analysis.moment import LiveAllocation
+from tb_memplugin.analysis.divisions import By, Part, merged
+from tb_memplugin.analysis.moments import LiveAllocation
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, ModuleTable, Parts, StepSummary

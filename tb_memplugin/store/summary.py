@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from tb_memplugin.analysis.account import Account, accounts
-from tb_memplugin.analysis.breakdown import Part
-from tb_memplugin.analysis.curve import category_columns
+from tb_memplugin.analysis.curves import category_columns
+from tb_memplugin.analysis.divisions import Part
 from tb_memplugin.analysis.modules import module_table
-from tb_memplugin.analysis.moment import largest_rows, moment
+from tb_memplugin.analysis.moments import largest_rows, moment
 from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.proto import metadata_pb2, summary_pb2
 from tb_memplugin.store.outline import Outlines

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis.allocator import fragmentation, levels, pools
-from tb_memplugin.analysis.fragmentation import fragmentation_curve
+from tb_memplugin.analysis.allocator import fragmentation, fragmentation_curve, levels, pools
 from tb_memplugin.analysis.layout import Placement, layout
-from tb_memplugin.analysis.leaks import leaks
+from tb_memplugin.analysis.leak_sites import leaks
 from tb_memplugin.analysis.oom import oom_report
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
 from tb_memplugin.analysis.segments import segments_at

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tb_memplugin.analysis.breakdown import DIVISIONS, breakdown
-from tb_memplugin.analysis.compare import compare_parts
-from tb_memplugin.analysis.curve import curve, event_curve
+from tb_memplugin.analysis.comparison import compare_parts
+from tb_memplugin.analysis.curves import curve, event_curve
+from tb_memplugin.analysis.divisions import DIVISIONS, breakdown
 from tb_memplugin.analysis.modules import module_table
-from tb_memplugin.analysis.moment import moment
-from tb_memplugin.analysis.peak import peak
+from tb_memplugin.analysis.moments import moment, peak
 from tb_memplugin.analysis.steps import step_stats
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.trace import Category, MemoryTrace

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tb_memplugin.analysis.annotations import annotation_ranges
-from tb_memplugin.analysis.breakdown import breakdown
-from tb_memplugin.analysis.stages import stages
+from tb_memplugin.analysis.annotations import annotation_ranges, stages
+from tb_memplugin.analysis.divisions import breakdown
 from tb_memplugin.errors import NotRecordedError
 from tests.recorded_program import program
 from tests.traces import EPOCH, MICROSECOND

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, breakdown
-from tb_memplugin.analysis.curve import OTHERS, SHOWN_MODULES
-from tb_memplugin.analysis.profile import profile_over_time
+from tb_memplugin.analysis.curves import OTHERS, SHOWN_MODULES, profile_over_time
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS, breakdown
 from tb_memplugin.analysis.rules import read_rules
 from tests.recorded_program import program
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tb_memplugin.analysis.flame import flame, label_of
 from tb_memplugin.analysis.source_lines import NO_STACK
-from tb_memplugin.analysis.stacks import stack_table, stack_tree
+from tb_memplugin.analysis.stacks import flame, label_of, stack_table, stack_tree
 from tests.recorded_program import program
 
 TORCH = "/usr/lib/python3.12/site-packages/torch"

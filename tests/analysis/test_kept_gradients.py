@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.analysis.test_advice import evidence, found, verdict
+from tests.analysis.test_advice_rules import evidence, found, verdict
 from tests.traces import trace
 
 # Two layers: gradients of 400 and 100 bytes, activations of 300 and 600. Step 1 peaks in l2's backward, at

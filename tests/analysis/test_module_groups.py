@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import breakdown, codes, sums
-from tb_memplugin.analysis.curve import curve
+from tb_memplugin.analysis.curves import curve
+from tb_memplugin.analysis.divisions import breakdown, codes
 from tb_memplugin.analysis.module_groups import MOST_GROUPS, OTHER_MODULES, module_groups
+from tb_memplugin.analysis.sums import sums
 from tests.traces import EPOCH, MICROSECOND, trace
 
 DECODER = [f"layers.{layer}{part}" for layer in range(4) for part in ("", ".attn", ".mlp")] + ["head"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tb_memplugin.analysis.breakdown import breakdown
+from tb_memplugin.analysis.divisions import breakdown
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.errors import MemPluginError
 from tests.recorded_program import program

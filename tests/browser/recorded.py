@@ -11,8 +11,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from examples.demo import Config, Transformer, batches, standard_library
 from tb_memplugin import memory_trace_handler
-from tb_memplugin.analysis.breakdown import By
-from tb_memplugin.analysis.moment import Moment, moment
+from tb_memplugin.analysis.divisions import By
+from tb_memplugin.analysis.moments import Moment, moment
 from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.store.reader import load_window, read_recordings
 from tb_memplugin.trace import MemoryTrace

@@ -9,10 +9,9 @@ import pytest
 from playwright.sync_api import expect
 
 import tb_memplugin
-from tb_memplugin.analysis.bands import bands
+from tb_memplugin.analysis.allocations import bands, in_order, lifetimes, rows_with_text, versions
 from tb_memplugin.analysis.columns import event_cuts, time_cuts
-from tb_memplugin.analysis.lives import in_order, lifetimes, rows_with_text, versions
-from tb_memplugin.analysis.why import why
+from tb_memplugin.analysis.reasons import why
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.store.writer import RunWriter
 from tests.browser.conftest import count_steps, watched

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tb_memplugin.analysis.compare import compare_parts
+from tb_memplugin.analysis.comparison import compare_parts
 from tests.browser.recorded import recorded
 from tests.browser.tab import bytes_in, colors, exact
 

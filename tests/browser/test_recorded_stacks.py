@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tb_memplugin.analysis.flame import flame
 from tb_memplugin.analysis.lines import line_table
-from tb_memplugin.analysis.stacks import stack_table
+from tb_memplugin.analysis.stacks import flame, stack_table
 from tb_memplugin.store.reader import load_window
 from tests.browser.conftest import FAST, HAS_RUST, SLOW, count_steps, watched
 from tests.browser.stacked_runs import SIDE, record_live

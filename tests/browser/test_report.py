@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tb_memplugin.exports import html
-from tb_memplugin.exports.report_data import Division
+from tb_memplugin.exports.html import Division
 from tests.analysis.histories import allocator_trace
 from tests.browser.tab import SIZE, bytes_in
 from tests.browser.test_kinds import RED_NEAR_THE_FLOOR

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tb_memplugin.analysis.breakdown import breakdown
-from tb_memplugin.analysis.flame import flame
+from tb_memplugin.analysis.divisions import breakdown
 from tb_memplugin.analysis.lines import line_table
 from tb_memplugin.analysis.rules import read_rules
-from tb_memplugin.analysis.stacks import stack_table
+from tb_memplugin.analysis.stacks import flame, stack_table
 from tb_memplugin.analysis.steps import step_stats
 from tb_memplugin.store.reader import load_window
 from tests.browser.conftest import count_steps, watched

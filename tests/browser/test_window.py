@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tb_memplugin.analysis.breakdown import By
-from tb_memplugin.analysis.moment import moment
+from tb_memplugin.analysis.divisions import By
+from tb_memplugin.analysis.moments import moment
 from tests.browser.recorded import recorded
 from tests.browser.tab import bytes_in, exact
 from tests.browser.test_timeline import moment_shown, point, span

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tb_memplugin import MemoryEstimator, load
-from tb_memplugin.analysis.peak import peak
+from tb_memplugin.analysis.moments import peak
 from tb_memplugin.trace import Kind, MemoryTrace
 from tests.commands.files import real, stranger
 

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tb_memplugin import MemoryEstimator, MemPluginError
-from tb_memplugin.analysis.breakdown import Divided
-from tb_memplugin.analysis.moment import moment
+from tb_memplugin.analysis.divisions import Divided
+from tb_memplugin.analysis.moments import moment
 from tb_memplugin.estimate.libraries.inductor import wrapper_code
 from tb_memplugin.read.cublas import keeps_workspaces
 from tests.estimate.fake_runs import KIB, MIB, allocations, estimated, sizes

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis.usage import read_allocation, usage
+from tb_memplugin.analysis.allocations import read_allocation, usage
 from tb_memplugin.exports import csv as csv_export
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tests.snapshots import entries, snapshot

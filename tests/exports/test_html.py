@@ -12,12 +12,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
-from tb_memplugin.exports.packed import pack, pack_steps
-from tb_memplugin.exports.report_data import OTHERS, SHOWN_KEYS, Division, report_data
+from tb_memplugin.exports.html import OTHERS, SHOWN_KEYS, Division, pack, pack_steps, report_data
 from tb_memplugin.trace import Note
 from tests.analysis.histories import allocator_trace
 from tests.traces import trace

@@ -9,8 +9,7 @@ from collections import Counter
 
 import pytest
 
-from tb_memplugin.exports.html import page_with
-from tb_memplugin.exports.report_data import Division, report_data
+from tb_memplugin.exports.html import Division, page_with, report_data
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace.tables import MODULE_MARK, NOT_NAMED
 from tests.exports.test_html import steps, unpacked

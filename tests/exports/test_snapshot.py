@@ -12,7 +12,7 @@ import pytest
 
 from tb_memplugin import load
 from tb_memplugin.exports import snapshot
-from tb_memplugin.exports.snapshot_entries import ACTIONS
+from tb_memplugin.exports.snapshot import ACTIONS
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import Kind
 from tests.snapshots import block, entries, segment

@@ -18,8 +18,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from tb_memplugin.analysis.breakdown import DIVISIONS
-from tb_memplugin.analysis.moment import moment
+from tb_memplugin.analysis.divisions import DIVISIONS
+from tb_memplugin.analysis.moments import moment
 from tb_memplugin.analysis.steps import step_stats
 from tb_memplugin.read.categories import WORKSPACE_BYTES
 from tb_memplugin.read.cublas import (

@@ -12,7 +12,7 @@ from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
 from tb_memplugin import IterationReport
-from tb_memplugin.analysis.breakdown import breakdown
+from tb_memplugin.analysis.divisions import breakdown
 from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.window import Window, WindowRecorder, watch
 from tb_memplugin.store.reader import load_window

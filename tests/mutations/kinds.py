@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import breakdown
-from tb_memplugin.analysis.peak import peak
+from tb_memplugin.analysis.divisions import breakdown
+from tb_memplugin.analysis.moments import peak
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.loading import load
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot

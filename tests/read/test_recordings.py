@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from tb_memplugin.analysis.allocator import levels, pools
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By, breakdown
+from tb_memplugin.analysis.annotations import stages
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, breakdown
 from tb_memplugin.analysis.layout import layout
-from tb_memplugin.analysis.peak import peak
+from tb_memplugin.analysis.moments import peak
 from tb_memplugin.analysis.pool_names import pool_key, stream_key
-from tb_memplugin.analysis.stages import stages
 from tb_memplugin.analysis.steps import step_stats
 from tb_memplugin.loading import load
 from tb_memplugin.trace import Kind, MemoryTrace, Phase

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 from werkzeug.test import Client
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.server.routes import ROUTES
 from tb_memplugin.store.writer import RunWriter
 from tests.server.conftest import BASELINE, BIGGER

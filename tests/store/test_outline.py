@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis.breakdown import DIVISIONS
+from tb_memplugin.analysis.divisions import DIVISIONS
 from tb_memplugin.store.outline import MOST_WHOLE, whole_summaries
 from tb_memplugin.store.reader import full_summary, peak_parts, read_recordings
 from tb_memplugin.store.summary import Window, WindowSummaries

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tb_memplugin.analysis.account import accounts
-from tb_memplugin.analysis.breakdown import DIVISIONS, breakdown
+from tb_memplugin.analysis.divisions import DIVISIONS, breakdown
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import StepBlob, StepSummary
 from tb_memplugin.store.blob import MOST_BLOB_BYTES, pack, read_metadata, read_summary

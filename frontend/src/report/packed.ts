@@ -1,4 +1,4 @@
-/** Columns as tb_memplugin/exports/packed.py packs them: byte planes of integers, deflated, in base64. */
+/** Columns as tb_memplugin/exports/html.py packs them: byte planes of integers, deflated, in base64. */
 
 export interface Packed {
   count: number;

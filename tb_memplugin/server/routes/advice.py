@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from tb_memplugin.analysis import findings
-from tb_memplugin.analysis.advice import advice
-from tb_memplugin.analysis.growth_across import WindowLevel, spread, window_levels
+from tb_memplugin.analysis.advice_rules import advice
+from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.catalog import Entry

@@ -6,8 +6,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.bands import Bands, bands, divided_rest
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, By, Divided
+from tb_memplugin.analysis.allocations import Bands, bands, divided_rest
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, Divided
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.grouping import divided
 from tb_memplugin.server.keys import keys_of

@@ -7,10 +7,10 @@ from typing import TypedDict
 
 import numpy as np
 
+from tb_memplugin.analysis.allocations import alive_between, in_order, rows_with_text, versions
 from tb_memplugin.analysis.annotations import innermost_at_birth
-from tb_memplugin.analysis.lives import alive_between, in_order, rows_with_text, versions
-from tb_memplugin.analysis.moment import live_allocation
-from tb_memplugin.analysis.segments import pool_name, stream_name
+from tb_memplugin.analysis.moments import live_allocation
+from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.frames import LONGEST, Frame, FrameTable, KindOfLine, kind_of_line, lines_at

@@ -7,8 +7,8 @@ from typing import Literal, TypedDict
 import numpy as np
 
 from tb_memplugin.analysis.layout import Layout
-from tb_memplugin.analysis.moment import live_allocation
-from tb_memplugin.analysis.segments import pool_name, stream_name
+from tb_memplugin.analysis.moments import live_allocation
+from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.server.moments import requested_event
 from tb_memplugin.server.replays import replay_of
 from tb_memplugin.server.selection import Request

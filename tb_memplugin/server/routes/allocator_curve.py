@@ -7,10 +7,10 @@ from typing import TypedDict
 
 import numpy as np
 
+from tb_memplugin.analysis.allocator import ReserveCurve as Drawn
+from tb_memplugin.analysis.allocator import reserve_curve, split_moments
 from tb_memplugin.analysis.columns import Cuts
 from tb_memplugin.analysis.oom import failed_requests
-from tb_memplugin.analysis.reserve_curve import ReserveCurve as Drawn
-from tb_memplugin.analysis.reserve_curve import reserve_curve, split_moments
 from tb_memplugin.server.replays import Replay, replay_of
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from tb_memplugin.analysis import oom
-from tb_memplugin.analysis.breakdown import Part as StackPart
+from tb_memplugin.analysis.divisions import Part as StackPart
 from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.routes.allocator_curve import FailedRequest, ooms_shape
 from tb_memplugin.server.selection import Request

@@ -6,9 +6,10 @@ from typing import TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import By, sums
+from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.layout import Layout
-from tb_memplugin.analysis.pieces import (
+from tb_memplugin.analysis.pool_names import pool_name, stream_name
+from tb_memplugin.analysis.segments import (
     ORDERS,
     LiveBlocks,
     Order,
@@ -18,7 +19,7 @@ from tb_memplugin.analysis.pieces import (
     pieces,
     segment_order,
 )
-from tb_memplugin.analysis.segments import pool_name, stream_name
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.server.keys import keys_of
 from tb_memplugin.server.moments import requested_event
 from tb_memplugin.server.replays import replay_of

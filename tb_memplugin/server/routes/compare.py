@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, DIVISIONS, By, Part, breakdown
-from tb_memplugin.analysis.compare import Delta, Status, compare_parts, shortened_deltas
-from tb_memplugin.analysis.curve import OTHERS
+from tb_memplugin.analysis.comparison import Delta, Status, compare_parts, shortened_deltas
+from tb_memplugin.analysis.curves import OTHERS
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS, DIVISIONS, By, Part, breakdown
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.frames import labels_of

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TypedDict
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS
-from tb_memplugin.analysis.curve import Curve, curve, event_curve
+from tb_memplugin.analysis.curves import Curve, curve, event_curve
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto import summary_pb2

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from tb_memplugin.analysis.breakdown import By
-from tb_memplugin.analysis.informative import informative
+from tb_memplugin.analysis.divisions import By, informative
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.selection import Request

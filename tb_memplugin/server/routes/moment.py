@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tb_memplugin.analysis.breakdown import ALL_DIVISIONS, shortened
-from tb_memplugin.analysis.curve import OTHERS
-from tb_memplugin.analysis.moment import LiveAllocation, Moment, largest_rows, live_allocation, moment
+from tb_memplugin.analysis.curves import OTHERS
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS, shortened
+from tb_memplugin.analysis.moments import LiveAllocation, Moment, largest_rows, live_allocation, moment
 from tb_memplugin.server.frames import labels_of, lines_at
 from tb_memplugin.server.grouping import divided
 from tb_memplugin.server.moments import (

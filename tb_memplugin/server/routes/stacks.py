@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict, get_args
 
-from tb_memplugin.analysis.flame import Flame, Frames, flame, label_of
-from tb_memplugin.analysis.stacks import StackRow
+from tb_memplugin.analysis.stacks import Flame, Frames, StackRow, flame, label_of
 from tb_memplugin.server.allocated import Whole, allocated
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.frames import Finder, Frame, FrameTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from tb_memplugin.analysis.growth_across import COUNTED_ON_CPU
+from tb_memplugin.analysis.growth import COUNTED_ON_CPU
 from tb_memplugin.exports.json import AccountJson, account_json
 from tb_memplugin.proto import summary_pb2
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary

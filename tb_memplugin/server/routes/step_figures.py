@@ -6,7 +6,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.step_series import highest_row
+from tb_memplugin.analysis.steps import highest_row
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.server.routes.steps import requested_series
 from tb_memplugin.server.selection import Request

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.step_series import step_series
+from tb_memplugin.analysis.steps import step_series
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.server.monitored import Series
 from tb_memplugin.server.selection import MOST_COLUMNS, Request

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis.breakdown import breakdown
-from tb_memplugin.analysis.peak import peak
+from tb_memplugin.analysis.divisions import breakdown
+from tb_memplugin.analysis.moments import peak
 from tb_memplugin.read.snapshot.categories import categorised, classify
 from tb_memplugin.read.snapshot.frame_marks import Mark, judged, mark_of
 from tb_memplugin.read.snapshot.trace import load_snapshot

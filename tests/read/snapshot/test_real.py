@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis.peak import peak
+from tb_memplugin.analysis.moments import peak
 from tb_memplugin.read.snapshot.trace import load_snapshot
 from tb_memplugin.store.windows import read_window, write_window
 from tb_memplugin.trace import MemoryTrace

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tb_memplugin.analysis.allocator import levels, pools
-from tb_memplugin.analysis.peak import peak
+from tb_memplugin.analysis.moments import peak
 from tb_memplugin.loading import load
 from tb_memplugin.read.snapshot.trace import load_snapshot, trace_from_snapshot
 from tb_memplugin.trace import Category, Kind, Phase

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.profiler import schedule
 
-from tb_memplugin.analysis.breakdown import DIVISIONS
-from tb_memplugin.analysis.moment import moment
+from tb_memplugin.analysis.divisions import DIVISIONS
+from tb_memplugin.analysis.moments import moment
 from tb_memplugin.analysis.steps import step_stats
 from tb_memplugin.trace import Category, Kind, Phase
 from tests.training import MODELS, Cycle, train

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from tb_memplugin import MemoryTracer
-from tb_memplugin.analysis.moment import moment
+from tb_memplugin.analysis.moments import moment
 from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.record.tracer.recording import StorageRecording

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tb_memplugin import analysis
-from tb_memplugin.analysis.breakdown import By
+from tb_memplugin.analysis.divisions import By
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
 from tb_memplugin.exports import json as trace_json
-from tb_memplugin.exports.report_data import Division
+from tb_memplugin.exports.html import Division
 from tb_memplugin.loading import load
 
 PROFILES: Mapping[str, By] = {

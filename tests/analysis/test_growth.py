@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tb_memplugin.analysis.advice import advice
-from tb_memplugin.analysis.growth_across import MOST_WINDOWS, WindowLevel, spread, window_levels
+from tb_memplugin.analysis.advice_rules import advice
+from tb_memplugin.analysis.growth import MOST_WINDOWS, WindowLevel, spread, window_levels
 from tests.traces import trace
 
 SOURCE = "IterationReport"

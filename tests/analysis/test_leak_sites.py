@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis.leaks import leaks, step_bounds
+from tb_memplugin.analysis.leak_sites import leaks, step_bounds
 from tb_memplugin.trace import Annotations, MemoryTrace
 from tests.analysis.histories import allocator_trace, steps_of
 from tests.traces import EPOCH, MICROSECOND, trace

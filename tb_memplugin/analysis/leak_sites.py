@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.breakdown import sums
 from tb_memplugin.analysis.source_lines import NO_STACK
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import Divided, codes, sums
 from tb_memplugin.analysis.columns import Cuts, event_cuts, extremes, highest, time_cuts
+from tb_memplugin.analysis.divisions import By, Divided, codes
 from tb_memplugin.analysis.module_groups import MOST_GROUPS, OTHER_MODULES, ModuleGroups
 from tb_memplugin.analysis.rules import Rules
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.tables import Int64
 
@@ -146,3 +147,19 @@ def category_columns(trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, co
     keys = [category.key for category in Category]
     stacks[[keys.index(key) for key in drawn.keys]] = drawn.stacks
     return replace(drawn, keys=tuple(keys), stacks=stacks)
+
+
+def profile_over_time(
+    trace: MemoryTrace, device: int, by: By | Rules = "category", columns: int = 1_000
+) -> Curve:
+    """Return `curve` over the whole window: from the first event of any device to the last.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+        by: what the bands divide by.
+        columns: how many pixel columns.
+    """
+    time = trace.events.time_ns
+    first, last = (int(time[0]), int(time[-1])) if len(time) else (0, 0)
+    return curve(trace, device, first, max(last, first + 1), columns, by)

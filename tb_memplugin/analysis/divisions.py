@@ -1,4 +1,4 @@
-"""Live memory at a moment, divided into parts that sum to the whole."""
+"""Live memory divided into parts that sum to the whole, and the divisions for which a trace has data."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.source_lines import NO_STACK, lines_of, stacks_in_use
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64, Rows
@@ -170,13 +171,6 @@ def shortened(parts: Sequence[Part], most: int, rest_key: str) -> tuple[Part, ..
     return (*shown, Part(rest_key, sum(part.bytes for part in rest), sum(part.count for part in rest)))
 
 
-def sums(group: Int64, size: Int64, groups: int) -> Int64:
-    """Return the exact integer sum of `size` in each group: int64, shape (groups,)."""
-    total = np.zeros(groups, np.int64)
-    np.add.at(total, group, size)
-    return total
-
-
 def _named(row: list[int]) -> dict[str, int]:
     return {key: size for key, size in zip(_CATEGORY_KEYS, row, strict=True) if size}
 
@@ -187,3 +181,32 @@ def merged(a: Part, b: Part) -> Part:
         key: a.categories.get(key, 0) + b.categories.get(key, 0) for key in {**a.categories, **b.categories}
     }
     return Part(a.key, a.bytes + b.bytes, a.count + b.count, categories)
+
+
+_PARTS_OF_A_STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
+    """Return the divisions for which a trace has data, in the order in which to offer them.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+    """
+    blocks = trace.allocations
+    own = blocks.device == device
+    modules = np.array([*(module.is_module for module in trace.modules), False])  # index -1 reads the last
+    stacks = bool((blocks.stack[own] >= 0).any())
+    available: dict[By, bool] = {
+        "category": True,
+        "module": bool(modules[blocks.module[own]].any()),
+        "phase": bool(np.isin(blocks.phase[own], _PARTS_OF_A_STEP).any()),
+        "operator": bool((blocks.operator[own] >= 0).any()),
+        "line": stacks,
+        "stack": stacks,
+        "annotation": bool((trace.annotations.device == device).any()),
+        "pool": len(np.unique(blocks.pool[own])) > 1,
+        "stream": len(np.unique(blocks.stream[own])) > 1,
+        "context": bool((blocks.context[own] >= 0).any()),
+    }
+    return tuple(by for by, has_data in available.items() if has_data)

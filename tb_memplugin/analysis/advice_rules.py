@@ -16,8 +16,7 @@ from tb_memplugin.analysis.findings import (
     Result,
     Where,
 )
-from tb_memplugin.analysis.growth import growth
-from tb_memplugin.analysis.growth_across import WindowLevel, growth_across
+from tb_memplugin.analysis.growth import WindowLevel, growth, growth_across
 from tb_memplugin.analysis.kept_gradients import kept_gradients
 from tb_memplugin.analysis.large_temporary import large_temporary
 from tb_memplugin.analysis.optimizer_state import optimizer_state

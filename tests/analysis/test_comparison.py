@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tb_memplugin.analysis.compare import compare
+from tb_memplugin.analysis.comparison import compare
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.errors import NotRecordedError
 from tests.recorded_program import program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tb_memplugin.analysis.moment import LiveAllocation, live_allocation
+from tb_memplugin.analysis.moments import LiveAllocation, live_allocation
 from tb_memplugin.trace import Category, MemoryTrace, Phase, Reason
 from tb_memplugin.trace.tables import NOT_NAMED, OUTSIDE, ROOT
 

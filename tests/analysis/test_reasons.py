@@ -1,10 +1,12 @@
 """Each block says why it has its category."""
 
+from __future__ import annotations
+
 import pytest
 
 from tb_memplugin.analysis import why
-from tb_memplugin.analysis.moment import live_allocation
-from tb_memplugin.analysis.why import reason_of
+from tb_memplugin.analysis.moments import live_allocation
+from tb_memplugin.analysis.reasons import reason_of
 from tb_memplugin.trace import Reason
 from tests.traces import trace
 

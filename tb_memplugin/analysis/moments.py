@@ -1,4 +1,4 @@
-"""The state of a device at one moment: how much is alive, what it is, and what was running."""
+"""Moments: a device's highest, and the allocations that are live at any."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.analysis.breakdown import Divided, Part, parts_of
+from tb_memplugin.analysis.divisions import Divided, Part, parts_of
+from tb_memplugin.analysis.steps import highest_step
+from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
 from tb_memplugin.trace.tables import Rows
 
@@ -126,3 +128,28 @@ def _module(trace: MemoryTrace, row: int) -> str | None:
 
 def _named(names: Sequence[str], row: int) -> str | None:
     return names[row] if row >= 0 else None
+
+
+def peak(
+    trace: MemoryTrace, device: str | None = None, step: int | None = None, *, largest: int = 10
+) -> Moment:
+    """Return the moment with the most live bytes.
+
+    Args:
+        trace: any trace.
+        device: a device's name; None takes the one with the highest peak.
+        step: a step's number; None looks at the whole window.
+        largest: how many of the largest live blocks to list.
+
+    Raises:
+        NotRecordedError: the trace has no such device or step, or no device at all.
+    """
+    if not trace.devices:
+        raise NotRecordedError(
+            "The trace has no device.", where=trace.source, fix="Profile with profile_memory=True."
+        )
+    rows = trace.device_rows(device)
+    steps = None if step is None else [trace.step_row(step)]
+    candidates = [(row, highest_step(trace, row, steps)) for row in rows]
+    row, highest = max(candidates, key=lambda candidate: candidate[1].peak_bytes)
+    return moment(trace, row, highest.peak_event, largest=largest)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tb_memplugin.analysis import Finding, advice
-from tb_memplugin.analysis.advice import RULES
+from tb_memplugin.analysis.advice_rules import RULES
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace, Step
 from tests.analysis.histories import M, allocator_trace, steps_of
