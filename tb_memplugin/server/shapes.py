@@ -81,10 +81,12 @@ class Allocation(TypedDict):
     bytes: int
     """Requested bytes."""
     category: str
+    """Its category."""
     module: str | None
     operator: str | None
+    """Whose it is and what allocated it; null if that is not known."""
     phase: str
-    """What it belongs to, or null if that is not known."""
+    """In which it was allocated."""
     name: str | None
     """The name of a parameter."""
     born_ns: int | None

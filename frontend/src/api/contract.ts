@@ -25,8 +25,9 @@ export interface PackedRun {
 export interface PackedWorker {
   /** Its name. */
   worker: string;
-  /** Those that were recorded. */
+  /** Names of the devices that were recorded. */
   devices: string[];
+  /** The steps that were recorded. */
   steps: PackedSteps;
   /** By name of a device, what a `MemoryMonitor` saw; `{}` if there was none. */
   monitored: Record<string, MonitoredWhole>;
@@ -179,10 +180,12 @@ export interface Sum {
 export interface Allocation {
   /** Requested bytes. */
   bytes: number;
-  /** What it belongs to, or null if that is not known. */
+  /** Its category. */
   category: string;
+  /** Whose it is and what allocated it; null if that is not known. */
   module: string | null;
   operator: string | null;
+  /** In which it was allocated. */
   phase: string;
   /** The name of a parameter. */
   name: string | null;
@@ -996,8 +999,9 @@ export interface Where {
 export interface Judgement {
   /** The rule. */
   kind: string;
-  /** The reason, in a sentence. */
+  /** What came of it. */
   verdict: "found" | "fine" | "not judged";
+  /** The reason, in a sentence. */
   why: string;
 }
 

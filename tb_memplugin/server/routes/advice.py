@@ -76,6 +76,7 @@ class Judgement(TypedDict):
     kind: str
     """The rule."""
     verdict: findings.Verdict
+    """What came of it."""
     why: str
     """The reason, in a sentence."""
 

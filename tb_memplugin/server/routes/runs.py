@@ -47,9 +47,9 @@ class PackedWorker(TypedDict):
     worker: str
     """Its name."""
     devices: list[str]
-    """Those that were recorded."""
+    """Names of the devices that were recorded."""
     steps: PackedSteps
-    """Those that were recorded."""
+    """The steps that were recorded."""
     monitored: dict[str, MonitoredWhole]
     """By name of a device, what a `MemoryMonitor` saw; `{}` if there was none."""
 
