@@ -81,6 +81,15 @@ OPERATORS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "concatenation": (lambda x: torch.cat([x, x], 1), (TOKENS,)),
     "roll": (lambda x: x.roll((2, 2), (0, 1)), (TOKENS,)),
     "padding": (lambda x: functional.pad(x, (2, 2), mode="reflect"), (TOKENS,)),
+    "padding of rows that lie apart": (
+        lambda x: functional.pad(x.transpose(1, 2), (2, 2), mode="reflect"),
+        (TOKENS,),
+    ),
+    "padding of images": (lambda x: functional.pad(x, (2, 2, 2, 2), mode="reflect"), (IMAGES,)),
+    "padding of transposed images": (
+        lambda x: functional.pad(x.transpose(2, 3), (2, 2, 2, 2), mode="reflect"),
+        (IMAGES,),
+    ),
     "one_hot": (lambda x: x * functional.one_hot(rows(4, 512), 768), (TOKENS,)),
     "pooling": (lambda x: functional.max_pool2d(x, 2), (IMAGES,)),
     "average pooling": (lambda x: functional.adaptive_avg_pool2d(x, 1), (IMAGES,)),
@@ -126,6 +135,10 @@ OPERATORS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
         (TOKENS, (768, 768)),
     ),
     "absolute distances": (lambda x, y: torch.cdist(x.float(), y.float(), p=1), ((64, 32), (48, 32))),
+    "absolute distances of transposed points": (
+        lambda x, y: torch.cdist(x.float().t(), y.float().t(), p=1),
+        ((32, 64), (32, 48)),
+    ),
     "mean of what meets": (
         lambda x: torch.zeros_like(x).scatter_reduce(1, rows(4, 512, 768), x, "mean"),
         (TOKENS,),

@@ -242,6 +242,11 @@ KERNELS = (
         results=_in_the_memory_of_the_input,
         rare="unfold and fold",
     ),
+    Kernel(
+        operators(*(f"reflection_pad{n}d" for n in (1, 2, 3))),
+        _contiguous("self"),
+        source="cuda/ReflectionPad.cu:reflection_pad1d_out_template, reflection_pad2d_out_template",
+    ),
     Kernel(operators("mm", "addmm"), _matrices, source="LinearAlgebra.cpp:addmm_impl_cpu_", on="cpu"),
     Kernel(
         [

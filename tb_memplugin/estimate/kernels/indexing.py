@@ -83,13 +83,19 @@ def _searched(call: Call) -> Buffers:
     return [copied_bytes(call["sorted_sequence"]), copied_bytes(call["self"])]
 
 
+def _points(call: Call) -> list[int]:
+    """Return contiguous copies of both sets of points, as many batches of each as both have together."""
+    pair = (call["x1"], call["x2"])
+    batch = torch.broadcast_shapes(*(points.shape[:-2] for points in pair))
+    return [copied_bytes(points.expand(*batch, *points.shape[-2:])) for points in pair]
+
+
 def _differences(call: Call) -> Buffers:
-    """Return a gradient for each coordinate of each pair of points."""
-    points = call.get("x1")
-    pairs = (
-        call["grad"].numel() if points is not None else call["self"].shape[0] * (call["self"].shape[0] - 1)
-    )
-    return [pairs * call.out.shape[-1] * call.out.element_size()]
+    """Return a gradient for each coordinate of each pair of points; of two sets, also their copies."""
+    out, coordinates = call.out, call.out.shape[-1] * call.out.element_size()
+    if call.get("x1") is None:
+        return [out.shape[0] * (out.shape[0] - 1) * coordinates]
+    return [*_points(call), call["grad"].numel() * coordinates]
 
 
 def _distances(call: Call) -> Buffers:
@@ -158,6 +164,12 @@ KERNELS = (
         _differences,
         source="cuda/DistanceKernel.cu:cdist_backward_kernel_impl, pdist_backward_kernel_impl",
         rare="training through cdist or pdist",
+    ),
+    Kernel(
+        operators("_cdist_forward"),
+        _points,
+        source="Distance.cpp:cdist_impl",
+        rare="cdist of points that are not contiguous",
     ),
     Kernel(
         operators("_euclidean_dist"),

@@ -239,3 +239,24 @@ def test_layer_norm_copies_its_input_before_the_results_and_the_gradient_after_t
     assert [kind for _, kind in forward] == ["temporary", *["activation"] * 3]
     assert [size for size, _ in forward] == [128, 128, 16, 16]
     assert backward == [(128, "temporary"), (128, "gradient"), (128, "temporary")]
+
+
+def test_reflecting_pads_copy_rows_that_lie_apart() -> None:
+    """Rows of 8 become 12: a result of 4 x 16 x 12 floats, and a copy of 4 x 16 x 8."""
+
+    def pad(contiguous: bool) -> torch.Tensor:
+        images = torch.ones(4, 8, 16, device="cuda").transpose(1, 2)
+        return functional.pad(images.contiguous() if contiguous else images, (2, 2), mode="reflect")
+
+    assert sizes(estimated(lambda: pad(contiguous=True)), "reflection_pad1d") == [3072]
+    assert sizes(estimated(lambda: pad(contiguous=False)), "reflection_pad1d") == [3072, 2048]
+
+
+def test_distances_copy_points_that_lie_apart() -> None:
+    """64 and 48 points of 32 floats: a result of 64 x 48, and copies of both sets."""
+
+    def run() -> torch.Tensor:
+        points = [torch.ones(32, count, device="cuda").t() for count in (64, 48)]
+        return torch.cdist(points[0], points[1], p=1)
+
+    assert sizes(estimated(run), "_cdist_forward") == [64 * 48 * 4, 64 * 32 * 4, 48 * 32 * 4]
