@@ -17,7 +17,7 @@ from tb_memplugin.analysis.advice_rules import RULES, Advice, Evidence, Finding,
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.opening import Opened, Reading, open_trace, reading_options
-from tb_memplugin.commands.paths import PATH
+from tb_memplugin.commands.options import PATH, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
@@ -31,7 +31,7 @@ from tb_memplugin.store.reader import load_window, read_recordings
 )
 @click.option("--device", help="Name of a device, such as cuda:0. Default: all.")
 @click.option("--worker", help="For a folder: name of the worker. Default: the one with the highest peak.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
+@json_option("Print JSON, with sizes in bytes.")
 @reading_options
 def command(
     path: str, step: int | None, device: str | None, worker: str | None, as_json: bool, reading: Reading

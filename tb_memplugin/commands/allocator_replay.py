@@ -15,7 +15,7 @@ from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.commands.export import refuse_own_input
 from tb_memplugin.commands.opening import Opened
-from tb_memplugin.commands.paths import PATH
+from tb_memplugin.commands.options import PATH
 from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, printable, shown, table
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate import AllocatorSettings, FirstMiss, Replay, replay, simulated_trace

@@ -11,7 +11,7 @@ import click
 from tb_memplugin.analysis.comparison import Delta, DeviceComparison, compare, shortened_deltas
 from tb_memplugin.commands.divisions import REST, division, division_name, division_options, shown_key
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.paths import PATH
+from tb_memplugin.commands.options import PATH, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
 
 SHOWN = 20
@@ -29,7 +29,7 @@ ROW_FIELDS = ("key", "status", "base_bytes", "other_bytes", "delta_bytes")
 @click.option(
     "--top", type=click.IntRange(min=0), help=f"Number of rows; 0: all. Default: {SHOWN}; with --json all."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
+@json_option("Print JSON, with sizes in bytes.")
 @reading_options
 def command(
     base: str,

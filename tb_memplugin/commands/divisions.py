@@ -10,7 +10,7 @@ import click
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, Part, shortened
 from tb_memplugin.analysis.rules import Rules, read_rules
 from tb_memplugin.analysis.source_lines import frame_rank
-from tb_memplugin.commands.paths import PATH
+from tb_memplugin.commands.options import PATH
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.tables import ROOT

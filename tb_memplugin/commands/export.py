@@ -14,7 +14,7 @@ from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.paths import PATH, output_option
+from tb_memplugin.commands.options import PATH, json_option, output_option
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports import monitored_steps
@@ -46,7 +46,7 @@ _FORMATS = "; ".join(f"{name}: {format_.description}" for name, format_ in FORMA
 @click.option(
     "--stacks/--no-stacks", default=True, help="csv: write whole call stacks, which are most of the file."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@json_option("Print what was written as JSON.")
 @reading_options
 def command(
     file: str,

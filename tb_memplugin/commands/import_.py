@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from tb_memplugin.analysis.units import size_text
-from tb_memplugin.commands import on_scheduler
 from tb_memplugin.commands.opening import Reading, load_file, reading_options
-from tb_memplugin.commands.paths import PATH
+from tb_memplugin.commands.options import PATH, json_option
 from tb_memplugin.commands.refusals import refusal
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError
@@ -51,8 +52,15 @@ _IN_JSON = ("file", "run", "worker", "folder", "steps", "replaced")
 @click.option(
     "--run", help="Name of the run; use / for nested runs. Default: one run per file, named after the file."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what was imported as JSON.")
-@on_scheduler.option
+@json_option("Print what was imported as JSON.")
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help=(
+        "Read the files on the workers of this Dask scheduler, given as tcp://HOST:PORT. They must see "
+        "the files under the same paths as you."
+    ),
+)
 @reading_options
 def command(
     sources: Sequence[str],
@@ -91,8 +99,8 @@ def _outcomes(
     """Yield the outcome of each file: in order on this machine, or on a cluster as workers finish."""
     work = partial(_import, logdir=logdir, run=run, reading=reading)
     if scheduler is not None:
-        work = partial(_import, logdir=on_scheduler.absolute(logdir), run=run, reading=reading)
-        for source, outcome in on_scheduler.read_on(scheduler, sources, work):
+        work = partial(_import, logdir=absolute(logdir), run=run, reading=reading)
+        for source, outcome in read_on(scheduler, sources, work):
             yield source, outcome if isinstance(outcome, MemPluginError) else replace(outcome, file=source)
         return
     for source in sources:
@@ -106,7 +114,7 @@ def _import(source: str, logdir: str, run: str | None, reading: Reading) -> _Imp
     name = worker_name(source)
     run_name = name if run is None else run
     trace = load_file(source, reading)
-    origin = on_scheduler.absolute(source)
+    origin = absolute(source)
     done = write_import(files.join(logdir, *run_folders(run_name)), name, origin, trace)
     written = done.written
     if written.worker != name:
@@ -181,3 +189,75 @@ def _show(imported: Sequence[_Imported], logdir: str) -> None:
             )
         )
     click.echo(f"See it in the Memory tab: tensorboard --logdir {printable(shlex.quote(logdir))}")
+
+
+Result = TypeVar("Result")
+
+SECONDS_TO_CONNECT = 30
+_ADDRESS = re.compile(r"://|:[0-9]+\Z")
+
+
+def read_on(
+    scheduler: str, sources: Sequence[str], work: Callable[[str], Result]
+) -> Iterator[tuple[str, Result | MemPluginError]]:
+    """Call `work` for each source on a Dask cluster, and yield (source, result) as workers finish.
+
+    An error in `work` is yielded as a `MemPluginError` in place of the result.
+
+    Args:
+        scheduler: the address of the scheduler.
+        sources: paths or URLs; local paths are made absolute, because workers have other working folders.
+        work: the function to call. It and its results must be picklable.
+
+    Raises:
+        MemPluginError: Dask is not installed, or no scheduler answers.
+    """
+    with _client(scheduler) as client:
+        from distributed import as_completed
+
+        there = {absolute(source): source for source in sources}
+        futures = {client.submit(work, path, pure=False): source for path, source in there.items()}
+        for future in as_completed(futures, loop=client.loop):
+            yield futures[future], _outcome(future)
+
+
+def _client(scheduler: str) -> Any:
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise MemPluginError(
+            "Dask is not installed here.", where="--scheduler", fix="pip install 'tb-memplugin[dask]'."
+        ) from error
+    if not _ADDRESS.search(scheduler):  # Dask would try it for a minute
+        raise MemPluginError(
+            "This is no address of a scheduler.",
+            where=f"--scheduler {scheduler}",
+            fix="Give what `dask scheduler` prints: tcp://HOST:PORT.",
+        )
+    try:
+        return Client(scheduler, timeout=SECONDS_TO_CONNECT, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise MemPluginError(
+            f"Cannot reach a Dask scheduler: {error}.",
+            where=f"--scheduler {scheduler}",
+            fix="Start one with `dask scheduler`, and workers with `dask worker ADDRESS`.",
+        ) from error
+
+
+def absolute(source: str) -> str:
+    """Return a path that does not depend on the working folder; a URL stays as it is."""
+    return source if files.is_remote(source) else os.path.abspath(source)  # noqa: PTH100  # links stay links
+
+
+def _outcome(future: Any) -> Any:
+    """Return a future's result or its MemPluginError; any other error is converted to a MemPluginError."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, MemPluginError):
+        return error
+    return MemPluginError(
+        f"The worker failed: {type(error).__name__}: {error}.",
+        where="--scheduler",
+        fix="Look at the worker's log. Workers need this version of tb_memplugin and the same folders.",
+    )

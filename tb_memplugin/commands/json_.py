@@ -6,7 +6,7 @@ import click
 
 from tb_memplugin.commands.export import refuse_own_input, report_written
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.paths import PATH, output_option
+from tb_memplugin.commands.options import PATH, json_option, output_option
 from tb_memplugin.exports import json as trace_json
 from tb_memplugin.exports import snapshot
 
@@ -24,7 +24,7 @@ from tb_memplugin.exports import snapshot
         "writes it; every entry repeats its stack, so the file is many times larger."
     ),
 )
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@json_option("Print what was written as JSON.")
 @reading_options
 def command(file: str, output: str, layout: str, as_json: bool, reading: Reading) -> None:
     """Write everything in a recording as JSON.

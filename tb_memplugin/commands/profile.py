@@ -11,7 +11,7 @@ from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.commands.export import refuse_own_input, report_written
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.paths import PATH, output_option
+from tb_memplugin.commands.options import PATH, json_option, output_option
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
 from tb_memplugin.exports.html import Division
@@ -31,7 +31,7 @@ CUSTOM = "custom"
     help="With --by custom: name=regex, or a JSON file of rules. The first match wins.",
 )
 @output_option
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@json_option("Print what was written as JSON.")
 @reading_options
 def command(file: str, by: str, rules: Sequence[str], output: str, as_json: bool, reading: Reading) -> None:
     """Write an HTML page of memory over time, divided by what you choose.

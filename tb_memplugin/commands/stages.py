@@ -9,7 +9,7 @@ import click
 
 from tb_memplugin.analysis.annotations import Stage, stages
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.paths import PATH
+from tb_memplugin.commands.options import PATH, json_option
 from tb_memplugin.commands.tables import Unit, console, printable, table
 from tb_memplugin.errors import MemPluginError
 
@@ -25,9 +25,7 @@ from tb_memplugin.errors import MemPluginError
     help="Show only annotations with these names. Default: all.",
 )
 @click.option("--device", help="Name of a device. Default: all.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes and times in nanoseconds."
-)
+@json_option("Print JSON, with sizes in bytes and times in nanoseconds.")
 @reading_options
 def command(
     path: str, more: Sequence[str], names: Sequence[str], device: str | None, as_json: bool, reading: Reading

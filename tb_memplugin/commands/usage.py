@@ -11,7 +11,7 @@ from tb_memplugin.analysis.allocations import Action, Usage, read_allocation, us
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.paths import PATH
+from tb_memplugin.commands.options import PATH, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
 from tb_memplugin.trace import MemoryTrace
 
@@ -32,9 +32,7 @@ from tb_memplugin.trace import MemoryTrace
     help="Whether to show the allocation or its free.",
 )
 @click.option("--device", help="Name of a device. Default: the first that has this allocation.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes and times in nanoseconds."
-)
+@json_option("Print JSON, with sizes in bytes and times in nanoseconds.")
 @reading_options
 def command(
     path: str, allocation: str, action: Action, device: str | None, as_json: bool, reading: Reading

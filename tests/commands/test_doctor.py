@@ -5,7 +5,7 @@ from importlib import metadata
 import pytest
 from click.testing import CliRunner
 
-from tb_memplugin.commands import doctor_installation, doctor_logdir, main
+from tb_memplugin.commands import doctor, doctor_logdir, main
 from tb_memplugin.commands.doctor_findings import Level
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Counter, CounterReading, Moment
@@ -35,9 +35,6 @@ def test_a_good_logdir_has_no_problem(logdir):
 
 
 def test_the_exit_code_tells(logdir, monkeypatch):
-    monkeypatch.setattr(doctor_installation, "check_installation", lambda: iter(()))
-    import tb_memplugin.commands.doctor as doctor
-
     monkeypatch.setattr(doctor, "check_installation", lambda: iter(()))
     good = CliRunner().invoke(main, ["doctor", str(logdir)])
     assert (good.exit_code, "The Memory tab should show it" in good.output) == (0, True)
@@ -174,7 +171,7 @@ def test_a_folder_that_cannot_be_written(logdir):
     [(None, Level.PROBLEM), ("2.20.0", Level.PROBLEM), ("2.21.0", Level.FINE), ("3.0", Level.FINE)],
 )
 def test_tensorboards_version(version, level):
-    assert doctor_installation.check_tensorboard(version).level is level
+    assert doctor.check_tensorboard(version).level is level
 
 
 @pytest.mark.parametrize(
@@ -189,7 +186,7 @@ def test_tensorboards_version(version, level):
     ],
 )
 def test_protobufs_version(version, level):
-    assert doctor_installation.check_protobuf(version).level is level
+    assert doctor.check_protobuf(version).level is level
 
 
 def entry_point(name, value):
@@ -197,23 +194,19 @@ def entry_point(name, value):
 
 
 def test_a_plugin_that_is_not_registered():
-    (finding,) = doctor_installation.check_registration([])
+    (finding,) = doctor.check_registration([])
     assert (finding.level, "not registered" in finding.text) == (Level.PROBLEM, True)
 
 
 def test_another_plugin_that_cannot_be_imported_is_a_hint():
     ours = entry_point("tb_memplugin", "tb_memplugin.server.loader:MemoryPluginLoader")
-    found = list(
-        doctor_installation.check_registration([ours, entry_point("broken", "no.such.module:Plugin")])
-    )
+    found = list(doctor.check_registration([ours, entry_point("broken", "no.such.module:Plugin")]))
     assert [finding.level for finding in found] == [Level.FINE, Level.HINT]
 
 
 def test_this_environment_is_registered_and_loads():
     found = {
-        finding.text: finding
-        for finding in doctor_installation.check_installation()
-        if "frontend" not in finding.text
+        finding.text: finding for finding in doctor.check_installation() if "frontend" not in finding.text
     }
     assert all(finding.level is not Level.PROBLEM for finding in found.values()), found
 

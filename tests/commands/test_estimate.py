@@ -1,10 +1,14 @@
 """`tb-memplugin estimate`: tiny models whose bytes a person can add up, and what is refused."""
 
+from __future__ import annotations
+
 import re
 import sys
 
 import pytest
 
+from tb_memplugin.commands.estimate import fits_text
+from tb_memplugin.estimate.answer.changes import Change
 from tests.commands.files import refused, run, told
 
 pytest.importorskip("torch")
@@ -398,3 +402,15 @@ def test_what_cannot_be_changed_is_told_with_the_reason():
     answer = told("estimate", "models:one")
     assert [one["options"] for one in answer["impossible"]] == ["--checkpointing"]
     assert "no list of equal blocks" in answer["impossible"][0]["why"]
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("fits", "reserved", "told"),
+    [(True, 80 * GIB, "yes"), (True, 80 * GIB + 1, "just"), (False, 81 * GIB, "no"), (None, 1, "?")],
+)
+def test_a_step_that_fits_by_giving_its_cache_back_is_told_apart(fits, reserved, told):
+    change = Change("half the batch", "--batch 1", GIB, reserved, fits)
+    assert fits_text(change, usable_bytes=80 * GIB) == told

@@ -55,7 +55,7 @@ def test_a_file_that_cannot_be_read_does_not_keep_the_others_from_it(scheduler, 
 
 
 def test_a_scheduler_that_does_not_answer_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("tb_memplugin.commands.on_scheduler.SECONDS_TO_CONNECT", 1)
+    monkeypatch.setattr("tb_memplugin.commands.import_.SECONDS_TO_CONNECT", 1)
     file = write(tmp_path / "a.pickle", step_snapshot())
     message = refused("import", file, "--logdir", tmp_path / "runs", "--scheduler", "tcp://127.0.0.1:1")
     assert "Cannot reach a Dask scheduler" in message

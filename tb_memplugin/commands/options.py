@@ -1,11 +1,15 @@
-"""Arguments and options that are paths: `~` is the home, also where a shell leaves it alone."""
+"""Options that several commands have, and paths in arguments and options."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 import click
 from click.types import FuncParamType
+
+Command = TypeVar("Command", bound=Callable[..., object])
 
 
 def path(text: str) -> str:
@@ -26,3 +30,8 @@ output_option = click.option(
     help="The file to write, or - for stdout. An existing file is replaced.",
 )
 """The option for what a command writes."""
+
+
+def json_option(text: str) -> Callable[[Command], Command]:
+    """Return the option `--json`, which a command receives as `as_json`; `text` says what JSON has."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
