@@ -19,6 +19,9 @@ from tb_memplugin.record.storages_alive import (
     storages_behind,
     tensors_alive,
 )
+from tb_memplugin.record.torch_private.autograd import saved_names
+from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
+from tb_memplugin.record.torch_private.tensors import storage_key
 from tb_memplugin.record.variables import variable_names
 from tb_memplugin.trace import Category
 
@@ -53,7 +56,7 @@ def alive_now() -> Iterator[Alive]:
     names = variable_names() if alone else {}
     keys: set[int] = set()
     for storage, category, label in _described() if alone else _not_described():
-        key = storage._cdata
+        key = storage_key(storage)
         if key not in keys and allocated_by_torch(storage) and storage.nbytes():
             keys.add(key)
             yield Alive(storage, memory_of(storage), category, names.get(key, "") or label)
@@ -66,7 +69,7 @@ def _not_described() -> Iterator[_Described]:
 def _described() -> list[_Described]:
     """Return storages, what they are, and how they are known. No code of the program runs."""
     described: list[_Described] = []
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_functions_of_subclasses():
         tensors, bare = tensors_alive()
         parameters = [tensor for tensor in tensors if issubclass(type(tensor), nn.Parameter)]
         leaves = [tensor for tensor in tensors if is_leaf(tensor)]
@@ -108,14 +111,8 @@ def _saved_in(roots: Iterable[Any]) -> Iterator[_Described]:
                     yield storage, Category.ACTIVATION, f"saved for {node.name()}"
 
 
-_SAVED: dict[type, tuple[str, ...]] = {}
-
-
 def _saved_by(node: Any) -> Iterator[Any]:
-    kind = type(node)
-    if kind not in _SAVED:
-        _SAVED[kind] = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
-    for name in _SAVED[kind]:
+    for name in saved_names(type(node)):
         try:
             saved = getattr(node, name)
         except RuntimeError:  # freed by a backward that has run

@@ -6,13 +6,13 @@ what it has guarded makes it compile again.
 
 from __future__ import annotations
 
-import sys
 import threading
 from functools import partial
 from typing import Any, Protocol
 
 from tb_memplugin.record.beside_dynamo import skipped_by_dynamo
 from tb_memplugin.record.guard import UNOWNED, call_all
+from tb_memplugin.record.torch_private.compiler import ENTRY, callbacks_and_frames
 
 
 class Patch(Protocol):
@@ -28,7 +28,6 @@ class Patch(Protocol):
         """Restore torch. Does nothing if it is as it was."""
 
 
-_COMPILER, _FRAMES, _ENTRY = "torch._dynamo.callback", "torch._dynamo.eval_frame", "_maybe_set_eval_frame"
 lock = threading.RLock()
 """Held while patches change, and by those who keep what patches read: of two locks, an object that dies while
 a thread holds one may want the other, and wait for ever.
@@ -69,13 +68,13 @@ def remove(patch: Patch) -> None:
 def look() -> None:
     """Hear of torch.compile, if that is loaded, as long as there are patches."""
     global is_known, _original_entry
-    if _COMPILER not in sys.modules or _FRAMES not in sys.modules:
+    loaded = callbacks_and_frames()
+    if loaded is None:
         return
+    handler, frames = loaded
     with lock:
-        handler: Any = sys.modules[_COMPILER].callback_handler
-        frames: Any = sys.modules[_FRAMES]
         is_registered = _before_tracing in handler.start_callbacks  # `torch._dynamo.reset` clears them
-        entry = getattr(frames, _ENTRY, None)
+        entry = getattr(frames, ENTRY, None)
         if _patches and not is_registered:
             handler.register_start_callback(_before_tracing)
             handler.register_end_callback(_after_tracing)
@@ -84,9 +83,9 @@ def look() -> None:
             handler.remove_end_callback(_after_tracing)
         if _patches and entry is not None and entry is not _enter_compiled:
             _original_entry = entry
-            setattr(frames, _ENTRY, _enter_compiled)
+            setattr(frames, ENTRY, _enter_compiled)
         elif entry is _enter_compiled and not _patches:
-            setattr(frames, _ENTRY, _original_entry)
+            setattr(frames, ENTRY, _original_entry)
             _in_compiled.clear()
         is_known = bool(_patches)
 

@@ -6,12 +6,18 @@ tracer.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from types import CodeType
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
+from tb_memplugin.record.torch_private.compiler import (
+    DISABLED,
+    FrameAction,
+    FrameStrategy,
+    code_seen,
+    reset_code,
+    set_strategy,
+    skip_code,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -22,7 +28,7 @@ def hidden_from_dynamo(function: Function) -> Function:
     This does what `torch._dynamo.disable` does, but without a wrapper and without loading dynamo, which
     takes a second.
     """
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    setattr(function, DISABLED, True)
     _skip(function)
     return function
 
@@ -54,21 +60,14 @@ class UncompiledHere:
     """
 
     def __init__(self) -> None:
-        self._before = len(_compiled_code())
+        self._before = len(code_seen())
 
     def forget(self) -> None:
         """Make dynamo treat these functions as not seen yet."""
-        for reference in _compiled_code()[self._before :]:
+        for reference in code_seen()[self._before :]:
             code = reference()
-            if code is not None:
-                torch._C._dynamo.eval_frame.reset_code(code)
-
-
-def _compiled_code() -> Sequence[Callable[[], CodeType | None]]:
-    """Return weak references to the code objects that dynamo was asked to compile, in order."""
-    dynamo = sys.modules.get("torch._dynamo.convert_frame")
-    codes: Sequence[Callable[[], CodeType | None]] = getattr(getattr(dynamo, "input_codes", None), "seen", ())
-    return codes if hasattr(torch._C._dynamo.eval_frame, "reset_code") else ()
+            if code is not None and reset_code is not None:
+                reset_code(code)
 
 
 def _skip(function: Any) -> None:
@@ -77,13 +76,12 @@ def _skip(function: Any) -> None:
 
 def _set_strategy(function: Any, of_callees: str) -> bool:
     """Skip a function's frames, and treat those of its callees as given. Return whether torch can do so."""
-    frames: Any = torch._C._dynamo.eval_frame
+    if set_strategy is None:  # an older torch
+        if skip_code is not None:
+            skip_code(function.__code__)
+        return False
     try:
-        actions = frames._FrameAction
-        strategy = frames._FrameExecStrategy(actions.SKIP, getattr(actions, of_callees))
-        frames.set_code_exec_strategy(function.__code__, strategy)
-    except (AttributeError, TypeError):  # an older torch
-        if hasattr(frames, "skip_code"):
-            frames.skip_code(function.__code__)
+        set_strategy(function.__code__, FrameStrategy(FrameAction.SKIP, getattr(FrameAction, of_callees)))
+    except (AttributeError, TypeError):
         return False
     return True

@@ -21,6 +21,13 @@ from torch import nn
 from tb_memplugin.record import beside_compiler
 from tb_memplugin.record.beside_dynamo import skipped_by_dynamo
 from tb_memplugin.record.guard import UNOWNED, Failed, call_all
+from tb_memplugin.record.torch_private.modules import (
+    COMPILED_CALL,
+    FORWARD_HOOKS,
+    HOOKS,
+    IS_REPLICA,
+    uncompiled_call_of,
+)
 
 Entered = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], object]
 """Called with a module and the arguments of its call, before the call."""
@@ -30,7 +37,6 @@ Left = Callable[[nn.Module, tuple[Any, ...], Any], object]
 
 _Watchers = tuple[tuple[Entered, Left, "ModuleCalls"], ...]
 
-_SLOT = "_compiled_call_impl"
 _of_module: dict[int, _Watchers] = {}
 """The watchers by `id(module)`."""
 _of_replica: dict[int, _Watchers] = {}
@@ -48,7 +54,7 @@ def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
     If a profile records stacks, each call here, of C functions too, is an event in the user's own profile.
     """
-    call: Callable[..., Any] = module._call_impl
+    call: Callable[..., Any] = uncompiled_call_of(module)
     version, watchers = _version, _NOBODY
     try:
         if not beside_compiler.is_known:  # it may have been loaded since the watch began
@@ -102,25 +108,25 @@ class _Slot:
         return None if module is None else MethodType(_run, module)
 
     def __set__(self, module: nn.Module, value: object) -> None:
-        module.__dict__[_SLOT] = value
+        module.__dict__[COMPILED_CALL] = value
 
     def __delete__(self, module: nn.Module) -> None:
         try:
-            del module.__dict__[_SLOT]
+            del module.__dict__[COMPILED_CALL]
         except KeyError:
-            raise AttributeError(_SLOT) from None
+            raise AttributeError(COMPILED_CALL) from None
 
 
 def _general_watchers(module: nn.Module) -> _Watchers:
     """Return the watchers of all modules, and of a replica those of its module."""
     own = module.__dict__
-    watchers = _of_replica.get(id(own.get("_forward_hooks")), ()) if own.get("_is_replica") else ()
+    watchers = _of_replica.get(id(own.get(FORWARD_HOOKS)), ()) if own.get(IS_REPLICA) else ()
     return (*_of_all, *watchers)
 
 
 def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
     """Return what `module.compile()` made, None for a module that is not compiled in this way."""
-    compiled: Callable[..., Any] | None = module.__dict__.get(_SLOT)
+    compiled: Callable[..., Any] | None = module.__dict__.get(COMPILED_CALL)
     return compiled
 
 
@@ -143,7 +149,7 @@ class ModuleCalls:
 
         What they raise does not reach the call: it stops this object, and `failed` is called.
         """
-        key, replicas = id(module), id(module.__dict__.get("_forward_hooks"))
+        key, replicas = id(module), id(module.__dict__.get(FORWARD_HOOKS))
         functions = entered, left, self
 
         def gone(_: object) -> None:
@@ -250,12 +256,12 @@ class _ClassPatch:
     guarded = False
 
     def put_on(self) -> None:
-        if vars(nn.Module)[_SLOT] is not _slot:
-            nn.Module._compiled_call_impl = _slot
+        if vars(nn.Module).get(COMPILED_CALL, _slot) is not _slot:
+            setattr(nn.Module, COMPILED_CALL, _slot)
 
     def take_off(self) -> None:
-        if vars(nn.Module)[_SLOT] is not None:
-            nn.Module._compiled_call_impl = None
+        if vars(nn.Module).get(COMPILED_CALL) is not None:
+            setattr(nn.Module, COMPILED_CALL, None)
 
 
 _patch = _ClassPatch()
@@ -264,7 +270,7 @@ _patch = _ClassPatch()
 def _is_inlined_by_call(module: nn.Module) -> bool:
     """Whether torch.compile traces a module's `__call__`, and not only its `forward`."""
     own = module.__dict__
-    return "forward" in own or any(value for name, value in own.items() if name.endswith("_hooks"))
+    return "forward" in own or any(value for name, value in own.items() if name.endswith(HOOKS))
 
 
 for _function in (

@@ -6,12 +6,11 @@ the traces that other handlers make of the same profile, and costs less than a r
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from threading import get_ident
 from time import time_ns
 from typing import Any, Protocol
@@ -22,19 +21,17 @@ from torch import nn
 from tb_memplugin.record.beside_dynamo import not_compiled_alone
 from tb_memplugin.record.guard import UNOWNED, Failed
 from tb_memplugin.record.module_calls import Entered, Left, ModuleCalls, compiled_call
+from tb_memplugin.record.torch_private.autograd import sequence_number
+from tb_memplugin.record.torch_private.compiler import is_optimized
+from tb_memplugin.record.torch_private.modules import WRAPPERS, buffers_of, parameters_of
 from tb_memplugin.trace import Module
-
-_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
-
-_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Path segments that torch.compile, FSDP and checkpoint wrappers insert into names."""
 
 
 def clean_name(fqn: str) -> str:
     """Return the FQN of a module or parameter without the segments that wrappers insert."""
     if "_" not in fqn:
         return fqn
-    return ".".join(part for part in fqn.split(".") if part not in _WRAPPERS)
+    return ".".join(part for part in fqn.split(".") if part not in WRAPPERS)
 
 
 @dataclass(slots=True)
@@ -79,7 +76,7 @@ class ModuleNames:
             if row == len(self.modules):
                 self.modules.append(Module(key, _parent(key, self._rows), type(module).__name__))
             self.row_of[id(module)] = row
-            for tensors in (module._parameters, module._buffers):
+            for tensors in (parameters_of(module), buffers_of(module)):
                 for name, tensor in tensors.items():
                     if tensor is not None:
                         yield tensor, (row, f"{key}.{name}" if key else name)
@@ -90,7 +87,7 @@ class ModuleNames:
         A tensor with several names gets its first. The code makes no Python call per tensor (`held.py`).
         """
         owned: list[tuple[torch.Tensor, tuple[int, str]]] = []
-        for table_of in (attrgetter("_parameters"), attrgetter("_buffers")):
+        for table_of in (parameters_of, buffers_of):
             rows = map(self.row_of.get, map(id, modules))
             owned += [
                 (tensor, (row, f"{key}.{name}" if (key := self.modules[row].key) else name))
@@ -114,10 +111,7 @@ def _parent(key: str, rows: Mapping[str, int]) -> int:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module is compiled with `torch.compile(module)` or `module.compile()`."""
-    dynamo = sys.modules.get("torch._dynamo")  # loading it takes seconds; nothing is compiled without it
-    return compiled_call(module) is not None or (
-        dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-    )
+    return compiled_call(module) is not None or is_optimized(module)
 
 
 Crossing = tuple[int, int, int, int]
@@ -230,7 +224,7 @@ class ModuleRecorder:
 
 
 def _numbers(crossing: int) -> Iterator[Crossing]:
-    return zip(iter(time_ns, None), repeat(crossing), iter(_sequence_number, None), iter(get_ident, None))
+    return zip(iter(time_ns, None), repeat(crossing), iter(sequence_number, None), iter(get_ident, None))
 
 
 class _Depth(threading.local):

@@ -18,6 +18,7 @@ from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.provenance import INPUT_OF
 from tb_memplugin.record.storages import Sighting, sight, versions_of
 from tb_memplugin.record.tensors_inside import tensors_in
+from tb_memplugin.record.torch_private.dispatch import tracing_state
 from tb_memplugin.trace import Category
 
 See = Callable[[list[Sighting], list[torch.UntypedStorage]], object]
@@ -46,7 +47,7 @@ class OuterCalls:
         """Note the tensors among the arguments of a call that is within no other."""
         here = self._here
         here.references = []
-        if torch._C._get_tracing_state() is not None:
+        if tracing_state() is not None:
             return
         row = self._names.row_of.get(id(module), -1)
         here.label = INPUT_OF + (self._names.modules[row].name if row >= 0 else type(module).__name__)

@@ -1,7 +1,7 @@
 """Hear of every window of torch.profiler: one patch of torch for all who listen, gone with the last of them.
 
-torch calls `_run_on_profiler_start` just before each window and `_run_on_profiler_stop` just after it
-(torch/autograd/profiler.py, torch 2.6 to 2.13). Patching these costs nothing while no profiler runs.
+torch calls a function just before each window, and another just after it (torch/autograd/profiler.py, torch
+2.6 to 2.13). Patching these costs nothing while no profiler runs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Literal, Protocol
 from torch.autograd import profiler as _profiler_module
 
 from tb_memplugin.record.guard import Guard, call_all
+from tb_memplugin.record.torch_private.profiler import WINDOW_STARTS, WINDOW_STOPS
 
 _torch: Any = _profiler_module
-_START, _STOP = "_run_on_profiler_start", "_run_on_profiler_stop"
 _lock = threading.RLock()
 _guard = Guard("The memory of this window may not be recorded")
 
@@ -37,7 +37,7 @@ _originals: tuple[Any, Any] | None = None
 
 def can_listen() -> bool:
     """Whether this version of torch reports when a profiler starts."""
-    return hasattr(_torch, _START) and hasattr(_torch, _STOP)
+    return hasattr(_torch, WINDOW_STARTS) and hasattr(_torch, WINDOW_STOPS)
 
 
 def listen(listener: Listener) -> None:
@@ -47,9 +47,9 @@ def listen(listener: Listener) -> None:
         _listeners.add(listener)
         weakref.finalize(listener, _restore).atexit = False
         if _originals is None:
-            _originals = getattr(_torch, _START), getattr(_torch, _STOP)
-            setattr(_torch, _START, _started)
-            setattr(_torch, _STOP, _stopped)
+            _originals = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
+            setattr(_torch, WINDOW_STARTS, _started)
+            setattr(_torch, WINDOW_STOPS, _stopped)
 
 
 def stop_listening(listener: Listener) -> None:
@@ -63,10 +63,10 @@ def _restore() -> None:
     """Give torch its functions back if nobody listens and no other code has replaced ours."""
     global _originals
     with _lock:
-        ours = getattr(_torch, _START), getattr(_torch, _STOP)
+        ours = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
         if not list(_listeners) and _originals is not None and ours == (_started, _stopped):
-            setattr(_torch, _START, _originals[0])
-            setattr(_torch, _STOP, _originals[1])
+            setattr(_torch, WINDOW_STARTS, _originals[0])
+            setattr(_torch, WINDOW_STOPS, _originals[1])
             _originals = None
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tb_memplugin.record.torch_private.tensors import storage_key
 from tb_memplugin.trace import Category, Phase
 
 
@@ -261,7 +262,7 @@ class Ledger:
         def freed(_: weakref.ref[torch.UntypedStorage]) -> None:
             queue.append((time_ns(), buffer))
 
-        buffer.key, buffer.category = storage._cdata, Category.UNKNOWN
+        buffer.key, buffer.category = storage_key(storage), Category.UNKNOWN
         buffer.holder = weakref.ref(storage, freed)
         self.blocks[buffer.key] = buffer
 
@@ -296,7 +297,7 @@ class Ledger:
         """
         blocks = []
         for storage in storages:
-            block = self.blocks.get(storage._cdata)
+            block = self.blocks.get(storage_key(storage))
             if block is None and late:
                 block = self.expected(storage)
             if block is None and late:
@@ -327,7 +328,7 @@ class Ledger:
 
     def _block(self, storage: torch.UntypedStorage, size: int, row: int) -> Block:
         block = Block(storage, self._on_free)
-        block.key, block.address, block.bytes = storage._cdata, storage.data_ptr(), size
+        block.key, block.address, block.bytes = storage_key(storage), storage.data_ptr(), size
         block.category, block.label, block.module = _UNKNOWN, "", row
         block.device, block.stack = self._device_row(storage), -1
         return block

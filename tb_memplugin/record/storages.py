@@ -18,16 +18,19 @@ from torch import nn
 
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.tensors_inside import isinstance_of, tensors_in
+from tb_memplugin.record.torch_private.profiler import record_operators
+from tb_memplugin.record.torch_private.tensors import (
+    COO_PARTS,
+    FAKE,
+    KEY_IS_ADDRESS,
+    NESTED_SHAPES,
+    storage_key,
+    version_of,
+)
 from tb_memplugin.trace import Category
 
 Purpose = tuple[torch.Tensor, Category, int, str]
 """(tensor, category, owning module's row, label)"""
-
-_record_operators = torch._C._autograd._enable_record_function
-"""Whether operators of this thread are told to profilers."""
-
-_base: Any = torch._C.TensorBase
-_version = _base._version.__get__
 
 OF_NO_PARAMETER = (-1, "optimizer")
 """(module's row, label) of state that an optimizer does not keep for one of its parameters."""
@@ -63,9 +66,9 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
     -1 where that is not counted: in inference mode.
     """
     try:
-        return list(map(_version, tensors))
+        return list(map(version_of, tensors))
     except RuntimeError:
-        return [-1 if torch.Tensor.is_inference(tensor) else _version(tensor) for tensor in tensors]
+        return [-1 if torch.Tensor.is_inference(tensor) else version_of(tensor) for tensor in tensors]
 
 
 _HEAD = ctypes.c_size_t * 7
@@ -83,9 +86,9 @@ def allocated_by_torch(storage: torch.UntypedStorage) -> bool:
         address = storage.data_ptr()
     except RuntimeError:
         return False
-    if not address or storage.resizable() or storage.is_shared():
+    if not address or not KEY_IS_ADDRESS or storage.resizable() or storage.is_shared():
         return bool(address)
-    return list(_HEAD.from_address(storage._cdata)).count(address) == 2
+    return list(_HEAD.from_address(storage_key(storage))).count(address) == 2
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]:
@@ -114,7 +117,7 @@ def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         if tensor.layout is not torch.strided or tensor.is_nested:
             yield from _parts(tensor)
         return
-    if kind.__module__.startswith("torch._subclasses"):
+    if kind.__module__.startswith(FAKE):
         return  # a fake tensor has no memory, and warns of looking for it
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:
@@ -133,18 +136,20 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """
     names: tuple[str, ...] = ()
     if tensor.is_nested:
-        names = ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
+        names = NESTED_SHAPES
     elif tensor.layout is torch.sparse_coo:
-        names = ("_indices", "_values")
+        names = COO_PARTS
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         names = ("crow_indices", "col_indices", "values")
     elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         names = ("ccol_indices", "row_indices", "values")
-    _record_operators(False)
+    if record_operators is not None:
+        record_operators(False)
     try:
-        return tuple(getattr(tensor, name)() for name in names)
+        return tuple(getattr(tensor, name)() for name in names if hasattr(tensor, name))
     finally:
-        _record_operators(True)
+        if record_operators is not None:
+            record_operators(True)
 
 
 def model_storages(models: Mapping[str, nn.Module], names: ModuleNames) -> Iterator[Purpose]:

@@ -23,14 +23,15 @@ from torch import nn
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.record.other_threads import frames_of_other_threads
 from tb_memplugin.record.storages import storages
+from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
+from tb_memplugin.record.torch_private.tensors import TensorBase
 
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
-_base: Any = torch._C.TensorBase
 _layout, get_grad, get_is_leaf, _is_nested, get_grad_fn = (
-    getattr(_base, name).__get__ for name in ("layout", "grad", "is_leaf", "is_nested", "grad_fn")
+    getattr(TensorBase, name).__get__ for name in ("layout", "grad", "is_leaf", "is_nested", "grad_fn")
 )
 """Getters of torch's own attributes: a subclass may have others of these names."""
-_untyped_storage: Any = _base.untyped_storage
+_untyped_storage: Any = TensorBase.untyped_storage
 _module_of = type.__dict__["__module__"].__get__
 
 _Candidate = torch.UntypedStorage | weakref.ref[torch.Tensor]
@@ -47,7 +48,7 @@ def storages_alive(*, of_gradients: bool = True) -> Iterator[torch.UntypedStorag
     candidates: list[_Candidate]
     alive: list[torch.UntypedStorage] = []
     # A collection would run other code, and so other threads, within the one call.
-    with torch._C.DisableTorchFunctionSubclass(), collector_at_rest():
+    with without_functions_of_subclasses(), collector_at_rest():
         try:
             candidates = list(_look(_storages_of, of_gradients))
         except (RuntimeError, NotImplementedError):  # a tensor without a storage, as functorch's wrappers are
@@ -71,7 +72,7 @@ def young_storages_alive() -> list[torch.UntypedStorage]:
     if frames_of_other_threads():
         return []
     kinds = set(map(id, _classes()))
-    with torch._C.DisableTorchFunctionSubclass(), collector_at_rest():
+    with without_functions_of_subclasses(), collector_at_rest():
         return [
             storage
             for generation in (0, 1)

@@ -14,6 +14,9 @@ from typing import Any
 import torch
 
 from tb_memplugin.record.tensors_inside import held_by
+from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
+from tb_memplugin.record.torch_private.modules import MODULE_TABLES
+from tb_memplugin.record.torch_private.tensors import storage_key
 
 MOST_OBJECTS = 20_000
 """The largest number of objects that are looked into."""
@@ -30,7 +33,7 @@ _RUNNING = (torch.optim.Optimizer, torch.profiler.profile)
 
 
 def variable_names() -> dict[int, str]:
-    """Return the names of storages by their `_cdata`: that of the variable nearest to the running code.
+    """Return the names of storages by their `storage_key`: that of the variable nearest to the running code.
 
     The variables are those of the modules whose functions run on this thread, the innermost first.
     (Local variables are not searched: before Python 3.13, reading them keeps what they hold alive.)
@@ -69,9 +72,8 @@ def _namespaces(frame: FrameType | None) -> Iterator[dict[str, Any]]:
 
 def _note(names: dict[int, str], name: str, tensor: torch.Tensor) -> None:
     try:
-        with torch._C.DisableTorchFunctionSubclass():
-            storage: Any = torch.Tensor.untyped_storage(tensor)
-            names.setdefault(storage._cdata, name)
+        with without_functions_of_subclasses():
+            names.setdefault(storage_key(torch.Tensor.untyped_storage(tensor)), name)
     except (RuntimeError, NotImplementedError):
         return  # without a storage: functorch's, sparse
 
@@ -80,7 +82,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield (".name" or "[key]", object) of everything in a container or an instance."""
     is_module = issubclass(type(value), torch.nn.Module)
     for key, inner, is_attribute in held_by(value, MOST_ITEMS):
-        is_table = is_attribute and key in ("_parameters", "_buffers", "_modules")
+        is_table = is_attribute and key in MODULE_TABLES
         if is_module and is_table and issubclass(type(inner), dict):  # a scripted module has other tables
             yield from ((f".{name}", member) for name, member in list(dict.items(inner)))
         elif not is_attribute:

@@ -12,6 +12,17 @@ from typing import Any
 
 import torch
 
+from tb_memplugin.record.torch_private.allocators import (
+    BINDINGS,
+    HISTORY_ENABLED,
+    LAZY_CALL,
+    MARK,
+    OBSERVE_FAILURES,
+    RECORD_HISTORY,
+    SET_MARK,
+    SNAPSHOT,
+)
+
 Snapshot = dict[str, Any]
 Observer = Callable[[int, int, int, int], None]
 """A function called with the device's number, the requested bytes, the process's limit in bytes, and the
@@ -58,7 +69,8 @@ def allocators() -> tuple[Allocator, ...]:
         _allocator(name, backend)
         for name, backend in backends
         if backend is not None
-        and hasattr(backend.memory, "_record_memory_history")
+        and hasattr(backend.memory, RECORD_HISTORY)
+        and hasattr(backend.memory, SNAPSHOT)
         and backend.is_available()
         and getattr(backend.memory, "get_allocator_backend", _native)() == _native()
     )
@@ -70,19 +82,24 @@ def _native() -> str:
 
 
 def _allocator(name: str, backend: ModuleType) -> Allocator:
-    memory = backend.memory
+    memory, snapshot = backend.memory, getattr(backend.memory, SNAPSHOT)
+    call_later = getattr(backend, LAZY_CALL, _at_once)
     return Allocator(
         device_type=name,
-        record=memory._record_memory_history,
-        snapshot=memory._snapshot,
-        is_recording=getattr(torch._C, f"_{name}_isHistoryEnabled", lambda: _has_entries(memory._snapshot())),
+        record=getattr(memory, RECORD_HISTORY),
+        snapshot=snapshot,
+        is_recording=getattr(BINDINGS, HISTORY_ENABLED[name], lambda: _has_entries(snapshot())),
         is_in_use=backend.is_initialized,
-        when_in_use=lambda call: call() if backend.is_initialized() else backend._lazy_call(call),
+        when_in_use=lambda call: call() if backend.is_initialized() else call_later(call),
         current_device=backend.current_device,
-        set_mark=getattr(memory, "_set_memory_metadata", None),
-        mark=getattr(memory, "_get_memory_metadata", None),
-        observe=getattr(torch._C, f"_{name}_attach_out_of_memory_observer", None),
+        set_mark=getattr(memory, SET_MARK, None),
+        mark=getattr(memory, MARK, None),
+        observe=getattr(BINDINGS, OBSERVE_FAILURES[name], None),
     )
+
+
+def _at_once(call: Callable[[], None]) -> None:
+    call()
 
 
 def _has_entries(snapshot: Snapshot) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all
@@ -22,6 +21,7 @@ from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.modules import is_compiled
 from tb_memplugin.record.steps.counters import Counters, Reading
 from tb_memplugin.record.steps.devices import counters_of
+from tb_memplugin.record.torch_private.dispatch import current_mode
 from tb_memplugin.record.tracer.mode import StorageMode
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import ROOT
@@ -133,7 +133,7 @@ class IterationWatch:
         """Stop watching in a forked process (a data loader's worker), where nobody reads the result."""
         if self._recording is not None:
             self._recording.layers.on = False
-        while isinstance(top := _get_current_dispatch_mode(), StorageMode):
+        while isinstance(top := current_mode(), StorageMode):
             top.leave()
 
     def _undo(self) -> list[Callable[[], object]]:

@@ -6,16 +6,12 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from tb_memplugin.record.lines.ledger import LineLedger
 from tb_memplugin.record.lines.stacks import NO_ROW, NOT_KEPT, NodeStacks, PythonStacks, forward_of
+from tb_memplugin.record.torch_private.autograd import current_graph_task, current_node, sequence_number
+from tb_memplugin.record.torch_private.dispatch import HiddenFromDynamo
 from tb_memplugin.record.tracer.layers import Layers
 from tb_memplugin.record.tracer.mode import StorageMode, must_hide_from_dynamo
-
-_current_task = torch._C._current_graph_task_id
-_current_node = torch._C._current_autograd_node
-_sequence_number = torch._C._autograd._get_sequence_nr
 
 _NOT_RECORDED = -2
 
@@ -41,7 +37,7 @@ class LineMode(StorageMode):
         super().__init__(layers)
         ledger.stack_of_now[threading.get_ident()] = self._stack
         self._stacks = stacks
-        self._nodes = NodeStacks(_sequence_number())
+        self._nodes = NodeStacks(sequence_number())
         stacks.nodes.append(self._nodes)
         thread = threading.current_thread()
         self._thread = "" if thread is threading.main_thread() else thread.name
@@ -50,7 +46,7 @@ class LineMode(StorageMode):
     def _note(self, out: Any, func: Any, began_ns: int) -> None:
         self._row = _NOT_RECORDED
         super()._note(out, func, began_ns)
-        sequence = _sequence_number()
+        sequence = sequence_number()
         if sequence != self._nodes.last:
             self._nodes.add(sequence, self._stack(), func)
         self._row = _NOT_RECORDED  # an allocation before the next operator is noted takes a new stack
@@ -58,21 +54,17 @@ class LineMode(StorageMode):
     def _stack(self) -> int:
         """Return the row of this operator's stack, which is recorded when first requested."""
         if self._row == _NOT_RECORDED:
-            node = _current_node() if _current_task() != -1 else None
+            node = current_node() if current_graph_task() != -1 else None
             forward = NO_ROW if node is None else forward_of(node, self._nodes, self._stacks.nodes)
             name = node.name() if node is not None and forward > NOT_KEPT else ""
             self._row = self._stacks.stacks.here(self._thread, name, forward)
         return self._row
 
 
-class LineModeBesideDynamo(LineMode):
+class LineModeBesideDynamo(HiddenFromDynamo, LineMode):
     """A `LineMode` that is hidden from dynamo; see `tracer.mode.StorageModeBesideDynamo`."""
 
     __torch_dispatch__ = LineMode.__torch_dispatch__
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return True
 
 
 def line_mode(layers: Layers, ledger: LineLedger, stacks: RecordedStacks) -> LineMode:

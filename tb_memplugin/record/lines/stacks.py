@@ -9,9 +9,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-import torch
-
 from tb_memplugin.read.python_frames import MOST_FRAMES
+from tb_memplugin.record.torch_private.autograd import NO_SEQUENCE, node_number, run_backward
+from tb_memplugin.record.torch_private.dispatch import DISPATCH_FILES, schema_of
 from tb_memplugin.trace.frames import BACKWARD, THREAD
 
 NO_ROW = -1
@@ -22,26 +22,9 @@ MOST_STACKS = 200_000
 """The largest number of distinct stacks; allocations from further stacks have none."""
 
 _MOST_NODES = 400_000
-_NO_SEQUENCE = (1 << 64) - 1
-"""The sequence number of nodes that no operator made: those that accumulate a gradient into a parameter."""
 
 _OURS = str(Path(__file__).parents[1])
-_DISPATCH = frozenset(
-    str(Path(torch.__file__).parent / name)
-    for name in (
-        "_compile.py",
-        "_dynamo/eval_frame.py",
-        "_ops.py",
-        "overrides.py",
-        "utils/_device.py",
-        "utils/_python_dispatch.py",
-    )
-)
-"""Files of torch's dispatch from Python to kernels, whose frames are left out of stacks."""
-
-_ENGINE: CodeType | None = getattr(
-    getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None
-)
+_ENGINE: CodeType | None = getattr(run_backward, "__code__", None)
 
 Key = tuple[Any, ...]
 
@@ -119,7 +102,7 @@ class PythonStacks:
 
 
 def _is_dispatch(file: str) -> bool:
-    return file.startswith(_OURS) or file in _DISPATCH
+    return file.startswith(_OURS) or file in DISPATCH_FILES
 
 
 def _text(code: CodeType, at: int) -> str:
@@ -167,8 +150,8 @@ def forward_of(node: Any, mine: NodeStacks, every: list[NodeStacks]) -> int:
     A node does not know its thread. If several threads made nodes, the operator whose name matches the
     node's is searched, first on this thread.
     """
-    sequence = node._sequence_nr()
-    if sequence == _NO_SEQUENCE:
+    sequence = node_number(node)
+    if sequence == NO_SEQUENCE:
         return NO_ROW
     if len(every) == 1:
         return mine.maker_of(sequence)[0]
@@ -183,6 +166,5 @@ def forward_of(node: Any, mine: NodeStacks, every: list[NodeStacks]) -> int:
 
 def _fits(name: str, made_by: Any) -> bool:
     """Whether a node's name (`LogSoftmaxBackward0`) matches an operator's (`aten::_log_softmax`)."""
-    schema = getattr(made_by, "_schema", None)
-    operator = str(getattr(schema, "name", "")).rpartition("::")[2].replace("_", "").lower()
+    operator = str(getattr(schema_of(made_by), "name", "")).rpartition("::")[2].replace("_", "").lower()
     return bool(operator) and name.lower().partition("backward")[0] == operator

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tb_memplugin.record.torch_private.allocators import BINDINGS, MEMORY_STATS
 from tb_memplugin.trace import Counter
 
 COUNTERS = {Counter.ALLOCATED: "allocated_bytes", Counter.REQUESTED: "requested_bytes"}
@@ -30,7 +31,7 @@ def allocator_levels() -> Levels:
     levels: dict[tuple[str, Counter], Level] = {}
     for kind in ("cuda", "xpu"):
         backend: Any = getattr(torch, kind, None)
-        read = getattr(torch._C, f"_{kind}_memoryStats", None)
+        read = getattr(BINDINGS, MEMORY_STATS[kind], None)
         if read is None or backend is None or not backend.is_initialized():
             continue
         for index in range(backend.device_count()):

@@ -11,6 +11,7 @@ import torch
 
 from tb_memplugin.record.alive_before import memory_of
 from tb_memplugin.record.storages_alive import storages_alive, young_storages_alive
+from tb_memplugin.record.torch_private.tensors import storage_key
 from tb_memplugin.trace import Category, MemoryTrace
 
 SMALLEST_SHARE = 0.001
@@ -61,12 +62,12 @@ class CarriedBlocks:
             for storage in search():
                 row = row_of.pop((memory_of(storage), storage.data_ptr()), None)
                 if row is not None:
-                    carried._blocks[storage._cdata] = weakref.ref(storage), _block(trace, row)
+                    carried._blocks[storage_key(storage)] = weakref.ref(storage), _block(trace, row)
         return carried
 
     def get(self, storage: torch.UntypedStorage) -> CarriedBlock | None:
         """Return what a storage was in the window before, None if it was not alive there."""
-        reference, block = self._blocks.get(storage._cdata, (None, None))
+        reference, block = self._blocks.get(storage_key(storage), (None, None))
         return block if reference is not None and reference() is storage else None
 
 

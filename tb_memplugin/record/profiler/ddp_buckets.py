@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.storages import storages
+from tb_memplugin.record.torch_private.modules import bucket_figures
 
 BUCKET = "bucket of gradients"
 """The label of a bucket whose size torch tells."""
@@ -56,7 +57,7 @@ def bucket_sizes(
     for model in models.values():
         for module in model.modules():
             if isinstance(module, DistributedDataParallel):
-                logging_data = module._get_ddp_logging_data()
+                logging_data = bucket_figures(module)
                 texts = [str(logging_data.get(key, "")) for key in ("bucket_sizes", "rebuilt_bucket_sizes")]
                 if rebuilt_only:
                     texts = [text for text in texts if text.strip()][-1:]

@@ -29,6 +29,8 @@ from tb_memplugin.record.storages import (
     state_beside,
 )
 from tb_memplugin.record.tensors_inside import tensors_in
+from tb_memplugin.record.torch_private.modules import buffers_of, children_of, parameters_of
+from tb_memplugin.record.torch_private.tensors import local_part
 from tb_memplugin.trace import Category
 
 Owner = tuple[int, str]
@@ -38,7 +40,6 @@ _ONE_STORAGE = frozenset((torch.Tensor, nn.Parameter, nn.Buffer))
 _WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
 _NOBODY: Owner = (-1, "")
 _alive = weakref.ref.__call__
-_parameters, _buffers, _children = map(attrgetter, ("_parameters", "_buffers", "_modules"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,8 @@ class HeldByModels:
 
     def _new(self) -> list[Sightings]:
         modules = self._now()
-        parameters = _values(map(_parameters, modules))
-        tensors = (parameters, _values(map(_buffers, modules)), _gradients(parameters))
+        parameters = _values(map(parameters_of, modules))
+        tensors = (parameters, _values(map(buffers_of, modules)), _gradients(parameters))
         self._name(modules, [tensor for tensor in chain(*tensors[:2]) if tensor is not None])
         owners = [self._owners(parameters), self._owners(tensors[1])]
         sightings = map(Group.look, self._groups, tensors, (*owners, _of_gradients(owners[0])))
@@ -175,13 +176,13 @@ class HeldByModels:
         """Return the modules of the models; search them again only if one was added, removed or replaced."""
         modules = list(map(_alive, self._modules))
         alive = [module for module in modules if module is not None]
-        below = list(map(id, _values(map(_children, alive))))
+        below = list(map(id, _values(map(children_of, alive))))
         if alive and len(alive) == len(modules) and below == self._below:
             return alive
         models = [model for model in map(_alive, self._models) if model is not None]
         current = list(dict.fromkeys(chain.from_iterable(map(nn.Module.modules, models))))
         self._modules = list(map(weakref.ref, current))
-        self._below = list(map(id, _values(map(_children, current))))
+        self._below = list(map(id, _values(map(children_of, current))))
         return current
 
     def _name(self, modules: list[nn.Module], tensors: list[torch.Tensor]) -> None:
@@ -222,7 +223,7 @@ class HeldByOptimizer:
         parameters = self._know(optimizer)
         # Read anew: lazy parameters get their size late. Of a DTensor, only its local part is here.
         local = [
-            parameter if type(parameter) in _ONE_STORAGE else getattr(parameter, "_local_tensor", parameter)
+            parameter if type(parameter) in _ONE_STORAGE else local_part(parameter)
             for parameter in parameters
         ]
         sizes = zip(self._rows, map(attrgetter("nbytes"), local), strict=True)
@@ -284,8 +285,8 @@ class HeldByOptimizer:
         ]
 
 
-def _values(dicts: Iterable[dict[str, object]]) -> list[torch.Tensor | None]:
-    return list(chain.from_iterable(map(dict.values, dicts)))  # type: ignore[arg-type]
+def _values(dicts: Iterable[dict[str, Any]]) -> list[torch.Tensor | None]:
+    return list(chain.from_iterable(map(dict.values, dicts)))
 
 
 def _gradients(parameters: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from torch._C import _profiler
 
 from tb_memplugin.read.shared_memory import SHARED, in_shared_memory
 from tb_memplugin.record.profiler.found import ProfilerTree
-from tb_memplugin.record.profiler.tree import getter
+from tb_memplugin.record.torch_private.profiler import reserved_after
 from tb_memplugin.trace import Note
 from tb_memplugin.trace.tables import Int64, UInt8, UInt64
-
-_get_reserved = getter(_profiler._ExtraFields_Allocation, "total_reserved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ def read_memory_events(tree: ProfilerTree) -> MemoryEvents:
     if tree.fields:
         names, device = np.unique([str(fields.device) for fields in tree.fields], return_inverse=True)
         devices, device = [str(name) for name in names], device[order]
-        reserved = np.fromiter(map(_get_reserved, tree.fields), np.int64, len(order))[order]
+        reserved = np.fromiter(map(reserved_after, tree.fields), np.int64, len(order))[order]
     else:
         devices, device = ["cpu"], np.zeros(len(order), np.int64)
         reserved = np.full(len(order), -1, np.int64)

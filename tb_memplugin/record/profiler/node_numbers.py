@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch._C._profiler import _ExtraFields_TorchOp, _ProfilerEvent
+from tb_memplugin.record.torch_private.profiler import Event, OperatorFields
 
 
-def number_behind_hooks(own: str, inside: Iterable[_ProfilerEvent]) -> int:
+def number_behind_hooks(own: str, inside: Iterable[Event]) -> int:
     """Return a node's sequence number, taken from the event of its own function; -1 for none.
 
     torch takes the number from the first event inside the node (csrc/profiler/collection.cpp,
@@ -20,6 +20,6 @@ def number_behind_hooks(own: str, inside: Iterable[_ProfilerEvent]) -> int:
     numbers = (
         fields.sequence_number
         for event in inside
-        if isinstance(fields := event.extra_fields, _ExtraFields_TorchOp) and event.name == own
+        if isinstance(fields := event.extra_fields, OperatorFields) and event.name == own
     )
     return max(numbers, default=-1)

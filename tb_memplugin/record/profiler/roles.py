@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
-from typing import Any
 
-from torch._C import _profiler
-
-Event = Any
-"""A `torch._C._profiler._ProfilerEvent`; the class is not typed upstream."""
+from tb_memplugin.record.torch_private.profiler import CallFields, Event, OperatorFields, RecordScope
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 STEP_PREFIX = "ProfilerStep#"
@@ -65,11 +61,9 @@ def role_of(name: str, event: Event) -> Role:
     if name.startswith(SHARDING_PREFIXES):
         return Role.SHARDING
     fields = event.extra_fields
-    if isinstance(fields, _profiler._ExtraFields_TorchOp):
-        user = fields.scope == _profiler.RecordScope.USER_SCOPE and not name.startswith(
-            "Torch-Compiled Region"
-        )
+    if isinstance(fields, OperatorFields):
+        user = fields.scope == RecordScope.USER_SCOPE and not name.startswith("Torch-Compiled Region")
         return Role.ANNOTATION if user else Role.OPERATOR
-    if not isinstance(fields, (_profiler._ExtraFields_PyCall, _profiler._ExtraFields_PyCCall)):
+    if not isinstance(fields, CallFields):
         return Role.RANGE
     return Role.MODULE if name.startswith(MODULE_PREFIX) else Role.CALL

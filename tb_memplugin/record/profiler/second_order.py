@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
-from torch._C._profiler import RecordScope, _ExtraFields_Allocation, _ExtraFields_TorchOp
 
 from tb_memplugin.record.profiler.calls import Calls
 from tb_memplugin.record.profiler.found import ProfilerTree
-from tb_memplugin.record.profiler.roles import NODE_PREFIX, Event
+from tb_memplugin.record.profiler.roles import NODE_PREFIX
+from tb_memplugin.record.torch_private.profiler import AllocationFields, Event, OperatorFields, RecordScope
 from tb_memplugin.trace.tables import Bool, Int64
 
 Roots = Callable[[], Iterable[Event]]
@@ -148,13 +148,13 @@ def _read_operators(tree: ProfilerTree, roots: Iterable[Event], spans: Int64, th
         events, node = pending.pop()
         for event in events:
             fields = event.extra_fields
-            if type(fields) is _ExtraFields_Allocation:
+            if type(fields) is AllocationFields:
                 continue
             start, around = event.start_time_ns, node
             following = bisect_right(ends, start)
             if following == len(ends) or event.end_time_ns < begins[following]:
                 continue
-            if type(fields) is _ExtraFields_TorchOp:
+            if type(fields) is OperatorFields:
                 if event.name.startswith(NODE_PREFIX):
                     around = row_of.get(start, -1)
                 # A node's own function has the node's number, which is not that of the next one.

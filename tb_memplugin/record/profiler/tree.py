@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-from torch._C import _profiler
+from collections.abc import Iterable, Sequence
 
 from tb_memplugin.record.profiler.found import (
     ProfilerTree,
@@ -26,31 +23,23 @@ from tb_memplugin.record.profiler.found import (
     pack_position,
 )
 from tb_memplugin.record.profiler.node_numbers import number_behind_hooks
-from tb_memplugin.record.profiler.roles import NODE_PREFIX, Event, Role, role_of
-
-
-def getter(owner: Any, name: str) -> Callable[[Any], Any]:
-    """Return the getter function of a property, to save the attribute look-up at every event.
-
-    pybind11 wraps some getters once more, for binding, which takes a third of a call.
-    """
-    function: Callable[[Any], Any] = getattr(owner, name).fget
-    return getattr(function, "__func__", function)
-
-
-_get_children = getter(_profiler._ProfilerEvent, "children")
-_get_name = getter(_profiler._ProfilerEvent, "name")
-_get_start = getter(_profiler._ProfilerEvent, "start_time_ns")
-_get_duration = getter(_profiler._ProfilerEvent, "duration_time_ns")
-_get_thread = getter(_profiler._ProfilerEvent, "start_tid")
-_get_fields = getter(_profiler._ProfilerEvent, "extra_fields")
-_get_correlation = getter(_profiler._ProfilerEvent, "correlation_id")
-_Allocation = _profiler._ExtraFields_Allocation
-_Kineto = _profiler._ExtraFields_Kineto
-_get_address = getter(_Allocation, "ptr")
-_get_size = getter(_Allocation, "alloc_size")
-_get_total = getter(_Allocation, "total_allocated")
-_get_sequence = getter(_profiler._ExtraFields_TorchOp, "sequence_number")
+from tb_memplugin.record.profiler.roles import NODE_PREFIX, Role, role_of
+from tb_memplugin.record.torch_private.profiler import (
+    AllocationFields,
+    Event,
+    KinetoFields,
+    allocated_after,
+    allocation_address,
+    allocation_size,
+    event_children,
+    event_correlation,
+    event_duration,
+    event_fields,
+    event_name,
+    event_start,
+    event_thread,
+    operator_sequence,
+)
 
 
 def walk(
@@ -76,7 +65,7 @@ def walk(
     tree = ProfilerTree()
     by_thread: dict[int, list[Event]] = {}
     for root in roots:
-        by_thread.setdefault(_get_thread(root), []).append(root)
+        by_thread.setdefault(event_thread(root), []).append(root)
     for thread, events in by_thread.items():
         _walk_thread(thread, events, tree, module_entries, outer_calls, keep_fields, with_stack)
     return tree
@@ -115,24 +104,28 @@ def _walk_thread(  # noqa: C901  # its parts as functions made the walk slower
             running = thread
         position = -1
         for event in children:
-            duration = _get_duration(event)
+            duration = event_duration(event)
             if not duration:
-                fields = _get_fields(event)
-                if type(fields) is _Allocation:
+                fields = event_fields(event)
+                if type(fields) is AllocationFields:
                     if position < 0:
                         position = len(positions)
                         add_position(pack_position(operator, node, frame))
-                    start, address = _get_start(event), _get_address(fields)
-                    remember(pack_memory(start, address, _get_size(fields), _get_total(fields), position))
+                    start, address = event_start(event), allocation_address(fields)
+                    remember(
+                        pack_memory(
+                            start, address, allocation_size(fields), allocated_after(fields), position
+                        )
+                    )
                     if keep_fields:
                         keep(fields)
                     continue
-            inner = _get_children(event)
+            inner = event_children(event)
             # A Python function that called nothing, or an operator where no nodes are made.
-            if not inner and ((where and not with_stack) or not _get_correlation(event)):
+            if not inner and ((where and not with_stack) or not event_correlation(event)):
                 continue
             try:  # here, not in a function: this is the loop that takes the time
-                name = _get_name(event)
+                name = event_name(event)
             except UnicodeDecodeError:
                 name = _name_of(event)
             role = roles.get(name)
@@ -143,22 +136,22 @@ def _walk_thread(  # noqa: C901  # its parts as functions made the walk slower
             elif role is _PLAIN or role is _OPERATOR or (role is _ACCUMULATE and not _runs_hooks(inner)):
                 start, sequence, loose = 0, -2, False
                 if where == _OUTSIDE:
-                    start = _get_start(event)
+                    start = event_start(event)
                     if not since <= start < until:
                         since, until, in_call = _span_around(start, outer_calls)
                     loose = not in_call
                 if with_stack or loose:
-                    sequence = _get_sequence(_get_fields(event))
+                    sequence = operator_sequence(event_fields(event))
                     # An operator may have made an autograd node, unless it is the own function of a node.
                     own = node >= 0 and node_names[node] == NODE_PREFIX + name
                     if with_stack and sequence >= 0 and not own:
-                        add_maker(pack_maker(start or _get_start(event), sequence, frame))
+                        add_maker(pack_maker(start or event_start(event), sequence, frame))
                 if not inner and not loose:
                     continue
                 row, before = len(names), len(memory)
                 used = loose
                 if role is _OPERATOR and module_entries:
-                    start = start or _get_start(event)
+                    start = start or event_start(event)
                     if _entered(start, start + duration, module_entries):
                         pending.append((inner, row, node, where, frame, thread))
                         inner, used = [], True
@@ -166,41 +159,41 @@ def _walk_thread(  # noqa: C901  # its parts as functions made the walk slower
                 add_position(pack_position(row, node, frame))
                 while below:
                     for deeper in below.pop():
-                        if _get_duration(deeper):
-                            inner = _get_children(deeper)
+                        if event_duration(deeper):
+                            inner = event_children(deeper)
                             if inner:
-                                if with_stack and not _get_correlation(deeper):
+                                if with_stack and not event_correlation(deeper):
                                     _look_inside(deeper, (row, node), frame, tree, keep_fields)
                                 else:
                                     below.append(inner)
                             continue
-                        fields = _get_fields(deeper)
-                        if type(fields) is _Allocation:
+                        fields = event_fields(deeper)
+                        if type(fields) is AllocationFields:
                             remember(
                                 pack_memory(
-                                    _get_start(deeper),
-                                    _get_address(fields),
-                                    _get_size(fields),
-                                    _get_total(fields),
+                                    event_start(deeper),
+                                    allocation_address(fields),
+                                    allocation_size(fields),
+                                    allocated_after(fields),
                                     its_position,
                                 )
                             )
                             if keep_fields:
                                 keep(fields)
                         else:
-                            below.append(_get_children(deeper))
+                            below.append(event_children(deeper))
                 if not used and len(memory) == before:
                     continue
                 if loose and sequence < 0 and role is _OPERATOR:
                     sequence = _first_number(event)
-                start = start or _get_start(event)
+                start = start or event_start(event)
                 names.append(name)
                 tree.operator_rows.append(
                     pack_operator(start, start + duration, node, sequence if loose else -2)
                 )
             elif role is _NODE:
-                its_thread = _get_thread(event)
-                start, sequence = _get_start(event), _get_sequence(_get_fields(event))
+                its_thread = event_thread(event)
+                start, sequence = event_start(event), operator_sequence(event_fields(event))
                 if sequence < 0 and len(inner) > 1:
                     sequence = number_behind_hooks(name.removeprefix(NODE_PREFIX), inner)
                 pending.append((inner, -1, len(node_names), _IN_NODE, frame, its_thread))
@@ -210,8 +203,8 @@ def _walk_thread(  # noqa: C901  # its parts as functions made the walk slower
                 below_it = where
                 # Kineto adds a range with the same name for a step or an optimizer on the GPU's timeline.
                 named = role is not _RANGE and role is not _ACCUMULATE
-                if named and type(_get_fields(event)) is not _Kineto:
-                    start = _get_start(event)
+                if named and type(event_fields(event)) is not KinetoFields:
+                    start = event_start(event)
                     tree.ranges.setdefault(role, []).append((name, start, start + duration))
                     if role is _OPTIMIZER and not _calls_closure(start, duration, inner, outer_calls[0]):
                         below_it = _IN_OPTIMIZER
@@ -235,22 +228,22 @@ def _look_inside(
         position = len(tree.positions)
         tree.positions.append(pack_position(*owner, around))
         for event in children:
-            if _get_duration(event):
-                inner = _get_children(event)
+            if event_duration(event):
+                inner = event_children(event)
                 if inner:
-                    is_operator = _get_correlation(event)
+                    is_operator = event_correlation(event)
                     below.append((inner, around if is_operator else _frame_of(event, around, tree)))
                 continue
-            fields = _get_fields(event)
-            if type(fields) is _Allocation:
-                start, address = _get_start(event), _get_address(fields)
+            fields = event_fields(event)
+            if type(fields) is AllocationFields:
+                start, address = event_start(event), allocation_address(fields)
                 tree.memory.append(
-                    pack_memory(start, address, _get_size(fields), _get_total(fields), position)
+                    pack_memory(start, address, allocation_size(fields), allocated_after(fields), position)
                 )
                 if keep_fields:
                     tree.fields.append(fields)
             else:
-                below.append((_get_children(event), around))
+                below.append((event_children(event), around))
 
 
 def _first_number(event: Event) -> int:
@@ -258,13 +251,13 @@ def _first_number(event: Event) -> int:
 
     A region of torch.compile has none itself.
     """
-    pending = list(reversed(_get_children(event)))
+    pending = list(reversed(event_children(event)))
     while pending:
         inner = pending.pop()
-        number: int = getattr(_get_fields(inner), "sequence_number", -1)
+        number: int = getattr(event_fields(inner), "sequence_number", -1)
         if number >= 0:
             return number
-        pending.extend(reversed(_get_children(inner)))
+        pending.extend(reversed(event_children(inner)))
     return -1
 
 
@@ -281,7 +274,7 @@ def _name_of(event: Event) -> str:
     read (it came from `exec`, or a module was imported meanwhile), the name may consist of other bytes.
     """
     try:
-        name: str = _get_name(event)
+        name: str = event_name(event)
     except UnicodeDecodeError as garbled:
         name = garbled.object.decode("utf-8", "replace")
     return name
@@ -315,7 +308,7 @@ def _runs_hooks(inside: list[Event]) -> bool:
     """Whether hooks run where a gradient is added: its own operators are one, or two that make a copy."""
     if len(inside) < 2:
         return False
-    names = [_name_of(event) for event in inside if _get_duration(event)]
+    names = [_name_of(event) for event in inside if event_duration(event)]
     return len(names) > (2 if names[:2] == ["aten::new_empty_strided", "aten::copy_"] else 1)
 
 

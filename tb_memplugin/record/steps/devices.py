@@ -18,6 +18,14 @@ from tb_memplugin.record.steps.counters import (
 )
 from tb_memplugin.record.steps.process_memory import resident_memory
 from tb_memplugin.record.steps.shared_peaks import Doors, SharedPeaks
+from tb_memplugin.record.torch_private.allocators import (
+    ACCELERATOR_RESET,
+    ACCELERATOR_STATS,
+    BINDINGS,
+    MEMORY_STATS,
+    RESET_PEAKS,
+    is_allocator_initialized,
+)
 
 logger = logging.getLogger("tb_memplugin")
 
@@ -119,7 +127,7 @@ class AcceleratorHandle:
         backend: Any = getattr(torch, self.type, None)
         if hasattr(backend, "is_initialized"):
             return bool(backend.is_initialized())
-        return bool(torch._C._accelerator_isAllocatorInitialized())
+        return is_allocator_initialized()
 
     def resolve(self) -> tuple[int, str, str, int | None]:
         """Return the device's index, name, product, and capacity in bytes."""
@@ -144,10 +152,10 @@ def _shared_peaks(device_type: str) -> SharedPeaks:
 
 def _doors(device_type: str) -> Doors:
     """Return torch's functions that read and reset an allocator's counters (torch 2.6 to 2.13)."""
-    if device_type not in ("cuda", "xpu"):
-        return Doors(torch._C, ("_accelerator_getDeviceStats",), ("_accelerator_resetPeakStats",))
+    if device_type not in MEMORY_STATS:
+        return Doors(BINDINGS, (ACCELERATOR_STATS,), (ACCELERATOR_RESET,))
     return Doors(
-        torch._C,
-        (f"_{device_type}_memoryStats", "_accelerator_getDeviceStats"),
-        (f"_{device_type}_resetPeakMemoryStats", "_accelerator_resetPeakStats"),
+        BINDINGS,
+        (MEMORY_STATS[device_type], ACCELERATOR_STATS),
+        (RESET_PEAKS[device_type], ACCELERATOR_RESET),
     )

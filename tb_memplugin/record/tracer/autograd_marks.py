@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.record.history.recording import Allocator
+from tb_memplugin.record.torch_private.autograd import is_multithreading_enabled
 from tb_memplugin.trace.tables import MODULE_MARK
 
 logger = logging.getLogger(__name__)
@@ -46,11 +47,11 @@ class AutogradMarks:
         if not self.device_type:
             return lambda: False
         set_mark, current, here = self._set_mark, self._mark, self._here
-        threaded, devices, device = torch._C._is_multithreading_enabled, self._devices, self._current_device
+        devices, device = self._devices, self._current_device
         mark = "" if key is None else MODULE_MARK + key
 
         def put() -> bool:
-            if not threaded():
+            if not is_multithreading_enabled():
                 return False
             before = getattr(here, "mark", None)
             if before is None:

@@ -15,27 +15,27 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
 from time import time_ns
 from typing import Any
 
-import torch
-
 from tb_memplugin.record.profiler_windows import can_listen
-
-_autograd: Any = torch._C._autograd
-_profiler: Any = torch._C._profiler
-_calls: Iterator[Any] = (
-    getattr(_autograd, name, None)
-    for name in (
-        "_profiler_enabled",
-        "_profiler_type",
-        "_enable_profiler_legacy",
-        "_disable_profiler_legacy",
-        "_enable_record_function",
-    )
+from tb_memplugin.record.torch_private.profiler import (
+    ActiveProfilerType,
+    ExperimentalConfig,
+    ProfilerConfig,
+    ProfilerState,
+    disable_legacy,
+    enable_legacy,
+    profiler_enabled,
+    profiler_type,
+    record_operators,
 )
-_profiler_enabled, _profiler_type, _enable, _disable, _record_functions = _calls
+
+_profiler_enabled: Any = profiler_enabled
+_profiler_type: Any = profiler_type
+_enable: Any = enable_legacy
+_disable: Any = disable_legacy
+_record_functions: Any = record_operators
 
 Reported = tuple[int, int]
 """(epoch nanoseconds, bytes); bytes are negative for a free."""
@@ -110,14 +110,9 @@ class AllocatorLog:
 def _settings() -> tuple[Any, int] | None:
     """Return the old profiler's configuration and type, None if this version of torch does not have it."""
     try:
-        config = _profiler.ProfilerConfig(
-            _profiler.ProfilerState.CPU, False, True, False, False, False, _profiler._ExperimentalConfig()
-        )
-        needed = "_enable_profiler_legacy", "_disable_profiler_legacy", "_enable_record_function"
-        is_here = all(hasattr(_autograd, name) for name in (*needed, "_profiler_type"))
-        if not is_here or not can_listen():
-            return None
-        return config, _profiler.ActiveProfilerType.LEGACY.value
+        config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, ExperimentalConfig())
+        needed = (_profiler_enabled, _profiler_type, _enable, _disable, _record_functions)
+        return (config, ActiveProfilerType.LEGACY.value) if None not in needed and can_listen() else None
     except (AttributeError, TypeError):
         return None
 

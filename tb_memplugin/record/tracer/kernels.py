@@ -17,6 +17,7 @@ import torch
 
 from tb_memplugin.record.guard import UNOWNED, Failed, call_all
 from tb_memplugin.record.storage_lifetimes import Block, Buffer, Ledger
+from tb_memplugin.record.torch_private.dispatch import schema_of
 from tb_memplugin.record.tracer.cpu_allocations import AllocatorLog, Reported, allocator_log
 from tb_memplugin.record.tracer.saved_numbers import SavedNumbers, numbers_in
 from tb_memplugin.trace import Category, Phase
@@ -75,7 +76,7 @@ def _is_quiet(operator: Any, args: tuple[Any, ...]) -> bool:
     """Whether an operator allocates nothing, so that the allocator need not report."""
     quiet = _quiet.get(operator)
     if quiet is None:
-        schema = getattr(operator, "_schema", None)
+        schema = schema_of(operator)
         quiet = _quiet[operator] = schema is not None and schema.name in _QUIET
     if not (quiet and args):
         return False

@@ -20,6 +20,7 @@ from tb_memplugin.record.guard import UNOWNED, Failed
 from tb_memplugin.record.history.recording import Allocator
 from tb_memplugin.record.module_calls import Entered, Left
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, OuterResult, SeesOuterCalls
+from tb_memplugin.record.torch_private.autograd import current_graph_task, input_metadata, queue_callback
 from tb_memplugin.record.tracer.autograd_marks import AutogradMarks
 from tb_memplugin.record.tracer.history_calls import BY_AUTOGRAD, NO_LAYER, Crossing
 from tb_memplugin.record.tracer.shared_backward import SharedBackward
@@ -123,7 +124,7 @@ class LayerClock(ModuleRecorder):
         """Return the functions that record the start and the end of a layer's calls."""
         set_mark, current, mark = self._set_mark, self._mark, MODULE_MARK + self._keys[row]
         calls_here, at_nodes, note = self._calls, self._at_nodes, self.crossings.append
-        thread, task = threading.get_ident, torch._C._current_graph_task_id
+        thread, task = threading.get_ident, current_graph_task
 
         def enter(_: object, args: Any, __: object) -> None:
             if self._on:
@@ -181,7 +182,7 @@ class LayerClock(ModuleRecorder):
             if self._seen in node.metadata:
                 row = node.metadata[self._seen]
             else:
-                devices = (metadata.device.type for metadata in node._input_metadata)
+                devices = (metadata.device.type for metadata in input_metadata(node))
                 self._assign_layer(node, row, on_gpu=self._autograd.device_type in devices)
             pending += [(following, row) for following, _ in node.next_functions if following is not None]
 
@@ -200,7 +201,7 @@ class LayerClock(ModuleRecorder):
 
     def _reaching(self, row: int, *, marks: bool) -> Callable[[object], None]:
         """Return the hook for the nodes of a layer's results; -1: of tensors outside all layers."""
-        here, note, current_task = self._here, self.crossings.append, torch._C._current_graph_task_id
+        here, note = self._here, self.crossings.append
         thread = threading.get_ident
         is_marked = self._autograd.marking(None if row < 0 else self._keys[row]) if marks else lambda: False
 
@@ -208,10 +209,10 @@ class LayerClock(ModuleRecorder):
             if not self._on:
                 return
             try:
-                task = current_task()
+                task = current_graph_task()
                 if getattr(here, "task", None) != task:
                     here.task = task
-                    torch.autograd.Variable._execution_engine.queue_callback(self._done)
+                    queue_callback(self._done)
                 note((time_ns(), row, True, -thread() if is_marked() else BY_AUTOGRAD))
             except BaseException as error:
                 self._fail(error)

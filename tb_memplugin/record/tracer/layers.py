@@ -18,14 +18,17 @@ from tb_memplugin.record.guard import UNOWNED, Guard
 from tb_memplugin.record.module_calls import Entered, Left
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
+from tb_memplugin.record.torch_private.autograd import (
+    NO_SEQUENCE,
+    current_graph_task,
+    node_number,
+    sequence_number,
+)
 from tb_memplugin.record.tracer.kernels import Counted, Unseen
 from tb_memplugin.record.tracer.saved_numbers import SavedNumbers
 from tb_memplugin.trace import Phase
 
-_sequence_number = torch._C._autograd._get_sequence_nr
 _MOST_BOUNDARIES = 400_000
-_NO_SEQUENCE = (1 << 64) - 1
-"""The sequence number of nodes that no operator made: those that accumulate a gradient into a parameter."""
 
 
 @dataclass(slots=True)
@@ -146,7 +149,7 @@ class ThreadLayers:
         self.node_name = ""
         self.node_level = self.node_peak = 0
         self._node_key = 0
-        self._sequence = _sequence_number()
+        self._sequence = sequence_number()
 
     def row_and_phase(self) -> tuple[int, Phase]:
         """Return the module's row (-1 for none) and the phase, without asking autograd."""
@@ -184,13 +187,13 @@ class ThreadLayers:
         """Record that a layer is called."""
         with self.ledger.lock:
             self.settle()
-            in_backward = torch._C._current_graph_task_id() != -1
+            in_backward = current_graph_task() != -1
             if self.in_backward and not in_backward:
                 self.end_backward()
             level = self.ledger.level
             phase = Phase.BACKWARD if in_backward else Phase.FORWARD
             now = self.ledger.write(EntryKind.ENTER, None, row, phase)
-            self.stack.append(Frame(row, now, level, in_backward, _sequence_number()))
+            self.stack.append(Frame(row, now, level, in_backward, sequence_number()))
             self._boundary()
 
     def leave(self, row: int) -> None:
@@ -222,14 +225,14 @@ class ThreadLayers:
             self.stack[-1].inner_ns += now - frame.began_ns
         elif not frame.in_backward:
             self.layers.forward.append((frame.began_ns, now))
-            if _sequence_number() > frame.sequence:
+            if sequence_number() > frame.sequence:
                 self.layers.making.append((frame.began_ns, now))
         elif self.backward_row >= 0:
             outer = self.layers.figures[self.backward_row]
             outer.peak = max(outer.peak, frame.peak)
 
     def _boundary(self) -> None:
-        self._sequence = _sequence_number()
+        self._sequence = sequence_number()
         if self._sequence < self.nodes_from[-1]:  # a new thread with an old one's ident
             self.nodes_from, self.node_rows = array("q", [0]), array("q", [-1])
         self.nodes_from.append(self._sequence)
@@ -257,8 +260,8 @@ class ThreadLayers:
         return self.backward_row, False
 
     def _owner(self, node: Any) -> int:
-        sequence = node._sequence_nr()
-        if sequence == _NO_SEQUENCE:
+        sequence = node_number(node)
+        if sequence == NO_SEQUENCE:
             variable = getattr(node, "variable", None)
             self._in_other_node(node, -id(variable))
             return self.layers.names.owner_of.get(id(variable), (-1, ""))[0] if variable is not None else -1
@@ -300,7 +303,7 @@ class ThreadLayers:
 
     def outside(self, began_ns: int) -> None:
         """Record the end of an operator outside all layers; it is forward if it made an autograd node."""
-        sequence = _sequence_number()
+        sequence = sequence_number()
         if sequence != self._sequence:
             self._sequence = sequence
             span = began_ns, time_ns()

@@ -10,22 +10,30 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch as dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tb_memplugin.record.beside_dynamo import hidden_from_dynamo, is_hidden
 from tb_memplugin.record.storage_lifetimes import Ledger
 from tb_memplugin.record.storages import allocated_by_torch, storages
+from tb_memplugin.record.torch_private.autograd import current_graph_task, current_node
+from tb_memplugin.record.torch_private.compiler import is_loaded
+from tb_memplugin.record.torch_private.dispatch import (
+    OPERATOR_FILE,
+    HiddenFromDynamo,
+    TorchDispatchMode,
+    current_mode,
+    current_modes,
+    pop_mode,
+    push_mode,
+)
+from tb_memplugin.record.torch_private.tensors import storage_key
 from tb_memplugin.record.tracer.kernels import KernelMemory, Origin, ResultStorage
 from tb_memplugin.record.tracer.layers import Layers, ThreadLayers
 from tb_memplugin.record.tracer.mode_effects import ModeEffects
 from tb_memplugin.trace import Phase
 
-_current_task = torch._C._current_graph_task_id
-_current_node = torch._C._current_autograd_node
 _Tensor, _strided = torch.Tensor, torch.strided
 _BACKWARD, _OTHER = Phase.BACKWARD, Phase.OTHER
-_CALLERS = frozenset((KernelMemory.run.__code__.co_filename, torch._ops.__file__))
+_CALLERS = frozenset((KernelMemory.run.__code__.co_filename, OPERATOR_FILE))
 """Files whose functions only pass on the arguments of an operator."""
 
 _WHERE = "an operator"
@@ -156,10 +164,10 @@ class StorageMode(TorchDispatchMode):
 
     def _note(self, out: Any, func: Any, began_ns: int) -> None:
         here, ledger, kernels = self._here, self._ledger, self._kernels
-        in_backward = _current_task() != -1
+        in_backward = current_graph_task() != -1
         recomputing, node = False, None
         if in_backward:
-            node = _current_node()
+            node = current_node()
             row, recomputing = here.in_node(node, began_ns)
             phase = _BACKWARD
         else:
@@ -208,11 +216,12 @@ class StorageMode(TorchDispatchMode):
 
     def _see_storage(self, storage: torch.UntypedStorage, results: list[ResultStorage]) -> None:
         size = storage.nbytes()
-        block = self._ledger.blocks.get(storage._cdata)
+        key = storage_key(storage)
+        block = self._ledger.blocks.get(key)
         if block is None:
             if (
                 size
-                and not (results and any(result.storage._cdata == storage._cdata for result in results))
+                and not (results and any(storage_key(result.storage) == key for result in results))
                 and (self._without_operator or allocated_by_torch(storage))
             ):
                 results.append(ResultStorage(storage, size))
@@ -224,7 +233,7 @@ class StorageMode(TorchDispatchMode):
         _drop_ended()
         FLAGS.up()
         self._is_entered = True
-        dispatch._push_mode(self)
+        push_mode(self)
 
     def leave(self) -> None:
         """Turn the mode off for this thread, even if modes that began later are still on (as in generators).
@@ -233,12 +242,12 @@ class StorageMode(TorchDispatchMode):
         nothing there, because the tracer is off, and is removed at the thread's next operator.
         """
         above = []
-        while (top := dispatch._get_current_dispatch_mode()) is not None and top is not self:
-            above.append(dispatch._pop_mode())
+        while (top := current_mode()) is not None and top is not self:
+            above.append(pop_mode())
         if top is self:
-            dispatch._pop_mode()
+            pop_mode()
         for mode in reversed(above):
-            dispatch._push_mode(mode)
+            push_mode(mode)
         _drop_ended()
         if self._is_entered:
             FLAGS.down()
@@ -248,8 +257,8 @@ class StorageMode(TorchDispatchMode):
 
 def _drop_ended() -> None:
     """Remove modes from this thread whose recording ended on another thread."""
-    while isinstance(top := dispatch._get_current_dispatch_mode(), StorageMode) and not top.is_on:
-        dispatch._pop_mode()
+    while isinstance(top := current_mode(), StorageMode) and not top.is_on:
+        pop_mode()
 
 
 def _drop_soon() -> None:
@@ -259,20 +268,16 @@ def _drop_soon() -> None:
 
 
 def _drop_when_back(*_: object) -> None:
-    top = dispatch._get_current_dispatch_mode()
+    top = current_mode()
     if isinstance(top, StorageMode) and not top.is_on:
         sys.setprofile(None)
         _drop_ended()
 
 
-class StorageModeBesideDynamo(StorageMode):
+class StorageModeBesideDynamo(HiddenFromDynamo, StorageMode):
     """A `StorageMode` that is hidden from dynamo, which would otherwise compile what runs inside it."""
 
     __torch_dispatch__ = StorageMode.__torch_dispatch__
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return True
 
 
 def storage_mode(layers: Layers) -> StorageMode:
@@ -285,12 +290,12 @@ def must_hide_from_dynamo() -> bool:
 
     Newer versions of torch can mark the function instead, which has no cost per operator.
     """
-    return "torch._dynamo" in sys.modules and not is_hidden(StorageMode.__torch_dispatch__)
+    return is_loaded() and not is_hidden(StorageMode.__torch_dispatch__)
 
 
 def modes_here(layers: Layers) -> Iterator[StorageMode]:
     """Yield the modes on the calling thread that write for the given layers; there is at most one."""
-    for mode in dispatch._get_current_dispatch_mode_stack():
+    for mode in current_modes():
         if isinstance(mode, StorageMode) and mode.keeps(layers):
             yield mode
 
@@ -313,13 +318,13 @@ class _Flags:
             if self._holder is None:
                 self._holder = TorchDispatchMode()
                 self._holder.__enter__()
-                dispatch._pop_mode()
+                pop_mode()
 
     def down(self) -> None:
         with self._lock:
             self._users -= 1
             if not self._users and self._holder is not None:
-                dispatch._push_mode(self._holder)
+                push_mode(self._holder)
                 self._holder.__exit__(None, None, None)
                 self._holder = None
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from tb_memplugin.record.storage_lifetimes import Block
+from tb_memplugin.record.torch_private.dispatch import schema_of
+from tb_memplugin.record.torch_private.tensors import storage_key
 from tb_memplugin.record.tracer.kernels import Counted
 from tb_memplugin.record.tracer.layers import Layers, ThreadLayers
 
@@ -89,13 +91,13 @@ class ModeEffects:
         self, operator: Any, out: Any, row: int, counted: Counted
     ) -> tuple[Block, int, int] | None:
         """Return (block, peak, row) of an input that torch may write over when no mode is on."""
-        schema, args = getattr(operator, "_schema", None), self.args
+        schema, args = schema_of(operator), self.args
         if schema is None or schema.name not in _IN_PLACE_ALONE or not args:
             return None
         if not (type(args[0]) is type(out) is _Tensor and args[0].layout is out.layout is _strided):
             return None
         blocks = self._layers.ledger.blocks
-        block, result = (blocks.get(tensor.untyped_storage()._cdata) for tensor in (args[0], out))
+        block, result = (blocks.get(storage_key(tensor.untyped_storage())) for tensor in (args[0], out))
         if (
             isinstance(block, Block)
             and result is not None

@@ -36,6 +36,7 @@ from tb_memplugin.record.storages import (
     storages,
 )
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
+from tb_memplugin.record.torch_private.tensors import storage_key
 from tb_memplugin.record.tracer.cpu_allocations import StepsAside
 from tb_memplugin.record.tracer.layers import LayerCalls, Layers
 from tb_memplugin.record.tracer.mode import StorageMode, modes_here, storage_mode
@@ -204,7 +205,7 @@ class StorageRecording:
         """Return the bytes alive now that are not counted; searched only if a note needs them."""
         if not self._has_blind_spots():
             return 0
-        alive = {storage._cdata: storage.nbytes() for storage in self._storages_alive()}
+        alive = {storage_key(storage): storage.nbytes() for storage in self._storages_alive()}
         return sum(size for key, size in alive.items() if key not in self.recorded.ledger.blocks)
 
     def _has_blind_spots(self) -> bool:
@@ -294,7 +295,7 @@ class StorageRecording:
         ledger = self.recorded.ledger
         with ledger.lock:
             self.layers.here().settle()
-            blocks = [ledger.blocks.get(storage._cdata) for storage in storages_seen]
+            blocks = [ledger.blocks.get(storage_key(storage)) for storage in storages_seen]
             self.recorded.sightings.extend(zip(blocks, sightings, strict=True))
 
     def _watch(self) -> None:

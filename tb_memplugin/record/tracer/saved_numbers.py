@@ -15,6 +15,9 @@ from typing import Any
 import torch
 
 from tb_memplugin.record.storage_lifetimes import Buffer, Ledger
+from tb_memplugin.record.torch_private.autograd import saved_names
+from tb_memplugin.record.torch_private.dispatch import schema_of
+from tb_memplugin.record.torch_private.tensors import storage_key
 from tb_memplugin.trace import Phase
 
 NUMBER_BYTES: dict[type, int] = {float: 8, int: 8, bool: 1, complex: 16}
@@ -24,7 +27,6 @@ WaitingNumber = tuple[Buffer, int, int, Phase]
 """(buffer of the second tensor, time of its free in epoch nanoseconds, module's row or -1, phase)."""
 
 _tensor_positions: dict[Any, tuple[int, ...]] = {}
-_names: dict[type, tuple[str, ...]] = {}
 
 
 def numbers_in(operator: Any, args: tuple[Any, ...]) -> list[int]:
@@ -52,7 +54,7 @@ def _positions_of_tensors(operator: Any) -> tuple[int, ...]:
 
     Only in an operator with several tensor arguments is a number converted to a tensor.
     """
-    schema = getattr(operator, "_schema", None)
+    schema = schema_of(operator)
     arguments = enumerate(schema.arguments) if schema is not None else ()
     positions = tuple(
         at for at, argument in arguments if str(argument.type) == "Tensor" and not argument.kwarg_only
@@ -82,7 +84,9 @@ class SavedNumbers:
         The caller must hold the ledger's lock.
         """
         waiting, self.waiting = self.waiting, []
-        kept = [storage for storage in _saved(self._result()) if storage._cdata not in self._ledger.blocks]
+        kept = [
+            storage for storage in _saved(self._result()) if storage_key(storage) not in self._ledger.blocks
+        ]
         self._result = _none
         for buffer, freed_ns, row, phase in waiting:
             mine = next((storage for storage in kept if storage.nbytes() == buffer.bytes), None)
@@ -103,10 +107,7 @@ def _saved(result: torch.Tensor | None) -> Iterator[torch.UntypedStorage]:
     node = result.grad_fn if result is not None else None
     if node is None:
         return
-    names = _names.get(type(node))
-    if names is None:
-        names = _names[type(node)] = tuple(name for name in dir(node) if name.startswith("_raw_saved_"))
-    for name in names:
+    for name in saved_names(type(node)):
         try:
             tensor = getattr(node, name).data
         except (AttributeError, RuntimeError):

@@ -15,10 +15,7 @@ import torch
 
 from tb_memplugin.record.beside_dynamo import not_compiled_alone
 from tb_memplugin.record.guard import UNOWNED
-
-_NAME = "_engine_run_backward"
-_ENGINE: Callable[..., Any] | None = getattr(torch.autograd.graph, _NAME, None)
-"""The function in `torch.autograd` through which Python starts every backward."""
+from tb_memplugin.record.torch_private.autograd import RUN_BACKWARD, current_graph_task, run_backward
 
 
 @dataclass(eq=False)
@@ -51,9 +48,9 @@ class SharedBackward:
     def start(self) -> None:
         """Begin to listen, unless torch's function is not there or was replaced by another program."""
         with _lock:
-            if _ENGINE is not None and vars(torch.autograd).get(_NAME) is _ENGINE:
-                setattr(torch.autograd, _NAME, _run)
-            self._listens = vars(torch.autograd).get(_NAME) is _run
+            if run_backward is not None and vars(torch.autograd).get(RUN_BACKWARD) is run_backward:
+                setattr(torch.autograd, RUN_BACKWARD, _run)
+            self._listens = vars(torch.autograd).get(RUN_BACKWARD) is _run
             _open.append(self)
 
     def stop(self) -> None:
@@ -61,12 +58,12 @@ class SharedBackward:
         with _lock:
             if self in _open:
                 _open.remove(self)
-            if not _open and vars(torch.autograd).get(_NAME) is _run:
-                setattr(torch.autograd, _NAME, _ENGINE)
+            if not _open and vars(torch.autograd).get(RUN_BACKWARD) is _run:
+                setattr(torch.autograd, RUN_BACKWARD, run_backward)
 
     def begins(self, run: _Run, roots: Sequence[Any]) -> None:
         """Assign layers in a backward that begins, if another thread may have one at the same time."""
-        is_within_another = torch._C._current_graph_task_id() != -1  # which has looked at the others
+        is_within_another = current_graph_task() != -1  # which has looked at the others
         other_runs = (
             [] if is_within_another else [other for other in tuple(_running) if other.thread != run.thread]
         )
@@ -85,7 +82,7 @@ _lock = threading.Lock()
 @not_compiled_alone
 def _run(roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
     """Take the place of torch's own function, and call it."""
-    assert _ENGINE is not None
+    assert run_backward is not None
     run = _Run(threading.get_ident())
     for listener in tuple(_open):
         try:
@@ -94,6 +91,6 @@ def _run(roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
             UNOWNED.end("the beginning of a backward", error)
     _running.append(run)
     try:
-        return _ENGINE(roots, *args, **kwargs)
+        return run_backward(roots, *args, **kwargs)
     finally:
         _running.remove(run)

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
+from tb_memplugin.record.torch_private.tensors import PRINT, FileReader, printing
+
 
 class Listener(Protocol):
     """A receiver of the reports, on the thread where they happen. Its own code must not raise."""
@@ -32,10 +34,8 @@ _listeners: list[Listener] = []
 _get_original: Callable[[], torch.Tensor] = torch.random.get_rng_state
 _resize_original: Callable[[torch.UntypedStorage, int], Any] = torch.UntypedStorage.resize_
 _resize_is_inherited = "resize_" not in vars(torch.UntypedStorage)
-_reader: Any = getattr(torch._C, "PyTorchFileReader", None)
-_read_original: Callable[..., torch.Tensor] | None = getattr(_reader, "get_storage_from_record", None)
-_text: Any = torch._tensor_str
-_print_original: Callable[..., Any] = _text._str
+_read_original: Callable[..., torch.Tensor] | None = getattr(FileReader, "get_storage_from_record", None)
+_print_original: Callable[..., Any] | None = getattr(printing, PRINT, None)
 
 
 def _report(memory: torch.Tensor | torch.UntypedStorage) -> None:
@@ -63,6 +63,7 @@ def _read(reader: Any, *which: Any) -> torch.Tensor:
 
 
 def _print(tensor: torch.Tensor, **named: Any) -> Any:
+    assert _print_original is not None
     call = partial(_print_original, tensor, **named)
     for listener in tuple(_listeners):
         call = partial(listener.around, call)
@@ -78,11 +79,12 @@ def listen(listener: Listener) -> None:
             torch.random.get_rng_state = torch.get_rng_state = _get_rng_state
             _resize_original = torch.UntypedStorage.resize_
             torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign,assignment]
-            _read_original = getattr(_reader, "get_storage_from_record", None)
+            _read_original = getattr(FileReader, "get_storage_from_record", None)
             if _read_original is not None:
-                _reader.get_storage_from_record = _read
-            _print_original = _text._str
-            _text._str = _print
+                FileReader.get_storage_from_record = _read
+            _print_original = getattr(printing, PRINT, None)
+            if _print_original is not None:
+                setattr(printing, PRINT, _print)
         _listeners.append(listener)
 
 
@@ -101,7 +103,7 @@ def stop_listening(listener: Listener) -> None:
                     del torch.UntypedStorage.resize_
                 else:
                     torch.UntypedStorage.resize_ = _resize_original  # type: ignore[method-assign,assignment]
-            if getattr(_reader, "get_storage_from_record", None) is _read:
-                _reader.get_storage_from_record = _read_original
-            if _text._str is _print:
-                _text._str = _print_original
+            if getattr(FileReader, "get_storage_from_record", None) is _read:
+                FileReader.get_storage_from_record = _read_original
+            if getattr(printing, PRINT, None) is _print:
+                setattr(printing, PRINT, _print_original)

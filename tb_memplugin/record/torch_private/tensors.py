@@ -1,0 +1,84 @@
+"""Private names of tensors and storages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tb_memplugin.record.torch_private.table import getter, name, part, private
+
+storage_key: Callable[[torch.UntypedStorage], int] = getter(
+    "torch.UntypedStorage._cdata",
+    "the address of a storage's C++ object, which tells storages apart and from foreign memory",
+    "storages are told apart by Python's objects, and memory of NumPy and of files counts as torch's",
+    instead=id,
+)
+KEY_IS_ADDRESS = storage_key is not id
+"""Whether `storage_key` returns the address of a `c10::StorageImpl`."""
+
+TensorBase: Any = private(
+    "torch._C.TensorBase",
+    "getters of torch's own attributes, where a subclass has others of their names",
+    "attributes that a program has put in the place of torch's are read",
+    instead=torch.Tensor,
+)
+_version: Any = private(
+    "torch._C.TensorBase._version",
+    "how often a tensor was written to",
+    "inputs that a call writes to are not told",
+    instead=None,
+)
+version_of: Callable[[torch.Tensor], int] = (lambda _: -1) if _version is None else _version.__get__
+is_zero_tensor: Callable[[torch.Tensor], bool] = private(
+    "torch.Tensor._is_zerotensor",
+    "whether a tensor of zeros has no memory, in estimates",
+    "estimates count memory for such zeros",
+    instead=lambda _: False,
+)
+is_view: Callable[[torch.Tensor], bool] = private(
+    "torch.Tensor._is_view",
+    "whether a tensor shares the memory of another, in estimates",
+    "estimates count no sum of gradients in place",
+    instead=lambda _: True,
+)
+_NESTED_SHAPES = "the shapes of a nested tensor"
+_NO_PARTS = "the shapes of nested tensors, or the parts of sparse ones, have no category"
+NESTED_SHAPES = tuple(
+    name(f"torch.Tensor.{part}", _NESTED_SHAPES, _NO_PARTS)
+    for part in ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
+)
+"""The methods that return the shapes of a nested tensor."""
+COO_PARTS = tuple(
+    name(f"torch.Tensor.{part}", "the parts of a sparse tensor", _NO_PARTS)
+    for part in ("_indices", "_values")
+)
+"""The methods that return the parts of a sparse tensor in COO layout."""
+_LOCAL = name(
+    "torch.distributed.tensor.DTensor._local_tensor",
+    "the part of a DTensor that is on this device",
+    "the bytes of sharded parameters are those of all devices together",
+)
+FileReader: Any = private(
+    "torch._C.PyTorchFileReader",
+    "sees what `torch.load` reads",
+    "memory that `torch.load` reads is not seen",
+    instead=None,
+)
+printing: Any = private(
+    "torch._tensor_str",
+    "sees what printing a tensor allocates",
+    "memory used by printing is not seen",
+    instead=None,
+)
+PRINT = name(
+    "torch._tensor_str._str", "the function that prints a tensor", "memory used by printing is not seen"
+)
+FAKE = part("torch._subclasses", "the classes of tensors without memory", "fake tensors are looked into")
+"""The package whose classes are tensors without memory."""
+
+
+def local_part(tensor: Any) -> Any:
+    """Return the part of a DTensor on this device, and another tensor itself."""
+    return getattr(tensor, _LOCAL, tensor)
