@@ -26,6 +26,7 @@ SWEEPS = (
     "tests/faults",
     "tests/estimate/ranks",
     "tests/read/test_categories.py",
+    "tests/record/test_without_private_names.py",
     "tests/commands/test_estimate_configs.py",
 )
 """What tries everything there is of a kind, such as each failure of each file operation: `make sweeps`."""

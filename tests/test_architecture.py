@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -228,6 +229,32 @@ def test_no_function_is_long() -> None:
         if (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION
     ]
     assert long == []
+
+
+def private_names(path: Path) -> Iterator[str]:
+    """Torch's private modules and their members that a file names; not those of its objects."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names = []
+        if isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value]
+        yield from (name for name in names if re.fullmatch(r"torch(\.\w+)*\._(?!_)[\w.]*", name))
+
+
+def test_torchs_private_names_stand_in_one_room() -> None:
+    elsewhere = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in modules()
+        if not path.is_relative_to(ROOT / PACKAGE / "record" / "torch_private")
+        and not path.is_relative_to(ROOT / PACKAGE / "estimate")  # it replaces parts of torch
+        for name in private_names(path)
+    ]
+    assert elsewhere == []
 
 
 def test_no_file_has_a_vague_name() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tb_memplugin.record.torch_private.table import name, part, private
+from tb_memplugin.record.torch_private.table import Absent, name, part, private
 
 _TRACER = "MemoryTracer, the line tracer and estimates do not start, with a warning"
 
@@ -30,6 +30,8 @@ push_mode: Callable[[TorchDispatchMode], None] = private(
 pop_mode: Callable[[], TorchDispatchMode] = private(
     "torch.utils._python_dispatch._pop_mode", "turns this thread's innermost mode off", _TRACER
 )
+if not TYPE_CHECKING and isinstance(pop_mode, Absent):
+    TorchDispatchMode = pop_mode  # there is no mode that cannot be turned off
 current_mode: Callable[[], TorchDispatchMode | None] = private(
     "torch.utils._python_dispatch._get_current_dispatch_mode", "this thread's innermost mode", _TRACER
 )

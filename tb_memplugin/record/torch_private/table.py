@@ -15,12 +15,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from tb_memplugin.errors import MemPluginError
-
 OLDEST = "2.6"
 """The oldest torch that the package supports: `since` of all names that were there before."""
 
-REPORT = "Use a version of PyTorch that the table in docs/torch_private.md names, or a newer tb_memplugin."
+FIX = "Use a version of PyTorch that docs/torch_versions.md names, or a newer tb_memplugin."
 
 logger = logging.getLogger(__name__)
 
@@ -50,18 +48,12 @@ class PrivateName:
         """The name itself, without its path."""
         return self.path.replace(":", ".").rpartition(".")[2]
 
-    def is_there(self, *, imports: bool = True) -> bool | None:
-        """Whether the installed torch has it; None if it is in a part of torch that is not imported.
-
-        Args:
-            imports: whether that part is imported to find out.
-        """
+    def is_there(self) -> bool:
+        """Whether the installed torch has it. Imports the part of torch where it is."""
         try:
-            resolve(self.path, imports=imports)
-        except AttributeError:
+            resolve(self.path)
+        except (AttributeError, ImportError):
             return False
-        except ImportError:
-            return False if imports else None
         return True
 
     def is_expected(self) -> bool:
@@ -79,33 +71,22 @@ TABLE: dict[str, PrivateName] = {}
 """The names, by path, of the files that were imported."""
 
 
-def missing_notes() -> tuple[str, ...]:
-    """Return a sentence for each name that the installed torch should have and has not.
-
-    Names in parts of torch that are not imported are left out.
-    """
-    return tuple(
-        str(row) for row in TABLE.values() if row.is_expected() and row.is_there(imports=False) is False
-    )
-
-
-def resolve(path: str, *, imports: bool = True) -> Any:
+def resolve(path: str) -> Any:
     """Return what is at a path; a name itself if only annotations, or the code of a function, have it.
 
     Args:
         path: see `PrivateName`.
-        imports: whether parts of torch may be imported.
 
     Raises:
         AttributeError: torch has nothing there.
-        ImportError: it has no such part, or the part is not imported and must not be.
+        ImportError: a part of torch fails when it is imported.
     """
     where, _, name = path.partition(":")
     found: Any = torch
     reached = "torch"
     for part in where.split(".")[1:]:
         reached += f".{part}"
-        found = _inside(found, part, reached, imports=imports)
+        found = _inside(found, part, reached)
     if not name:
         return found
     if name not in _words(found):
@@ -113,7 +94,7 @@ def resolve(path: str, *, imports: bool = True) -> Any:
     return name
 
 
-def _inside(owner: Any, name: str, path: str, *, imports: bool) -> Any:
+def _inside(owner: Any, name: str, path: str) -> Any:
     if path in sys.modules:
         return sys.modules[path]
     if not isinstance(owner, ModuleType) or name in vars(owner):
@@ -123,8 +104,6 @@ def _inside(owner: Any, name: str, path: str, *, imports: bool) -> Any:
         return getattr(owner, name)
     if not hasattr(owner, "__path__") or find_spec(path) is None:
         raise AttributeError(f"torch has no {path}")
-    if not imports:
-        raise ImportError(f"{path} is not imported")
     return import_module(path)
 
 
@@ -143,7 +122,7 @@ class Absent:
         self._row = row
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise MemPluginError(str(self._row), where=f"torch {torch.__version__}", fix=REPORT)
+        raise RuntimeError(f"{self._row} {FIX}")
 
     __call__ = __instancecheck__ = __subclasscheck__ = _refuse
 
