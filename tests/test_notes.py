@@ -76,6 +76,7 @@ WITHOUT_BYTES = {
     "This handler was unpickled without": ERROR,
     "{} ({}: {}). The training continues without it.": ERROR,
     "The allocator's history could not be read": ERROR,
+    "PyTorch {} has no `{}`": ERROR,
     "The gzip file is": ERROR,
     "The gzip file consists of": ERROR,
     "The JSON ends too early": ERROR,
