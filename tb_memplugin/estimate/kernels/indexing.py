@@ -95,7 +95,7 @@ def _differences(call: Call) -> Buffers:
     out, coordinates = call.out, call.out.shape[-1] * call.out.element_size()
     if call.get("x1") is None:
         return [out.shape[0] * (out.shape[0] - 1) * coordinates]
-    return [*_points(call), call["grad"].numel() * coordinates]
+    return [*_points(call), call.args[0].numel() * coordinates]  # "grad", since 2.15 "grad_output"
 
 
 def _distances(call: Call) -> Buffers:
