@@ -10,7 +10,7 @@ from benchmarks.corpus import SOURCES, answers, table
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
-PAGE = (ROOT / "docs" / "corpus.md").read_text("utf-8").splitlines()
+PAGE = (ROOT / "docs" / "corpus.md").read_text("utf-8").partition("## Where they differ")[0].splitlines()
 OURS = 6
 """Columns of the second table, up to what the file itself says."""
 
