@@ -114,7 +114,7 @@ class _Layout:
             if live.address > cursor:
                 chain.append(Block(cursor, live.address - cursor, home, FREE, origin))
             limit = inside[index + 1].address if index + 1 < len(inside) else segment.end
-            size = self._extent(live, limit - live.address, home.small or segment.expandable)
+            size = self._extent(live, limit, home.small or segment.expandable)
             chain.append(Block(live.address, size, home, LIVE, origin))
             self._placed[live.row] = chain[-1]
             cursor = live.address + size
@@ -127,10 +127,15 @@ class _Layout:
                 home.put(block)
         return chain[0], chain[-1]
 
-    def _extent(self, live: LiveAtStart, room: int, splits: bool) -> int:
-        size, settings = min(live.size, room), self._allocator.settings
+    def _extent(self, live: LiveAtStart, limit: int, splits: bool) -> int:
+        """Return the rounded size of a block that ends at or before the address `limit`."""
+        room, settings = limit - live.address, self._allocator.settings
+        size = min(live.size, room)
         if live.size_recorded or splits or settings.expandable_segments:
             return size
+        behind = self._requests.first_behind(live, limit)
+        if size <= behind - live.address <= size + LARGEST_SMALL:
+            return behind - live.address
         return room if room - size <= LARGEST_SMALL or size >= settings.max_split_bytes else size
 
     def _bridge(
@@ -153,7 +158,7 @@ class _Layout:
 
 
 class _Requests:
-    """The requests that the trace recorded, to find out which pool a segment belongs to."""
+    """The requests that the trace recorded: what they say of the segments and blocks at its start."""
 
     def __init__(self, trace: MemoryTrace, device: int, allocator: CachingAllocator) -> None:
         events = trace.events
@@ -163,6 +168,20 @@ class _Requests:
         self._size = allocator.settings.rounded_all(events.bytes[self._rows])
         self._unmaps = np.flatnonzero((events.kind == Kind.SEGMENT_UNMAP) & (events.device == device))
         self._unmapped = events.address[self._unmaps]
+        self._freed = trace.allocations.freed
+
+    def first_behind(self, live: LiveAtStart, limit: int) -> int:
+        """Return the address of the first request between a block and `limit`; 0 if none.
+
+        Only requests while the block was alive count: later the gap is one with the memory of the block.
+        """
+        inside = slice(
+            *np.searchsorted(self._address, np.array([live.address + 1, limit], np.uint64)).tolist()
+        )
+        if inside.start == inside.stop:
+            return 0
+        first = inside.start + int(np.argmin(self._rows[inside]))
+        return int(self._address[first]) if self._rows[first] < self._freed[live.row] else 0
 
     def largest(self, segment: SegmentAtStart) -> int:
         """Return the rounded size of the largest request that a segment served; 0 if none.
