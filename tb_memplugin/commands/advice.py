@@ -17,7 +17,7 @@ from tb_memplugin.analysis.advice_rules import RULES, Advice, Evidence, Finding,
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.opening import Opened, Reading, open_trace, reading_options
-from tb_memplugin.commands.options import PATH, json_option
+from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
@@ -25,7 +25,7 @@ from tb_memplugin.store.reader import load_window, read_recordings
 
 
 @click.command("advice")
-@click.argument("path", type=PATH)
+@click.argument("path", type=SOURCE)
 @click.option(
     "--step", type=int, help="For a folder: number of the step. Default: the step with the highest peak."
 )

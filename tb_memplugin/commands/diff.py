@@ -11,7 +11,7 @@ import click
 from tb_memplugin.analysis.comparison import Delta, DeviceComparison, compare, shortened_deltas
 from tb_memplugin.commands.divisions import REST, division, division_name, division_options, shown_key
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.options import PATH, json_option
+from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
 
 SHOWN = 20
@@ -19,8 +19,8 @@ ROW_FIELDS = ("key", "status", "base_bytes", "other_bytes", "delta_bytes")
 
 
 @click.command("diff")
-@click.argument("base", type=PATH)
-@click.argument("other", type=PATH)
+@click.argument("base", type=SOURCE)
+@click.argument("other", type=SOURCE)
 @division_options
 @click.option("--device", help="Name of a device that both have. Default: all.")
 @click.option(

@@ -25,7 +25,10 @@ from tb_memplugin.store.paths import readable
 from tb_memplugin.store.reader import RecordedStep, load_window, read_recordings
 from tb_memplugin.trace import MemoryTrace
 
-PATH_HELP = "a snapshot, a Kineto trace, a raw memory timeline, a recorded window, or a recorded run's folder"
+PATH_HELP = (
+    "a snapshot, a Kineto trace, a raw memory timeline, a recorded window, a recorded run's folder, or - for "
+    "standard input"
+)
 
 MOST_NOTES = 10
 """How many notes of a trace are printed; of further notes only the number is."""

@@ -30,7 +30,7 @@ from tb_memplugin.commands.opening import (
     print_others,
     reading_options,
 )
-from tb_memplugin.commands.options import PATH, json_option
+from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.exports.json import account_json, parts_json
@@ -56,7 +56,7 @@ FIGURES = (
 
 
 @click.command("peak")
-@click.argument("path", type=PATH)
+@click.argument("path", type=SOURCE)
 @click.option("--step", type=int, help="Number of the step. Default: the step with the highest peak.")
 @click.option("--device", help="Name of a device, such as cuda:0. Default: all.")
 @click.option("--worker", help="For a folder: name of the worker. Default: the one with the highest peak.")

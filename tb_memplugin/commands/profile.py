@@ -11,7 +11,7 @@ from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.commands.export import refuse_own_input, report_written
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.options import PATH, json_option, output_option
+from tb_memplugin.commands.options import PATH, SOURCE, json_option, output_option
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
 from tb_memplugin.exports.html import Division
@@ -21,7 +21,7 @@ CUSTOM = "custom"
 
 
 @click.command("profile")
-@click.argument("file", type=PATH)
+@click.argument("file", type=SOURCE)
 @click.option("--by", type=click.Choice([*PROFILES, CUSTOM]), required=True, help="What to divide by.")
 @click.option(
     "--rules",
