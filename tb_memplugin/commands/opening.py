@@ -130,11 +130,10 @@ def load_file(path: str, reading: Reading) -> MemoryTrace:
             "A pipe cannot be read: the file must be seekable.", where=path, fix="Save it to a file first."
         ) from error
     except OSError as error:
-        raise UnreadableFileError(
-            f"The file cannot be read: {error.strerror or error}.",
-            where=path,
-            fix="Give this user permission to read it.",
-        ) from error
+        why, fix = "The file cannot be read", "Give this user permission to read it."
+        if files.is_remote(path):
+            why, fix = "The file or its host cannot be reached", "Check the URL, and who may read it."
+        raise UnreadableFileError(f"{why}: {error.strerror or error}.", where=path, fix=fix) from error
     print_notes(trace, path)
     return trace
 

@@ -393,7 +393,13 @@ def _as_os_errors(path: str) -> Iterator[None]:
     """Raise the errors of a remote file system's client as OSError."""
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError, FileExistsError, MemPluginError):
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError):
+            raise
+        # So the client of the web calls a host that it cannot reach.
+        raise OSError(errno.EHOSTUNREACH, f"{type(cause).__name__}: {cause}", path) from error
+    except (NotADirectoryError, FileExistsError, MemPluginError):
         raise
     except OSError as error:
         if error.errno is not None:
