@@ -43,7 +43,7 @@ KNOWS = {
         "budget",
     },
     "__main__": {"commands"},
-    "coming_from": {"trace", "analysis", "exports", "loading", "record", "estimate", "logs"},
+    "coming_from": {"trace", "analysis", "exports", "loading", "record", "estimate", "logs", "commands"},
 }
 NUMPY_ALONE = ("trace", "analysis", "simulator")
 MAY_IMPORT_TORCH = ("record", "estimate", "callbacks", "coming_from.memory_profiler")
