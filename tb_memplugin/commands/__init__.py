@@ -17,10 +17,12 @@ from tb_memplugin.errors import MemPluginError
 SUB_COMMANDS = {
     "import": "Put snapshots and traces into a logdir for the Memory tab.",
     "peak": "What was alive at the peak of a file or a recorded step.",
+    "lines": "A source file with the bytes that its lines hold at the peak.",
     "diff": "What changed between the peaks of two recordings.",
     "stages": "Live bytes at the start and end of every annotation.",
     "usage": "Live bytes before and after one allocation or free.",
     "advice": "What to change to save memory, with the evidence for it.",
+    "trace": "The events of the allocator as text.",
     "allocator": "Segments, pools and fragmentation, and why memory ran out.",
     "estimate": "Estimate whether a training step fits a GPU, without that GPU.",
     "profile": "An HTML page of memory over time, by annotation, category, context or rule.",
