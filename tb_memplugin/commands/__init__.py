@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import io
@@ -50,6 +51,18 @@ class LazyGroup(click.Group):
         file = FILES.get(cmd_name, cmd_name)
         command: click.Command = importlib.import_module(f"tb_memplugin.commands.{file}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the sub-command that the arguments name; suggest others if there is none."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], SUB_COMMANDS)
+            if near and "Did you mean" not in error.message:
+                error.message += f" Did you mean {' or '.join(near)}?"
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's
         """Write the list of sub-commands in `--help` without importing them."""

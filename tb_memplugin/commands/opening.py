@@ -30,6 +30,9 @@ PATH_HELP = (
     "standard input"
 )
 
+DEVICE_TYPES = ("cuda", "xpu", "cpu", "mps", "mtia", "hpu", "npu", "musa", "mlu", "privateuseone")
+"""Device types of PyTorch and its backends that count memory; `load` takes any other name, too."""
+
 MOST_NOTES = 10
 """How many notes of a trace are printed; of further notes only the number is."""
 
@@ -70,9 +73,10 @@ def reading_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     device_type = click.option(
         "--device-type",
+        type=click.Choice(DEVICE_TYPES),
         default="cuda",
         show_default=True,
-        help="Device type of a snapshot, which does not record it: cuda, xpu, …",
+        help="Device type of a snapshot, which does not record it.",
     )
     return limit(device_type(with_reading))
 

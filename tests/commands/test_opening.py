@@ -114,7 +114,7 @@ def test_a_hostile_pickle_and_the_real_command(tmp_path, arguments):
 def test_the_type_of_device_is_what_the_option_says(tmp_path):
     step = write(tmp_path / "step.pickle", step_snapshot())
     assert told("peak", step, "--device-type", "xpu")["devices"][0]["device"] == "xpu:0"
-    assert "not a device type" in refused("peak", step, "--device-type", "x y")
+    assert "'foo' is not one of 'cuda', 'xpu', 'cpu'" in refused("peak", step, "--device-type", "foo")
 
 
 def test_a_folder_means_its_highest_peak_and_the_others_are_named(tmp_path):
