@@ -12,7 +12,8 @@ import click
 
 from tb_memplugin.analysis.allocations import Action, read_allocation, usage
 from tb_memplugin.analysis.moments import events_between
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, NotRecordedError
+from tb_memplugin.exports.recorded import times_are_known
 from tb_memplugin.trace import MemoryTrace
 
 _TIME = re.compile(r"(?P<us>\d{1,16})|(?P<s>\d{1,9}(?:\.\d{1,9})?)s")
@@ -39,6 +40,12 @@ class Range:
             MemPluginError: a text is no time, or no allocation.
             NotRecordedError: nothing was recorded in the range.
         """
+        if (self.start or self.end) and not times_are_known(trace):
+            raise NotRecordedError(
+                "This recording has no times: a snapshot has them since PyTorch 2.2.",
+                where=trace.source,
+                fix="Give an allocation with --until.",
+            )
         first, last = events_between(
             trace, _nanoseconds(trace, self.start, "--start"), _nanoseconds(trace, self.end, "--end", 999)
         )

@@ -6,6 +6,7 @@ import pytest
 
 from tb_memplugin import load
 from tb_memplugin.analysis import events_between, peak
+from tb_memplugin.coming_from import mosaic
 from tb_memplugin.errors import NotRecordedError
 from tests.commands.files import refused, run, step_snapshot, told, write
 
@@ -79,3 +80,14 @@ def test_the_same_in_python(step):
     assert peak(trace, within=(3, 3)).bytes == 390
     with pytest.raises(NotRecordedError):
         events_between(trace, (START_US + 751) * 1000, None)
+
+
+def test_a_recording_without_times_has_no_range_of_times(tmp_path):
+    content = step_snapshot()
+    for entry in content["device_traces"][0]:
+        entry.pop("time_us", None)
+    path = write(tmp_path / "old.pickle", content)
+    assert "has no times" in refused("peak", path, "--start", "0s")
+    assert peak_of(path, "--until", "0x1000") == [300, 0, 0, 300]
+    with pytest.raises(NotRecordedError, match="no times"):
+        mosaic.get_memory_usage_peak(path, end_time=5)

@@ -11,6 +11,7 @@ import numpy as np
 
 from tb_memplugin import analysis
 from tb_memplugin.errors import MemPluginError, NotRecordedError
+from tb_memplugin.exports.recorded import times_are_known
 from tb_memplugin.loading import load
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.frames import read_frame
@@ -157,6 +158,12 @@ class MemorySnapshot:
 
     def _find_peak(self, allocation: str, action: str, start_time: int | None, end_time: int | None) -> None:
         trace, device = self.trace, None
+        if (start_time is not None or end_time is not None) and not times_are_known(trace):
+            raise NotRecordedError(
+                "This snapshot has no times: it has them since PyTorch 2.2.",
+                where=self.snapshot_filename,
+                fix="Give an allocation.",
+            )
         first, last = analysis.events_between(
             trace,
             None if start_time is None else start_time * 1_000,
