@@ -60,9 +60,9 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             near = difflib.get_close_matches(args[0], SUB_COMMANDS)
-            if near and "Did you mean" not in error.message:
-                error.message += f" Did you mean {' or '.join(near)}?"
-            raise
+            if not near or "Did you mean" in error.message:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {' or '.join(near)}?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's
         """Write the list of sub-commands in `--help` without importing them."""

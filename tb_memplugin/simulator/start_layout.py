@@ -8,11 +8,12 @@ the block before it.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tb_memplugin.simulator.allocator_settings import LARGEST_SMALL, SMALL_SEGMENT
+from tb_memplugin.simulator.allocator_settings import LARGEST_SMALL, SMALL_SEGMENT, SMALLEST_BLOCK
 from tb_memplugin.simulator.blocks import FREE, LIVE, UNMAPPED, Block, FreeBlocks, PoolId
 from tb_memplugin.simulator.caching_allocator import CachingAllocator
 from tb_memplugin.simulator.driver import space_for
@@ -54,18 +55,65 @@ def stream_of(trace: MemoryTrace, row: int) -> int:
     return trace.streams[row] if row >= 0 else 0
 
 
-def lay_out(trace: MemoryTrace, device: int, allocator: CachingAllocator) -> dict[int, Block]:
+def lay_out(
+    trace: MemoryTrace, device: int, allocator: CachingAllocator, least: Mapping[int, int]
+) -> dict[int, Block]:
     """Put a trace's start state into an empty allocator.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+        allocator: where to put it.
+        least: the least bytes of some blocks, by row of `trace.start`; see `longer_block`.
 
     Returns:
         The blocks by row of `trace.start`. A row is missing if it has no address, or no segment contains it.
     """
-    return _Layout(trace, device, allocator).build()
+    return _Layout(trace, device, allocator, least).build()
+
+
+def longer_block(
+    trace: MemoryTrace, device: int, gap: int, event: int, request: int
+) -> tuple[int, int] | None:
+    """Return the block at the start before a gap that was too small for a request, and its least bytes.
+
+    A simulation put the request at the front of the gap, and the recording did not, although the gap fits
+    best. So the gap is smaller, and the block before it has a rest; None if it cannot have such a rest.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+        gap: the address at which the gap begins in the simulation; the event is the first that differs.
+        event: the request.
+        request: its rounded bytes.
+    """
+    start, table = trace.start, trace.segments
+    own = np.flatnonzero((start.device == device) & (start.address != 0))
+    alive = own[trace.allocations.freed[own] > event]
+    before, behind = alive[start.address[alive] < gap], own[start.address[own] >= gap]
+    ends = table.address + table.bytes.astype(np.uint64)
+    home = np.flatnonzero((table.device == device) & (table.address <= gap) & (ends > gap))
+    if not len(before) or not len(home):
+        return None
+    row, end = int(before[np.argmax(start.address[before])]), int(ends[home[0]])
+    address, size = int(start.address[row]), int(start.bytes[row])
+    if start.rounded[row] >= 0 or address < table.address[home[0]] or gap - address - size > LARGEST_SMALL:
+        return None
+    if len(behind) and int(start.address[behind].min()) < end:
+        following = int(behind[np.argmin(start.address[behind])])
+        if following not in alive:
+            return None
+        end = int(start.address[following])
+    least = end - request + SMALLEST_BLOCK - address
+    return (row, least) if 0 < least - size <= LARGEST_SMALL else None
 
 
 class _Layout:
-    def __init__(self, trace: MemoryTrace, device: int, allocator: CachingAllocator) -> None:
+    def __init__(
+        self, trace: MemoryTrace, device: int, allocator: CachingAllocator, least: Mapping[int, int]
+    ) -> None:
         self._allocator = allocator
+        self._least = least
         self._segments = _segments(trace, device)
         self._live = _live(trace, device, allocator)
         self._starts = [block.address for block in self._live]
@@ -136,6 +184,7 @@ class _Layout:
         behind = self._requests.first_behind(live, limit)
         if size <= behind - live.address <= size + LARGEST_SMALL:
             return behind - live.address
+        size = max(size, self._least.get(live.row, 0))
         return room if room - size <= LARGEST_SMALL or size >= settings.max_split_bytes else size
 
     def _bridge(

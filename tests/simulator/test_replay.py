@@ -133,6 +133,20 @@ def test_a_request_that_does_not_show_the_end_of_a_block_is_no_evidence(events):
     assert done.start_rounded.tolist() == [2 * M, 8 * M]
 
 
+@pytest.mark.parametrize(
+    ("request_kib", "exact", "rounded"),
+    [
+        (9 * 1024 + 768, 1, 28 * M - (9 * M + 768 * 1024) + 512 - 16 * M),  # the gap is 512 bytes too small
+        (8 * 1024, 0, 2 * M),  # the rest would be 2 MiB: a block of its own
+    ],
+)
+def test_a_request_that_went_elsewhere_tells_that_the_best_gap_was_too_small(request_kib, exact, rounded):
+    # Without a rest, 10 MiB are free behind the first block, and 15 MiB in the other segment.
+    held = ("held 16M 20M", "live 16M 2M", "live 28M 8M", "held 64M 30M", "live 64M 15M")
+    done = replay(allocator_trace(*held, f"alloc 79M {request_kib}K"), 0)
+    assert (done.exact_addresses, int(done.start_rounded[0])) == (exact, rounded)
+
+
 def test_a_block_that_waits_for_a_stream_is_not_used_until_it_is_free():
     done = replay(
         allocator_trace(
