@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,12 @@ class Training:
 
     Attributes:
         folder: returns the folder where it logs; called when the first window opens.
-        model: its module.
+        model: returns its module, or several by name; called when the first window opens.
         optimizers: those that already exist; others are found when they step.
     """
 
     folder: Callable[[], str]
-    model: nn.Module | None
+    model: Callable[[], nn.Module | Mapping[str, nn.Module] | None]
     optimizers: Sequence[torch.optim.Optimizer]
 
 
@@ -177,7 +177,7 @@ class StepRecorder:
         return memory_trace_handler(
             folder,
             worker if times == 1 else f"{worker}_training{times}",
-            model=self._training.model,
+            model=self._training.model(),
             optimizer=self._training.optimizers,
             snapshot=self._snapshot,
             log_level=self._log_level,

@@ -15,6 +15,8 @@ from tb_memplugin.commands.apart import IN_THIS_PROCESS, fork_guarded
 from tb_memplugin.errors import MemPluginError
 
 SUB_COMMANDS = {
+    "run": "Run a program, record its memory, and say what filled it.",
+    "summary": "What a recorded run used, in ten lines.",
     "import": "Put snapshots and traces into a logdir for the Memory tab.",
     "peak": "What was alive at the peak of a file or a recorded step.",
     "diff": "What changed between the peaks of two recordings.",
