@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from setuptools import build_meta
+from start_file import add_start_file
 
 from bundle import NODE, Bundle
-from start_file import add_start_file
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_COPIED = shutil.ignore_patterns(".*", "node_modules", "build", "dist", "runs", "*.egg-info")

@@ -11,7 +11,7 @@ from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
 NAME = "tb_memplugin.pth"
-LINE = "import os; os.environ.get('TB_MEMPLUGIN') and __import__('tb_memplugin.launch.start').launch.start.begin()\n"
+LINE = "import os; os.environ.get('TB_MEMPLUGIN') and __import__('tb_memplugin.launch.start')\n"
 """Where the variable is not set, Python pays for one look-up."""
 
 

@@ -140,7 +140,7 @@ def say_where(logdir: str, what: str) -> None:
         logdir: the folder for TensorBoard.
         what: what was recorded, such as "memory".
     """
-    if os.environ.get("RANK", "0") != "0":
+    if os.environ.get("RANK", "0") != "0" or os.environ.get("TB_MEMPLUGIN_OWNER"):  # whose summary says it
         return
     with suppress(OSError, ValueError):  # stderr is closed
         click.echo(

@@ -52,13 +52,13 @@ def command(
     environment = {
         **os.environ,
         settings.LOGDIR: logdir if "://" in logdir else str(Path(logdir).absolute()),
+        settings.RUN: settings.run_name(program, os.environ),
+        settings.OWNER: str(os.getpid()),
         settings.STEPS: steps,
         settings.SNAPSHOT: str(int(snapshot)),
         settings.STACKS: str(int(stacks)),
         settings.EVERY_STEP: str(int(every_step)),
     }
-    environment.pop(settings.RUN, None)
-    environment.pop(settings.OWNER, None)
     launched = [sys.executable, "-m", "tb_memplugin.launch"]
     if module:
         words = [*launched, "-m", program, *arguments]

@@ -19,7 +19,6 @@ from tb_memplugin.commands.divisions import shown_key
 from tb_memplugin.commands.opening import highest
 from tb_memplugin.commands.options import PATH
 from tb_memplugin.commands.tables import LONGEST, percent, printable
-from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import RecordedStep, Recordings, load_window, read_recordings
 from tb_memplugin.trace import Category, MemoryTrace, Phase
@@ -42,16 +41,7 @@ DIVIDED: tuple[tuple[str, By], ...] = (("filled by", "category"), ("layers", "mo
 @click.argument("path", type=PATH)
 def command(path: str) -> None:
     """What the run in the folder PATH used: its peak, what filled it, what changed, and what to do."""
-    try:
-        recordings = read_recordings(path)
-    except NotRecordedError:
-        raise
-    except MemPluginError as error:
-        if files.is_folder(path):
-            raise
-        raise NotRecordedError(
-            "Nothing was recorded: no optimizer of torch has stepped.", where=path, fix="See docs/run.md."
-        ) from error
+    recordings = read_recordings(path)
     click.echo(f"tb-memplugin: {printable(path)}")
     for name, text in lines(path, recordings):
         click.echo(f"  {name:<10} {printable(text, 4 * LONGEST)}")
@@ -92,13 +82,13 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
 
 
 def _parts(state: Moment, parts: Sequence[Part]) -> str:
-    """Return the largest parts of the peak; "" if nothing is known of most of it."""
-    named = [part for part in parts if part.key not in NOT_KNOWN]
-    if 2 * sum(part.bytes for part in named) < state.bytes:
-        return ""
+    """Return the largest parts of the peak, and how much of it is not known; "" if nothing is."""
+    named = [part for part in parts if part.key not in NOT_KNOWN][:SHOWN]
+    unknown = sum(part.bytes for part in parts if part.key in NOT_KNOWN)
+    shown = [(shown_key(part.key), part.bytes) for part in named] + [("not known", unknown)] * bool(unknown)
     return ", ".join(
-        f"{shown_key(part.key)} {part_text(part.bytes, state.bytes)} ({percent(part.bytes, state.bytes)} %)"
-        for part in named[:SHOWN]
+        f"{key} {part_text(size, state.bytes)} ({percent(size, state.bytes)} %)"
+        for key, size in shown * bool(named)
     )
 
 

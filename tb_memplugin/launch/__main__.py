@@ -1,4 +1,4 @@
-"""Run a program as `python` would, and record it: `python -m tb_memplugin.launch SCRIPT ARGS`, or `-m MODULE`."""
+"""Run and record a program: `python -m tb_memplugin.launch SCRIPT ARGS`, or `-m MODULE ARGS`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from tb_memplugin.launch.start import begin
+import tb_memplugin.launch.start  # noqa: F401  # begins to record, if this process has not
 
 
 def main() -> None:
@@ -15,13 +15,11 @@ def main() -> None:
     if sys.argv[1] == "-m":
         module = sys.argv[2]
         sys.argv = sys.argv[2:]
-        begin()
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
     sys.argv = sys.argv[1:]
     script = Path(sys.argv[0])
     sys.path[0] = str(script.resolve().parent)
-    begin()
     code = compile(script.read_bytes(), str(script), "exec")
     # Not by runpy, which takes the module away when the script has ended, while its threads go on.
     program = ModuleType("__main__")

@@ -1,4 +1,4 @@
-"""Find the models that an optimizer trains, without the program's help."""
+"""Find the models that optimizers train, without the program's help."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torch import nn
 from tb_memplugin.record.torch_private.modules import children_of, parameters_of
 
 
-def models_of(optimizer: torch.optim.Optimizer) -> dict[str, nn.Module]:
-    """Return the outermost modules that hold parameters of an optimizer, by name.
+def models_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, nn.Module]:
+    """Return the outermost modules that hold parameters of optimizers, by name.
 
     A single module has the name "", several have those of their classes. They are found from the first
     parameter of each group upwards, by asking Python's garbage collector who refers to it: some passes over
     the program's objects, and no object is changed.
     """
-    wanted = [group["params"][0] for group in optimizer.param_groups if group["params"]]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    wanted = [group["params"][0] for group in groups if group["params"]]
     holders = _holders(wanted)
     inner = {id(child) for holder in holders for child in _children(holder)}
     ids = set(map(id, wanted))
@@ -51,7 +52,8 @@ def _holders(tensors: Sequence[torch.Tensor]) -> list[nn.Module]:
 
 
 def _children(module: nn.Module) -> Iterable[nn.Module]:
-    return [child for child in children_of(module).values() if child is not None]
+    children: Iterable[nn.Module | None] = children_of(module).values()
+    return [child for child in children if child is not None]
 
 
 def _parameters(module: nn.Module) -> list[int]:

@@ -7,7 +7,6 @@ import signal
 import threading
 import weakref
 from collections.abc import Mapping
-from functools import partial
 from multiprocessing import util
 from types import FrameType
 from typing import Any
@@ -48,11 +47,17 @@ class ProgramRecorder:
         self._settings = settings
         self._guard = Guard(_LOST)
         self._steps = _WantedSteps(settings)
+        self._log_level = None if os.environ.get("TB_MEMPLUGIN_LOG_LEVEL") else "WARNING"
         self._recorder = StepRecorder(
-            self._steps, folder=settings.folder, with_stack=settings.stacks, snapshot=settings.snapshot
+            self._steps,
+            folder=settings.folder,
+            with_stack=settings.stacks,
+            snapshot=settings.snapshot,
+            log_level=self._log_level,
         )
         self._monitor: MemoryMonitor | None = None
         self._oom: OomRecorder | None = None
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._counting: weakref.ref[torch.optim.Optimizer] | None = None
         self._steps_of_others = 0
         self._step = 0
@@ -64,9 +69,9 @@ class ProgramRecorder:
         self._hooks = StepHooks(_nothing, self._stepped)
         if allocators():
             self._oom = record_on_oom(self._settings.folder)
-        if hasattr(signal, "SIGUSR1") and threading.current_thread() is threading.main_thread():
-            if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-                signal.signal(signal.SIGUSR1, self._asked)
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+            signal.signal(signal.SIGUSR1, self._asked)
         util.Finalize(None, self.end, exitpriority=0)  # unlike atexit, in processes of multiprocessing, too
         if self._steps.wants(0):
             self._recorder.begin_training(Training(self._folder, dict, ()), 0)
@@ -88,17 +93,18 @@ class ProgramRecorder:
     @guarded("an optimizer's step")
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """End a step if this optimizer counts them."""
-        if self._counting is None or self._counting() is not optimizer:
+        self._optimizers.add(optimizer)
+        counting = None if self._counting is None else self._counting()
+        if counting is not optimizer:
             self._steps_of_others += 1
-            if self._counting is not None and self._counting() is not None:
-                if self._steps_of_others < MOST_STEPS_OF_OTHERS:
-                    return
+            if counting is not None and self._steps_of_others < MOST_STEPS_OF_OTHERS:
+                return
             self._count(optimizer)
         self._steps_of_others = 0
         if self._monitor is not None:
             self._monitor.step(self._step)
         elif self._settings.every_step:
-            self._monitor = MemoryMonitor(self._settings.folder)
+            self._monitor = MemoryMonitor(self._settings.folder, log_level=self._log_level)
         self._recorder.end_step()
         self._step += 1
         self._recorder.begin_step(self._step)
@@ -107,11 +113,13 @@ class ProgramRecorder:
         """Count steps by this optimizer from now on."""
         self._counting = weakref.ref(optimizer)
         if not (self._step == 0 and self._steps.wants(0)):
-            models = partial(_models_of, self._counting)
-            self._recorder.begin_training(Training(self._folder, models, ()), self._step)
+            self._recorder.begin_training(Training(self._folder, self._models, ()), self._step)
 
     def _folder(self) -> str:
         return self._settings.folder
+
+    def _models(self) -> Mapping[str, nn.Module]:
+        return models_of(self._optimizers)
 
     def _asked(self, _number: int, _frame: FrameType | None) -> None:
         """Record the next steps in full, because a signal asks for it."""
@@ -132,11 +140,6 @@ class _WantedSteps:
 
     def __call__(self, step: int) -> ProfilerAction:
         return ProfilerAction.RECORD if self.wants(step) else ProfilerAction.NONE
-
-
-def _models_of(optimizer: weakref.ref[torch.optim.Optimizer]) -> Mapping[str, nn.Module]:
-    living = optimizer()
-    return {} if living is None else models_of(living)
 
 
 def _nothing(*_: object) -> None:

@@ -65,7 +65,7 @@ def from_environment(environment: MutableMapping[str, str] = os.environ) -> Sett
     if not logdir:
         return None
     if RUN not in environment:
-        environment[RUN] = run_name(environment)
+        environment[RUN] = run_name(sys.argv[0] if sys.argv else "", environment)
         environment.setdefault(OWNER, str(os.getpid()))
     owner = environment.get(OWNER, "")
     return Settings(
@@ -96,18 +96,18 @@ def read_steps(text: str, where: str) -> tuple[range, ...]:
     return tuple(steps)
 
 
-def run_name(environment: Mapping[str, str]) -> str:
-    """Return a folder for a new run: the program's name, then when it began.
+def run_name(program: str, environment: Mapping[str, str]) -> str:
+    """Return a folder for a new run: the name of the program (a path), then when it began.
 
     The processes that torchrun starts at once get the same name.
     """
-    program = folder_name(Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c") else "python")
+    name = folder_name(Path(program).stem if program not in ("", "-c") else "python")
     job = environment.get("TORCHELASTIC_RUN_ID")
     if job is None:
-        return f"{program}/{datetime.now().astimezone().strftime(TIME)}"
+        return f"{name}/{datetime.now().astimezone().strftime(TIME)}"
     if job == "none":  # the id that torchrun gives if it was given none
         job = f"{environment.get('MASTER_ADDR', '')}-{environment.get('MASTER_PORT', '')}"
-    return f"{program}/{folder_name(job)}"
+    return f"{name}/{folder_name(job)}"
 
 
 def _is_on(environment: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 from tb_memplugin.errors import MemPluginError
@@ -86,9 +87,18 @@ def _record(settings: Settings) -> None:
         sys.stderr.write(f"tb-memplugin: nothing is recorded ({type(error).__name__}: {error}).\n")
 
 
+def _why_nothing() -> str:
+    if "torch" not in sys.modules:
+        return "The program did not import torch."
+    return "No optimizer of torch has stepped, and steps are counted by optimizers: docs/run.md says more."
+
+
 def _tell(settings: Settings) -> None:
-    """Print to stderr what was recorded: another process reads it, so that this one's memory is not needed."""
+    """Print what was recorded to stderr. Another process reads it, so that this one needs no more memory."""
     if os.getpid() != settings.owner:  # a fork that ran to its end
+        return
+    if "://" not in settings.folder and not Path(settings.folder).is_dir():
+        sys.stderr.write(f"tb-memplugin: nothing was recorded. {_why_nothing()}\n")
         return
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LOGDIR)}
     command = [sys.executable, "-m", "tb_memplugin", "summary", settings.folder]
@@ -98,7 +108,10 @@ def _tell(settings: Settings) -> None:
         )
         sys.stderr.write((result.stdout + result.stderr).decode("utf-8", "replace"))
     except (OSError, subprocess.TimeoutExpired) as error:
-        sys.stderr.write(f"tb-memplugin: see what was recorded with: tb-memplugin summary {settings.folder}\n")
+        sys.stderr.write(
+            f"tb-memplugin: see what was recorded with: tb-memplugin summary {settings.folder}\n"
+        )
         sys.stderr.write(f"  ({type(error).__name__})\n")
 
 
+begin()
