@@ -43,6 +43,7 @@ KNOWS = {
         *("trace", "analysis", "simulator", "read", "estimate", "store", "exports", "loading", "proto"),
         *("budget", "launch"),
     },
+    "__main__": {"commands"},
     "coming_from": {"trace", "analysis", "exports", "loading", "record", "estimate", "logs"},
 }
 NUMPY_ALONE = ("trace", "analysis", "simulator")
