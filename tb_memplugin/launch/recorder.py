@@ -62,6 +62,7 @@ class ProgramRecorder:
         self._steps_of_others = 0
         self._step = 0
         self._hooks: StepHooks | None = None
+        self._at_exit: util.Finalize | None = None
 
     @guarded("the start of the program")
     def begin(self) -> None:
@@ -72,7 +73,8 @@ class ProgramRecorder:
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
             signal.signal(signal.SIGUSR1, self._asked)
-        util.Finalize(None, self.end, exitpriority=0)  # unlike atexit, in processes of multiprocessing, too
+        # Unlike atexit, this runs at the end of multiprocessing's processes, too.
+        self._at_exit = util.Finalize(None, self.end, exitpriority=0)
         if self._steps.wants(0):
             self._recorder.begin_training(Training(self._folder, dict, ()), 0)
             self._recorder.begin_step(0)
@@ -84,7 +86,15 @@ class ProgramRecorder:
         if hooks is not None:
             monitor, oom = self._monitor, self._oom
             closing = [each.close for each in (monitor, oom) if each is not None]
-            call_all(hooks.remove, self._recorder.end_training, *closing)
+            call_all(hooks.remove, self._recorder.end_training, *closing, self._forget)
+
+    def _forget(self) -> None:
+        """Take back what the process would call of this recorder."""
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+        is_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR1")
+        if is_main and signal.getsignal(signal.SIGUSR1) == self._asked:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
     def fail(self, where: str, error: BaseException) -> None:
         """Stop recording because of an error; the program goes on."""
