@@ -20,6 +20,7 @@ SUB_COMMANDS = {
     "import": "Put snapshots and traces into a logdir for the Memory tab.",
     "peak": "What was alive at the peak of a file or a recorded step.",
     "diff": "What changed between the peaks of two recordings.",
+    "check": "Whether a program needs more memory than before, for a CI.",
     "stages": "Live bytes at the start and end of every annotation.",
     "usage": "Live bytes before and after one allocation or free.",
     "advice": "What to change to save memory, with the evidence for it.",
