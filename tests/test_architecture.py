@@ -35,7 +35,7 @@ KNOWS = {
     "untrusted": {"trace", "read", "store", "budget"},
     "loading": {"trace", "read", "store", "budget", "untrusted"},
     "record": {"trace", "analysis", "read", "store", "exports", "logs"},
-    "callbacks": {"trace", "record", "logs"},
+    "callbacks": {"trace", "analysis", "record", "store", "logs"},
     "launch": {"trace", "record", "store", "callbacks"},
     "estimate": {"trace", "analysis", "simulator", "read", "record", "store", "logs"},
     "server": {"trace", "analysis", "simulator", "store", "exports", "proto"},
@@ -44,6 +44,7 @@ KNOWS = {
         *("budget", "launch"),
     },
     "__main__": {"commands"},
+    "pytest_plugin": {"analysis", "callbacks"},
     "coming_from": {"trace", "analysis", "exports", "loading", "record", "estimate", "logs"},
 }
 NUMPY_ALONE = ("trace", "analysis", "simulator")
