@@ -3,8 +3,7 @@
 More of them at once would not be faster, because Python runs one thread at a time, but each needs memory.
 
 A request is due after a multiple of the time that its route computes, and later the more its client asks at
-once. So quick requests go before slow ones and clients with few before those with many, and each has its turn
-in the end, because what comes later is due later.
+once. So quick requests go before slow ones, clients with few before those with many, and none waits for ever.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ MOST = max(2, min(4, os.cpu_count() or 1))
 SLOW_SECONDS = 0.1
 """From how many CPU seconds on a route is slow."""
 
-PATIENCE = 200
-"""After how many times the seconds of its route a request is due."""
+PATIENCE, LONGEST_SECONDS = 200, 5.0
+"""After how many times what its route computes a request is due, and after how many seconds at the latest."""
 
-LEAST_SECONDS = 0.001
-"""What handling any request takes besides what its route computes."""
+BEHIND_OWN_SECONDS = 0.05
+"""How much later it is due for each request that its client waits for already."""
 
 LOOK_SECONDS = 0.25
 """How often a request that waits looks whether its client is still there."""
@@ -81,8 +80,9 @@ class Turns:
         """
         ticket = _Ticket(client, self._seconds.get(route, 0.0))
         with self._lock:
-            asked = 1 + sum(other.client == client for other in (*self._waiting, *self._running))
-        ticket.due = monotonic() + PATIENCE * asked * (LEAST_SECONDS + ticket.seconds)
+            own = sum(other.client == client for other in (*self._waiting, *self._running))
+        patience = min(PATIENCE * ticket.seconds, LONGEST_SECONDS)
+        ticket.due = monotonic() + patience + BEHIND_OWN_SECONDS * own
         self.wait(ticket, is_gone)
         _own.turn, begin = (self, ticket), thread_time()
         try:

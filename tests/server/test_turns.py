@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tb_memplugin.server.turns import (
-    LEAST_SECONDS,
-    PATIENCE,
+    LONGEST_SECONDS,
     SLOW_SECONDS,
     ClientGoneError,
     Turns,
@@ -97,13 +96,13 @@ def test_quick_requests_go_before_slower_ones_that_came_earlier():
     assert order_of_turns(turns, ("stacks", "curve", "step")) == ["step", "curve", "stacks"]
 
 
-def test_a_slower_request_goes_before_quick_ones_that_come_long_after_it(monkeypatch):
-    """One request every four seconds; the curve, which comes second, is due 10.2 seconds after it came."""
-    turns, clock = Turns(1), itertools.count(step=4)
-    turns._seconds = {"curve": 0.05, "step": 0.0}
-    assert PATIENCE * (0.05 + LEAST_SECONDS) == pytest.approx(10.2)
+def test_a_slow_request_goes_before_quick_ones_that_come_long_after_it(monkeypatch):
+    """One request every two seconds. That for stacks, which comes second, is due five after it came."""
+    turns, clock = Turns(1), itertools.count(step=2)
+    turns._seconds = {"stacks": 1.0, "step": 0.0}
     monkeypatch.setattr("tb_memplugin.server.turns.monotonic", lambda: next(clock))
-    assert order_of_turns(turns, ("curve", *["step"] * 4)) == ["step", "step", "curve", "step", "step"]
+    assert LONGEST_SECONDS == 5
+    assert order_of_turns(turns, ("stacks", *["step"] * 4)) == ["step", "step", "stacks", "step", "step"]
 
 
 def test_slow_requests_leave_a_turn_for_quick_ones():
