@@ -16,7 +16,7 @@ _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # glibc's malloc.h
 
 
 def give_back_freed_memory() -> None:
-    """Have glibc give every large array back to the system when it is freed, and share pools of smaller blocks.
+    """Have glibc give every freed large array back to the system, and share pools of smaller blocks.
 
     By default it keeps blocks of up to 32 MB, in eight pools for each core. TensorBoard handles every request
     in a thread of its own, so that after requests of many clients several hundred megabytes stay.
