@@ -74,7 +74,8 @@ class Guard:
         Raises:
             KeyboardInterrupt, SystemExit: `error` is one, or one was raised while undoing.
         """
-        call_all(*undo)
+        with suppress(Exception):  # no memory for a call, for example
+            call_all(*undo)
         if not isinstance(error, Exception):
             raise error
         try:
