@@ -24,7 +24,7 @@ from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.record.other_threads import frames_of_other_threads
 from tb_memplugin.record.storages import storages
 from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
-from tb_memplugin.record.torch_private.tensors import TensorBase
+from tb_memplugin.record.torch_private.tensors import TensorBase, storage_address
 
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
 _layout, get_grad, get_is_leaf, _is_nested, get_grad_fn = (
@@ -219,7 +219,4 @@ def _are_strided(tensors: Iterator[torch.Tensor]) -> Iterator[bool]:
 
 
 def _has_memory(storage: torch.UntypedStorage) -> bool:
-    try:
-        return storage.data_ptr() != 0
-    except RuntimeError:  # meta, fake: no memory that an allocator knows
-        return False
+    return storage_address(storage) != 0  # meta, fake: no memory that an allocator knows

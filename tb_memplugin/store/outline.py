@@ -1,4 +1,4 @@
-"""Outlines: summaries with a step's figures but no breakdown, for the later steps of windows with short steps.
+"""Outlines: summaries with a step's figures but no breakdown, for steps of windows with short ones.
 
 A full summary takes about a millisecond, which the training waits for. Of a window with few events, that is
 most of the handler's time, and as much as reading its side file takes. So a window has as many full summaries

@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,8 +82,9 @@ def test_a_full_summary_read_from_the_side_file_is_the_one_that_would_have_been_
 
 
 @pytest.mark.parametrize(
-    ("events", "devices", "whole"), [(0, 1, 1), (3_999, 1, 1), (4_000, 1, 2), (4_000, 2, 1), (1 << 21, 1, 500)]
+    ("events", "devices", "whole"),
+    [(0, 1, 1), (3_999, 1, 1), (4_000, 1, 2), (4_000, 2, 1), (1 << 21, 1, 500)],
 )
 def test_the_number_of_whole_summaries_follows_the_size_of_the_window(events, devices, whole):
-    recorded = SimpleNamespace(events=range(events), devices=range(devices))
+    recorded: Any = SimpleNamespace(events=range(events), devices=range(devices))
     assert whole_summaries(recorded) == whole

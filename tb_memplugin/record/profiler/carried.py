@@ -11,7 +11,7 @@ import torch
 
 from tb_memplugin.record.alive_before import memory_of
 from tb_memplugin.record.storages_alive import storages_alive, young_storages_alive
-from tb_memplugin.record.torch_private.tensors import storage_key
+from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
 from tb_memplugin.trace import Category, MemoryTrace
 
 SMALLEST_SHARE = 0.001
@@ -60,7 +60,7 @@ class CarriedBlocks:
             if blocks.bytes[list(row_of.values())].sum() <= small:
                 break
             for storage in search():
-                row = row_of.pop((memory_of(storage), storage.data_ptr()), None)
+                row = row_of.pop((memory_of(storage), storage_address(storage)), None)
                 if row is not None:
                     carried._blocks[storage_key(storage)] = weakref.ref(storage), _block(trace, row)
         return carried

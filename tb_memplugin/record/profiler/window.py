@@ -46,6 +46,7 @@ from tb_memplugin.record.storages import (
 )
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tensors_inside import tensors_in
+from tb_memplugin.record.torch_private.tensors import storage_address
 from tb_memplugin.trace import Category, Counter, MemoryTrace, Note
 
 logger = logging.getLogger("tb_memplugin")
@@ -346,7 +347,7 @@ class WindowRecorder:
         keys = {(sighting.device, sighting.address) for sighting in window.start}
         rows = {module.key: row for row, module in enumerate(window.names.modules)}
         for alive in alive_now():
-            storage, key = alive.storage, (alive.device, alive.storage.data_ptr())
+            storage, key = alive.storage, (alive.device, storage_address(alive.storage))
             if key in keys:
                 continue
             keys.add(key)
@@ -378,7 +379,7 @@ class WindowRecorder:
             for row, reference in self._start_storages.items()
             if (storage := reference()) is not None
         )
-        addresses = [(row, storage.data_ptr()) for row, storage in alive]
+        addresses = [(row, storage_address(storage)) for row, storage in alive]
         window.moved = [(row, address) for row, address in addresses if address != window.start[row].address]
         window.sightings = list(chain.from_iterable(map(unique_sightings, self._sightings)))
 
@@ -522,7 +523,8 @@ def _bytes_alive() -> dict[int, int]:
     """Return the storages that Python has: see `Window.alive_at_end`."""
     sizes: dict[int, int] = {}
     for storage in storages_alive(of_gradients=not other_threads_may_run()):
-        address, is_torchs = storage.data_ptr(), memory_of(storage) == "cpu" and allocated_by_torch(storage)
+        address = storage_address(storage)
+        is_torchs = memory_of(storage) == "cpu" and allocated_by_torch(storage)
         sizes[address] = max(sizes.get(address, 0), storage.nbytes() if is_torchs else 0)
     return sizes
 
