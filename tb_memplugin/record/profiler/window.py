@@ -98,6 +98,7 @@ class Window:
         alive_at_end: by address, the bytes of all storages that Python has at the end; 0 of those that are
             not of torch's CPU allocator. Searched where other threads allocate or free, unseen by profilers:
             Python's, and those of communication where several processes train on CPUs.
+        notes: what is said of the start state, without a warning.
         problems: what could not be recorded, with the bytes that this concerns.
         open_problems: the same where only the whole trace tells the bytes, each with the kind of the error
             that caused it (`kind_of`), "" for none.
@@ -125,6 +126,7 @@ class Window:
     alive_at_end: dict[int, int] | None = None
     stop_ns: int = 0
     has_models: bool = False
+    notes: list[Note] = field(default_factory=list)
     problems: list[Note] = field(default_factory=list)
     open_problems: dict[str, str] = field(default_factory=dict)
     results: dict[int, int] = field(default_factory=dict)
@@ -346,7 +348,7 @@ class WindowRecorder:
         """Add to the start state what else is alive: `kept` gets its storages."""
         keys = {(sighting.device, sighting.address) for sighting in window.start}
         rows = {module.key: row for row, module in enumerate(window.names.modules)}
-        for alive in alive_now():
+        for alive in alive_now(window.notes):
             storage, key = alive.storage, (alive.device, storage_address(alive.storage))
             if key in keys:
                 continue
