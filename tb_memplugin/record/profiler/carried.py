@@ -29,9 +29,13 @@ class CarriedBlock:
 
 @dataclass(frozen=True, slots=True)
 class CarriedBlocks:
-    """The blocks by their storages, which are held weakly: a later storage at the same address is another."""
+    """The blocks by their storages, which are held weakly: a later storage at the same address is another.
+
+    `unreached` has the bytes of the CPU's other blocks by (device name, address): Python did not have them.
+    """
 
     _blocks: dict[int, tuple[weakref.ref[torch.UntypedStorage], CarriedBlock]] = field(default_factory=dict)
+    unreached: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trace: MemoryTrace, before: CarriedBlocks) -> CarriedBlocks:
@@ -39,7 +43,7 @@ class CarriedBlocks:
 
         Models and optimizers tell in each window what they hold, so what they hold is left out. Objects
         that Python created last are searched first, and no more once less than `SMALLEST_SHARE` of the live
-        bytes is left to find.
+        bytes is left to find; then none is `unreached`.
 
         Args:
             trace: the trace.
@@ -63,6 +67,12 @@ class CarriedBlocks:
                 row = row_of.pop((memory_of(storage), storage_address(storage)), None)
                 if row is not None:
                     carried._blocks[storage_key(storage)] = weakref.ref(storage), _block(trace, row)
+        used = set(trace.events.address.tolist())
+        carried.unreached.update((key, size) for key, size in before.unreached.items() if key[1] not in used)
+        if blocks.bytes[list(row_of.values())].sum() > small:
+            carried.unreached.update(
+                (key, int(blocks.bytes[row])) for key, row in row_of.items() if key[0] == "cpu"
+            )
         return carried
 
     def get(self, storage: torch.UntypedStorage) -> CarriedBlock | None:

@@ -361,6 +361,17 @@ class WindowRecorder:
             window.searched.add(key)
             window.start.append(Sighting(time_ns(), *key, storage.nbytes(), category, module, label))
             kept.append(storage)
+        unreached = sum(size for key, size in self._carried.unreached.items() if key not in keys)
+        if unreached and not is_counting():
+            window.notes.append(
+                Note(
+                    f"Up to {unreached:,} bytes that earlier windows allocated are not counted: they were "
+                    "alive at the end, but neither Python nor autograd has them. They were freed since, or "
+                    "only C++ code holds them. Pass exact_cpu=True to know.",
+                    "unreached",
+                    unreached,
+                )
+            )
 
     def remember(self, trace: MemoryTrace) -> None:
         """Keep what a window's blocks were that are still alive, for the next window. Holds them weakly."""
