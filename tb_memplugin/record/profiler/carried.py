@@ -13,6 +13,7 @@ from tb_memplugin.record.alive_before import memory_of
 from tb_memplugin.record.storages_alive import storages_alive, young_storages_alive
 from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
 from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.tables import code_mask
 
 SMALLEST_SHARE = 0.001
 """The share of the live bytes from which on the program's objects are searched for their storages."""
@@ -52,7 +53,7 @@ class CarriedBlocks:
         carried = cls({key: kept for key, kept in before._blocks.items() if kept[0]() is not None})
         blocks = trace.allocations
         alive = blocks.freed >= len(trace.events)
-        rows = np.flatnonzero(alive & (blocks.born >= 0) & ~np.isin(blocks.category, _HELD))
+        rows = np.flatnonzero(alive & (blocks.born >= 0) & ~_IS_HELD[blocks.category])
         small = SMALLEST_SHARE * blocks.bytes[alive].sum()
         keys = zip(
             [trace.devices[number].name for number in blocks.device[rows].tolist()],
@@ -91,4 +92,4 @@ def _block(trace: MemoryTrace, row: int) -> CarriedBlock:
     )
 
 
-_HELD = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+_IS_HELD = code_mask((Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE))
