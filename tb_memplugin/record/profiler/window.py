@@ -46,6 +46,7 @@ from tb_memplugin.record.storages import (
 )
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tensors_inside import tensors_in
+from tb_memplugin.record.whole_device.window import WholeReading, read_whole
 from tb_memplugin.trace import Category, Counter, MemoryTrace, Note
 
 logger = logging.getLogger("tb_memplugin")
@@ -91,6 +92,7 @@ class Window:
             (device name, address, bytes). Empty for allocators that cannot list them, such as the CPU's where
             its calls are not counted.
         levels_at_start, levels_at_stop: the counters of the device allocators.
+        whole_at_start, whole_at_stop: what filled the whole devices, None if that could not be read.
         counted: the calls of the CPU's allocator, None where they are not counted.
         buckets: (module row, bytes) of the buckets of `DistributedDataParallel`: all where blocks are listed,
             else those alive at the start.
@@ -120,6 +122,8 @@ class Window:
     counted: CountedCalls | None = None
     levels_at_start: Levels = field(default_factory=dict)
     levels_at_stop: Levels = field(default_factory=dict)
+    whole_at_start: WholeReading | None = None
+    whole_at_stop: WholeReading | None = None
     buckets: list[tuple[int, int]] = field(default_factory=list)
     alive_at_end: dict[int, int] | None = None
     stop_ns: int = 0
@@ -194,6 +198,7 @@ class WindowRecorder:
         self._handles.append(StepHooks(self._before_step, self._after_step))
         self._handles.append(Newcomers(window.names, self._modules, self._cannot_name))
         window.levels_at_start = allocator_levels()
+        window.whole_at_start = self._read_whole(children=False)
         window.blocks = allocator_blocks()
         if is_counting():
             self._counting = begin_window()
@@ -231,6 +236,7 @@ class WindowRecorder:
             window.counted = self._counting.stop()
         if window is not None:
             window.levels_at_stop = allocator_levels()
+            window.whole_at_stop = self._read_whole(children=True)
         self._unhook()
         if window is not None and not window.stop_ns:
             window.stop_ns = time_ns()
@@ -239,6 +245,13 @@ class WindowRecorder:
             except Exception as error:
                 self._note("the end of a window", error)
         self._release()
+
+    def _read_whole(self, *, children: bool) -> WholeReading | None:
+        try:
+            return read_whole(children=children)
+        except Exception as error:
+            self._note("what fills the whole device", error)
+            return None
 
     def fail(self, where: str, error: BaseException) -> None:
         """End the window because of an error, without a record of it.

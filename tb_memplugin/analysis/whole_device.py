@@ -1,0 +1,82 @@
+"""What fills a whole device, in words: the bar of the Overview, and the lines of `peak` and `doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tb_memplugin.analysis.account import MOMENTS
+from tb_memplugin.analysis.units import part_text, size_text
+from tb_memplugin.trace import DevicePart, Moment, WholeDevice
+
+PARTS = {
+    DevicePart.REQUESTED: "allocated by PyTorch",
+    DevicePart.ROUNDING: "added by rounding",
+    DevicePart.ALLOCATED: "allocated by PyTorch, with rounding",
+    DevicePart.CACHED: "reserved by PyTorch, not allocated",
+    DevicePart.CONTEXT: "CUDA context and libraries",
+    DevicePart.OUTSIDE: "NCCL, CUDA graphs and libraries since the first reading",
+    DevicePart.OTHER_PROCESSES: "other processes",
+    DevicePart.DRIVER: "driver",
+    DevicePart.FREE: "free",
+    DevicePart.RESIDENT: "resident in this process",
+    DevicePart.PROCESS: "this process",
+    DevicePart.CHILDREN: "its children",
+    DevicePart.FILES: "files in memory",
+}
+
+
+def part_name(part: DevicePart, whole: WholeDevice) -> str:
+    """Return a part in words. What is not known is named with what it may be."""
+    if part is not DevicePart.UNKNOWN:
+        return PARTS[part]
+    parts = dict(whole.parts)
+    if parts[part] < 0:
+        return "counted twice, because not all was read at one instant"
+    if DevicePart.RESIDENT in parts:
+        return "not known: all other memory"
+    if DevicePart.PROCESS in parts:
+        children = "" if DevicePart.CHILDREN in parts else "children, "
+        return f"not known: {children}other processes and the system"
+    if DevicePart.CONTEXT in parts:
+        return "not known"
+    return "not known: CUDA context, NCCL, CUDA graphs, other processes"
+
+
+def whole_name(whole: WholeDevice, device: str) -> str:
+    """Return what the whole is, in words.
+
+    Args:
+        whole: a moment of a device.
+        device: its name.
+    """
+    if device != "cpu":
+        return "the whole device"
+    return "the cgroup's limit" if whole.is_limit else "the machine's memory"
+
+
+def moment_text(whole: WholeDevice) -> str:
+    """Return when it was, in words; for parts that were read at another moment, also that one."""
+    text = MOMENTS[whole.moment]
+    if whole.read_at is not whole.moment:
+        return f"{text} (what is not PyTorch's: {MOMENTS[whole.read_at]})"
+    return text
+
+
+def whole_line(of_device: Sequence[WholeDevice], device: str) -> str | None:
+    """Return what fills a device at the peak, else at the last moment that was read; None if nothing was.
+
+    Args:
+        of_device: the moments of one device.
+        device: its name.
+    """
+    *_, last = of_device or (None,)
+    peak = next((whole for whole in of_device if whole.moment is Moment.PEAK), None)
+    resident = dict(peak.parts).get(DevicePart.RESIDENT) if peak is not None else None
+    whole = peak if peak is not None and resident is None else last
+    if whole is None:
+        return None
+    parts = ", ".join(
+        f"{part_text(size, whole.total)} {part_name(part, whole)}" for part, size in whole.parts
+    )
+    most = "" if resident is None else f"; at most {size_text(resident)} were resident in this process"
+    return f"{whole_name(whole, device)} {moment_text(whole)}, {size_text(whole.total)}: {parts}{most}"

@@ -1,0 +1,80 @@
+"""What fills a whole device at one moment: PyTorch's bytes, those of others, and what is free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tb_memplugin.trace.counters import Moment
+
+
+class DevicePart(IntEnum):
+    """A part of a device's memory. The values are written to disk: append new ones, never renumber."""
+
+    UNKNOWN = 0
+    """In use, and not known by whom; also a part that a newer version knows."""
+    REQUESTED = 1
+    """Allocated by PyTorch, as requested."""
+    ROUNDING = 2
+    """What PyTorch's allocator adds to requests by rounding."""
+    ALLOCATED = 3
+    """Allocated by PyTorch; the bytes that rounding adds may be in it."""
+    CACHED = 4
+    """Reserved by PyTorch's allocator, but not allocated."""
+    CONTEXT = 5
+    """What this process had outside PyTorch's allocator at the first reading: CUDA's context, libraries."""
+    OUTSIDE = 6
+    """What came to that since: NCCL, CUDA graphs, modules of libraries."""
+    OTHER_PROCESSES = 7
+    DRIVER = 8
+    """Reserved by the driver and the firmware."""
+    FREE = 9
+    RESIDENT = 10
+    """Of this process, files that it maps included (VmRSS, VmHWM)."""
+    PROCESS = 11
+    """Of this process, without mapped files; its part of what it shares with its children."""
+    CHILDREN = 12
+    """Of the processes that it started, in the same way."""
+    FILES = 13
+    """Files in memory: mapped libraries and data, and the page cache."""
+
+    @property
+    def key(self) -> str:
+        """The name in JSON: `cached`."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class WholeDevice:
+    """What fills a whole device at one moment of a window; for the CPU, the machine or the cgroup's limit.
+
+    Attributes:
+        device: a row of the trace's devices.
+        moment: when it was.
+        read_at: when what is not PyTorch's was read: `moment`, or the nearest reading.
+        parts: (part, bytes), each once. `UNKNOWN` is negative where readings, which are not of one instant,
+            count bytes twice.
+        is_limit: whether the whole is a limit (of a cgroup) and not all that there is.
+    """
+
+    device: int
+    moment: Moment
+    read_at: Moment
+    parts: tuple[tuple[DevicePart, int], ...]
+    is_limit: bool = False
+
+    @property
+    def total(self) -> int:
+        """The whole in bytes: the sum of the parts."""
+        return sum(size for _, size in self.parts)
+
+
+def parts_of(total: int, known: dict[DevicePart, int]) -> tuple[tuple[DevicePart, int], ...]:
+    """Return the parts of a whole, without empty ones: the known ones, and what they leave.
+
+    Args:
+        total: bytes of the whole.
+        known: bytes of the parts that are known.
+    """
+    parts = {**known, DevicePart.UNKNOWN: total - sum(known.values())}
+    return tuple((part, size) for part, size in parts.items() if size or part is DevicePart.FREE)
