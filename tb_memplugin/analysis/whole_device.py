@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tb_memplugin.analysis.account import MOMENTS
 from tb_memplugin.analysis.units import part_text, size_text
-from tb_memplugin.trace import DevicePart, Moment, WholeDevice
+from tb_memplugin.trace import DevicePart, MemoryTrace, Moment, WholeDevice
 
 PARTS = {
     DevicePart.REQUESTED: "allocated by PyTorch",
@@ -23,6 +23,16 @@ PARTS = {
     DevicePart.CHILDREN: "its children",
     DevicePart.FILES: "files in memory",
 }
+
+
+def whole_of(trace: MemoryTrace, device: int) -> tuple[WholeDevice, ...]:
+    """Return what filled a whole device, in the order of the moments; () if nothing was read.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+    """
+    return tuple(whole for whole in trace.whole_devices if whole.device == device)
 
 
 def part_name(part: DevicePart, whole: WholeDevice) -> str:
@@ -69,14 +79,13 @@ def whole_line(of_device: Sequence[WholeDevice], device: str) -> str | None:
         of_device: the moments of one device.
         device: its name.
     """
-    *_, last = of_device or (None,)
+    if not of_device:
+        return None
     peak = next((whole for whole in of_device if whole.moment is Moment.PEAK), None)
     resident = dict(peak.parts).get(DevicePart.RESIDENT) if peak is not None else None
-    whole = peak if peak is not None and resident is None else last
-    if whole is None:
-        return None
+    whole = peak if peak is not None and resident is None else of_device[-1]
     parts = ", ".join(
         f"{part_text(size, whole.total)} {part_name(part, whole)}" for part, size in whole.parts
     )
-    most = "" if resident is None else f"; at most {size_text(resident)} were resident in this process"
+    most = "" if resident is None else f"; the most resident in this process was {size_text(resident)}"
     return f"{whole_name(whole, device)} {moment_text(whole)}, {size_text(whole.total)}: {parts}{most}"

@@ -269,7 +269,7 @@ def _check_accounts(steps: Sequence[RecordedStep]) -> Iterator[Finding]:
 
 def _check_whole_devices(steps: Sequence[RecordedStep]) -> Iterator[Finding]:
     """Report for each worker and device what filled the whole device when it had least free memory."""
-    fullest: dict[tuple[str, str], tuple[int, Sequence[WholeDevice]]] = {}
+    fullest: dict[tuple[str, str], tuple[int, tuple[WholeDevice, ...]]] = {}
     for step in steps:
         with suppress(UnreadableFileError):  # see _check_accounts
             for device in step.summary().devices:

@@ -239,9 +239,10 @@ class DevicePeak:
 
     `peak_time_ns` and `reached_event` are when the peak was first reached. `peak_event` is an event after
     which live bytes were at the peak; the parts are those of that moment. `again` is True if live bytes fell
-    between the two. Events are counted on the device, like the entries of a snapshot; they are None if
-    there is only a summary. `largest` are the largest blocks alive at the shown event, `accounts` those of
-    the whole window, and so is `whole`: what filled the whole device. `oom` is the last request that failed on the device, of `failed_requests` in all.
+    between the two. Events are counted on the device, like the entries of a snapshot; they are None if there
+    is only a summary. `largest` are the largest blocks alive at the shown event, `accounts` those of the
+    whole window, and so is `whole`: what filled the whole device. `oom` is the last request that failed on
+    the device, of `failed_requests` in all.
     """
 
     device: str

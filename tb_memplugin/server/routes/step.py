@@ -93,8 +93,8 @@ class StepAnswer(TypedDict):
     """The window's bytes on the device beside those of a counter of others, [as in the JSON of a
     trace](json_format.md#account)."""
     whole_device: WholeJson | None
-    """What filled the whole device in the window, [as in the JSON of a trace](json_format.md#whole_device). Null
-    if nothing was read."""
+    """What filled the whole device in the window, or null,
+    [as in the JSON of a trace](json_format.md#whole_device)."""
     notes: list[Note]
     """What is not exact, and why."""
     previous_step: int | None
