@@ -70,11 +70,13 @@ class WholeDevice:
 
 
 def parts_of(total: int, known: dict[DevicePart, int]) -> tuple[tuple[DevicePart, int], ...]:
-    """Return the parts of a whole, without empty ones: the known ones, and what they leave.
+    """Return the parts of a whole: the known ones but those that are empty, what they leave, and what is free.
 
     Args:
         total: bytes of the whole.
         known: bytes of the parts that are known.
     """
-    parts = {**known, DevicePart.UNKNOWN: total - sum(known.values())}
-    return tuple((part, size) for part, size in parts.items() if size or part is DevicePart.FREE)
+    rest = total - sum(known.values())
+    free = [(DevicePart.FREE, known[DevicePart.FREE])] if DevicePart.FREE in known else []
+    used = [(part, size) for part, size in sorted(known.items()) if size and part is not DevicePart.FREE]
+    return (*used, *([(DevicePart.UNKNOWN, rest)] if rest else []), *free)

@@ -48,8 +48,8 @@ def card_memory(name: str) -> CardMemory | None:
     """
     kind, index = name.split(":")
     stats = _counters(kind, int(index))
-    free_and_total = free_of(kind, int(index))
-    if free_and_total is None:
+    free_and_total = free_of(kind, int(index)) if stats is not None else None
+    if stats is None or free_and_total is None:
         return None
     known = _of_allocator(stats)
     driver = driver_memory(int(index)) if kind == "cuda" else None
@@ -129,16 +129,17 @@ def _nvml() -> ModuleType | None:
 def _devices_in_use() -> Iterator[str]:
     for kind in MEMORY_STATS:
         backend: Any = getattr(torch, kind, None)
-        if backend is None or not hasattr(BINDINGS, MEMORY_STATS[kind]) or not backend.is_initialized():
+        if backend is None or not backend.is_initialized():
             continue
         for index in range(backend.device_count()):
-            if _counters(kind, index)["reserved_bytes"]["all"]["allocated"]:
+            stats = _counters(kind, index)
+            if stats is not None and stats["reserved_bytes"]["all"]["allocated"]:
                 yield f"{kind}:{index}"
 
 
-def _counters(kind: str, index: int) -> dict[str, Any]:
-    stats: dict[str, Any] = getattr(BINDINGS, MEMORY_STATS[kind])(index)
-    return stats
+def _counters(kind: str, index: int) -> dict[str, Any] | None:
+    read = getattr(BINDINGS, MEMORY_STATS[kind], None)
+    return read(index) if read is not None else None
 
 
 def _of_allocator(stats: dict[str, Any]) -> dict[DevicePart, int]:

@@ -27,8 +27,8 @@ class WholeReading:
     """
 
     cards: Mapping[str, CardMemory]
-    host: HostMemory | None
-    highest: int | None
+    host: HostMemory | None = None
+    highest: int | None = None
 
 
 def read_whole(*, children: bool) -> WholeReading:
@@ -66,10 +66,8 @@ def _of_device(
         if reading is not None and (whole := _at(reading, name, row, moment)) is not None
     }
     peak = None
-    if name == "cpu" and start is not None and end is not None:
-        peak = _host_peak(row, start, end)
-    elif name != "cpu":
-        peak = _card_peak(row, list(bounds.values()), trace)
+    if start is not None and end is not None:
+        peak = _host_peak(row, start, end) if name == "cpu" else _card_peak(row, [*bounds.values()], trace)
     yield from sorted([*bounds.values(), *([peak] if peak else [])], key=lambda whole: whole.moment)
 
 
