@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from tb_memplugin.analysis.account import MOMENTS
 from tb_memplugin.analysis.units import part_text, size_text
 from tb_memplugin.trace import DevicePart, MemoryTrace, Moment, WholeDevice
+from tb_memplugin.trace.step_figures import DeviceFigures
+from tb_memplugin.trace.whole_device import parts_of
 
 PARTS = {
     DevicePart.REQUESTED: "allocated by PyTorch",
@@ -35,6 +37,28 @@ def whole_of(trace: MemoryTrace, device: int) -> tuple[WholeDevice, ...]:
     return tuple(whole for whole in trace.whole_devices if whole.device == device)
 
 
+def whole_of_step(device: DeviceFigures, row: int) -> WholeDevice | None:
+    """Return what filled a whole device when a step ended that `MemoryMonitor` watched; None if not known.
+
+    Args:
+        device: the figures of the device.
+        row: the step's row in them.
+    """
+    if device.whole_free is None or device.whole_total is None or device.whole_total[row] < 0:
+        return None
+    end, known = int(device.end[row]), {DevicePart.FREE: int(device.whole_free[row])}
+    if device.end_reserved is None:
+        known[DevicePart.RESIDENT] = end
+    else:
+        known[DevicePart.CACHED] = int(device.end_reserved[row]) - end
+        requested = None if device.end_requested is None else int(device.end_requested[row])
+        if requested is None or requested < 0:
+            known[DevicePart.ALLOCATED] = end
+        else:
+            known |= {DevicePart.REQUESTED: requested, DevicePart.ROUNDING: end - requested}
+    return WholeDevice(0, Moment.END, Moment.END, parts_of(int(device.whole_total[row]), known))
+
+
 def part_name(part: DevicePart, whole: WholeDevice) -> str:
     """Return a part in words. What is not known is named with what it may be."""
     if part is not DevicePart.UNKNOWN:
@@ -43,7 +67,8 @@ def part_name(part: DevicePart, whole: WholeDevice) -> str:
     if parts[part] < 0:
         return "counted twice, because not all was read at one instant"
     if DevicePart.RESIDENT in parts:
-        return "not known: all other memory"
+        others = "children, other processes, files in memory, the system"
+        return f"not known: {others if DevicePart.FREE in parts else 'all other memory'}"
     if DevicePart.PROCESS in parts:
         children = "" if DevicePart.CHILDREN in parts else "children, "
         return f"not known: {children}other processes and the system"
@@ -59,6 +84,8 @@ def whole_name(whole: WholeDevice, device: str) -> str:
         whole: a moment of a device.
         device: its name.
     """
+    if device == "process":
+        return "the machine's memory or its cgroup's limit"
     if device != "cpu":
         return "the whole device"
     return "the cgroup's limit" if whole.is_limit else "the machine's memory"

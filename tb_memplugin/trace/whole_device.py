@@ -70,7 +70,7 @@ class WholeDevice:
 
 
 def parts_of(total: int, known: dict[DevicePart, int]) -> tuple[tuple[DevicePart, int], ...]:
-    """Return the parts of a whole: the known ones but those that are empty, what they leave, and what is free.
+    """Return the parts of a whole: the known ones but empty ones, what they leave, and what is free.
 
     Args:
         total: bytes of the whole.

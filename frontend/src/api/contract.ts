@@ -402,6 +402,8 @@ export interface StepFiguresAnswer extends FiguresOfStep {
   previous: FiguresOfStep | null;
   /** In the order in which they first ran. */
   phases: PhaseOfStep[];
+  /** What filled the whole device when the step ended, or null, [as in the JSON of a trace](json_format.md#whole_device). */
+  whole_device: WholeJson | null;
   /** All steps. */
   whole: MonitoredWhole;
   /** What is not exact, and why. */

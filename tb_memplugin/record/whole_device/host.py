@@ -8,6 +8,7 @@ They count as this process's, and for its children count the pages that each has
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -69,18 +70,17 @@ def host_memory(root: Path = Path("/"), *, children: bool = True) -> HostMemory:
     return HostMemory(limit.bytes, is_limit=True, known=known)
 
 
-def host_free(root: Path = Path("/")) -> tuple[int, int]:
-    """Return the bytes of the whole host, and those of them that are free, at less cost than `host_memory`.
-
-    Raises:
-        OSError: there is no /proc of Linux.
-        KeyError: it lacks a number.
-    """
-    limit = memory_limit(root)
-    if limit is not None:
-        return limit.bytes, limit.bytes - int(limit.usage.read_text())
-    machine = _sizes(root / "proc/meminfo")
-    return machine["MemTotal"], machine["MemFree"]
+def host_free() -> tuple[int, int] | None:
+    """Return the free and all bytes of the host in some microseconds; None where they are not known."""
+    limit = memory_limit()
+    try:
+        if limit is not None:
+            with limit.usage.open("rb", buffering=0) as usage:
+                return limit.bytes - int(usage.read()), limit.bytes
+        page = os.sysconf("SC_PAGE_SIZE")
+        return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return None
 
 
 @cache
