@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tb_memplugin.record.whole_device import card
-from tb_memplugin.record.whole_device.card import card_memory, cards_memory
+from tb_memplugin.record.whole_device.card import CardMemory, card_memory, cards_memory
 
 OWN = os.getpid()
 
@@ -23,12 +23,16 @@ def management(processes: dict[int, int | None]) -> SimpleNamespace:
         assert (handle, version) == ("handle", 2)
         return SimpleNamespace(total=1000, free=250, reserved=100, used=650)
 
+    def handle_of(uuid):
+        asked.append(uuid)
+        return "handle"
+
     return SimpleNamespace(
         processes=processes,
         asked=asked,
         nvmlMemory_v2=2,
         nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByUUID=lambda uuid: asked.append(uuid) or "handle",
+        nvmlDeviceGetHandleByUUID=handle_of,
         nvmlDeviceGetMemoryInfo=memory_of,
         nvmlDeviceGetComputeRunningProcesses=lambda _: [
             SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in processes.items()
@@ -77,6 +81,12 @@ def counters(monkeypatch) -> dict[int, dict[str, int]]:
     return by_card
 
 
+def read() -> CardMemory:
+    memory = card_memory("cuda:0")
+    assert memory is not None
+    return memory
+
+
 def known(memory) -> dict[str, int]:
     return {part.key: size for part, size in memory.known.items()}
 
@@ -101,10 +111,10 @@ def test_nvml_tells_processes_apart_and_has_the_whole_of_nvidia_smi(nvml):
 def test_what_comes_after_the_first_reading_is_not_the_context(nvml):
     card_memory("cuda:0")
     nvml.processes[OWN] = 470  # a communicator of NCCL
-    parts = known(card_memory("cuda:0"))
+    parts = known(read())
     assert (parts["context"], parts["outside"]) == (100, 70)
     nvml.processes[OWN] = 390
-    parts = known(card_memory("cuda:0"))
+    parts = known(read())
     assert (parts["context"], parts["outside"]) == (90, 0)
 
 
@@ -119,14 +129,14 @@ def test_what_comes_after_the_first_reading_is_not_the_context(nvml):
 def test_an_unknown_share_of_this_process_is_not_guessed(nvml, processes):
     nvml.processes.clear()
     nvml.processes.update(processes)
-    memory = card_memory("cuda:0")
+    memory = read()
     assert (memory.total, known(memory)) == (1000, {**OF_PYTORCH, "free": 250, "driver": 100})
 
 
 def test_a_process_that_stands_alone_in_the_list_is_this_one(nvml):
     nvml.processes.clear()
     nvml.processes[11] = 400
-    parts = known(card_memory("cuda:0"))
+    parts = known(read())
     assert (parts["context"], parts["other_processes"]) == (100, 0)
 
 
@@ -135,12 +145,12 @@ def test_an_error_of_nvml_leaves_what_the_driver_tells(nvml, monkeypatch):
         raise RuntimeError("Insufficient Permissions")
 
     monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", denied)
-    assert card_memory("cuda:0").total == 900
+    assert read().total == 900
 
 
 def test_an_allocator_without_requested_bytes_has_no_rounding(counters):
     del counters[0]["requested"]
-    assert known(card_memory("cuda:0")) == {"allocated": 200, "cached": 100, "free": 250}
+    assert known(read()) == {"allocated": 200, "cached": 100, "free": 250}
 
 
 def test_a_driver_that_tells_nothing_leaves_the_card_unknown(monkeypatch):
