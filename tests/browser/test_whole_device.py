@@ -63,8 +63,8 @@ def test_the_parts_of_each_moment_sum_to_the_whole(tab):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_bar_is_as_wide_as_its_bytes_in_both_themes(tab, theme):
-    tab.open_anew(run="read", worker="rank0")
-    tab.page.emulate_media(color_scheme=theme)
+    query = f"?darkMode={'true' if theme == 'dark' else 'false'}"
+    tab.open(query=query, run="read", worker="rank0")
     bar = tab("whole-device").locator(".whole-bar").nth(1).locator(".fill")
     expect(bar).to_be_visible()
     full = bar.bounding_box()["width"]

@@ -2,6 +2,7 @@ import type { WholeJson, WholeMoment } from "../api/types";
 import { exactBytes, inUnit, percent, type Unit, unitFor, withUnit } from "../state/bytes";
 import { cellText, titleText } from "../state/names";
 
+/** The variable of each part's color, in the order of the bars. */
 const COLORS: Record<string, string> = {
   requested: "--cat-parameter",
   allocated: "--cat-parameter",
@@ -15,6 +16,7 @@ const COLORS: Record<string, string> = {
   process: "--cat-parameter",
   children: "--cat-cache",
   files: "--cat-input",
+  unknown: "",
   free: "--free",
 };
 
@@ -78,10 +80,10 @@ export function WholeDevice({ whole }: { whole: WholeJson | null }) {
   );
 }
 
-/** What is not known and what is free come last. */
+/** In the order of the bars, where what is not known and what is free come last. */
 function ordered(parts: string[]): string[] {
-  const last = ["unknown", "free"].filter((part) => parts.includes(part));
-  return [...parts.filter((part) => !last.includes(part)), ...last];
+  const order = Object.keys(COLORS);
+  return parts.sort((a, b) => order.indexOf(a) - order.indexOf(b));
 }
 
 function Bar({ moment, full }: { moment: WholeMoment; full: number }) {
