@@ -15,6 +15,7 @@ PARTS = {
     DevicePart.ROUNDING: "added by rounding",
     DevicePart.ALLOCATED: "allocated by PyTorch, with rounding",
     DevicePart.CACHED: "reserved by PyTorch, not allocated",
+    DevicePart.PRIVATE_POOLS: "reserved in private pools (CUDA graphs), not allocated",
     DevicePart.CONTEXT: "CUDA context and libraries",
     DevicePart.OUTSIDE: "NCCL, CUDA graphs and libraries since the first reading",
     DevicePart.OTHER_PROCESSES: "other processes",

@@ -21,21 +21,23 @@ class DevicePart(IntEnum):
     """Allocated by PyTorch; the bytes that rounding adds may be in it."""
     CACHED = 4
     """Reserved by PyTorch's allocator, but not allocated."""
-    CONTEXT = 5
+    PRIVATE_POOLS = 5
+    """Reserved by PyTorch's allocator in private pools, of CUDA graphs and of the user, but not allocated."""
+    CONTEXT = 6
     """What this process had outside PyTorch's allocator at the first reading: CUDA's context, libraries."""
-    OUTSIDE = 6
+    OUTSIDE = 7
     """What came to that since: NCCL, CUDA graphs, modules of libraries."""
-    OTHER_PROCESSES = 7
-    DRIVER = 8
+    OTHER_PROCESSES = 8
+    DRIVER = 9
     """Reserved by the driver and the firmware."""
-    FREE = 9
-    RESIDENT = 10
+    FREE = 10
+    RESIDENT = 11
     """Of this process, files that it maps included (VmRSS, VmHWM)."""
-    PROCESS = 11
-    """Of this process, without mapped files; its part of what it shares with its children."""
-    CHILDREN = 12
-    """Of the processes that it started, in the same way."""
-    FILES = 13
+    PROCESS = 12
+    """Of this process, without mapped files; pages that its children share are in it."""
+    CHILDREN = 13
+    """Of the processes below this one: the pages that each has alone."""
+    FILES = 14
     """Files in memory: mapped libraries and data, and the page cache."""
 
     @property

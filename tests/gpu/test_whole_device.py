@@ -70,7 +70,7 @@ def test_a_window_has_its_start_its_peak_and_its_end(model, tmp_path):
     train_step(model)
     with profile(profile_memory=True, on_trace_ready=handler):
         train_step(model)
-        torch.empty(100 * MIB, device="cuda")
+        torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
     (_, start), (_, end) = whole_at(tmp_path, Moment.START), whole_at(tmp_path, Moment.END)
     whole, peak = whole_at(tmp_path, Moment.PEAK)
     assert start[DevicePart.REQUESTED] < end[DevicePart.REQUESTED] + 100 * MIB
@@ -103,3 +103,21 @@ def test_what_filled_the_card_when_memory_ran_out(tmp_path):
     whole, parts = whole_at(tmp_path, Moment.END)
     assert parts[DevicePart.FREE] > 0
     assert whole.total >= torch.cuda.mem_get_info(0)[1]
+
+
+@pytest.mark.skipif(not hasattr(torch.cuda, "MemPool"), reason="needs torch.cuda.MemPool")
+def test_what_a_private_pool_keeps_is_told_apart(model, tmp_path):
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
+        freed = torch.empty(50 * MIB, dtype=torch.uint8, device="cuda")
+    del freed
+    handler = memory_trace_handler(tmp_path, "rank0", model=model)
+    with profile(profile_memory=True, on_trace_ready=handler):
+        train_step(model)
+    for moment in (Moment.START, Moment.END):
+        _, parts = whole_at(tmp_path, moment)
+        assert parts[DevicePart.PRIVATE_POOLS] == 50 * MIB
+    of_pytorch = (DevicePart.REQUESTED, DevicePart.ROUNDING, DevicePart.CACHED, DevicePart.PRIVATE_POOLS)
+    assert sum(parts.get(part, 0) for part in of_pytorch) == torch.cuda.memory_reserved(0)
+    del kept

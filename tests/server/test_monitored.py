@@ -132,9 +132,9 @@ def test_hostile_names_are_names(logdir):
 def test_a_step_has_what_filled_the_whole_device(tmp_path):
     """500 bytes peaked: 250 allocated at the end of 1,000 reserved ones, as requested 200."""
     (device,) = figures([500]).devices
-    column = np.array([1])
-    whole = {"end_requested": column * 200, "whole_free": column * 900, "whole_total": column * 2000}
-    steps = replace(figures([500]), devices=(replace(device, **whole),))
+    requested, free, total = np.array([[200], [900], [2000]])
+    device = replace(device, end_requested=requested, whole_free=free, whole_total=total)
+    steps = replace(figures([500]), devices=(device,))
     StepsWriter(str(tmp_path / "read"), "rank0", 0).write(steps)
     StepsWriter(str(tmp_path / "old"), "rank0", 0).write(figures([500]))
     answer = Tab(tmp_path).get("step_figures", run="read", worker="rank0", step=0)["whole_device"]

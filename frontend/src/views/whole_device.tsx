@@ -8,6 +8,7 @@ const COLORS: Record<string, string> = {
   allocated: "--cat-parameter",
   rounding: "--cat-temporary",
   cached: "--cat-buffer",
+  private_pools: "--cat-recomputed",
   context: "--cat-optimizer_state",
   outside: "--cat-communication",
   other_processes: "--cat-gradient",

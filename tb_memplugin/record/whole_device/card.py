@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -22,6 +23,8 @@ from tb_memplugin.record.torch_private.allocators import BINDINGS, MEMORY_STATS
 from tb_memplugin.trace.whole_device import DevicePart
 
 logger = logging.getLogger("tb_memplugin")
+
+DEFAULT_POOL = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,38 @@ def card_memory(name: str) -> CardMemory | None:
         known |= {DevicePart.CONTEXT: min(first, outside), DevicePart.OUTSIDE: max(outside - first, 0)}
         known[DevicePart.OTHER_PROCESSES] = driver.others
     return CardMemory(driver.total, known)
+
+
+def with_private_pools(
+    cards: Mapping[str, CardMemory], segments: Iterable[Mapping[str, Any]]
+) -> dict[str, CardMemory]:
+    """Return cards on which what is reserved in private pools, but not allocated, is a part of its own.
+
+    Args:
+        cards: by device name.
+        segments: of CUDA's allocator, as `torch.cuda.memory_snapshot()` lists them.
+    """
+    unused: Counter[str] = Counter()
+    for segment in segments:
+        if pool_of(segment) != DEFAULT_POOL:
+            unused[f"cuda:{segment['device']}"] += segment["total_size"] - segment["allocated_size"]
+    return {
+        name: replace(
+            card,
+            known={
+                **card.known,
+                DevicePart.CACHED: card.known[DevicePart.CACHED] - unused[name],
+                DevicePart.PRIVATE_POOLS: unused[name],
+            },
+        )
+        for name, card in cards.items()
+    }
+
+
+def pool_of(segment: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the pool of a segment; `DEFAULT_POOL` if it is in no private one."""
+    first, second = segment.get("segment_pool_id", DEFAULT_POOL)
+    return first, second
 
 
 def free_of(kind: str, index: int) -> tuple[int, int] | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record.steps.process_memory import resident_memory
-from tb_memplugin.record.whole_device.card import CardMemory, cards_memory
+from tb_memplugin.record.whole_device.card import CardMemory, cards_memory, with_private_pools
 from tb_memplugin.record.whole_device.host import HostMemory, host_memory
 from tb_memplugin.trace import MemoryTrace, Moment
 from tb_memplugin.trace.whole_device import DevicePart, WholeDevice, parts_of
@@ -31,17 +32,18 @@ class WholeReading:
     highest: int | None = None
 
 
-def read_whole(*, children: bool) -> WholeReading:
+def read_whole(*, children: bool, segments: Iterable[Mapping[str, Any]] = ()) -> WholeReading:
     """Return what fills all devices now.
 
     Args:
         children: whether to read the memory of this process's children, which takes up to 50 ms.
+        segments: those of CUDA's allocator, as far as they are in private pools.
     """
     host = highest = None
     with suppress(OSError, KeyError, ValueError, MemPluginError):
         host = host_memory(children=children)
         highest = resident_memory().since_start()[1]
-    return WholeReading(cards_memory(), host, highest)
+    return WholeReading(with_private_pools(cards_memory(), segments), host, highest)
 
 
 def whole_devices(
@@ -118,6 +120,6 @@ def _card_peak(row: int, read: list[WholeDevice], trace: MemoryTrace) -> WholeDe
 
 _AT_PEAK = {
     *(DevicePart.REQUESTED, DevicePart.ROUNDING, DevicePart.ALLOCATED, DevicePart.CACHED),
-    DevicePart.FREE,
+    *(DevicePart.PRIVATE_POOLS, DevicePart.FREE),
 }
 """The parts of a card that follow from the trace, or from the others."""

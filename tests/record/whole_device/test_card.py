@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tb_memplugin.record.whole_device import card
-from tb_memplugin.record.whole_device.card import CardMemory, card_memory, cards_memory
+from tb_memplugin.record.whole_device.card import CardMemory, card_memory, cards_memory, with_private_pools
 
 OWN = os.getpid()
 
@@ -160,3 +161,15 @@ def test_a_driver_that_tells_nothing_leaves_the_card_unknown(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", error)
     assert card_memory("cuda:0") is None
     assert cards_memory() == {}
+
+
+def test_what_is_unused_in_private_pools_is_a_part_of_its_own(nvml):
+    """A graph has 60 bytes of a segment of 80; the pool of all others is no private one."""
+    segments: list[dict[str, Any]] = [
+        {"device": 0, "segment_pool_id": (0, 3), "total_size": 80, "allocated_size": 20},
+        {"device": 0, "segment_pool_id": (0, 0), "total_size": 200, "allocated_size": 170},
+        {"device": 0, "total_size": 20, "allocated_size": 10},  # as an older torch lists it
+    ]
+    memory = with_private_pools(cards_memory(), segments)["cuda:0"]
+    parts = known(memory)
+    assert (parts["cached"], parts["private_pools"], memory.total) == (40, 60, 1000)
