@@ -118,6 +118,7 @@ def test_what_a_private_pool_keeps_is_told_apart(model, tmp_path):
     for moment in (Moment.START, Moment.END):
         _, parts = whole_at(tmp_path, moment)
         assert parts[DevicePart.PRIVATE_POOLS] == 50 * MIB
+    _, parts = whole_at(tmp_path, Moment.END)
     of_pytorch = (DevicePart.REQUESTED, DevicePart.ROUNDING, DevicePart.CACHED, DevicePart.PRIVATE_POOLS)
     assert sum(parts.get(part, 0) for part in of_pytorch) == torch.cuda.memory_reserved(0)
     del kept
