@@ -44,6 +44,7 @@ KNOWS = {
         *("budget", "launch"),
     },
     "__main__": {"commands"},
+    "notebook": {"trace", "analysis", "exports", "callbacks"},
     "pytest_plugin": {"analysis", "callbacks"},
     "coming_from": {"trace", "analysis", "exports", "loading", "record", "estimate", "logs"},
 }
