@@ -120,6 +120,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
             *_open_problems(trace, window, matched),
             *on_steps,
             *([ended] if ended else ()),
+            *window.notes,
             *notes,
             *beside_counters(memory),
             *_not_in_curve(window, matched),

@@ -46,6 +46,7 @@ from tb_memplugin.record.storages import (
 )
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tensors_inside import tensors_in
+from tb_memplugin.record.torch_private.tensors import storage_address
 from tb_memplugin.record.whole_device.card import DEFAULT_POOL, pool_of
 from tb_memplugin.record.whole_device.window import WholeReading, read_whole
 from tb_memplugin.trace import Category, Counter, MemoryTrace, Note
@@ -104,6 +105,7 @@ class Window:
         alive_at_end: by address, the bytes of all storages that Python has at the end; 0 of those that are
             not of torch's CPU allocator. Searched where other threads allocate or free, unseen by profilers:
             Python's, and those of communication where several processes train on CPUs.
+        notes: what is said of the start state, without a warning.
         problems: what could not be recorded, with the bytes that this concerns.
         open_problems: the same where only the whole trace tells the bytes, each with the kind of the error
             that caused it (`kind_of`), "" for none.
@@ -134,6 +136,7 @@ class Window:
     alive_at_end: dict[int, int] | None = None
     stop_ns: int = 0
     has_models: bool = False
+    notes: list[Note] = field(default_factory=list)
     problems: list[Note] = field(default_factory=list)
     open_problems: dict[str, str] = field(default_factory=dict)
     results: dict[int, int] = field(default_factory=dict)
@@ -367,8 +370,8 @@ class WindowRecorder:
         """Add to the start state what else is alive: `kept` gets its storages."""
         keys = {(sighting.device, sighting.address) for sighting in window.start}
         rows = {module.key: row for row, module in enumerate(window.names.modules)}
-        for alive in alive_now():
-            storage, key = alive.storage, (alive.device, alive.storage.data_ptr())
+        for alive in alive_now(window.notes):
+            storage, key = alive.storage, (alive.device, storage_address(alive.storage))
             if key in keys:
                 continue
             keys.add(key)
@@ -380,6 +383,17 @@ class WindowRecorder:
             window.searched.add(key)
             window.start.append(Sighting(time_ns(), *key, storage.nbytes(), category, module, label))
             kept.append(storage)
+        unreached = sum(size for key, size in self._carried.unreached.items() if key not in keys)
+        if unreached and not is_counting():
+            window.notes.append(
+                Note(
+                    f"Up to {unreached:,} bytes that earlier windows allocated are not counted: they were "
+                    "alive at the end, but neither Python nor autograd has them. They were freed since, or "
+                    "only C++ code holds them. Pass exact_cpu=True to know.",
+                    "unreached",
+                    unreached,
+                )
+            )
 
     def remember(self, trace: MemoryTrace) -> None:
         """Keep what a window's blocks were that are still alive, for the next window. Holds them weakly."""
@@ -400,7 +414,7 @@ class WindowRecorder:
             for row, reference in self._start_storages.items()
             if (storage := reference()) is not None
         )
-        addresses = [(row, storage.data_ptr()) for row, storage in alive]
+        addresses = [(row, storage_address(storage)) for row, storage in alive]
         window.moved = [(row, address) for row, address in addresses if address != window.start[row].address]
         window.sightings = list(chain.from_iterable(map(unique_sightings, self._sightings)))
 
@@ -544,7 +558,8 @@ def _bytes_alive() -> dict[int, int]:
     """Return the storages that Python has: see `Window.alive_at_end`."""
     sizes: dict[int, int] = {}
     for storage in storages_alive(of_gradients=not other_threads_may_run()):
-        address, is_torchs = storage.data_ptr(), memory_of(storage) == "cpu" and allocated_by_torch(storage)
+        address = storage_address(storage)
+        is_torchs = memory_of(storage) == "cpu" and allocated_by_torch(storage)
         sizes[address] = max(sizes.get(address, 0), storage.nbytes() if is_torchs else 0)
     return sizes
 
