@@ -26,6 +26,7 @@ from tb_memplugin.proto.summary_pb2 import (
     StepSummary,
 )
 from tb_memplugin.store.paths import readable
+from tb_memplugin.store.whole_devices import packed_whole
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
@@ -120,6 +121,7 @@ class Outlines:
                 backward_ns=[0],
             ),
             accounts=self._accounts[device],
+            whole=packed_whole(self._trace, device),
         )
 
 

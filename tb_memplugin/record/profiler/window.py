@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import chain
@@ -47,9 +47,14 @@ from tb_memplugin.record.storages import (
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.record.torch_private.tensors import storage_address
+from tb_memplugin.record.whole_device.card import DEFAULT_POOL, pool_of
+from tb_memplugin.record.whole_device.window import WholeReading, read_whole
 from tb_memplugin.trace import Category, Counter, MemoryTrace, Note
 
 logger = logging.getLogger("tb_memplugin")
+
+Segment = dict[str, Any]
+"""A segment as `torch.cuda.memory_snapshot()` lists it."""
 
 
 LOST = "The memory of this window is not recorded"
@@ -92,6 +97,8 @@ class Window:
             (device name, address, bytes). Empty for allocators that cannot list them, such as the CPU's where
             its calls are not counted.
         levels_at_start, levels_at_stop: the counters of the device allocators.
+        whole_at_start, whole_at_stop: what filled the whole devices, None if that could not be read.
+        private_pools: those of CUDA's allocator at the start.
         counted: the calls of the CPU's allocator, None where they are not counted.
         buckets: (module row, bytes) of the buckets of `DistributedDataParallel`: all where blocks are listed,
             else those alive at the start.
@@ -122,6 +129,9 @@ class Window:
     counted: CountedCalls | None = None
     levels_at_start: Levels = field(default_factory=dict)
     levels_at_stop: Levels = field(default_factory=dict)
+    whole_at_start: WholeReading | None = None
+    whole_at_stop: WholeReading | None = None
+    private_pools: set[tuple[int, int]] = field(default_factory=set)
     buckets: list[tuple[int, int]] = field(default_factory=list)
     alive_at_end: dict[int, int] | None = None
     stop_ns: int = 0
@@ -197,7 +207,10 @@ class WindowRecorder:
         self._handles.append(StepHooks(self._before_step, self._after_step))
         self._handles.append(Newcomers(window.names, self._modules, self._cannot_name))
         window.levels_at_start = allocator_levels()
-        window.blocks = allocator_blocks()
+        segments = allocator_segments()
+        window.private_pools = {pool_of(segment) for segment in segments} - {DEFAULT_POOL}
+        window.whole_at_start = self._read_whole(segments, children=False)
+        window.blocks = blocks_in(segments)
         if is_counting():
             self._counting = begin_window()
             window.blocks += self._counting.blocks()
@@ -234,6 +247,8 @@ class WindowRecorder:
             window.counted = self._counting.stop()
         if window is not None:
             window.levels_at_stop = allocator_levels()
+            segments = allocator_segments(window.private_pools) if window.private_pools else []
+            window.whole_at_stop = self._read_whole(segments, children=True)
         self._unhook()
         if window is not None and not window.stop_ns:
             window.stop_ns = time_ns()
@@ -242,6 +257,13 @@ class WindowRecorder:
             except Exception as error:
                 self._note("the end of a window", error)
         self._release()
+
+    def _read_whole(self, segments: Sequence[Segment], *, children: bool) -> WholeReading | None:
+        try:
+            return read_whole(children=children, segments=segments)
+        except Exception as error:
+            self._note("what fills the whole device", error)
+            return None
 
     def fail(self, where: str, error: BaseException) -> None:
         """End the window because of an error, without a record of it.
@@ -554,28 +576,34 @@ def reports_to_profiler() -> bool:
     return not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() == "native"
 
 
-def allocator_blocks() -> list[tuple[str, int, int]]:
-    """Return the allocated blocks of CUDA's caching allocator: (device name, address, rounded bytes).
+def allocator_segments(pools: Iterable[tuple[int, int]] = ()) -> list[Segment]:
+    """Return the segments of CUDA's caching allocator; none of other allocators.
 
-    The profiler counts the same rounded sizes, so they sum to its counter at that moment. Other allocators
-    list no blocks.
+    Args:
+        pools: only those of these pools, as far as torch can tell them apart; () for all.
     """
     if not torch.cuda.is_initialized() or not reports_to_profiler():
         return []
-    light = (
-        {"include_traces": False}
-        if "include_traces" in signature(torch.cuda.memory_snapshot).parameters
-        else {}
-    )
-    blocks: list[tuple[str, int, int]] = []
-    for segment in torch.cuda.memory_snapshot(**light):
-        name = f"cuda:{segment['device']}"
-        blocks += [
-            (name, block["address"], block["size"])
-            for block in segment["blocks"]
-            if block["state"] == "active_allocated"
-        ]
-    return blocks
+    parameters = signature(torch.cuda.memory_snapshot).parameters
+    light = {"include_traces": False} if "include_traces" in parameters else {}
+    if not pools:
+        return list(torch.cuda.memory_snapshot(**light))
+    if "mempool_id" not in parameters:
+        return []
+    return [segment for pool in pools for segment in torch.cuda.memory_snapshot(mempool_id=pool, **light)]
+
+
+def blocks_in(segments: Iterable[Segment]) -> list[tuple[str, int, int]]:
+    """Return the allocated blocks of segments: (device name, address, rounded bytes).
+
+    The profiler counts the same rounded sizes, so they sum to its counter at that moment.
+    """
+    return [
+        (f"cuda:{segment['device']}", block["address"], block["size"])
+        for segment in segments
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    ]
 
 
 def watch(recorder: WindowRecorder) -> None:
