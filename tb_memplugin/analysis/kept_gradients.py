@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
-from tb_memplugin.analysis.steps import HighestStep, step_on, stretch_on
+from tb_memplugin.analysis.steps import HighestStep, highest_step, step_on, stretch_on
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
@@ -38,10 +38,10 @@ def kept_gradients(trace: MemoryTrace, device: int) -> Result:
     gaps = _Gaps.of(trace, device)
     blocks = trace.allocations
     gradient = np.flatnonzero((blocks.category == Category.GRADIENT) & (blocks.device == device))
-    if not len(gaps.begin):
-        return NotJudged("This rule needs an optimizer step and a forward after it, in one recording.")
     if not len(gradient):
         return NotJudged("The recording does not tell gradients apart from other memory.")
+    if not len(gaps.begin):
+        return _from_before(trace, device, gradient)
     named = blocks.label[gradient] >= 0
     if named.any():  # blocks without a name are no parameter's gradient: LBFGS keeps copies, for example
         gradient = gradient[named]
@@ -66,6 +66,30 @@ def kept_gradients(trace: MemoryTrace, device: int) -> Result:
             f"elsewhere: without them it would be only {size_text(best.bytes)} lower."
         )
     return _finding(trace, device, best)
+
+
+def _from_before(trace: MemoryTrace, device: int, gradient: Int64) -> Result:
+    """Find gradients from before the recording that are alive at its peak, before any backward."""
+    blocks = trace.allocations
+    step = highest_step(trace, device)
+    backward = blocks.born[(blocks.phase == Phase.BACKWARD) & (blocks.device == device) & (blocks.born >= 0)]
+    begin = int(backward.min(initial=len(trace.events)))
+    kept = gradient[(blocks.born[gradient] < 0) & (blocks.freed[gradient] > step.peak_event)]
+    is_forward = (blocks.phase == Phase.FORWARD) & (blocks.device == device) & (blocks.born >= 0)
+    is_forward &= blocks.born <= step.peak_event
+    if not is_forward.any() or (begin <= step.peak_event and not len(kept)):
+        return NotJudged("This rule needs an optimizer step and a forward after it, in one recording.")
+    gone = np.zeros(len(kept), np.int64)
+    lower = step.without(blocks.bytes[kept], gone, np.minimum(blocks.freed[kept], begin))
+    saved = step.peak_bytes - int(lower.max())
+    if saved < LEAST_SHARE * step.peak_bytes:
+        return Fine("No gradients from before the recording raise its peak.")
+    cost = _Cost(step, kept, int(blocks.bytes[kept].sum()), saved, NOT_FREED_YET)
+    return replace(
+        _finding(trace, device, cost),
+        level="option",
+        price="none, unless you accumulate gradients on purpose",
+    )
 
 
 @dataclass(frozen=True, slots=True)
