@@ -55,9 +55,7 @@ RULES = {
     ),
     "unused_graph": Rule("unused graph", "activations kept for a backward that never runs", unused_graph),
     "unused_reserve": Rule("unused reserve", "far more memory reserved than is ever in use", unused_reserve),
-    "fragmentation": Rule(
-        "fragmentation", "free memory that requests cannot use, by cause", fragmented_reserve
-    ),
+    "fragmentation": Rule("fragmentation", "free memory that requests cannot use", fragmented_reserve),
     "attention_scores": Rule(
         "attention scores", "scores of attention that a fused kernel would not store", attention_scores
     ),
