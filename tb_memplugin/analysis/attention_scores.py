@@ -7,8 +7,9 @@ import numpy as np
 from tb_memplugin.analysis.block_origins import Origin, StepBlocks, step_blocks
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.lines import lines_of_rows
+from tb_memplugin.analysis.peak_holders import NOT_DATA
 from tb_memplugin.analysis.units import counted, size_text
-from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.tables import NO_OPERATOR, ROOT, Bool, Int64
 
@@ -22,8 +23,6 @@ NEAR = 24
 """The product is searched among so many blocks before the softmax: between them are a scale and a mask."""
 
 SHOWN_LINES = 5
-
-OWN = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
 def attention_scores(trace: MemoryTrace, device: int) -> Result:
@@ -50,10 +49,10 @@ def attention_scores(trace: MemoryTrace, device: int) -> Result:
 def _scores(trace: MemoryTrace, blocks: StepBlocks) -> tuple[Bool, Int64]:
     """Return the mask of all blocks that hold scores, and the indices of the softmax's own."""
     seeds = np.flatnonzero(blocks.of(_is_softmax) & ~blocks.of(lambda origin: origin.is_backward))
-    products = blocks.of(lambda origin: not PRODUCTS.isdisjoint(origin.names))
+    products = blocks.of(_is_product)
     softmax = np.array([seed for seed in seeds.tolist() if _follows(blocks, products, seed)], np.int64)
     scores = np.zeros(len(blocks.rows), bool)
-    own = np.isin(trace.allocations.category[blocks.rows], OWN)
+    own = np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
     backward = blocks.of(lambda origin: origin.is_backward)
     for origin in np.unique(blocks.origin[softmax]).tolist():
         sizes = np.unique(blocks.bytes[softmax[blocks.origin[softmax] == origin]])
@@ -62,9 +61,10 @@ def _scores(trace: MemoryTrace, blocks: StepBlocks) -> tuple[Bool, Int64]:
         widths = np.unique(np.concatenate((sizes, sizes // 2, sizes * 2, sizes // 4)))
         scores |= inside & ~own & np.isin(blocks.bytes, widths)
     sizes = np.unique(blocks.bytes[softmax])
-    others = ~scores & ~backward & ~own & (blocks.born >= 0)
+    others = ~scores & ~backward & ~own & blocks.of(lambda origin: origin.is_known) & (blocks.born >= 0)
     only = sizes[~np.isin(sizes, blocks.bytes[others])]
-    scores |= backward & ~own & np.isin(blocks.bytes, only)
+    nameless = ~blocks.of(lambda origin: origin.is_known) & (blocks.born >= 0)
+    scores |= (backward | nameless) & ~own & np.isin(blocks.bytes, only)
     scores |= backward & ~own & blocks.of(_is_softmax) & np.isin(blocks.bytes, sizes)
     return scores, softmax
 
@@ -74,6 +74,11 @@ def _is_softmax(origin: Origin) -> bool:
         _function(origin.frames[0]).lower() if origin.frames else ""
     }
     return any("softmax" in name and "log" not in name for name in names)
+
+
+def _is_product(origin: Origin) -> bool:
+    """Return whether this is a product of batches, or, without operators, may be one of user code."""
+    return not PRODUCTS.isdisjoint(origin.names) or (origin.is_direct and not origin.names)
 
 
 def _function(frame: str) -> str:

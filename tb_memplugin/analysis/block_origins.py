@@ -30,12 +30,14 @@ class Origin:
         frames: the Python frames outside torch and einops, innermost first.
         module: row in `trace.modules`, -1 for none.
         line: the source line, "" without a stack.
+        is_direct: whether Python code outside torch and einops called the operator itself.
     """
 
     names: frozenset[str]
     frames: tuple[str, ...]
     module: int
     line: str
+    is_direct: bool
 
     @property
     def is_backward(self) -> bool:
@@ -76,6 +78,19 @@ class StepBlocks:
         """Return the mask of the blocks whose origin fits; bool, shape (n,)."""
         return np.array([fits(origin) for origin in self.origins], bool)[self.origin]
 
+    def alike(self, chosen: Int64) -> Bool:
+        """Return the mask of the blocks that are like some (indices) in line, names, module and size.
+
+        So what other passes of a loop allocated counts with what is alive at the peak.
+        """
+        numbers: dict[tuple[str, frozenset[str], int], int] = {}
+        same = [
+            numbers.setdefault((origin.line, origin.names, origin.module), len(numbers))
+            for origin in self.origins
+        ]
+        key = self.bytes * max(len(numbers), 1) + np.array(same, np.int64)[self.origin]
+        return np.isin(key, key[chosen]) & (self.born >= 0)
+
     def saved(self, chosen: Bool) -> int:
         """Return by how many bytes the step's peak falls without the chosen blocks (mask, shape (n,))."""
         lower = self.step.without(self.bytes[chosen], self.born[chosen] + 1, self.freed[chosen])
@@ -103,15 +118,15 @@ def _origins(trace: MemoryTrace, rows: Int64) -> tuple[Int64, tuple[Origin, ...]
     of_stack = [_of_stack(trace.stack(row)) for row in stacks]
     origins = []
     for at in first.tolist():
-        names, frames, line = of_stack[int(stack[at])]
+        names, frames, line, is_direct = of_stack[int(stack[at])]
         operator, module = int(blocks.operator[rows[at]]), int(blocks.module[rows[at]])
         if operator >= 0:
             names |= {trace.operators[operator].rpartition("::")[2]}
-        origins.append(Origin(names, frames, module, line))
+        origins.append(Origin(names, frames, module, line, is_direct))
     return origin.astype(np.int64), tuple(origins)
 
 
-def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], str]:
+def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], str, bool]:
     names: set[str] = set()
     frames = []
     for text in stack:
@@ -121,7 +136,9 @@ def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], 
         if is_outside:
             frames.append(text)
     leading = leading_frame(stack)
-    return frozenset(names), tuple(frames), "" if leading is None else line_key(leading)
+    innermost = next((text for text in stack if read_frame(text).is_python), "")
+    is_direct = bool(frames) and innermost == frames[0]
+    return frozenset(names), tuple(frames), "" if leading is None else line_key(leading), is_direct
 
 
 @lru_cache(maxsize=16_384)

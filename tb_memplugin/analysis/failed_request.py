@@ -15,13 +15,13 @@ from tb_memplugin.analysis.loss_logits import loss_logits
 from tb_memplugin.analysis.oom import OomReport, oom_report
 from tb_memplugin.analysis.optimizer_state import optimizer_state
 from tb_memplugin.analysis.parameter_copies import parameter_copies
-from tb_memplugin.analysis.peak_holders import MODELS_OWN
+from tb_memplugin.analysis.peak_holders import NOT_DATA
 from tb_memplugin.analysis.uneven_devices import uneven_devices
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.simulator.allocator_settings import MIB, AllocatorSettings, recorded_settings
 from tb_memplugin.simulator.replay import replay
-from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace import MemoryTrace
 
 REMEDIES: dict[str, Callable[[MemoryTrace, int], Result]] = {
     "divide the batch evenly over the devices": uneven_devices,
@@ -141,7 +141,7 @@ def _smaller_batch(trace: MemoryTrace, device: int, report: OomReport, missing: 
     """Return by how much what grows with the batch must shrink."""
     blocks = trace.allocations
     alive = blocks.alive_at(report.event, device)
-    fixed = np.isin(blocks.category[alive], (*MODELS_OWN, Category.WORKSPACE, Category.COMMUNICATION))
+    fixed = np.isin(blocks.category[alive], NOT_DATA)
     data = int(blocks.bytes[alive[~fixed & (blocks.born[alive] >= 0)]].sum()) + report.requested_bytes
     return Evidence(
         f"a batch smaller by {share(missing, data)}",

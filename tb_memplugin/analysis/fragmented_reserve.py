@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tb_memplugin.analysis.allocator import knows_segments
+from tb_memplugin.analysis.allocator import knows_segments, levels
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.layout import Layout, Placement
 from tb_memplugin.analysis.sums import sums
@@ -52,7 +52,8 @@ def fragmented_reserve(trace: MemoryTrace, device: int) -> Result:
 
     The moment is before the last segment was taken: no free block could serve that request. If the reserve
     never rises in the recording, it is that of the highest live bytes. The finding's bytes are the free
-    bytes of partly used segments.
+    bytes of partly used segments, but at most the highest reserve minus the highest use: what is free only
+    in between costs nothing.
     """
     name = trace.devices[device].name
     if not trace.devices[device].has_reserved:
@@ -65,11 +66,15 @@ def fragmented_reserve(trace: MemoryTrace, device: int) -> Result:
     if reserved < int(trace.live(device)[event + 1]):
         return NotJudged("The recording contradicts itself: more was in use than reserved.")
     free = free_kinds(placed, _home(trace, event, placed))
-    if free.stuck < LEAST_BYTES or free.stuck < LEAST_SHARE * reserved:
+    memory = levels(trace, device)
+    most = reserved if memory.reserved is None else int(memory.reserved.max())
+    cost = min(free.stuck, most - int(memory.active.max()))
+    if cost < LEAST_BYTES or cost < LEAST_SHARE * most:
         return Fine(
-            f"Of {size_text(reserved)} reserved, {size_text(free.stuck)} are free in partly used segments."
+            f"Of {size_text(reserved)} reserved, {size_text(free.stuck)} are free in partly used segments; "
+            f"the highest reserve is {size_text(most - int(memory.active.max()))} above the highest use."
         )
-    simulated = _simulated(trace, device, reserved)
+    simulated = _simulated(trace, device, most)
     return Finding(
         kind="fragmentation",
         level="problem",
@@ -77,9 +82,9 @@ def fragmented_reserve(trace: MemoryTrace, device: int) -> Result:
         step=trace.step_at(event).number,
         title=f"{name} has free memory in partly used segments while it takes new ones.",
         subject=name,
-        bytes=free.stuck,
+        bytes=cost,
         measure="free, but neither usable nor given back",
-        of_bytes=reserved,
+        of_bytes=most,
         evidence=(
             Evidence("pinned", free.pinned, f"in segments of which blocks take at most {LITTLE:.0%}", False),
             Evidence("streams", free.streams, "in segments of other streams or pools", False),
@@ -88,7 +93,7 @@ def fragmented_reserve(trace: MemoryTrace, device: int) -> Result:
             *simulated,
         ),
         where=Where("allocator", (("step", str(trace.step_at(event).number)), ("event", str(event)))),
-        what_to_do=_what_to_do(free, any(row.bytes <= reserved - free.stuck // 2 for row in simulated)),
+        what_to_do=_what_to_do(free, any(row.bytes <= most - cost // 2 for row in simulated)),
     )
 
 

@@ -7,8 +7,9 @@ import numpy as np
 from tb_memplugin.analysis.block_origins import Origin, StepBlocks, step_blocks
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.lines import lines_of_rows
+from tb_memplugin.analysis.peak_holders import NOT_DATA
 from tb_memplugin.analysis.units import counted, size_text
-from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Bool, Int64
 
 LEAST_SHARE = 0.05
@@ -22,8 +23,6 @@ NEAR = 12
 """The cast to float32 is searched among so many blocks before the loss."""
 
 SHOWN_LINES = 4
-
-OWN = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
 def loss_logits(trace: MemoryTrace, device: int) -> Result:
@@ -56,11 +55,16 @@ def _is_loss(origin: Origin) -> bool:
     return not LOSSES.isdisjoint(origin.names)
 
 
+def _is_cast(origin: Origin) -> bool:
+    """Return whether this is a cast; without operators, whether user code may have written one."""
+    return not CASTS.isdisjoint(origin.names) or (origin.is_direct and not origin.names)
+
+
 def _copies(trace: MemoryTrace, blocks: StepBlocks, losses: Int64, backward: Bool) -> tuple[Bool, Int64]:
     """Return the mask of the copies of logits, and the indices of the casts among them."""
     size = int(blocks.bytes[losses[0]])
-    alike = (blocks.bytes == size) & ~np.isin(trace.allocations.category[blocks.rows], OWN)
-    is_cast = alike & blocks.of(lambda origin: not CASTS.isdisjoint(origin.names)) & ~backward
+    alike = (blocks.bytes == size) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
+    is_cast = alike & blocks.of(_is_cast) & ~backward
     near = np.zeros(len(alike), bool)
     for loss in losses.tolist():
         near[max(loss - NEAR, 0) : loss] = True
@@ -69,8 +73,9 @@ def _copies(trace: MemoryTrace, blocks: StepBlocks, losses: Int64, backward: Boo
     copies[losses] = True
     copies[casts] = True
     logits = blocks.of(lambda origin: not LAYERS.isdisjoint(origin.names)) & ~backward
-    others = alike & ~backward & ~copies & ~logits & (blocks.born >= 0)
-    in_backward = alike & backward
+    nameless = ~blocks.of(lambda origin: origin.is_known) & (blocks.born > blocks.born[losses[0]])
+    others = alike & ~backward & ~nameless & ~copies & ~logits & (blocks.born >= 0)
+    in_backward = alike & (backward | nameless)
     copies |= in_backward if not others.any() else in_backward & blocks.of(_is_loss_backward)
     return copies, casts
 

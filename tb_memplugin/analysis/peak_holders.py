@@ -21,6 +21,9 @@ MODELS_OWN = (
 )
 """Categories that are one holder each: they are spread over all layers."""
 
+NOT_DATA = (*MODELS_OWN, Category.WORKSPACE, Category.COMMUNICATION)
+"""Categories that do not grow with the batch."""
+
 NAMED_BY: tuple[By, ...] = ("line", "module", "operator")
 """What names all other memory: the first of these for which the recording has data, else the category."""
 

@@ -31,7 +31,7 @@ KEPT = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
 
 _MACHINERY = re.compile(
     r"(^|/)torch/(nn/(modules/module|functional)|_\w+|autograd/\w+|utils/\w+|cuda/\w+|nn/parallel/\w+|optim/\w+"
-    r"|_dynamo/.*|_functorch/.*|fx/.*|functional)\.py$|(^|/)(threading|contextlib|runpy)\.py$"
+    r"|_dynamo/.*|_functorch/.*|fx/.*|functional)\.py$|(^|/)(threading|contextlib|runpy)\.py$|^<frozen"
 )
 """Python files whose lines call what others gave them: to checkpoint one would mean all calls."""
 
@@ -103,12 +103,12 @@ def by_stack(trace: MemoryTrace, device: int, least_share: float) -> Result:
 
 
 def _kept(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
-    """Return the blocks (indices) of forward that are alive at the peak."""
+    """Return the blocks (indices) of forward that are alive at the peak, and their like in other steps."""
     rows = blocks.rows
     chosen = blocks.at_peak & (blocks.born >= 0) & np.isin(trace.allocations.category[rows], KEPT)
     chosen &= ~blocks.of(lambda origin: origin.is_backward)
     chosen &= ~np.isin(trace.allocations.phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER))
-    return np.flatnonzero(chosen).astype(np.int64)
+    return np.flatnonzero(blocks.alike(np.flatnonzero(chosen).astype(np.int64))).astype(np.int64)
 
 
 def _callers(trace: MemoryTrace, blocks: StepBlocks, kept: Int64) -> list[str]:
@@ -148,24 +148,34 @@ def _calls(trace: MemoryTrace, blocks: StepBlocks, kept: Int64, text: str) -> Ca
         before = callee
         inside.append(block)
         call.append(number)
-    if number + 1 < FEWEST_CALLS:
+    if not inside:
         return None
     chosen, of_call = np.array(inside, np.int64), np.array(call, np.int64)
     saved = blocks.step.peak_bytes - _peak_with_recomputation(trace, blocks, chosen, of_call)
-    held = int(blocks.bytes[chosen].sum())
-    return CallsOfLine(line_key(text.partition(FX)[0]), number + 1, held, saved)
+    at_peak = blocks.at_peak[chosen]
+    calls = len(np.unique(of_call[at_peak]))
+    if calls < FEWEST_CALLS:
+        return None
+    held = int(blocks.bytes[chosen[at_peak]].sum())
+    return CallsOfLine(line_key(text.partition(FX)[0]), calls, held, saved)
 
 
 def _peak_with_recomputation(trace: MemoryTrace, blocks: StepBlocks, chosen: Int64, call: Int64) -> int:
+    """Return the peak if calls (a number for each chosen block, ascending) ran again in backward."""
+    first = np.searchsorted(call, np.arange(int(call[-1]) + 1))
+    last_born = blocks.born[chosen[np.append(first[1:] - 1, len(chosen) - 1)]]
+    until = np.append(blocks.born[chosen[first[1:]]], last_born[-1])  # the next call, or the end of the last
+    outlives = blocks.freed[chosen] > until[call]
+    chosen, call = chosen[outlives], call[outlives]
     ends = np.flatnonzero(np.append(call[1:] != call[:-1], True))
     begins = np.append(0, ends[:-1] + 1)
     last_free = np.maximum.reduceat(blocks.freed[chosen], begins)
     first_free = np.minimum.reduceat(blocks.freed[chosen], begins)
-    back = np.minimum(np.append(last_free[1:], first_free[-1]), first_free)
-    gone = blocks.born[chosen[ends]] + 1
-    is_output = np.zeros(len(chosen), bool)
-    is_output[ends] = True
-    is_running = (call == call[-1]) & bool(trace.ooms)  # a request failed in it: it has not ended
-    absent = ~is_output & ~is_running
-    lower = blocks.step.without(blocks.bytes[chosen[absent]], gone[call[absent]], back[call[absent]])
+    begun = np.minimum(np.append(last_free[1:], first_free[-1]), first_free)
+    absent = np.ones(len(chosen), bool)
+    absent[ends] = False  # a call's output is the input of the next
+    if trace.ooms:
+        absent &= call != call[-1]  # the last call has not ended
+    back = np.repeat(begun, ends - begins + 1)
+    lower = blocks.step.without(blocks.bytes[chosen[absent]], last_born[call[absent]] + 1, back[absent])
     return int(lower.max())

@@ -6,7 +6,7 @@ from collections import Counter
 
 from tb_memplugin.analysis.block_origins import step_blocks
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
-from tb_memplugin.analysis.peak_holders import MODELS_OWN
+from tb_memplugin.analysis.peak_holders import NOT_DATA
 from tb_memplugin.analysis.steps import highest_step
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace
@@ -18,8 +18,6 @@ SAME_CODE = 0.8
 """Least share of a device's bytes that must come from lines that allocate on every other device too."""
 
 SHOWN_DEVICES = 8
-
-_NOT_DATA = {*MODELS_OWN, Category.WORKSPACE, Category.COMMUNICATION}
 
 
 def uneven_devices(trace: MemoryTrace, device: int) -> Result:
@@ -83,6 +81,6 @@ def _lines(trace: MemoryTrace, device: int) -> Counter[str]:
     held: Counter[str] = Counter()
     for row in blocks.at_peak.nonzero()[0].tolist():
         line = blocks.origins[blocks.origin[row]].line
-        if line and Category(int(category[row])) not in _NOT_DATA:
+        if line and Category(int(category[row])) not in NOT_DATA:
             held[line] += int(blocks.bytes[row])
     return held

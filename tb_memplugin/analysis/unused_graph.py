@@ -47,6 +47,7 @@ def unused_graph(trace: MemoryTrace, device: int) -> Result:
     graph = _freed_together(trace, blocks)
     if len(graph) < FEWEST or not _is_graph(trace, blocks, graph):
         return Fine("No activations of a forward were kept until all of them were freed at once.")
+    graph = np.flatnonzero(blocks.alike(graph)).astype(np.int64)
     needed_until = np.append(blocks.born[graph[BEHIND:]], blocks.freed[graph[-BEHIND:]])
     step = blocks.step
     lower = step.without(blocks.bytes[graph], needed_until + 1, blocks.freed[graph])
