@@ -93,13 +93,18 @@ def training(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer | Non
     return Program(step, model, chosen)
 
 
-def batch(device: str, count: int = 8) -> Tensor:
+def size(device: str, on_cuda: int, on_cpu: int) -> int:
+    """On the CPU, where kernels run, programs are small; on CUDA, cuBLAS keeps 64 MiB beside them."""
+    return on_cuda if device == "cuda" else on_cpu
+
+
+def batch(device: str, count: int) -> Tensor:
     return torch.rand(count, LENGTH, WIDTH, device=device)
 
 
-def attention_scores(device: str, broken: bool, count: int = 17, depth: int = 8) -> Program:
-    model = Stack(*(Layer(broken) for _ in range(depth))).to(device)
-    return training(model, batch(device, count))
+def attention_scores(device: str, broken: bool) -> Program:
+    model = Stack(*(Layer(broken) for _ in range(size(device, 8, 4)))).to(device)
+    return training(model, batch(device, size(device, 17, 2)))
 
 
 class LossInParts(torch.autograd.Function):
@@ -135,7 +140,8 @@ class Head(nn.Module):
         return F.cross_entropy(logits.float(), targets)
 
 
-def loss_logits(device: str, broken: bool, words: int = 5000, tokens: int = 2048) -> Program:
+def loss_logits(device: str, broken: bool) -> Program:
+    words, tokens = size(device, 5000, 500), size(device, 2048, 512)
     model = Head(words, in_parts=not broken).to(device)
     x = torch.rand(tokens, WIDTH, device=device, dtype=torch.bfloat16)
     targets = torch.zeros(tokens, dtype=torch.long, device=device)
@@ -147,9 +153,8 @@ def loss_logits(device: str, broken: bool, words: int = 5000, tokens: int = 2048
     return Program(step, model)
 
 
-def perceptron(
-    device: str, wide: int = 1024, depth: int = 8, dtype: torch.dtype = torch.float32
-) -> nn.Module:
+def perceptron(device: str, dtype: torch.dtype = torch.float32, depth: int = 8) -> nn.Module:
+    wide = size(device, 1024, 128)
     sizes = [WIDTH, *(wide + 8 * number for number in range(depth)), WIDTH]
     pairs = pairwise(sizes)
     return nn.Sequential(*(nn.Linear(a, b, dtype=dtype) for a, b in pairs)).to(device)
@@ -171,7 +176,7 @@ def ema_weights(device: str, broken: bool) -> Program:
 
 
 def master_weights(device: str, broken: bool) -> Program:
-    model = perceptron(device, dtype=torch.bfloat16)
+    model = perceptron(device, torch.bfloat16)
     program = training(model, torch.rand(16, WIDTH, device=device, dtype=torch.bfloat16))
     if not broken:
         return program
@@ -186,7 +191,7 @@ def master_weights(device: str, broken: bool) -> Program:
 
 
 def kept_gradients(device: str, broken: bool) -> Program:
-    model = nn.Sequential(perceptron(device), nn.Linear(WIDTH, 4096, device=device))
+    model = nn.Sequential(perceptron(device), nn.Linear(WIDTH, size(device, 4096, 512), device=device))
     program = training(model, torch.rand(1024, WIDTH, device=device))
     assert program.optimizer is not None
     optimizer = program.optimizer
@@ -208,7 +213,7 @@ class WideMomentum(torch.optim.Optimizer):
         self.dtype = dtype
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for parameter in self.param_groups[0]["params"]:
             if parameter not in self.state:
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter, dtype=self.dtype)
@@ -217,14 +222,14 @@ class WideMomentum(torch.optim.Optimizer):
 
 def optimizer_state(device: str, broken: bool) -> Program:
     """Broken: 4 bytes per element of state beside 2 of parameters. Fixed: 1 byte."""
-    model = perceptron(device, wide=2048, dtype=torch.bfloat16)
+    model = perceptron(device, torch.bfloat16, depth=24)
     optimizer = WideMomentum(model.parameters(), torch.float32 if broken else torch.uint8)
     return training(model, torch.rand(16, WIDTH, device=device, dtype=torch.bfloat16), optimizer)
 
 
-def unused_graph(device: str, broken: bool, depth: int = 24) -> Program:
-    model = Stack(*(Layer() for _ in range(depth))).to(device)
-    x = batch(device)
+def unused_graph(device: str, broken: bool) -> Program:
+    model = Stack(*(Layer() for _ in range(24))).to(device)
+    x = batch(device, size(device, 8, 1))
 
     def step() -> None:
         with torch.set_grad_enabled(broken):
@@ -233,9 +238,9 @@ def unused_graph(device: str, broken: bool, depth: int = 24) -> Program:
     return Program(step, model)
 
 
-def checkpointing(device: str, broken: bool, depth: int = 12) -> Program:
-    model = Stack(*(Layer(wide=8) for _ in range(depth)), recompute=not broken).to(device)
-    return training(model, batch(device))
+def checkpointing(device: str, broken: bool) -> Program:
+    model = Stack(*(Layer(wide=8) for _ in range(12)), recompute=not broken).to(device)
+    return training(model, batch(device, size(device, 8, 1)))
 
 
 def growth(device: str, broken: bool) -> Program:
@@ -282,7 +287,7 @@ def run(program: Program, before_recorded: Step, after_step: Step = lambda: None
 def record_snapshot(name: str, broken: bool, stacks: str, path: Path) -> int:
     """Write a snapshot of a program on CUDA; return the highest requested bytes of the recorded steps."""
     torch.cuda.memory.empty_cache()
-    torch.cuda.memory._record_memory_history(stacks=stacks)  # type: ignore[arg-type]
+    torch.cuda.memory._record_memory_history(stacks=stacks)
     run(PROGRAMS[name]("cuda", broken), torch.cuda.reset_peak_memory_stats)
     peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
     torch.cuda.memory._dump_snapshot(str(path))

@@ -23,6 +23,7 @@ from tb_memplugin.analysis.growth import WindowLevel, growth, growth_across
 from tb_memplugin.analysis.kept_gradients import kept_gradients
 from tb_memplugin.analysis.large_temporary import large_temporary
 from tb_memplugin.analysis.loss_logits import loss_logits
+from tb_memplugin.analysis.monitored_growth import monitored_growth
 from tb_memplugin.analysis.optimizer_state import optimizer_state
 from tb_memplugin.analysis.parameter_copies import parameter_copies
 from tb_memplugin.analysis.peak_holders import PeakHolders, peak_holders
@@ -30,8 +31,19 @@ from tb_memplugin.analysis.uneven_devices import uneven_devices
 from tb_memplugin.analysis.unused_graph import unused_graph
 from tb_memplugin.analysis.unused_reserve import unused_reserve
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.step_figures import StepFigures
 
-__all__ = ["RULES", "Advice", "Evidence", "Finding", "Judgement", "PeakHolders", "Where", "advice"]
+__all__ = [
+    "RULES",
+    "Advice",
+    "Evidence",
+    "Finding",
+    "Judgement",
+    "PeakHolders",
+    "Where",
+    "advice",
+    "advice_on_steps",
+]
 
 
 class Rule(NamedTuple):
@@ -78,7 +90,12 @@ RULES = {
 Run = Callable[[], Sequence[WindowLevel]]
 
 
-def advice(trace: MemoryTrace, device: str | None = None, run: Run | None = None) -> Advice:
+def advice(
+    trace: MemoryTrace,
+    device: str | None = None,
+    run: Run | None = None,
+    watched: StepFigures | None = None,
+) -> Advice:
     """Apply every rule to one device, or to all: findings, judgements, and who fills each peak.
 
     Args:
@@ -86,6 +103,7 @@ def advice(trace: MemoryTrace, device: str | None = None, run: Run | None = None
         device: a device's name; None means every device.
         run: returns the levels of windows of the same run. It is called only where this trace has too few
             steps to judge growth.
+        watched: all steps of the same run that MemoryMonitor watched. They judge growth where windows cannot.
 
     Raises:
         NotRecordedError: the trace has no such device.
@@ -98,6 +116,8 @@ def advice(trace: MemoryTrace, device: str | None = None, run: Run | None = None
             result = _judged(trace, row, rule.judge)
             if kind == "growth" and run is not None and isinstance(result, NotJudged):
                 result = growth_across(trace, row, run())
+            if kind == "growth" and watched is not None and isinstance(result, NotJudged):
+                result = monitored_growth(watched, trace.devices[row].name)
             judgements.append(_judgement(kind, trace.devices[row].name, result))
             if isinstance(result, Finding):
                 findings.append(result)
@@ -105,6 +125,23 @@ def advice(trace: MemoryTrace, device: str | None = None, run: Run | None = None
     peaks = [peak_holders(trace, row) for row in rows if trace.live(row).max()]
     peaks.sort(key=lambda peak: -peak.bytes)
     return Advice(tuple(findings), tuple(judgements), tuple(peaks))
+
+
+def advice_on_steps(figures: StepFigures) -> Advice:
+    """Judge growth on every device of a run of which only the figures of its steps were recorded.
+
+    The other rules are not judged: figures contain no allocations.
+    """
+    results = {device.name: monitored_growth(figures, device.name) for device in figures.devices}
+    no_rule = NotJudged("MemoryMonitor records figures of steps, not allocations.")
+    return Advice(
+        findings=tuple(result for result in results.values() if isinstance(result, Finding)),
+        judgements=tuple(
+            _judgement(kind, name, result if kind == "growth" else no_rule)
+            for name, result in results.items()
+            for kind in RULES
+        ),
+    )
 
 
 def _judged(trace: MemoryTrace, device: int, rule: Callable[[MemoryTrace, int], Result]) -> Result:

@@ -16,8 +16,9 @@ from tb_memplugin.trace.tables import NO_OPERATOR, ROOT, Bool, Int64
 LEAST_SHARE = 0.05
 """Least share of the peak that must be gone without the scores for a finding."""
 
-PRODUCTS = {"bmm", "baddbmm", "einsum", "baddbmm_"}
-"""Operators that multiply batches of matrices: queries by keys, but not a layer's input by its weight."""
+PRODUCTS = {"bmm", "baddbmm", "baddbmm_", "einsum", "matmul"}
+LAYERS = {"linear", "mm", "addmm"}
+"""Operators that multiply batches of matrices, as queries by keys; and those that multiply by a weight."""
 
 NEAR = 24
 """The product is searched among so many blocks before the softmax: between them are a scale and a mask."""
@@ -78,7 +79,9 @@ def _is_softmax(origin: Origin) -> bool:
 
 def _is_product(origin: Origin) -> bool:
     """Return whether this is a product of batches, or, without operators, may be one of user code."""
-    return not PRODUCTS.isdisjoint(origin.names) or (origin.is_direct and not origin.names)
+    if not origin.names:
+        return origin.is_direct
+    return not PRODUCTS.isdisjoint(origin.names) and LAYERS.isdisjoint(origin.names)
 
 
 def _function(frame: str) -> str:

@@ -42,9 +42,9 @@ def parameter_copies(trace: MemoryTrace, device: int) -> Result:
     """Find memory at the peak that repeats the sizes of the model's parameters.
 
     Copies are blocks of the category parameter_copy; without any, all blocks that one source line
-    allocated, that are alive at the peak, and that have the sizes of the parameters which another line
-    allocated, or twice or half these sizes. (Blocks without a stack are not compared.) The finding's bytes
-    are by how much the highest step's peak falls without the smaller of the two.
+    allocated (of blocks without a stack, those of one category), that are alive at the peak, and that have
+    the sizes of the parameters which another line allocated, or twice or half these sizes. The finding's
+    bytes are by how much the highest step's peak falls without the smaller of the two.
     """
     blocks = step_blocks(trace, device)
     category = trace.allocations.category[blocks.rows]
@@ -62,11 +62,11 @@ def parameter_copies(trace: MemoryTrace, device: int) -> Result:
 def _repeated(blocks: StepBlocks, category: UInt8) -> tuple[Bool, str] | None:
     """Return the mask of the copies and how they compare with the parameters; None without copies."""
     numbers: dict[str, int] = {}
-    group = np.array([numbers.setdefault(origin.line, len(numbers)) for origin in blocks.origins])[
-        blocks.origin
-    ]
+    line = np.array([numbers.setdefault(origin.line, len(numbers)) for origin in blocks.origins])
+    nameless = numbers.get("", -1)
+    group = np.where(line[blocks.origin] == nameless, -1 - category.astype(np.int64), line[blocks.origin])
     candidates = blocks.at_peak & ~np.isin(category, OTHERS)
-    candidates &= blocks.of(lambda origin: bool(origin.line) and NEW.isdisjoint(origin.names))
+    candidates &= blocks.of(lambda origin: NEW.isdisjoint(origin.names))
     parameters = [
         key
         for key in np.unique(group[candidates & (category == Category.PARAMETER)]).tolist()

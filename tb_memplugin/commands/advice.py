@@ -23,6 +23,7 @@ from tb_memplugin.analysis.advice_rules import (
     PeakHolders,
     Where,
     advice,
+    advice_on_steps,
 )
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.units import counted, size_text
@@ -32,6 +33,7 @@ from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printa
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import load_window, read_recordings
+from tb_memplugin.trace.step_figures import WatchedSteps
 
 MOST_HOLDERS, MOST_FINDINGS = 3, 4
 """How many of them are shown without --details."""
@@ -63,10 +65,16 @@ def command(
     PATH is a memory snapshot, a Kineto trace, a raw
     memory timeline, a recorded window, or a recorded run's folder.
     """
-    opened = open_trace(path, reading, device=device, step=step, worker=worker)
-    result = advice(opened.trace, device, functools.cache(lambda: _run_levels(opened)))
+    watched = _watched(path)
+    if watched is not None and not read_recordings(path).steps:
+        source, result = watched.folder, advice_on_steps(watched.figures)
+    else:
+        opened = open_trace(path, reading, device=device, step=step, worker=worker)
+        levels = functools.cache(lambda: _run_levels(opened))
+        of_run = watched.figures if watched is not None and watched.folder == opened.source else None
+        source, result = opened.source, advice(opened.trace, device, levels, of_run)
     if as_json:
-        click.echo(json.dumps({"source": opened.source, **_json(result)}, indent=2))
+        click.echo(json.dumps({"source": source, **_json(result)}, indent=2))
         return
     out = console()
     for peak in result.peaks:
@@ -80,6 +88,17 @@ def command(
     for finding in result.findings:
         _show(finding)
     _show_judgements([judgement for judgement in result.judgements if judgement.verdict != "found"])
+
+
+def _watched(path: str) -> WatchedSteps | None:
+    """Return the steps that a monitor watched below a folder, of the worker with the highest peak."""
+    if not files.is_folder(path):
+        return None
+    return max(
+        read_recordings(path).watched,
+        key=lambda steps: max((int(device.peak.max()) for device in steps.figures.devices), default=0),
+        default=None,
+    )
 
 
 def _run_levels(opened: Opened) -> tuple[WindowLevel, ...]:
