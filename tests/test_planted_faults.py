@@ -16,10 +16,7 @@ from torch.profiler import profile, schedule
 from tb_memplugin import load, memory_trace_handler
 from tb_memplugin.analysis import Finding, advice
 from tb_memplugin.trace import MemoryTrace
-from tests.planted_faults import KINDS, PER_STEP, PROGRAMS, Program, run
-
-ALLOWED = 0.1
-"""The most by which a finding's bytes may differ from the truth, as a share of it."""
+from tests.planted_faults import ALLOWED, KINDS, PER_STEP, PROGRAMS, Program, run
 
 
 def record(program: Program, folder: Path) -> MemoryTrace:
@@ -40,9 +37,7 @@ def peak(trace: MemoryTrace) -> int:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_planted_fault_is_found_and_its_bytes_are_right(
-    name: str, with_stack: bool, tmp_path: Path
-) -> None:
+def test_a_planted_fault_is_found_and_its_bytes_are_right(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     broken = record(PROGRAMS[name]("cpu", True), tmp_path / "broken")
     fixed = record(PROGRAMS[name]("cpu", False), tmp_path / "fixed")

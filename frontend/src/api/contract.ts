@@ -1013,8 +1013,9 @@ export interface Peak {
   step: number;
   /** The index of its event; -1 is the moment before the first. */
   event: number;
-  /** What names the holders besides parameters, gradients and optimizer state. */
+  /** The peak. */
   bytes: number;
+  /** What names the holders besides parameters, gradients and optimizer state. */
   by: string;
   /** The largest first; they sum to the peak. */
   holders: Holder[];
@@ -1026,8 +1027,9 @@ export interface Peak {
 export interface Holder {
   /** A source line, a module, an operator, or a category. */
   name: string;
-  /** How many blocks have these bytes. */
+  /** What it holds. */
   bytes: number;
+  /** How many blocks have these bytes. */
   blocks: number;
   /** The category that most of them have. */
   category: string;

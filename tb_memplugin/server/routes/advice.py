@@ -88,6 +88,7 @@ class Holder(TypedDict):
     name: str
     """A source line, a module, an operator, or a category."""
     bytes: int
+    """What it holds."""
     blocks: int
     """How many blocks have these bytes."""
     category: str
@@ -104,6 +105,7 @@ class Peak(TypedDict):
     event: int
     """The index of its event; -1 is the moment before the first."""
     bytes: int
+    """The peak."""
     by: str
     """What names the holders besides parameters, gradients and optimizer state."""
     holders: list[Holder]
