@@ -192,7 +192,7 @@ def master_weights(device: str, broken: bool) -> Program:
 
 
 def kept_gradients(device: str, broken: bool) -> Program:
-    model = nn.Sequential(perceptron(device), nn.Linear(WIDTH, size(device, 4096, 512), device=device))
+    model = nn.Sequential(perceptron(device), nn.Linear(WIDTH, size(device, 2048, 512), device=device))
     program = training(model, torch.rand(1024, WIDTH, device=device))
     assert program.optimizer is not None
     optimizer = program.optimizer

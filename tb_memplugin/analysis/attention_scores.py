@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from tb_memplugin.analysis.block_origins import Origin, StepBlocks, step_blocks
@@ -20,6 +22,11 @@ PRODUCTS = {"bmm", "baddbmm", "baddbmm_", "einsum", "matmul"}
 LAYERS = {"linear", "mm", "addmm"}
 """Operators that multiply batches of matrices, as queries by keys; and those that multiply by a weight."""
 
+_OTHER_WIDTH = re.compile(
+    r"softmax|mask|dropout|where|bool|logical|bernoulli|^_?to(_|$)|^(eq|ne|[lg][te])(_|$)"
+)
+"""Operators that make scores of another dtype, or masks of them."""
+
 NEAR = 24
 """The product is searched among so many blocks before the softmax: between them are a scale and a mask."""
 
@@ -29,8 +36,8 @@ SHOWN_LINES = 5
 def attention_scores(trace: MemoryTrace, device: int) -> Result:
     """Find blocks of batch x heads x length x length elements around a softmax over a product of batches.
 
-    Scores are the blocks in the function (or module) of the softmax that have its size, or that size in a
-    dtype of half, double or a quarter of the width (a mask); and the blocks of its size in backward, if no
+    Scores are the blocks in the function (or module) of the softmax that have its size; casts and masks of
+    half, double or a quarter of it; and the blocks of its size in backward, if no
     other block of the forward has that size. The finding's bytes are by how much the highest step's peak
     falls without them.
     """
@@ -55,12 +62,14 @@ def _scores(trace: MemoryTrace, blocks: StepBlocks) -> tuple[Bool, Int64]:
     scores = np.zeros(len(blocks.rows), bool)
     own = np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
     backward = blocks.of(lambda origin: origin.is_backward)
+    other_width = blocks.of(lambda origin: any(_OTHER_WIDTH.search(name) for name in origin.names))
     for origin in np.unique(blocks.origin[softmax]).tolist():
         sizes = np.unique(blocks.bytes[softmax[blocks.origin[softmax] == origin]])
         site = _site(blocks.origins[origin])
         inside = blocks.of(lambda other, site=site: _is_inside(other, site))  # type: ignore[misc]
-        widths = np.unique(np.concatenate((sizes, sizes // 2, sizes * 2, sizes // 4)))
-        scores |= inside & ~own & np.isin(blocks.bytes, widths)
+        others = np.concatenate((sizes // 2, sizes * 2, sizes // 4))
+        alike = np.isin(blocks.bytes, sizes) | (np.isin(blocks.bytes, others) & other_width)
+        scores |= inside & ~own & alike
     sizes = np.unique(blocks.bytes[softmax])
     others = ~scores & ~backward & ~own & blocks.of(lambda origin: origin.is_known) & (blocks.born >= 0)
     only = sizes[~np.isin(sizes, blocks.bytes[others])]

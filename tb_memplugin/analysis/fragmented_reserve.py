@@ -50,10 +50,9 @@ class FreeKinds:
 def fragmented_reserve(trace: MemoryTrace, device: int) -> Result:
     """Divide what is free in partly used segments when the reserve reaches its highest, or a request fails.
 
-    The moment is before the last segment was taken: no free block could serve that request. If the reserve
-    never rises in the recording, it is that of the highest live bytes. The finding's bytes are the free
-    bytes of partly used segments, but at most the highest reserve minus the highest use: what is free only
-    in between costs nothing.
+    The moment is before the last segment was taken: no free block could serve that request. The finding's
+    bytes are the free bytes of partly used segments, but at most the highest reserve minus the highest use:
+    what is free only in between costs nothing.
     """
     name = trace.devices[device].name
     if not trace.devices[device].has_reserved:
@@ -61,6 +60,8 @@ def fragmented_reserve(trace: MemoryTrace, device: int) -> Result:
     if not knows_segments(trace, device):
         return NotJudged(f"The recording does not contain the segments of {name}.")
     event = _moment(trace, device)
+    if event is None:
+        return Fine("No segment was taken, and no request failed, while it was recorded.")
     placed = Placement(trace, device).at(event)
     reserved = int(placed.segments.bytes.sum())
     if reserved < int(trace.live(device)[event + 1]):
@@ -97,15 +98,15 @@ def fragmented_reserve(trace: MemoryTrace, device: int) -> Result:
     )
 
 
-def _moment(trace: MemoryTrace, device: int) -> int:
-    """Return the last failed request, else what came before the highest reserve, else the peak."""
+def _moment(trace: MemoryTrace, device: int) -> int | None:
+    """Return the last failed request, else what came before the highest reserve; None if it never rose."""
     failed = [oom.event for oom in trace.ooms if trace.events.device[oom.event] == device]
     if failed:
         return failed[-1]
     reserved = trace.reserved(device)
-    if reserved is not None and int(reserved.max()) > int(reserved[0]):
-        return max(int(np.argmax(reserved)) - 2, -1)
-    return int(np.argmax(trace.live(device))) - 1
+    if reserved is None or int(reserved.max()) == int(reserved[0]):
+        return None
+    return max(int(np.argmax(reserved)) - 2, -1)
 
 
 def _home(trace: MemoryTrace, event: int, placed: Layout) -> Bool:

@@ -171,11 +171,11 @@ def _peak_with_recomputation(trace: MemoryTrace, blocks: StepBlocks, chosen: Int
     begins = np.append(0, ends[:-1] + 1)
     last_free = np.maximum.reduceat(blocks.freed[chosen], begins)
     first_free = np.minimum.reduceat(blocks.freed[chosen], begins)
-    begun = np.minimum(np.append(last_free[1:], first_free[-1]), first_free)
+    begun = np.minimum(np.append(last_free[1:], first_free[-1]), first_free - 1)
     absent = np.ones(len(chosen), bool)
     absent[ends] = False  # a call's output is the input of the next
     if trace.ooms:
         absent &= call != call[-1]  # the last call has not ended
     back = np.repeat(begun, ends - begins + 1)
-    lower = blocks.step.without(blocks.bytes[chosen[absent]], last_born[call[absent]] + 1, back[absent])
+    lower = blocks.step.without(blocks.bytes[chosen[absent]], last_born[call[absent]] + 2, back[absent])
     return int(lower.max())

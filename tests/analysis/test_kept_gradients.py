@@ -103,4 +103,4 @@ def test_gradients_that_several_passes_sum_up_in_are_as_they_should_be() -> None
 
 
 def test_one_step_tells_nothing_of_gradients() -> None:
-    assert "an optimizer step and a forward after it" in verdict(trace(*FIRST), "kept_gradients")[1]
+    assert "a backward, and a forward after it" in verdict(trace(*FIRST), "kept_gradients")[1]
