@@ -106,6 +106,8 @@ def _without_spans(trace: MemoryTrace, device: int, gradient: Int64) -> Result:
     if saved < LEAST_SHARE * step.peak_bytes:
         return Fine(f"Gradients that are alive in forward raise the peak by only {size_text(saved)}.")
     fate = NEVER_FREED if len(backward) else NOT_FREED_YET
+    if (blocks.freed[at_peak] < len(trace.events)).any():
+        fate = FREED_LATE
     cost = _Cost(step, at_peak, int(blocks.bytes[at_peak].sum()), saved, fate)
     return replace(
         _finding(trace, device, cost),

@@ -172,6 +172,8 @@ def _peak_with_recomputation(trace: MemoryTrace, blocks: StepBlocks, chosen: Int
     last_free = np.maximum.reduceat(blocks.freed[chosen], begins)
     first_free = np.minimum.reduceat(blocks.freed[chosen], begins)
     begun = np.minimum(np.append(last_free[1:], first_free[-1]), first_free - 1)
+    no_backward = min([len(trace.events), *(oom.event for oom in trace.ooms)])  # an error frees all of them
+    begun[first_free >= no_backward] = len(trace.events)
     absent = np.ones(len(chosen), bool)
     absent[ends] = False  # a call's output is the input of the next
     if trace.ooms:
