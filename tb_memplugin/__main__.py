@@ -1,4 +1,4 @@
-"""`python -m tb_memplugin` is the command `tb-memplugin`."""
+"""`python -m tb_memplugin` is `tb-memplugin`."""
 
 from tb_memplugin.commands import main
 

@@ -82,11 +82,11 @@ def compare(
         NotRecordedError: one of the traces does not have the device or step, or neither has a device.
         MemPluginError: `by` is no division.
     """
-    pairs = paired_devices(base, other, device)
+    pairs = compared_devices(base, other, device)
     return tuple(_device_comparison(base, other, names, step, by) for names in pairs)
 
 
-def paired_devices(base: MemoryTrace, other: MemoryTrace, device: str | None) -> list[tuple[str, str]]:
+def compared_devices(base: MemoryTrace, other: MemoryTrace, device: str | None) -> list[tuple[str, str]]:
     """Return the names of the devices that `compare` pairs; "" where a device has no partner.
 
     Raises:
@@ -95,7 +95,7 @@ def paired_devices(base: MemoryTrace, other: MemoryTrace, device: str | None) ->
     if device is not None:
         base.device_row(device), other.device_row(device)
         return [(device, device)]
-    pairs = _pairs([each.name for each in base.devices], [each.name for each in other.devices])
+    pairs = paired_devices([each.name for each in base.devices], [each.name for each in other.devices])
     if not pairs:
         raise NotRecordedError(
             "Neither trace has a device: nothing was recorded in them.",
@@ -121,7 +121,7 @@ def _device_comparison(
     )
 
 
-def _pairs(base: Sequence[str], other: Sequence[str]) -> list[tuple[str, str]]:
+def paired_devices(base: Sequence[str], other: Sequence[str]) -> list[tuple[str, str]]:
     """Pair the device names of both sides, in the order of the base; "" if a side has no partner."""
     only_base = sorted(set(base) - set(other), key=_rank)
     only_other = sorted(set(other) - set(base), key=_rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tb_memplugin.analysis.comparison import paired_devices
+from tb_memplugin.analysis.comparison import compared_devices
 from tb_memplugin.analysis.segments import SegmentState, segments_at
 from tb_memplugin.trace import MemoryTrace
 
@@ -55,7 +55,7 @@ def compare_segments(
         NotRecordedError: one of the traces does not have the device, or neither has a device.
         UnreadableFileError: the segment events of a trace contradict each other.
     """
-    return tuple(_compared(base, other, names) for names in paired_devices(base, other, device))
+    return tuple(_compared(base, other, names) for names in compared_devices(base, other, device))
 
 
 def _compared(base: MemoryTrace, other: MemoryTrace, names: tuple[str, str]) -> SegmentComparison:
