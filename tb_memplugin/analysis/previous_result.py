@@ -79,7 +79,7 @@ def _bound_again(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
 
 
 def _once_a_forward(blocks: StepBlocks, forward: Bool) -> Bool:
-    """Return the mask of the blocks of forward whose kind repeats as seldom as any: not once in each layer."""
+    """Return the mask of the blocks of forward whose kind repeats as seldom as any: not once a layer."""
     _, kind, count = np.unique(blocks.kinds, return_inverse=True, return_counts=True)
     times = count[kind]
     least = int(times[forward & (times > 1)].min(initial=len(times)))
