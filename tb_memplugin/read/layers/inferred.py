@@ -1,0 +1,120 @@
+"""Give the allocations of a trace the modules that its call stacks show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tb_memplugin.read.layers.calls import Call, Calls
+from tb_memplugin.read.layers.frames import Frames, Role
+from tb_memplugin.read.layers.names import Names, link_recomputed
+from tb_memplugin.read.layers.source_text import NOT_KNOWN
+from tb_memplugin.read.tables import ModuleTree
+from tb_memplugin.trace import Category, Kind, MemoryTrace, Note
+from tb_memplugin.trace.tables import NOT_NAMED, UInt8
+
+BY_TEXT, BY_SITE, IN_PART = 97, 90, 60
+"""How sure a module is, in percent: named by its source text, by its call's line alone, or with a part that
+is not known. What it is measured by: docs/design/layers_from_stacks.md."""
+
+
+def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> MemoryTrace:
+    """Return a trace of a snapshot with the modules that its Python stacks show, if it names none itself.
+
+    Args:
+        trace: a trace with categories, phases and no modules but `(not named)`.
+        read_text: whether the source files that the stacks name may be read, if they are here.
+    """
+    if len(trace.modules) > 1 or not trace.stacks:
+        return trace
+    frames = Frames(trace.stacks, read_text=read_text)
+    if not any(frame.role == Role.CALL and frame.line for frame in frames.all):
+        return trace
+    owner, calls = _tracked(trace, frames)
+    link_recomputed(calls.outermost, frames)
+    names = Names(frames)
+    names.name(calls.outermost)
+    modules = ModuleTree()
+    row_of: dict[int, int] = {}
+    module = np.zeros(len(trace.events), np.int32)
+    is_owned = trace.events.category != Category.WORKSPACE
+    for event, call in owner.items():
+        if is_owned[event]:
+            row = row_of.get(id(call))
+            if row is None:
+                row = row_of[id(call)] = modules.add(_fqn(call), names.class_of(call))
+            module[event] = row
+    table = modules.as_tuple()
+    sure = np.array([_confidence(m.key) for m in table], np.uint8)
+    return _with_modules(replace(trace, modules=table), module, sure[module])
+
+
+def _tracked(trace: MemoryTrace, frames: Frames) -> tuple[dict[int, Call], Calls]:
+    """Return the module call of each event that allocates in one, and all calls."""
+    stacks = [frames.of_stack(stack) for stack in trace.stacks]
+    kind = trace.events.kind
+    rows = np.flatnonzero(np.isin(kind, (Kind.ALLOC, Kind.FREE_REQUESTED, Kind.FREE_COMPLETED)))
+    is_alloc, stack, size = kind[rows] == Kind.ALLOC, trace.events.stack[rows], trace.events.bytes[rows]
+    columns = list(zip(rows.tolist(), is_alloc.tolist(), stack.tolist(), size.tolist(), strict=True))
+    first, _ = _followed(Calls(frames), stacks, columns)
+    calls, owner = _followed(Calls(frames, first), stacks, columns)
+    return owner, calls
+
+
+def _followed(
+    calls: Calls, stacks: Sequence[tuple[int, ...]], columns: list[tuple[int, bool, int, int]]
+) -> tuple[Calls, dict[int, Call]]:
+    owner: dict[int, Call] = {}
+    last = -1
+    for event, is_alloc, row, size in columns:
+        stack = stacks[row] if row >= 0 else ()
+        if is_alloc:
+            if not stack:  # autograd's threads, which begin when a forward is over
+                calls.forget()
+            elif (call := calls.add(stack, size, row)) is not None:
+                owner[event] = call
+        elif stack and row != last:
+            calls.add_free(stack)
+        last = row
+    return calls, owner
+
+
+def _fqn(call: Call) -> str:
+    parts: list[str] = []
+    outer: Call | None = call
+    while outer is not None and outer.parent is not None:
+        parts.append((outer.repeats or outer).name)
+        outer = outer.parent
+    return ".".join(part for part in reversed(parts) if part)
+
+
+def _confidence(key: str) -> int:
+    if key == NOT_NAMED:
+        return 0
+    if NOT_KNOWN in key:
+        return IN_PART
+    return BY_SITE if ":" in key else BY_TEXT
+
+
+def _with_modules(trace: MemoryTrace, module: np.ndarray, confidence: UInt8) -> MemoryTrace:
+    """Return a trace with the modules of its events, without pairing its blocks again."""
+    blocks, first = trace.allocations, len(trace.start)
+    births = blocks.born[first:]
+    named = int(blocks.bytes[first:][module[births] > 0].sum())
+    note = Note(
+        f"The recording names no modules; those of {named:,} allocated bytes are inferred from call stacks.",
+        "modules_inferred",
+        named,
+    )
+    columns = {
+        "module": np.concatenate((trace.start.module, module[births])).astype(np.int32),
+        "module_confidence": np.concatenate((trace.start.module_confidence, confidence[births])),
+    }
+    return replace(
+        trace,
+        events=replace(trace.events, module=module, module_confidence=confidence),
+        notes=(*trace.notes, note),
+        paired=replace(blocks, **columns),
+    )

@@ -1,0 +1,238 @@
+"""Names of module calls: the attributes and indices by which parents call them, as far as these are known."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from tb_memplugin.read.layers.calls import Call
+from tb_memplugin.read.layers.frames import Frames, Role
+from tb_memplugin.read.layers.source_text import BACKWARDS, LOOP, NOT_KNOWN, Target
+
+CHECKPOINT_FILE = "torch/utils/checkpoint.py"
+CONTAINER_FILE = "torch/nn/modules/container.py"
+
+_CLASSES = {
+    "linear": "Linear",
+    "conv": "Conv",
+    "normalization": "Norm",
+    "batchnorm": "BatchNorm",
+    "sparse": "Embedding",
+    "dropout": "Dropout",
+    "container": "Sequential",
+    "rnn": "RNN",
+    "pooling": "Pool",
+    "loss": "Loss",
+}
+"""What the files of `torch.nn.modules` have, for recordings without the text of PyTorch."""
+
+
+class Names:
+    """Gives every call its name below the call that made it."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self._text = frames.text
+
+    def name(self, outermost: Sequence[Call]) -> None:
+        """Name all calls in and below the outermost ones."""
+        waiting = list(outermost)
+        while waiting:
+            call = waiting.pop()
+            for site, calls in call.children.items():
+                self._name_site(call, site, calls)
+                waiting += calls
+            _last_indices([child for calls in call.children.values() for child in calls])
+        for call in _in_time(outermost):
+            for site, calls in call.children.items():
+                rounds = [inner for inner in calls if inner.in_loop]
+                if len(rounds) > 1 and (around := _loop_around(call, site)):
+                    for unsure in (*rounds, *around):
+                        unsure.name = _without_index(unsure.name)
+
+    def class_of(self, call: Call) -> str:
+        """Return the class whose `forward` ran, as far as it is known; else the name of its file."""
+        if not call.inside:
+            return ""
+        frame = self._frames.all[call.inside[-1]]
+        known = self._text.class_name(frame.file, frame.line)
+        if known:
+            return known
+        path = PurePosixPath(frame.file.replace("\\", "/"))
+        is_torch = "torch/nn/modules/" in str(path)
+        return _CLASSES.get(path.stem, path.stem) if is_torch else path.stem
+
+    def _name_site(self, parent: Call, site: tuple[int, ...], calls: list[Call]) -> None:
+        every = self._frames.all
+        if site and every[site[-1]].file.replace("\\", "/").endswith(CONTAINER_FILE):
+            self._in_sequential(parent, calls)
+            return
+        prefix, targets = self._targets(site)
+        if targets:
+            self._by_targets(calls, targets)
+            for call in calls:
+                call.name = prefix + call.name
+            return
+        if site and self._text.has(every[site[-1]].file):
+            return  # modules that are no attributes, such as a loss made on the way: they belong to the parent
+        line = every[site[-1]].line if site else 0
+        same: Counter[int] = Counter(call.function for call in calls)
+        seen: Counter[int] = Counter()
+        for call in calls:
+            call.name = f"{self.class_of(call)}:{line}"
+            if same[call.function] > 1:
+                call.name += f".{seen[call.function]}"
+                seen[call.function] += 1
+
+    def _in_sequential(self, parent: Call, calls: list[Call]) -> None:
+        """Name the calls of a Sequential: by its modules, if the text has them; some may allocate nothing."""
+        elements, after = parent.elements, 0
+        names = {self.class_of(call) for call in calls}
+        is_list = len(names) == 1 and not all("torch/nn/" in self._frames.all[n].file for n in calls[0].inside)
+        may_skip = not is_list and (parent.is_by_text or parent.parent is None)
+        for order, call in enumerate(calls):
+            call.name = f"{NOT_KNOWN if may_skip else ''}{order}"
+            call.in_loop = True
+            if elements:
+                name = self.class_of(call)
+                fits = (at for at in range(after, len(elements)) if _likeness(name, elements[at]) > 1)
+                at = next(fits, None)
+                if at is None:
+                    elements = None
+                else:
+                    call.name, after = str(at), at + 1
+
+    def _targets(self, site: tuple[int, ...]) -> tuple[str, tuple[Target, ...]]:
+        """Return the modules that the innermost frame with a text calls, and the name of what is around."""
+        every = self._frames.all
+        targets: tuple[Target, ...] = ()
+        depth = len(site)
+        while depth and not targets:
+            depth -= 1
+            frame = every[site[depth]]
+            targets = tuple(t for t in self._text.called(frame.file, frame.line) if not t.is_forward)
+        prefix = ""
+        for outer, inner in zip(site[:depth], site[1 : depth + 1], strict=True):
+            if every[inner].role == Role.FORWARD:
+                frame = every[outer]
+                around = [t for t in self._text.called(frame.file, frame.line) if t.is_forward]
+                prefix += f"{around[0].path}." if len(around) == 1 else ""
+        return prefix, targets
+
+    def _by_targets(self, calls: list[Call], targets: tuple[Target, ...]) -> None:
+        """Match calls with the modules that their line calls: by class, and in order."""
+        after, rounds = 0, Counter[int]()
+        likely = [_most_likely(self.class_of(call), targets) for call in calls]
+        wanted = Counter(likely)
+        for call, candidates in zip(calls, likely, strict=True):
+            if wanted[candidates] % len(candidates) and not call.recomputed:  # which of them allocated nothing is not known
+                order = rounds[-1]
+                rounds[-1] += 1
+                call.name = f"{NOT_KNOWN}{self.class_of(call)}.{order}"
+                continue
+            at = next((at for at in candidates if at >= after), candidates[0])
+            call.name = _filled(targets[at].path, rounds[at], wanted[candidates] // len(candidates))
+            call.elements, call.is_by_text = targets[at].elements, True
+            call.in_loop = LOOP in targets[at].path or BACKWARDS in targets[at].path
+            rounds[at] += 1
+            after = at + 1
+
+
+def _most_likely(name: str, targets: Sequence[Target]) -> tuple[int, ...]:
+    """Return the indices of the targets that fit a class best."""
+    likeness = [_likeness(name, target.class_name) for target in targets]
+    return tuple(at for at, value in enumerate(likeness) if value == max(likeness))
+
+
+def _filled(path: str, turn: int, turns: int) -> str:
+    """Return a path with the index of a round of its loop."""
+    values = {LOOP: str(turn), BACKWARDS: str(turns - 1 - turn), NOT_KNOWN: f"{NOT_KNOWN}{turn}"}
+    return ".".join(values.get(part, part) for part in path.split("."))
+
+
+def _loop_around(call: Call, site: tuple[int, ...]) -> list[Call]:
+    """Return the calls of an outer loop, if nothing tells its rounds from those of a loop of a call at a site.
+
+    Where a call of the outer loop neither begins nor ends with anything but the inner loop, the inner loop's
+    next round may be the outer loop's.
+    """
+    while call.parent is not None:
+        call = call.repeats or call
+        siblings = [other for other in call.parent.children[call.site] if other.function == call.function]
+        if any(other.first != site or other.last != site for other in siblings[:-1] or siblings):
+            return []
+        if call.in_loop:
+            return siblings
+        call, site = call.parent, call.site
+    return []
+
+
+def _without_index(name: str) -> str:
+    head, dot, index = name.rpartition(".")
+    return f"{head}{dot}{NOT_KNOWN}{index}" if index.isdecimal() else name
+
+
+def _likeness(ran: str, made: str) -> int:
+    """How well the class whose forward ran fits that with which a module was made; `_BatchNorm` has that of `BatchNorm2d`."""
+    if not made:
+        return 1
+    if ran == made:
+        return 3
+    return 2 if ran.strip("_") in made else 0
+
+
+def _last_indices(calls: list[Call]) -> None:
+    """Replace `layers.-1` by the last index that other calls of the parent have."""
+    highest: defaultdict[str, int] = defaultdict(lambda: -1)
+    for call in calls:
+        head, _, index = call.name.rpartition(".")
+        if index.isdecimal():
+            highest[head] = max(highest[head], int(index))
+    for call in calls:
+        head, _, index = call.name.rpartition(".")
+        if index.startswith("-"):
+            last = highest[head] + 1 + int(index) + (1 if int(index) == -1 else 1)
+            call.name = f"{head}.{last}"
+
+
+def link_recomputed(outermost: Sequence[Call], frames: Frames) -> None:
+    """Find the calls that checkpointing repeats, and give them their parents.
+
+    The last call that was checkpointed and not yet repeated is repeated first.
+    """
+    waiting: defaultdict[tuple[int, tuple[int, ...]], list[Call]] = defaultdict(list)
+    for call in _in_time(outermost):
+        key = (call.function, _behind_checkpoint(call.site, frames))
+        if call.recomputed and call.parent is None and waiting[key]:
+            call.repeats = waiting[key].pop()
+            call.parent = call.repeats.parent
+        elif not call.recomputed and _is_checkpointed(call, frames):
+            waiting[key].append(call)
+
+
+def _in_time(outermost: Sequence[Call]) -> Sequence[Call]:
+    ordered: list[Call] = []
+    for call in outermost:
+        waiting = [call]
+        while waiting:
+            inner = waiting.pop()
+            ordered.append(inner)
+            waiting += [child for calls in inner.children.values() for child in calls][::-1]
+    return ordered
+
+
+def _is_checkpointed(call: Call, frames: Frames) -> bool:
+    return any(_is_checkpoint(number, frames) for number in (*call.site, *call.inside))
+
+
+def _behind_checkpoint(site: tuple[int, ...], frames: Frames) -> tuple[int, ...]:
+    """Return the frames of a site after the last one of checkpointing; none if it has none."""
+    for depth in range(len(site) - 1, -1, -1):
+        if _is_checkpoint(site[depth], frames):
+            return site[depth + 1 :]
+    return ()
+
+
+def _is_checkpoint(number: int, frames: Frames) -> bool:
+    return frames.all[number].file.replace("\\", "/").endswith(CHECKPOINT_FILE)
