@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tb_memplugin.read.layers.backward import Request, match_backward, meaning_of
 from tb_memplugin.read.layers.calls import Call, Calls
 from tb_memplugin.read.layers.frames import Frames, Role
 from tb_memplugin.read.layers.names import Names, link_recomputed
@@ -33,6 +34,7 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
     if not any(frame.role == Role.CALL and frame.line for frame in frames.all):
         return trace
     owner, calls = _tracked(trace, frames)
+    direct = _with_backward(trace, owner)
     link_recomputed(calls.outermost, frames)
     names = Names(frames)
     names.name(calls.outermost)
@@ -61,6 +63,24 @@ def _tracked(trace: MemoryTrace, frames: Frames) -> tuple[dict[int, Call], Calls
     first, _ = _followed(Calls(frames), stacks, columns)
     calls, owner = _followed(Calls(frames, first), stacks, columns)
     return owner, calls
+
+
+def _with_backward(trace: MemoryTrace, owner: dict[int, Call]) -> set[int]:
+    """Add the calls of what autograd's nodes allocate; return the events of nodes that match an operator."""
+    meanings = [meaning_of(stack) for stack in trace.stacks]
+    if not any(meaning.node for meaning in meanings):
+        return set()
+    direct: set[int] = set()
+    has_stack = (trace.events.kind == Kind.ALLOC) & (trace.events.stack >= 0)
+    for device in range(len(trace.devices)):
+        rows = np.flatnonzero(has_stack & (trace.events.device == device))
+        columns = (rows.tolist(), trace.events.stack[rows].tolist(), trace.events.bytes[rows].tolist())
+        found = match_backward(
+            [Request(at, row, meanings[row], size, owner.get(at)) for at, row, size in zip(*columns, strict=True)]
+        )
+        owner.update(found.owner)
+        direct |= found.direct
+    return direct
 
 
 def _followed(

@@ -1,0 +1,208 @@
+"""Give what autograd's nodes allocate the modules whose forward made the nodes, where C++ frames are recorded.
+
+Autograd runs the nodes of a graph in reverse: the last operator first. So the operators of a forward, reversed,
+and the nodes of its backward are two sequences with a long common part, up to operators and nodes that allocate
+nothing. The longest common subsequence matches them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tb_memplugin.read.layers.calls import Call
+
+_NODE = re.compile(r"::(\w+?)Backward\d*::apply|torch::autograd::(PyNode|AccumulateGrad)::apply")
+_ENGINE = re.compile(r"torch::autograd::(python::Python)?Engine::")
+_OPERATOR = re.compile(r"at::_ops::(\w+)::|VariableType::\(anonymous namespace\)::(\w+)\(")
+_OVERLOAD = re.compile(
+    r"(_(Tensor|Scalar|int|dim|dtype|out|self|default|values|IntList|layout|memory_format|other|Scalar_Tensor))+$"
+)
+_PYTHON_FUNCTION = re.compile(r"apply \S*torch/autograd/function\.py:")
+
+CUSTOM, ACCUMULATE = "pynode", "accumulategrad"
+
+_ALSO = {
+    "unsafeview": ("clone",),
+    "reshapealias": ("clone",),
+    "nativelayernorm": ("layernorm",),
+    "nllloss": ("nlllossforward",),
+    "nllloss2d": ("nllloss2dforward",),
+    "cudnnbatchnorm": ("batchnorm",),
+    "nativebatchnorm": ("batchnorm",),
+    "cudnnconvolution": ("convolution",),
+    "index": ("indextensor",),
+}
+"""Operators that a node may be of, besides the one of its name."""
+
+
+class Meaning(NamedTuple):
+    """What the C++ frames of a stack say.
+
+    Attributes:
+        node: the kind of the autograd node that ran, "" for none.
+        is_backward: whether autograd's engine ran.
+        operators: the operators that ran, outer and inner ones.
+    """
+
+    node: str
+    is_backward: bool
+    operators: frozenset[str]
+
+
+class Request(NamedTuple):
+    """An allocation: its event, the row and meaning of its stack, its bytes, and the call that it was made in."""
+
+    event: int
+    row: int
+    meaning: Meaning
+    size: int
+    call: Call | None
+
+
+def meaning_of(stack: Sequence[str]) -> Meaning:
+    """Return what the C++ frames of a stack say.
+
+    Args:
+        stack: the texts of its frames, innermost first.
+    """
+    node, is_backward, operators = "", False, set()
+    for text in stack:
+        if not node and (match := _NODE.search(text)):
+            node = _plain(match[1] or match[2])
+        is_backward = is_backward or bool(node) or bool(_ENGINE.match(text))
+        if match := _OPERATOR.search(text):
+            operators.add(_plain(match[1] or match[2]))
+        elif _PYTHON_FUNCTION.match(text):
+            operators.add(CUSTOM)
+    return Meaning(node, is_backward, frozenset(operators))
+
+
+def _plain(name: str) -> str:
+    return _OVERLOAD.sub("", name).lower().replace("_", "")
+
+
+class Matched(NamedTuple):
+    """Whose a backward's allocations are, by event, and which of them the match of a node says directly."""
+
+    owner: dict[int, Call]
+    direct: set[int]
+
+
+def match_backward(requests: Sequence[Request]) -> Matched:
+    """Return the call whose forward made the node that allocated, for each allocation of a backward.
+
+    Args:
+        requests: the allocations of one device in time order.
+    """
+    found = Matched({}, set())
+    forward: list[Request] = []
+    backward: list[Request] = []
+    for request in requests:
+        if request.meaning.is_backward:
+            if request.call is None:  # else checkpointing runs a forward again
+                backward.append(request)
+        else:
+            if backward:
+                _match(forward, backward, found)
+                forward, backward = [], []
+            forward.append(request)
+    _match(forward, backward, found)
+    return found
+
+
+def _match(forward: list[Request], backward: list[Request], found: Matched) -> None:
+    nodes = _runs([(request.meaning.node, request) for request in backward])
+    kinds = {kind for kind, _ in nodes if kind}
+    wanted = kinds | {name for kind in kinds for name in _ALSO.get(kind, ())}
+    operators = _runs([(request.meaning.operators & wanted, request) for request in forward])[::-1]
+    operators = [(names, of_names) for names, of_names in operators if names]
+    match = _common(
+        [names for names, _ in operators], [frozenset((kind, *_ALSO.get(kind, ()))) for kind, _ in nodes]
+    )
+    owners = [operators[match[at]][1][0].call if at in match else None for at in range(len(nodes))]
+    following = _following(owners, match)
+    last: Call | None = None
+    for at, (kind, of_node) in enumerate(nodes):
+        if at in match:
+            last = owners[at]
+            owner = last
+        elif kind in ("", ACCUMULATE):  # what the engine adds up for the node before
+            owner = last
+        else:
+            owner = _around(last, following[at])
+        if owner is not None:
+            found.owner.update((request.event, owner) for request in of_node)
+            if at in match:
+                found.direct.update(request.event for request in of_node)
+
+
+def _following(owners: list[Call | None], match: dict[int, int]) -> list[Call | None]:
+    """Return, for each node, the owner of the next matched node."""
+    following: list[Call | None] = []
+    after: Call | None = None
+    for at in range(len(owners) - 1, -1, -1):
+        following.append(after)
+        if at in match:
+            after = owners[at]
+    return following[::-1]
+
+
+def _around(one: Call | None, other: Call | None) -> Call | None:
+    """Return the innermost call that has both calls in it, or is one of them."""
+    if one is None or other is None:
+        return None
+    outer = set()
+    while one is not None:
+        outer.add(one)
+        one = one.parent
+    while other is not None and other not in outer:
+        other = other.parent
+    return other
+
+
+def _runs(keyed: Sequence[tuple[object, Request]]) -> list[tuple[object, list[Request]]]:
+    """Group allocations of one operator or node: they follow one another, and the first does not come again."""
+    runs: list[tuple[object, list[Request]]] = []
+    for key, request in keyed:
+        if runs and runs[-1][0] == key:
+            first = runs[-1][1][0]
+            if request.call is first.call and (request.row, request.size) != (first.row, first.size):
+                runs[-1][1].append(request)
+                continue
+        runs.append((key, [request]))
+    return runs
+
+
+def _common(rows: Sequence[frozenset[str]], columns: Sequence[frozenset[str]]) -> dict[int, int]:
+    """Return a longest common subsequence: for each matched column, its row. They match if they share a name.
+
+    The bits of an integer stand for the columns (M. Crochemore and others, Information Processing Letters 80,
+    2001): a bit is 0 where the longest common subsequence of the rows so far and the columns up to there is
+    one longer than up to the column before.
+    """
+    of_name: dict[str, int] = {}
+    for column, names in enumerate(columns):
+        for name in names:
+            of_name[name] = of_name.get(name, 0) | 1 << column
+    every = (1 << len(columns)) - 1
+    bits, history = every, []
+    for names in rows:
+        fits = 0
+        for name in names:
+            fits |= of_name.get(name, 0)
+        shared = bits & fits
+        bits = ((bits + shared) | (bits - shared)) & every
+        history.append(bits)
+    match: dict[int, int] = {}
+    row, column = len(rows), len(columns)
+    while row and column:
+        if history[row - 1] >> (column - 1) & 1:
+            column -= 1
+            continue
+        row -= 1
+        if not row or history[row - 1] >> (column - 1) & 1:
+            column -= 1
+            match[column] = row
+    return match
