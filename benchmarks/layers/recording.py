@@ -140,7 +140,11 @@ class watched_modules:
 
 def owners_of(model: nn.Module) -> dict[int, str]:
     """Return the module of each parameter, by the parameter's id."""
-    return {id(p): fqn for fqn, module in model.named_modules() for p in module.parameters(recurse=False)}
+    owner: dict[int, str] = {}
+    for fqn, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            owner.setdefault(id(parameter), fqn)  # of the modules that share one, the first
+    return owner
 
 
 def owned(kind: str, tensors: Iterable[tuple[Any, torch.Tensor | None]], owner: dict[int, str]) -> Iterable[Any]:

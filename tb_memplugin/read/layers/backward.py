@@ -52,13 +52,14 @@ class Meaning(NamedTuple):
 
 
 class Request(NamedTuple):
-    """An allocation: its event, the row and meaning of its stack, its bytes, and the call that it was made in."""
+    """An allocation or a free: its event, the row and meaning of its stack, its bytes, and the call that it was in."""
 
     event: int
     row: int
     meaning: Meaning
     size: int
     call: Call | None
+    is_free: bool = False
 
 
 def meaning_of(stack: Sequence[str]) -> Meaning:
@@ -94,13 +95,16 @@ def match_backward(requests: Sequence[Request]) -> Matched:
     """Return the call whose forward made the node that allocated, for each allocation of a backward.
 
     Args:
-        requests: the allocations of one device in time order.
+        requests: the allocations of one device, and what was freed by autograd, in time order.
     """
     found = Matched({}, set())
     forward: list[Request] = []
     backward: list[Request] = []
     for request in requests:
-        if request.meaning.is_backward:
+        if request.is_free:
+            if backward:
+                backward.append(request)
+        elif request.meaning.is_backward:
             if request.call is None:  # else checkpointing runs a forward again
                 backward.append(request)
         else:
@@ -163,12 +167,21 @@ def _around(one: Call | None, other: Call | None) -> Call | None:
 
 
 def _runs(keyed: Sequence[tuple[object, Request]]) -> list[tuple[object, list[Request]]]:
-    """Group allocations of one operator or node: they follow one another, and the first does not come again."""
+    """Group allocations of one operator or node: they follow one another, and the first does not come again.
+
+    An operator's first stack comes once; a node may run one operator twice, with other sizes. After a node the
+    engine frees what the node had saved.
+    """
     runs: list[tuple[object, list[Request]]] = []
+    is_over = True
     for key, request in keyed:
-        if runs and runs[-1][0] == key:
+        was_over, is_over = is_over, request.is_free
+        if request.is_free:
+            continue
+        if not was_over and runs[-1][0] == key:
             first = runs[-1][1][0]
-            if request.call is first.call and (request.row, request.size) != (first.row, first.size):
+            again = request.row == first.row and (request.size == first.size or not request.meaning.is_backward)
+            if request.call is first.call and not again:
                 runs[-1][1].append(request)
                 continue
         runs.append((key, [request]))

@@ -71,12 +71,15 @@ def _with_backward(trace: MemoryTrace, owner: dict[int, Call]) -> set[int]:
     if not any(meaning.node for meaning in meanings):
         return set()
     direct: set[int] = set()
-    has_stack = (trace.events.kind == Kind.ALLOC) & (trace.events.stack >= 0)
+    events = trace.events
+    by_engine = np.array([meaning.is_backward and not meaning.node for meaning in meanings] + [False])
+    is_free = (events.kind == Kind.FREE_REQUESTED) & by_engine[events.stack]
+    is_alloc = (events.kind == Kind.ALLOC) & (events.stack >= 0) & (events.category != Category.COMMUNICATION)
     for device in range(len(trace.devices)):
-        rows = np.flatnonzero(has_stack & (trace.events.device == device))
-        columns = (rows.tolist(), trace.events.stack[rows].tolist(), trace.events.bytes[rows].tolist())
+        rows = np.flatnonzero((is_alloc | is_free) & (events.device == device))
+        columns = (rows.tolist(), events.stack[rows].tolist(), events.bytes[rows].tolist(), is_free[rows].tolist())
         found = match_backward(
-            [Request(at, row, meanings[row], size, owner.get(at)) for at, row, size in zip(*columns, strict=True)]
+            [Request(at, row, meanings[row], size, owner.get(at), free) for at, row, size, free in zip(*columns)]
         )
         owner.update(found.owner)
         direct |= found.direct
