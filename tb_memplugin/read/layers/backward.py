@@ -180,7 +180,9 @@ def _runs(keyed: Sequence[tuple[object, Request]]) -> list[tuple[object, list[Re
             continue
         if not was_over and runs[-1][0] == key:
             first = runs[-1][1][0]
-            again = request.row == first.row and (request.size == first.size or not request.meaning.is_backward)
+            again = (request.row, request.size) == (first.row, first.size)
+            if not request.meaning.is_backward:
+                again = request.meaning.operators == first.meaning.operators
             if request.call is first.call and not again:
                 runs[-1][1].append(request)
                 continue
