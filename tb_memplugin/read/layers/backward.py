@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tb_memplugin.read.layers.calls import Call
+from tb_memplugin.read.layers.matching import longest_common
 
 _NODE = re.compile(r"::(\w+?)Backward\d*::apply|torch::autograd::(PyNode|AccumulateGrad)::apply")
 _ENGINE = re.compile(r"torch::autograd::(python::Python)?Engine::")
@@ -122,7 +123,7 @@ def _match(forward: list[Request], backward: list[Request], found: Matched) -> N
     wanted = kinds | {name for kind in kinds for name in _ALSO.get(kind, ())}
     operators = _runs([(request.meaning.operators & wanted, request) for request in forward])[::-1]
     operators = [(names, of_names) for names, of_names in operators if names]
-    match = _common(
+    match = longest_common(
         [names for names, _ in operators], [frozenset((kind, *_ALSO.get(kind, ()))) for kind, _ in nodes]
     )
     owners = [operators[match[at]][1][0].call if at in match else None for at in range(len(nodes))]
@@ -188,36 +189,3 @@ def _runs(keyed: Sequence[tuple[object, Request]]) -> list[tuple[object, list[Re
                 continue
         runs.append((key, [request]))
     return runs
-
-
-def _common(rows: Sequence[frozenset[str]], columns: Sequence[frozenset[str]]) -> dict[int, int]:
-    """Return a longest common subsequence: for each matched column, its row. They match if they share a name.
-
-    The bits of an integer stand for the columns (M. Crochemore and others, Information Processing Letters 80,
-    2001): a bit is 0 where the longest common subsequence of the rows so far and the columns up to there is
-    one longer than up to the column before.
-    """
-    of_name: dict[str, int] = {}
-    for column, names in enumerate(columns):
-        for name in names:
-            of_name[name] = of_name.get(name, 0) | 1 << column
-    every = (1 << len(columns)) - 1
-    bits, history = every, []
-    for names in rows:
-        fits = 0
-        for name in names:
-            fits |= of_name.get(name, 0)
-        shared = bits & fits
-        bits = ((bits + shared) | (bits - shared)) & every
-        history.append(bits)
-    match: dict[int, int] = {}
-    row, column = len(rows), len(columns)
-    while row and column:
-        if history[row - 1] >> (column - 1) & 1:
-            column -= 1
-            continue
-        row -= 1
-        if not row or history[row - 1] >> (column - 1) & 1:
-            column -= 1
-            match[column] = row
-    return match

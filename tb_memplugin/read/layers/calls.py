@@ -28,6 +28,7 @@ class Call:
         recomputed: whether checkpointing ran the forward again.
         repeats: the call that it repeats, if checkpointing ran it again.
         name: its name below the parent, as `names` finds it.
+        position: which attribute of its parent it is, in the order in which the class makes them; 0 if not known.
         is_by_text: whether a source text has the name.
         in_loop: whether a loop made it.
         elements: the classes of the modules in it, if it is a Sequential and a source text has them.
@@ -42,6 +43,7 @@ class Call:
     recomputed: bool = False
     repeats: Call | None = None
     name: str = ""
+    position: int = 0
     is_by_text: bool = False
     first: tuple[int, ...] | None = None
     last: tuple[int, ...] | None = None

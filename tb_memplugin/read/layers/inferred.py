@@ -11,6 +11,7 @@ from tb_memplugin.read.layers.backward import Request, match_backward, meaning_o
 from tb_memplugin.read.layers.calls import Call, Calls
 from tb_memplugin.read.layers.frames import Frames, Role
 from tb_memplugin.read.layers.names import Names, link_recomputed
+from tb_memplugin.read.layers.parameters import Gradient, Moved, match_moved, match_state, registered
 from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Note
@@ -38,6 +39,7 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
     link_recomputed(calls.outermost, frames)
     names = Names(frames)
     names.name(calls.outermost)
+    _with_parameters(trace, frames, owner)
     modules = ModuleTree()
     row_of: dict[int, int] = {}
     module = np.zeros(len(trace.events), np.int32)
@@ -84,6 +86,26 @@ def _with_backward(trace: MemoryTrace, owner: dict[int, Call]) -> set[int]:
         owner.update(found.owner)
         direct |= found.direct
     return direct
+
+
+def _with_parameters(trace: MemoryTrace, frames: Frames, owner: dict[int, Call]) -> None:
+    """Add the calls of moved parameters and buffers, and of what an optimizer keeps."""
+    events = trace.events
+    is_alloc = events.kind == Kind.ALLOC
+    held = np.flatnonzero(is_alloc & (events.category == Category.GRADIENT)).tolist()
+    size = events.bytes
+    gradients = registered(Gradient(int(size[at]), owner[at]) for at in held if at in owner)
+    if not gradients:
+        return
+    depth = [sum(frames.all[n].role == Role.APPLY for n in frames.of_stack(stack)) for stack in trace.stacks]
+    depths = np.array([*depth, 0])[events.stack]
+    moved = np.flatnonzero(is_alloc & (depths > 0)).tolist()
+    owner.update(match_moved([Moved(at, int(size[at]), int(depths[at])) for at in moved], gradients))
+    state = np.flatnonzero(is_alloc & (events.category == Category.OPTIMIZER_STATE)).tolist()
+    parameters: list[tuple[int, Call | None]] = [(int(size[at]), owner.get(at)) for at in moved]
+    if not moved:
+        parameters = [(gradient.size, gradient.call) for gradient in gradients]
+    owner.update(match_state([(at, int(size[at])) for at in state], parameters))
 
 
 def _followed(

@@ -134,6 +134,7 @@ class Names:
             at = next((at for at in candidates if at >= after), candidates[0])
             call.name = _filled(targets[at].path, rounds[at], wanted[candidates] // len(candidates))
             call.elements, call.is_by_text = targets[at].elements, True
+            call.position = targets[at].position
             call.in_loop = LOOP in targets[at].path or BACKWARDS in targets[at].path
             rounds[at] += 1
             after = at + 1

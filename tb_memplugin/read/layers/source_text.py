@@ -41,12 +41,14 @@ class Target(NamedTuple):
         path: its path below `self`.
         class_name: the class with which it was made, "" if not known.
         is_forward: whether the line calls `forward` itself, so that no module call begins.
+        position: which of the attributes that its class makes it is, from 1; 0 if not known.
         elements: the classes of what it contains, if it is a Sequential with a known list of modules.
     """
 
     path: str
     class_name: str
     is_forward: bool = False
+    position: int = 0
     elements: tuple[str, ...] | None = None
 
 
@@ -175,12 +177,22 @@ class _File:
                     found.update(self.made(base_class))
             for node in ast.walk(owner):
                 if isinstance(node, ast.Assign):
-                    found.update((t.attr, node.value) for t in node.targets if _is_own(t))
+                    found.update(_assigned(node.targets[0], node.value))
         return self._made[owner.name]
 
 
-def _is_own(target: ast.expr) -> bool:
-    return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the attributes of `self` that an assignment sets, with their values."""
+    match target, value:
+        case ast.Attribute(value=ast.Name(id="self"), attr=name), _:
+            yield name, value
+        case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+            for one, its_value in zip(targets, values, strict=True):
+                yield from _assigned(one, its_value)
+        case ast.Tuple(elts=targets), _:
+            each = value.elt if isinstance(value, ast.GeneratorExp | ast.ListComp) else value
+            for one in targets:
+                yield from _assigned(one, each)
 
 
 def _functions(tree: ast.AST, owner: ast.ClassDef | None, file: _File) -> Iterator[_Function]:
@@ -245,12 +257,17 @@ class _Function:
         if path:
             if path.split(".")[0] not in self._methods:
                 is_forward = isinstance(call.func, ast.Attribute) and call.func.attr == "forward"
-                yield Target(path, self._class_of(path), is_forward, self._elements(path))
+                yield self._target(path, is_forward)
         elif path is None:
             for argument in call.args:
                 path = self._path(argument)
                 if path and self._may_be_module(path):
-                    yield Target(path, self._class_of(path), False, self._elements(path))
+                    yield self._target(path, False)
+
+    def _target(self, path: str, is_forward: bool) -> Target:
+        first = path.split(".")[0]
+        position = list(self._made).index(first) + 1 if first in self._made else 0
+        return Target(path, self._class_of(path), is_forward, position, self._elements(path))
 
     def _may_be_module(self, path: str) -> bool:
         """Whether an argument of another function is a module: its class makes it, or it is in a list of them."""

@@ -1,0 +1,107 @@
+"""Give parameters, buffers and optimizer state the modules whose gradients have their sizes, in their order.
+
+A model is moved, and an optimizer makes its state, in the order in which modules register parameters. Backward
+tells the sizes of each module's gradients, which are those of its parameters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+from tb_memplugin.read.layers.matching import longest_common
+from tb_memplugin.read.layers.calls import Call
+
+MOST_STATES = 4
+"""The largest number of tensors that an optimizer keeps of a parameter."""
+
+COUNTER_BYTES = 8
+"""The bytes of a buffer that only counts, such as `num_batches_tracked`."""
+
+
+class Moved(NamedTuple):
+    """A parameter or buffer that `Module._apply` allocated: its event, bytes, and how many `_apply` were open."""
+
+    event: int
+    size: int
+    depth: int
+
+
+class Gradient(NamedTuple):
+    """A gradient: its bytes, and the call whose operators it is of."""
+
+    size: int
+    call: Call
+
+
+def registered(gradients: Iterable[Gradient]) -> list[Gradient]:
+    """Return one gradient of each parameter, in the order in which the modules register them.
+
+    Args:
+        gradients: gradients in time order, which may be of several steps.
+    """
+    by_module: dict[tuple[Hashable, ...], list[Gradient]] = {}
+    for gradient in gradients:
+        known = by_module.setdefault(_place(gradient.call), [])
+        if not known or known[0].call is gradient.call:
+            known.append(gradient)
+    return [gradient for place in sorted(by_module, key=_order) for gradient in by_module[place]]
+
+
+def _place(call: Call) -> tuple[tuple[int, str], ...]:
+    """Return where a module is in the tree: at each level, when its parent's class makes it, and its name."""
+    levels: list[tuple[int, str]] = []
+    outer: Call | None = call
+    while outer is not None and outer.parent is not None:
+        named = outer.repeats or outer
+        if named.name:
+            levels.append((named.position, named.name))
+        outer = outer.parent
+    return tuple(reversed(levels))
+
+
+def _order(place: Sequence[tuple[int, str]]) -> list[tuple[int, int, str]]:
+    """Return a key that sorts modules as they are moved: submodules before what is the module's own."""
+    last = (1 << 30, 0, "")
+    key = []
+    for position, name in place:
+        index = name.rpartition(".")[2]
+        key.append((position, int(index) if index.isdecimal() else 0, name))
+    return [*key, last]
+
+
+def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient]) -> dict[int, Call]:
+    """Return the calls of the modules that moved parameters and buffers belong to, by event."""
+    depths = [1 + sum(name.count(".") + 1 for _, name in _place(gradient.call)) for gradient in gradients]
+    match = longest_common(
+        [frozenset(((depth, gradient.size),)) for depth, gradient in zip(depths, gradients, strict=True)],
+        [frozenset(((one.depth, one.size),)) for one in moved],
+    )
+    owner: dict[int, Call] = {}
+    before: tuple[Moved, Call] | None = None
+    for column, one in enumerate(moved):
+        if column in match:
+            before = one, gradients[match[column]].call
+        elif before and not (one.depth == before[0].depth and one.size in (before[0].size, COUNTER_BYTES)):
+            before = None  # else a buffer, which follows the module's parameters
+        if before:
+            owner[one.event] = before[1]
+    return owner
+
+
+def match_state(made: Sequence[tuple[int, int]], parameters: Sequence[tuple[int, Call | None]]) -> dict[int, Call]:
+    """Return the calls of the modules that an optimizer's state belongs to, by event.
+
+    Args:
+        made: (event, bytes) of each tensor of the state, in time order.
+        parameters: the bytes of each parameter, and the call of its module, as they are registered.
+    """
+    sizes = Counter(size for size, _ in parameters)
+    times = max((count // sizes[size] for size, count in Counter(s for _, s in made).items() if sizes[size]), default=0)
+    repeated = [parameter for parameter in parameters for _ in range(min(times, MOST_STATES))]
+    match = longest_common(
+        [frozenset((size,)) for size, _ in repeated], [frozenset((size,)) for _, size in made]
+    )
+    owners = ((made[column][0], repeated[row][1]) for column, row in match.items())
+    return {event: call for event, call in owners if call is not None}
