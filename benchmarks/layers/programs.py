@@ -318,17 +318,17 @@ def mixer() -> Built:
     return net, lambda net: net(torch.ones(2, 3, 64, 64, device="cuda")).square().mean()
 
 
-def checkpointed() -> Built:
-    net, loss = language("MistralConfig", num_key_value_heads=2)()
+def with_checkpoints(config: str, **options: Any) -> Built:
+    net, loss = language(config, **options)()
     net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return net, loss
 
 
-def lora() -> Built:
+def with_lora(modules: list[str] | str) -> Built:
     from peft import LoraConfig, get_peft_model
 
     net, loss = language("LlamaConfig", num_key_value_heads=2)()
-    return get_peft_model(net, LoraConfig(r=8, target_modules=["q_proj", "v_proj"])), loss
+    return get_peft_model(net, LoraConfig(r=8, target_modules=modules)), loss
 
 
 def accelerated() -> Built:
@@ -460,16 +460,63 @@ PROGRAMS: dict[str, Callable[[], Built]] = {
     # plain
     "decoder": decoder("list"),
     # wrappers
-    "lora": lora,
+    "lora": lambda: with_lora(["q_proj", "v_proj"]),
     "accelerate": accelerated,
     "trainer": trainer,
     "fsdp2": sharded,
     "compiled": compiled,
     # checkpointing
     "checkpoint": decoder("checkpoint"),
-    "checkpoint_hf": checkpointed,
+    "checkpoint_hf": lambda: with_checkpoints("MistralConfig", num_key_value_heads=2),
     # modules that run more than once
     "shared": decoder("shared"),
     "albert": language("AlbertConfig", "AlbertForMaskedLM", **ENCODER, embedding_size=64),
     "dict": decoder("dict"),
 }
+
+NEW: dict[str, Callable[[], Built]] = {
+    # decoders
+    "phi": language("PhiConfig"),
+    "gemma": language("GemmaConfig", num_key_value_heads=2, head_dim=32),
+    "granite": language("GraniteConfig", num_key_value_heads=2),
+    "cohere": language("CohereConfig", num_key_value_heads=2),
+    "mpt": language("MptConfig", d_model=128, n_heads=4, n_layers=4, max_seq_len=128),
+    "codegen": language("CodeGenConfig", n_embd=128, n_layer=4, n_head=4, rotary_dim=16, n_positions=128),
+    "starcoder2": language("Starcoder2Config", num_key_value_heads=2),
+    "xglm": language("XGLMConfig", d_model=128, ffn_dim=256, num_layers=4, attention_heads=4),
+    # encoders
+    "bert_generation": language("BertGenerationConfig", "BertGenerationDecoder", **ENCODER),
+    "mobilebert": language("MobileBertConfig", "MobileBertForMaskedLM", **ENCODER, embedding_size=64,
+                           intra_bottleneck_size=64, true_hidden_size=64),
+    "squeezebert": language("SqueezeBertConfig", "SqueezeBertForMaskedLM", **ENCODER, embedding_size=128),
+    "ernie": language("ErnieConfig", "ErnieForMaskedLM", **ENCODER),
+    "mpnet": language("MPNetConfig", "MPNetForMaskedLM", max_position_embeddings=160),
+    "esm": language("EsmConfig", "EsmForMaskedLM", **ENCODER, mask_token_id=3),
+    # encoders with decoders
+    "mbart": language("MBartConfig", "MBartForConditionalGeneration", **BOTH_SIDES),
+    "marian": language("MarianConfig", "MarianMTModel", **BOTH_SIDES, pad_token_id=0, decoder_start_token_id=0),
+    "m2m": language("M2M100Config", "M2M100ForConditionalGeneration", **BOTH_SIDES),
+    # images
+    "deit": images("DeiTConfig", "DeiTForImageClassification", **VIT),
+    "poolformer": images("PoolFormerConfig", "PoolFormerForImageClassification", hidden_sizes=[16, 32, 64, 64],
+                         depths=[1, 1, 2, 1]),
+    "pvt": images("PvtConfig", "PvtForImageClassification", image_size=64, hidden_sizes=[16, 32, 64, 64]),
+    "convnextv2": images("ConvNextV2Config", "ConvNextV2ForImageClassification", hidden_sizes=[16, 32, 64, 64],
+                         depths=[1, 1, 2, 1]),
+    "mobilevit": images("MobileViTConfig", "MobileViTForImageClassification", hidden_sizes=[32, 48, 64],
+                        neck_hidden_sizes=[8, 16, 24, 32, 40, 48, 96], image_size=64),
+    # mixtures of experts
+    "olmoe": language("OlmoeConfig", num_key_value_heads=2, num_experts=4, num_experts_per_tok=2),
+    "granitemoe": language("GraniteMoeConfig", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2),
+    # sound
+    "hubert": speech("HubertConfig", "HubertModel", conv_dim=[32] * 7, num_conv_pos_embeddings=16,
+                     num_conv_pos_embedding_groups=4, mask_time_prob=0.0),
+    "sew": speech("SEWConfig", "SEWModel", conv_dim=[32] * 13, num_conv_pos_embeddings=16,
+                  num_conv_pos_embedding_groups=4, mask_time_prob=0.0),
+    # state spaces
+    "falcon_mamba": language("FalconMambaConfig", state_size=8),
+    # checkpointing, wrappers
+    "lora_all": lambda: with_lora("all-linear"),
+    "checkpoint_new": lambda: with_checkpoints("PhiConfig"),
+}
+"""Programs that nobody looked at before the rules were written."""

@@ -17,9 +17,12 @@ from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Note
 from tb_memplugin.trace.tables import NOT_NAMED, UInt8
 
-BY_TEXT, BY_SITE, IN_PART = 97, 90, 60
-"""How sure a module is, in percent: named by its source text, by its call's line alone, or with a part that
-is not known. What it is measured by: docs/design/layers_from_stacks.md."""
+BY_TEXT, BY_SITE, IN_PART = 99, 95, 60
+"""How sure a name is, in percent: by source texts, by the lines of calls alone, or with a part that is not known."""
+
+OF_NODE, OF_ENGINE, OF_PARAMETER = 98, 90, 95
+"""How sure it is that a block is the module's: of an autograd node that matches an operator, of another node or
+of the engine, of a parameter or its state. How these were measured: docs/design/layers_from_stacks.md."""
 
 
 def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> MemoryTrace:
@@ -35,11 +38,12 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
     if not any(frame.role == Role.CALL and frame.line for frame in frames.all):
         return trace
     owner, calls = _tracked(trace, frames)
-    direct = _with_backward(trace, owner)
+    confidence = np.full(len(trace.events), 100, np.uint8)
+    _with_backward(trace, owner, confidence)
     link_recomputed(calls.outermost, frames)
     names = Names(frames)
     names.name(calls.outermost)
-    _with_parameters(trace, frames, owner)
+    _with_parameters(trace, frames, owner, confidence)
     modules = ModuleTree()
     row_of: dict[int, int] = {}
     module = np.zeros(len(trace.events), np.int32)
@@ -52,7 +56,7 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
             module[event] = row
     table = modules.as_tuple()
     sure = np.array([_confidence(m.key) for m in table], np.uint8)
-    return _with_modules(replace(trace, modules=table), module, sure[module])
+    return _with_modules(replace(trace, modules=table), module, np.minimum(sure[module], confidence))
 
 
 def _tracked(trace: MemoryTrace, frames: Frames) -> tuple[dict[int, Call], Calls]:
@@ -67,12 +71,11 @@ def _tracked(trace: MemoryTrace, frames: Frames) -> tuple[dict[int, Call], Calls
     return owner, calls
 
 
-def _with_backward(trace: MemoryTrace, owner: dict[int, Call]) -> set[int]:
-    """Add the calls of what autograd's nodes allocate; return the events of nodes that match an operator."""
+def _with_backward(trace: MemoryTrace, owner: dict[int, Call], confidence: UInt8) -> None:
+    """Add the calls of what autograd's nodes allocate, and how sure they are."""
     meanings = [meaning_of(stack) for stack in trace.stacks]
     if not any(meaning.node for meaning in meanings):
-        return set()
-    direct: set[int] = set()
+        return
     events = trace.events
     by_engine = np.array([meaning.is_backward and not meaning.node for meaning in meanings] + [False])
     is_free = (events.kind == Kind.FREE_REQUESTED) & by_engine[events.stack]
@@ -84,12 +87,12 @@ def _with_backward(trace: MemoryTrace, owner: dict[int, Call]) -> set[int]:
             [Request(at, row, meanings[row], size, owner.get(at), free) for at, row, size, free in zip(*columns)]
         )
         owner.update(found.owner)
-        direct |= found.direct
-    return direct
+        confidence[list(found.owner)] = OF_ENGINE
+        confidence[list(found.direct)] = OF_NODE
 
 
-def _with_parameters(trace: MemoryTrace, frames: Frames, owner: dict[int, Call]) -> None:
-    """Add the calls of moved parameters and buffers, and of what an optimizer keeps."""
+def _with_parameters(trace: MemoryTrace, frames: Frames, owner: dict[int, Call], confidence: UInt8) -> None:
+    """Add the calls of moved parameters and buffers, and of what an optimizer keeps, and how sure they are."""
     events = trace.events
     is_alloc = events.kind == Kind.ALLOC
     held = np.flatnonzero(is_alloc & (events.category == Category.GRADIENT)).tolist()
@@ -101,7 +104,9 @@ def _with_parameters(trace: MemoryTrace, frames: Frames, owner: dict[int, Call])
     depths = np.array([*depth, 0])[events.stack]
     moved = np.flatnonzero(is_alloc & (depths > 0)).tolist()
     owner.update(match_moved([Moved(at, int(size[at]), int(depths[at])) for at in moved], gradients))
+    confidence[moved] = OF_PARAMETER
     state = np.flatnonzero(is_alloc & (events.category == Category.OPTIMIZER_STATE)).tolist()
+    confidence[state] = OF_PARAMETER
     parameters: list[tuple[int, Call | None]] = [(int(size[at]), owner.get(at)) for at in moved]
     if not moved:
         parameters = [(gradient.size, gradient.call) for gradient in gradients]

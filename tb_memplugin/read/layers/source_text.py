@@ -110,9 +110,11 @@ class SourceText:
 
 def _file(name: str, wanted: list[tuple[int, str]]) -> _File | None:
     path = Path(name)
+    if path.suffix != ".py" or not path.is_absolute():
+        return None
     try:
         status = path.stat()
-        if path.suffix != ".py" or not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
             return None
         file = _File(name, path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -175,9 +177,9 @@ class _File:
                 base_class = self._class(base.id) if isinstance(base, ast.Name) else None
                 if base_class is not None and base_class is not owner:
                     found.update(self.made(base_class))
-            for node in ast.walk(owner):
-                if isinstance(node, ast.Assign):
-                    found.update(_assigned(node.targets[0], node.value))
+            assignments = (node for node in ast.walk(owner) if isinstance(node, ast.Assign))
+            for node in sorted(assignments, key=lambda node: node.lineno):
+                found.update(_assigned(node.targets[0], node.value))
         return self._made[owner.name]
 
 
