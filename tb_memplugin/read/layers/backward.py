@@ -8,6 +8,7 @@ nothing. The longest common subsequence matches them.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -126,31 +127,50 @@ def _match(forward: list[Request], backward: list[Request], found: Matched) -> N
     match = longest_common(
         [names for names, _ in operators], [frozenset((kind, *_ALSO.get(kind, ()))) for kind, _ in nodes]
     )
-    owners = [operators[match[at]][1][0].call if at in match else None for at in range(len(nodes))]
-    following = _following(owners, match)
+    rows = _with_neighbours([kind for kind, _ in nodes], match, [len(of_names) for _, of_names in operators])
+    owners = [operators[row][1][0].call if row >= 0 else None for row in rows]
+    following = _following(owners, rows)
     last: Call | None = None
     for at, (kind, of_node) in enumerate(nodes):
-        if at in match:
-            last = owners[at]
-            owner = last
+        if rows[at] >= 0:
+            last = owner = owners[at]
         elif kind in ("", ACCUMULATE):  # what the engine adds up for the node before
             owner = last
         else:
             owner = _around(last, following[at])
         if owner is not None:
             found.owner.update((request.event, owner) for request in of_node)
-            if at in match:
+            if rows[at] >= 0:
                 found.direct.update(request.event for request in of_node)
 
 
-def _following(owners: list[Call | None], match: dict[int, int]) -> list[Call | None]:
+def _with_neighbours(kinds: Sequence[str], match: dict[int, int], allocated: Sequence[int]) -> list[int]:
+    """Return the operator's row of each node, -1 for none.
+
+    Several operators of a call in a row are one row. So a node that has no row may have that of the node of its
+    kind before or after it, as long as a row has no more nodes than allocations.
+    """
+    rows = [match.get(at, -1) for at in range(len(kinds))]
+    used = Counter(match.values())
+    for order in (range(len(kinds)), range(len(kinds) - 1, -1, -1)):
+        nearest = -1
+        for at in order:
+            if rows[at] >= 0:
+                nearest = at
+            elif nearest >= 0 and kinds[at] == kinds[nearest] and used[rows[nearest]] < allocated[rows[nearest]]:
+                rows[at] = rows[nearest]
+                used[rows[at]] += 1
+    return rows
+
+
+def _following(owners: list[Call | None], rows: list[int]) -> list[Call | None]:
     """Return, for each node, the owner of the next matched node."""
     following: list[Call | None] = []
     after: Call | None = None
-    for at in range(len(owners) - 1, -1, -1):
+    for owner, row in zip(owners[::-1], rows[::-1], strict=True):
         following.append(after)
-        if at in match:
-            after = owners[at]
+        if row >= 0:
+            after = owner
     return following[::-1]
 
 
@@ -170,8 +190,7 @@ def _around(one: Call | None, other: Call | None) -> Call | None:
 def _runs(keyed: Sequence[tuple[object, Request]]) -> list[tuple[object, list[Request]]]:
     """Group allocations of one operator or node: they follow one another, and the first does not come again.
 
-    An operator's first stack comes once; a node may run one operator twice, with other sizes. After a node the
-    engine frees what the node had saved.
+    After a node the engine frees what the node had saved.
     """
     runs: list[tuple[object, list[Request]]] = []
     is_over = True
@@ -181,10 +200,7 @@ def _runs(keyed: Sequence[tuple[object, Request]]) -> list[tuple[object, list[Re
             continue
         if not was_over and runs[-1][0] == key:
             first = runs[-1][1][0]
-            again = (request.row, request.size) == (first.row, first.size)
-            if not request.meaning.is_backward:
-                again = request.meaning.operators == first.meaning.operators
-            if request.call is first.call and not again:
+            if request.call is first.call and (request.row, request.size) != (first.row, first.size):
                 runs[-1][1].append(request)
                 continue
         runs.append((key, [request]))

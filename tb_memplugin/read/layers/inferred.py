@@ -25,6 +25,10 @@ OF_NODE, OF_ENGINE, OF_PARAMETER = 98, 90, 95
 of the engine, of a parameter or its state. How these were measured: docs/design/layers_from_stacks.md."""
 
 
+OF_NO_NODE = (Category.COMMUNICATION, Category.WORKSPACE)
+"""What is allocated in an operator or node, but not for it."""
+
+
 def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> MemoryTrace:
     """Return a trace of a snapshot with the modules that its Python stacks show, if it names none itself.
 
@@ -79,7 +83,7 @@ def _with_backward(trace: MemoryTrace, owner: dict[int, Call], confidence: UInt8
     events = trace.events
     by_engine = np.array([meaning.is_backward and not meaning.node for meaning in meanings] + [False])
     is_free = (events.kind == Kind.FREE_REQUESTED) & by_engine[events.stack]
-    is_alloc = (events.kind == Kind.ALLOC) & (events.stack >= 0) & (events.category != Category.COMMUNICATION)
+    is_alloc = (events.kind == Kind.ALLOC) & (events.stack >= 0) & ~np.isin(events.category, OF_NO_NODE)
     for device in range(len(trace.devices)):
         rows = np.flatnonzero((is_alloc | is_free) & (events.device == device))
         columns = (rows.tolist(), events.stack[rows].tolist(), events.bytes[rows].tolist(), is_free[rows].tolist())
