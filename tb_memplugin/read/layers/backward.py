@@ -39,6 +39,11 @@ _ALSO = {
 """Operators that a node may be of, besides the one of its name."""
 
 
+MANY = 1 << 30
+_MOST = dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 2)
+"""How much a node of a kind allocates at most: the gradients of two matrices."""
+
+
 class Meaning(NamedTuple):
     """What the C++ frames of a stack say.
 
@@ -200,7 +205,9 @@ def _runs(keyed: Sequence[tuple[object, Request]]) -> list[tuple[object, list[Re
             continue
         if not was_over and runs[-1][0] == key:
             first = runs[-1][1][0]
-            if request.call is first.call and (request.row, request.size) != (first.row, first.size):
+            again = (request.row, request.size) == (first.row, first.size)
+            is_full = request.meaning.is_backward and len(runs[-1][1]) >= _MOST.get(request.meaning.node, MANY)
+            if request.call is first.call and not again and not is_full:
                 runs[-1][1].append(request)
                 continue
         runs.append((key, [request]))

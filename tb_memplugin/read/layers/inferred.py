@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tb_memplugin.read.layers.backward import Request, match_backward, meaning_of
+from tb_memplugin.read.layers.backward import Meaning, Request, match_backward, meaning_of
 from tb_memplugin.read.layers.calls import Call, Calls
 from tb_memplugin.read.layers.frames import Frames, Role
 from tb_memplugin.read.layers.names import Names, link_recomputed
@@ -25,6 +25,8 @@ OF_NODE, OF_ENGINE, OF_PARAMETER = 98, 90, 95
 of the engine, of a parameter or its state. How these were measured: docs/design/layers_from_stacks.md."""
 
 
+ONE_OUTPUT, CAST = "linear", "tocopy"
+
 OF_NO_NODE = (Category.COMMUNICATION, Category.WORKSPACE)
 """What is allocated in an operator or node, but not for it."""
 
@@ -41,9 +43,10 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
     frames = Frames(trace.stacks, read_text=read_text)
     if not any(frame.role == Role.CALL and frame.line for frame in frames.all):
         return trace
-    owner, calls = _tracked(trace, frames)
+    meanings = [meaning_of(stack) for stack in trace.stacks]
+    owner, calls = _tracked(trace, frames, meanings)
     confidence = np.full(len(trace.events), 100, np.uint8)
-    _with_backward(trace, owner, confidence)
+    _with_backward(trace, meanings, owner, confidence)
     link_recomputed(calls.outermost, frames)
     names = Names(frames)
     names.name(calls.outermost)
@@ -63,21 +66,27 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
     return _with_modules(replace(trace, modules=table), module, np.minimum(sure[module], confidence))
 
 
-def _tracked(trace: MemoryTrace, frames: Frames) -> tuple[dict[int, Call], Calls]:
+def _tracked(
+    trace: MemoryTrace, frames: Frames, meanings: Sequence[Meaning]
+) -> tuple[dict[int, Call], Calls]:
     """Return the module call of each event that allocates in one, and all calls."""
     stacks = [frames.of_stack(stack) for stack in trace.stacks]
     kind = trace.events.kind
     rows = np.flatnonzero(np.isin(kind, (Kind.ALLOC, Kind.FREE_REQUESTED, Kind.FREE_COMPLETED)))
     is_alloc, stack, size = kind[rows] == Kind.ALLOC, trace.events.stack[rows], trace.events.bytes[rows]
+    # A linear allocates one output: its stack again, with any size, is the next one's.
+    is_output = np.array([ONE_OUTPUT in m.operators and CAST not in m.operators for m in meanings] + [False])
+    size = np.where(is_output[stack], 0, size)
     columns = list(zip(rows.tolist(), is_alloc.tolist(), stack.tolist(), size.tolist(), strict=True))
     first, _ = _followed(Calls(frames), stacks, columns)
     calls, owner = _followed(Calls(frames, first), stacks, columns)
     return owner, calls
 
 
-def _with_backward(trace: MemoryTrace, owner: dict[int, Call], confidence: UInt8) -> None:
+def _with_backward(
+    trace: MemoryTrace, meanings: Sequence[Meaning], owner: dict[int, Call], confidence: UInt8
+) -> None:
     """Add the calls of what autograd's nodes allocate, and how sure they are."""
-    meanings = [meaning_of(stack) for stack in trace.stacks]
     if not any(meaning.node for meaning in meanings):
         return
     events = trace.events
