@@ -66,7 +66,7 @@ class Frames:
             stack: the texts of its frames, innermost first.
         """
         find = self._numbers.get
-        numbers = tuple(number for text in reversed(stack) if (number := find(text, -1)) >= 0)
+        numbers = self._with_calls([number for text in reversed(stack) if (number := find(text, -1)) >= 0])
         roles = [self.all[number].role for number in numbers]
         if Role.RECOMPUTE in roles:
             last = len(roles) - roles[::-1].index(Role.RECOMPUTE)
@@ -74,6 +74,17 @@ class Frames:
             if called == Role.FORWARD:
                 return (*numbers[:last], self._call, *numbers[last:])
         return numbers
+
+    def _with_calls(self, numbers: list[int]) -> tuple[int, ...]:
+        """Insert a module call where a line calls a module's `forward` itself."""
+        found: list[int] = []
+        for number in numbers:
+            if self.all[number].role == Role.FORWARD and found:
+                caller = self.all[found[-1]]
+                if any(target.is_forward for target in self.text.called(caller.file, caller.line)):
+                    found.append(self._call)
+            found.append(number)
+        return tuple(found)
 
     def _add(self, frame: Frame) -> int:
         """Return the number of a new frame, -1 if it is left out."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from tb_memplugin.read.layers.calls import Call
-from tb_memplugin.read.layers.frames import Frames, Role
+from tb_memplugin.read.layers.frames import Frames
 from tb_memplugin.read.layers.source_text import BACKWARDS, LOOP, NOT_KNOWN, Target
 
 CHECKPOINT_FILE = "torch/utils/checkpoint.py"
@@ -68,19 +68,19 @@ class Names:
         if site and every[site[-1]].file.replace("\\", "/").endswith(CONTAINER_FILE):
             self._in_sequential(parent, calls)
             return
-        prefix, targets = self._targets(site)
+        targets = self._targets(site)
         if targets:
             self._by_targets(calls, targets)
-            for call in calls:
-                call.name = prefix + call.name
             return
-        if site and self._text.has(every[site[-1]].file):
-            return  # modules that are no attributes, such as a loss made on the way: they belong to the parent
-        line = every[site[-1]].line if site else 0
+        caller = every[site[-1]] if site else None
+        if caller and self._text.makes(caller.file, caller.line):
+            return  # a loss that the parent makes on the way, or a global activation: the parent's own
+        line = caller.line if caller else 0
+        unknown = NOT_KNOWN if caller and self._text.has(caller.file) else ""
         same: Counter[int] = Counter(call.function for call in calls)
         seen: Counter[int] = Counter()
         for call in calls:
-            call.name = f"{self.class_of(call)}:{line}"
+            call.name = f"{unknown}{self.class_of(call)}:{line}"
             if same[call.function] > 1:
                 call.name += f".{seen[call.function]}"
                 seen[call.function] += 1
@@ -103,22 +103,10 @@ class Names:
                 else:
                     call.name, after = str(at), at + 1
 
-    def _targets(self, site: tuple[int, ...]) -> tuple[str, tuple[Target, ...]]:
-        """Return the modules that the innermost frame with a text calls, and the name of what is around."""
-        every = self._frames.all
-        targets: tuple[Target, ...] = ()
-        depth = len(site)
-        while depth and not targets:
-            depth -= 1
-            frame = every[site[depth]]
-            targets = tuple(t for t in self._text.called(frame.file, frame.line) if not t.is_forward)
-        prefix = ""
-        for outer, inner in zip(site[:depth], site[1 : depth + 1], strict=True):
-            if every[inner].role == Role.FORWARD:
-                frame = every[outer]
-                around = [t for t in self._text.called(frame.file, frame.line) if t.is_forward]
-                prefix += f"{around[0].path}." if len(around) == 1 else ""
-        return prefix, targets
+    def _targets(self, site: tuple[int, ...]) -> tuple[Target, ...]:
+        """Return the modules that a site calls: those of its innermost frame whose text names any."""
+        frames = (self._frames.all[number] for number in reversed(site))
+        return next((found for frame in frames if (found := self._text.called(frame.file, frame.line))), ())
 
     def _by_targets(self, calls: list[Call], targets: tuple[Target, ...]) -> None:
         """Match calls with the modules that their line calls: by class, and in order."""

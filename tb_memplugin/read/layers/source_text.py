@@ -7,6 +7,7 @@ the frame's name. So a file of another version, or another file at the same path
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import stat
 from bisect import bisect_right
@@ -97,6 +98,11 @@ class SourceText:
         """Return the modules that a line calls, in order of evaluation; none without a text."""
         function = self._function(file, line)
         return function.called(line) if function else ()
+
+    def makes(self, file: str, line: int) -> bool:
+        """Whether a line calls a module that is no attribute: one that its function makes, or a global one."""
+        function = self._function(file, line)
+        return function is not None and function.makes(line)
 
     def most_calls(self, file: str, line: int) -> int | None:
         """Return how many modules a line calls at most in one run of its function; None if that is not known."""
@@ -253,6 +259,32 @@ class _Function:
             return None
         others = (call.func for call in self._calls if _has(call, line, line) and not self._path(call.func))
         return None if any(isinstance(function, ast.Name) for function in others) else len(targets)
+
+    def makes(self, line: int) -> bool:
+        return any(_has(call, line, line) and self._is_made(call.func) for call in self._calls)
+
+    def _is_made(self, function: ast.expr) -> bool:
+        match function:
+            case ast.Name(id=name):
+                made = self._assigned.get(name)
+                is_global = name not in self._bound and not name[:1].isupper() and not hasattr(builtins, name)
+                return is_global or (made is not None and _name_of_class(made)[:1].isupper())
+            case ast.Call(func=made_by):
+                return _name(made_by)[:1].isupper()
+            case ast.Subscript(value=ast.Name(id=name)):
+                return name not in self._bound
+        return False
+
+    @cached_property
+    def _assigned(self) -> dict[str, ast.expr]:
+        assignments = (node for node in self._nodes if isinstance(node, ast.Assign))
+        return {n.targets[0].id: n.value for n in assignments if isinstance(n.targets[0], ast.Name)}
+
+    @cached_property
+    def _bound(self) -> set[str]:
+        """The names that the function itself binds."""
+        names = {n.id for n in self._nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return names | {node.arg for node in self._nodes if isinstance(node, ast.arg)}
 
     def _targets(self, call: ast.Call) -> Iterator[Target]:
         path = self._path(call.func)
