@@ -22,9 +22,9 @@ from tb_memplugin.read.content import (
     too_large,
 )
 from tb_memplugin.read.kineto.trace import trace_from_kineto
+from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.snapshot.from_json import as_pickled, check_not_shared
 from tb_memplugin.read.snapshot.safe_pickle import RefusedPickleError, read_pickle
-from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.snapshot.trace import from_traces, is_snapshot, trace_from_snapshot
 from tb_memplugin.read.timeline import is_timeline, trace_from_timeline
 from tb_memplugin.store import files

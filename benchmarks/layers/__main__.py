@@ -21,7 +21,7 @@ def record(folder: Path, chosen: list[str]) -> None:
         if not child:
             try:
                 record(every[name], folder / f"{name}.pickle", "all")
-            except BaseException:
+            except Exception:  # noqa: BLE001  # the child ends here, whatever failed
                 traceback.print_exc()
             finally:
                 os._exit(0)

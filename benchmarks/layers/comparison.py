@@ -46,7 +46,7 @@ class Shares:
 
 @dataclass
 class Answer:
-    """One program. `everywhere` and `peak` by the first letter of the truth; `same` without the source texts."""
+    """One program. `everywhere`, `peak` and, without source texts, `same` by the first letter of the truth."""
 
     name: str
     load_s: float
@@ -60,7 +60,9 @@ def compare(folder: Path, chosen: list[str]) -> None:
     """Print the tables for the programs that were recorded in a folder."""
     for title, programs in (("Looked at", PROGRAMS), ("New", NEW)):
         names = [name for name in programs if not chosen or name in chosen]
-        answers = [answer(folder / f"{name}.pickle") for name in names if (folder / f"{name}.pickle").exists()]
+        answers = [
+            answer(folder / f"{name}.pickle") for name in names if (folder / f"{name}.pickle").exists()
+        ]
         if answers:
             print(f"\n{title}, {len(answers)} programs\n")
             print("\n".join(table(answers)))
@@ -133,11 +135,13 @@ def partition(trace: MemoryTrace, truths: list[str], events: Iterable[int]) -> d
 
 def table(answers: list[Answer]) -> Iterable[str]:
     """Yield the rows of a table in Markdown: right / wrong, as shares of bytes; the rest is not named."""
-    yield f"| program | {' | '.join(PHASES.values())} | at the peak | forward without texts | load, infer (s) |"
+    yield f"| program | {' | '.join(PHASES.values())} | at the peak | forward, no texts | load, infer (s) |"
     yield "|---" * (len(PHASES) + 4) + "|"
     for one in answers:
         cells = [one.everywhere.get(letter, Shares()).text() for letter in PHASES]
-        peak = Shares(*(sum(getattr(s, key) for s in one.peak.values()) for key in ("total", "right", "wrong")))
+        peak = Shares(
+            *(sum(getattr(s, key) for s in one.peak.values()) for key in ("total", "right", "wrong"))
+        )
         times = f"{one.load_s:.2f}, {one.infer_s:.2f}"
         yield f"| {one.name} | {' | '.join(cells)} | {peak.text()} | {one.same['F'].text()} | {times} |"
     medians = [_median(answers, letter) for letter in PHASES]

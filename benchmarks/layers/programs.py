@@ -1,8 +1,13 @@
-"""The programs whose layers are looked for: models of ten families, small, from configs and in plain PyTorch."""
+"""The programs whose layers are looked for: models of ten families, small, from configs and in PyTorch."""
+
+# Modules return what calls of modules give, which has no type; some of these libraries have none at all.
+# mypy: disable-error-code="no-any-return, misc, assignment, operator, call-overload, arg-type"
+# mypy: disable-error-code="import-not-found, import-untyped"
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -74,17 +79,34 @@ def whisper() -> Built:
 
     sizes = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in SIDES.items()}
     net = WhisperForConditionalGeneration(
-        WhisperConfig(vocab_size=512, d_model=128, num_mel_bins=16, max_source_positions=64, pad_token_id=0,
-                      bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, **sizes)
+        WhisperConfig(
+            vocab_size=512,
+            d_model=128,
+            num_mel_bins=16,
+            max_source_positions=64,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            decoder_start_token_id=1,
+            **sizes,
+        )
     )
-    return net.train(), lambda net: net(
-        input_features=torch.ones(2, 16, 128, device="cuda"), labels=tokens(2, 32)
-    ).loss
+    return (
+        net.train(),
+        lambda net: net(input_features=torch.ones(2, 16, 128, device="cuda"), labels=tokens(2, 32)).loss,
+    )
 
 
 SIDES = {"layers": 3, "attention_heads": 4, "ffn_dim": 256}
-BOTH_SIDES = {"encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-              "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "d_model": 128}
+BOTH_SIDES = {
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 256,
+    "decoder_ffn_dim": 256,
+    "d_model": 128,
+}
 
 
 def clip() -> Built:
@@ -112,7 +134,8 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         n, length, width = x.shape
         q, k, v = (
-            y.view(n, length, self.heads, -1).transpose(1, 2) for y in (self.query(x), self.key(x), self.value(x))
+            y.view(n, length, self.heads, -1).transpose(1, 2)
+            for y in (self.query(x), self.key(x), self.value(x))
         )
         weights = self.drop((q @ k.transpose(-2, -1)).softmax(-1))
         return self.out((weights @ v).transpose(1, 2).reshape(n, length, width))
@@ -214,7 +237,7 @@ class UNet(nn.Module):
     def __init__(self, widths: tuple[int, ...] = (16, 32, 64)) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, widths[0], 3, padding=1)
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(pairwise(widths))
         self.downs = nn.ModuleList(DoubleConv(a, b) for a, b in pairs)
         self.middle = DoubleConv(widths[-1], widths[-1])
         self.rises = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in reversed(pairs))
@@ -243,8 +266,11 @@ class Residual(nn.Module):
     def __init__(self, inside: int, out: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(inside, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(),
-            nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out),
+            nn.Conv2d(inside, out, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(),
+            nn.Conv2d(out, out, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(out),
         )
         self.short = nn.Sequential() if stride == 1 else nn.Conv2d(inside, out, 1, stride)
 
@@ -255,9 +281,12 @@ class Residual(nn.Module):
 def residual() -> Built:
     widths = (16, 16, 32, 32, 64)
     net = nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(),
-        *(Residual(a, b, 1 + (a != b)) for a, b in zip(widths, widths[1:], strict=False)),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        *(Residual(a, b, 1 + (a != b)) for a, b in pairwise(widths)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
     )
     labels = torch.ones(4, dtype=torch.long)
     return net, lambda net: F.cross_entropy(net(torch.ones(4, 3, 32, 32, device="cuda")), labels.cuda())
@@ -314,7 +343,9 @@ class Mixer(nn.Module):
 
 
 def mixer() -> Built:
-    net = nn.Sequential(nn.Conv2d(3, 64, 8, 8), nn.Flatten(2), *(Mixer(64, 64) for _ in range(4)), nn.Linear(64, 4))
+    net = nn.Sequential(
+        nn.Conv2d(3, 64, 8, 8), nn.Flatten(2), *(Mixer(64, 64) for _ in range(4)), nn.Linear(64, 4)
+    )
     return net, lambda net: net(torch.ones(2, 3, 64, 64, device="cuda")).square().mean()
 
 
@@ -353,7 +384,7 @@ def accelerated() -> Built:
 def trainer() -> Built:
     net, loss = language("GPTNeoXConfig")()
 
-    def train(loss_of: Loss, truth: Any) -> None:
+    def train(_: Loss, truth: Any) -> None:
         from transformers import Trainer, TrainingArguments
 
         class Told(Trainer):
@@ -364,8 +395,15 @@ def trainer() -> Built:
 
         row = torch.ones(128, dtype=torch.long)
         data = [{"input_ids": row, "labels": row}] * 4
-        arguments = TrainingArguments("/tmp/layers_trainer", max_steps=2, per_device_train_batch_size=2,
-                                      report_to=[], save_strategy="no", bf16=True, logging_strategy="no")
+        arguments = TrainingArguments(
+            "/tmp/layers_trainer",
+            max_steps=2,
+            per_device_train_batch_size=2,
+            report_to=[],
+            save_strategy="no",
+            bf16=True,
+            logging_strategy="no",
+        )
         Told(net, arguments, train_dataset=data).train()
 
     net.train_as_user = train
@@ -402,7 +440,7 @@ def sharded() -> Built:
 def compiled() -> Built:
     net = Decoder(depth=2)
 
-    def train(loss_of: Loss, truth: Any) -> None:
+    def train(loss_of: Loss, _: Any) -> None:
         net.cuda()
         fast = torch.compile(net)
         optimizer = torch.optim.AdamW(net.parameters())
@@ -427,7 +465,9 @@ PROGRAMS: dict[str, Callable[[], Built]] = {
     "gptj": language("GPTJConfig", n_embd=128, n_layer=4, n_head=4, rotary_dim=16),
     # encoders
     "roberta": language("RobertaConfig", "RobertaForMaskedLM", **ENCODER),
-    "distilbert": language("DistilBertConfig", "DistilBertForMaskedLM", dim=128, n_layers=3, n_heads=4, hidden_dim=256),
+    "distilbert": language(
+        "DistilBertConfig", "DistilBertForMaskedLM", dim=128, n_layers=3, n_heads=4, hidden_dim=256
+    ),
     "electra": language("ElectraConfig", "ElectraForMaskedLM", **ENCODER, embedding_size=64),
     # encoders with decoders
     "pegasus": language("PegasusConfig", "PegasusForConditionalGeneration", **BOTH_SIDES),
@@ -436,21 +476,43 @@ PROGRAMS: dict[str, Callable[[], Built]] = {
     # images
     "dinov2": images("Dinov2Config", "Dinov2ForImageClassification", **VIT),
     "beit": images("BeitConfig", "BeitForImageClassification", **VIT),
-    "segformer": images("SegformerConfig", "SegformerForImageClassification", hidden_sizes=[16, 32, 64, 64],
-                        num_attention_heads=[1, 2, 2, 4]),
-    "regnet": images("RegNetConfig", "RegNetForImageClassification", embedding_size=16, hidden_sizes=[32, 64, 64, 128],
-                     depths=[1, 2, 3, 1], groups_width=16),
+    "segformer": images(
+        "SegformerConfig",
+        "SegformerForImageClassification",
+        hidden_sizes=[16, 32, 64, 64],
+        num_attention_heads=[1, 2, 2, 4],
+    ),
+    "regnet": images(
+        "RegNetConfig",
+        "RegNetForImageClassification",
+        embedding_size=16,
+        hidden_sizes=[32, 64, 64, 128],
+        depths=[1, 2, 3, 1],
+        groups_width=16,
+    ),
     "mixer": mixer,
     "residual": residual,
     # U-Nets
     "unet": unet,
     # mixtures of experts
-    "qwen2_moe": language("Qwen2MoeConfig", num_key_value_heads=2, num_experts=4, num_experts_per_tok=2,
-                          moe_intermediate_size=128, shared_expert_intermediate_size=128),
+    "qwen2_moe": language(
+        "Qwen2MoeConfig",
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        shared_expert_intermediate_size=128,
+    ),
     "mixture": decoder("mixture"),
     # sound
-    "wav2vec2": speech("Wav2Vec2Config", "Wav2Vec2Model", conv_dim=[32] * 7, num_conv_pos_embeddings=16,
-                       num_conv_pos_embedding_groups=4, mask_time_prob=0.0),
+    "wav2vec2": speech(
+        "Wav2Vec2Config",
+        "Wav2Vec2Model",
+        conv_dim=[32] * 7,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        mask_time_prob=0.0,
+    ),
     "whisper": whisper,
     # images and text
     "clip": clip,
@@ -486,33 +548,68 @@ NEW: dict[str, Callable[[], Built]] = {
     "xglm": language("XGLMConfig", d_model=128, ffn_dim=256, num_layers=4, attention_heads=4),
     # encoders
     "bert_generation": language("BertGenerationConfig", "BertGenerationDecoder", **ENCODER),
-    "mobilebert": language("MobileBertConfig", "MobileBertForMaskedLM", **ENCODER, embedding_size=64,
-                           intra_bottleneck_size=64, true_hidden_size=64),
+    "mobilebert": language(
+        "MobileBertConfig",
+        "MobileBertForMaskedLM",
+        **ENCODER,
+        embedding_size=64,
+        intra_bottleneck_size=64,
+        true_hidden_size=64,
+    ),
     "squeezebert": language("SqueezeBertConfig", "SqueezeBertForMaskedLM", **ENCODER, embedding_size=128),
     "ernie": language("ErnieConfig", "ErnieForMaskedLM", **ENCODER),
     "mpnet": language("MPNetConfig", "MPNetForMaskedLM", max_position_embeddings=160),
     "esm": language("EsmConfig", "EsmForMaskedLM", **ENCODER, mask_token_id=3),
     # encoders with decoders
     "mbart": language("MBartConfig", "MBartForConditionalGeneration", **BOTH_SIDES),
-    "marian": language("MarianConfig", "MarianMTModel", **BOTH_SIDES, pad_token_id=0, decoder_start_token_id=0),
+    "marian": language(
+        "MarianConfig", "MarianMTModel", **BOTH_SIDES, pad_token_id=0, decoder_start_token_id=0
+    ),
     "m2m": language("M2M100Config", "M2M100ForConditionalGeneration", **BOTH_SIDES),
     # images
     "deit": images("DeiTConfig", "DeiTForImageClassification", **VIT),
-    "poolformer": images("PoolFormerConfig", "PoolFormerForImageClassification", hidden_sizes=[16, 32, 64, 64],
-                         depths=[1, 1, 2, 1]),
+    "poolformer": images(
+        "PoolFormerConfig",
+        "PoolFormerForImageClassification",
+        hidden_sizes=[16, 32, 64, 64],
+        depths=[1, 1, 2, 1],
+    ),
     "pvt": images("PvtConfig", "PvtForImageClassification", image_size=64, hidden_sizes=[16, 32, 64, 64]),
-    "convnextv2": images("ConvNextV2Config", "ConvNextV2ForImageClassification", hidden_sizes=[16, 32, 64, 64],
-                         depths=[1, 1, 2, 1]),
-    "mobilevit": images("MobileViTConfig", "MobileViTForImageClassification", hidden_sizes=[32, 48, 64],
-                        neck_hidden_sizes=[8, 16, 24, 32, 40, 48, 96], image_size=64),
+    "convnextv2": images(
+        "ConvNextV2Config",
+        "ConvNextV2ForImageClassification",
+        hidden_sizes=[16, 32, 64, 64],
+        depths=[1, 1, 2, 1],
+    ),
+    "mobilevit": images(
+        "MobileViTConfig",
+        "MobileViTForImageClassification",
+        hidden_sizes=[32, 48, 64],
+        neck_hidden_sizes=[8, 16, 24, 32, 40, 48, 96],
+        image_size=64,
+    ),
     # mixtures of experts
     "olmoe": language("OlmoeConfig", num_key_value_heads=2, num_experts=4, num_experts_per_tok=2),
-    "granitemoe": language("GraniteMoeConfig", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2),
+    "granitemoe": language(
+        "GraniteMoeConfig", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2
+    ),
     # sound
-    "hubert": speech("HubertConfig", "HubertModel", conv_dim=[32] * 7, num_conv_pos_embeddings=16,
-                     num_conv_pos_embedding_groups=4, mask_time_prob=0.0),
-    "sew": speech("SEWConfig", "SEWModel", conv_dim=[32] * 13, num_conv_pos_embeddings=16,
-                  num_conv_pos_embedding_groups=4, mask_time_prob=0.0),
+    "hubert": speech(
+        "HubertConfig",
+        "HubertModel",
+        conv_dim=[32] * 7,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        mask_time_prob=0.0,
+    ),
+    "sew": speech(
+        "SEWConfig",
+        "SEWModel",
+        conv_dim=[32] * 13,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        mask_time_prob=0.0,
+    ),
     # state spaces
     "falcon_mamba": language("FalconMambaConfig", state_size=8),
     # checkpointing, wrappers

@@ -1,8 +1,8 @@
-"""A training on a GPU with the allocator's history, and the module of each allocation as the program knows it.
+"""A training on a GPU with the allocator's history, and each allocation's module as the program knows it.
 
 While a module's `__call__`, `_apply` or one of its autograd nodes runs, allocations carry its name as user
-metadata. Nodes belong to the module in whose call they were made, by sequence number. The name is taken out of
-the entries afterwards, together with the frames of the functions here: what is left is a plain recording.
+metadata. Nodes belong to the module in whose call they were made, by sequence number. The names are taken out
+of the entries afterwards, with the frames of the functions here: what is left is a plain recording.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 MARK_BYTES = 123_457
-"""Bytes of an allocation that marks the end of a backward or an optimizer step; nothing else has this size."""
+"""Bytes of an allocation that marks the end of a backward or an optimizer step; nothing else has them."""
 
 FORWARD, RECOMPUTE, BACKWARD, PARAMETER, GRADIENT, STATE = "FRBPGO"
 """First letter of a truth; the module's FQN follows."""
@@ -58,7 +58,7 @@ class Truth:
 
     def _show(self, name: str) -> None:
         torch.cuda.memory._set_memory_metadata(name)
-        self._began.append(torch._C._get_sequence_nr() if hasattr(torch._C, "_get_sequence_nr") else _sequence())
+        self._began.append(_sequence())
         self._made_in.append(name)
 
     def before_backward(self, loss: torch.Tensor) -> None:
@@ -85,7 +85,9 @@ class Truth:
 
     def of_entries(self, entries: list[dict[str, Any]]) -> list[str]:
         """Return the truth of each entry, "" where none is known, and take it out of the entries."""
-        truths, last, marks = [], {}, iter(self._tensors)
+        truths: list[str] = []
+        last: dict[int, int] = {}
+        marks = iter(self._tensors)
         for index, entry in enumerate(entries):
             truths.append(entry.get("user_metadata") or "")
             entry["user_metadata"] = ""
@@ -108,15 +110,19 @@ def _names(name: str) -> Callable[..., None]:
 
 
 def _sequence() -> int:
+    """Return the sequence number of a new node."""
     with torch.enable_grad():
-        return (torch.zeros(1, requires_grad=True) + 0).grad_fn._sequence_nr()
+        node: Any = (torch.zeros(1, requires_grad=True) + 0).grad_fn
+    return int(node._sequence_nr())
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def local(tensor: Any) -> torch.Tensor:
+    """Return the part of a sharded tensor that this rank has, or the tensor."""
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
-class watched_modules:
+class WatchedModules:
     """Within the block, modules tell a `Truth` when they run."""
 
     def __init__(self, truth: Truth) -> None:
@@ -130,7 +136,8 @@ class watched_modules:
             return truth.call(FORWARD, self, lambda: call(self, *args, **kwargs))
 
         def tracked_apply(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return truth.call(PARAMETER, self, lambda: apply(self, *args, **kwargs))
+            moved = truth.call(PARAMETER, self, lambda: apply(self, *args, **kwargs))  # type: ignore[no-untyped-call]
+            return moved
 
         nn.Module.__call__, nn.Module._apply = tracked_call, tracked_apply  # type: ignore[method-assign]
 
@@ -147,20 +154,22 @@ def owners_of(model: nn.Module) -> dict[int, str]:
     return owner
 
 
-def owned(kind: str, tensors: Iterable[tuple[Any, torch.Tensor | None]], owner: dict[int, str]) -> Iterable[Any]:
+def owned(
+    kind: str, tensors: Iterable[tuple[Any, torch.Tensor | None]], owner: dict[int, str]
+) -> Iterable[Any]:
     for parameter, tensor in tensors:
         if tensor is not None and tensor.is_cuda and id(parameter) in owner:
             yield tensor, kind + owner[id(parameter)]
 
 
 def record(program: Program, path: Path, stacks: str) -> None:
-    """Run two training steps of a program and write its snapshot, and the truth of each entry, to a pickle."""
+    """Run two training steps of a program and write its snapshot, and each entry's truth, to a pickle."""
     truth = Truth()
     model, loss_of = program()
     truth.watch(model)
     torch.cuda.init()
     torch.cuda.memory._record_memory_history(max_entries=400_000, stacks=stacks)
-    with watched_modules(truth):
+    with WatchedModules(truth):
         train(model, loss_of, truth)
         snapshot = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(enabled=None)
@@ -175,7 +184,12 @@ def record(program: Program, path: Path, stacks: str) -> None:
 
 
 def _is_ours(frame: dict[str, Any]) -> bool:
-    return frame["filename"] == __file__ and frame["name"] in ("tracked_call", "tracked_apply", "call", "<lambda>")
+    return frame["filename"] == __file__ and frame["name"] in (
+        "tracked_call",
+        "tracked_apply",
+        "call",
+        "<lambda>",
+    )
 
 
 def train(model: nn.Module, loss_of: Callable[[nn.Module], torch.Tensor], truth: Truth) -> None:

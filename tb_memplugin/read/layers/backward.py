@@ -1,8 +1,7 @@
-"""Give what autograd's nodes allocate the modules whose forward made the nodes, where C++ frames are recorded.
+"""Give what autograd's nodes allocate the modules whose forward made them, where C++ frames are recorded.
 
-Autograd runs the nodes of a graph in reverse: the last operator first. So the operators of a forward, reversed,
-and the nodes of its backward are two sequences with a long common part, up to operators and nodes that allocate
-nothing. The longest common subsequence matches them.
+Autograd runs the nodes of a graph in reverse: the last operator first. So the operators of a forward, in
+reverse, and the nodes of its backward have a long common subsequence, which matches them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tb_memplugin.read.layers.calls import Call
 from tb_memplugin.read.layers.matching import longest_common
@@ -44,6 +43,9 @@ _MOST = dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 2)
 """How much a node of a kind allocates at most: the gradients of two matrices."""
 
 
+Key = TypeVar("Key", str, frozenset[str])
+
+
 class Meaning(NamedTuple):
     """What the C++ frames of a stack say.
 
@@ -59,7 +61,7 @@ class Meaning(NamedTuple):
 
 
 class Request(NamedTuple):
-    """An allocation or a free: its event, the row and meaning of its stack, its bytes, and the call that it was in."""
+    """An allocation or free: its event, its stack's row and meaning, its bytes, and the call it was in."""
 
     event: int
     row: int
@@ -152,8 +154,8 @@ def _match(forward: list[Request], backward: list[Request], found: Matched) -> N
 def _with_neighbours(kinds: Sequence[str], match: dict[int, int], allocated: Sequence[int]) -> list[int]:
     """Return the operator's row of each node, -1 for none.
 
-    Several operators of a call in a row are one row. So a node that has no row may have that of the node of its
-    kind before or after it, as long as a row has no more nodes than allocations.
+    Several operators of a call, one after another, are one row. So a node without one may have that of the
+    node of its kind before or after it, as long as a row has no more nodes than allocations.
     """
     rows = [match.get(at, -1) for at in range(len(kinds))]
     used = Counter(match.values())
@@ -162,7 +164,11 @@ def _with_neighbours(kinds: Sequence[str], match: dict[int, int], allocated: Seq
         for at in order:
             if rows[at] >= 0:
                 nearest = at
-            elif nearest >= 0 and kinds[at] == kinds[nearest] and used[rows[nearest]] < allocated[rows[nearest]]:
+            elif (
+                nearest >= 0
+                and kinds[at] == kinds[nearest]
+                and used[rows[nearest]] < allocated[rows[nearest]]
+            ):
                 rows[at] = rows[nearest]
                 used[rows[at]] += 1
     return rows
@@ -192,12 +198,12 @@ def _around(one: Call | None, other: Call | None) -> Call | None:
     return other
 
 
-def _runs(keyed: Sequence[tuple[object, Request]]) -> list[tuple[object, list[Request]]]:
+def _runs(keyed: Sequence[tuple[Key, Request]]) -> list[tuple[Key, list[Request]]]:
     """Group allocations of one operator or node: they follow one another, and the first does not come again.
 
     After a node the engine frees what the node had saved.
     """
-    runs: list[tuple[object, list[Request]]] = []
+    runs: list[tuple[Key, list[Request]]] = []
     is_over = True
     for key, request in keyed:
         was_over, is_over = is_over, request.is_free
@@ -206,7 +212,9 @@ def _runs(keyed: Sequence[tuple[object, Request]]) -> list[tuple[object, list[Re
         if not was_over and runs[-1][0] == key:
             first = runs[-1][1][0]
             again = (request.row, request.size) == (first.row, first.size)
-            is_full = request.meaning.is_backward and len(runs[-1][1]) >= _MOST.get(request.meaning.node, MANY)
+            is_full = request.meaning.is_backward and len(runs[-1][1]) >= _MOST.get(
+                request.meaning.node, MANY
+            )
             if request.call is first.call and not again and not is_full:
                 runs[-1][1].append(request)
                 continue

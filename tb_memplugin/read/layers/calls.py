@@ -1,7 +1,7 @@
 """Follow call stacks in time to the calls of modules that they belong to.
 
-A stack says which functions were open at which lines. Two stacks in a row belong to the same calls as far as
-their frames are equal, and, in the first frame that differs, as far as the line can have moved on to the next.
+A stack says which functions were open at which lines. Two stacks, one after another, belong to the same calls
+as far as their frames are equal and, in the first that differs, the line can have moved on to the next.
 A line that goes back is a loop within the function or a new call of it; see `Calls._is_new`.
 """
 
@@ -28,7 +28,7 @@ class Call:
         recomputed: whether checkpointing ran the forward again.
         repeats: the call that it repeats, if checkpointing ran it again.
         name: its name below the parent, as `names` finds it.
-        position: which attribute of its parent it is, in the order in which the class makes them; 0 if not known.
+        position: which attribute of its parent it is, in the order in which the class makes them; else 0.
         is_by_text: whether a source text has the name.
         in_loop: whether a loop made it.
         elements: the classes of the modules in it, if it is a Sequential and a source text has them.
@@ -85,7 +85,7 @@ class Calls:
         self._frames = frames
         self._earlier = earlier
         self._threads: dict[int, list[_Open]] = {}
-        self._beginnings: dict[int, Counter[int]] = {}
+        self.beginnings: dict[int, Counter[int]] = {}
 
     def forget(self) -> None:
         """Every function that was open has returned, as far as is known."""
@@ -145,7 +145,10 @@ class Calls:
     def _is_another(self, call: _Open, inner: tuple[int, ...]) -> bool:
         """Whether the stack inside a module call cannot be that of the call: it had its forward already."""
         roles = (self._frames.all[number].role for number in inner)
-        return call.has_forward and next((role for role in roles if role in (Role.FORWARD, Role.CALL)), None) == Role.FORWARD
+        return (
+            call.has_forward
+            and next((role for role in roles if role in (Role.FORWARD, Role.CALL)), None) == Role.FORWARD
+        )
 
     def _is_new(self, function: _Open, number: int) -> bool:
         """Whether a function whose line went back was called again, and is not in a loop."""
@@ -158,7 +161,7 @@ class Calls:
         in_loop = text.in_one_loop(frame.file, frame.line, function.line)
         if in_loop is False:
             return True
-        began = self._earlier._beginnings.get(function.function) if self._earlier else None
+        began = self._earlier.beginnings.get(function.function) if self._earlier else None
         if not began:
             return frame.line <= function.first
         total = sum(began.values())
@@ -202,7 +205,7 @@ class Calls:
                 function.call = self._call(opened, inner, stack, depth)
                 inner = depth
             elif is_sure:
-                self._beginnings.setdefault(frame.function, Counter())[frame.line] += 1
+                self.beginnings.setdefault(frame.function, Counter())[frame.line] += 1
             if frame.role == Role.FORWARD and inner >= 0 and not opened[inner].has_forward:
                 opened[inner].has_forward = True
                 self._begin_forward(opened[inner].call, frame.function, stack, depth)

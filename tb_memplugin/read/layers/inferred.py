@@ -15,14 +15,14 @@ from tb_memplugin.read.layers.parameters import Gradient, Moved, match_moved, ma
 from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Note
-from tb_memplugin.trace.tables import NOT_NAMED, UInt8
+from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8
 
 BY_TEXT, BY_SITE, IN_PART = 99, 95, 60
-"""How sure a name is, in percent: by source texts, by the lines of calls alone, or with a part that is not known."""
+"""How sure a name is, in percent: by source texts, by lines of calls alone, with a part that is not known."""
 
 OF_NODE, OF_ENGINE, OF_PARAMETER = 98, 90, 95
-"""How sure it is that a block is the module's: of an autograd node that matches an operator, of another node or
-of the engine, of a parameter or its state. How these were measured: docs/design/layers_from_stacks.md."""
+"""How sure it is that a block is the module's, in percent: of an autograd node that matches an operator, of
+another node or the engine, of a parameter or its state. Measured in docs/design/layers_from_stacks.md."""
 
 
 ONE_OUTPUT, CAST = "linear", "tocopy"
@@ -95,9 +95,17 @@ def _with_backward(
     is_alloc = (events.kind == Kind.ALLOC) & (events.stack >= 0) & ~np.isin(events.category, OF_NO_NODE)
     for device in range(len(trace.devices)):
         rows = np.flatnonzero((is_alloc | is_free) & (events.device == device))
-        columns = (rows.tolist(), events.stack[rows].tolist(), events.bytes[rows].tolist(), is_free[rows].tolist())
+        columns = (
+            rows.tolist(),
+            events.stack[rows].tolist(),
+            events.bytes[rows].tolist(),
+            is_free[rows].tolist(),
+        )
         found = match_backward(
-            [Request(at, row, meanings[row], size, owner.get(at), free) for at, row, size, free in zip(*columns)]
+            [
+                Request(at, row, meanings[row], size, owner.get(at), free)
+                for at, row, size, free in zip(*columns, strict=True)
+            ]
         )
         owner.update(found.owner)
         confidence[list(found.owner)] = OF_ENGINE
@@ -105,7 +113,7 @@ def _with_backward(
 
 
 def _with_parameters(trace: MemoryTrace, frames: Frames, owner: dict[int, Call], confidence: UInt8) -> None:
-    """Add the calls of moved parameters and buffers, and of what an optimizer keeps, and how sure they are."""
+    """Add the calls of parameters, buffers and optimizer state, and how sure they are."""
     events = trace.events
     is_alloc = events.kind == Kind.ALLOC
     held = np.flatnonzero(is_alloc & (events.category == Category.GRADIENT)).tolist()
@@ -161,7 +169,7 @@ def _confidence(key: str) -> int:
     return BY_SITE if ":" in key else BY_TEXT
 
 
-def _with_modules(trace: MemoryTrace, module: np.ndarray, confidence: UInt8) -> MemoryTrace:
+def _with_modules(trace: MemoryTrace, module: Int32, confidence: UInt8) -> MemoryTrace:
     """Return a trace with the modules of its events, without pairing its blocks again."""
     blocks, first = trace.allocations, len(trace.start)
     births = blocks.born[first:]
@@ -171,13 +179,14 @@ def _with_modules(trace: MemoryTrace, module: np.ndarray, confidence: UInt8) -> 
         "modules_inferred",
         named,
     )
-    columns = {
-        "module": np.concatenate((trace.start.module, module[births])).astype(np.int32),
-        "module_confidence": np.concatenate((trace.start.module_confidence, confidence[births])),
-    }
+    paired = replace(
+        blocks,
+        module=np.concatenate((trace.start.module, module[births])),
+        module_confidence=np.concatenate((trace.start.module_confidence, confidence[births])),
+    )
     return replace(
         trace,
         events=replace(trace.events, module=module, module_confidence=confidence),
         notes=(*trace.notes, note),
-        paired=replace(blocks, **columns),
+        paired=paired,
     )

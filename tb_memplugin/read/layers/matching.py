@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
 
 
-def longest_common(rows: Sequence[frozenset[Hashable]], columns: Sequence[frozenset[Hashable]]) -> dict[int, int]:
+def longest_common(rows: Sequence[frozenset[Name]], columns: Sequence[frozenset[Name]]) -> dict[int, int]:
     """Return a longest common subsequence: for each matched column, its row. They match if they share a name.
 
     The bits of an integer stand for the columns (M. Crochemore and others, Information Processing Letters 80,
     2001): a bit is 0 where the longest common subsequence of the rows so far and the columns up to there is
     one longer than up to the column before.
     """
-    of_name: dict[Hashable, int] = {}
+    of_name: dict[Name, int] = {}
     for column, names in enumerate(columns):
         for name in names:
             of_name[name] = of_name.get(name, 0) | 1 << column

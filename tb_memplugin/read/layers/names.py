@@ -89,7 +89,9 @@ class Names:
         """Name the calls of a Sequential: by its modules, if the text has them; some may allocate nothing."""
         elements, after = parent.elements, 0
         names = {self.class_of(call) for call in calls}
-        is_list = len(names) == 1 and not all("torch/nn/" in self._frames.all[n].file for n in calls[0].inside)
+        is_list = len(names) == 1 and not all(
+            "torch/nn/" in self._frames.all[n].file for n in calls[0].inside
+        )
         may_skip = not is_list and (parent.is_by_text or parent.parent is None)
         for order, call in enumerate(calls):
             call.name = f"{NOT_KNOWN if may_skip else ''}{order}"
@@ -114,7 +116,9 @@ class Names:
         likely = [_most_likely(self.class_of(call), targets) for call in calls]
         wanted = Counter(likely)
         for call, candidates in zip(calls, likely, strict=True):
-            if wanted[candidates] % len(candidates) and not call.recomputed:  # which of them allocated nothing is not known
+            if (
+                wanted[candidates] % len(candidates) and not call.recomputed
+            ):  # which of them allocated nothing is not known
                 order = rounds[-1]
                 rounds[-1] += 1
                 call.name = f"{NOT_KNOWN}{self.class_of(call)}.{order}"
@@ -141,19 +145,19 @@ def _filled(path: str, turn: int, turns: int) -> str:
 
 
 def _loop_around(call: Call, site: tuple[int, ...]) -> list[Call]:
-    """Return the calls of an outer loop, if nothing tells its rounds from those of a loop of a call at a site.
+    """Return the calls of an outer loop, if nothing tells its rounds from those of a call's loop at a site.
 
     Where a call of the outer loop neither begins nor ends with anything but the inner loop, the inner loop's
     next round may be the outer loop's.
     """
-    while call.parent is not None:
-        call = call.repeats or call
-        siblings = [other for other in call.parent.children[call.site] if other.function == call.function]
+    inner = call.repeats or call
+    while (outer := inner.parent) is not None:
+        siblings = [other for other in outer.children[inner.site] if other.function == inner.function]
         if any(other.first != site or other.last != site for other in siblings[:-1] or siblings):
             return []
-        if call.in_loop:
+        if inner.in_loop:
             return siblings
-        call, site = call.parent, call.site
+        inner, site = outer.repeats or outer, inner.site
     return []
 
 
@@ -163,7 +167,10 @@ def _without_index(name: str) -> str:
 
 
 def _likeness(ran: str, made: str) -> int:
-    """How well the class whose forward ran fits that with which a module was made; `_BatchNorm` has that of `BatchNorm2d`."""
+    """How well the class whose forward ran fits the one with which a module was made.
+
+    `BatchNorm2d` runs the forward of `_BatchNorm`.
+    """
     if not made:
         return 1
     if ran == made:
@@ -181,7 +188,7 @@ def _last_indices(calls: list[Call]) -> None:
     for call in calls:
         head, _, index = call.name.rpartition(".")
         if index.startswith("-"):
-            last = highest[head] + 1 + int(index) + (1 if int(index) == -1 else 1)
+            last = highest[head] + 2 + int(index)
             call.name = f"{head}.{last}"
 
 

@@ -1,17 +1,17 @@
 """Give parameters, buffers and optimizer state the modules whose gradients have their sizes, in their order.
 
-A model is moved, and an optimizer makes its state, in the order in which modules register parameters. Backward
-tells the sizes of each module's gradients, which are those of its parameters.
+A model is moved, and an optimizer makes its state, in the order in which modules register parameters.
+Backward tells the sizes of each module's gradients, which are those of its parameters.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tb_memplugin.read.layers.matching import longest_common
 from tb_memplugin.read.layers.calls import Call
+from tb_memplugin.read.layers.matching import longest_common
 
 MOST_STATES = 4
 """The largest number of tensors that an optimizer keeps of a parameter."""
@@ -20,8 +20,12 @@ COUNTER_BYTES = 8
 """The bytes of a buffer that only counts, such as `num_batches_tracked`."""
 
 
+Place = tuple[tuple[int, str], ...]
+"""Where a module is in the tree: at each level, which attribute of its parent it is, and its name."""
+
+
 class Moved(NamedTuple):
-    """A parameter or buffer that `Module._apply` allocated: its event, bytes, and how many `_apply` were open."""
+    """A parameter or buffer that `Module._apply` allocated: its event, bytes, and the depth of `_apply`."""
 
     event: int
     size: int
@@ -41,7 +45,7 @@ def registered(gradients: Iterable[Gradient]) -> list[Gradient]:
     Args:
         gradients: gradients in time order, which may be of several steps.
     """
-    by_module: dict[tuple[Hashable, ...], list[Gradient]] = {}
+    by_module: dict[Place, list[Gradient]] = {}
     for gradient in gradients:
         known = by_module.setdefault(_place(gradient.call), [])
         if not known or known[0].call is gradient.call:
@@ -49,7 +53,7 @@ def registered(gradients: Iterable[Gradient]) -> list[Gradient]:
     return [gradient for place in sorted(by_module, key=_order) for gradient in by_module[place]]
 
 
-def _place(call: Call) -> tuple[tuple[int, str], ...]:
+def _place(call: Call) -> Place:
     """Return where a module is in the tree: at each level, when its parent's class makes it, and its name."""
     levels: list[tuple[int, str]] = []
     outer: Call | None = call
@@ -61,7 +65,7 @@ def _place(call: Call) -> tuple[tuple[int, str], ...]:
     return tuple(reversed(levels))
 
 
-def _order(place: Sequence[tuple[int, str]]) -> list[tuple[int, int, str]]:
+def _order(place: Place) -> list[tuple[int, int, str]]:
     """Return a key that sorts modules as they are moved: submodules before what is the module's own."""
     last = (1 << 30, 0, "")
     key = []
@@ -90,7 +94,9 @@ def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient]) -> dict[i
     return owner
 
 
-def match_state(made: Sequence[tuple[int, int]], parameters: Sequence[tuple[int, Call | None]]) -> dict[int, Call]:
+def match_state(
+    made: Sequence[tuple[int, int]], parameters: Sequence[tuple[int, Call | None]]
+) -> dict[int, Call]:
     """Return the calls of the modules that an optimizer's state belongs to, by event.
 
     Args:
@@ -98,7 +104,10 @@ def match_state(made: Sequence[tuple[int, int]], parameters: Sequence[tuple[int,
         parameters: the bytes of each parameter, and the call of its module, as they are registered.
     """
     sizes = Counter(size for size, _ in parameters)
-    times = max((count // sizes[size] for size, count in Counter(s for _, s in made).items() if sizes[size]), default=0)
+    times = max(
+        (count // sizes[size] for size, count in Counter(s for _, s in made).items() if sizes[size]),
+        default=0,
+    )
     repeated = [parameter for parameter in parameters for _ in range(min(times, MOST_STATES))]
     match = longest_common(
         [frozenset((size,)) for size, _ in repeated], [frozenset((size,)) for _, size in made]

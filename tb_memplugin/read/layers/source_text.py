@@ -1,7 +1,7 @@
 """What the text of a Python file says of its lines: functions, loops, and the modules that a line calls.
 
-Files are read, never run, and only if every frame of a recording fits them: each line must be in a function of
-the frame's name. So a file of another version, or another file at the same path, says nothing.
+Files are read, never run, and only if every frame of a recording fits them: each line must be in a function
+of the frame's name. So a file of another version, or another file at the same path, says nothing.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ class SourceText:
         return function.called(line) if function else ()
 
     def makes(self, file: str, line: int) -> bool:
-        """Whether a line calls a module that is no attribute: one that its function makes, or a global one."""
+        """Whether a line calls a module that is no attribute: its function makes it, or it is global."""
         function = self._function(file, line)
         return function is not None and function.makes(line)
 
     def most_calls(self, file: str, line: int) -> int | None:
-        """Return how many modules a line calls at most in one run of its function; None if that is not known."""
+        """Return how many modules a line calls at most in a run of its function; None: not known."""
         function = self._function(file, line)
         return function.most_calls(line) if function else None
 
@@ -175,7 +175,7 @@ class _File:
         return self._classes.get(name)
 
     def made(self, owner: ast.ClassDef) -> dict[str, ast.expr]:
-        """Return what the methods of a class, and of its bases in the file, assign to attributes of `self`."""
+        """Return what methods of a class, and of its bases in the file, assign to attributes of `self`."""
         if owner.name not in self._made:
             found: dict[str, ast.expr] = {}
             self._made[owner.name] = found
@@ -248,7 +248,9 @@ class _Function:
             calls = [call for call in self._calls if _has(call, line, line)]
             exact = [call for call in calls if line in (call.lineno, call.func.end_lineno)]
             targets = [target for call in exact or calls for target in self._targets(call)]
-            if sum(_has(loop, line, line) for loop in self._loops) > 1:  # how often the inner one runs is not known
+            if (
+                sum(_has(loop, line, line) for loop in self._loops) > 1
+            ):  # how often the inner one runs is not known
                 targets = [target._replace(path=target.path.replace(LOOP, NOT_KNOWN)) for target in targets]
             self._called[line] = tuple(targets)
         return self._called[line]
@@ -304,7 +306,7 @@ class _Function:
         return Target(path, self._class_of(path), is_forward, position, self._elements(path))
 
     def _may_be_module(self, path: str) -> bool:
-        """Whether an argument of another function is a module: its class makes it, or it is in a list of them."""
+        """Whether an argument of another function is a module: its class makes it or a list with it."""
         first, *indices = path.split(".")
         if any(not re.fullmatch(r"-?\d+|[*~?]", index) for index in indices):
             return False
@@ -346,7 +348,8 @@ class _Function:
 
     def _enter(self, line: int) -> None:
         """Find the paths of the local names that stand for modules; `LOOP` alone for the index of a loop."""
-        self._locals = names = {}
+        names: dict[str, str] = {}
+        self._locals = names
         for loop in self._loops:
             if _has(loop, line, line):
                 heads = getattr(loop, "generators", [loop])
@@ -404,8 +407,8 @@ class _Function:
                 return self._path(first)
             case ast.Call(func=ast.Name(id="getattr"), args=[value, name, *_]):
                 path = self._path(value)
-                known = isinstance(name, ast.Constant) and isinstance(name.value, str)
-                last = name.value if isinstance(name, ast.Constant) and known else NOT_KNOWN
+                known = name.value if isinstance(name, ast.Constant) else None
+                last = known if isinstance(known, str) else NOT_KNOWN
                 return None if path is None else f"{path}.{last}".lstrip(".")
             case ast.IfExp(body=body):
                 return self._path(body)
@@ -418,9 +421,9 @@ class _Function:
         match index:
             case ast.Slice():
                 return ""
-            case ast.Constant(value=value):
+            case ast.Constant(value=int() | str() as value):
                 return f".{value}"
-            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)):
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)):
                 return f".-{value}"
             case ast.Name(id=name) if self._locals.get(name) in (LOOP, BACKWARDS):
                 return f".{self._locals[name]}"

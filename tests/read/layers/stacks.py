@@ -20,20 +20,37 @@ def native(name: str) -> Frame:
     return (name, "??", 0)
 
 
-def snapshot_of(*allocations: tuple[int, Sequence[Frame]] | tuple[int, Sequence[Frame], str]) -> dict[str, Any]:
+def snapshot_of(
+    *allocations: tuple[int, Sequence[Frame]] | tuple[int, Sequence[Frame], str],
+) -> dict[str, Any]:
     """Return a snapshot that allocates bytes with stacks (outermost frame first), and frees nothing."""
-    entries, blocks, address = [], [], 1 << 20
+    entries: list[dict[str, Any]] = []
+    blocks: list[dict[str, Any]] = []
+    address = 1 << 20
     for size, stack, *label in allocations:
         frames = [{"name": name, "filename": file, "line": line} for name, file, line in reversed(stack)]
         entry = {"action": "alloc", "addr": address, "size": size, "stream": 0, "time_us": len(entries) + 1}
         entries.append({**entry, "frames": frames, "user_metadata": label[0] if label else ""})
         blocks.append(
-            {"address": address, "size": size, "requested_size": size, "state": "active_allocated", "frames": []}
+            {
+                "address": address,
+                "size": size,
+                "requested_size": size,
+                "state": "active_allocated",
+                "frames": [],
+            }
         )
         address += size
     total = sum(size for size, *_ in allocations)
     sizes = {"total_size": total, "allocated_size": total, "active_size": total, "requested_size": total}
-    segment = {"device": 0, "address": 1 << 20, "stream": 0, "segment_type": "large", "blocks": blocks, **sizes}
+    segment = {
+        "device": 0,
+        "address": 1 << 20,
+        "stream": 0,
+        "segment_type": "large",
+        "blocks": blocks,
+        **sizes,
+    }
     return {"segments": [segment], "device_traces": [entries]}
 
 

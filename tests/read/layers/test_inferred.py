@@ -63,7 +63,10 @@ def test_recorded_modules_win() -> None:
 def test_without_a_module_call_nothing_is_named_and_bytes_stay(stack: list[Frame]) -> None:
     trace = inferred((5, stack), (7, _block(20)))
     assert modules(trace)[0] == NOT_NAMED
-    assert {part.key: part.bytes for part in breakdown(trace, 0, 1, "module")} == {NOT_NAMED: 5, "block:10": 7}
+    assert {part.key: part.bytes for part in breakdown(trace, 0, 1, "module")} == {
+        NOT_NAMED: 5,
+        "block:10": 7,
+    }
 
 
 def test_half_a_stack_is_named_from_where_it_begins() -> None:
@@ -147,7 +150,9 @@ def test_a_text_that_does_not_fit_the_frames_is_not_used(model_file: Path) -> No
     stack = [MAIN, CALL, ("forward", str(model_file), _line("self.first(x)")), CALL, LINEAR]
     other_version = [MAIN, CALL, ("forward", str(model_file), _line("self.first =")), CALL, LINEAR]
     assert modules(inferred((1, stack))) == ["first"]
-    assert modules(inferred((1, other_version), (1, stack))) == [f"Linear:{line}" for line in map(_line, ("self.first =", "self.first(x)"))]
+    assert modules(inferred((1, other_version), (1, stack))) == [
+        f"Linear:{line}" for line in map(_line, ("self.first =", "self.first(x)"))
+    ]
 
 
 @pytest.mark.parametrize("content", [b"def forward(:", b"\0", b"\xff\xfe", b"x = 1\n" * 400_000])
@@ -163,7 +168,11 @@ ENGINE = native("torch::autograd::Engine::evaluate_function(std::shared_ptr<torc
 
 def test_a_node_is_of_the_module_whose_operator_it_reverses() -> None:
     forward = [[*_block(20), native("at::_ops::addmm::call(at::Tensor const&)")]] * 2
-    forward[1] = [*_block(30)[:-1], ("forward", "head.py", 30), native("at::_ops::addmm::call(at::Tensor const&)")]
+    forward[1] = [
+        *_block(30)[:-1],
+        ("forward", "head.py", 30),
+        native("at::_ops::addmm::call(at::Tensor const&)"),
+    ]
     node = [ENGINE, NODE, native("at::_ops::mm::call(at::Tensor const&)")]
     trace = inferred((1, forward[0]), (2, forward[1]), (3, node), (1, [ENGINE]), (3, node))
     assert modules(trace) == ["block:10", "head:10", "head:10", "head:10", "block:10"]

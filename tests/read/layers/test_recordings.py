@@ -1,4 +1,4 @@
-"""Recordings of a training whose entries name their modules: without the names, the same modules are found."""
+"""Recordings whose entries name their modules: without the names, the same modules are found."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FORWARD_OF_BLOCK = "return x + self.down"
 
 
 def _snapshot(version: str) -> dict[str, Any]:
-    with gzip.open(DATA / f"torch-{version}" / "training.pickle.gz") as file:
-        content: Any = load_plain(file, "training")
+    packed = (DATA / f"torch-{version}" / "training.pickle.gz").read_bytes()
+    content: Any = load_plain(gzip.decompress(packed), "training")
     assert isinstance(content, dict)
     return content
 
@@ -39,7 +39,9 @@ def _without_names(version: str, folder: Path) -> MemoryTrace:
     """The recording as if nobody had named modules, on a machine that has the source."""
     snapshot = _snapshot(version)
     entries = snapshot["device_traces"][0]
-    frames = [frame for entry in entries for frame in entry.get("frames", ()) if frame["filename"] == "record.py"]
+    frames = [
+        frame for entry in entries for frame in entry.get("frames", ()) if frame["filename"] == "record.py"
+    ]
     source = _source(folder, min(frame["line"] for frame in frames if frame["name"] == "forward"))
     for frame in frames:
         if frame["name"] == "forward":
