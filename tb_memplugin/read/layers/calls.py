@@ -31,6 +31,7 @@ class Call:
         position: which attribute of its parent it is, in the order in which the class makes them; else 0.
         is_by_text: whether a source text has the name.
         in_loop: whether a loop made it.
+        may_skip: whether a condition in the loop decided that.
         elements: the classes of the modules in it, if it is a Sequential and a source text has them.
         first, last: the sites of the calls with which its allocations began and ended; () for its own.
         children: the calls that it made, by site.
@@ -48,8 +49,18 @@ class Call:
     first: tuple[int, ...] | None = None
     last: tuple[int, ...] | None = None
     in_loop: bool = False
+    may_skip: bool = False
     elements: tuple[str, ...] | None = None
     children: dict[tuple[int, ...], list[Call]] = field(default_factory=dict)
+
+    def fqn(self) -> str:
+        """Return the module's name: those of the calls around it and its own."""
+        parts: list[str] = []
+        call = self
+        while call.parent is not None:
+            parts.append((call.repeats or call).name)
+            call = call.parent
+        return ".".join(part for part in reversed(parts) if part)
 
     def allocates(self, site: tuple[int, ...]) -> None:
         """It allocates, in a call that it makes at a site, or itself: ()."""

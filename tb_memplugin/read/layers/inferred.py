@@ -10,8 +10,15 @@ import numpy as np
 from tb_memplugin.read.layers.backward import Meaning, Request, match_backward, meaning_of
 from tb_memplugin.read.layers.calls import Call, Calls
 from tb_memplugin.read.layers.frames import Frames, Role
-from tb_memplugin.read.layers.names import Names, link_recomputed
-from tb_memplugin.read.layers.parameters import Gradient, Moved, match_moved, match_state, registered
+from tb_memplugin.read.layers.names import Names, link_recomputed, unname_conditional
+from tb_memplugin.read.layers.parameters import (
+    Gradient,
+    Moved,
+    complete_loops,
+    match_moved,
+    match_state,
+    registered,
+)
 from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Note
@@ -49,8 +56,12 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
     _with_backward(trace, meanings, owner, confidence)
     link_recomputed(calls.outermost, frames)
     names = Names(frames)
-    names.name(calls.outermost)
-    _with_parameters(trace, frames, owner, confidence)
+    last = int(np.flatnonzero(trace.events.kind == Kind.ALLOC)[-1])
+    names.name(
+        calls.outermost, at_end=None if meanings[trace.events.stack[last]].is_backward else owner.get(last)
+    )
+    complete = _with_parameters(trace, frames, owner, confidence)
+    unname_conditional(calls.outermost, complete)
     modules = ModuleTree()
     row_of: dict[int, int] = {}
     module = np.zeros(len(trace.events), np.int32)
@@ -59,7 +70,7 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
         if is_owned[event]:
             row = row_of.get(id(call))
             if row is None:
-                row = row_of[id(call)] = modules.add(_fqn(call), names.class_of(call))
+                row = row_of[id(call)] = modules.add(call.fqn(), names.class_of(call))
             module[event] = row
     table = modules.as_tuple()
     sure = np.array([_confidence(m.key) for m in table], np.uint8)
@@ -112,19 +123,26 @@ def _with_backward(
         confidence[list(found.direct)] = OF_NODE
 
 
-def _with_parameters(trace: MemoryTrace, frames: Frames, owner: dict[int, Call], confidence: UInt8) -> None:
-    """Add the calls of parameters, buffers and optimizer state, and how sure they are."""
+def _with_parameters(
+    trace: MemoryTrace, frames: Frames, owner: dict[int, Call], confidence: UInt8
+) -> set[tuple[str, tuple[int, ...]]]:
+    """Add the calls of parameters, buffers and optimizer state, and how sure they are.
+
+    Returns:
+        The loops that surely skipped no module, as `complete_loops` does.
+    """
     events = trace.events
     is_alloc = events.kind == Kind.ALLOC
     held = np.flatnonzero(is_alloc & (events.category == Category.GRADIENT)).tolist()
     size = events.bytes
     gradients = registered(Gradient(int(size[at]), owner[at]) for at in held if at in owner)
     if not gradients:
-        return
+        return set()
     depth = [sum(frames.all[n].role == Role.APPLY for n in frames.of_stack(stack)) for stack in trace.stacks]
     depths = np.array([*depth, 0])[events.stack]
     moved = np.flatnonzero(is_alloc & (depths > 0)).tolist()
-    owner.update(match_moved([Moved(at, int(size[at]), int(depths[at])) for at in moved], gradients))
+    parts = [Moved(at, int(size[at]), int(depths[at])) for at in moved]
+    owner.update(match_moved(parts, gradients))
     confidence[moved] = OF_PARAMETER
     state = np.flatnonzero(is_alloc & (events.category == Category.OPTIMIZER_STATE)).tolist()
     confidence[state] = OF_PARAMETER
@@ -132,6 +150,7 @@ def _with_parameters(trace: MemoryTrace, frames: Frames, owner: dict[int, Call],
     if not moved:
         parameters = [(gradient.size, gradient.call) for gradient in gradients]
     owner.update(match_state([(at, int(size[at])) for at in state], parameters))
+    return complete_loops(parts, gradients, owner)
 
 
 def _followed(
@@ -150,15 +169,6 @@ def _followed(
             calls.add_free(stack)
         last = row
     return calls, owner
-
-
-def _fqn(call: Call) -> str:
-    parts: list[str] = []
-    outer: Call | None = call
-    while outer is not None and outer.parent is not None:
-        parts.append((outer.repeats or outer).name)
-        outer = outer.parent
-    return ".".join(part for part in reversed(parts) if part)
 
 
 def _confidence(key: str) -> int:

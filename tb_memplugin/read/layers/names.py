@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import PurePosixPath
 
 from tb_memplugin.read.layers.calls import Call
@@ -35,8 +35,8 @@ class Names:
         self._frames = frames
         self._text = frames.text
 
-    def name(self, outermost: Sequence[Call]) -> None:
-        """Name all calls in and below the outermost ones."""
+    def name(self, outermost: Sequence[Call], at_end: Call | None) -> None:
+        """Name all calls in and below the outermost ones; `at_end` is the call that ran when recording ended."""
         waiting = list(outermost)
         while waiting:
             call = waiting.pop()
@@ -44,6 +44,7 @@ class Names:
                 self._name_site(call, site, calls)
                 waiting += calls
             _last_indices([child for calls in call.children.values() for child in calls])
+        _unname_skipped(_in_time(outermost), at_end)
         for call in _in_time(outermost):
             for site, calls in call.children.items():
                 rounds = [inner for inner in calls if inner.in_loop]
@@ -126,7 +127,7 @@ class Names:
             at = next((at for at in candidates if at >= after), candidates[0])
             call.name = _filled(targets[at].path, rounds[at], wanted[candidates] // len(candidates))
             call.elements, call.is_by_text = targets[at].elements, True
-            call.position = targets[at].position
+            call.position, call.may_skip = targets[at].position, targets[at].may_skip
             call.in_loop = LOOP in targets[at].path or BACKWARDS in targets[at].path
             rounds[at] += 1
             after = at + 1
@@ -144,6 +145,38 @@ def _filled(path: str, turn: int, turns: int) -> str:
     return ".".join(values.get(part, part) for part in path.split("."))
 
 
+def _unname_skipped(calls: Sequence[Call], at_end: Call | None) -> None:
+    """Take the indices from the calls of loops that skip some: they make more in one run than in another."""
+    unfinished = set()
+    while at_end is not None:
+        unfinished.add(at_end)
+        at_end = at_end.parent
+    runs: defaultdict[tuple[str, tuple[int, ...]], list[list[Call]]] = defaultdict(list)
+    for call in calls:
+        for site, made in call.children.items():
+            rounds = [inner for inner in made if inner.in_loop]
+            if rounds and (call not in unfinished or call.last != site):
+                runs[call.fqn(), site].append(rounds)
+    for of_site in runs.values():
+        if len({len(rounds) for rounds in of_site}) > 1:
+            for inner in (inner for rounds in of_site for inner in rounds):
+                inner.name = _without_index(inner.name)
+
+
+def unname_conditional(outermost: Sequence[Call], complete: Container[tuple[str, tuple[int, ...]]]) -> None:
+    """Take the indices from the calls of loops that may skip some, unless it is known that they skipped none.
+
+    Args:
+        complete: the names of the calls that looped, and the sites of their loops, that skipped none.
+    """
+    for call in _in_time(outermost):
+        for site, made in call.children.items():
+            unsure = [inner for inner in made if inner.may_skip and inner.in_loop]
+            if unsure and (call.fqn(), site) not in complete:
+                for inner in unsure:
+                    inner.name = _without_index(inner.name)
+
+
 def _loop_around(call: Call, site: tuple[int, ...]) -> list[Call]:
     """Return the calls of an outer loop, if nothing tells its rounds from those of a call's loop at a site.
 
@@ -156,7 +189,7 @@ def _loop_around(call: Call, site: tuple[int, ...]) -> list[Call]:
         if any(other.first != site or other.last != site for other in siblings[:-1] or siblings):
             return []
         if inner.in_loop:
-            return siblings
+            return [other for other in outer.children[inner.site] if other.in_loop]
         inner, site = outer.repeats or outer, inner.site
     return []
 

@@ -7,7 +7,7 @@ Backward tells the sizes of each module's gradients, which are those of its para
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from tb_memplugin.read.layers.calls import Call
@@ -77,9 +77,8 @@ def _order(place: Place) -> list[tuple[int, int, str]]:
 
 def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient]) -> dict[int, Call]:
     """Return the calls of the modules that moved parameters and buffers belong to, by event."""
-    depths = [1 + sum(name.count(".") + 1 for _, name in _place(gradient.call)) for gradient in gradients]
     match = longest_common(
-        [frozenset(((depth, gradient.size),)) for depth, gradient in zip(depths, gradients, strict=True)],
+        [frozenset(((_depth(gradient), gradient.size),)) for gradient in gradients],
         [frozenset(((one.depth, one.size),)) for one in moved],
     )
     owner: dict[int, Call] = {}
@@ -92,6 +91,34 @@ def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient]) -> dict[i
         if before:
             owner[one.event] = before[1]
     return owner
+
+
+def complete_loops(
+    moved: Sequence[Moved], gradients: Sequence[Gradient], owner: Container[int]
+) -> set[tuple[str, tuple[int, ...]]]:
+    """Return the loops that skipped no module: the names of the calls that looped, and the loops' sites.
+
+    A module that was skipped has no gradients, so parameters with the sizes of its neighbours' have no owner.
+
+    Args:
+        owner: has the events of the parameters that match a gradient.
+    """
+    lost = {(one.depth, one.size) for one in moved if one.event not in owner}
+    loops: dict[tuple[str, tuple[int, ...]], bool] = {}
+    for gradient in gradients:
+        inner = gradient.call
+        while inner.parent is not None:
+            if inner.may_skip:
+                loop = (inner.parent.fqn(), inner.site)
+                known = (_depth(gradient), gradient.size) not in lost
+                loops[loop] = loops.get(loop, bool(moved)) and known
+            inner = inner.parent
+    return {loop for loop, skipped_none in loops.items() if skipped_none}
+
+
+def _depth(gradient: Gradient) -> int:
+    """Return how many `_apply` are open when the parameter of a gradient is moved."""
+    return 1 + sum(name.count(".") + 1 for _, name in _place(gradient.call))
 
 
 def match_state(

@@ -43,6 +43,7 @@ class Target(NamedTuple):
         class_name: the class with which it was made, "" if not known.
         is_forward: whether the line calls `forward` itself, so that no module call begins.
         position: which of the attributes that its class makes it is, from 1; 0 if not known.
+        may_skip: whether a condition in a loop decides if the line runs.
         elements: the classes of what it contains, if it is a Sequential with a known list of modules.
     """
 
@@ -50,6 +51,7 @@ class Target(NamedTuple):
     class_name: str
     is_forward: bool = False
     position: int = 0
+    may_skip: bool = False
     elements: tuple[str, ...] | None = None
 
 
@@ -248,12 +250,19 @@ class _Function:
             calls = [call for call in self._calls if _has(call, line, line)]
             exact = [call for call in calls if line in (call.lineno, call.func.end_lineno)]
             targets = [target for call in exact or calls for target in self._targets(call)]
-            if (
-                sum(_has(loop, line, line) for loop in self._loops) > 1
-            ):  # how often the inner one runs is not known
+            loops = [loop for loop in self._loops if _has(loop, line, line)]
+            if any(self._may_skip(loop, line) for loop in loops):
+                targets = [target._replace(may_skip=True) for target in targets]
+            if len(loops) > 1:  # how often the inner one runs is not known
                 targets = [target._replace(path=target.path.replace(LOOP, NOT_KNOWN)) for target in targets]
             self._called[line] = tuple(targets)
         return self._called[line]
+
+    @staticmethod
+    def _may_skip(loop: ast.AST, line: int) -> bool:
+        """Whether a condition within a loop has a line, and nothing in its place if it does not hold."""
+        conditions = (node for node in ast.walk(loop) if isinstance(node, ast.If) and not node.orelse)
+        return any(_has(node, line, line) for node in conditions)
 
     def most_calls(self, line: int) -> int | None:
         targets = self.called(line)
@@ -303,7 +312,7 @@ class _Function:
     def _target(self, path: str, is_forward: bool) -> Target:
         first = path.split(".")[0]
         position = list(self._made).index(first) + 1 if first in self._made else 0
-        return Target(path, self._class_of(path), is_forward, position, self._elements(path))
+        return Target(path, self._class_of(path), is_forward, position, elements=self._elements(path))
 
     def _may_be_module(self, path: str) -> bool:
         """Whether an argument of another function is a module: its class makes it or a list with it."""
