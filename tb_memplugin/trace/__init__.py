@@ -7,6 +7,7 @@ from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.replay import Allocations
 from tb_memplugin.trace.tables import Device, Events, Module, Spans, StartState, Step, events, start_state
 from tb_memplugin.trace.trace import MemoryTrace
+from tb_memplugin.trace.whole_device import DevicePart, WholeDevice
 
 __all__ = [
     "STACKING_ORDER",
@@ -17,6 +18,7 @@ __all__ = [
     "Counter",
     "CounterReading",
     "Device",
+    "DevicePart",
     "Events",
     "Kind",
     "MemoryTrace",
@@ -30,6 +32,7 @@ __all__ = [
     "Spans",
     "StartState",
     "Step",
+    "WholeDevice",
     "at_every_moment",
     "events",
     "start_state",

@@ -36,7 +36,7 @@ class Names:
         self._text = frames.text
 
     def name(self, outermost: Sequence[Call], at_end: Call | None) -> None:
-        """Name all calls in and below the outermost ones; `at_end` is the call that ran when recording ended."""
+        """Name all calls in and below the outermost ones; `at_end` is the call that ran at the recording's end."""
         waiting = list(outermost)
         while waiting:
             call = waiting.pop()
