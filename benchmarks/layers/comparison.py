@@ -97,9 +97,12 @@ def _counts(trace: MemoryTrace, event: int, truth: str) -> bool:
 
 
 def _named(trace: MemoryTrace, event: int) -> str | None:
-    """Return the inferred module of an event; None if it, or a part of its name, is not known."""
+    """Return the inferred module of an event; None if it, or a part of its name, is not known.
+
+    A colon says that a part is the line of a call, without a text.
+    """
     key = trace.modules[int(trace.events.module[event])].key
-    return None if key == NOT_NAMED or NOT_KNOWN in key else key
+    return None if key == NOT_NAMED or NOT_KNOWN in key or ":" in key else key
 
 
 def shares(trace: MemoryTrace, truths: list[str], events: Iterable[int]) -> dict[str, Shares]:

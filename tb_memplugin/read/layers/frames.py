@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from tb_memplugin.read.layers.source_text import SourceText
+from tb_memplugin.read.layers.source_text import Line, SourceText
 from tb_memplugin.trace.frames import Frame, distinct, read_frame
 
 MODULE_FILE = "torch/nn/modules/module.py"
@@ -48,10 +48,11 @@ class Frames:
         read_text: whether the files of the frames may be read.
     """
 
-    def __init__(self, stacks: Iterable[Sequence[str]], *, read_text: bool = True) -> None:
+    def __init__(self, stacks: Sequence[Sequence[str]], *, read_text: bool = True) -> None:
         python = {text: frame for text in distinct(stacks) if (frame := read_frame(text)).is_python}
         lines = ((frame.file, frame.line, frame.function) for frame in python.values())
         self.text = SourceText(lines, read=read_text)
+        self.text.check(_module_calls(stacks, python))
         self.all: list[PythonFrame] = []
         self._functions: dict[tuple[str, str, int], int] = {}
         self._numbers = {text: self._add(frame) for text, frame in python.items()}
@@ -95,6 +96,26 @@ class Frames:
         function = self._functions.setdefault(key, len(self._functions))
         self.all.append(PythonFrame(function, frame.line, role, frame.file, frame.function))
         return len(self.all) - 1
+
+
+def _module_calls(stacks: Iterable[Sequence[str]], python: dict[str, Frame]) -> set[tuple[Line, Line]]:
+    """Return the line that called and the line of the `forward` that ran, of each distinct module call."""
+    found: set[tuple[Line, Line]] = set()
+    roles = {text: _role(frame.function, frame.file) for text, frame in python.items()}
+    for stack in stacks:
+        ran: Frame | None = None
+        in_call = False
+        for text in (text for text in stack if text in python):
+            role = roles[text]
+            if role == Role.FORWARD:
+                ran = python[text] if not in_call else ran
+            if role == Role.CALL:
+                in_call = True
+            elif in_call and role not in (Role.LEFT_OUT, Role.HOOKS):
+                if ran is not None:
+                    found.add(((python[text].file, python[text].line), (ran.file, ran.line)))
+                ran, in_call = python[text] if role == Role.FORWARD else None, False
+    return found
 
 
 _OF_MODULE = {"_call_impl": Role.CALL, "inner": Role.HOOKS, "_apply": Role.APPLY}

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from tb_memplugin.read.layers.calls import Call
 from tb_memplugin.read.layers.frames import Frames
-from tb_memplugin.read.layers.source_text import BACKWARDS, LOOP, NOT_KNOWN, Target
+from tb_memplugin.read.layers.source_text import BACKWARDS, LOOP, NOT_KNOWN, Target, likeness
 
 CHECKPOINT_FILE = "torch/utils/checkpoint.py"
 CONTAINER_FILE = "torch/nn/modules/container.py"
@@ -36,7 +36,7 @@ class Names:
         self._text = frames.text
 
     def name(self, outermost: Sequence[Call], at_end: Call | None) -> None:
-        """Name all calls in and below the outermost ones; `at_end` is the call that ran at the recording's end."""
+        """Name all calls in and below the outermost ones; `at_end` is the call that ran at the end."""
         waiting = list(outermost)
         while waiting:
             call = waiting.pop()
@@ -99,7 +99,7 @@ class Names:
             call.in_loop = True
             if elements:
                 name = self.class_of(call)
-                fits = (at for at in range(after, len(elements)) if _likeness(name, elements[at]) > 1)
+                fits = (at for at in range(after, len(elements)) if likeness(name, elements[at]) > 1)
                 at = next(fits, None)
                 if at is None:
                     elements = None
@@ -135,8 +135,8 @@ class Names:
 
 def _most_likely(name: str, targets: Sequence[Target]) -> tuple[int, ...]:
     """Return the indices of the targets that fit a class best."""
-    likeness = [_likeness(name, target.class_name) for target in targets]
-    return tuple(at for at, value in enumerate(likeness) if value == max(likeness))
+    fits = [likeness(name, target.class_name) for target in targets]
+    return tuple(at for at, value in enumerate(fits) if value == max(fits))
 
 
 def _filled(path: str, turn: int, turns: int) -> str:
@@ -197,18 +197,6 @@ def _loop_around(call: Call, site: tuple[int, ...]) -> list[Call]:
 def _without_index(name: str) -> str:
     head, dot, index = name.rpartition(".")
     return f"{head}{dot}{NOT_KNOWN}{index}" if index.isdecimal() else name
-
-
-def _likeness(ran: str, made: str) -> int:
-    """How well the class whose forward ran fits the one with which a module was made.
-
-    `BatchNorm2d` runs the forward of `_BatchNorm`.
-    """
-    if not made:
-        return 1
-    if ran == made:
-        return 3
-    return 2 if ran.strip("_") in made else 0
 
 
 def _last_indices(calls: list[Call]) -> None:

@@ -29,6 +29,11 @@ _OUTERMOST = re.compile(r"^(?:@|class |def |async def )", re.MULTILINE)
 _METHODS = {("peft/peft_model.py", "get_base_model"): "base_model.model"}
 """Methods of libraries that return a module, by file and name."""
 
+MANY = 1 << 30
+
+Line = tuple[str, int]
+"""A file and a line of it."""
+
 _SAME_MODULES = ("forward", "__call__", "values", "items", "children", "to", "cuda")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -55,6 +60,18 @@ class Target(NamedTuple):
     elements: tuple[str, ...] | None = None
 
 
+def likeness(ran: str, made: str) -> int:
+    """How well the class whose forward ran fits the one with which a module was made.
+
+    `BatchNorm2d` runs the forward of `_BatchNorm`.
+    """
+    if not made:
+        return 1
+    if ran == made:
+        return 3
+    return 2 if ran.strip("_") in made else 0
+
+
 class SourceText:
     """The texts of the files of a recording's frames.
 
@@ -71,6 +88,30 @@ class SourceText:
         for file, wanted in by_file.items():
             if any(function == "forward" for _, function in wanted):
                 self._files[file] = _file(file, wanted)
+
+    def check(self, calls: Iterable[tuple[Line, Line]]) -> None:
+        """Forget the files that do not fit the module calls of a recording.
+
+        A line that calls must have a call, and most classes must be those with which the modules are made.
+
+        Args:
+            calls: the line that called and the line of the `forward` that ran, of each distinct module call.
+        """
+        votes: dict[str, int] = {}
+        for (file, line), ran in calls:
+            function = self._function(file, line)
+            if function is None:
+                continue
+            if not function.has_call(line):
+                votes[file] = -MANY
+            made = [target.class_name for target in function.called(line)]
+            if (name := self.class_name(*ran)) and made and all(made):
+                votes[file] = votes.get(file, 0) + (
+                    1 if any(likeness(name, each) > 1 for each in made) else -1
+                )
+        for file, balance in votes.items():
+            if balance < 0:
+                self._files[file] = None
 
     def has(self, file: str) -> bool:
         """Whether a file's text is known and fits."""
@@ -270,6 +311,9 @@ class _Function:
             return None
         others = (call.func for call in self._calls if _has(call, line, line) and not self._path(call.func))
         return None if any(isinstance(function, ast.Name) for function in others) else len(targets)
+
+    def has_call(self, line: int) -> bool:
+        return any(_has(call, line, line) for call in self._calls)
 
     def makes(self, line: int) -> bool:
         return any(_has(call, line, line) and self._is_made(call.func) for call in self._calls)

@@ -177,3 +177,12 @@ def test_a_node_is_of_the_module_whose_operator_it_reverses() -> None:
     trace = inferred((1, forward[0]), (2, forward[1]), (3, node), (1, [ENGINE]), (3, node))
     assert modules(trace) == ["block:10", "head:10", "head:10", "head:10", "block:10"]
     assert trace.events.module_confidence.tolist() == [95, 95, 95, 90, 95]
+
+
+def test_a_text_with_other_classes_at_the_lines_is_not_used(model_file: Path) -> None:
+    """The file changed after the recording: the line that called a Linear now calls a Block."""
+    model = [MAIN, CALL, ("forward", str(model_file), _line("= layer(x)")), CALL]
+    other: Frame = ("forward", str(model_file), _line("x = self.first(x)"))
+    assert modules(inferred((1, [*model, other]))) == [f"net:{_line('= layer(x)')}"]
+    block: Frame = ("forward", str(model_file), _line("self.up(x)"))
+    assert modules(inferred((1, [*model, block]))) == ["layers.0"]
