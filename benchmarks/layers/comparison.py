@@ -46,7 +46,7 @@ class Shares:
 
 @dataclass
 class Answer:
-    """One program. `everywhere`, `peak` and, without source texts, `same` by the first letter of the truth."""
+    """One program; `everywhere`, `peak` and, without source texts, `same`, by the truth's first letter."""
 
     name: str
     load_s: float

@@ -106,9 +106,8 @@ class SourceText:
                 votes[file] = -MANY
             made = [target.class_name for target in function.called(line)]
             if (name := self.class_name(*ran)) and made and all(made):
-                votes[file] = votes.get(file, 0) + (
-                    1 if any(likeness(name, each) > 1 for each in made) else -1
-                )
+                fits = any(likeness(name, each) > 1 for each in made)
+                votes[file] = votes.get(file, 0) + (1 if fits else -1)
         for file, balance in votes.items():
             if balance < 0:
                 self._files[file] = None
