@@ -106,7 +106,7 @@ def match_backward(requests: Sequence[Request]) -> Matched:
     Args:
         requests: the allocations of one device, and what was freed by autograd, in time order.
     """
-    found = Matched({}, set())
+    matched = Matched({}, set())
     forward: list[Request] = []
     backward: list[Request] = []
     for request in requests:
@@ -118,14 +118,14 @@ def match_backward(requests: Sequence[Request]) -> Matched:
                 backward.append(request)
         else:
             if backward:
-                _match(forward, backward, found)
+                _match(forward, backward, matched)
                 forward, backward = [], []
             forward.append(request)
-    _match(forward, backward, found)
-    return found
+    _match(forward, backward, matched)
+    return matched
 
 
-def _match(forward: list[Request], backward: list[Request], found: Matched) -> None:
+def _match(forward: list[Request], backward: list[Request], matched: Matched) -> None:
     nodes = _runs([(request.meaning.node, request) for request in backward])
     kinds = {kind for kind, _ in nodes if kind}
     wanted = kinds | {name for kind in kinds for name in _ALSO.get(kind, ())}
@@ -146,9 +146,9 @@ def _match(forward: list[Request], backward: list[Request], found: Matched) -> N
         else:
             owner = _around(last, following[at])
         if owner is not None:
-            found.owner.update((request.event, owner) for request in of_node)
+            matched.owner.update((request.event, owner) for request in of_node)
             if rows[at] >= 0:
-                found.direct.update(request.event for request in of_node)
+                matched.direct.update(request.event for request in of_node)
 
 
 def _with_neighbours(kinds: Sequence[str], match: dict[int, int], allocated: Sequence[int]) -> list[int]:
@@ -185,17 +185,17 @@ def _following(owners: list[Call | None], rows: list[int]) -> list[Call | None]:
     return following[::-1]
 
 
-def _around(one: Call | None, other: Call | None) -> Call | None:
+def _around(first: Call | None, second: Call | None) -> Call | None:
     """Return the innermost call that has both calls in it, or is one of them."""
-    if one is None or other is None:
+    if first is None or second is None:
         return None
     outer = set()
-    while one is not None:
-        outer.add(one)
-        one = one.parent
-    while other is not None and other not in outer:
-        other = other.parent
-    return other
+    while first is not None:
+        outer.add(first)
+        first = first.parent
+    while second is not None and second not in outer:
+        second = second.parent
+    return second
 
 
 def _runs(keyed: Sequence[tuple[Key, Request]]) -> list[tuple[Key, list[Request]]]:

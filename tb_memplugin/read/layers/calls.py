@@ -224,13 +224,13 @@ class Calls:
 
     def _is_one_too_many(self, parent: Call | None, site: tuple[int, ...]) -> bool:
         """Whether the text of a site has no further call, so that the parent itself was called again."""
-        if parent is None or not (made := parent.children.get(site)):
+        if parent is None or not (siblings := parent.children.get(site)):
             return False
         frame = self._frames.all[site[-1]]
         if frame.role != Role.FORWARD:
             return False
         most = self._frames.text.most_calls(frame.file, frame.line)
-        return most is not None and len(made) >= most
+        return most is not None and len(siblings) >= most
 
     @staticmethod
     def _begin_forward(call: Call | None, function: int, stack: tuple[int, ...], depth: int) -> None:

@@ -78,14 +78,14 @@ class Frames:
 
     def _with_calls(self, numbers: list[int]) -> tuple[int, ...]:
         """Insert a module call where a line calls a module's `forward` itself."""
-        found: list[int] = []
+        result: list[int] = []
         for number in numbers:
-            if self.all[number].role == Role.FORWARD and found:
-                caller = self.all[found[-1]]
+            if self.all[number].role == Role.FORWARD and result:
+                caller = self.all[result[-1]]
                 if any(target.is_forward for target in self.text.called(caller.file, caller.line)):
-                    found.append(self._call)
-            found.append(number)
-        return tuple(found)
+                    result.append(self._call)
+            result.append(number)
+        return tuple(result)
 
     def _add(self, frame: Frame) -> int:
         """Return the number of a new frame, -1 if it is left out."""
@@ -100,7 +100,7 @@ class Frames:
 
 def _module_calls(stacks: Iterable[Sequence[str]], python: dict[str, Frame]) -> set[tuple[Line, Line]]:
     """Return the line that called and the line of the `forward` that ran, of each distinct module call."""
-    found: set[tuple[Line, Line]] = set()
+    result: set[tuple[Line, Line]] = set()
     roles = {text: _role(frame.function, frame.file) for text, frame in python.items()}
     for stack in stacks:
         ran: Frame | None = None
@@ -113,9 +113,9 @@ def _module_calls(stacks: Iterable[Sequence[str]], python: dict[str, Frame]) -> 
                 in_call = True
             elif in_call and role not in (Role.LEFT_OUT, Role.HOOKS):
                 if ran is not None:
-                    found.add(((python[text].file, python[text].line), (ran.file, ran.line)))
+                    result.add(((python[text].file, python[text].line), (ran.file, ran.line)))
                 ran, in_call = python[text] if role == Role.FORWARD else None, False
-    return found
+    return result
 
 
 _OF_MODULE = {"_call_impl": Role.CALL, "inner": Role.HOOKS, "_apply": Role.APPLY}

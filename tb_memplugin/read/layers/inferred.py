@@ -112,15 +112,15 @@ def _with_backward(
             events.bytes[rows].tolist(),
             is_free[rows].tolist(),
         )
-        found = match_backward(
+        matched = match_backward(
             [
                 Request(at, row, meanings[row], size, owner.get(at), free)
                 for at, row, size, free in zip(*columns, strict=True)
             ]
         )
-        owner.update(found.owner)
-        confidence[list(found.owner)] = OF_ENGINE
-        confidence[list(found.direct)] = OF_NODE
+        owner.update(matched.owner)
+        confidence[list(matched.owner)] = OF_ENGINE
+        confidence[list(matched.direct)] = OF_NODE
 
 
 def _with_parameters(
@@ -133,9 +133,9 @@ def _with_parameters(
     """
     events = trace.events
     is_alloc = events.kind == Kind.ALLOC
-    held = np.flatnonzero(is_alloc & (events.category == Category.GRADIENT)).tolist()
+    gradient_events = np.flatnonzero(is_alloc & (events.category == Category.GRADIENT)).tolist()
     size = events.bytes
-    gradients = registered(Gradient(int(size[at]), owner[at]) for at in held if at in owner)
+    gradients = registered(Gradient(int(size[at]), owner[at]) for at in gradient_events if at in owner)
     if not gradients:
         return set()
     depth = [sum(frames.all[n].role == Role.APPLY for n in frames.of_stack(stack)) for stack in trace.stacks]

@@ -57,9 +57,9 @@ class Names:
         if not call.inside:
             return ""
         frame = self._frames.all[call.inside[-1]]
-        known = self._text.class_name(frame.file, frame.line)
-        if known:
-            return known
+        class_name = self._text.class_name(frame.file, frame.line)
+        if class_name:
+            return class_name
         path = PurePosixPath(frame.file.replace("\\", "/"))
         is_torch = "torch/nn/modules/" in str(path)
         return _CLASSES.get(path.stem, path.stem) if is_torch else path.stem
@@ -79,12 +79,12 @@ class Names:
         line = caller.line if caller else 0
         unknown = NOT_KNOWN if caller and self._text.has(caller.file) else ""
         same: Counter[int] = Counter(call.function for call in calls)
-        seen: Counter[int] = Counter()
+        turns: Counter[int] = Counter()
         for call in calls:
             call.name = f"{unknown}{self.class_of(call)}:{line}"
             if same[call.function] > 1:
-                call.name += f".{seen[call.function]}"
-                seen[call.function] += 1
+                call.name += f".{turns[call.function]}"
+                turns[call.function] += 1
 
     def _in_sequential(self, parent: Call, calls: list[Call]) -> None:
         """Name the calls of a Sequential: by its modules, if the text has them; some may allocate nothing."""
@@ -109,7 +109,9 @@ class Names:
     def _targets(self, site: tuple[int, ...]) -> tuple[Target, ...]:
         """Return the modules that a site calls: those of its innermost frame whose text names any."""
         frames = (self._frames.all[number] for number in reversed(site))
-        return next((found for frame in frames if (found := self._text.called(frame.file, frame.line))), ())
+        return next(
+            (targets for frame in frames if (targets := self._text.called(frame.file, frame.line))), ()
+        )
 
     def _by_targets(self, calls: list[Call], targets: tuple[Target, ...]) -> None:
         """Match calls with the modules that their line calls: by class, and in order."""
@@ -153,8 +155,8 @@ def _unname_skipped(calls: Sequence[Call], at_end: Call | None) -> None:
         at_end = at_end.parent
     runs: defaultdict[tuple[str, tuple[int, ...]], list[list[Call]]] = defaultdict(list)
     for call in calls:
-        for site, made in call.children.items():
-            rounds = [inner for inner in made if inner.in_loop]
+        for site, children in call.children.items():
+            rounds = [inner for inner in children if inner.in_loop]
             if rounds and (call not in unfinished or call.last != site):
                 runs[call.fqn(), site].append(rounds)
     for of_site in runs.values():
@@ -170,8 +172,8 @@ def unname_conditional(outermost: Sequence[Call], complete: Container[tuple[str,
         complete: the names of the calls that looped, and the sites of their loops, that skipped none.
     """
     for call in _in_time(outermost):
-        for site, made in call.children.items():
-            unsure = [inner for inner in made if inner.may_skip and inner.in_loop]
+        for site, children in call.children.items():
+            unsure = [inner for inner in children if inner.may_skip and inner.in_loop]
             if unsure and (call.fqn(), site) not in complete:
                 for inner in unsure:
                     inner.name = _without_index(inner.name)

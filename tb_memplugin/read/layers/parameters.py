@@ -47,10 +47,10 @@ def registered(gradients: Iterable[Gradient]) -> list[Gradient]:
     """
     by_module: dict[Place, list[Gradient]] = {}
     for gradient in gradients:
-        known = by_module.setdefault(_place(gradient.call), [])
-        if not known or known[0].call is gradient.call:
-            known.append(gradient)
-    return [gradient for place in sorted(by_module, key=_order) for gradient in by_module[place]]
+        of_module = by_module.setdefault(_place(gradient.call), [])
+        if not of_module or of_module[0].call is gradient.call:
+            of_module.append(gradient)
+    return [gradient for path in sorted(by_module, key=_order) for gradient in by_module[path]]
 
 
 def _place(call: Call) -> Place:
@@ -65,11 +65,11 @@ def _place(call: Call) -> Place:
     return tuple(reversed(levels))
 
 
-def _order(place: Place) -> list[tuple[int, int, str]]:
+def _order(path: Place) -> list[tuple[int, int, str]]:
     """Return a key that sorts modules as they are moved: submodules before what is the module's own."""
     last = (1 << 30, 0, "")
     key = []
-    for position, name in place:
+    for position, name in path:
         index = name.rpartition(".")[2]
         key.append((position, int(index) if index.isdecimal() else 0, name))
     return [*key, last]
@@ -79,17 +79,19 @@ def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient]) -> dict[i
     """Return the calls of the modules that moved parameters and buffers belong to, by event."""
     match = longest_common(
         [frozenset(((_depth(gradient), gradient.size),)) for gradient in gradients],
-        [frozenset(((one.depth, one.size),)) for one in moved],
+        [frozenset(((tensor.depth, tensor.size),)) for tensor in moved],
     )
     owner: dict[int, Call] = {}
     before: tuple[Moved, Call] | None = None
-    for column, one in enumerate(moved):
+    for column, tensor in enumerate(moved):
         if column in match:
-            before = one, gradients[match[column]].call
-        elif before and not (one.depth == before[0].depth and one.size in (before[0].size, COUNTER_BYTES)):
+            before = tensor, gradients[match[column]].call
+        elif before and not (
+            tensor.depth == before[0].depth and tensor.size in (before[0].size, COUNTER_BYTES)
+        ):
             before = None  # else a buffer, which follows the module's parameters
         if before:
-            owner[one.event] = before[1]
+            owner[tensor.event] = before[1]
     return owner
 
 
@@ -103,15 +105,15 @@ def complete_loops(
     Args:
         owner: has the events of the parameters that match a gradient.
     """
-    lost = {(one.depth, one.size) for one in moved if one.event not in owner}
+    lost = {(tensor.depth, tensor.size) for tensor in moved if tensor.event not in owner}
     loops: dict[tuple[str, tuple[int, ...]], bool] = {}
     for gradient in gradients:
         inner = gradient.call
         while inner.parent is not None:
             if inner.may_skip:
                 loop = (inner.parent.fqn(), inner.site)
-                known = (_depth(gradient), gradient.size) not in lost
-                loops[loop] = loops.get(loop, bool(moved)) and known
+                has_owner = (_depth(gradient), gradient.size) not in lost
+                loops[loop] = loops.get(loop, bool(moved)) and has_owner
             inner = inner.parent
     return {loop for loop, skipped_none in loops.items() if skipped_none}
 
@@ -122,7 +124,7 @@ def _depth(gradient: Gradient) -> int:
 
 
 def match_state(
-    made: Sequence[tuple[int, int]], parameters: Sequence[tuple[int, Call | None]]
+    state: Sequence[tuple[int, int]], parameters: Sequence[tuple[int, Call | None]]
 ) -> dict[int, Call]:
     """Return the calls of the modules that an optimizer's state belongs to, by event.
 
@@ -132,12 +134,12 @@ def match_state(
     """
     sizes = Counter(size for size, _ in parameters)
     times = max(
-        (count // sizes[size] for size, count in Counter(s for _, s in made).items() if sizes[size]),
+        (count // sizes[size] for size, count in Counter(s for _, s in state).items() if sizes[size]),
         default=0,
     )
     repeated = [parameter for parameter in parameters for _ in range(min(times, MOST_STATES))]
     match = longest_common(
-        [frozenset((size,)) for size, _ in repeated], [frozenset((size,)) for _, size in made]
+        [frozenset((size,)) for size, _ in repeated], [frozenset((size,)) for _, size in state]
     )
-    owners = ((made[column][0], repeated[row][1]) for column, row in match.items())
+    owners = ((state[column][0], repeated[row][1]) for column, row in match.items())
     return {event: call for event, call in owners if call is not None}

@@ -60,16 +60,16 @@ class Target(NamedTuple):
     elements: tuple[str, ...] | None = None
 
 
-def likeness(ran: str, made: str) -> int:
+def likeness(ran: str, class_name: str) -> int:
     """How well the class whose forward ran fits the one with which a module was made.
 
     `BatchNorm2d` runs the forward of `_BatchNorm`.
     """
-    if not made:
+    if not class_name:
         return 1
-    if ran == made:
+    if ran == class_name:
         return 3
-    return 2 if ran.strip("_") in made else 0
+    return 2 if ran.strip("_") in class_name else 0
 
 
 class SourceText:
@@ -104,9 +104,9 @@ class SourceText:
                 continue
             if not function.has_call(line):
                 votes[file] = -MANY
-            made = [target.class_name for target in function.called(line)]
-            if (name := self.class_name(*ran)) and made and all(made):
-                fits = any(likeness(name, each) > 1 for each in made)
+            class_names = [target.class_name for target in function.called(line)]
+            if (name := self.class_name(*ran)) and class_names and all(class_names):
+                fits = any(likeness(name, each) > 1 for each in class_names)
                 votes[file] = votes.get(file, 0) + (1 if fits else -1)
         for file, balance in votes.items():
             if balance < 0:
@@ -188,7 +188,7 @@ class _File:
         self._blocks: dict[int, list[_Function]] = {}
         self._classes: dict[str, ast.ClassDef] = {}
         self._at: dict[int, _Function | None] = {}
-        self._made: dict[str, dict[str, ast.expr]] = {}
+        self._values: dict[str, dict[str, ast.expr]] = {}
 
     def at(self, line: int) -> _Function | None:
         """Return the outermost function (a method, or one outside classes) that has a line."""
@@ -216,19 +216,19 @@ class _File:
             self._block(bisect_right(self._starts, match.start()) - 1)
         return self._classes.get(name)
 
-    def made(self, owner: ast.ClassDef) -> dict[str, ast.expr]:
+    def values_of(self, owner: ast.ClassDef) -> dict[str, ast.expr]:
         """Return what methods of a class, and of its bases in the file, assign to attributes of `self`."""
-        if owner.name not in self._made:
-            found: dict[str, ast.expr] = {}
-            self._made[owner.name] = found
+        if owner.name not in self._values:
+            values: dict[str, ast.expr] = {}
+            self._values[owner.name] = values
             for base in owner.bases:
                 base_class = self._class(base.id) if isinstance(base, ast.Name) else None
                 if base_class is not None and base_class is not owner:
-                    found.update(self.made(base_class))
+                    values.update(self.values_of(base_class))
             assignments = (node for node in ast.walk(owner) if isinstance(node, ast.Assign))
             for node in sorted(assignments, key=lambda node: node.lineno):
-                found.update(_assigned(node.targets[0], node.value))
-        return self._made[owner.name]
+                values.update(_assigned(node.targets[0], node.value))
+        return self._values[owner.name]
 
 
 def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
@@ -237,12 +237,12 @@ def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr
         case ast.Attribute(value=ast.Name(id="self"), attr=name), _:
             yield name, value
         case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
-            for one, its_value in zip(targets, values, strict=True):
-                yield from _assigned(one, its_value)
+            for element, its_value in zip(targets, values, strict=True):
+                yield from _assigned(element, its_value)
         case ast.Tuple(elts=targets), _:
             each = value.elt if isinstance(value, ast.GeneratorExp | ast.ListComp) else value
-            for one in targets:
-                yield from _assigned(one, each)
+            for element in targets:
+                yield from _assigned(element, each)
 
 
 def _functions(tree: ast.AST, owner: ast.ClassDef | None, file: _File) -> Iterator[_Function]:
@@ -320,9 +320,9 @@ class _Function:
     def _is_made(self, function: ast.expr) -> bool:
         match function:
             case ast.Name(id=name):
-                made = self._assigned.get(name)
+                value = self._assigned.get(name)
                 is_global = name not in self._bound and not name[:1].isupper() and not hasattr(builtins, name)
-                return is_global or (made is not None and _name_of_class(made)[:1].isupper())
+                return is_global or (value is not None and _name_of_class(value)[:1].isupper())
             case ast.Call(func=made_by):
                 return _name(made_by)[:1].isupper()
             case ast.Subscript(value=ast.Name(id=name)):
@@ -354,7 +354,7 @@ class _Function:
 
     def _target(self, path: str, is_forward: bool) -> Target:
         first = path.split(".")[0]
-        position = list(self._made).index(first) + 1 if first in self._made else 0
+        position = list(self._values).index(first) + 1 if first in self._values else 0
         return Target(path, self._class_of(path), is_forward, position, elements=self._elements(path))
 
     def _may_be_module(self, path: str) -> bool:
@@ -362,12 +362,12 @@ class _Function:
         first, *indices = path.split(".")
         if any(not re.fullmatch(r"-?\d+|[*~?]", index) for index in indices):
             return False
-        made = self._made.get(first)
-        return first not in self._methods and (made is None or _name_of_class(made)[:1].isupper())
+        value = self._values.get(first)
+        return first not in self._methods and (value is None or _name_of_class(value)[:1].isupper())
 
     @cached_property
-    def _made(self) -> dict[str, ast.expr]:
-        return self.file.made(self.owner) if self.owner else {}
+    def _values(self) -> dict[str, ast.expr]:
+        return self.file.values_of(self.owner) if self.owner else {}
 
     @cached_property
     def _methods(self) -> set[str]:
@@ -375,26 +375,26 @@ class _Function:
         return {node.name for node in nodes if isinstance(node, Function)}
 
     def _elements(self, path: str) -> tuple[str, ...] | None:
-        made = self._made.get(path)
-        if isinstance(made, ast.BoolOp):  # `inner or nn.Sequential(...)`
-            made = made.values[-1]
-        if not isinstance(made, ast.Call) or _name(made.func) != "Sequential" or not made.args:
+        value = self._values.get(path)
+        if isinstance(value, ast.BoolOp):  # `inner or nn.Sequential(...)`
+            value = value.values[-1]
+        if not isinstance(value, ast.Call) or _name(value.func) != "Sequential" or not value.args:
             return None
-        if not all(isinstance(element, ast.Call) for element in made.args):
+        if not all(isinstance(element, ast.Call) for element in value.args):
             return None
-        return tuple(map(_name_of_class, made.args))
+        return tuple(map(_name_of_class, value.args))
 
     def _class_of(self, path: str) -> str:
         first, _, rest = path.partition(".")
-        made = self._made.get(first)
-        if isinstance(made, ast.IfExp):
-            made = made.body
-        if rest and isinstance(made, ast.Call) and made.args:
-            made = made.args[0]
-            if isinstance(made, ast.ListComp | ast.GeneratorExp):
-                made = made.elt
-        if isinstance(made, ast.Call):
-            name = _name(made.func)
+        value = self._values.get(first)
+        if isinstance(value, ast.IfExp):
+            value = value.body
+        if rest and isinstance(value, ast.Call) and value.args:
+            value = value.args[0]
+            if isinstance(value, ast.ListComp | ast.GeneratorExp):
+                value = value.elt
+        if isinstance(value, ast.Call):
+            name = _name(value.func)
             return name if name[:1].isupper() else ""
         return ""
 
@@ -423,8 +423,8 @@ class _Function:
         elif name == "range" and isinstance(target, ast.Name):
             names[target.id] = index
         elif isinstance(target, ast.Tuple) and name == "zip":
-            for one, value in zip(target.elts, inner, strict=False):
-                self._bind(names, one, value, index)
+            for element, value in zip(target.elts, inner, strict=False):
+                self._bind(names, element, value, index)
         elif isinstance(target, ast.Tuple) and name == "enumerate" and inner and len(target.elts) == 2:
             if isinstance(target.elts[0], ast.Name):
                 names[target.elts[0].id] = index
@@ -432,7 +432,7 @@ class _Function:
         elif isinstance(target, ast.Tuple) and name == "items" and len(target.elts) == 2:
             self._bind(names, target.elts[1], values, index)
         elif isinstance(target, ast.Name) and (path := self._path(values)):
-            by_key = name in ("values", "items") or _name_of_class(self._made.get(path)) == "ModuleDict"
+            by_key = name in ("values", "items") or _name_of_class(self._values.get(path)) == "ModuleDict"
             names[target.id] = f"{path}.{NOT_KNOWN if by_key else index}"
 
     def _path(self, node: ast.expr) -> str | None:
@@ -454,20 +454,22 @@ class _Function:
             case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in _SAME_MODULES:
                 return self._path(value)
             case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name)):
-                return next((path for known, path in _METHODS.items() if self._is_method(name, known)), None)
+                return next(
+                    (path for constant, path in _METHODS.items() if self._is_method(name, constant)), None
+                )
             case ast.Call(func=function, args=[first, *_]) if _name(function) == "partial":
                 return self._path(first)
             case ast.Call(func=ast.Name(id="getattr"), args=[value, name, *_]):
                 path = self._path(value)
-                known = name.value if isinstance(name, ast.Constant) else None
-                last = known if isinstance(known, str) else NOT_KNOWN
+                constant = name.value if isinstance(name, ast.Constant) else None
+                last = constant if isinstance(constant, str) else NOT_KNOWN
                 return None if path is None else f"{path}.{last}".lstrip(".")
             case ast.IfExp(body=body):
                 return self._path(body)
         return None
 
-    def _is_method(self, name: str, known: tuple[str, str]) -> bool:
-        return name == known[1] and self.file.name.replace("\\", "/").endswith(known[0])
+    def _is_method(self, name: str, constant: tuple[str, str]) -> bool:
+        return name == constant[1] and self.file.name.replace("\\", "/").endswith(constant[0])
 
     def _index(self, index: ast.expr) -> str:
         match index:
@@ -490,8 +492,8 @@ def _name(function: ast.expr) -> str:
     return ""
 
 
-def _name_of_class(made: ast.expr | None) -> str:
-    return _name(made.func) if isinstance(made, ast.Call) else ""
+def _name_of_class(value: ast.expr | None) -> str:
+    return _name(value.func) if isinstance(value, ast.Call) else ""
 
 
 def _has(node: ast.AST, line: int, other: int) -> bool:
