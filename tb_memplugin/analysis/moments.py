@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -54,8 +54,8 @@ class Moment:
     module: str | None
     operator: str | None
     largest: tuple[LiveAllocation, ...]
-    _trace: MemoryTrace
-    _alive: Rows
+    _trace: MemoryTrace = field(repr=False)
+    _alive: Rows = field(repr=False)
 
     def parts(self, by: Divided) -> tuple[Part, ...]:
         """Divide the live bytes into parts that sum to them, largest first."""

@@ -169,7 +169,7 @@ def _json(peak: DevicePeak, top: int) -> dict[str, Any]:
         "device": peak.device,
         **{field: getattr(peak, field) for field in FIGURES},
         "account": account_json(peak.accounts),
-        "whole_device": whole_json(peak.whole, peak.device),
+        "whole_device": whole_json(peak.whole_devices, peak.device),
         "oom": _oom_json(peak),
         "breakdown": parts_json(top_parts(peak.parts, top)),
         "largest": [_block_json(block) for block in peak.largest[: top or None]],
@@ -212,9 +212,9 @@ def _show(peak: DevicePeak, worker: str, by: str, top: int) -> None:
     account = account_line(peak.accounts)
     color = "red" if account.level == "different" else None
     out.print(printable(f"account of the window: {account.text}"), style=color, soft_wrap=True)
-    whole = whole_line(peak.whole, peak.device)
-    if whole is not None:
-        out.print(printable(whole, None), soft_wrap=True)
+    whole_text = whole_line(peak.whole_devices, peak.device)
+    if whole_text is not None:
+        out.print(printable(whole_text, None), soft_wrap=True)
     out.print(table((by, unit.name, "%", "blocks"), rows))
 
 
@@ -241,8 +241,8 @@ class DevicePeak:
     which live bytes were at the peak; the parts are those of that moment. `again` is True if live bytes fell
     between the two. Events are counted on the device, like the entries of a snapshot; they are None if there
     is only a summary. `largest` are the largest blocks alive at the shown event, `accounts` those of the
-    whole window, and so is `whole`: what filled the whole device. `oom` is the last request that failed on
-    the device, of `failed_requests` in all.
+    whole window, and `whole_devices` what filled the whole device in it. `oom` is the last request that
+    failed on the device, of `failed_requests` in all.
     """
 
     device: str
@@ -265,7 +265,7 @@ class DevicePeak:
     again: bool = False
     largest: tuple[LiveAllocation, ...] = ()
     accounts: tuple[Account, ...] = ()
-    whole: tuple[WholeDevice, ...] = ()
+    whole_devices: tuple[WholeDevice, ...] = ()
 
 
 def trace_peak(
@@ -314,7 +314,7 @@ def trace_peak(
         again=bool((between < stats.peak_bytes).any()),
         largest=state.largest,
         accounts=accounts(trace, device),
-        whole=whole_of(trace, device),
+        whole_devices=whole_of(trace, device),
     )
 
 
@@ -356,5 +356,5 @@ def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
         parts=tuple(peak_parts(summary, device_summary, by)),
         largest=tuple(largest_at_peak(summary, device_summary)),
         accounts=recorded_accounts(device_summary),
-        whole=recorded_whole(device_summary),
+        whole_devices=recorded_whole(device_summary),
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tb_memplugin.analysis.advice_rules import RULES
 from tb_memplugin.store.writer import RunWriter
 from tests.server.tab import Tab
 from tests.traces import trace
@@ -26,14 +27,7 @@ GROWING = trace(
         )
     ),
 )
-KINDS = {
-    "growth",
-    "kept_gradients",
-    "unused_reserve",
-    "checkpointing",
-    "optimizer_state",
-    "large_temporary",
-}
+KINDS = set(RULES)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import TypedDict
 from tb_memplugin.analysis import findings
 from tb_memplugin.analysis.advice_rules import advice
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
+from tb_memplugin.analysis.peak_holders import PeakHolders
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.catalog import Entry
@@ -81,6 +82,38 @@ class Judgement(TypedDict):
     """The reason, in a sentence."""
 
 
+class Holder(TypedDict):
+    """A part of a peak."""
+
+    name: str
+    """A source line, a module, an operator, or a category."""
+    bytes: int
+    """What it holds."""
+    blocks: int
+    """How many blocks have these bytes."""
+    category: str
+    """The category that most of them have."""
+    is_name: bool
+    """Whether `name` is a name from outside; false for a category."""
+
+
+class Peak(TypedDict):
+    """Who fills the highest peak."""
+
+    step: int
+    """The number of its step."""
+    event: int
+    """The index of its event; -1 is the moment before the first."""
+    bytes: int
+    """The peak."""
+    by: str
+    """What names the holders besides parameters, gradients and optimizer state."""
+    holders: list[Holder]
+    """The largest first; they sum to the peak."""
+    categories: dict[str, int]
+    """Bytes by category; they sum to the peak."""
+
+
 class AdviceAnswer(TypedDict):
     """What of a device's memory could be saved."""
 
@@ -90,6 +123,8 @@ class AdviceAnswer(TypedDict):
     """Problems first, then the largest first."""
     judgements: list[Judgement]
     """One per rule."""
+    peak: Peak | None
+    """Who fills the peak; null if nothing was ever alive."""
 
 
 def answer(session: Session, request: Request) -> AdviceAnswer:
@@ -107,6 +142,7 @@ def answer(session: Session, request: Request) -> AdviceAnswer:
             {"kind": judgement.kind, "verdict": judgement.verdict, "why": judgement.why}
             for judgement in judged.judgements
         ],
+        "peak": _peak(judged.peaks[0]) if judged.peaks else None,
     }
 
 
@@ -144,6 +180,37 @@ def _finding(finding: findings.Finding) -> Finding:
         "levels": list(finding.levels),
         "evidence": [_evidence(row) for row in finding.evidence],
         "where": _where(finding.where),
+    }
+
+
+MOST_HOLDERS = 8
+"""So many holders are sent; the others are one holder, named `REST`."""
+
+REST = "(others)"
+
+
+def _peak(peak: PeakHolders) -> Peak:
+    shown: list[Holder] = [
+        {
+            "name": holder.name,
+            "bytes": holder.bytes,
+            "blocks": holder.blocks,
+            "category": holder.category,
+            "is_name": holder.is_name,
+        }
+        for holder in peak.holders[:MOST_HOLDERS]
+    ]
+    rest = peak.holders[MOST_HOLDERS:]
+    if rest:
+        size, blocks = sum(holder.bytes for holder in rest), sum(holder.blocks for holder in rest)
+        shown.append({"name": REST, "bytes": size, "blocks": blocks, "category": "", "is_name": False})
+    return {
+        "step": peak.step,
+        "event": peak.event,
+        "bytes": peak.bytes,
+        "by": peak.by,
+        "holders": shown,
+        "categories": dict(peak.categories),
     }
 
 
