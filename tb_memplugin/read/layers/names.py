@@ -156,7 +156,7 @@ def _unname_skipped(calls: Sequence[Call], at_end: Call | None) -> None:
     runs: defaultdict[tuple[str, tuple[int, ...]], list[list[Call]]] = defaultdict(list)
     for call in calls:
         for site, children in call.children.items():
-            rounds = [inner for inner in children if inner.in_loop]
+            rounds = [inner for inner in children if inner.in_loop and not inner.recomputed]
             if rounds and (call not in unfinished or call.last != site):
                 runs[call.fqn(), site].append(rounds)
     for of_site in runs.values():
