@@ -45,7 +45,8 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
         trace: a trace with categories, phases and no modules but `(not named)`.
         read_text: whether the source files that the stacks name may be read, if they are here.
     """
-    if len(trace.modules) > 1 or not trace.stacks:
+    allocates = np.flatnonzero(trace.events.kind == Kind.ALLOC)
+    if len(trace.modules) > 1 or not trace.stacks or not len(allocates):
         return trace
     frames = Frames(trace.stacks, read_text=read_text)
     if not any(frame.role == Role.CALL and frame.line for frame in frames.all):
@@ -56,7 +57,7 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
     _with_backward(trace, meanings, owner, confidence)
     link_recomputed(calls.outermost, frames)
     names = Names(frames)
-    last = int(np.flatnonzero(trace.events.kind == Kind.ALLOC)[-1])
+    last = int(allocates[-1])
     names.name(
         calls.outermost, at_end=None if meanings[trace.events.stack[last]].is_backward else owner.get(last)
     )

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from tb_memplugin.analysis.divisions import breakdown
+from tb_memplugin.read.layers.inferred import with_inferred_layers
+from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace.tables import MODULE_MARK, NOT_NAMED
-from tests.read.layers.stacks import APPLY, CALL, LINEAR, MAIN, Frame, inferred, modules, native
+from tests.read.layers.stacks import APPLY, CALL, LINEAR, MAIN, Frame, inferred, modules, native, snapshot_of
 
 MODEL: Frame = ("forward", "model.py", 10)
 
@@ -186,3 +188,11 @@ def test_a_text_with_other_classes_at_the_lines_is_not_used(model_file: Path) ->
     assert modules(inferred((1, [*model, other]))) == [f"net:{_line('= layer(x)')}"]
     block: Frame = ("forward", str(model_file), _line("self.up(x)"))
     assert modules(inferred((1, [*model, block]))) == ["layers.0"]
+
+
+def test_a_snapshot_without_entries_names_nothing() -> None:
+    snapshot = snapshot_of((7, _block(20)))
+    (entry,) = snapshot["device_traces"].pop()
+    snapshot["segments"][0]["blocks"][0]["frames"] = entry["frames"]
+    trace = with_inferred_layers(trace_from_snapshot(snapshot, "test"))
+    assert [part.key for part in breakdown(trace, 0, -1, "module")] == [NOT_NAMED]
