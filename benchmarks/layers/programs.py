@@ -574,7 +574,6 @@ NEW: dict[str, Callable[[], Built]] = {
         hidden_sizes=[16, 32, 64, 64],
         depths=[1, 1, 2, 1],
     ),
-    "pvt": images("PvtConfig", "PvtForImageClassification", image_size=64, hidden_sizes=[16, 32, 64, 64]),
     "convnextv2": images(
         "ConvNextV2Config",
         "ConvNextV2ForImageClassification",
