@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tb_memplugin.analysis.divisions import breakdown
+from tb_memplugin.analysis.reasons import why
 from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
+from tb_memplugin.store.windows import read_window, write_window
 from tb_memplugin.trace.tables import MODULE_MARK, NOT_NAMED
 from tests.read.layers.stacks import APPLY, CALL, LINEAR, MAIN, Frame, inferred, modules, native, snapshot_of
 
@@ -196,3 +199,18 @@ def test_a_snapshot_without_entries_names_nothing() -> None:
     snapshot["segments"][0]["blocks"][0]["frames"] = entry["frames"]
     trace = with_inferred_layers(trace_from_snapshot(snapshot, "test"))
     assert [part.key for part in breakdown(trace, 0, -1, "module")] == [NOT_NAMED]
+
+
+def test_the_sentence_about_a_block_says_that_its_module_is_inferred() -> None:
+    trace = inferred((7, _block(20)), (5, [MAIN]))
+    assert why(trace, 0).endswith("(the module is inferred, 95 % sure)")
+    assert "inferred" not in why(trace, 1)
+
+
+def test_how_sure_a_module_is_survives_a_side_file() -> None:
+    trace = inferred((7, _block(20)), (5, [MAIN]))
+    file = BytesIO()
+    write_window(file, trace)
+    content = file.getvalue()
+    read = read_window(lambda first, size: content[first : first + size], len(content), "window")
+    assert read.events.module_confidence.tolist() == [95, 0]
