@@ -256,6 +256,19 @@ def growth(device: str, broken: bool) -> Program:
     return Program(step, program.model, program.optimizer, steps=5)
 
 
+def previous_result(device: str, broken: bool) -> Program:
+    model = Stack(*(Layer() for _ in range(2)), nn.Linear(WIDTH, 4 * WIDTH)).to(device)
+    x = batch(device, size(device, 128, 4))
+    kept: list[Tensor] = []
+
+    @torch.no_grad()
+    def step() -> None:
+        output = model(x)
+        kept[:] = [output] if broken else []
+
+    return Program(step, model, steps=2)
+
+
 PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "attention_scores": attention_scores,
     "loss_logits": loss_logits,
@@ -266,6 +279,7 @@ PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "unused_graph": unused_graph,
     "checkpointing": checkpointing,
     "growth": growth,
+    "previous_result": previous_result,
 }
 
 

@@ -46,7 +46,7 @@ KNOWS = {
     "__main__": {"commands"},
     "notebook": {"trace", "analysis", "exports", "callbacks"},
     "pytest_plugin": {"analysis", "callbacks"},
-    "coming_from": {"trace", "analysis", "exports", "loading", "record", "estimate", "logs"},
+    "coming_from": {"trace", "analysis", "exports", "loading", "record", "estimate", "logs", "commands"},
 }
 NUMPY_ALONE = ("trace", "analysis", "simulator")
 MAY_IMPORT_TORCH = ("record", "estimate", "callbacks", "launch", "coming_from.memory_profiler")

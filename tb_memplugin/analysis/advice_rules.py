@@ -27,6 +27,7 @@ from tb_memplugin.analysis.monitored_growth import monitored_growth
 from tb_memplugin.analysis.optimizer_state import optimizer_state
 from tb_memplugin.analysis.parameter_copies import parameter_copies
 from tb_memplugin.analysis.peak_holders import PeakHolders, peak_holders
+from tb_memplugin.analysis.previous_result import previous_result
 from tb_memplugin.analysis.uneven_devices import uneven_devices
 from tb_memplugin.analysis.unused_graph import unused_graph
 from tb_memplugin.analysis.unused_reserve import unused_reserve
@@ -66,6 +67,9 @@ RULES = {
         "uneven devices", "one device that holds far more than others that run the same code", uneven_devices
     ),
     "unused_graph": Rule("unused graph", "activations kept for a backward that never runs", unused_graph),
+    "previous_result": Rule(
+        "previous result", "what a forward returned, alive while the next one runs", previous_result
+    ),
     "unused_reserve": Rule("unused reserve", "far more memory reserved than is ever in use", unused_reserve),
     "fragmentation": Rule("fragmentation", "free memory that requests cannot use", fragmented_reserve),
     "attention_scores": Rule(

@@ -58,7 +58,7 @@ def _scores(trace: MemoryTrace, blocks: StepBlocks) -> tuple[Bool, Int64]:
     """Return the mask of all blocks that hold scores, and the indices of the softmax's own."""
     seeds = np.flatnonzero(blocks.of(_is_softmax) & ~blocks.of(lambda origin: origin.is_backward))
     products = blocks.of(_is_product)
-    softmax = np.array([seed for seed in seeds.tolist() if _follows(blocks, products, seed)], np.int64)
+    softmax = seeds[_follow(blocks, products, seeds)].astype(np.int64)
     scores = np.zeros(len(blocks.rows), bool)
     own = np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
     backward = blocks.of(lambda origin: origin.is_backward)
@@ -97,12 +97,14 @@ def _function(frame: str) -> str:
     return read_frame(frame).function
 
 
-def _follows(blocks: StepBlocks, products: Bool, seed: int) -> bool:
-    """Return whether a product of the same number of elements was allocated shortly before a softmax."""
-    near = slice(max(seed - NEAR, 0), seed)
-    size = int(blocks.bytes[seed])
-    alike = np.isin(blocks.bytes[near], (size, size // 2, size * 2))
-    return bool((products[near] & alike).any())
+def _follow(blocks: StepBlocks, products: Bool, seeds: Int64) -> Bool:
+    """Return which softmaxes have a product of the same number of elements shortly before them."""
+    follows, size = np.zeros(len(seeds), bool), blocks.bytes[seeds]
+    for back in range(1, NEAR + 1):
+        near = np.maximum(seeds - back, 0)
+        other = blocks.bytes[near]
+        follows |= products[near] & ((other == size) | (other == size // 2) | (other == 2 * size))
+    return follows
 
 
 Site = tuple[str, tuple[str, ...], int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -28,13 +28,14 @@ class Origin:
         names: operators without their namespace ("bmm", "_softmax"), autograd nodes ("BmmBackward0") and the
             functions of torch's own Python files ("softmax"); empty if nothing of this is recorded.
         frames: the Python frames outside torch and einops, innermost first.
-        module: row in `trace.modules`, -1 for none.
+        stack, module: rows in `trace.stacks` and `trace.modules`, -1 for none.
         line: the source line, "" without a stack.
         is_direct: whether Python code outside torch and einops called the operator itself.
     """
 
     names: frozenset[str]
     frames: tuple[str, ...]
+    stack: int
     module: int
     line: str
     is_direct: bool
@@ -52,7 +53,7 @@ class Origin:
         return bool(self.names or self.frames)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepBlocks:
     """The blocks that are alive on a device at some time in its highest step, in the order of their birth.
 
@@ -78,18 +79,20 @@ class StepBlocks:
         """Return the mask of the blocks whose origin fits; bool, shape (n,)."""
         return np.array([fits(origin) for origin in self.origins], bool)[self.origin]
 
-    def alike(self, chosen: Int64) -> Bool:
-        """Return the mask of the blocks that are like some (indices) in line, names, module and size.
-
-        So what other passes of a loop allocated counts with what is alive at the peak.
-        """
+    @cached_property
+    def kinds(self) -> Int64:
+        """A number for each block, the same for those that are alike in line, names, module and size."""
         numbers: dict[tuple[str, frozenset[str], int], int] = {}
         same = [
             numbers.setdefault((origin.line, origin.names, origin.module), len(numbers))
             for origin in self.origins
         ]
-        key = self.bytes * max(len(numbers), 1) + np.array(same, np.int64)[self.origin]
-        return np.isin(key, key[chosen]) & (self.born >= 0)
+        kinds: Int64 = self.bytes * max(len(numbers), 1) + np.array(same, np.int64)[self.origin]
+        return kinds
+
+    def alike(self, chosen: Int64) -> Bool:
+        """Return the mask of the blocks of the same kinds as some (indices): those of other passes, too."""
+        return np.isin(self.kinds, self.kinds[chosen]) & (self.born >= 0)
 
     def saved(self, chosen: Bool) -> int:
         """Return by how many bytes the step's peak falls without the chosen blocks (mask, shape (n,))."""
@@ -122,7 +125,7 @@ def _origins(trace: MemoryTrace, rows: Int64) -> tuple[Int64, tuple[Origin, ...]
         operator, module = int(blocks.operator[rows[at]]), int(blocks.module[rows[at]])
         if operator >= 0:
             names |= {trace.operators[operator].rpartition("::")[2]}
-        origins.append(Origin(names, frames, module, line, is_direct))
+        origins.append(Origin(names, frames, stacks[int(stack[at])], module, line, is_direct))
     return origin.astype(np.int64), tuple(origins)
 
 

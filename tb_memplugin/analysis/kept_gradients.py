@@ -82,20 +82,18 @@ def _without_spans(trace: MemoryTrace, device: int, gradient: Int64) -> Result:
     begun = np.searchsorted(np.sort(blocks.born[backward]), forward)
     firsts = forward[np.append(True, begun[1:] != begun[:-1])[: len(forward)]]
     lasts = forward[np.append(begun[1:] != begun[:-1], True)[: len(forward)]]
+    end = len(trace.events) + 1
+    births = np.append(np.sort(blocks.bytes[backward] * end + blocks.born[backward]), -1)
     kept, gone, back = [gradient[:0]], [gradient[:0]], [gradient[:0]]
     at_peak = gradient[:0]
     for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
         rows = gradient[(blocks.born[gradient] < first) & (blocks.freed[gradient] > last)]
-        later = backward[blocks.born[backward] > last]
-        order = np.argsort(blocks.bytes[later], kind="stable")
-        sizes, place = np.unique(blocks.bytes[later][order], return_index=True)
-        again = np.append(blocks.born[later][order][place], len(trace.events))
-        at = np.searchsorted(sizes, blocks.bytes[rows])
-        is_again = np.isin(blocks.bytes[rows], sizes)
-        needed = np.minimum(again[np.where(is_again, at, len(sizes))], blocks.freed[rows])
+        size = blocks.bytes[rows]
+        following = births[np.searchsorted(births[:-1], size * end + last, side="right")]
+        again = np.where(following // end == size, following % end, end - 1)
         kept.append(rows)
         gone.append(np.full(len(rows), first))
-        back.append(needed)
+        back.append(np.minimum(again, blocks.freed[rows]))
         if first <= step.peak_event:
             at_peak = rows
     if not len(np.concatenate(kept)):

@@ -11,9 +11,10 @@ import numpy as np
 from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.source_lines import line_key
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
-from tb_memplugin.trace.frames import FX, Frame, read_frame
+from tb_memplugin.trace.frames import FX, read_frame
 from tb_memplugin.trace.tables import Int64
 
 TRIED = 24
@@ -113,10 +114,11 @@ def _kept(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
 
 def _callers(trace: MemoryTrace, blocks: StepBlocks, kept: Int64) -> list[str]:
     """Return the frames under which most of the kept bytes were allocated, but not by the frame itself."""
+    total = sums(blocks.origin[kept], blocks.bytes[kept], len(blocks.origins))
     held: dict[str, int] = {}
-    for block in kept.tolist():
-        for text in set(_calling(trace.stack(int(trace.allocations.stack[blocks.rows[block]])))[1:]):
-            held[text] = held.get(text, 0) + int(blocks.bytes[block])
+    for number in np.flatnonzero(total).tolist():
+        for text in set(_calling(trace.stack(blocks.origins[number].stack))[1:]):
+            held[text] = held.get(text, 0) + int(total[number])
     return sorted(held, key=lambda text: (-held[text], text))[:TRIED]
 
 
@@ -134,30 +136,32 @@ def _calls_by_itself(text: str) -> bool:
 
 def _calls(trace: MemoryTrace, blocks: StepBlocks, kept: Int64, text: str) -> CallsOfLine | None:
     """Return what checkpointing the calls of a frame would save; None if it keeps those of too few calls."""
-    inside, call = [], []
-    before: Frame | None = None
-    number = 0
-    for block in kept.tolist():
-        frames = _calling(trace.stack(int(trace.allocations.stack[blocks.rows[block]])))
-        at = frames.index(text) if text in frames[1:] else 0
-        if not at:
-            continue
-        callee = read_frame(frames[at - 1])
-        if before is not None and (callee[:2] != before[:2] or callee.line < before.line):
-            number += 1
-        before = callee
-        inside.append(block)
-        call.append(number)
-    if not inside:
+    function, line = _callees(trace, blocks, kept, text)
+    inside = kept[function[blocks.origin[kept]] >= 0]
+    if not len(inside):
         return None
-    chosen, of_call = np.array(inside, np.int64), np.array(call, np.int64)
-    saved = blocks.step.peak_bytes - _peak_with_recomputation(trace, blocks, chosen, of_call)
-    at_peak = blocks.at_peak[chosen]
-    calls = len(np.unique(of_call[at_peak]))
+    runs, at = function[blocks.origin[inside]], line[blocks.origin[inside]]
+    call = np.append(0, np.cumsum((runs[1:] != runs[:-1]) | (at[1:] < at[:-1]))).astype(np.int64)
+    at_peak = blocks.at_peak[inside]
+    calls = len(np.unique(call[at_peak]))
     if calls < FEWEST_CALLS:
         return None
-    held = int(blocks.bytes[chosen[at_peak]].sum())
+    saved = blocks.step.peak_bytes - _peak_with_recomputation(trace, blocks, inside, call)
+    held = int(blocks.bytes[inside[at_peak]].sum())
     return CallsOfLine(line_key(text.partition(FX)[0]), calls, held, saved)
+
+
+def _callees(trace: MemoryTrace, blocks: StepBlocks, kept: Int64, text: str) -> tuple[Int64, Int64]:
+    """Return a number for the function that each origin ran below a frame, -1 for none; and its line."""
+    function, line = np.full((2, len(blocks.origins)), -1, np.int64)
+    numbers: dict[tuple[str, str], int] = {}
+    for number in np.unique(blocks.origin[kept]).tolist():
+        frames = _calling(trace.stack(blocks.origins[number].stack))
+        if text in frames[1:]:
+            callee = read_frame(frames[frames.index(text, 1) - 1])
+            function[number] = numbers.setdefault(callee[:2], len(numbers))
+            line[number] = callee.line
+    return function, line
 
 
 def _peak_with_recomputation(trace: MemoryTrace, blocks: StepBlocks, chosen: Int64, call: Int64) -> int:

@@ -28,7 +28,7 @@ from tb_memplugin.analysis.advice_rules import (
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.commands.opening import Opened, Reading, open_trace, reading_options
-from tb_memplugin.commands.options import PATH, json_option
+from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
@@ -40,7 +40,7 @@ MOST_HOLDERS, MOST_FINDINGS = 3, 4
 
 
 @click.command("advice")
-@click.argument("path", type=PATH)
+@click.argument("path", type=SOURCE)
 @click.option(
     "--step", type=int, help="For a folder: number of the step. Default: the step with the highest peak."
 )

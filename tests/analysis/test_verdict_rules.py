@@ -159,6 +159,32 @@ def test_results_in_a_list_are_no_graph() -> None:
     assert "No activations" in why(history, "unused_graph")
 
 
+def results(*, kept: bool) -> MemoryTrace:
+    """Three forwards of 100 inside and 400 returned, which lives until the next is returned, or not."""
+    lines: list[str] = []
+    for number in range(3):
+        lines += [
+            f"alloc 100 a{number} phase=forward",
+            f"alloc 400 r{number} phase=forward",
+            f"free a{number}",
+        ]
+        if not kept:
+            lines.append(f"free r{number}")
+        elif number:
+            lines.append(f"free r{number - 1}")
+    return stacked(trace(*lines), ("forward net.py:3",), ("forward net.py:9",))
+
+
+def test_what_a_forward_returned_is_alive_while_the_next_runs() -> None:
+    """The old 400 beside 100 + 400; freed before the forward, 500 are left."""
+    finding = found(results(kept=True), "previous_result")
+    assert (finding.bytes, finding.of_bytes, finding.subject) == (400, 900, "net.py:9 (forward)")
+
+
+def test_results_that_are_freed_before_the_next_forward_are_as_they_should_be() -> None:
+    assert "by only 0 B" in why(results(kept=False), "previous_result")
+
+
 CALL = "forward model.py:20"
 
 

@@ -132,6 +132,8 @@ def test_where_all_is_well_it_says_what_was_looked_for_and_what_could_not_be_jud
     opened.open("advice", run="tiny")
     expect(opened("headline")).to_have_text("No problem found in steps 2 and 3.")
     expect(opened("finding")).to_have_count(0)
+    expect(opened("peak-holders")).to_contain_text("Who fills the peak of step")
+    expect(opened("holder").first).to_be_visible()
     expect(opened("judgement")).to_have_count(len(RULES))
     growth = opened("judgement", key="growth")
     expect(growth).to_have_attribute("data-verdict", "not judged")

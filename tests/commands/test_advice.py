@@ -116,7 +116,7 @@ STRANGERS = {
         ("optimizer_state", "cuda:0"): 1_692_733_440,
     },
     "07": {("optimizer_state", "cuda:0"): 13_627_238_400},
-    "10": {},
+    "10": {("previous_result", "cuda:0"): 2_097_152_000},
     "12": {("checkpointing", "cuda:0"): 14_156_160},
     "14": {},
     "16": {},

@@ -1289,6 +1289,7 @@ export const RULES: Record<string, { name: string; looks: string }> = {
   kept_gradients: { name: "Kept gradients", looks: "gradients that stay allocated while the next forward runs" },
   uneven_devices: { name: "Uneven devices", looks: "one device that holds far more than others that run the same code" },
   unused_graph: { name: "Unused graph", looks: "activations kept for a backward that never runs" },
+  previous_result: { name: "Previous result", looks: "what a forward returned, alive while the next one runs" },
   unused_reserve: { name: "Unused reserve", looks: "far more memory reserved than is ever in use" },
   fragmentation: { name: "Fragmentation", looks: "free memory that requests cannot use" },
   attention_scores: { name: "Attention scores", looks: "scores of attention that a fused kernel would not store" },

@@ -15,6 +15,7 @@ from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
+from tb_memplugin.trace.step_figures import StepFigures
 
 
 class Where(TypedDict):
@@ -133,8 +134,12 @@ def answer(session: Session, request: Request) -> AdviceAnswer:
     opened = session.opened(chosen)
     trace, name = opened.trace, opened.trace.devices[opened.device].name
     windows = _windows(session, request, chosen.entry)
-    key = ("advice", opened.device, *(entry.metadata.side_file for entry in windows))
-    judged = RESULTS.of_window(trace, key, lambda: advice(trace, name, lambda: _levels(session, windows)))
+    watched = _watched(session, request, chosen.entry)
+    count = 0 if watched is None else len(watched)
+    key = ("advice", opened.device, count, *(entry.metadata.side_file for entry in windows))
+    judged = RESULTS.of_window(
+        trace, key, lambda: advice(trace, name, lambda: _levels(session, windows), watched)
+    )
     return {
         "steps": [step.number for step in trace.steps],
         "findings": [_finding(finding) for finding in judged.findings],
@@ -151,6 +156,13 @@ def _windows(session: Session, request: Request, entry: Entry) -> list[Entry]:
     steps = session.catalog.worker(request.ctx, request.experiment, entry)
     first_step = {step.metadata.side_file: step for step in reversed(steps)}
     return spread(list(first_step.values())[::-1])
+
+
+def _watched(session: Session, request: Request, entry: Entry) -> StepFigures | None:
+    """Return all steps that a monitor of the same worker watched, if one did."""
+    runs = session.monitored.runs(request.ctx, request.experiment)
+    series = runs.workers.get((entry.run, entry.worker))
+    return None if series is None else series.figures
 
 
 def _levels(session: Session, windows: Sequence[Entry]) -> list[WindowLevel]:
