@@ -30,8 +30,8 @@ def previous_result(trace: MemoryTrace, device: int) -> Result:
     peak falls if each block is freed there.
     """
     blocks = step_blocks(trace, device)
-    if not any(origin.line for origin in blocks.origins):
-        return NotJudged("The recording has no stacks.")
+    if not any(origin.is_known for origin in blocks.origins):
+        return NotJudged("The recording contains neither operators nor stacks.")
     forward = trace.allocations.phase[blocks.rows] == Phase.FORWARD
     kept = _bound_again(trace, blocks)
     kept = kept[_once_a_forward(blocks, forward)[kept]]
@@ -43,20 +43,21 @@ def previous_result(trace: MemoryTrace, device: int) -> Result:
         return Fine(f"Results of earlier forwards raise the peak by only {size_text(saved)}.")
     at_peak = kept[blocks.at_peak[kept] & (begun <= step.peak_event)]
     largest = int(at_peak[np.argmax(blocks.bytes[at_peak])])
-    line, size = blocks.origins[blocks.origin[largest]].line, int(blocks.bytes[at_peak].sum())
+    origin, size = blocks.origins[blocks.origin[largest]], int(blocks.bytes[at_peak].sum())
+    name = origin.line or ", ".join(sorted(origin.names))
     return Finding(
         kind="previous_result",
         level="problem",
         device=trace.devices[device].name,
         step=step.number,
-        title=f"What {line} returned is still alive while the next forward runs.",
-        subject=line,
+        title=f"What {name} returned is still alive while the next forward runs.",
+        subject=name,
         bytes=saved,
         measure="less at the peak",
         of_bytes=step.peak_bytes,
         evidence=(
             Evidence(
-                line, size, f"{counted(len(at_peak), 'block')} of an earlier forward, alive at the peak"
+                name, size, f"{counted(len(at_peak), 'block')} of an earlier forward, alive at the peak"
             ),
             Evidence("the same peak without them", step.peak_bytes - saved, "by replay without them", False),
         ),
@@ -75,6 +76,12 @@ def _bound_again(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
     first, second = order[:-1], order[1:]
     late = blocks.freed[first] - blocks.born[second]
     again = (blocks.kinds[first] == blocks.kinds[second]) & (late > 0) & (late <= SOON)
+    third = np.append(second[1:], second[-1:])
+    again &= (
+        (blocks.kinds[third] != blocks.kinds[second])
+        | (third == second)
+        | (blocks.freed[first] < blocks.born[third])
+    )
     return np.sort(first[again]).astype(np.int64)
 
 
