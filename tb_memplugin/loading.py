@@ -24,6 +24,7 @@ from tb_memplugin.read.content import (
     too_large,
 )
 from tb_memplugin.read.kineto.trace import trace_from_kineto
+from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.snapshot.from_json import as_pickled, check_not_shared
 from tb_memplugin.read.snapshot.safe_pickle import RefusedPickleError, read_pickle
 from tb_memplugin.read.snapshot.trace import from_traces, is_snapshot, trace_from_snapshot
@@ -146,6 +147,7 @@ def _trace_in(stream: BinaryIO, head: bytes, name: str, device_type: str) -> Mem
     if not is_snapshot(content):
         raise _foreign(name, f"The pickle contains {_told(content)}, not a memory snapshot.")
     trace = trace_from_snapshot(check_not_shared(content, name, stream.tell()), name, device_type)
+    trace = with_inferred_layers(trace)
     return _with_notes(trace, notes)
 
 
@@ -187,7 +189,7 @@ def _trace_of(
             ),
         )
     if is_snapshot(content):
-        return trace_from_snapshot(prepared(content), name, device_type)
+        return with_inferred_layers(trace_from_snapshot(prepared(content), name, device_type))
     raise _foreign(name, f"The file contains {_told(content)}, not a memory trace.")
 
 

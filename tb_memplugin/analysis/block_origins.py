@@ -153,8 +153,8 @@ def _of_frame(text: str) -> tuple[str, bool]:
         return "", False
     frame = read_frame(text)
     if not frame.is_python:
-        found = _OPERATOR.search(text) or _NODE.search(text)
-        return (found[1] if found else ""), False
+        match = _OPERATOR.search(text) or _NODE.search(text)
+        return (match[1] if match else ""), False
     if _TORCH_FILE.search(frame.file.replace("\\", "/")):
         return (frame.function if frame.file.endswith("functional.py") else ""), False
     return "", True

@@ -20,6 +20,7 @@ class LiveAllocation:
 
     `row` is its row in `trace.allocations`. `module`, `operator` and `name` (a parameter's FQN, say) are
     None if not known. `reason` says why it has its category; `analysis.why` makes a sentence of it.
+    `module_confidence` is 100 if the module was recorded, else how sure it is, in percent.
     """
 
     row: int
@@ -33,6 +34,7 @@ class LiveAllocation:
     born_ns: int | None
     freed_ns: int | None
     reason: Reason = Reason.NOT_RECORDED
+    module_confidence: int = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ def live_allocation(trace: MemoryTrace, row: int) -> LiveAllocation:
         born_ns=int(time[born]) if born >= 0 else None,
         freed_ns=int(time[freed]) if freed < len(time) else None,
         reason=Reason(int(blocks.reason[row])),
+        module_confidence=int(blocks.module_confidence[row]),
     )
 
 

@@ -48,15 +48,15 @@ def parameter_copies(trace: MemoryTrace, device: int) -> Result:
     """
     blocks = step_blocks(trace, device)
     category = trace.allocations.category[blocks.rows]
-    known = (category == Category.PARAMETER_COPY) & blocks.at_peak
-    if known.any():
-        return _result(trace, device, blocks, known, "the recorder saw that they are copies")
+    copies = (category == Category.PARAMETER_COPY) & blocks.at_peak
+    if copies.any():
+        return _result(trace, device, blocks, copies, "the recorder saw that they are copies")
     if not ((category == Category.PARAMETER) & blocks.at_peak).any():
         return NotJudged("The recording does not tell parameters apart from other memory.")
-    found = _repeated(blocks, category)
-    if found is None:
+    repeated = _repeated(blocks, category)
+    if repeated is None:
         return Fine("No other line allocated blocks of the sizes of the parameters.")
-    return _result(trace, device, blocks, *found)
+    return _result(trace, device, blocks, *repeated)
 
 
 def _repeated(blocks: StepBlocks, category: UInt8) -> tuple[Bool, str] | None:
@@ -118,13 +118,13 @@ def _result(trace: MemoryTrace, device: int, blocks: StepBlocks, copies: Bool, h
         )
     largest = int(np.flatnonzero(copies)[np.argmax(blocks.bytes[copies])])
     name = blocks.origins[blocks.origin[largest]].line
-    made = f" by {name}" if name else ""
+    by_line = f" by {name}" if name else ""
     return Finding(
         kind="parameter_copies",
         level="option",
         device=trace.devices[device].name,
         step=step.number,
-        title=f"The parameters are in memory a second time{made}.",
+        title=f"The parameters are in memory a second time{by_line}.",
         subject=name,
         bytes=saved,
         measure="less at the peak",

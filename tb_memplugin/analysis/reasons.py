@@ -36,7 +36,10 @@ def why(trace: MemoryTrace, row: int) -> str:
 
 def reason_of(block: LiveAllocation) -> str:
     """Return why a block has its category, as one sentence without a full stop: `gradient of w: it was …`."""
-    return f"{_subject(block)}: {_SENTENCES[block.reason](block)}"
+    sentence = f"{_subject(block)}: {_SENTENCES[block.reason](block)}"
+    if block.module_confidence < 100 and block.module not in (None, NOT_NAMED):
+        sentence += f" (the module is inferred, {block.module_confidence} % sure)"
+    return sentence
 
 
 def _subject(block: LiveAllocation) -> str:

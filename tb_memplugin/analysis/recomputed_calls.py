@@ -67,7 +67,7 @@ def by_stack(trace: MemoryTrace, device: int, least_share: float) -> Result:
         )
     step = blocks.step
     estimates = [
-        found for text in _callers(trace, blocks, kept) if (found := _calls(trace, blocks, kept, text))
+        calls for text in _callers(trace, blocks, kept) if (calls := _calls(trace, blocks, kept, text))
     ]
     most = max((estimate.saved_bytes for estimate in estimates), default=0)
     if most < least_share * step.peak_bytes:

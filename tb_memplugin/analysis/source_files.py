@@ -92,10 +92,10 @@ def _parts(path: str) -> list[str]:
     return path.replace("\\", "/").split("/")
 
 
-def _common_end(one: list[str], other: list[str]) -> int:
+def _common_end(left: list[str], right: list[str]) -> int:
     length = 0
-    for left, right in zip(reversed(one), reversed(other), strict=False):
-        if left != right:
+    for part, other in zip(reversed(left), reversed(right), strict=False):
+        if part != other:
             break
         length += 1
     return length

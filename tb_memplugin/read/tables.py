@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,45 @@ class Names:
     def as_tuple(self) -> tuple[str, ...]:
         """Return all names in row order."""
         return tuple(self._rows)
+
+
+DEEPEST = 100
+"""The largest depth of a module tree. A name with more dots is not split into enclosing modules."""
+
+MOST_MODULES = 1 << 17
+"""Once there are this many modules (real models have some thousands), further names are not split."""
+
+
+class ModuleTree:
+    """The modules that names such as `layers.0.mlp` imply: `(not named)` first, parents before children."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}
+        self._modules = [Module(NOT_NAMED)]
+
+    def add(self, fqn: str, class_name: str = "") -> int:
+        """Return the row of a module, adding it and the modules that enclose it if they are new."""
+        if fqn in self._rows:
+            return self._rows[fqn]
+        row = -1
+        for key in _enclosing(fqn) if len(self._modules) < MOST_MODULES else (fqn,):
+            if key not in self._rows:
+                self._rows[key] = len(self._modules)
+                self._modules.append(Module(key, row, class_name if key == fqn else ""))
+            row = self._rows[key]
+        return row
+
+    def as_tuple(self) -> tuple[Module, ...]:
+        """Return all modules in row order."""
+        return tuple(self._modules)
+
+
+def _enclosing(fqn: str) -> Iterator[str]:
+    """Yield the keys from the root down to a module: `""`, `layers`, `layers.0`."""
+    if fqn and fqn.count(".") < DEEPEST:
+        yield ""
+        yield from (fqn[:end] for end, letter in enumerate(fqn) if letter == ".")
+    yield fqn
 
 
 class Owners:

@@ -97,6 +97,8 @@ class Allocation(TypedDict):
     """Its address, in hexadecimal digits after `0x`."""
     why: str
     """A sentence on why it has its category ([categories.md](categories.md#why-a-block-has-its-category))."""
+    module_confidence: int
+    """How sure its module is, in percent: 100 where it was recorded, less where it was inferred."""
 
 
 class Highest(TypedDict):
@@ -183,4 +185,5 @@ def allocation_shape(block: LiveAllocation, epoch_ns: int) -> Allocation:
         "freed_ns": None if block.freed_ns is None else block.freed_ns - epoch_ns,
         "address": hex(block.address),
         "why": reason_of(block),
+        "module_confidence": block.module_confidence,
     }

@@ -178,6 +178,7 @@ class WindowSummaries:
     def _largest(self, device: int, event: int, limit: int) -> summary_pb2.Allocations:
         trace, blocks, times = self._trace, self._trace.allocations, self._times
         rows = largest_rows(trace, blocks.alive_at(event, device), limit)
+        confidences = blocks.module_confidence[rows]
         return summary_pb2.Allocations(
             bytes=blocks.bytes[rows].tolist(),
             addresses=blocks.address[rows].tolist(),
@@ -191,6 +192,7 @@ class WindowSummaries:
             born_ns=times[blocks.born[rows]].tolist(),
             freed_ns=times[blocks.freed[rows]].tolist(),
             reasons=blocks.reason[rows].tolist(),
+            module_confidences=confidences.tolist() if (confidences != 100).any() else [],
         )
 
     def _table(self, device: int, row: int, event: int) -> summary_pb2.ModuleTable:

@@ -91,7 +91,8 @@ def _parts(parts: Parts) -> list[int]:
 
 def _largest(blocks: Allocations) -> list[int]:
     names = ("bytes", "addresses", "categories", "phases", "modules", "operators", "names")
-    return _all(blocks, *names, "born_ns", "freed_ns", *(["reasons"] if blocks.reasons else []))
+    later = [name for name in ("reasons", "module_confidences") if getattr(blocks, name)]
+    return _all(blocks, *names, "born_ns", "freed_ns", *later)
 
 
 def _modules(table: ModuleTable) -> list[int]:
@@ -121,6 +122,7 @@ def _device_limits(device: DeviceSummary, modules: int) -> Iterator[Limit]:
     yield "the peak's phase", [device.peak.phase], 0, len(Phase)
     yield "an allocation's category", largest.categories, 0, len(Category)
     yield "an allocation's reason", largest.reasons, 0, len(Reason)
+    yield "how sure an allocation's module is", largest.module_confidences, 0, 101
     yield "an allocation's phase", largest.phases, 0, len(Phase)
     yield "an allocation's module", largest.modules, -1, modules
     yield "a row's module", table.modules, -1, modules

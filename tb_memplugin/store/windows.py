@@ -70,8 +70,9 @@ TABLES: dict[str, type[Any]] = {
 """The columnar parts of a trace."""
 
 LATER = {
-    *(f"events.{field}" for field in ("stream", "pool", "context", "forward", "rounded", "reason")),
-    *(f"start.{field}" for field in ("stack", "stream", "pool", "rounded", "pending", "reason")),
+    *(f"events.{field}" for field in ("stream", "pool", "context", "forward", "rounded")),
+    *(f"start.{field}" for field in ("stack", "stream", "pool", "rounded", "pending")),
+    *(f"{table}.{field}" for table in ("events", "start") for field in ("reason", "module_confidence")),
     *(f"segments.{field}" for field in Segments.__slots__),
     *(f"annotations.{field}" for field in Annotations.__slots__),
 }
@@ -320,6 +321,8 @@ def _limits(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray, int, int]]:
                 yield f"{name}.{field}", getattr(table, field), -1, len(ends[field])
             elif field in codes:
                 yield f"{name}.{field}", getattr(table, field), 0, len(codes[field])  # type: ignore[arg-type]
+    yield "events.module_confidence", trace.events.module_confidence, 0, 101
+    yield "start.module_confidence", trace.start.module_confidence, 0, 101
     yield "events.bytes", trace.events.bytes, 0, 1 << 62
     yield "start.bytes", trace.start.bytes, 0, 1 << 62
     yield "segments.bytes", trace.segments.bytes, 0, 1 << 62

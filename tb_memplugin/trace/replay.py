@@ -39,6 +39,7 @@ class Allocations:
     forward: Int32
     rounded: Int64
     reason: UInt8
+    module_confidence: UInt8
     unseen_frees: int
     unmatched_frees: Int64
 
@@ -173,6 +174,7 @@ def _allocations(
         forward=np.concatenate((absent, events.forward[allocs])),
         rounded=np.concatenate((start.rounded, events.rounded[allocs])),
         reason=np.concatenate((start.reason, events.reason[allocs])),
+        module_confidence=np.concatenate((start.module_confidence, events.module_confidence[allocs])),
         unseen_frees=unseen_frees,
         unmatched_frees=unmatched_frees,
     )

@@ -117,7 +117,7 @@ class StartState:
     (for example a parameter's FQN) or -1. `stack`, `stream` and `pool` are rows of the trace's tables, -1
     if not known; `rounded` is the bytes that the allocator used for the block, -1 if not known;
     `pending` is 1 if the block's free was requested before the window and not yet completed. `reason` is a
-    `Reason`.
+    `Reason`, `module_confidence` that of `Events`.
     """
 
     device: UInt8 = column(np.uint8)
@@ -132,6 +132,7 @@ class StartState:
     rounded: Int64 = column(np.int64)
     pending: UInt8 = column(np.uint8)
     reason: UInt8 = column(np.uint8)
+    module_confidence: UInt8 = column(np.uint8)
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -147,7 +148,8 @@ class Events:
     `forward` is the stack of the forward call that belongs to this backward, a row of `stacks`.
     `category` and `reason` (a `Reason`) have a meaning for allocations only. `reserved` is the allocator's
     reserve in bytes after the event, -1 where the device has none. `rounded` is the bytes that the allocator
-    used for an allocated block, -1 if not known.
+    used for an allocated block, -1 if not known. `module_confidence` says how sure it is that `module` is the
+    block's, in percent: 100 where this was recorded, less where it was inferred.
     """
 
     time_ns: Int64 = column(np.int64)
@@ -168,6 +170,7 @@ class Events:
     forward: Int32 = column(np.int32)
     rounded: Int64 = column(np.int64)
     reason: UInt8 = column(np.uint8)
+    module_confidence: UInt8 = column(np.uint8)
 
     def __len__(self) -> int:
         return len(self.time_ns)
@@ -211,6 +214,7 @@ ABSENT: dict[str, int] = {
     "reserved": -1,
     "rounded": -1,
     "category": Category.UNKNOWN,
+    "module_confidence": 100,
 }
 """Values for columns of `Events` or `StartState` that a source does not know; 0 for columns not listed."""
 

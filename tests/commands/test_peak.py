@@ -35,6 +35,7 @@ def test_json_is_what_the_issue_says(logdir):
         "name": "layer.weight",
         "born_ns": None,
         "freed_ns": None,
+        "module_confidence": 100,
         "category": "parameter",
         "phase": "before",
         "why": "parameter (layer.weight): the recording does not say why",

@@ -58,6 +58,7 @@ def test_the_largest_blocks_come_with_their_lives(tab, baseline):
         "name": "layer.weight",
         "born_ns": None,
         "freed_ns": None,
+        "module_confidence": 100,
         "address": "0x1000",
         "why": "parameter (layer.weight): the recording does not say why",
     }

@@ -199,6 +199,8 @@ export interface Allocation {
   address: string;
   /** A sentence on why it has its category ([categories.md](categories.md#why-a-block-has-its-category)). */
   why: string;
+  /** How sure its module is, in percent: 100 where it was recorded, less where it was inferred. */
+  module_confidence: number;
 }
 
 /** A window's bytes on a device beside those of a counter of others. */

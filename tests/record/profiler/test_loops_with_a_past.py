@@ -93,7 +93,7 @@ def test_a_search_that_takes_too_long_is_not_made_again_and_says_so(monkeypatch)
 
 
 def test_a_search_that_fails_costs_the_search_and_not_the_window(monkeypatch):
-    def fails():
+    def fails(*_):
         raise RuntimeError("no")
 
     monkeypatch.setattr(recording, "alive_now", fails)

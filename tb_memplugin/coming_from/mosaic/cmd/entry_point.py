@@ -63,12 +63,12 @@ def get_memory_usage(
         MemPluginError: `allocation` or `action` has another form.
         NotRecordedError: there is no such event.
     """
-    found = _loaded(snapshot)
-    content = found.memory_snapshot
+    abstract = _loaded(snapshot)
+    content = abstract.memory_snapshot
     content.analyze_memory_snapshot("memory_usage", allocation, action)
     (size,) = content.memory_usage.values()
     _print_state(content, f"Live after {action} of {allocation}: {size_text(size)}", paste or print_stack)
-    return found
+    return abstract
 
 
 def get_memory_usage_peak(
@@ -98,15 +98,15 @@ def get_memory_usage_peak(
         NotRecordedError: there is no such event, or nothing between the times.
     """
     _refuse_upload(upload_result)
-    found = _loaded(snapshot)
-    content = found.memory_snapshot
+    abstract = _loaded(snapshot)
+    content = abstract.memory_snapshot
     content.analyze_memory_snapshot(
         "memory_peak", allocation, action, start_time=start_time, end_time=end_time
     )
     parts = f"{size_text(content.static_memory)} from before the recording"
     heading = f"Peak of {content.device}: {size_text(content.memory_peak)}, of which {parts}"
     _print_state(content, heading, paste or print_stack)
-    return found
+    return abstract
 
 
 def get_memory_usage_diff(
@@ -193,13 +193,13 @@ def get_memory_profile(
         division = Division(PROFILES[profile], profile)
     else:
         division = Division(analysis.read_rules([custom_profile or ""]), "Rules")
-    found = _loaded(snapshot)
-    content = found.memory_snapshot
+    abstract = _loaded(snapshot)
+    content = abstract.memory_snapshot
     content.analyze_memory_snapshot("alloc_history")
     first, last = _events_of(content, start_idx, end_idx)
     plot = Plot(first, last, sampling_rate, allocation_order=preserve_allocation_order)
     html.write(content.trace, out_path, [division], Path(snapshot).name, plot)
-    return found
+    return abstract
 
 
 def get_json_snapshot(snapshot: _Path, output_file: _Path, upload_result: bool = False) -> None:
@@ -210,9 +210,9 @@ def get_json_snapshot(snapshot: _Path, output_file: _Path, upload_result: bool =
 
 
 def _loaded(snapshot: _Path) -> MemoryAbstract:
-    found = MemoryAbstract(snapshot)
-    found.load_memory_snapshot()
-    return found
+    abstract = MemoryAbstract(snapshot)
+    abstract.load_memory_snapshot()
+    return abstract
 
 
 def _refuse_upload(upload_result: bool) -> None:

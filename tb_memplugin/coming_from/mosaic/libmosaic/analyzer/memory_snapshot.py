@@ -232,13 +232,13 @@ def _stacks(trace: MemoryTrace, alive: Rows) -> dict[int, MemoryEvent]:
     alive = alive[blocks.stack[alive] >= 0]
     alive = alive[np.argsort(blocks.stack[alive], kind="stable")]
     rows, first = np.unique(blocks.stack[alive], return_index=True)
-    found = []
+    stacks = []
     for row, own in zip(rows.tolist(), np.split(alive, first[1:]), strict=True) if len(rows) else ():
         size = blocks.bytes[own]
         by_address = dict(zip(blocks.address[own].tolist(), size.tolist(), strict=True))
         frames = trace.stack(row)
-        found.append((hash(frames), MemoryEvent(_frames(frames), int(size.sum()), by_address, len(own))))
-    return dict(sorted(found, key=lambda stack: -stack[1].mem_size))
+        stacks.append((hash(frames), MemoryEvent(_frames(frames), int(size.sum()), by_address, len(own))))
+    return dict(sorted(stacks, key=lambda stack: -stack[1].mem_size))
 
 
 def _frames(texts: Iterable[str]) -> list[dict[str, Any]]:

@@ -1,0 +1,269 @@
+"""Follow call stacks in time to the calls of modules that they belong to.
+
+A stack says which functions were open at which lines. Two stacks, one after another, belong to the same calls
+as far as their frames are equal and, in the first that differs, the line can have moved on to the next.
+A line that goes back is a loop within the function or a new call of it; see `Calls._is_new`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tb_memplugin.read.layers.frames import Frames, Role
+
+RARE = 0.05
+"""A line with a smaller share of a function's sure beginnings is not where its calls begin."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call of a module.
+
+    Attributes:
+        parent: the call in whose forward it was called; None for an outermost call.
+        site: the frames (numbers) from the parent's forward to the call, outermost first.
+        inside: the frames from the call to the module's forward, which is the last one.
+        function: the number of the function that the call ran.
+        recomputed: whether checkpointing ran the forward again.
+        repeats: the call that it repeats, if checkpointing ran it again.
+        name: its name below the parent, as `names` finds it.
+        position: which attribute of its parent it is, in the order in which the class makes them; else 0.
+        is_by_text: whether a source text has the name.
+        in_loop: whether a loop made it.
+        may_skip: whether a condition in the loop decided that.
+        elements: the classes of the modules in it, if it is a Sequential and a source text has them.
+        first, last: the sites of the calls with which its allocations began and ended; () for its own.
+        children: the calls that it made, by site.
+    """
+
+    parent: Call | None
+    site: tuple[int, ...]
+    inside: tuple[int, ...]
+    function: int
+    recomputed: bool = False
+    repeats: Call | None = None
+    name: str = ""
+    position: int = 0
+    is_by_text: bool = False
+    first: tuple[int, ...] | None = None
+    last: tuple[int, ...] | None = None
+    in_loop: bool = False
+    may_skip: bool = False
+    elements: tuple[str, ...] | None = None
+    children: dict[tuple[int, ...], list[Call]] = field(default_factory=dict)
+
+    def fqn(self) -> str:
+        """Return the module's name: those of the calls around it and its own."""
+        parts: list[str] = []
+        call = self
+        while call.parent is not None:
+            parts.append((call.repeats or call).name)
+            call = call.parent
+        return ".".join(part for part in reversed(parts) if part)
+
+    def allocates(self, site: tuple[int, ...]) -> None:
+        """It allocates, in a call that it makes at a site, or itself: ()."""
+        self.last = site
+        if self.first is None:
+            self.first = site
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A function that runs, at `number`, its frame."""
+
+    number: int
+    function: int
+    line: int
+    role: Role
+    first: int
+    call: Call | None = None
+    has_forward: bool = False
+    first_request: tuple[int, int] | None = None
+
+
+class Calls:
+    """Finds the module calls of stacks that are added in time order.
+
+    Args:
+        frames: the frames of the stacks.
+        earlier: the result of a first pass over the same stacks, which knows where functions begin.
+    """
+
+    def __init__(self, frames: Frames, earlier: Calls | None = None) -> None:
+        self.outermost: list[Call] = []
+        self._frames = frames
+        self._earlier = earlier
+        self._threads: dict[int, list[_Open]] = {}
+        self.beginnings: dict[int, Counter[int]] = {}
+
+    def forget(self) -> None:
+        """Every function that was open has returned, as far as is known."""
+        self._threads.clear()
+
+    def add(self, stack: tuple[int, ...], size: int, row: int) -> Call | None:
+        """Return the module call in which a stack allocated `size` bytes; `row` says which stack it is."""
+        opened = self._threads.setdefault(self._frames.all[stack[0]].function, [])
+        shared, is_sure = self._shared(opened, stack, is_free=False)
+        if shared == len(stack) == len(opened) and self._repeats(opened, (size, row)):
+            shared, is_sure = self._innermost_call(opened), False
+        self._open(opened, stack, shared, is_sure=is_sure)
+        leaf = opened[-1]
+        if leaf.first_request is None:
+            leaf.first_request = (size, row)
+        call = next((frame.call for frame in reversed(opened) if frame.call is not None), None)
+        if call is not None:
+            call.allocates(())
+            inner = call
+            while inner.parent is not None and inner.parent.last != inner.site:
+                inner.parent.allocates(inner.site)
+                inner = inner.parent
+        return call
+
+    def add_free(self, stack: tuple[int, ...]) -> None:
+        """A stack released a block: what it no longer contains has returned."""
+        every = self._frames.all
+        while len(stack) > 1 and every[stack[-1]].role in (Role.CALL, Role.HOOKS):  # its callee has returned
+            stack = stack[:-1]
+        opened = self._threads.setdefault(every[stack[0]].function, [])
+        shared, is_sure = self._shared(opened, stack, is_free=True)
+        if shared >= 0:
+            self._open(opened, stack, shared, is_sure=is_sure)
+
+    def _shared(self, opened: list[_Open], stack: tuple[int, ...], *, is_free: bool) -> tuple[int, bool]:
+        """Return how many open functions a stack continues, and whether the others surely are new calls.
+
+        The first is -1 if the stack says only that what the innermost function called has returned.
+        """
+        every = self._frames.all
+        for depth, (number, function) in enumerate(zip(stack, opened, strict=False)):
+            if number == function.number:
+                continue
+            frame = every[number]
+            if frame.function != function.function:
+                return depth - (depth > 0 and self._is_another(opened[depth - 1], stack[depth:])), True
+            if frame.line < function.line:
+                if is_free and depth == len(stack) - 1:
+                    del opened[depth + 1 :]
+                    return -1, True
+                if self._is_new(function, number):
+                    return depth - (function.role == Role.HOOKS), False
+            function.number, function.line = number, frame.line
+            return depth + 1, True
+        return min(len(stack), len(opened)), True
+
+    def _is_another(self, call: _Open, inner: tuple[int, ...]) -> bool:
+        """Whether the stack inside a module call cannot be that of the call: it had its forward already."""
+        roles = (self._frames.all[number].role for number in inner)
+        return (
+            call.has_forward
+            and next((role for role in roles if role in (Role.FORWARD, Role.CALL)), None) == Role.FORWARD
+        )
+
+    def _is_new(self, function: _Open, number: int) -> bool:
+        """Whether a function whose line went back was called again, and is not in a loop."""
+        frame = self._frames.all[number]
+        if function.role in (Role.CALL, Role.HOOKS):
+            return True
+        text = self._frames.text
+        if text.one_statement(frame.file, frame.line, function.line):
+            return False
+        in_loop = text.in_one_loop(frame.file, frame.line, function.line)
+        if in_loop is False:
+            return True
+        began = self._earlier.beginnings.get(function.function) if self._earlier else None
+        if not began:
+            return frame.line <= function.first
+        total = sum(began.values())
+        often = [line for line, count in began.items() if count >= RARE * total]
+        if frame.line not in often:
+            return frame.line < min(often)
+        return not (in_loop and frame.line != function.first)
+
+    def _repeats(self, opened: list[_Open], request: tuple[int, int]) -> bool:
+        """Whether the stack of the innermost function's first request, again, is a new call of its module.
+
+        It is one if the module has no others inside, and its code from the call on is PyTorch's own.
+        """
+        leaf, call = opened[-1], self._innermost_call(opened)
+        if call < 0 or leaf.first_request != request or opened[call].call.children:  # type: ignore[union-attr]
+            return False
+        own = [self._frames.all[function.number].file for function in opened[call + 1 :]]
+        return bool(own) and all("torch/nn/" in file for file in own)
+
+    @staticmethod
+    def _innermost_call(opened: list[_Open]) -> int:
+        return max((at for at, function in enumerate(opened) if function.call is not None), default=-1)
+
+    def _open(self, opened: list[_Open], stack: tuple[int, ...], shared: int, *, is_sure: bool) -> None:
+        """Close what is open from `shared` on, and open the rest of the stack."""
+        every = self._frames.all
+        if shared == len(stack) == len(opened):
+            return
+        del opened[shared:]
+        shared = self._before_second_forward(opened, stack, shared)
+        if shared == len(stack):
+            return
+        inner = self._innermost_call(opened)
+        for depth in range(shared, len(stack)):
+            frame = every[stack[depth]]
+            function = _Open(stack[depth], frame.function, frame.line, frame.role, frame.line)
+            if frame.role == Role.CALL:
+                if inner >= 0 and self._is_one_too_many(opened[inner].call, stack[inner + 1 : depth]):
+                    self._open(opened, stack, inner, is_sure=False)
+                    return
+                function.call = self._call(opened, inner, stack, depth)
+                inner = depth
+            elif is_sure:
+                self.beginnings.setdefault(frame.function, Counter())[frame.line] += 1
+            if frame.role == Role.FORWARD and inner >= 0 and not opened[inner].has_forward:
+                opened[inner].has_forward = True
+                self._begin_forward(opened[inner].call, frame.function, stack, depth)
+            opened.append(function)
+
+    def _is_one_too_many(self, parent: Call | None, site: tuple[int, ...]) -> bool:
+        """Whether the text of a site has no further call, so that the parent itself was called again."""
+        if parent is None or not (siblings := parent.children.get(site)):
+            return False
+        frame = self._frames.all[site[-1]]
+        if frame.role != Role.FORWARD:
+            return False
+        most = self._frames.text.most_calls(frame.file, frame.line)
+        return most is not None and len(siblings) >= most
+
+    @staticmethod
+    def _begin_forward(call: Call | None, function: int, stack: tuple[int, ...], depth: int) -> None:
+        """The forward of a call begins; before, hooks may have allocated."""
+        if call is not None:
+            call.function, call.inside = function, stack[depth - len(call.inside) + 1 : depth + 1]
+
+    def _before_second_forward(self, opened: list[_Open], stack: tuple[int, ...], shared: int) -> int:
+        """Return `shared`, or the depth of the innermost call if the stack has a second forward for it."""
+        call = self._innermost_call(opened)
+        if call < 0 or not opened[call].has_forward:
+            return shared
+        if any(function.role == Role.FORWARD for function in opened[call + 1 :]):
+            return shared
+        roles = (self._frames.all[number].role for number in stack[shared:])
+        if next((role for role in roles if role in (Role.FORWARD, Role.CALL)), None) != Role.FORWARD:
+            return shared
+        del opened[call:]
+        return call
+
+    def _call(self, opened: list[_Open], outer: int, stack: tuple[int, ...], depth: int) -> Call:
+        every = self._frames.all
+        parent = opened[outer].call if outer >= 0 else None
+        site = stack[outer + 1 : depth] if parent else stack[:depth]
+        end = depth + 1
+        while end < len(stack) and every[stack[end]].role not in (Role.FORWARD, Role.CALL):
+            end += 1
+        inside = stack[depth + 1 : end + 1]
+        last = every[inside[-1]] if inside else every[stack[depth]]
+        call = Call(parent, site, inside, last.function)
+        call.recomputed = any(every[number].role == Role.RECOMPUTE for number in stack[:depth])
+        if parent is None:
+            self.outermost.append(call)
+        else:
+            parent.children.setdefault(site, []).append(call)
+        return call

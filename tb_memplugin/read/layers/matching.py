@@ -1,0 +1,41 @@
+"""Match two sequences in order: the longest common subsequence."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+def longest_common(rows: Sequence[frozenset[Name]], columns: Sequence[frozenset[Name]]) -> dict[int, int]:
+    """Return a longest common subsequence: for each matched column, its row. They match if they share a name.
+
+    The bits of an integer stand for the columns (M. Crochemore and others, Information Processing Letters 80,
+    2001): a bit is 0 where the longest common subsequence of the rows so far and the columns up to there is
+    one longer than up to the column before.
+    """
+    of_name: dict[Name, int] = {}
+    for column, names in enumerate(columns):
+        for name in names:
+            of_name[name] = of_name.get(name, 0) | 1 << column
+    every = (1 << len(columns)) - 1
+    bits, history = every, []
+    for names in rows:
+        fits = 0
+        for name in names:
+            fits |= of_name.get(name, 0)
+        shared = bits & fits
+        bits = ((bits + shared) | (bits - shared)) & every
+        history.append(bits)
+    match: dict[int, int] = {}
+    row, column = len(rows), len(columns)
+    while row and column:
+        if history[row - 1] >> (column - 1) & 1:
+            column -= 1
+            continue
+        row -= 1
+        if not row or history[row - 1] >> (column - 1) & 1:
+            column -= 1
+            match[column] = row
+    return match

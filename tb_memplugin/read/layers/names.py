@@ -1,0 +1,257 @@
+"""Names of module calls: the attributes and indices by which parents call them, as far as these are known."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Container, Sequence
+from pathlib import PurePosixPath
+
+from tb_memplugin.read.layers.calls import Call
+from tb_memplugin.read.layers.frames import Frames
+from tb_memplugin.read.layers.source_text import BACKWARDS, LOOP, NOT_KNOWN, Target, likeness
+
+CHECKPOINT_FILE = "torch/utils/checkpoint.py"
+CONTAINER_FILE = "torch/nn/modules/container.py"
+
+_CLASSES = {
+    "linear": "Linear",
+    "conv": "Conv",
+    "normalization": "Norm",
+    "batchnorm": "BatchNorm",
+    "sparse": "Embedding",
+    "dropout": "Dropout",
+    "container": "Sequential",
+    "rnn": "RNN",
+    "pooling": "Pool",
+    "loss": "Loss",
+}
+"""What the files of `torch.nn.modules` have, for recordings without the text of PyTorch."""
+
+
+class Names:
+    """Gives every call its name below the call that made it."""
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self._text = frames.text
+
+    def name(self, outermost: Sequence[Call], at_end: Call | None) -> None:
+        """Name all calls in and below the outermost ones; `at_end` is the call that ran at the end."""
+        waiting = list(outermost)
+        while waiting:
+            call = waiting.pop()
+            for site, calls in call.children.items():
+                self._name_site(call, site, calls)
+                waiting += calls
+            _last_indices([child for calls in call.children.values() for child in calls])
+        _unname_skipped(_in_time(outermost), at_end)
+        for call in _in_time(outermost):
+            for site, calls in call.children.items():
+                rounds = [inner for inner in calls if inner.in_loop]
+                if len(rounds) > 1 and (around := _loop_around(call, site)):
+                    for unsure in (*rounds, *around):
+                        unsure.name = _without_index(unsure.name)
+
+    def class_of(self, call: Call) -> str:
+        """Return the class whose `forward` ran, as far as it is known; else the name of its file."""
+        if not call.inside:
+            return ""
+        frame = self._frames.all[call.inside[-1]]
+        class_name = self._text.class_name(frame.file, frame.line)
+        if class_name:
+            return class_name
+        path = PurePosixPath(frame.file.replace("\\", "/"))
+        is_torch = "torch/nn/modules/" in str(path)
+        return _CLASSES.get(path.stem, path.stem) if is_torch else path.stem
+
+    def _name_site(self, parent: Call, site: tuple[int, ...], calls: list[Call]) -> None:
+        every = self._frames.all
+        if site and every[site[-1]].file.replace("\\", "/").endswith(CONTAINER_FILE):
+            self._in_sequential(parent, calls)
+            return
+        targets = self._targets(site)
+        if targets:
+            self._by_targets(calls, targets)
+            return
+        caller = every[site[-1]] if site else None
+        if caller and self._text.makes(caller.file, caller.line):
+            return  # a loss that the parent makes on the way, or a global activation: the parent's own
+        line = caller.line if caller else 0
+        unknown = NOT_KNOWN if caller and self._text.has(caller.file) else ""
+        same: Counter[int] = Counter(call.function for call in calls)
+        turns: Counter[int] = Counter()
+        for call in calls:
+            call.name = f"{unknown}{self.class_of(call)}:{line}"
+            if same[call.function] > 1:
+                call.name += f".{turns[call.function]}"
+                turns[call.function] += 1
+
+    def _in_sequential(self, parent: Call, calls: list[Call]) -> None:
+        """Name the calls of a Sequential: by its modules, if the text has them; some may allocate nothing."""
+        elements, after = parent.elements, 0
+        names = {self.class_of(call) for call in calls}
+        is_list = len(names) == 1 and not all(
+            "torch/nn/" in self._frames.all[n].file for n in calls[0].inside
+        )
+        may_skip = not is_list and (parent.is_by_text or parent.parent is None)
+        for order, call in enumerate(calls):
+            call.name = f"{NOT_KNOWN if may_skip else ''}{order}"
+            call.in_loop = True
+            if elements:
+                name = self.class_of(call)
+                fits = (at for at in range(after, len(elements)) if likeness(name, elements[at]) > 1)
+                at = next(fits, None)
+                if at is None:
+                    elements = None
+                else:
+                    call.name, after = str(at), at + 1
+
+    def _targets(self, site: tuple[int, ...]) -> tuple[Target, ...]:
+        """Return the modules that a site calls: those of its innermost frame whose text names any."""
+        frames = (self._frames.all[number] for number in reversed(site))
+        return next(
+            (targets for frame in frames if (targets := self._text.called(frame.file, frame.line))), ()
+        )
+
+    def _by_targets(self, calls: list[Call], targets: tuple[Target, ...]) -> None:
+        """Match calls with the modules that their line calls: by class, and in order."""
+        after, rounds = 0, Counter[int]()
+        likely = [_most_likely(self.class_of(call), targets) for call in calls]
+        wanted = Counter(likely)
+        for call, candidates in zip(calls, likely, strict=True):
+            if (
+                wanted[candidates] % len(candidates) and not call.recomputed
+            ):  # which of them allocated nothing is not known
+                order = rounds[-1]
+                rounds[-1] += 1
+                call.name = f"{NOT_KNOWN}{self.class_of(call)}.{order}"
+                continue
+            at = next((at for at in candidates if at >= after), candidates[0])
+            call.name = _filled(targets[at].path, rounds[at], wanted[candidates] // len(candidates))
+            call.elements, call.is_by_text = targets[at].elements, True
+            call.position, call.may_skip = targets[at].position, targets[at].may_skip
+            call.in_loop = LOOP in targets[at].path or BACKWARDS in targets[at].path
+            rounds[at] += 1
+            after = at + 1
+
+
+def _most_likely(name: str, targets: Sequence[Target]) -> tuple[int, ...]:
+    """Return the indices of the targets that fit a class best."""
+    fits = [likeness(name, target.class_name) for target in targets]
+    return tuple(at for at, value in enumerate(fits) if value == max(fits))
+
+
+def _filled(path: str, turn: int, turns: int) -> str:
+    """Return a path with the index of a round of its loop."""
+    values = {LOOP: str(turn), BACKWARDS: str(turns - 1 - turn), NOT_KNOWN: f"{NOT_KNOWN}{turn}"}
+    return ".".join(values.get(part, part) for part in path.split("."))
+
+
+def _unname_skipped(calls: Sequence[Call], at_end: Call | None) -> None:
+    """Take the indices from the calls of loops that skip some: they make more in one run than in another."""
+    unfinished = set()
+    while at_end is not None:
+        unfinished.add(at_end)
+        at_end = at_end.parent
+    runs: defaultdict[tuple[str, tuple[int, ...]], list[list[Call]]] = defaultdict(list)
+    for call in calls:
+        for site, children in call.children.items():
+            rounds = [inner for inner in children if inner.in_loop and not inner.recomputed]
+            if rounds and (call not in unfinished or call.last != site):
+                runs[call.fqn(), site].append(rounds)
+    for of_site in runs.values():
+        if len({len(rounds) for rounds in of_site}) > 1:
+            for inner in (inner for rounds in of_site for inner in rounds):
+                inner.name = _without_index(inner.name)
+
+
+def unname_conditional(outermost: Sequence[Call], complete: Container[tuple[str, tuple[int, ...]]]) -> None:
+    """Take the indices from the calls of loops that may skip some, unless it is known that they skipped none.
+
+    Args:
+        complete: the names of the calls that looped, and the sites of their loops, that skipped none.
+    """
+    for call in _in_time(outermost):
+        for site, children in call.children.items():
+            unsure = [inner for inner in children if inner.may_skip and inner.in_loop]
+            if unsure and (call.fqn(), site) not in complete:
+                for inner in unsure:
+                    inner.name = _without_index(inner.name)
+
+
+def _loop_around(call: Call, site: tuple[int, ...]) -> list[Call]:
+    """Return the calls of an outer loop, if nothing tells its rounds from those of a call's loop at a site.
+
+    Where a call of the outer loop neither begins nor ends with anything but the inner loop, the inner loop's
+    next round may be the outer loop's.
+    """
+    inner = call.repeats or call
+    while (outer := inner.parent) is not None:
+        siblings = [other for other in outer.children[inner.site] if other.function == inner.function]
+        if any(other.first != site or other.last != site for other in siblings[:-1] or siblings):
+            return []
+        if inner.in_loop:
+            return [other for other in outer.children[inner.site] if other.in_loop]
+        inner, site = outer.repeats or outer, inner.site
+    return []
+
+
+def _without_index(name: str) -> str:
+    head, dot, index = name.rpartition(".")
+    return f"{head}{dot}{NOT_KNOWN}{index}" if index.isdecimal() else name
+
+
+def _last_indices(calls: list[Call]) -> None:
+    """Replace `layers.-1` by the last index that other calls of the parent have."""
+    highest: defaultdict[str, int] = defaultdict(lambda: -1)
+    for call in calls:
+        head, _, index = call.name.rpartition(".")
+        if index.isdecimal():
+            highest[head] = max(highest[head], int(index))
+    for call in calls:
+        head, _, index = call.name.rpartition(".")
+        if index.startswith("-"):
+            last = highest[head] + 2 + int(index)
+            call.name = f"{head}.{last}"
+
+
+def link_recomputed(outermost: Sequence[Call], frames: Frames) -> None:
+    """Find the calls that checkpointing repeats, and give them their parents.
+
+    The last call that was checkpointed and not yet repeated is repeated first.
+    """
+    waiting: defaultdict[tuple[int, tuple[int, ...]], list[Call]] = defaultdict(list)
+    for call in _in_time(outermost):
+        key = (call.function, _behind_checkpoint(call.site, frames))
+        if call.recomputed and call.parent is None and waiting[key]:
+            call.repeats = waiting[key].pop()
+            call.parent = call.repeats.parent
+        elif not call.recomputed and _is_checkpointed(call, frames):
+            waiting[key].append(call)
+
+
+def _in_time(outermost: Sequence[Call]) -> Sequence[Call]:
+    ordered: list[Call] = []
+    for call in outermost:
+        waiting = [call]
+        while waiting:
+            inner = waiting.pop()
+            ordered.append(inner)
+            waiting += [child for calls in inner.children.values() for child in calls][::-1]
+    return ordered
+
+
+def _is_checkpointed(call: Call, frames: Frames) -> bool:
+    return any(_is_checkpoint(number, frames) for number in (*call.site, *call.inside))
+
+
+def _behind_checkpoint(site: tuple[int, ...], frames: Frames) -> tuple[int, ...]:
+    """Return the frames of a site after the last one of checkpointing; none if it has none."""
+    for depth in range(len(site) - 1, -1, -1):
+        if _is_checkpoint(site[depth], frames):
+            return site[depth + 1 :]
+    return ()
+
+
+def _is_checkpoint(number: int, frames: Frames) -> bool:
+    return frames.all[number].file.replace("\\", "/").endswith(CHECKPOINT_FILE)

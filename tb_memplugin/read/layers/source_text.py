@@ -1,0 +1,508 @@
+"""What the text of a Python file says of its lines: functions, loops, and the modules that a line calls.
+
+Files are read, never run, and only if every frame of a recording fits them: each line must be in a function
+of the frame's name. So a file of another version, or another file at the same path, says nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import stat
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+MOST_BYTES = 1 << 21
+"""Longer files are not read; PyTorch's and transformers' longest with a `forward` have 0.4 MB."""
+
+LOOP, BACKWARDS, NOT_KNOWN = "*", "~", "?"
+"""Parts of a path: the index of a loop, of one over `reversed(...)`, and one that a text does not tell."""
+
+_OUTERMOST = re.compile(r"^(?:@|class |def |async def )", re.MULTILINE)
+"""Where an outermost class or function begins, or a decorator of it, which is then parsed alone, in vain."""
+
+_METHODS = {("peft/peft_model.py", "get_base_model"): "base_model.model"}
+"""Methods of libraries that return a module, by file and name."""
+
+MANY = 1 << 30
+
+Line = tuple[str, int]
+"""A file and a line of it."""
+
+_SAME_MODULES = ("forward", "__call__", "values", "items", "children", "to", "cuda")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_LOOPS = (ast.For, ast.While, ast.AsyncFor, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
+
+
+class Target(NamedTuple):
+    """A module that a line calls.
+
+    Attributes:
+        path: its path below `self`.
+        class_name: the class with which it was made, "" if not known.
+        is_forward: whether the line calls `forward` itself, so that no module call begins.
+        position: which of the attributes that its class makes it is, from 1; 0 if not known.
+        may_skip: whether a condition in a loop decides if the line runs.
+        elements: the classes of what it contains, if it is a Sequential with a known list of modules.
+    """
+
+    path: str
+    class_name: str
+    is_forward: bool = False
+    position: int = 0
+    may_skip: bool = False
+    elements: tuple[str, ...] | None = None
+
+
+def likeness(ran: str, class_name: str) -> int:
+    """How well the class whose forward ran fits the one with which a module was made.
+
+    `BatchNorm2d` runs the forward of `_BatchNorm`.
+    """
+    if not class_name:
+        return 1
+    if ran == class_name:
+        return 3
+    return 2 if ran.strip("_") in class_name else 0
+
+
+class SourceText:
+    """The texts of the files of a recording's frames.
+
+    Args:
+        lines: (file, line, function) of each distinct Python frame.
+        read: whether files may be read.
+    """
+
+    def __init__(self, lines: Iterable[tuple[str, int, str]] = (), *, read: bool = True) -> None:
+        self._files: dict[str, _File | None] = {}
+        by_file: dict[str, list[tuple[int, str]]] = {}
+        for file, line, function in lines if read else ():
+            by_file.setdefault(file, []).append((line, function))
+        for file, wanted in by_file.items():
+            if any(function == "forward" for _, function in wanted):
+                self._files[file] = _file(file, wanted)
+
+    def check(self, calls: Iterable[tuple[Line, Line]]) -> None:
+        """Forget the files that do not fit the module calls of a recording.
+
+        A line that calls must have a call, and most classes must be those with which the modules are made.
+
+        Args:
+            calls: the line that called and the line of the `forward` that ran, of each distinct module call.
+        """
+        votes: dict[str, int] = {}
+        for (file, line), ran in calls:
+            function = self._function(file, line)
+            if function is None:
+                continue
+            if not function.has_call(line):
+                votes[file] = -MANY
+            class_names = [target.class_name for target in function.called(line)]
+            if (name := self.class_name(*ran)) and class_names and all(class_names):
+                fits = any(likeness(name, each) > 1 for each in class_names)
+                votes[file] = votes.get(file, 0) + (1 if fits else -1)
+        for file, balance in votes.items():
+            if balance < 0:
+                self._files[file] = None
+
+    def has(self, file: str) -> bool:
+        """Whether a file's text is known and fits."""
+        return self._files.get(file) is not None
+
+    def function_line(self, file: str, line: int) -> int:
+        """Return the line in which the function begins that has a line; 0 without a text."""
+        function = self._function(file, line)
+        return function.node.lineno if function else 0
+
+    def class_name(self, file: str, line: int) -> str:
+        """Return the class of the method that has a line; "" without a text, or outside classes."""
+        function = self._function(file, line)
+        return function.owner.name if function and function.owner else ""
+
+    def one_statement(self, file: str, line: int, other: int) -> bool:
+        """Whether one simple statement has both lines."""
+        function = self._function(file, line)
+        return function is not None and function.one_statement(line, other)
+
+    def in_one_loop(self, file: str, line: int, other: int) -> bool | None:
+        """Whether one loop of a function has both lines; None without a text."""
+        function = self._function(file, line)
+        return function.in_one_loop(line, other) if function else None
+
+    def called(self, file: str, line: int) -> tuple[Target, ...]:
+        """Return the modules that a line calls, in order of evaluation; none without a text."""
+        function = self._function(file, line)
+        return function.called(line) if function else ()
+
+    def makes(self, file: str, line: int) -> bool:
+        """Whether a line calls a module that is no attribute: its function makes it, or it is global."""
+        function = self._function(file, line)
+        return function is not None and function.makes(line)
+
+    def most_calls(self, file: str, line: int) -> int | None:
+        """Return how many modules a line calls at most in a run of its function; None: not known."""
+        function = self._function(file, line)
+        return function.most_calls(line) if function else None
+
+    def _function(self, file: str, line: int) -> _Function | None:
+        text = self._files.get(file)
+        return text.at(line) if text else None
+
+
+def _file(name: str, wanted: list[tuple[int, str]]) -> _File | None:
+    path = Path(name)
+    if path.suffix != ".py" or not path.is_absolute():
+        return None
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+            return None
+        file = _File(name, path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    fits = all(_fits(file.at(line), function) for line, function in wanted)
+    return file if fits else None
+
+
+def _fits(function: _Function | None, name: str) -> bool:
+    if name.startswith("<"):  # a module's own code, a lambda or a comprehension
+        return True
+    return function is not None and name in (function.node.name, *function.inner_names)
+
+
+class _File:
+    """A file's text. What stands outside the classes and functions that are asked for is not parsed."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self._text = text
+        self._starts = [0, *(match.start() for match in _OUTERMOST.finditer(text)), len(text)]
+        self._line_of_start = [1 + text.count("\n", 0, start) for start in self._starts]
+        self._blocks: dict[int, list[_Function]] = {}
+        self._classes: dict[str, ast.ClassDef] = {}
+        self._at: dict[int, _Function | None] = {}
+        self._values: dict[str, dict[str, ast.expr]] = {}
+
+    def at(self, line: int) -> _Function | None:
+        """Return the outermost function (a method, or one outside classes) that has a line."""
+        if line not in self._at:
+            functions = self._block(bisect_right(self._line_of_start, line) - 1)
+            has_line = (f for f in functions if _has(f.node, line, line))
+            self._at[line] = next(has_line, None)
+        return self._at[line]
+
+    def _block(self, number: int) -> list[_Function]:
+        """Return the functions of an outermost class or function."""
+        if number not in self._blocks:
+            self._blocks[number] = []
+            if 0 <= number < len(self._starts) - 1:
+                lines_before = "\n" * (self._line_of_start[number] - 1)
+                with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+                    tree = ast.parse(lines_before + self._text[slice(*self._starts[number : number + 2])])
+                    self._blocks[number] = list(_functions(tree, None, self))
+                    self._classes.update((n.name, n) for n in tree.body if isinstance(n, ast.ClassDef))
+        return self._blocks[number]
+
+    def _class(self, name: str) -> ast.ClassDef | None:
+        match = re.search(rf"^class {re.escape(name)}\b", self._text, re.MULTILINE)
+        if match and name not in self._classes:
+            self._block(bisect_right(self._starts, match.start()) - 1)
+        return self._classes.get(name)
+
+    def values_of(self, owner: ast.ClassDef) -> dict[str, ast.expr]:
+        """Return what methods of a class, and of its bases in the file, assign to attributes of `self`."""
+        if owner.name not in self._values:
+            values: dict[str, ast.expr] = {}
+            self._values[owner.name] = values
+            for base in owner.bases:
+                base_class = self._class(base.id) if isinstance(base, ast.Name) else None
+                if base_class is not None and base_class is not owner:
+                    values.update(self.values_of(base_class))
+            assignments = (node for node in ast.walk(owner) if isinstance(node, ast.Assign))
+            for node in sorted(assignments, key=lambda node: node.lineno):
+                values.update(_assigned(node.targets[0], node.value))
+        return self._values[owner.name]
+
+
+def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the attributes of `self` that an assignment sets, with their values."""
+    match target, value:
+        case ast.Attribute(value=ast.Name(id="self"), attr=name), _:
+            yield name, value
+        case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+            for element, its_value in zip(targets, values, strict=True):
+                yield from _assigned(element, its_value)
+        case ast.Tuple(elts=targets), _:
+            each = value.elt if isinstance(value, ast.GeneratorExp | ast.ListComp) else value
+            for element in targets:
+                yield from _assigned(element, each)
+
+
+def _functions(tree: ast.AST, owner: ast.ClassDef | None, file: _File) -> Iterator[_Function]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Function):
+            yield _Function(node, owner, file)
+        else:
+            yield from _functions(node, node if isinstance(node, ast.ClassDef) else owner, file)
+
+
+class _Function:
+    """A method or function, with those inside it."""
+
+    def __init__(self, node: Function, owner: ast.ClassDef | None, file: _File) -> None:
+        self.node, self.owner, self.file = node, owner, file
+        self._called: dict[int, tuple[Target, ...]] = {}
+        self._locals: dict[str, str] = {}
+
+    @cached_property
+    def _nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.node))
+
+    @cached_property
+    def inner_names(self) -> set[str]:
+        return {node.name for node in self._nodes if isinstance(node, Function)}
+
+    def one_statement(self, line: int, other: int) -> bool:
+        simple = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
+        return any(_has(node, line, other) for node in self._nodes if isinstance(node, simple))
+
+    def in_one_loop(self, line: int, other: int) -> bool:
+        return any(_has(loop, line, other) for loop in self._loops)
+
+    @cached_property
+    def _loops(self) -> list[ast.AST]:
+        return [node for node in self._nodes if isinstance(node, _LOOPS)]
+
+    @cached_property
+    def _calls(self) -> list[ast.Call]:
+        return [node for node in _in_order(self.node) if isinstance(node, ast.Call)]
+
+    def called(self, line: int) -> tuple[Target, ...]:
+        if line not in self._called:
+            self._enter(line)
+            calls = [call for call in self._calls if _has(call, line, line)]
+            exact = [call for call in calls if line in (call.lineno, call.func.end_lineno)]
+            targets = [target for call in exact or calls for target in self._targets(call)]
+            loops = [loop for loop in self._loops if _has(loop, line, line)]
+            if any(self._may_skip(loop, line) for loop in loops):
+                targets = [target._replace(may_skip=True) for target in targets]
+            if len(loops) > 1:  # how often the inner one runs is not known
+                targets = [target._replace(path=target.path.replace(LOOP, NOT_KNOWN)) for target in targets]
+            self._called[line] = tuple(targets)
+        return self._called[line]
+
+    @staticmethod
+    def _may_skip(loop: ast.AST, line: int) -> bool:
+        """Whether a condition within a loop has a line, and nothing in its place if it does not hold."""
+        conditions = (node for node in ast.walk(loop) if isinstance(node, ast.If) and not node.orelse)
+        return any(_has(node, line, line) for node in conditions)
+
+    def most_calls(self, line: int) -> int | None:
+        targets = self.called(line)
+        if not targets or any(_has(loop, line, line) for loop in self._loops):
+            return None
+        others = (call.func for call in self._calls if _has(call, line, line) and not self._path(call.func))
+        return None if any(isinstance(function, ast.Name) for function in others) else len(targets)
+
+    def has_call(self, line: int) -> bool:
+        return any(_has(call, line, line) for call in self._calls)
+
+    def makes(self, line: int) -> bool:
+        return any(_has(call, line, line) and self._is_made(call.func) for call in self._calls)
+
+    def _is_made(self, function: ast.expr) -> bool:
+        match function:
+            case ast.Name(id=name):
+                value = self._assigned.get(name)
+                is_global = name not in self._bound and not name[:1].isupper() and not hasattr(builtins, name)
+                return is_global or (value is not None and _name_of_class(value)[:1].isupper())
+            case ast.Call(func=made_by):
+                return _name(made_by)[:1].isupper()
+            case ast.Subscript(value=ast.Name(id=name)):
+                return name not in self._bound
+        return False
+
+    @cached_property
+    def _assigned(self) -> dict[str, ast.expr]:
+        assignments = (node for node in self._nodes if isinstance(node, ast.Assign))
+        return {n.targets[0].id: n.value for n in assignments if isinstance(n.targets[0], ast.Name)}
+
+    @cached_property
+    def _bound(self) -> set[str]:
+        """The names that the function itself binds."""
+        names = {n.id for n in self._nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        return names | {node.arg for node in self._nodes if isinstance(node, ast.arg)}
+
+    def _targets(self, call: ast.Call) -> Iterator[Target]:
+        path = self._path(call.func)
+        if path:
+            if path.split(".")[0] not in self._methods:
+                is_forward = isinstance(call.func, ast.Attribute) and call.func.attr == "forward"
+                yield self._target(path, is_forward)
+        elif path is None:
+            for argument in call.args:
+                path = self._path(argument)
+                if path and self._may_be_module(path):
+                    yield self._target(path, False)
+
+    def _target(self, path: str, is_forward: bool) -> Target:
+        first = path.split(".")[0]
+        position = list(self._values).index(first) + 1 if first in self._values else 0
+        return Target(path, self._class_of(path), is_forward, position, elements=self._elements(path))
+
+    def _may_be_module(self, path: str) -> bool:
+        """Whether an argument of another function is a module: its class makes it or a list with it."""
+        first, *indices = path.split(".")
+        if any(not re.fullmatch(r"-?\d+|[*~?]", index) for index in indices):
+            return False
+        value = self._values.get(first)
+        return first not in self._methods and (value is None or _name_of_class(value)[:1].isupper())
+
+    @cached_property
+    def _values(self) -> dict[str, ast.expr]:
+        return self.file.values_of(self.owner) if self.owner else {}
+
+    @cached_property
+    def _methods(self) -> set[str]:
+        nodes = self.owner.body if self.owner else []
+        return {node.name for node in nodes if isinstance(node, Function)}
+
+    def _elements(self, path: str) -> tuple[str, ...] | None:
+        value = self._values.get(path)
+        if isinstance(value, ast.BoolOp):  # `inner or nn.Sequential(...)`
+            value = value.values[-1]
+        if not isinstance(value, ast.Call) or _name(value.func) != "Sequential" or not value.args:
+            return None
+        if not all(isinstance(element, ast.Call) for element in value.args):
+            return None
+        return tuple(map(_name_of_class, value.args))
+
+    def _class_of(self, path: str) -> str:
+        first, _, rest = path.partition(".")
+        value = self._values.get(first)
+        if isinstance(value, ast.IfExp):
+            value = value.body
+        if rest and isinstance(value, ast.Call) and value.args:
+            value = value.args[0]
+            if isinstance(value, ast.ListComp | ast.GeneratorExp):
+                value = value.elt
+        if isinstance(value, ast.Call):
+            name = _name(value.func)
+            return name if name[:1].isupper() else ""
+        return ""
+
+    def _enter(self, line: int) -> None:
+        """Find the paths of the local names that stand for modules; `LOOP` alone for the index of a loop."""
+        names: dict[str, str] = {}
+        self._locals = names
+        for loop in self._loops:
+            if _has(loop, line, line):
+                heads = getattr(loop, "generators", [loop])
+                for head in heads if not isinstance(loop, ast.While) else ():
+                    self._bind(names, head.target, head.iter, LOOP)
+        for node in self._nodes:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                path = self._path(node.value)
+                if path:
+                    names.setdefault(node.targets[0].id, path)
+
+    def _bind(self, names: dict[str, str], target: ast.expr, values: ast.expr, index: str) -> None:
+        name = _name(values.func) if isinstance(values, ast.Call) else ""
+        inner = values.args if isinstance(values, ast.Call) else []
+        if name == "reversed" and inner:
+            self._bind(names, target, inner[0], BACKWARDS)
+        elif name in ("list", "iter", "tuple") and inner:
+            self._bind(names, target, inner[0], index)
+        elif name == "range" and isinstance(target, ast.Name):
+            names[target.id] = index
+        elif isinstance(target, ast.Tuple) and name == "zip":
+            for element, value in zip(target.elts, inner, strict=False):
+                self._bind(names, element, value, index)
+        elif isinstance(target, ast.Tuple) and name == "enumerate" and inner and len(target.elts) == 2:
+            if isinstance(target.elts[0], ast.Name):
+                names[target.elts[0].id] = index
+            self._bind(names, target.elts[1], inner[0], index)
+        elif isinstance(target, ast.Tuple) and name == "items" and len(target.elts) == 2:
+            self._bind(names, target.elts[1], values, index)
+        elif isinstance(target, ast.Name) and (path := self._path(values)):
+            by_key = name in ("values", "items") or _name_of_class(self._values.get(path)) == "ModuleDict"
+            names[target.id] = f"{path}.{NOT_KNOWN if by_key else index}"
+
+    def _path(self, node: ast.expr) -> str | None:
+        """Return the path of a module below `self`, "" for `self`, None if an expression is none."""
+        match node:
+            case ast.Name(id="self"):
+                return ""
+            case ast.Name(id=name):
+                path = self._locals.get(name)
+                return None if path in (LOOP, BACKWARDS) else path
+            case ast.Attribute(value=value, attr=attribute):
+                path = self._path(value)
+                if path is None or attribute in _SAME_MODULES[:2]:
+                    return path
+                return f"{path}.{attribute}" if path else attribute
+            case ast.Subscript(value=value, slice=index):
+                path = self._path(value)
+                return None if path is None else f"{path}{self._index(index)}"
+            case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in _SAME_MODULES:
+                return self._path(value)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name)):
+                return next(
+                    (path for constant, path in _METHODS.items() if self._is_method(name, constant)), None
+                )
+            case ast.Call(func=function, args=[first, *_]) if _name(function) == "partial":
+                return self._path(first)
+            case ast.Call(func=ast.Name(id="getattr"), args=[value, name, *_]):
+                path = self._path(value)
+                constant = name.value if isinstance(name, ast.Constant) else None
+                last = constant if isinstance(constant, str) else NOT_KNOWN
+                return None if path is None else f"{path}.{last}".lstrip(".")
+            case ast.IfExp(body=body):
+                return self._path(body)
+        return None
+
+    def _is_method(self, name: str, constant: tuple[str, str]) -> bool:
+        return name == constant[1] and self.file.name.replace("\\", "/").endswith(constant[0])
+
+    def _index(self, index: ast.expr) -> str:
+        match index:
+            case ast.Slice():
+                return ""
+            case ast.Constant(value=int() | str() as value):
+                return f".{value}"
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)):
+                return f".-{value}"
+            case ast.Name(id=name) if self._locals.get(name) in (LOOP, BACKWARDS):
+                return f".{self._locals[name]}"
+        return f".{NOT_KNOWN}"
+
+
+def _name(function: ast.expr) -> str:
+    """Return the last part of a function's name."""
+    match function:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def _name_of_class(value: ast.expr | None) -> str:
+    return _name(value.func) if isinstance(value, ast.Call) else ""
+
+
+def _has(node: ast.AST, line: int, other: int) -> bool:
+    first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
+    return bool(first <= min(line, other) and max(line, other) <= last)
+
+
+def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield an expression's or function's nodes, inner ones first: in order of evaluation."""
+    for child in ast.iter_child_nodes(node):
+        yield from _in_order(child)
+    yield node

@@ -1,0 +1,216 @@
+"""Modules from stacks that a person can follow."""
+
+from __future__ import annotations
+
+import textwrap
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tb_memplugin.analysis.divisions import breakdown
+from tb_memplugin.analysis.reasons import why
+from tb_memplugin.read.layers.inferred import with_inferred_layers
+from tb_memplugin.read.snapshot.trace import trace_from_snapshot
+from tb_memplugin.store.windows import read_window, write_window
+from tb_memplugin.trace.tables import MODULE_MARK, NOT_NAMED
+from tests.read.layers.stacks import APPLY, CALL, LINEAR, MAIN, Frame, inferred, modules, native, snapshot_of
+
+MODEL: Frame = ("forward", "model.py", 10)
+
+
+def _block(line: int) -> list[Frame]:
+    return [MAIN, CALL, MODEL, CALL, ("forward", "block.py", line)]
+
+
+def test_a_line_that_goes_back_is_the_next_call_of_a_loop() -> None:
+    trace = inferred((1, _block(20)), (2, _block(21)), (4, _block(20)), (8, _block(21)))
+    assert modules(trace) == ["block:10.0", "block:10.0", "block:10.1", "block:10.1"]
+
+
+def test_what_the_model_itself_allocates_is_the_roots() -> None:
+    assert modules(inferred((1, [MAIN, CALL, MODEL]), (2, _block(20)))) == ["", "block:10"]
+
+
+def test_a_second_step_has_the_same_modules() -> None:
+    later: Frame = ("forward", "model.py", 12)
+    step = [(1, _block(20)), (2, _block(20)), (4, [MAIN, CALL, later])]
+    assert modules(inferred(*step, *step)) == ["block:10", "block:10", ""] * 2
+
+
+def test_the_same_linear_again_is_the_next_linear_of_its_line() -> None:
+    stack = [MAIN, CALL, MODEL, CALL, LINEAR]
+    assert modules(inferred((4, stack), (4, stack))) == ["Linear:10.0", "Linear:10.1"]
+
+
+def test_a_module_that_calls_itself_has_a_path_as_deep_as_its_stack() -> None:
+    deep = [MAIN, *[CALL, MODEL] * 3]
+    assert modules(inferred((1, deep))) == ["model:10.model:10"]
+
+
+def test_recorded_modules_win() -> None:
+    trace = inferred((1, _block(20), MODULE_MARK + "layers.0"), (2, _block(21), ""))
+    assert modules(trace) == ["layers.0", NOT_NAMED]
+    assert trace.events.module_confidence.tolist() == [100, 100]
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        [],
+        [native("at::native::empty(long)")],
+        [("helper", "model.py", 4)],
+        [("forward", "model.py", 4)],
+        [APPLY, APPLY],
+    ],
+)
+def test_without_a_module_call_nothing_is_named_and_bytes_stay(stack: list[Frame]) -> None:
+    trace = inferred((5, stack), (7, _block(20)))
+    assert modules(trace)[0] == NOT_NAMED
+    assert {part.key: part.bytes for part in breakdown(trace, 0, 1, "module")} == {
+        NOT_NAMED: 5,
+        "block:10": 7,
+    }
+
+
+def test_half_a_stack_is_named_from_where_it_begins() -> None:
+    assert modules(inferred((5, _block(20)[3:]))) == [""]
+
+
+def test_inferred_modules_are_marked_and_a_note_says_their_bytes() -> None:
+    trace = inferred((5, [MAIN]), (7, _block(20)))
+    assert trace.events.module_confidence.tolist() == [0, 95]
+    assert trace.allocations.module_confidence.tolist() == [0, 95]
+    assert [(note.code, note.bytes) for note in trace.notes if note.code == "modules_inferred"] == [
+        ("modules_inferred", 7)
+    ]
+
+
+def test_many_distinct_stacks_are_no_error() -> None:
+    trace = inferred(*((1, [*_block(line), (f"f{line}", "block.py", line)]) for line in range(1, 5001)))
+    assert np.bincount(trace.events.module, minlength=3).sum() == 5000
+
+
+TEXT = """
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.up(x).relu()
+        return self.down(x)
+
+class Model(nn.Module):
+    def __init__(self, depth):
+        self.first = nn.Linear(4, 4)
+        self.layers = nn.ModuleList(Block() for _ in range(depth))
+        self.by_name = nn.ModuleDict({"a": Block()})
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        for block in self.by_name.values():
+            x = block(x)
+        return x
+"""
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    file = tmp_path / "net.py"
+    file.write_text(textwrap.dedent(TEXT), encoding="utf-8")
+    return file
+
+
+def _line(text: str) -> int:
+    return 1 + TEXT.split("\n").index(next(line for line in TEXT.split("\n") if text in line))
+
+
+def _linear_of_block(file: Path, call: str, linear: str) -> list[Frame]:
+    model = ("forward", str(file), _line(call))
+    return [MAIN, CALL, model, CALL, ("forward", str(file), _line(linear)), CALL, LINEAR]
+
+
+def test_source_text_names_attributes_and_indices(model_file: Path) -> None:
+    first = [MAIN, CALL, ("forward", str(model_file), _line("self.first(x)")), CALL, LINEAR]
+    up, down = (_linear_of_block(model_file, "= layer(x)", call) for call in ("self.up(x)", "self.down(x)"))
+    relu = up[:5]  # what Block itself allocates between its two Linears
+    assert modules(inferred((1, first), *[(8, up), (8, relu), (4, down)] * 2)) == [
+        *("first", "layers.0.up", "layers.0", "layers.0.down"),
+        *("layers.1.up", "layers.1", "layers.1.down"),
+    ]
+
+
+def test_a_key_that_the_text_does_not_tell_is_a_question_mark(model_file: Path) -> None:
+    trace = inferred((8, _linear_of_block(model_file, "= block(x)", "self.up(x)")[:5]))
+    assert modules(trace) == ["by_name.?0"]
+    assert trace.events.module_confidence.tolist() == [60]
+
+
+def test_a_text_that_does_not_fit_the_frames_is_not_used(model_file: Path) -> None:
+    stack = [MAIN, CALL, ("forward", str(model_file), _line("self.first(x)")), CALL, LINEAR]
+    other_version = [MAIN, CALL, ("forward", str(model_file), _line("self.first =")), CALL, LINEAR]
+    assert modules(inferred((1, stack))) == ["first"]
+    assert modules(inferred((1, other_version), (1, stack))) == [
+        f"Linear:{line}" for line in map(_line, ("self.first =", "self.first(x)"))
+    ]
+
+
+@pytest.mark.parametrize("content", [b"def forward(:", b"\0", b"\xff\xfe", b"x = 1\n" * 400_000])
+def test_a_file_that_is_no_text_of_the_program_is_no_error(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "net.py"
+    file.write_bytes(content)
+    assert modules(inferred((1, [MAIN, CALL, ("forward", str(file), 1), CALL, LINEAR]))) == ["Linear:1"]
+
+
+NODE = native("torch::autograd::generated::AddmmBackward0::apply(std::vector<at::Tensor>&&)")
+ENGINE = native("torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&)")
+
+
+def test_a_node_is_of_the_module_whose_operator_it_reverses() -> None:
+    forward = [[*_block(20), native("at::_ops::addmm::call(at::Tensor const&)")]] * 2
+    forward[1] = [
+        *_block(30)[:-1],
+        ("forward", "head.py", 30),
+        native("at::_ops::addmm::call(at::Tensor const&)"),
+    ]
+    node = [ENGINE, NODE, native("at::_ops::mm::call(at::Tensor const&)")]
+    trace = inferred((1, forward[0]), (2, forward[1]), (3, node), (1, [ENGINE]), (3, node))
+    assert modules(trace) == ["block:10", "head:10", "head:10", "head:10", "block:10"]
+    assert trace.events.module_confidence.tolist() == [95, 95, 95, 90, 95]
+
+
+def test_a_text_with_other_classes_at_the_lines_is_not_used(model_file: Path) -> None:
+    """The file changed after the recording: the line that called a Linear now calls a Block."""
+    model = [MAIN, CALL, ("forward", str(model_file), _line("= layer(x)")), CALL]
+    other: Frame = ("forward", str(model_file), _line("x = self.first(x)"))
+    assert modules(inferred((1, [*model, other]))) == [f"net:{_line('= layer(x)')}"]
+    block: Frame = ("forward", str(model_file), _line("self.up(x)"))
+    assert modules(inferred((1, [*model, block]))) == ["layers.0"]
+
+
+def test_a_snapshot_without_entries_names_nothing() -> None:
+    snapshot = snapshot_of((7, _block(20)))
+    (entry,) = snapshot["device_traces"].pop()
+    snapshot["segments"][0]["blocks"][0]["frames"] = entry["frames"]
+    trace = with_inferred_layers(trace_from_snapshot(snapshot, "test"))
+    assert [part.key for part in breakdown(trace, 0, -1, "module")] == [NOT_NAMED]
+
+
+def test_the_sentence_about_a_block_says_that_its_module_is_inferred() -> None:
+    trace = inferred((7, _block(20)), (5, [MAIN]))
+    assert why(trace, 0).endswith("(the module is inferred, 95 % sure)")
+    assert "inferred" not in why(trace, 1)
+
+
+def test_how_sure_a_module_is_survives_a_side_file() -> None:
+    trace = inferred((7, _block(20)), (5, [MAIN]))
+    file = BytesIO()
+    write_window(file, trace)
+    content = file.getvalue()
+    read = read_window(lambda first, size: content[first : first + size], len(content), "window")
+    assert read.events.module_confidence.tolist() == [95, 0]

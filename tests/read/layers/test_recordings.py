@@ -1,0 +1,83 @@
+"""Recordings whose entries name their modules: without the names, the same modules are found."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tb_memplugin.read.layers.inferred import with_inferred_layers
+from tb_memplugin.read.snapshot.safe_pickle import load_plain
+from tb_memplugin.read.snapshot.trace import trace_from_snapshot
+from tb_memplugin.trace import Category, Kind, MemoryTrace
+from tests.read.test_recordings import DATA, LABELLED
+
+FORWARD_OF_BLOCK = "return x + self.down"
+
+
+def _snapshot(version: str) -> dict[str, Any]:
+    packed = (DATA / f"torch-{version}" / "training.pickle.gz").read_bytes()
+    content: Any = load_plain(gzip.decompress(packed), "training")
+    assert isinstance(content, dict)
+    return content
+
+
+def _source(folder: Path, line: int) -> Path:
+    """The models of the program that recorded, with the forward of `Block` in a line."""
+    text = (DATA / "record.py").read_text(encoding="utf-8")
+    models = text[text.index("class Block") : text.index("class Marks")].split("\n")
+    before = next(row for row, code in enumerate(models) if FORWARD_OF_BLOCK in code)
+    file = folder / "record.py"
+    file.write_text("\n" * (line - 1 - before) + "\n".join(models), encoding="utf-8")
+    return file
+
+
+def _without_names(version: str, folder: Path) -> MemoryTrace:
+    """The recording as if nobody had named modules, on a machine that has the source."""
+    snapshot = _snapshot(version)
+    entries = snapshot["device_traces"][0]
+    frames = [
+        frame for entry in entries for frame in entry.get("frames", ()) if frame["filename"] == "record.py"
+    ]
+    source = _source(folder, min(frame["line"] for frame in frames if frame["name"] == "forward"))
+    for frame in frames:
+        if frame["name"] == "forward":
+            frame["filename"] = str(source)
+    for entry in entries:
+        entry["user_metadata"] = ""
+    return with_inferred_layers(trace_from_snapshot(snapshot, "training"))
+
+
+@pytest.mark.parametrize("version", LABELLED)
+def test_forwards_have_the_names_that_the_program_gave(version: str, tmp_path: Path) -> None:
+    named = trace_from_snapshot(_snapshot(version), "training")
+    inferred = _without_names(version, tmp_path)
+    events = named.events
+    in_modules = (events.kind == Kind.ALLOC) & (events.module > 0) & (events.category == Category.ACTIVATION)
+    assert events.bytes[in_modules].sum() > 100 << 20
+    for event in in_modules.nonzero()[0].tolist():
+        assert inferred.modules[inferred.events.module[event]].key == named.modules[events.module[event]].key
+
+
+@pytest.mark.parametrize("version", LABELLED)
+@pytest.mark.parametrize("category", [Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE])
+def test_what_a_module_keeps_has_the_bytes_of_its_parameters(
+    version: str, tmp_path: Path, category: Category
+) -> None:
+    trace = _without_names(version, tmp_path)
+    blocks, end = trace.allocations, len(trace.events) - 1
+    if category == Category.GRADIENT:  # all are freed when the step is over
+        end = int(blocks.born[(blocks.category == category) & (blocks.born >= 0)].max())
+    held: Counter[str] = Counter()
+    for row in blocks.alive_at(end, 0).tolist():
+        if blocks.category[row] == category:
+            held[trace.modules[blocks.module[row]].key] += int(blocks.bytes[row])
+    width, words, each = 256, 1000, 4 * (1 + (category == Category.OPTIMIZER_STATE))
+    linear = {"up": 4 * width * width + 4 * width, "down": 4 * width * width + width, "norm": 2 * width}
+    wanted = {f"blocks.{block}.{name}": each * count for block in (0, 1) for name, count in linear.items()}
+    wanted |= {"embed": each * words * width, "head": each * (words * width + words)}
+    assert {key: size for key, size in held.items() if key != "(not named)"} == wanted
+    assert sum(held.values()) - sum(wanted.values()) in range(1000)  # the counts of steps are nobody's
