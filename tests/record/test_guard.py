@@ -57,3 +57,13 @@ def test_what_another_part_of_the_recorder_has_logged_in_the_same_words_is_not_l
     guard.warn(str(error))
     guard.end("a window", error)
     assert warnings.texts == [str(error)]
+
+
+def test_an_error_is_logged_also_when_nothing_can_be_undone(guard, warnings, monkeypatch):
+    def call_all(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("tb_memplugin.record.guard.call_all", call_all)
+    guard.end("a window", ValueError("v"), list)
+    assert len(warnings.texts) == 1
+    assert "nothing is recorded (ValueError: v)" in warnings.texts[0]
