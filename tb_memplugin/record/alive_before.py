@@ -19,6 +19,7 @@ from tb_memplugin.record.storages_alive import (
     storages_behind,
     tensors_alive,
 )
+from tb_memplugin.record.tensor_metadata import Dense, dense
 from tb_memplugin.record.torch_private.autograd import saved_names
 from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
 from tb_memplugin.record.torch_private.tensors import storage_key
@@ -32,17 +33,21 @@ MOST_NODES = 200_000
 """The largest number of autograd nodes that are looked at."""
 
 
-_Described = tuple[torch.UntypedStorage, Category, str]
+_Described = tuple[torch.UntypedStorage, Category, str, Dense | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A storage that is alive, with what is known of it. `label` names a variable, or an autograd node."""
+    """A storage that is alive, with what is known of it. `label` names a variable, or an autograd node.
+
+    `tensor` is a tensor that lies in it, None if only the storage is known.
+    """
 
     storage: torch.UntypedStorage
     device: str
     category: Category = Category.UNKNOWN
     label: str = ""
+    tensor: Dense | None = None
 
 
 def alive_now() -> Iterator[Alive]:
@@ -55,15 +60,15 @@ def alive_now() -> Iterator[Alive]:
     alone = not other_threads_may_run()
     names = variable_names() if alone else {}
     keys: set[int] = set()
-    for storage, category, label in _described() if alone else _not_described():
+    for storage, category, label, tensor in _described() if alone else _not_described():
         key = storage_key(storage)
         if key not in keys and allocated_by_torch(storage) and storage.nbytes():
             keys.add(key)
-            yield Alive(storage, memory_of(storage), category, names.get(key, "") or label)
+            yield Alive(storage, memory_of(storage), category, names.get(key, "") or label, tensor)
 
 
 def _not_described() -> Iterator[_Described]:
-    return ((storage, Category.UNKNOWN, "") for storage in storages_alive(of_gradients=False))
+    return ((storage, Category.UNKNOWN, "", None) for storage in storages_alive(of_gradients=False))
 
 
 def _described() -> list[_Described]:
@@ -80,14 +85,20 @@ def _described() -> list[_Described]:
         described += _saved_in(nodes)
         described += _storages_of((tensor for tensor in tensors if not is_leaf(tensor)), Category.ACTIVATION)
         described += _storages_of(tensors, Category.UNKNOWN)
-        described += [(storage, Category.UNKNOWN, "") for storage in bare]
+        described += [(storage, Category.UNKNOWN, "", None) for storage in bare]
     return described
 
 
 def _storages_of(tensors: Iterable[torch.Tensor], category: Category) -> Iterator[_Described]:
     for tensor in tensors:
         for storage in storages_behind(tensor):
-            yield storage, category, ""
+            yield storage, category, "", _dense(tensor)
+
+
+def _dense(tensor: torch.Tensor) -> Dense | None:
+    """Return what a tensor is, None for one whose parts, or whose class, have the memory."""
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return dense(tensor) if is_plain and not tensor.is_nested else None
 
 
 def memory_of(storage: torch.UntypedStorage) -> str:
@@ -108,7 +119,7 @@ def _saved_in(roots: Iterable[Any]) -> Iterator[_Described]:
             tensor = getattr(saved, "data", None)  # not in older versions of torch
             if isinstance(tensor, torch.Tensor):
                 for storage in storages_behind(tensor):
-                    yield storage, Category.ACTIVATION, f"saved for {node.name()}"
+                    yield storage, Category.ACTIVATION, f"saved for {node.name()}", _dense(tensor)
 
 
 def _saved_by(node: Any) -> Iterator[Any]:

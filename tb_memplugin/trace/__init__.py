@@ -5,7 +5,17 @@ from tb_memplugin.trace.counters import Cause, Counter, CounterReading, Moment, 
 from tb_memplugin.trace.kinds import STACKING_ORDER, Category, Kind, Phase, Reason
 from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.replay import Allocations
-from tb_memplugin.trace.tables import Device, Events, Module, Spans, StartState, Step, events, start_state
+from tb_memplugin.trace.tables import (
+    Device,
+    Events,
+    Module,
+    Spans,
+    StartState,
+    Step,
+    TensorMetadata,
+    events,
+    start_state,
+)
 from tb_memplugin.trace.trace import MemoryTrace
 
 __all__ = [
@@ -30,6 +40,7 @@ __all__ = [
     "Spans",
     "StartState",
     "Step",
+    "TensorMetadata",
     "at_every_moment",
     "events",
     "start_state",

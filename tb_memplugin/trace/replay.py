@@ -39,6 +39,7 @@ class Allocations:
     forward: Int32
     rounded: Int64
     reason: UInt8
+    tensor: Int32
     unseen_frees: int
     unmatched_frees: Int64
 
@@ -170,6 +171,7 @@ def _allocations(
         forward=np.concatenate((absent, events.forward[allocs])),
         rounded=np.concatenate((start.rounded, events.rounded[allocs])),
         reason=np.concatenate((start.reason, events.reason[allocs])),
+        tensor=np.concatenate((start.tensor, events.tensor[allocs])),
         unseen_frees=unseen_frees,
         unmatched_frees=unmatched_frees,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
@@ -25,6 +25,7 @@ from tb_memplugin.record.profiler.dtypes import dtype_properties
 from tb_memplugin.record.profiler.found import ProfilerTree
 from tb_memplugin.record.profiler.memory_events import MemoryEvents, beside_counters, read_memory_events
 from tb_memplugin.record.profiler.node_owners import forward_threads
+from tb_memplugin.record.profiler.operator_tensors import operator_tensors
 from tb_memplugin.record.profiler.outside_tree import with_events_outside
 from tb_memplugin.record.profiler.roles import STEP_PREFIX, Role
 from tb_memplugin.record.profiler.stacks import ProfiledStacks, stacks_of
@@ -33,6 +34,7 @@ from tb_memplugin.record.profiler.tree import walk
 from tb_memplugin.record.profiler.window import Window
 from tb_memplugin.record.provenance import with_later_names
 from tb_memplugin.record.sightings import match_sightings
+from tb_memplugin.record.tensor_metadata import seen_in, seen_tensors
 from tb_memplugin.record.weight_copies import fqns, held_copies
 from tb_memplugin.trace import (
     Allocations,
@@ -43,7 +45,9 @@ from tb_memplugin.trace import (
     Kind,
     MemoryTrace,
     Note,
+    StartState,
     Step,
+    TensorMetadata,
     events,
 )
 from tb_memplugin.trace.replay import attributed, frees_of_unknown, pair, unreported_frees
@@ -90,6 +94,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     matched = match_sightings(window.sightings, devices, blocks, bare.time_ns)
     start = with_later_names(start, matched, window.sightings, attribution.owners, labels)
     full = categorised(bare, blocks, matched - len(start), attribution, window, devices, labels)
+    start, full, tensors = _with_tensors(start, full, blocks, window, roots() if prof.record_shapes else ())
     annotations, annotation_names = _annotations(tree, len(devices), full)
     outside_curve = _not_in_curve_bytes(window, matched)
     unseen = _unseen_at_end(window, blocks, len(full), devices)
@@ -103,6 +108,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         modules=attribution.owners.as_tuple(),
         labels=labels.as_tuple(),
         stacks=called.stacks,
+        tensors=tensors,
         phases=attribution.phases,
         calls=attribution.calls,
         annotations=annotations,
@@ -157,6 +163,20 @@ def _walked(prof: torch.profiler.profile, window: Window, logged: Logged) -> tup
             else "Pass profile_memory=True.",
         )
     return results, tree
+
+
+def _with_tensors(
+    start: StartState, full: Events, blocks: Allocations, window: Window, roots: Iterable[Any]
+) -> tuple[StartState, Events, tuple[TensorMetadata, ...]]:
+    """Return start state and events with the tensors in their blocks, and the table of these.
+
+    What models and optimizers hold comes before what operators received: views of it have other shapes.
+    """
+    seen = itertools.chain(seen_in(window.start), seen_in(window.sightings), operator_tensors(roots))
+    tensor, tensors = seen_tensors(seen, blocks, full.time_ns)
+    of_events = full.tensor.copy()
+    of_events[blocks.born[len(start) :]] = tensor[len(start) :]
+    return replace(start, tensor=tensor[: len(start)]), replace(full, tensor=of_events), tensors
 
 
 def _annotations(tree: ProfilerTree, devices: int, events: Events) -> tuple[Annotations, tuple[str, ...]]:

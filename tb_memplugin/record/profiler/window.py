@@ -45,6 +45,7 @@ from tb_memplugin.record.storages import (
     sight,
 )
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
+from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.trace import Category, Counter, MemoryTrace, Note
 
@@ -356,7 +357,10 @@ class WindowRecorder:
                 category, label = before.category, before.label or label
                 module = rows.get(before.module, -1)
             window.searched.add(key)
-            window.start.append(Sighting(time_ns(), *key, storage.nbytes(), category, module, label))
+            tensor = alive.tensor and metadata_of(alive.tensor)
+            window.start.append(
+                Sighting(time_ns(), *key, storage.nbytes(), category, module, label, tensor=tensor)
+            )
             kept.append(storage)
 
     def remember(self, trace: MemoryTrace) -> None:
