@@ -174,7 +174,7 @@ def _json(peak: DevicePeak, top: int) -> dict[str, Any]:
 
 
 def _block_json(block: LiveAllocation) -> dict[str, Any]:
-    fields = ("bytes", "address", "module", "operator", "name", "born_ns", "freed_ns")
+    fields = ("bytes", "address", "module", "operator", "name", "tensor", "born_ns", "freed_ns")
     return {
         **{field: getattr(block, field) for field in fields},
         "category": block.category.key,

@@ -283,6 +283,7 @@ def _allocation(block: LiveAllocation, line: str, epoch: int) -> Json:
         "module": None if block.module == NOT_NAMED else block.module,
         "operator": block.operator,
         "name": block.name,
+        "tensor": block.tensor,
         "line": None if line == NO_STACK else line,
         "phase": block.phase.key,
         "born_ns": None if block.born_ns is None else block.born_ns - epoch,

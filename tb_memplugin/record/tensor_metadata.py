@@ -15,7 +15,7 @@ from tb_memplugin.trace.tables import Int32, Int64
 if TYPE_CHECKING:
     from tb_memplugin.record.storages import Sighting
 
-Dense = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+Dense = tuple[torch.dtype, Sequence[int], Sequence[int]]
 """A strided tensor's dtype, shape and strides as torch has them: reading them takes 0.2 microseconds."""
 
 Seen = tuple[int, int, TensorMetadata]

@@ -148,6 +148,7 @@ def largest_at_peak(summary: StepSummary, device: DeviceSummary) -> Iterator[Liv
     blocks, epoch = device.peak.largest, summary.metadata.epoch_ns
     modules = [None if row < 0 else summary.modules.keys[row] for row in blocks.modules]
     reasons = blocks.reasons or [Reason.NOT_RECORDED] * len(blocks.bytes)
+    tensors = blocks.tensors or [""] * len(blocks.bytes)
     for row, size in enumerate(blocks.bytes):
         born_ns, freed_ns = blocks.born_ns[row], blocks.freed_ns[row]
         yield LiveAllocation(
@@ -162,6 +163,7 @@ def largest_at_peak(summary: StepSummary, device: DeviceSummary) -> Iterator[Liv
             born_ns=None if born_ns < 0 else epoch + born_ns,
             freed_ns=None if freed_ns < 0 else epoch + freed_ns,
             reason=Reason(reasons[row]),
+            tensor=tensors[row] or None,
         )
 
 

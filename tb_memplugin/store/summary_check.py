@@ -86,7 +86,8 @@ def _parts(parts: Parts) -> list[int]:
 
 def _largest(blocks: Allocations) -> list[int]:
     names = ("bytes", "addresses", "categories", "phases", "modules", "operators", "names")
-    return _all(blocks, *names, "born_ns", "freed_ns", *(["reasons"] if blocks.reasons else []))
+    later = [name for name in ("reasons", "tensors") if getattr(blocks, name)]
+    return _all(blocks, *names, "born_ns", "freed_ns", *later)
 
 
 def _modules(table: ModuleTable) -> list[int]:

@@ -189,6 +189,8 @@ export interface Allocation {
   phase: string;
   /** The name of a parameter. */
   name: string | null;
+  /** What lies in it: `float32 [8, 2048]`, with its strides where these are not the usual ones; or null. */
+  tensor: string | null;
   /** When it was allocated; null: before the window. */
   born_ns: number | null;
   /** When it was freed; null: not within the window. */
@@ -768,7 +770,7 @@ export interface FailedRequest {
 export interface SegmentsAnswer {
   /** As asked. */
   event: number;
-  by: "category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation";
+  by: "category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label";
   order: "pool" | "size" | "free" | "address";
   /** All segments, in that order. */
   segments: Segments;
@@ -921,7 +923,7 @@ export interface OtherLines {
 /** By what it is worth dividing the memory of a window. */
 export interface DivisionsAnswer {
   /** In the order in which to offer them. Only `category` without the side file. */
-  divisions: ("category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation")[];
+  divisions: ("category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label")[];
 }
 
 /** A file that was written. */
@@ -1223,7 +1225,7 @@ export const RULES: Record<string, { name: string; looks: string }> = {
 };
 
 /** By what memory can be divided. */
-export const DIVISIONS: readonly string[] = ["category", "module", "operator", "phase", "stack", "line", "context", "pool", "stream", "annotation"];
+export const DIVISIONS: readonly string[] = ["category", "module", "operator", "phase", "stack", "line", "context", "pool", "stream", "annotation", "dtype", "label"];
 
 /** Every format of Export, by the value of the parameter `to`. */
 export const FORMATS: readonly { id: string; name: string; what: string }[] = [

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
-from tb_memplugin.record.tensor_metadata import Seen
+from tb_memplugin.record.tensor_metadata import Dense, Seen, metadata_of
 from tb_memplugin.record.torch_private.profiler import (
     Event,
     OperatorFields,
     TensorFields,
-    event_children,
-    event_correlation,
     event_fields,
+    event_name,
     event_start,
     operator_inputs,
     tensor_address,
@@ -21,42 +21,52 @@ from tb_memplugin.record.torch_private.profiler import (
     tensor_shape,
     tensor_strides,
 )
-from tb_memplugin.trace import TensorMetadata
+
+_PASSING_ON = frozenset(
+    f"aten::{name}"
+    for name in (
+        "as_strided", "detach", "empty", "empty_like", "empty_strided", "item", "layer_norm", "linear",
+        "reshape", "resolve_conj", "resolve_neg", "squeeze", "to", "_unsafe_view", "unsqueeze", "view",
+    )
+)  # fmt: skip
+"""Operators that receive no tensor, or one that others received before or receive next, whole. They are half
+of all, and reading what an operator received takes longer than anything else that is read of it."""
+
+_OF_ENGINE = "autograd::engine::"
+"""The beginning of the name of what is around a node of autograd. It has no tensors."""
 
 
-def operator_tensors(roots: Iterable[Event]) -> list[Seen]:
-    """Return the tensors that operators received, by time, each once for every allocation that holds it.
+class OperatorTensors:
+    """The first tensor that an operator received of each allocation: what one returns is another's input.
 
-    A tensor is known from the first operator that uses it: what an operator returns is the input of others.
-
-    Args:
-        roots: `prof.profiler.kineto_results.experimental_event_tree()`.
+    A view of a tensor is made by an operator that received the tensor, so the first is no view.
     """
-    first: dict[tuple[int, int, TensorMetadata], int] = {}
-    names: dict[Any, str] = {}
-    pending = list(roots)
-    while pending:
-        event = pending.pop()
-        pending += event_children(event)
-        if not event_correlation(event) or type(fields := event_fields(event)) is not OperatorFields:
-            continue
-        start = event_start(event)
-        for tensor in _tensors(operator_inputs(fields)):
-            address = tensor_address(tensor)
-            if not address:
-                continue
-            dtype = tensor_dtype(tensor)
-            name = names.get(dtype) or names.setdefault(dtype, str(dtype).removeprefix("torch."))
-            metadata = TensorMetadata(name, tuple(tensor_shape(tensor)), tuple(tensor_strides(tensor)))
-            number: int | None = tensor_allocation(tensor)
-            key = (start if number is None else number, address, metadata)
-            first[key] = min(start, first.get(key, start))
-    return sorted((start, address, metadata) for (_, address, metadata), start in first.items())
 
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[int, int, Dense]] = {}
 
-def _tensors(inputs: Iterable[Any]) -> Iterator[Any]:
-    for value in inputs:
-        if type(value) is TensorFields:
-            yield value
-        elif type(value) is list:
-            yield from _tensors(value)
+    def see(self, event: Event) -> None:
+        """Remember what an operator received. Other events have no tensors."""
+        name = event_name(event)
+        if name in _PASSING_ON or name.startswith(_OF_ENGINE):
+            return
+        fields = event_fields(event)
+        if type(fields) is OperatorFields and (inputs := operator_inputs(fields)):
+            self._see(inputs, event_start(event))
+
+    def _see(self, inputs: Iterable[Any], start: int) -> None:
+        first = self._first
+        for value in inputs:
+            if type(value) is TensorFields:
+                number = tensor_allocation(value)
+                known = first.get(number)
+                if (known is None or start < known[0]) and (address := tensor_address(value)):
+                    tensor = tensor_dtype(value), tensor_shape(value), tensor_strides(value)
+                    first[number] = start, address, tensor
+            elif type(value) is list:
+                self._see(value, start)
+
+    def seen(self) -> list[Seen]:
+        """Return the tensors, by time."""
+        by_time = sorted(self._first.values(), key=itemgetter(0))
+        return [(start, address, metadata_of(tensor)) for start, address, tensor in by_time]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
@@ -25,7 +25,7 @@ from tb_memplugin.record.profiler.dtypes import dtype_properties
 from tb_memplugin.record.profiler.found import ProfilerTree
 from tb_memplugin.record.profiler.memory_events import MemoryEvents, beside_counters, read_memory_events
 from tb_memplugin.record.profiler.node_owners import forward_threads
-from tb_memplugin.record.profiler.operator_tensors import operator_tensors
+from tb_memplugin.record.profiler.operator_tensors import OperatorTensors
 from tb_memplugin.record.profiler.outside_tree import with_events_outside
 from tb_memplugin.record.profiler.roles import STEP_PREFIX, Role
 from tb_memplugin.record.profiler.stacks import ProfiledStacks, stacks_of
@@ -68,7 +68,8 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         NotRecordedError: the profile was not stopped, or contains no memory events.
     """
     logged = Logged.of(window)
-    results, tree = _walked(prof, window, logged)
+    received = OperatorTensors() if getattr(prof, "record_shapes", False) else None
+    results, tree = _walked(prof, window, logged, received)
     calls = window.counted.calls if window.counted is not None else None
     memory = read_memory_events(tree)
     if calls is not None:
@@ -94,7 +95,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     matched = match_sightings(window.sightings, devices, blocks, bare.time_ns)
     start = with_later_names(start, matched, window.sightings, attribution.owners, labels)
     full = categorised(bare, blocks, matched - len(start), attribution, window, devices, labels)
-    start, full, tensors = _with_tensors(start, full, blocks, window, roots() if prof.record_shapes else ())
+    start, full, tensors = _with_tensors(start, full, blocks, window, received)
     annotations, annotation_names = _annotations(tree, len(devices), full)
     outside_curve = _not_in_curve_bytes(window, matched)
     unseen = _unseen_at_end(window, blocks, len(full), devices)
@@ -135,7 +136,9 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     )
 
 
-def _walked(prof: torch.profiler.profile, window: Window, logged: Logged) -> tuple[Any, ProfilerTree]:
+def _walked(
+    prof: torch.profiler.profile, window: Window, logged: Logged, received: OperatorTensors | None
+) -> tuple[Any, ProfilerTree]:
     """Return the results of a profile, and what a walk over its event tree found.
 
     Raises:
@@ -152,6 +155,7 @@ def _walked(prof: torch.profiler.profile, window: Window, logged: Logged) -> tup
         outer_calls=logged.outer_calls(window.thread),
         keep_fields=torch.accelerator.is_available(),
         with_stack=bool(getattr(prof, "with_stack", False)),
+        tensors=received,
     )
     if not tree.memory:
         raise NotRecordedError(
@@ -166,13 +170,14 @@ def _walked(prof: torch.profiler.profile, window: Window, logged: Logged) -> tup
 
 
 def _with_tensors(
-    start: StartState, full: Events, blocks: Allocations, window: Window, roots: Iterable[Any]
+    start: StartState, full: Events, blocks: Allocations, window: Window, received: OperatorTensors | None
 ) -> tuple[StartState, Events, tuple[TensorMetadata, ...]]:
     """Return start state and events with the tensors in their blocks, and the table of these.
 
     What models and optimizers hold comes before what operators received: views of it have other shapes.
     """
-    seen = itertools.chain(seen_in(window.start), seen_in(window.sightings), operator_tensors(roots))
+    operators = () if received is None else received.seen()
+    seen = itertools.chain(seen_in(window.start), seen_in(window.sightings), operators)
     tensor, tensors = seen_tensors(seen, blocks, full.time_ns)
     of_events = full.tensor.copy()
     of_events[blocks.born[len(start) :]] = tensor[len(start) :]
