@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.annotations import innermost_at_birth
+from tb_memplugin.analysis.label_keys import LabelKey
 from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
 from tb_memplugin.analysis.rules import Rules
@@ -43,7 +44,10 @@ BEFORE_WINDOW = "(before the window)"
 NONE = "(none)"
 """Key of blocks allocated in the window outside any annotation, or without a compile context or a label."""
 
-Divided = By | Rules | ModuleGroups
+Chosen = By | Rules | LabelKey
+"""What a user may divide memory by."""
+
+Divided = Chosen | ModuleGroups
 """Everything that memory can be divided by."""
 
 _CATEGORY_KEYS = tuple(category.key for category in STACKING_ORDER)
@@ -84,6 +88,9 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
     """
     if isinstance(by, Rules):
         return by.rows(trace)[trace.allocations.stack[rows]], by.keys
+    if isinstance(by, LabelKey):
+        part, values = by.rows(trace)
+        return part[trace.allocations.label[rows]], values
     if isinstance(by, ModuleGroups):
         return by.part[_row_or_none(trace.allocations.module[rows])], by.keys
     if by not in ALL_DIVISIONS:

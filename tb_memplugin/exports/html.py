@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.annotations import annotation_ranges
-from tb_memplugin.analysis.divisions import By, breakdown, codes
+from tb_memplugin.analysis.divisions import Chosen, breakdown, codes
 from tb_memplugin.analysis.lanes import lanes
 from tb_memplugin.analysis.moments import LiveAllocation, moment
 from tb_memplugin.analysis.oom import failed_requests
-from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
@@ -123,7 +122,7 @@ ENUMERATED = ("category", "phase")
 class Division:
     """A way to divide memory, and its display name."""
 
-    by: By | Rules
+    by: Chosen
     label: str
 
     @property

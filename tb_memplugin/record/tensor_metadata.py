@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tb_memplugin.record.sightings import blocks_at
 from tb_memplugin.trace import Allocations, TensorMetadata
+from tb_memplugin.trace.replay import blocks_at
 from tb_memplugin.trace.tables import Int32, Int64
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def seen_tensors(
     time = np.array([use[0] for use in uses], np.int64)
     address = np.array([use[1] for use in uses], np.uint64)
     row = np.array([use[2] for use in uses], np.int64)
-    block, size = blocks_at(address, time, blocks, time_ns), _bytes_of(list(rows))[row]
+    block = blocks_at(address, np.searchsorted(time_ns, time, side="right") - 1, blocks)
+    size = _bytes_of(list(rows))[row]
     fits = np.flatnonzero((block >= 0) & (size <= np.append(blocks.bytes, 0)[block]))
     fits = fits[np.lexsort((-size[fits], block[fits]))]
     known, first = np.unique(block[fits], return_index=True)

@@ -15,9 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tb_memplugin import MemoryEstimator, MemoryTracer
 from tb_memplugin.analysis.divisions import breakdown, informative
 from tb_memplugin.analysis.moments import peak, tensor_name
-from tb_memplugin.record.sightings import blocks_at
+from tb_memplugin.record.profiler.trace import trace_from_profile
+from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.record.tensor_metadata import made_tensors, seen_tensors
 from tb_memplugin.trace import Category, MemoryTrace, TensorMetadata
+from tb_memplugin.trace.replay import blocks_at
 from tests.traces import EPOCH, MICROSECOND, trace
 from tests.training import MODELS, train
 
@@ -85,14 +87,13 @@ def three_dtypes(ones: Any = torch.ones) -> list[torch.Tensor]:
 
 
 def profiled(run: Any, **options: Any) -> MemoryTrace:
-    from tb_memplugin.record.profiler.trace import trace_from_profile
-    from tb_memplugin.record.profiler.window import WindowRecorder, watch
-
     recorder, made = WindowRecorder({}, [], finds_all=False), []
     watch(recorder)
 
     def ready(prof: profile) -> None:
-        made.append(trace_from_profile(prof, recorder.take(), 0))
+        window = recorder.take()
+        assert window is not None
+        made.append(trace_from_profile(prof, window))
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, on_trace_ready=ready, **options):
         kept = run()
@@ -124,8 +125,8 @@ def test_without_shapes_only_what_model_and_optimizer_hold_is_known() -> None:
 
 
 def test_bytes_by_dtype_of_the_tracer() -> None:
-    tracer = MemoryTracer(device="cpu")
-    with tracer.trace(nn.Linear(2, 2)):
+    tracer, model = MemoryTracer(device="cpu"), nn.Linear(2, 2)
+    with tracer.trace(model):
         three_dtypes()
     parts = by_dtype(tracer.trace_result())
     assert {key: size for key, size in parts.items() if key != "float32"} == {"int64": 800, "bfloat16": 200}
@@ -163,7 +164,8 @@ def test_each_known_tensor_is_one_that_an_operator_returned_there(name: str) -> 
     recorded, blocks = only.trace, only.trace.allocations
     time, address, dtypes, sizes = zip(*oracle.rows, strict=True)
     returned: dict[int, set[tuple[str, int]]] = {}
-    rows = blocks_at(np.array(address, np.uint64), np.array(time), blocks, recorded.events.time_ns)
+    seen_at = np.searchsorted(recorded.events.time_ns, np.array(time), side="right") - 1
+    rows = blocks_at(np.array(address, np.uint64), seen_at, blocks)
     for row, dtype, size in zip(rows.tolist(), dtypes, sizes, strict=True):
         returned.setdefault(row, set()).add((dtype.removeprefix("torch."), size))
     checked = 0

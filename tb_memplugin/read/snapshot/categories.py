@@ -17,6 +17,7 @@ from tb_memplugin.read.snapshot.frame_marks import Mark, judged, mark_of
 from tb_memplugin.read.snapshot.same_sizes import by_sizes
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
 from tb_memplugin.trace.frames import distinct, read_frame
+from tb_memplugin.trace.labels import JOIN, fields_of
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 _LABEL_WORDS = {
@@ -150,9 +151,14 @@ def _judgement(trace: MemoryTrace) -> _Judgement:
 
 
 def _named(labels: tuple[str, ...]) -> UInt8:
-    """Return the category that each label names; the last entry is for "no label"."""
-    words = [_LABEL_WORDS.get(label.strip().lower(), Category.UNKNOWN) for label in labels]
-    return np.array([*words, Category.UNKNOWN], np.uint8)
+    """Return the category that each label, or a value in it, names; the last entry is for "no label"."""
+    return np.array([*map(_category_named, labels), Category.UNKNOWN], np.uint8)
+
+
+def _category_named(label: str) -> Category:
+    words = (*label.split(JOIN), *fields_of(label).values())
+    named = (_LABEL_WORDS.get(word.strip().lower()) for word in words)
+    return next((category for category in named if category is not None), Category.UNKNOWN)
 
 
 def _annotation_phase(name: str) -> Phase:
