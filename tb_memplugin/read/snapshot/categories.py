@@ -128,13 +128,15 @@ def classify(trace: MemoryTrace) -> Classified:
     reason = _REASON_OF[category]
     saved = (category == Category.ACTIVATION) & (born.phase == Phase.OTHER)
     reason[saved] = Reason.FREED_BY_AUTOGRAD
-    for certain, why in (
+    certain = np.zeros(len(blocks), bool)
+    for named, why in (
         (born.category, Reason.FRAMES),
         (_named(trace.labels)[blocks.label], Reason.LABEL),
     ):
-        is_known = certain != Category.UNKNOWN
-        category, reason = np.where(is_known, certain, category), np.where(is_known, why, reason)
-    compared = by_sizes(trace, category.astype(np.uint8), phase, ends[1])
+        is_known = named != Category.UNKNOWN
+        category, reason = np.where(is_known, named, category), np.where(is_known, why, reason)
+        certain |= is_known
+    compared = by_sizes(trace, category.astype(np.uint8), certain, phase, ends[1])
     by_size = np.where(compared == Category.WORKSPACE, Reason.SIZE, Reason.SAME_SIZES)
     reason = np.where(compared != category, by_size, reason).astype(np.uint8)
     columns = np.full((2, len(phase)), [[Category.UNKNOWN], [Reason.NOT_RECORDED]], np.uint8)
