@@ -20,6 +20,7 @@ from tb_memplugin.analysis.growth import WindowLevel, growth, growth_across
 from tb_memplugin.analysis.kept_gradients import kept_gradients
 from tb_memplugin.analysis.large_temporary import large_temporary
 from tb_memplugin.analysis.optimizer_state import optimizer_state
+from tb_memplugin.analysis.reference_cycles import reference_cycles
 from tb_memplugin.analysis.unused_reserve import unused_reserve
 from tb_memplugin.trace import MemoryTrace
 
@@ -43,6 +44,9 @@ RULES = {
     "checkpointing": Rule("checkpointing", "activations worth recomputing in backward", checkpointing),
     "optimizer_state": Rule(
         "optimizer state", "optimizer state that makes up much of the peak, by dtype", optimizer_state
+    ),
+    "reference_cycles": Rule(
+        "reference cycles", "memory that only a cycle of Python's objects holds", reference_cycles
     ),
     "large_temporary": Rule(
         "large temporaries", "temporaries of one operator that set the peak", large_temporary

@@ -115,14 +115,15 @@ def _saved_in(roots: Iterable[Any]) -> Iterator[_Described]:
             continue
         visited.add(node)
         pending += [following for following, _ in node.next_functions if following is not None]
-        for saved in _saved_by(node):
+        for saved in saved_by(node):
             tensor = getattr(saved, "data", None)  # not in older versions of torch
             if isinstance(tensor, torch.Tensor):
                 for storage in storages_behind(tensor):
                     yield storage, Category.ACTIVATION, f"saved for {node.name()}", _dense(tensor)
 
 
-def _saved_by(node: Any) -> Iterator[Any]:
+def saved_by(node: Any) -> Iterator[Any]:
+    """Yield what a node of autograd has saved; its `data` is the tensor."""
     for name in saved_names(type(node)):
         try:
             saved = getattr(node, name)

@@ -7,6 +7,12 @@ import json
 JOIN = " + "
 """Stands between the labels of a block that has several."""
 
+HELD_BY = "held by "
+"""The beginning of the label of a block that outlives its window; what holds it follows."""
+
+IN_CYCLE = "held by a reference cycle: "
+"""The beginning of the label of a block that only a cycle of Python's objects holds; their classes follow."""
+
 
 def fields_of(label: str) -> dict[str, str]:
     """Return the keys and values of a label's JSON objects as text; {} where it has none."""

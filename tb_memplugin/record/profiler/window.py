@@ -47,6 +47,7 @@ from tb_memplugin.record.storages import (
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
+from tb_memplugin.record.why_alive import with_holders
 from tb_memplugin.trace import Category, Counter, MemoryTrace, Note
 
 logger = logging.getLogger("tb_memplugin")
@@ -57,6 +58,9 @@ LOST = "The memory of this window is not recorded"
 
 LONGEST_SEARCH_NS = 1_000_000_000
 """If the search for what is alive takes longer, later windows do without: training waits for it."""
+
+LONGEST_REPEATED_NS = LONGEST_SEARCH_NS // 4
+"""The same for the search for what holds the blocks that outlive a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,7 @@ class WindowRecorder:
         self._guard = guard or Guard(LOST)
         self._is_lost = False
         self._finds_all, self._carried = finds_all, CarriedBlocks()
-        self._search_ns = self._search_bytes = 0
+        self._search_ns = self._search_bytes = self._holders_ns = 0
         self._models = {name: weakref.ref(model) for name, model in models.items()}
         self._optimizer_count = len(optimizers)
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = [
@@ -362,6 +366,16 @@ class WindowRecorder:
                 Sighting(time_ns(), *key, storage.nbytes(), category, module, label, tensor=tensor)
             )
             kept.append(storage)
+
+    def with_holders(self, trace: MemoryTrace) -> MemoryTrace:
+        """Return the trace with what holds the blocks that outlive it, unless that took long once before."""
+        if not self._finds_all or self._holders_ns > LONGEST_REPEATED_NS:
+            return trace
+        began = thread_time_ns()
+        try:
+            return with_holders(trace)
+        finally:
+            self._holders_ns = thread_time_ns() - began
 
     def remember(self, trace: MemoryTrace) -> None:
         """Keep what a window's blocks were that are still alive, for the next window. Holds them weakly."""
