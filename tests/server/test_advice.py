@@ -32,6 +32,7 @@ KINDS = {
     "unused_reserve",
     "checkpointing",
     "optimizer_state",
+    "reference_cycles",
     "large_temporary",
 }
 

@@ -1221,6 +1221,7 @@ export const RULES: Record<string, { name: string; looks: string }> = {
   unused_reserve: { name: "Unused reserve", looks: "far more memory reserved than is ever in use" },
   checkpointing: { name: "Checkpointing", looks: "activations worth recomputing in backward" },
   optimizer_state: { name: "Optimizer state", looks: "optimizer state that makes up much of the peak, by dtype" },
+  reference_cycles: { name: "Reference cycles", looks: "memory that only a cycle of Python's objects holds" },
   large_temporary: { name: "Large temporaries", looks: "temporaries of one operator that set the peak" },
 };
 
