@@ -7,7 +7,7 @@ import numpy as np
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.labels import HELD_BY, IN_CYCLE
+from tb_memplugin.trace.labels import HOLDERS_SEARCHED, IN_CYCLE
 
 MOST_EVIDENCE = 5
 """How many cycles are listed, those with most bytes first."""
@@ -20,7 +20,7 @@ def reference_cycles(trace: MemoryTrace, device: int) -> Result:
     finding's bytes are those of all such blocks.
     """
     blocks = trace.allocations
-    if not any(label.startswith(HELD_BY) for label in trace.labels):
+    if HOLDERS_SEARCHED not in trace.properties:
         return NotJudged("The recording does not tell what holds the memory that outlives it.")
     in_cycle = np.array([*(label.startswith(IN_CYCLE) for label in trace.labels), False], bool)
     alive = (blocks.freed >= len(trace.events)) & (blocks.device == device)

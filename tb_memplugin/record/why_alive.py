@@ -29,7 +29,7 @@ from tb_memplugin.record.storages_alive import (
 from tb_memplugin.record.tensors_inside import held_by
 from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
 from tb_memplugin.trace import Category, MemoryTrace
-from tb_memplugin.trace.labels import HELD_BY, IN_CYCLE
+from tb_memplugin.trace.labels import HELD_BY, HOLDERS_SEARCHED, IN_CYCLE
 from tb_memplugin.trace.tables import Int64
 
 LEAST_SHARE = 0.01
@@ -66,21 +66,29 @@ def with_holders(trace: MemoryTrace) -> MemoryTrace:
     objects that must not be seen.
     """
     rows = _survivors(trace)
-    if not len(rows) or other_threads_may_run():
+    if not len(rows):
+        return _searched(trace)
+    if other_threads_may_run():
         return trace
     blocks = trace.allocations
     names = [trace.devices[number].name for number in blocks.device[rows].tolist()]
     row_of = dict(zip(zip(names, blocks.address[rows].tolist(), strict=True), rows.tolist(), strict=True))
     with without_functions_of_subclasses(), collector_at_rest():
-        found = _chains(row_of)
-    if not found:
-        return trace
-    table = {label: row for row, label in reversed(list(enumerate(trace.labels)))}
+        found, is_whole = _chains(row_of)
+    labels = list(trace.labels)
+    number = {label: row for row, label in enumerate(labels)}
     label = trace.events.label.copy()
     for row, chain in found.items():
-        label[blocks.born[row]] = table.setdefault(chain, len(table))
-    labels = (*trace.labels, *list(table)[len(set(trace.labels)) :])
-    return replace(trace, events=replace(trace.events, label=label), labels=labels)
+        if chain not in number:
+            number[chain] = len(labels)
+            labels.append(chain)
+        label[blocks.born[row]] = number[chain]
+    named = replace(trace, events=replace(trace.events, label=label), labels=tuple(labels))
+    return _searched(named) if is_whole else named
+
+
+def _searched(trace: MemoryTrace) -> MemoryTrace:
+    return replace(trace, properties={**trace.properties, HOLDERS_SEARCHED: "yes"})
 
 
 def _survivors(trace: MemoryTrace) -> Int64:
@@ -95,8 +103,11 @@ def _survivors(trace: MemoryTrace) -> Int64:
     return rows[np.argsort(-blocks.bytes[rows], kind="stable")[:MOST_BLOCKS]]
 
 
-def _chains(row_of: Mapping[Key, int]) -> dict[int, str]:
-    """Return the label of each block that has a tensor, or that the graph of one has saved."""
+def _chains(row_of: Mapping[Key, int]) -> tuple[dict[int, str], bool]:
+    """Return the label of each block that has a tensor, or that the graph of one has saved.
+
+    The second value is False where a limit ended the search.
+    """
     search = Search()
     holds: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
     roots: list[torch.Tensor] = []
@@ -117,7 +128,8 @@ def _chains(row_of: Mapping[Key, int]) -> dict[int, str]:
         row: [chain + saved for identity, saved in held if (chain := search.chain(identity))]
         for row, held in holds.items()
     }
-    return {row: min(found, key=_is_local) for row, found in chains.items() if found}
+    labels = {row: min(found, key=_is_local) for row, found in chains.items() if found}
+    return labels, search.is_whole
 
 
 def _is_local(chain: str) -> bool:

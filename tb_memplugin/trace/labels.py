@@ -13,6 +13,9 @@ HELD_BY = "held by "
 IN_CYCLE = "held by a reference cycle: "
 """The beginning of the label of a block that only a cycle of Python's objects holds; their classes follow."""
 
+HOLDERS_SEARCHED = "holders_searched"
+"""The property of a trace in which the search for what holds the blocks that outlive it came to its end."""
+
 
 def fields_of(label: str) -> dict[str, str]:
     """Return the keys and values of a label's JSON objects as text; {} where it has none."""

@@ -120,7 +120,16 @@ def test_nothing_is_kept_alive_and_the_cycle_can_be_collected() -> None:
 
 def test_a_search_that_takes_too_long_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(why_alive, "LONGEST_NS", 0)
-    assert labels(recorded(lambda: cycle(700))) == {2800: "", 400: ""}
+    trace = recorded(lambda: cycle(700))
+    assert labels(trace) == {2800: "", 400: ""}
+    told = [verdict.verdict for verdict in advice(trace).judgements if verdict.kind == "reference_cycles"]
+    assert told == ["not judged"]
+
+
+def test_where_nothing_outlives_the_window_there_is_no_cycle() -> None:
+    trace = recorded(lambda: torch.ones(10).sum().item())
+    told = [verdict.verdict for verdict in advice(trace).judgements if verdict.kind == "reference_cycles"]
+    assert told == ["fine"]
 
 
 def test_what_is_small_beside_the_live_bytes_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
