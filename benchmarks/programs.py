@@ -1,8 +1,8 @@
 """The handler's time on programs of many kinds and sizes, compared with `tensorboard_trace_handler`.
 
-Beside it, what a window's start and stop cost, which `tensorboard_trace_handler` has nothing like. All are
-CPU times of the calling thread: on a busy machine, a call of many milliseconds is interrupted, and a call of
-one is not. Waiting for the disk is not in them.
+Beside it, what a window's start and stop cost, and the thread that flushes its files, which
+`tensorboard_trace_handler` has nothing like. All are CPU times of one thread: on a busy machine, a call of
+many milliseconds is interrupted, and a call of one is not. Waiting for the disk is not in them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from benchmarks.figures import Figure
 from benchmarks.workloads import PROGRAMS, Program
 from tb_memplugin import memory_trace_handler
 from tb_memplugin.record.profiler.window import WindowRecorder
+from tb_memplugin.store.disk_sync import DiskSync
 
 ROUNDS = 9
 WORST = 1.5
@@ -59,14 +60,19 @@ def _figures() -> list[Figure]:
     return figures
 
 
-def _of(program: Program, title: str, *, shapes: bool) -> tuple[Figure, tuple[Figure, Figure]]:
-    """Return the figures of one program: the handler's, and those of a window's start and stop."""
+def _of(program: Program, title: str, *, shapes: bool) -> tuple[Figure, tuple[Figure, ...]]:
+    """Return the figures of one program: the handler's, and those of a window's start and stop and flush."""
     gc.collect()
     torch.manual_seed(0)
     running = program.start()
     ours: list[float] = []
     theirs: list[float] = []
-    with tempfile.TemporaryDirectory() as folder, _timed("start") as starts, _timed("stop") as stops:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _timed(WindowRecorder, "start") as starts,
+        _timed(WindowRecorder, "stop") as stops,
+        _timed(DiskSync, "_run") as flushes,
+    ):
         memory = memory_trace_handler(
             Path(folder, "memory"), "w", model=running.model, optimizer=running.optimizer
         )
@@ -85,6 +91,7 @@ def _of(program: Program, title: str, *, shapes: bool) -> tuple[Figure, tuple[Fi
     return Figure(f"{title}: {program.name}", "ms", ours[1:], WORST, theirs[1:], peer), (
         Figure(f"start of a window: {program.name}", "ms", starts[1:]),
         Figure(f"end of a window: {program.name}", "ms", stops[1:]),
+        Figure(f"thread that flushes a window: {program.name}", "ms", flushes[1:]),
     )
 
 
@@ -103,15 +110,15 @@ def _run(step: Callable[[], None], steps: int, ready: Callable[[profile], None],
 
 
 @contextmanager
-def _timed(name: str) -> Iterator[list[float]]:
-    """Yield the CPU milliseconds of each call of a method of the window's recorder."""
+def _timed(kind: type, name: str) -> Iterator[list[float]]:
+    """Yield the CPU milliseconds of each call of a method, on the thread that calls it."""
     milliseconds: list[float] = []
-    method = getattr(WindowRecorder, name)
+    method = getattr(kind, name)
 
-    def timed(recorder: WindowRecorder) -> None:
+    def timed(self: object) -> None:
         begin = time.thread_time()
-        method(recorder)
+        method(self)
         milliseconds.append((time.thread_time() - begin) * 1e3)
 
-    with patch.object(WindowRecorder, name, timed):
+    with patch.object(kind, name, timed):
         yield milliseconds

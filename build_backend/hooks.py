@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from setuptools import build_meta
+from start_file import add_start_file
 
 from bundle import NODE, Bundle
 
@@ -36,9 +37,11 @@ prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_edit
 def build_wheel(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    """Build the wheel, bundle included."""
+    """Build the wheel, bundle and start file included."""
     with _bundled_tree(config_settings):
-        return str(build_meta.build_wheel(wheel_directory, metadata_directory=metadata_directory))
+        name = str(build_meta.build_wheel(wheel_directory, metadata_directory=metadata_directory))
+    add_start_file(Path(wheel_directory, name))
+    return name
 
 
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
@@ -53,7 +56,9 @@ def build_editable(
     """Build the editable wheel; the bundle is made in this tree, where Python will look for it."""
     if _wants_bundle(config_settings):
         Bundle(ROOT).build()
-    return str(build_meta.build_editable(wheel_directory, metadata_directory=metadata_directory))
+    name = str(build_meta.build_editable(wheel_directory, metadata_directory=metadata_directory))
+    add_start_file(Path(wheel_directory, name))
+    return name
 
 
 @contextmanager

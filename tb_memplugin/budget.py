@@ -5,9 +5,14 @@ only reads files calls `confine`: then the system holds it to the rule, also in 
 
 Measured with `python -m tests.bombs FILE…` on strangers' recordings (14 snapshots, 4 Kineto traces, a
 timeline) on 2026-11-24: pickles of at least 0.9 MB took 5.6 to 9.8 times their size, JSON of at least 2 MB
-4.1 to 6.0 times its unpacked size. Larger ones take less, because they repeat their stacks: 131 MB of pickle
-3.4 times, 110 MB of JSON 4.1 times. Sixteen leaves room for others. Of files of at least 0.9 MB, none took
-more than 1 CPU second a megabyte, or 0.12 of its unpacked content. gzip made them 4 to 46 times smaller.
+4.1 to 6.0 times its unpacked size. The rule matters from 107 MB on. So each of four pickles and a trace was
+repeated until it had 116 to 196 MB, with other names, addresses and times in each copy (2026-11-25): pickles
+took 3.1 to 4.7 times their size, JSON 4.0 times. Ten leaves room for others. Counted is unpacked content,
+because gzip makes traces up to 46 times smaller: one of 9.1 MB on disk took 691 MB.
+
+Of files of at least 0.9 MB, none took more than 1 CPU second a megabyte on disk; of the five large ones none
+more than 0.5. A pickle of 228 MB took 5.4 seconds. So 60 seconds are enough for pickles of two gigabytes,
+but not for a gzip file of 130 MB.
 """
 
 from __future__ import annotations
@@ -27,10 +32,10 @@ if sys.platform != "win32":
 MEMORY_VARIABLE = "TB_MEMPLUGIN_LIMIT_MEMORY"
 SECONDS_VARIABLE = "TB_MEMPLUGIN_LIMIT_SECONDS"
 
-BYTES_OF_ANY_FILE, BYTES_PER_BYTE = 1 << 30, 16
+BYTES_OF_ANY_FILE, BYTES_PER_BYTE = 1 << 30, 10
 """What reading any file may take, in bytes; and of a larger one, for each byte of its unpacked content."""
 
-SECONDS_OF_ANY_FILE, SECONDS_PER_MEGABYTE = 60, 5
+SECONDS_OF_ANY_FILE, SECONDS_PER_MEGABYTE = 60, 2
 """CPU seconds that reading any file may take; and of a larger one, for each megabyte on disk."""
 
 MEGABYTE = 1_000_000
@@ -53,7 +58,7 @@ _process: _Confined | None = None
 
 
 def memory_budget(content_bytes: int) -> int:
-    """Return how many bytes reading a content of this size may take: 1 GiB or 16 times its size.
+    """Return how many bytes reading a content of this size may take: 1 GiB or 10 times its size.
 
     Raises:
         MemPluginError: the environment variable that sets another number is no number.
@@ -64,7 +69,7 @@ def memory_budget(content_bytes: int) -> int:
 
 
 def seconds_budget(file_bytes: int) -> int:
-    """Return how many CPU seconds reading a file of this size may take: 60, or 5 for each of its megabytes.
+    """Return how many CPU seconds reading a file of this size may take: 60, or 2 for each of its megabytes.
 
     Raises:
         MemPluginError: the environment variable that sets another number is no number.

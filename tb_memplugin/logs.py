@@ -133,14 +133,17 @@ def _file(path: str | os.PathLike[str]) -> logging.Handler:
         ) from error
 
 
-def say_where(logdir: str, what: str) -> None:
+def say_where(logdir: str, what: str, logger: logging.Logger) -> None:
     """Print on stderr, on rank 0 only, where something was recorded and how to see it.
 
     Args:
         logdir: the folder for TensorBoard.
         what: what was recorded, such as "memory".
+        logger: that of the recorder; nothing is printed if it shows no warnings.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if os.environ.get("RANK", "0") != "0" or os.environ.get("TB_MEMPLUGIN_OWNER"):  # whose summary says it
+        return
+    if not logger.isEnabledFor(logging.WARNING):
         return
     with suppress(OSError, ValueError):  # stderr is closed
         click.echo(

@@ -70,5 +70,8 @@ class Handle:
     def in_use(self) -> bool:
         return self.used
 
+    def free(self, index: int) -> tuple[int, int] | None:
+        return 60_000, 100_000
+
     def resolve(self) -> tuple[int, str, str, int | None]:
         return 0, "cuda:0", "A Card", 1000

@@ -35,17 +35,20 @@ KNOWS = {
     "untrusted": {"trace", "read", "store", "budget"},
     "loading": {"trace", "read", "store", "budget", "untrusted"},
     "record": {"trace", "analysis", "read", "store", "exports", "logs"},
-    "callbacks": {"trace", "record", "logs"},
+    "callbacks": {"trace", "analysis", "record", "store", "logs"},
+    "launch": {"trace", "record", "store", "callbacks"},
     "estimate": {"trace", "analysis", "simulator", "read", "record", "store", "logs"},
     "server": {"trace", "analysis", "simulator", "store", "exports", "proto"},
     "commands": {
         *("trace", "analysis", "simulator", "read", "estimate", "store", "exports", "loading", "proto"),
-        "budget",
+        *("budget", "launch"),
     },
+    "__main__": {"commands"},
+    "pytest_plugin": {"analysis", "callbacks"},
     "coming_from": {"trace", "analysis", "exports", "loading", "record", "estimate", "logs"},
 }
 NUMPY_ALONE = ("trace", "analysis", "simulator")
-MAY_IMPORT_TORCH = ("record", "estimate", "callbacks", "coming_from.memory_profiler")
+MAY_IMPORT_TORCH = ("record", "estimate", "callbacks", "launch", "coming_from.memory_profiler")
 """What watches a live training or runs a model on fake tensors; everything else reads what was recorded."""
 
 VAGUE_NAMES = {"utils", "util", "helpers", "common", "manager", "misc"}

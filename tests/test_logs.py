@@ -221,15 +221,17 @@ def test_every_object_takes_a_level_of_its_own_and_leaves_the_packages(tmp_path,
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
 def test_rank_0_says_where_something_was_recorded(capsys, monkeypatch, rank, times):
     monkeypatch.setenv("RANK", rank)
-    say_where("a run", "memory")
+    say_where("a run", "memory", logging.getLogger("tb_memplugin"))
     told = (
         "tb_memplugin: memory recorded in a run\n  see it in the Memory tab: tensorboard --logdir 'a run'\n"
     )
     assert capsys.readouterr().err == told * times
+    say_where("a run", "memory", instance_logger("ERROR"))
+    assert capsys.readouterr().err == ""
 
 
 def test_where_is_not_said_where_nobody_listens(monkeypatch):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    say_where("a run", "memory")
+    say_where("a run", "memory", logging.getLogger("tb_memplugin"))

@@ -21,6 +21,7 @@ import tb_memplugin.record.monitor
 from tb_memplugin import MemoryMonitor, MemPluginError
 from tb_memplugin.record.steps.counters import AllocatorCounters
 from tb_memplugin.record.steps.shared_peaks import SharedPeaks
+from tb_memplugin.record.whole_device.host import host_memory
 from tb_memplugin.store.step_records import read_figures
 from tb_memplugin.trace.step_figures import joined
 from tests import full_disk
@@ -93,6 +94,9 @@ def test_on_a_machine_without_an_accelerator_it_is_the_memory_of_the_process(tmp
     assert told is not None
     assert there.durations_ns[-1] == told.duration_ns
     assert (device.peak[-1], device.end[-1]) == (told.devices[0].peak_allocated, told.devices[0].allocated)
+    if sys.platform == "linux":
+        assert set(device.whole_total.tolist()) == {host_memory(children=False).total}
+        assert 0 < device.whole_free.min() < device.whole_total[0]
 
 
 @pytest.mark.usefixtures("on_a_card")
@@ -114,6 +118,8 @@ def test_what_is_written_is_what_the_allocator_counted(tmp_path, allocator):
     assert device.peak_reserved.tolist() == [1400, 1600]
     assert device.retries.tolist() == [1, 1]
     assert device.allocations.tolist() == [3, 2]
+    assert (device.whole_free.tolist(), device.whole_total.tolist()) == ([60_000] * 2, [100_000] * 2)
+    assert device.end_requested is None
     forward, backward = there.phases
     assert forward.devices[0].peak.tolist() == [1300, 1500]
     assert backward.devices[0].end.tolist() == [1000, 1000]

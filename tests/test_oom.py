@@ -13,10 +13,12 @@ import torch
 import tb_memplugin
 from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.read.snapshot.trace import load_snapshot
+from tb_memplugin.record import oom
 from tb_memplugin.record.history.recording import HistorySwitch
 from tb_memplugin.record.oom import OomRecorder, record_on_oom
+from tb_memplugin.record.whole_device.card import CardMemory
 from tb_memplugin.store.reader import load_window, read_recordings
-from tb_memplugin.trace import Kind
+from tb_memplugin.trace import DevicePart, Kind, Moment
 from tests.allocators import StandIn
 from tests.read.snapshot.test_real import path_of, real
 
@@ -96,6 +98,21 @@ class TestWhenMemoryRunsOut:
         assert worker == "oom_w"
         (side_file,) = tmp_path.rglob("*.mem")
         assert load_window(str(side_file)).events.kind.tolist() == [Kind.ALLOC, Kind.OOM]
+
+    def test_the_run_has_what_filled_the_whole_device(self, tmp_path, gpu, recording, monkeypatch):
+        known = {DevicePart.REQUESTED: 400, DevicePart.CACHED: 100, DevicePart.FREE: 20}
+        monkeypatch.setattr(oom, "card_memory", lambda name: {"cuda:0": CardMemory(1000, known)}[name])
+        recording()
+        gpu.note("alloc", 0x1000, 400, 1)
+        with pytest.raises(torch.OutOfMemoryError):
+            gpu.ask(5000, time_us=2)
+        (side_file,) = tmp_path.rglob("*.mem")
+        (whole,) = load_window(str(side_file)).whole_devices
+        assert (whole.moment, whole.total, dict(whole.parts)) == (
+            Moment.END,
+            1000,
+            {**known, DevicePart.UNKNOWN: 480},
+        )
 
     def test_it_says_where(self, tmp_path, gpu, recording, warnings):
         recorder = recording()

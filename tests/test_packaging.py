@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import shutil
 import subprocess
@@ -145,7 +147,7 @@ def test_the_wheel_carries_every_module_and_nothing_else(wheel: Path, checkout: 
     modules = {path.relative_to(checkout).as_posix() for path in (checkout / "tb_memplugin").rglob("*.py")}
     names = names_in(wheel)
     assert {name for name in names if name.endswith(".py")} == modules
-    assert {name.split("/")[0].partition("-")[0] for name in names} == {"tb_memplugin"}
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"tb_memplugin", "tb_memplugin.pth"}
 
 
 def test_the_sdist_carries_the_tab_and_its_sources(sdist: Path) -> None:
@@ -199,3 +201,17 @@ print(plugin.frontend_metadata().es_module_path)
     assert str(installed) in said
     script = said.split()[-1]
     assert (installed / "tb_memplugin" / "server" / script.lstrip("/")).is_file()
+
+
+def test_the_start_file_is_in_the_record_and_imports_nothing_unless_it_is_asked_to(installed: Path) -> None:
+    files = {str(file): file for file in distribution(installed).files or ()}
+    start = files["tb_memplugin.pth"]
+    content = (installed / start).read_bytes()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    assert start.hash is not None
+    assert (start.hash.value, start.size) == (digest, len(content))
+    code = f"import site, sys; site.addsitedir({str(installed)!r}); print('tb_memplugin' in sys.modules)"
+    environment = {"TB_MEMPLUGIN": "", "PYTHONPATH": ""}
+    assert run(sys.executable, "-S", "-c", code, cwd=installed, **environment) == "False\n"
+    environment["TB_MEMPLUGIN"] = "runs"
+    assert run(sys.executable, "-S", "-c", code, cwd=installed, **environment).startswith("True\n")

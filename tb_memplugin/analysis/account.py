@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,7 @@ import numpy as np
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Cause, Counter, CounterReading, MemoryTrace, Moment
 from tb_memplugin.trace.replay import frees_of_unknown, unreported_frees
+from tb_memplugin.trace.tables import Int64
 
 TOLERATED = 0.001
 """The share of the allocator's bytes by which a recording may differ from it before it is a warning."""
@@ -118,6 +119,9 @@ def accounts(trace: MemoryTrace, device: int) -> tuple[Account, ...]:
         return ()
     live = trace.live(device)
     event = {Moment.START: -1, Moment.PEAK: int(live.argmax()) - 1, Moment.END: len(live) - 2}
+    blocks = trace.allocations
+    frees = frees_of_unknown(trace.events, blocks)
+    frees, reused = frees[trace.events.device[frees] == device], unreported_frees(trace.events, blocks)
     return tuple(
         Account(
             reading.moment,
@@ -125,30 +129,35 @@ def accounts(trace: MemoryTrace, device: int) -> tuple[Account, ...]:
             reading.counter,
             reading.bytes,
             reading.at_least,
-            _causes(trace, reading, event[reading.moment]),
+            _causes(trace, reading, event[reading.moment], frees, reused),
         )
         for reading in readings
     )
 
 
-def _causes(trace: MemoryTrace, reading: CounterReading, event: int) -> tuple[tuple[Cause, int], ...]:
-    """Return the causes of a reading, with those that the trace itself shows for the state after an event."""
+def _causes(
+    trace: MemoryTrace, reading: CounterReading, event: int, frees: Int64, reused: Int64
+) -> tuple[tuple[Cause, int], ...]:
+    """Return the causes of a reading, with those that the trace itself shows for the state after an event.
+
+    Args:
+        trace: the trace.
+        reading: the reading.
+        event: the event.
+        frees: the reported frees on the reading's device of blocks that the trace never knew.
+        reused: the rows of blocks whose address was allocated again without a reported free.
+    """
     if reading.counter is Counter.SIMULATED:
         return reading.causes
     causes = dict(reading.causes)
-    for cause, size in _causes_shown(trace, reading.device, event):
-        if size:
-            causes[cause] = causes.get(cause, 0) + size
-    return tuple(causes.items())
-
-
-def _causes_shown(trace: MemoryTrace, device: int, event: int) -> Iterator[tuple[Cause, int]]:
-    frees = frees_of_unknown(trace.events, trace.allocations)
-    frees = frees[(frees > event) & (trace.events.device[frees] == device)]
-    yield Cause.FREED_UNKNOWN, int(trace.events.bytes[frees].sum())
     blocks = trace.allocations
-    reused = np.intersect1d(blocks.alive_at(event, device), unreported_frees(trace.events, blocks))
-    yield Cause.STILL_COUNTED, -int(blocks.bytes[reused].sum())
+    if size := int(trace.events.bytes[frees[frees > event]].sum()):
+        causes[Cause.FREED_UNKNOWN] = causes.get(Cause.FREED_UNKNOWN, 0) + size
+    if len(reused) and (
+        size := int(blocks.bytes[np.intersect1d(blocks.alive_at(event, reading.device), reused)].sum())
+    ):
+        causes[Cause.STILL_COUNTED] = causes.get(Cause.STILL_COUNTED, 0) - size
+    return tuple(causes.items())
 
 
 def account_line(of_device: Sequence[Account]) -> AccountLine:

@@ -85,7 +85,7 @@ def compare(
         base.device_row(device), other.device_row(device)
         pairs = [(device, device)]
     else:
-        pairs = _pairs([each.name for each in base.devices], [each.name for each in other.devices])
+        pairs = paired_devices([each.name for each in base.devices], [each.name for each in other.devices])
     if not pairs:
         raise NotRecordedError(
             "Neither trace has a device: nothing was recorded in them.",
@@ -111,7 +111,7 @@ def _device_comparison(
     )
 
 
-def _pairs(base: Sequence[str], other: Sequence[str]) -> list[tuple[str, str]]:
+def paired_devices(base: Sequence[str], other: Sequence[str]) -> list[tuple[str, str]]:
     """Pair the device names of both sides, in the order of the base; "" if a side has no partner."""
     only_base = sorted(set(base) - set(other), key=_rank)
     only_other = sorted(set(other) - set(base), key=_rank)

@@ -5,10 +5,17 @@ The rule for units is the same in commands, reports and the tab (its state/bytes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tb_memplugin.errors import MemPluginError
+
 NAMES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+BYTES_OF = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+BYTES_OF |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+MOST_BYTES = 1 << 60
 
 FEWEST = 4
 """Fewer of a unit are shown in the next smaller one, because two decimals would hide too much: 1,290.24 MiB
@@ -54,3 +61,24 @@ def part_text(size: float, total: float) -> str:
 def counted(count: int, word: str) -> str:
     """Return a number with its noun: `1 step`, `2,000 steps`."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def read_size(text: str, where: str) -> int:
+    """Return the bytes of a size such as `24GiB`, `24 GB` or `25769803776`.
+
+    Args:
+        text: the size, of at least one byte.
+        where: the option that has it, for the error.
+
+    Raises:
+        MemPluginError: the text is no size.
+    """
+    parts = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)", text.strip())
+    size = float(parts[1]) * BYTES_OF[parts[2]] if parts and parts[2] in BYTES_OF else 0
+    if not parts or not 1 <= size <= MOST_BYTES:
+        raise MemPluginError(
+            f"{text[:80]!r} is not a size.",
+            where=where,
+            fix="Give bytes, or a number with MiB, GiB, MB or GB.",
+        )
+    return int(parts[1]) * BYTES_OF[parts[2]] if parts[1].isdecimal() else int(size)

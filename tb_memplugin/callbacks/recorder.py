@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,11 @@ from tb_memplugin.record.handler import Handler, default_worker_name, memory_tra
 
 _LOST = "The memory of this window is not recorded"
 _LAST = "the end of the training"
+_OTHER = (
+    "Another torch profiler is on, and only one can run at a time, so no memory is recorded while it runs.\n"
+    "  fix: turn that profiler off; or give it on_trace_ready=tb_memplugin.memory_trace_handler(...) and "
+    "profile_memory=True, and remove this recorder."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +32,12 @@ class Training:
 
     Attributes:
         folder: returns the folder where it logs; called when the first window opens.
-        model: its module.
+        model: returns its module, or several by name; called when the first window opens.
         optimizers: those that already exist; others are found when they step.
     """
 
     folder: Callable[[], str]
-    model: nn.Module | None
+    model: Callable[[], nn.Module | Mapping[str, nn.Module] | None]
     optimizers: Sequence[torch.optim.Optimizer]
 
 
@@ -158,16 +163,21 @@ class StepRecorder:
 
     def _open(self) -> None:
         if is_profiling():
-            self._warn(
-                "Another torch profiler is on, and only one can run at a time, so no memory is "
-                "recorded while it runs.\n  fix: turn that profiler off; or give it "
-                "on_trace_ready=tb_memplugin.memory_trace_handler(...) and profile_memory=True, and "
-                "remove this callback."
-            )
+            self._warn(_OTHER)
             return
         if self._handler is None:
             self._handler = self._new_handler()
-        self._window = ProfiledWindow(self._handler, with_stack=self._with_stack)
+        self._window = ProfiledWindow(self._handler, with_stack=self._with_stack, yields=self._yield)
+
+    def _yield(self) -> None:
+        """Discard the open window, because the program starts a profiler of its own."""
+        window, self._window = self._window, None
+        if window is not None:
+            try:
+                window.discard()
+            except Exception as error:  # the program's profiler must start, whatever happens to us
+                self._guard.end("the program's own profiler", error)
+            self._warn(_OTHER)
 
     def _new_handler(self) -> Handler:
         assert self._training is not None
@@ -177,7 +187,7 @@ class StepRecorder:
         return memory_trace_handler(
             folder,
             worker if times == 1 else f"{worker}_training{times}",
-            model=self._training.model,
+            model=self._training.model(),
             optimizer=self._training.optimizers,
             snapshot=self._snapshot,
             log_level=self._log_level,

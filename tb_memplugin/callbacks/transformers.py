@@ -49,7 +49,7 @@ class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc] 
         optimizer = _unwrapped(kwargs.get("optimizer"))
         training = Training(
             folder=lambda: logging_folder(args),
-            model=kwargs.get("model"),
+            model=lambda: kwargs.get("model"),
             optimizers=() if optimizer is None else (optimizer,),
         )
         self._recorder.begin_training(training, state.global_step)

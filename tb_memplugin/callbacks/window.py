@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
+from typing import Any
+
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tb_memplugin.record.guard import call_all
 from tb_memplugin.record.handler import Handler
+from tb_memplugin.record.torch_private.profiler import ENABLES, PREPARES
 
 _STEP = "ProfilerStep#{}"
 """The name by which torch.profiler marks its steps."""
@@ -22,9 +27,11 @@ class ProfiledWindow:
     Args:
         handler: called with the profile when the window closes, if a step was marked.
         with_stack: record Python stacks.
+        yields: called before the program prepares or starts a profiler of its own, which would fail while
+            this one runs.
     """
 
-    def __init__(self, handler: Handler, *, with_stack: bool) -> None:
+    def __init__(self, handler: Handler, *, with_stack: bool, yields: Callable[[], object]) -> None:
         self.steps: list[int] = []
         self._handler = handler
         self._mark: record_function | None = None
@@ -36,6 +43,7 @@ class ProfiledWindow:
         )
         self._profile.start()
         self._is_on = True
+        self._starts = _StartsOfOthers(yields)
 
     @property
     def is_in_step(self) -> bool:
@@ -68,13 +76,44 @@ class ProfiledWindow:
     def _stop(self) -> None:
         if self._is_on:
             self._is_on = False
-            self._profile.stop()
+            call_all(self._starts.forget, self._profile.stop)
 
     def _call_handler(self, prof: profile) -> None:
         if self.steps:
             self._handler(prof)
 
 
+class _StartsOfOthers:
+    """Calls a function before any profiler is prepared or started, until `forget`."""
+
+    def __init__(self, tell: Callable[[], object]) -> None:
+        self._patched: dict[str, tuple[Any, Any]] = {}
+        for name in (PREPARES, ENABLES):
+            original = getattr(autograd_profiler, name, None)
+            if original is not None:
+                self._patched[name] = original, _telling(original, tell)
+                setattr(autograd_profiler, name, self._patched[name][1])
+
+    def forget(self) -> None:
+        """Put torch's functions back. Safe to call twice."""
+        while self._patched:
+            name, (original, ours) = self._patched.popitem()
+            if getattr(autograd_profiler, name, None) is ours:  # else someone else has wrapped ours
+                setattr(autograd_profiler, name, original)
+
+
+def _telling(original: Callable[..., Any], tell: Callable[[], object]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tell()
+        return original(*args, **kwargs)
+
+    return call
+
+
 def is_profiling() -> bool:
-    """Return whether a torch profiler runs in any thread. Starting a second one would silently end it."""
-    return bool(getattr(autograd_profiler, "_is_profiler_enabled", False))
+    """Return whether a torch profiler runs in any thread, or is warming up. A second one would end it."""
+    if getattr(autograd_profiler, "_is_profiler_enabled", False):
+        return True
+    kind = autograd_profiler.profile
+    profiles = [referrer for referrer in gc.get_referrers(kind) if type(referrer) is kind]
+    return any(profile.entered and profile.kineto_results is None for profile in profiles)

@@ -15,9 +15,14 @@ from tb_memplugin.commands.apart import IN_THIS_PROCESS, fork_guarded
 from tb_memplugin.errors import MemPluginError
 
 SUB_COMMANDS = {
+    "run": "Run a program, record its memory, and say what filled it.",
+    "summary": "What a recorded run used, in ten lines.",
+    "view": "Show files in the Memory tab, in one command.",
     "import": "Put snapshots and traces into a logdir for the Memory tab.",
     "peak": "What was alive at the peak of a file or a recorded step.",
     "diff": "What changed between the peaks of two recordings.",
+    "ranks": "Which worker of a run peaks highest, and how far above the others.",
+    "check": "Whether a program needs more memory than before, for a CI.",
     "stages": "Live bytes at the start and end of every annotation.",
     "usage": "Live bytes before and after one allocation or free.",
     "advice": "What to change to save memory, with the evidence for it.",

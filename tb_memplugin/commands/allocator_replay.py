@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from tb_memplugin.analysis.units import size_text
+from tb_memplugin.analysis.units import read_size, size_text
 from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.commands.export import refuse_own_input
 from tb_memplugin.commands.opening import Opened
@@ -24,10 +23,6 @@ from tb_memplugin.exports.output import STDOUT
 from tb_memplugin.simulator.allocator_settings import records_settings
 from tb_memplugin.simulator.conf_text import not_followed
 from tb_memplugin.simulator.replay_run import Failure
-
-UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-MOST_BYTES = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ def simulation_options(command: Callable[..., None]) -> Callable[..., None]:
         output: str | None,
         **options: Any,
     ) -> None:
-        most = None if capacity is None else read_size(capacity)
+        most = None if capacity is None else read_size(capacity, "--capacity")
         command(*args, simulation=Simulation(replay, alloc_conf, most, output), **options)
 
     options = (
@@ -91,23 +86,6 @@ def simulation_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
     )
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_simulation)
-
-
-def read_size(text: str) -> int:
-    """Return the bytes of a size such as `24GiB`, `24 GB` or `25769803776`.
-
-    Raises:
-        MemPluginError: the text is no size.
-    """
-    parts = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)", text.strip())
-    size = float(parts[1]) * UNITS[parts[2]] if parts and parts[2] in UNITS else 0
-    if not parts or not 1 <= size <= MOST_BYTES:
-        raise MemPluginError(
-            f"{text[:80]!r} is not a size.",
-            where="--capacity",
-            fix="Give bytes, or a number with MiB, GiB, MB or GB.",
-        )
-    return int(parts[1]) * UNITS[parts[2]] if parts[1].isdecimal() else int(size)
 
 
 def simulate(opened: Opened, device: str | None, simulation: Simulation, as_json: bool) -> None:

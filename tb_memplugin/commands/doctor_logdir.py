@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tb_memplugin.analysis.account import AccountLevel, AccountLine, account_line
 from tb_memplugin.analysis.units import counted
+from tb_memplugin.analysis.whole_device import whole_line
 from tb_memplugin.commands.doctor_findings import Finding, fine, hint, problem
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
@@ -22,7 +23,9 @@ from tb_memplugin.store.reader import (
     load_window,
     read_recordings,
     recorded_accounts,
+    recorded_whole,
 )
+from tb_memplugin.trace import DevicePart, WholeDevice
 
 READ_SECONDS = 10
 """How many seconds to spend on reading side files completely; a large logdir has gigabytes of them."""
@@ -33,6 +36,9 @@ _WORST_FIRST: tuple[AccountLevel, ...] = ("different", "not_known", "not_recorde
 _COMPLETE = (
     "Of the CPU, record with TB_MEMPLUGIN_EXACT_CPU=1, which counts every call of its allocator; of a GPU, "
     "with snapshot=True, which records all threads."
+)
+_BY_PROCESS = (
+    "To know what is CUDA's context and what other processes have, install nvidia-ml-py where you record."
 )
 
 SNAPSHOTS = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
@@ -69,6 +75,7 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
         yield problem(f"{error.where}: {error.what}", error.fix)
     yield from _check_side_files(_side_files(recordings.steps, closed), broken)
     yield from _check_accounts(recordings.steps)
+    yield from _check_whole_devices(recordings.steps)
     yield from _check_access(logdir, recordings)
 
 
@@ -258,6 +265,23 @@ def _check_accounts(steps: Sequence[RecordedStep]) -> Iterator[Finding]:
         count = sum(line.level == worst.level for line in of_windows)
         text = f"{folder}, {name}, {count} of {counted(len(of_windows), 'window')}: {worst.text}"
         yield problem(text, _COMPLETE) if worst.level == "different" else fine(text)
+
+
+def _check_whole_devices(steps: Sequence[RecordedStep]) -> Iterator[Finding]:
+    """Report for each worker and device what filled the whole device when it had least free memory."""
+    fullest: dict[tuple[str, str], tuple[int, tuple[WholeDevice, ...]]] = {}
+    for step in steps:
+        with suppress(UnreadableFileError):  # see _check_accounts
+            for device in step.summary().devices:
+                whole = recorded_whole(device)
+                free = min((dict(at.parts).get(DevicePart.FREE, at.total) for at in whole), default=None)
+                key = (step.folder, device.name)
+                if free is not None and (key not in fullest or free < fullest[key][0]):
+                    fullest[key] = (free, whole)
+    for (folder, name), (_, whole) in fullest.items():
+        text = f"{folder}, {name}: {whole_line(whole, name)}"
+        by_process = any(DevicePart.CONTEXT in dict(at.parts) for at in whole)
+        yield fine(text) if name == "cpu" or by_process else hint(text, _BY_PROCESS)
 
 
 def _check_access(logdir: str, recordings: Recordings) -> Iterator[Finding]:

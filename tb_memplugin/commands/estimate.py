@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tb_memplugin.commands.allocator_replay import read_size
+from tb_memplugin.analysis.units import read_size
 from tb_memplugin.commands.options import PATH, json_option
 from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, doing, percent, printable, table
 from tb_memplugin.errors import MemPluginError
@@ -133,7 +133,7 @@ def command(
     """See the help of the command."""
     spec = GpuSpec.named(gpu)
     if capacity is not None:
-        spec = spec.with_memory(read_size(capacity))
+        spec = spec.with_memory(read_size(capacity, "--capacity"))
     try:
         from tb_memplugin.estimate.answer.hints import read_hints
         from tb_memplugin.estimate.answer.step_estimate import StepEstimator

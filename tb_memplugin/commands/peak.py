@@ -17,6 +17,7 @@ from tb_memplugin.analysis.moments import LiveAllocation, moment
 from tb_memplugin.analysis.oom import OomReport, failed_requests, oom_report
 from tb_memplugin.analysis.reasons import reason_of
 from tb_memplugin.analysis.steps import StepStats, step_stats
+from tb_memplugin.analysis.whole_device import whole_line, whole_of
 from tb_memplugin.commands.divisions import division, division_name, division_options, shown_key, top_parts
 from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.commands.opening import (
@@ -32,7 +33,7 @@ from tb_memplugin.commands.opening import (
 from tb_memplugin.commands.options import PATH, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
-from tb_memplugin.exports.json import account_json, parts_json
+from tb_memplugin.exports.json import account_json, parts_json, whole_json
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import (
     RecordedStep,
@@ -41,8 +42,9 @@ from tb_memplugin.store.reader import (
     load_window,
     peak_parts,
     recorded_accounts,
+    recorded_whole,
 )
-from tb_memplugin.trace import MemoryTrace, Phase
+from tb_memplugin.trace import MemoryTrace, Phase, WholeDevice
 
 LARGEST = 30
 """How many single blocks JSON has at most."""
@@ -166,6 +168,7 @@ def _json(peak: DevicePeak, top: int) -> dict[str, Any]:
         "device": peak.device,
         **{field: getattr(peak, field) for field in FIGURES},
         "account": account_json(peak.accounts),
+        "whole_device": whole_json(peak.whole, peak.device),
         "oom": _oom_json(peak),
         "breakdown": parts_json(top_parts(peak.parts, top)),
         "largest": [_block_json(block) for block in peak.largest[: top or None]],
@@ -208,6 +211,9 @@ def _show(peak: DevicePeak, worker: str, by: str, top: int) -> None:
     account = account_line(peak.accounts)
     color = "red" if account.level == "different" else None
     out.print(printable(f"account of the window: {account.text}"), style=color, soft_wrap=True)
+    whole = whole_line(peak.whole, peak.device)
+    if whole is not None:
+        out.print(printable(whole, None), soft_wrap=True)
     out.print(table((by, unit.name, "%", "blocks"), rows))
 
 
@@ -232,9 +238,10 @@ class DevicePeak:
 
     `peak_time_ns` and `reached_event` are when the peak was first reached. `peak_event` is an event after
     which live bytes were at the peak; the parts are those of that moment. `again` is True if live bytes fell
-    between the two. Events are counted on the device, like the entries of a snapshot; they are None if
-    there is only a summary. `largest` are the largest blocks alive at the shown event, `accounts` those of
-    the whole window. `oom` is the last request that failed on the device, of `failed_requests` in all.
+    between the two. Events are counted on the device, like the entries of a snapshot; they are None if there
+    is only a summary. `largest` are the largest blocks alive at the shown event, `accounts` those of the
+    whole window, and so is `whole`: what filled the whole device. `oom` is the last request that failed on
+    the device, of `failed_requests` in all.
     """
 
     device: str
@@ -257,6 +264,7 @@ class DevicePeak:
     again: bool = False
     largest: tuple[LiveAllocation, ...] = ()
     accounts: tuple[Account, ...] = ()
+    whole: tuple[WholeDevice, ...] = ()
 
 
 def trace_peak(
@@ -305,6 +313,7 @@ def trace_peak(
         again=bool((between < stats.peak_bytes).any()),
         largest=state.largest,
         accounts=accounts(trace, device),
+        whole=whole_of(trace, device),
     )
 
 
@@ -346,4 +355,5 @@ def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
         parts=tuple(peak_parts(summary, device_summary, by)),
         largest=tuple(largest_at_peak(summary, device_summary)),
         accounts=recorded_accounts(device_summary),
+        whole=recorded_whole(device_summary),
     )

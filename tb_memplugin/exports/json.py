@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from tb_memplugin.analysis.account import Account, AccountLevel, account_line, accounts
 from tb_memplugin.analysis.divisions import By, Part, breakdown
+from tb_memplugin.analysis.whole_device import moment_text, part_name, whole_name, whole_of
 from tb_memplugin.exports.output import WRITTEN_BY, replacing
 from tb_memplugin.exports.recorded import first_time, times_are_known
-from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
+from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason, WholeDevice
 
 FORMAT = "tb_memplugin.trace"
 VERSION = 1
@@ -98,6 +99,7 @@ def _device(trace: MemoryTrace, row: int, epoch: int) -> dict[str, Any]:
         "peak_event": event,
         "peak_time_ns": int(trace.events.time_ns[event]) - epoch if event >= 0 else None,
         "account": account_json(accounts(trace, row)),
+        "whole_device": whole_json(whole_of(trace, row), device.name),
         "at_peak": {by: parts_json(breakdown(trace, row, event, by)) for by in AT_THE_PEAK},
     }
 
@@ -157,6 +159,68 @@ def account_json(of_device: Sequence[Account]) -> AccountJson:
                 "causes": [{"cause": cause.key, "bytes": size} for cause, size in account.causes],
             }
             for account in of_device
+        ],
+    }
+
+
+class WholePart(TypedDict):
+    """A part of a whole device."""
+
+    part: str
+    """Its name."""
+    text: str
+    """The same in words."""
+    bytes: int
+    """Of `unknown`, negative where bytes were counted twice."""
+
+
+class WholeMoment(TypedDict):
+    """What fills a whole device at a moment of a window."""
+
+    moment: str
+    """`start`, `peak` or `end` of the window."""
+    read_at: str
+    """When what is not PyTorch's was read: the same, or the nearest reading."""
+    text: str
+    """The same in words."""
+    total_bytes: int
+    """The whole."""
+    parts: list[WholePart]
+    """They sum to the whole."""
+
+
+class WholeJson(TypedDict):
+    """What fills a whole device, PyTorch and others; for the CPU, the machine or the cgroup's limit."""
+
+    name: str
+    """What the whole is."""
+    moments: list[WholeMoment]
+    """The moments that were read."""
+
+
+def whole_json(of_device: Sequence[WholeDevice], device: str) -> WholeJson | None:
+    """Return what fills a whole device for JSON; None if nothing was read.
+
+    Args:
+        of_device: the moments of one device.
+        device: its name.
+    """
+    if not of_device:
+        return None
+    return {
+        "name": whole_name(of_device[0], device),
+        "moments": [
+            {
+                "moment": whole.moment.key,
+                "read_at": whole.read_at.key,
+                "text": moment_text(whole),
+                "total_bytes": whole.total,
+                "parts": [
+                    {"part": part.key, "text": part_name(part, whole), "bytes": size}
+                    for part, size in whole.parts
+                ],
+            }
+            for whole in of_device
         ],
     }
 

@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from tb_memplugin.exports.csv import cell
 from tb_memplugin.exports.output import WRITTEN_BY, replacing
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseFigures, StepFigures, WatchedSteps
@@ -35,6 +37,9 @@ COLUMNS = (
     "num_ooms",
     "allocations",
     "allocated_bytes",
+    "requested",
+    "whole_free",
+    "whole_total",
 )
 """`phase` and `count` are empty for the whole step. A phase has no columns after `allocated`."""
 
@@ -46,6 +51,9 @@ _STORED = {
     "num_ooms": "ooms",
     "allocations": "allocations",
     "allocated_bytes": "allocated_bytes",
+    "requested": "end_requested",
+    "whole_free": "whole_free",
+    "whole_total": "whole_total",
 }
 """The attribute of `DeviceFigures` for each field that not every device has."""
 
@@ -112,11 +120,16 @@ def _steps(figures: StepFigures) -> Iterator[dict[str, Any]]:
 def _device_steps(device: DeviceFigures) -> Iterator[dict[str, Any]]:
     none = [None] * len(device.peak)
     columns = [getattr(device, attribute) for attribute in _STORED.values()]
-    stored = zip(*(none if column is None else column.tolist() for column in columns), strict=True)
+    stored = zip(*(none if column is None else _values(column) for column in columns), strict=True)
     levels = zip(device.peak.tolist(), device.at_least.tolist(), device.end.tolist(), strict=True)
     for (peak, at_least, end), values in zip(levels, stored, strict=True):
         step = {"device": device.name, "peak_allocated": peak, "exact": not at_least, "allocated": end}
         yield {**step, **dict(zip(_STORED, values, strict=True))}
+
+
+def _values(column: np.ndarray) -> list[float | None]:
+    """Return the values of a column, None where they are not known."""
+    return [None if value == -1 else value for value in column.tolist()]
 
 
 def _phase_steps(phase: PhaseFigures) -> Iterator[dict[str, Any]]:

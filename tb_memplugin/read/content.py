@@ -43,6 +43,9 @@ DAMAGED_FIX = "Copy the file again, or export it again."
 MOST_PER_BYTE = 64
 """More memory than a byte of JSON can take when it is parsed."""
 
+ESTIMATED_TOO_HIGH = 1.5
+"""How many times its budget JSON may take by its estimate, which is too high for strangers' traces."""
+
 NO_JSON_NUMBER = re.compile(r"(?<=[:\[,])(\s*)[-+]?(?:inf|nan)(?=\s*[,}\]])", re.IGNORECASE)
 """Infinities and NaN as C++ writes them, which are not valid JSON."""
 
@@ -246,15 +249,15 @@ def _check_memory(raw: bytes, where: str) -> None:
         UnreadableFileError: the objects need more.
     """
     most = memory_budget(len(raw))
-    if len(raw) * MOST_PER_BYTE > most and _parsed_bytes(raw) > most:
+    if len(raw) * MOST_PER_BYTE > most and _parsed_bytes(raw) > ESTIMATED_TOO_HIGH * most:
         raise too_much_memory(where, most, "The JSON")
 
 
 def _parsed_bytes(raw: bytes) -> int:
     """Estimate the memory of parsed JSON, in bytes, by what CPython's objects take.
 
-    It is at least 0.7 times what a text takes that was made to take most. For strangers' files it is at most
-    12 times their size, of the 16 that they may take.
+    It is at least 0.7 times what a text takes that was made to take most. For strangers' files it is 1.1 to
+    1.8 times what they take, and at most 12 times their size.
     """
     counts = np.zeros(256, np.int64)
     data = np.frombuffer(raw, np.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class Owners:
         self._extra: dict[str, int] = {}
         self._named = len(modules)
 
-    @property
+    @cached_property
     def not_named(self) -> int:
         """The row for bytes that were alive before the window and have no known owner."""
         return self._row(NOT_NAMED)

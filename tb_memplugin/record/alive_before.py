@@ -13,18 +13,20 @@ from tb_memplugin.record.storages import allocated_by_torch
 from tb_memplugin.record.storages_alive import (
     get_grad,
     is_leaf,
+    layout_of,
     node_of,
     other_threads_may_run,
     storages_alive,
     storages_behind,
     tensors_alive,
+    untyped_storage,
 )
 from tb_memplugin.record.tensor_metadata import Dense, dense
 from tb_memplugin.record.torch_private.autograd import saved_names
 from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
-from tb_memplugin.record.torch_private.tensors import storage_key
+from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
 from tb_memplugin.record.variables import variable_names
-from tb_memplugin.trace import Category
+from tb_memplugin.trace import Category, Note
 
 ALIVE_BEFORE = "alive before, not named"
 """The label of a storage that no variable names and that no window before has recorded."""
@@ -50,17 +52,21 @@ class Alive:
     tensor: Dense | None = None
 
 
-def alive_now() -> Iterator[Alive]:
+def alive_now(notes: list[Note] | None = None) -> Iterator[Alive]:
     """Yield each storage with memory that torch allocated, once.
 
     What they are is known of parameters and their gradients, of what autograd computed and of what it saved
     for a backward that can still run. If another thread may run backward, neither this nor variables are
     looked for, and gradients that Python does not know are left out.
+
+    Args:
+        notes: a list that gets a note on how many tensors had no memory to look at, if there are any.
     """
     alone = not other_threads_may_run()
     names = variable_names() if alone else {}
     keys: set[int] = set()
-    for storage, category, label, tensor in _described() if alone else _not_described():
+    described = _described([] if notes is None else notes) if alone else _not_described()
+    for storage, category, label, tensor in described:
         key = storage_key(storage)
         if key not in keys and allocated_by_torch(storage) and storage.nbytes():
             keys.add(key)
@@ -71,7 +77,7 @@ def _not_described() -> Iterator[_Described]:
     return ((storage, Category.UNKNOWN, "", None) for storage in storages_alive(of_gradients=False))
 
 
-def _described() -> list[_Described]:
+def _described(notes: list[Note]) -> list[_Described]:
     """Return storages, what they are, and how they are known. No code of the program runs."""
     described: list[_Described] = []
     with without_functions_of_subclasses():
@@ -86,7 +92,28 @@ def _described() -> list[_Described]:
         described += _storages_of((tensor for tensor in tensors if not is_leaf(tensor)), Category.ACTIVATION)
         described += _storages_of(tensors, Category.UNKNOWN)
         described += [(storage, Category.UNKNOWN, "", None) for storage in bare]
+        passed_over = sum(map(_has_no_memory, tensors))
+    if passed_over:
+        notes.append(
+            Note(
+                f"{passed_over:,} tensors that were alive before have no memory that torch tells (they are "
+                "on the meta device, or wrap other tensors), and count as 0 bytes.",
+                "tensors_without_memory",
+                0,
+            )
+        )
     return described
+
+
+def _has_no_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that should have memory of its own has none that torch tells."""
+    if layout_of(tensor) is not torch.strided:  # its parts are looked at
+        return False
+    try:
+        storage = untyped_storage(tensor)
+    except (RuntimeError, NotImplementedError):  # functorch's
+        return True
+    return storage.nbytes() > 0 and not storage_address(storage)
 
 
 def _storages_of(tensors: Iterable[torch.Tensor], category: Category) -> Iterator[_Described]:

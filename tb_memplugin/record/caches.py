@@ -17,18 +17,20 @@ import numpy as np
 
 from tb_memplugin.read.categories import Born
 from tb_memplugin.trace import Category, MemoryTrace, Phase, Reason
-from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8, code_mask
 
 if TYPE_CHECKING:
     from tb_memplugin.record.storages import Sighting
 
-GROWS_FROM = (
-    Reason.IN_FORWARD,
-    Reason.ALIVE_IN_FORWARD,
-    Reason.KEPT,
-    Reason.NO_RULE,
-    Reason.ENTERED,
-    Reason.PASSED_BACK,
+GROWS_FROM = code_mask(
+    (
+        Reason.IN_FORWARD,
+        Reason.ALIVE_IN_FORWARD,
+        Reason.KEPT,
+        Reason.NO_RULE,
+        Reason.ENTERED,
+        Reason.PASSED_BACK,
+    )
 )
 """The reasons of blocks that may be part of a cache: nothing shows that they are something else."""
 
@@ -73,7 +75,7 @@ def grown(born: Born, module: Int32, reason: UInt8, call_starts: Int64, call_end
         call_starts, call_ends: the outermost module calls of all modules, epoch nanoseconds, in time order.
     """
     call = np.searchsorted(call_starts, born.time_ns, side="right")
-    open_to = np.isin(reason, GROWS_FROM)
+    open_to = GROWS_FROM[reason]
     survives = open_to & (np.searchsorted(call_starts, born.freed_ns, side="right") > call)
     if np.count_nonzero(survives) < 2 or len(call_starts) < 3:
         return _none()

@@ -50,7 +50,7 @@ class Guard:
     """
 
     def __init__(self, loss: str, logger: logging.Logger | None = None, *, only_first: bool = False) -> None:
-        self._loss, self._logger, self._only_first = loss, logger or _package_logger, only_first
+        self._loss, self.logger, self._only_first = loss, logger or _package_logger, only_first
         self._logged: set[str] = set()
         self._waiting = ("", "")
 
@@ -74,7 +74,8 @@ class Guard:
         Raises:
             KeyboardInterrupt, SystemExit: `error` is one, or one was raised while undoing.
         """
-        call_all(*undo)
+        with suppress(Exception):  # no memory for a call, for example
+            call_all(*undo)
         if not isinstance(error, Exception):
             raise error
         try:
@@ -83,7 +84,7 @@ class Guard:
             _debug("logging an error failed", second)
 
     def _log(self, where: str, error: Exception, loss: str, *, later: bool) -> None:
-        self._logger.debug("%s failed", where, exc_info=error)
+        self.logger.debug("%s failed", where, exc_info=error)
         if self._only_first and self._logged:
             return
         message, kind = str(error), kind_of(error)
@@ -108,7 +109,7 @@ class Guard:
         keys = {message, once or message}
         if not keys & self._logged:
             self._logged |= keys
-            self._logger.warning("%s", message)
+            self.logger.warning("%s", message)
 
 
 def _none() -> None:

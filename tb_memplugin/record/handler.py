@@ -288,7 +288,7 @@ class _MemoryTraceHandler:
         recorder.remember(trace)
         if not self._is_announced:
             self._is_announced = True
-            say_where(self._dir_name, "memory")
+            say_where(self._dir_name, "memory", self._logger)
             if self._lacks:
                 self._guard.warn(
                     f"This handler was unpickled without {self._lacks} that it had, so modules have no "

@@ -346,7 +346,7 @@ class _Stream:
                     if not self._is_announced:
                         self._is_announced = True
                         with suppress(Exception):
-                            say_where(self._logdir, "figures of steps")
+                            say_where(self._logdir, "figures of steps", self._guard.logger)
             except BaseException as error:
                 if isinstance(error, UnsettledError):
                     part = []  # the writer keeps it

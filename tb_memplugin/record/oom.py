@@ -8,7 +8,8 @@ import pickle
 import shlex
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from types import TracebackType
@@ -28,6 +29,8 @@ from tb_memplugin.record.history.recording import (
     Snapshot,
     allocators,
 )
+from tb_memplugin.record.whole_device.card import CardMemory, card_memory
+from tb_memplugin.record.whole_device.window import WholeReading, whole_devices
 from tb_memplugin.store import files
 from tb_memplugin.store.paths import folder_name
 from tb_memplugin.store.writer import RunWriter
@@ -156,13 +159,16 @@ class OomRecorder:
         self.close()
 
     @guarded("a failed allocation")
-    def handle(self, device_type: str, device: int, snapshot: Snapshot) -> None:
+    def handle(
+        self, device_type: str, device: int, snapshot: Snapshot, card: CardMemory | None = None
+    ) -> None:
         """Write the state of a device on which an allocation failed: the pickle, then the run. Never raises.
 
         Args:
             device_type: "cuda" or "xpu".
             device: the device's index.
             snapshot: what `_snapshot()` returned at that moment.
+            card: what filled the whole device then, None if not known.
         """
         name = f"{device_type}:{device}"
         try:
@@ -171,7 +177,7 @@ class OomRecorder:
             self._warn(f"Memory ran out on {name}, but what filled it could not be written", error)
             return
         try:
-            self._import(device_type, snapshot)
+            self._import(device_type, snapshot, {} if card is None else {name: card})
         except Exception as error:  # see begin
             message = (
                 f"Memory ran out on {name}. What filled it was written to {path}, but could not be added"
@@ -194,7 +200,8 @@ class OomRecorder:
         self._busy.now = True
         try:
             if self._may_dump(f"{allocator.device_type}:{device}"):
-                self.handle(allocator.device_type, device, allocator.snapshot())
+                card = self._card(f"{allocator.device_type}:{device}")
+                self.handle(allocator.device_type, device, allocator.snapshot(), card)
         except Exception as error:  # see begin
             name = f"{allocator.device_type}:{device}"
             self._warn(f"Memory ran out on {name}, but its allocator's history could not be read", error)
@@ -239,8 +246,16 @@ class OomRecorder:
         self.dumps.append(path)
         return path
 
-    def _import(self, device_type: str, snapshot: Snapshot) -> None:
+    def _card(self, name: str) -> CardMemory | None:
+        try:
+            return card_memory(name)
+        except Exception as error:  # see begin
+            self._warn(f"Memory ran out on {name}, but what others have there could not be read", error)
+            return None
+
+    def _import(self, device_type: str, snapshot: Snapshot, cards: Mapping[str, CardMemory]) -> None:
         trace = trace_from_snapshot(snapshot, "out of memory", device_type)
+        trace = replace(trace, whole_devices=whole_devices(None, WholeReading(cards), trace))
         if self._writer is None:
             self._writer = RunWriter(self.dir_name, f"oom_{self._worker_name or default_worker_name()}")
         self._writer.write(trace)

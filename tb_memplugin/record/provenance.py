@@ -15,7 +15,7 @@ from tb_memplugin.record.alive_before import ALIVE_BEFORE
 from tb_memplugin.record.caches import grown, outermost, written_in_calls
 from tb_memplugin.record.weight_copies import Weights, made_copies
 from tb_memplugin.trace import Category, Events, Phase, Reason, Spans, StartState
-from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8, code_mask
 
 if TYPE_CHECKING:
     from tb_memplugin.record.storages import Sighting
@@ -26,14 +26,13 @@ INPUT_OF = "input of "
 WITHOUT_FRACTIONS = ("int", "uint", "bool")
 """Beginnings of the dtypes of ids and masks, which grow from call to call like caches, but are inputs."""
 
-_LESS_THAN_AN_INPUT = (
-    Reason.NO_RULE,
-    Reason.FREED_BEFORE_PHASE,
-    Reason.ALIVE_IN_FORWARD,
-    Reason.KEPT,
-    Reason.ENTERED,
+_LESS_THAN_AN_INPUT = code_mask(
+    (Reason.NO_RULE, Reason.FREED_BEFORE_PHASE, Reason.ALIVE_IN_FORWARD, Reason.KEPT, Reason.ENTERED)
 )
 """The reasons that say less than that a module received the block."""
+
+_INSIDE = code_mask((Reason.IN_FORWARD, Reason.PASSED_BACK))
+_BY_SIZE = code_mask((Category.UNKNOWN, Category.WORKSPACE, Category.COMMUNICATION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class Provenance:
                     self.module[row] = sighting.module
                 continue
             entered[row] |= not sighting.dtype.startswith(WITHOUT_FRACTIONS)
-            if self.reason[row] in _LESS_THAN_AN_INPUT:
+            if _LESS_THAN_AN_INPUT[self.reason[row]]:
                 self._set(row, Category.INPUT, Reason.ENTERED, self.labels.add(sighting.label))
             elif returned[row] and not sighting.ends_call and sighting.label == names[call[row]]:
                 self._set(row, Category.CACHE, Reason.PASSED_BACK, self.labels.add(sighting.label))
@@ -113,12 +112,12 @@ class Provenance:
         forward = self.calls.phase == Phase.FORWARD
         times = outermost(self.calls.start_ns[forward], self.calls.end_ns[forward])
         caches = grown(self.born, self.module, self.reason, *times)
-        inside = np.isin(self.reason, (Reason.IN_FORWARD, Reason.PASSED_BACK))
-        caches = caches.with_any(inside | entered)
+        caches = caches.with_any(_INSIDE[self.reason] | entered)
         names = self.labels.add_all(caches.labels())[caches.chain]
         self._set(caches.block, Category.CACHE, Reason.GROWN, names)
         written = written_in_calls(sightings, matched)
-        written = written[np.isin(self.reason[written], (*_LESS_THAN_AN_INPUT, Reason.IN_FORWARD))]
+        reason = self.reason[written]
+        written = written[_LESS_THAN_AN_INPUT[reason] | (reason == Reason.IN_FORWARD)]
         self._set(written, Category.CACHE, Reason.WRITTEN_IN_CALLS, self.label[written])
 
     def _find_copies(self, weights: Sequence[Weights]) -> None:
@@ -153,8 +152,7 @@ def with_later_names(
         owners: the table of owners.
         labels: the table to which the names of tensors are added.
     """
-    by_size = (Category.UNKNOWN, Category.WORKSPACE, Category.COMMUNICATION)
-    nameless = np.append(np.isin(start.category, by_size), False)
+    nameless = np.append(_BY_SIZE[start.category], False)
     indices = np.flatnonzero((matched >= 0) & nameless[np.minimum(matched, len(start))])
     written = written_in_calls(sightings, matched)
     written = written[written < len(start)]

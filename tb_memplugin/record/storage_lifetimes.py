@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from tb_memplugin.record.tensor_metadata import Dense
-from tb_memplugin.record.torch_private.tensors import storage_key
+from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
 from tb_memplugin.trace import Category, Phase
 
 
@@ -332,7 +332,7 @@ class Ledger:
 
     def _block(self, storage: torch.UntypedStorage, size: int, row: int) -> Block:
         block = Block(storage, self._on_free)
-        block.key, block.address, block.bytes = storage_key(storage), storage.data_ptr(), size
+        block.key, block.address, block.bytes = storage_key(storage), storage_address(storage), size
         block.category, block.label, block.module = _UNKNOWN, "", row
         block.device, block.stack, block.tensor = self._device_row(storage), -1, None
         return block

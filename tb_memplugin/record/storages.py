@@ -6,7 +6,6 @@ Matched with the allocations of the trace, it identifies them exactly, even afte
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -25,6 +24,8 @@ from tb_memplugin.record.torch_private.tensors import (
     FAKE,
     KEY_IS_ADDRESS,
     NESTED_SHAPES,
+    StorageHead,
+    storage_address,
     storage_key,
     version_of,
 )
@@ -74,24 +75,16 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
         return [-1 if torch.Tensor.is_inference(tensor) else version_of(tensor) for tensor in tensors]
 
 
-_HEAD = ctypes.c_size_t * 7
-"""The first words of a `c10::StorageImpl`: its address, what frees it and the argument of that are among them
-(seen in torch 2.13; in 2.6, whose two counts of references may take two words, by its source)."""
-
-
 def allocated_by_torch(storage: torch.UntypedStorage) -> bool:
     """Whether torch allocated the memory: not that of numpy arrays, of files or of functorch's wrappers.
 
     Memory of others cannot be resized, but nor can torch's own after `Tensor.numpy()` and `torch.load`. These
     differ in what frees them: torch's allocators get the address itself, others an object of their own.
     """
-    try:
-        address = storage.data_ptr()
-    except RuntimeError:
-        return False
+    address = storage_address(storage)
     if not address or not KEY_IS_ADDRESS or storage.resizable() or storage.is_shared():
         return bool(address)
-    return list(_HEAD.from_address(storage_key(storage))).count(address) == 2
+    return list(StorageHead.from_address(storage_key(storage))).count(address) == 2
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]:
@@ -105,7 +98,7 @@ def storages_and_tensors(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedSt
     for plain in _plain(tensor):
         try:
             storage = plain.untyped_storage()
-            address = storage.data_ptr()
+            address = storage_address(storage)
         except (RuntimeError, NotImplementedError, ValueError):
             continue  # meta, fake, functorch, lazy parameters: no memory that an allocator knows
         if address:
@@ -262,7 +255,7 @@ def sight(
     numbers = repeat(-1) if versions is None else versions
     for (tensor, category, module, label), version in zip(tensors, numbers, strict=False):
         for storage, device, plain in storages_and_tensors(tensor):
-            address = storage.data_ptr()
+            address = storage_address(storage)
             if address in addresses:
                 continue
             addresses.add(address)

@@ -24,14 +24,14 @@ from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.record.other_threads import frames_of_other_threads
 from tb_memplugin.record.storages import storages
 from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
-from tb_memplugin.record.torch_private.tensors import TensorBase
+from tb_memplugin.record.torch_private.tensors import TensorBase, storage_address
 
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
-_layout, get_grad, get_is_leaf, _is_nested, get_grad_fn = (
+layout_of, get_grad, get_is_leaf, _is_nested, get_grad_fn = (
     getattr(TensorBase, name).__get__ for name in ("layout", "grad", "is_leaf", "is_nested", "grad_fn")
 )
 """Getters of torch's own attributes: a subclass may have others of these names."""
-_untyped_storage: Any = TensorBase.untyped_storage
+untyped_storage: Any = TensorBase.untyped_storage
 _module_of = type.__dict__["__module__"].__get__
 
 _Candidate = torch.UntypedStorage | weakref.ref[torch.Tensor]
@@ -89,7 +89,7 @@ def storages_behind(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
         yield from (storage for storage, _ in storages(tensor))
         return
     try:
-        yield _untyped_storage(tensor)
+        yield untyped_storage(tensor)
     except (RuntimeError, NotImplementedError):
         return
 
@@ -204,7 +204,7 @@ def _of(kinds: list[type], things: Iterator[Any]) -> Iterator[torch.Tensor]:
 
 def _dense(tensors: Iterator[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
     tensors, same = tee(tensors)
-    return map(_untyped_storage, compress(tensors, _are_strided(same)))
+    return map(untyped_storage, compress(tensors, _are_strided(same)))
 
 
 def _not_dense(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -215,11 +215,8 @@ def _not_dense(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _are_strided(tensors: Iterator[torch.Tensor]) -> Iterator[bool]:
-    return map(partial(is_, torch.strided), map(_layout, tensors))
+    return map(partial(is_, torch.strided), map(layout_of, tensors))
 
 
 def _has_memory(storage: torch.UntypedStorage) -> bool:
-    try:
-        return storage.data_ptr() != 0
-    except RuntimeError:  # meta, fake: no memory that an allocator knows
-        return False
+    return storage_address(storage) != 0  # meta, fake: no memory that an allocator knows

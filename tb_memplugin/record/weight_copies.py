@@ -19,7 +19,7 @@ from tb_memplugin.record.alive_before import ALIVE_BEFORE
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.storages import Sighting
 from tb_memplugin.trace import Category, Phase, Reason, Spans
-from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int64, UInt8
+from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int64, UInt8, code_mask
 
 FEWEST = 3
 """A model with fewer parameters has no copies that can be told: few sizes agree by accident."""
@@ -40,7 +40,7 @@ COPYING = (
 A deepcopy copies storages without an operator; where operators are intercepted, `set_` is the first with it.
 """
 
-UNDECIDED = (Reason.NO_RULE, Reason.ALIVE_IN_FORWARD, Reason.KEPT)
+UNDECIDED = code_mask((Reason.NO_RULE, Reason.ALIVE_IN_FORWARD, Reason.KEPT))
 """The reasons of blocks for which being a copy of a parameter is the better explanation."""
 
 OF_AN_OPTIMIZER = "group "
@@ -210,7 +210,7 @@ def made_copies(
         weights: see `references`.
     """
     copying = np.array([name.removeprefix("aten::") in COPYING for name in (*operators, "")], bool)
-    chosen = copying[born.operator] & np.isin(reason, UNDECIDED) & (born.phase == Phase.OTHER)
+    chosen = copying[born.operator] & UNDECIDED[reason] & (born.phase == Phase.OTHER)
     rows = np.flatnonzero(chosen)
     rows = rows[~_before_a_step(phases, born.time_ns[rows])]
     copies = MadeCopies([], [], [])

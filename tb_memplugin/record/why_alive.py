@@ -28,6 +28,7 @@ from tb_memplugin.record.storages_alive import (
 )
 from tb_memplugin.record.tensors_inside import held_by
 from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
+from tb_memplugin.record.torch_private.tensors import storage_address
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.labels import HELD_BY, HOLDERS_SEARCHED, IN_CYCLE
 from tb_memplugin.trace.tables import Int64
@@ -113,7 +114,7 @@ def _chains(row_of: Mapping[Key, int]) -> tuple[dict[int, str], bool]:
     roots: list[torch.Tensor] = []
     for tensor in tensors_alive()[0]:
         for storage in storages_behind(tensor):
-            row = row_of.get((memory_of(storage), storage.data_ptr()))
+            row = row_of.get((memory_of(storage), storage_address(storage)))
             if row is not None:
                 holds[row].append((search.add(tensor), ""))
         if node_of(tensor) is not None:
@@ -149,7 +150,7 @@ def _saved(root: torch.Tensor, row_of: Mapping[Key, int]) -> Iterable[tuple[int,
         for tensor in (leaf, *(getattr(saved, "data", None) for saved in saved_by(node))):
             if isinstance(tensor, torch.Tensor):
                 for storage in storages_behind(tensor):
-                    row = row_of.get((memory_of(storage), storage.data_ptr()))
+                    row = row_of.get((memory_of(storage), storage_address(storage)))
                     if row is not None:
                         yield row, node.name()
 

@@ -48,6 +48,9 @@ class Cache:
         self.most_bytes = most_bytes
         self._lock = threading.Lock()
         self._slots: OrderedDict[Hashable, _Slot] = OrderedDict()
+        self._bytes = 0
+        self._gone: list[int] = []
+        """Bytes of results that went with their windows, which `_bytes` still counts."""
 
     def get(
         self, key: Hashable, compute: Callable[[], Result], weigh: Callable[[Result], int] | None = None
@@ -77,11 +80,12 @@ class Cache:
         with self._lock:
             slot = self._slots.get(key)
             if slot is not None and slot.is_computed and slot.result is result:
-                del self._slots[key]
+                self._drop(key)
 
     def bytes(self) -> int:
         """Return how many bytes all results have together."""
-        return sum(slot.bytes for slot in list(self._slots.values()))
+        with self._lock:
+            return self._total()
 
     def _get(
         self,
@@ -100,9 +104,10 @@ class Cache:
         with self._lock:
             slot = self._slots.get(key)
             if slot is None or (slot.window is not None and slot.window() is not window):
+                self._drop(key)
                 slot = self._slots[key] = _Slot()
                 if window is not None:  # no lock: it is called at any time, also in this thread
-                    slot.window = weakref.ref(window, lambda _: self._slots.pop(key, None))
+                    slot.window = weakref.ref(window, lambda _: self._gone.append(self._popped(key)))
             self._slots.move_to_end(key)
             return slot
 
@@ -114,18 +119,38 @@ class Cache:
         except BaseException:
             with self._lock:
                 if self._slots.get(key) is slot:
-                    del self._slots[key]
+                    self._drop(key)
             raise
-        slot.bytes, slot.is_computed = _SLOT_BYTES + size_of(key) + weigh(result), True
+        size = _SLOT_BYTES + size_of(key) + weigh(result)
         with self._lock:
+            slot.is_computed = True
             if slot.window is None or slot.window() is not None:
-                self._slots[key] = slot
-            total = 0
-            for each, other in reversed(list(self._slots.items())):
-                total += other.bytes
-                if total > self.most_bytes and other.is_computed and other is not slot:
-                    del self._slots[each]
-                    total -= other.bytes
+                self._drop(key)
+                self._slots[key], slot.bytes = slot, size
+                self._bytes += size
+            self._shrink(slot)
+
+    def _shrink(self, newest: _Slot) -> None:
+        if self._total() <= self.most_bytes:
+            return
+        for key, slot in list(self._slots.items()):
+            if slot.is_computed and slot is not newest:
+                self._drop(key)
+            if self._total() <= self.most_bytes:
+                return
+
+    def _total(self) -> int:
+        while self._gone:
+            self._bytes -= self._gone.pop()
+        return self._bytes
+
+    def _drop(self, key: Hashable) -> None:
+        self._bytes -= self._popped(key)
+
+    def _popped(self, key: Hashable) -> int:
+        """Drop a result, if it is there, and return its bytes."""
+        slot = self._slots.pop(key, None)
+        return slot.bytes if slot is not None else 0
 
 
 RESULTS = Cache(32 * MIB)

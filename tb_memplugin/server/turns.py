@@ -1,23 +1,31 @@
-"""Turns: few requests compute at a time, clients take turns, and quick requests do not wait for slow ones.
+"""Turns: few requests compute at a time, the one that is due first goes first.
 
 More of them at once would not be faster, because Python runs one thread at a time, but each needs memory.
+
+A request is due after a multiple of the time that its route computes, and later the more its client asks at
+once. So quick requests go before slow ones, clients with few before those with many, and none waits for ever.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import monotonic, thread_time
 
 MOST = max(2, min(4, os.cpu_count() or 1))
 """How many requests compute at the same time; one less of them are slow."""
 
 SLOW_SECONDS = 0.1
 """From how many CPU seconds on a route is slow."""
+
+PATIENCE, LONGEST_SECONDS = 200, 5.0
+"""After how many times what its route computes a request is due, and after how many seconds at the latest."""
+
+BEHIND_OWN_SECONDS = 0.05
+"""How much later it is due for each request that its client waits for already."""
 
 LOOK_SECONDS = 0.25
 """How often a request that waits looks whether its client is still there."""
@@ -33,7 +41,10 @@ class ClientGoneError(Exception):
 @dataclass(eq=False)
 class _Ticket:
     client: str
-    is_slow: bool
+    seconds: float
+    """What its route computes."""
+    due: float = 0.0
+    """When, on the monotonic clock."""
     granted: threading.Event = field(default_factory=threading.Event)
 
 
@@ -42,7 +53,7 @@ _own = threading.local()
 
 
 class Turns:
-    """Grants turns to the clients that wait, one after another.
+    """Grants turns to the requests that wait, in the order in which they are due.
 
     Args:
         most: how many turns there are at a time.
@@ -51,7 +62,7 @@ class Turns:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._waiting: OrderedDict[str, list[_Ticket]] = OrderedDict()
+        self._waiting: list[_Ticket] = []
         self._running: set[_Ticket] = set()
         self._seconds: dict[str, float] = {}
 
@@ -61,26 +72,30 @@ class Turns:
 
         Args:
             client: who asks: those with many requests wait for those with few.
-            route: what kind of request it is; its earlier requests say whether it is slow.
+            route: what kind of request it is; its earlier requests say how long it computes.
             is_gone: whether nobody waits for the answer any more.
 
         Raises:
             ClientGoneError: `is_gone` before the turn came.
         """
-        ticket = _Ticket(client, self._seconds.get(route, 0.0) > SLOW_SECONDS)
+        ticket = _Ticket(client, self._seconds.get(route, 0.0))
+        with self._lock:
+            own = sum(other.client == client for other in (*self._waiting, *self._running))
+        patience = min(PATIENCE * ticket.seconds, LONGEST_SECONDS)
+        ticket.due = monotonic() + patience + BEHIND_OWN_SECONDS * own
         self.wait(ticket, is_gone)
-        _own.turn, begin = (self, ticket), time.thread_time()
+        _own.turn, begin = (self, ticket), thread_time()
         try:
             yield
         finally:
             _own.turn, mean = None, self._seconds.get(route, 0.0)
-            self._seconds[route] = mean + _OF_LAST * (time.thread_time() - begin - mean)
+            self._seconds[route] = mean + _OF_LAST * (thread_time() - begin - mean)
             self.end(ticket)
 
     def wait(self, ticket: _Ticket, is_gone: Callable[[], bool]) -> None:
         """Wait for a turn; raise ClientGoneError if the client goes before it comes."""
         with self._lock:
-            self._waiting.setdefault(ticket.client, []).append(ticket)
+            self._waiting.append(ticket)
             self._grant()
         while not ticket.granted.wait(LOOK_SECONDS):
             if is_gone():
@@ -95,29 +110,26 @@ class Turns:
         """Give up a turn, or waiting for one."""
         with self._lock:
             self._running.discard(ticket)
-            if ticket in self._waiting.get(ticket.client, ()):
-                self._leave(ticket)
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
             self._grant()
 
     def _grant(self) -> None:
         while (ticket := self._next()) is not None:
-            self._leave(ticket)
-            if ticket.client in self._waiting:
-                self._waiting.move_to_end(ticket.client)
+            self._waiting.remove(ticket)
             self._running.add(ticket)
             ticket.granted.set()
 
     def _next(self) -> _Ticket | None:
         if len(self._running) >= self._most:
             return None
-        slow_may_run = sum(ticket.is_slow for ticket in self._running) < self._most - 1
-        waiting = (ticket for tickets in self._waiting.values() for ticket in tickets)
-        return next((ticket for ticket in waiting if slow_may_run or not ticket.is_slow), None)
+        slow_may_run = sum(map(_is_slow, self._running)) < self._most - 1
+        allowed = (ticket for ticket in self._waiting if slow_may_run or not _is_slow(ticket))
+        return min(allowed, key=lambda ticket: ticket.due, default=None)
 
-    def _leave(self, ticket: _Ticket) -> None:
-        self._waiting[ticket.client].remove(ticket)
-        if not self._waiting[ticket.client]:
-            del self._waiting[ticket.client]
+
+def _is_slow(ticket: _Ticket) -> bool:
+    return ticket.seconds > SLOW_SECONDS
 
 
 @contextmanager

@@ -1,7 +1,9 @@
-"""Outlines: summaries with a step's figures but no breakdown, for the later steps of long windows.
+"""Outlines: summaries with a step's figures but no breakdown, for steps of windows with short ones.
 
-A full summary takes about a millisecond, so writing 20,000 of them would delay the training. An outline is
-marked as folded: readers compute the full summary from the side file when the step is opened.
+A full summary takes about a millisecond, which the training waits for. Of a window with few events, that is
+most of the handler's time, and as much as reading its side file takes. So a window has as many full summaries
+as its size allows. An outline is marked as folded: readers compute the full summary from the side file when
+the step is opened.
 """
 
 from __future__ import annotations
@@ -24,21 +26,22 @@ from tb_memplugin.proto.summary_pb2 import (
     StepSummary,
 )
 from tb_memplugin.store.paths import readable
+from tb_memplugin.store.whole_devices import packed_whole
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
 MOST_WHOLE = 500
-"""The number of full summaries in one window with one device; with two devices it is half of that."""
+"""The largest number of full summaries in one window with one device; with two devices it is half of that."""
 
-_NOTE = (
-    "This summary has only the step's figures, because its window has very many steps. The breakdown "
-    "of the bytes is in the side file."
-)
+EVENTS_PER_SUMMARY = 2000
+"""How many events a window has for each of its full summaries, except for the first."""
+
+_NOTE = "This summary has only the step's figures. The breakdown of the bytes is in the window's side file."
 
 
 def whole_summaries(trace: MemoryTrace) -> int:
     """Return how many of a window's first steps get full summaries."""
-    return max(MOST_WHOLE // max(len(trace.devices), 1), 1)
+    return max(min(MOST_WHOLE, len(trace.events) // EVENTS_PER_SUMMARY) // max(len(trace.devices), 1), 1)
 
 
 class Outlines:
@@ -118,6 +121,7 @@ class Outlines:
                 backward_ns=[0],
             ),
             accounts=self._accounts[device],
+            whole=packed_whole(self._trace, device),
         )
 
 

@@ -24,8 +24,9 @@ from tb_memplugin.store.records import records
 from tb_memplugin.store.step_records import SeriesReader, read_series
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.summary import epoch_ns as epoch_of
+from tb_memplugin.store.whole_devices import read_whole
 from tb_memplugin.store.windows import read_window
-from tb_memplugin.trace import Category, Cause, Counter, MemoryTrace, Moment, Phase, Reason
+from tb_memplugin.trace import Category, Cause, Counter, MemoryTrace, Moment, Phase, Reason, WholeDevice
 from tb_memplugin.trace.counters import code_of
 from tb_memplugin.trace.step_figures import WatchedSteps, joined_before
 from tb_memplugin.trace.tables import NOT_NAMED
@@ -141,6 +142,11 @@ def recorded_accounts(device: DeviceSummary) -> tuple[Account, ...]:
         )
         for stored in device.accounts
     )
+
+
+def recorded_whole(device: DeviceSummary) -> tuple[WholeDevice, ...]:
+    """Return what filled the whole device, from a summary; () if its version or source recorded nothing."""
+    return tuple(map(read_whole, device.whole))
 
 
 def largest_at_peak(summary: StepSummary, device: DeviceSummary) -> Iterator[LiveAllocation]:

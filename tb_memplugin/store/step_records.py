@@ -35,9 +35,12 @@ _OPTIONAL = {
     "ooms": "ooms",
     "allocations": "allocations",
     "allocated_bytes": "allocated_bytes",
+    "end_requested": "end_requested_bytes",
+    "whole_free": "whole_free_bytes",
+    "whole_total": "whole_total_bytes",
 }
 _SUBJECT = "Figures of steps have"
-_LEVELS = ("peak_reserved", "end_reserved")
+_LEVELS = ("peak_reserved", "end_reserved", "end_requested", "whole_free", "whole_total")
 
 
 def pack_figures(figures: StepFigures) -> bytes:

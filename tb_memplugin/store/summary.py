@@ -17,6 +17,7 @@ from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.proto import metadata_pb2, summary_pb2
 from tb_memplugin.store.outline import Outlines
 from tb_memplugin.store.paths import readable
+from tb_memplugin.store.whole_devices import packed_whole
 from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Note, Spans
 from tb_memplugin.trace.tables import differences
 
@@ -131,6 +132,7 @@ class WindowSummaries:
             curve=self._curve(row, device),
             modules=self._table(device, row, stats.peak_event),
             accounts=self._accounts[device],
+            whole=packed_whole(self._trace, device),
         )
 
     @cached_property

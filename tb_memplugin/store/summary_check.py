@@ -16,6 +16,7 @@ from tb_memplugin.proto.summary_pb2 import (
     Spans,
     StepSummary,
 )
+from tb_memplugin.proto.whole_device_pb2 import WholeDevice
 from tb_memplugin.trace import Category, Moment, Phase, Reason
 
 Limit = tuple[str, Sequence[int], int, int]
@@ -60,6 +61,7 @@ def _lengths(summary: StepSummary) -> Iterator[tuple[str, list[int]]]:
         yield from (
             ("an account's causes", _all(account, "causes", "cause_bytes")) for account in device.accounts
         )
+        yield from (("a whole device's parts", _all(whole, "parts", "part_bytes")) for whole in device.whole)
         yield "the curve's parts", [curve.columns * len(curve.categories), len(curve.stacks)]
 
 
@@ -96,7 +98,9 @@ def _modules(table: ModuleTable) -> list[int]:
     return [*(len(Category) * length for length in rows), len(table.own)]
 
 
-def _all(message: Account | Parts | Allocations | ModuleTable | Spans, *names: str) -> list[int]:
+def _all(
+    message: Account | WholeDevice | Parts | Allocations | ModuleTable | Spans, *names: str
+) -> list[int]:
     return [len(getattr(message, name)) for name in names]
 
 
@@ -120,4 +124,6 @@ def _device_limits(device: DeviceSummary, modules: int) -> Iterator[Limit]:
     yield "a row's module", table.modules, -1, modules
     yield "a row's parent", table.parents, -1, len(table.parents)
     yield "an account's moment", [account.moment for account in device.accounts], 0, len(Moment)
+    for whole in device.whole:
+        yield "a whole device's moment", [whole.moment, whole.read_at], 0, len(Moment)
     yield "the curve's category", device.curve.categories, 0, len(Category)

@@ -24,6 +24,7 @@ from tb_memplugin.proto.side_file_pb2 import (
 )
 from tb_memplugin.store.columns import BLOCK_ROWS, decode, encode, expected_size
 from tb_memplugin.store.envelope import MOST_NAMES, RERECORD, EnvelopeReader, EnvelopeWriter, ReadRange
+from tb_memplugin.store.whole_devices import pack_whole, read_whole
 from tb_memplugin.trace import (
     Annotations,
     Category,
@@ -141,6 +142,7 @@ def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
             )
             for reading in trace.counters
         ],
+        whole_devices=map(pack_whole, trace.whole_devices),
     )
     return envelope.finish(footer)
 
@@ -208,6 +210,7 @@ class _WindowReader:
                 for oom in footer.ooms
             ),
             counters=tuple(map(_reading, footer.counters)),
+            whole_devices=tuple(map(read_whole, footer.whole_devices)),
             notes=tuple(
                 _note(text, footer.note_data[row : row + 1]) for row, text in enumerate(footer.notes)
             ),
@@ -280,6 +283,8 @@ class _WindowReader:
             self._refuse("A failed request comes after the last event.")
         if any(reading.device >= len(trace.devices) for reading in trace.counters):
             self._refuse("A counter is of a device that the file does not have.")
+        if any(whole.device >= len(trace.devices) for whole in trace.whole_devices):
+            self._refuse("A whole device is one that the file does not have.")
         sizes = (trace.events.bytes, trace.start.bytes, trace.segments.bytes)
         if sum(float(column.sum(dtype=np.float64)) for column in sizes) > 1 << 62:
             self._refuse("The sizes sum to more bytes than a number can hold.")

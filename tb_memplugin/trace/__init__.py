@@ -17,6 +17,7 @@ from tb_memplugin.trace.tables import (
     start_state,
 )
 from tb_memplugin.trace.trace import MemoryTrace
+from tb_memplugin.trace.whole_device import DevicePart, WholeDevice
 
 __all__ = [
     "STACKING_ORDER",
@@ -27,6 +28,7 @@ __all__ = [
     "Counter",
     "CounterReading",
     "Device",
+    "DevicePart",
     "Events",
     "Kind",
     "MemoryTrace",
@@ -41,6 +43,7 @@ __all__ = [
     "StartState",
     "Step",
     "TensorMetadata",
+    "WholeDevice",
     "at_every_moment",
     "events",
     "start_state",

@@ -69,11 +69,11 @@ class Cause(IntEnum):
         return self.name.lower()
 
 
-Code = TypeVar("Code", Counter, Cause)
+Code = TypeVar("Code", bound=IntEnum)
 
 
 def code_of(kind: type[Code], number: int) -> Code:
-    """Return the counter or cause with a number from a file, `OTHER` for those of newer versions."""
+    """Return the code with a number from a file; for those of newer versions the one that is 0."""
     return kind(number) if number in set(kind) else kind(0)
 
 

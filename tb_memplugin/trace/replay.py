@@ -63,11 +63,14 @@ def match_frees(address: UInt64, device: UInt8, is_alloc: Bool) -> tuple[Rows, R
         frees that match no alloc. Another alloc may end an alloc; its free was then not recorded.
     """
     order = address_order(address)
-    if len(device) and device.min() != device.max():
+    are_several = bool(len(device)) and device.min() != device.max()
+    if are_several:
         order = order[np.argsort(device[order], kind="stable")]
     first, second = order[:-1], order[1:]
-    same = (address[first] == address[second]) & (device[first] == device[second])
-    ends = same & is_alloc[first]
+    in_order = address[order]
+    ends = is_alloc[first] & (in_order[:-1] == in_order[1:])
+    if are_several:
+        ends &= device[first] == device[second]
     unmatched = ~is_alloc
     unmatched[second[ends]] = False
     return first[ends], second[ends], unmatched

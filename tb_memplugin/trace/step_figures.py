@@ -27,6 +27,9 @@ class DeviceFigures:
         retries, ooms: allocations that were retried after the cache was emptied, and allocations that
             failed; None if not counted.
         allocations, allocated_bytes: the number and bytes of allocations in the step; None if not counted.
+        end_requested: allocated bytes as requested, when the step ended; None if not counted.
+        whole_free, whole_total: free and all bytes of the whole device when the step ended; of the process,
+            those of the machine or of its cgroup's limit. -1 where not known, None if it never was.
     """
 
     name: str
@@ -42,6 +45,9 @@ class DeviceFigures:
     ooms: Int64 | None = None
     allocations: Int64 | None = None
     allocated_bytes: Int64 | None = None
+    end_requested: Int64 | None = None
+    whole_free: Int64 | None = None
+    whole_total: Int64 | None = None
 
     @property
     def fragmentation(self) -> np.ndarray | None:

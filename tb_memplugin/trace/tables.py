@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -208,6 +209,16 @@ def differences(series: Int64) -> Int64:
     steps: Int64 = series.copy()
     steps[..., 1:] -= series[..., :-1]
     return steps
+
+
+def code_mask(codes: Iterable[int]) -> Bool:
+    """Return which codes of one byte are among these: bool, shape (256,), to be indexed by a column of codes.
+
+    `np.isin` is the same and, on the short columns of a step, takes ten times as long.
+    """
+    mask = np.zeros(256, bool)
+    mask[list(codes)] = True
+    return mask
 
 
 EVENT_DTYPES: dict[str, np.dtype[np.generic]] = {

@@ -14,6 +14,7 @@ from tb_memplugin.trace.counters import CounterReading
 from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.replay import Allocations, live_levels, pair, reserved_levels, window_levels
 from tb_memplugin.trace.tables import Device, Events, Int64, Module, Spans, StartState, Step, TensorMetadata
+from tb_memplugin.trace.whole_device import WholeDevice
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class MemoryTrace:
         streams, pools, contexts: stream pointers, pool ids, and what torch.compile was compiling.
         ooms: failed allocations, in event order.
         counters: what counters of others say of the devices' live bytes; empty if this was not recorded.
+        whole_devices: what filled the devices, PyTorch and others; empty if this was not recorded.
         notes: what is not exact, and by how much.
         properties: versions and settings to show.
         paired: `allocations`, from those who have computed them already.
@@ -63,6 +65,7 @@ class MemoryTrace:
     contexts: tuple[str, ...] = ()
     ooms: tuple[OutOfMemory, ...] = ()
     counters: tuple[CounterReading, ...] = ()
+    whole_devices: tuple[WholeDevice, ...] = ()
     notes: tuple[Note, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)
     paired: InitVar[Allocations | None] = None

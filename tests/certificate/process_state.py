@@ -95,7 +95,8 @@ def _snapshot(names: Mapping[str, Any]) -> dict[str, int]:
     return dict(zip(names, map(id, names.values()), strict=True))
 
 
-_ADDRESS = re.compile(r"\d{9,}")  # in the names of what dynamo keeps by id
+_ADDRESS = re.compile(r"\d{9,}|[0-9a-f]{8}(_[0-9a-f]{4}){3}_[0-9a-f]{12}")
+"""What differs each time in the names of what dynamo keeps: ids, and random numbers of compiled functions."""
 _WATCHED = tuple(f"{package}." for package in WATCHED)
 _SIZED = {dict, list, set, OrderedDict}
 

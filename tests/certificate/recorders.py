@@ -32,6 +32,8 @@ from tb_memplugin import (
     record_on_oom,
 )
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.launch.recorder import ProgramRecorder
+from tb_memplugin.launch.settings import Settings
 
 Models = Mapping[str, nn.Module]
 Optimizers = list[torch.optim.Optimizer]
@@ -132,6 +134,13 @@ def _monitor(stack: ExitStack, models: Models, optimizers: Optimizers) -> Window
     return Window(step=stack.enter_context(MemoryMonitor("runs")).step)
 
 
+def _program(stack: ExitStack, models: Models, optimizers: Optimizers) -> Window:
+    recorder = ProgramRecorder(Settings("runs", "program", owner=0, steps=()))
+    recorder.begin()
+    stack.callback(recorder.end)
+    return Window()
+
+
 def _oom(stack: ExitStack, models: Models, optimizers: Optimizers) -> Window:
     stack.enter_context(record_on_oom("runs"))
     return Window()
@@ -155,6 +164,7 @@ _RECORDERS = (
     Recorder("IterationReport", _iterations, "alone", UNDER_A_MODE),
     Recorder("MemoryMonitor", _monitor, "alone"),
     Recorder("record_on_oom", _oom, "alone"),
+    Recorder("run, outside its steps", _program, "alone"),
     Recorder("callback", _alone, "alone", in_trainers=True),
 )
 

@@ -13,6 +13,10 @@ from tb_memplugin.commands import main
 from tests.commands.files import run
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "commands.md").read_text("utf-8")
+PAGES = [
+    DOCUMENT,
+    *((Path(__file__).parents[2] / "docs" / page).read_text("utf-8") for page in ("run.md", "ci.md")),
+]
 MAKE, MODEL, ASK = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 EXAMPLES = re.findall(r"```console\n\$ tb-memplugin ([^\n]*)\n(.*?)```", DOCUMENT, re.DOTALL)
 
@@ -50,7 +54,9 @@ def test_every_option_is_on_the_page():
         for command, found in commands.items()
         for option in (found.params if found else ())
         if isinstance(option, click.Option)
-        and not any(re.search(rf"{name}\b", DOCUMENT) for name in (*option.opts, *option.secondary_opts))
+        and not any(
+            re.search(rf"{name}\b", page) for name in (*option.opts, *option.secondary_opts) for page in PAGES
+        )
     ]
     assert missing == []
 

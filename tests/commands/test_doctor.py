@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from tb_memplugin.commands import doctor, doctor_logdir, main
 from tb_memplugin.commands.doctor_findings import Level
 from tb_memplugin.store.writer import RunWriter
-from tb_memplugin.trace import Counter, CounterReading, Moment
+from tb_memplugin.trace import Counter, CounterReading, DevicePart, Moment, WholeDevice
 from tests.server.conftest import BASELINE
 from tests.traces import trace
 
@@ -221,6 +221,18 @@ def test_accounts_are_told_by_worker_and_device_with_the_worst_window(tmp_path):
         f"{tmp_path / 'rank0'}, cpu, 1 of 3 windows: accounts for 80.00 % of the allocator's bytes: "
         "125 B missing at the peak"
     )
+
+
+def test_the_fullest_window_tells_what_filled_the_whole_device(tmp_path):
+    writer = RunWriter(str(tmp_path), "rank0")
+    for free in (300, 100, 200):
+        parts = ((DevicePart.ALLOCATED, 500), (DevicePart.UNKNOWN, 500 - free), (DevicePart.FREE, free))
+        whole = WholeDevice(0, Moment.END, Moment.END, parts)
+        writer.write(trace("alloc 500 a device=cuda:0", whole_devices=(whole,)))
+    (told,) = [finding for finding in findings(tmp_path) if "whole device" in finding.text]
+    assert "400 B not known: CUDA context, NCCL, CUDA graphs, other processes, 100 B free" in told.text
+    assert told.level is Level.HINT
+    assert "install nvidia-ml-py where you record" in told.fix
 
 
 def test_an_account_that_was_not_recorded_is_no_problem(logdir):

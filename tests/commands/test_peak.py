@@ -7,7 +7,7 @@ import pytest
 
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.store.writer import RunWriter
-from tb_memplugin.trace import Counter, CounterReading, Moment
+from tb_memplugin.trace import Counter, CounterReading, DevicePart, Moment, WholeDevice
 from tests.commands import files
 from tests.commands.files import run
 from tests.server.conftest import BASELINE, BIGGER
@@ -59,6 +59,7 @@ def test_json_is_what_the_issue_says(logdir):
                     "text": "not recorded: no counter was read, as in recordings of older versions",
                     "moments": [],
                 },
+                "whole_device": None,
                 "oom": None,
                 "breakdown": [
                     {"key": "parameter", "bytes": 400, "count": 1},
@@ -245,3 +246,17 @@ def test_the_account_of_the_window_is_a_line_and_numbers(tmp_path, side_file):
         "account of the window: accounts for 80.00 % of the allocator's bytes: 125 B missing at the peak"
         in run("peak", tmp_path).output
     )
+
+
+@pytest.mark.parametrize("side_file", [True, False])
+def test_what_fills_the_whole_device_is_a_line_and_numbers(tmp_path, side_file):
+    parts = ((DevicePart.PROCESS, 600), (DevicePart.CHILDREN, 100), (DevicePart.FREE, 300))
+    whole = WholeDevice(0, Moment.END, Moment.END, parts)
+    written = RunWriter(str(tmp_path), "rank0").write(trace("alloc 500 a", whole_devices=(whole,)))
+    if not side_file:
+        Path(written.side_file).unlink()
+    (device,) = told(tmp_path)["devices"]
+    (moment,) = device["whole_device"]["moments"]
+    assert [part["bytes"] for part in moment["parts"]] == [600, 100, 300]
+    line = "the machine's memory at the window's end, 1,000 B: 600 B this process, 100 B its children"
+    assert line in run("peak", tmp_path).output

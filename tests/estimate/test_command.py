@@ -3,7 +3,7 @@
 import pytest
 
 from tb_memplugin import load
-from tb_memplugin.commands.allocator_replay import read_size
+from tb_memplugin.analysis.units import read_size
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import snapshot
 from tests.analysis.histories import allocator_trace
@@ -112,13 +112,13 @@ def test_settings_and_sizes_that_are_none(step):
     [("24GiB", 24 << 30), ("24 GB", 24 * 10**9), ("1.5GiB", 3 << 29), ("512", 512), ("80 GiB ", 80 << 30)],
 )
 def test_sizes(text, size):
-    assert read_size(text) == size
+    assert read_size(text, "--capacity") == size
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1GiB", "24gib", "GiB", "1e3", "9" * 30])
 def test_no_sizes(text):
     with pytest.raises(MemPluginError, match="is not a size"):
-        read_size(text)
+        read_size(text, "--capacity")
 
 
 @real

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tb_memplugin.exports import json as json_export
-from tb_memplugin.trace import Cause, Counter, CounterReading, Events, Moment, Note
+from tb_memplugin.trace import Cause, Counter, CounterReading, DevicePart, Events, Moment, Note, WholeDevice
 from tests.traces import EPOCH, trace
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json_format.md"
@@ -65,6 +65,27 @@ def test_the_account_has_a_line_and_the_numbers_behind_it(document, tmp_path):
                 "at_least": False,
                 "missing_bytes": 125,
                 "causes": [{"cause": "unseen", "bytes": 120}],
+            }
+        ],
+    }
+
+
+def test_the_whole_device_has_its_parts_with_words(document, tmp_path):
+    assert document["devices"][0]["whole_device"] is None
+    whole = WholeDevice(0, Moment.END, Moment.END, ((DevicePart.PROCESS, 600), (DevicePart.FREE, 400)))
+    (cpu,) = read(replace(SMALL, whole_devices=(whole,)), tmp_path / "whole.json")["devices"]
+    assert cpu["whole_device"] == {
+        "name": "the machine's memory",
+        "moments": [
+            {
+                "moment": "end",
+                "read_at": "end",
+                "text": "at the window's end",
+                "total_bytes": 1000,
+                "parts": [
+                    {"part": "process", "text": "this process", "bytes": 600},
+                    {"part": "free", "text": "free", "bytes": 400},
+                ],
             }
         ],
     }

@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from tb_memplugin.exports.formats import write_as
 from tb_memplugin.store.imports import write_import
 from tests.faults.test_faults import (
     NEW,
@@ -30,6 +31,7 @@ from tests.faults.test_faults import (
     Recorder,
     imported,
 )
+from tests.traces import trace
 
 Child = Callable[[Callable[[int], object]], object]
 """A program that calls its argument with each number that it has written."""
@@ -96,10 +98,36 @@ def kill_import(seconds: float) -> bool:
     return was_running
 
 
+ROWS = 2_000
+
+
+def csv_of(path: Path, size: int) -> bytes:
+    """Export allocations of a size, whose file is long enough to be killed within, and return the file."""
+    write_as("csv", trace("step 0", *(f"alloc {size} {row}" for row in range(ROWS))), path, "")
+    return path.read_bytes()
+
+
+def kill_export(seconds: float) -> bool:
+    """Kill an export that replaces an earlier one after some time. Return whether it was still running.
+
+    Raises:
+        AssertionError: neither the old file nor the new one is there, or something else is left.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.csv")
+        new, old = csv_of(path, 8), csv_of(path, 7)
+        written, was_running = killed(lambda tell: tell(len(csv_of(path, 8)) > 0), seconds)
+        assert path.read_bytes() in ([new] if written else [old, new])
+        assert csv_of(path, 8) == new
+        assert list(Path(folder).iterdir()) == [path]
+    return was_running
+
+
 WRITERS: dict[str, Callable[[float], bool]] = {
     "handler": partial(kill_recorder, RECORDERS["handler"]),
     "monitor": partial(kill_recorder, RECORDERS["monitor"]),
     "import": kill_import,
+    "export": kill_export,
 }
 
 

@@ -15,11 +15,13 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import profile
 
+from tb_memplugin import MemoryTracer, load, memory_trace_handler
 from tb_memplugin.record.alive_before import Alive, alive_now
 from tb_memplugin.record.storages_alive import storages_alive
 from tb_memplugin.record.variables import variable_names
-from tb_memplugin.trace import Category
+from tb_memplugin.trace import Category, Note
 
 kept: Any = None
 """What a test keeps in a variable of this module."""
@@ -273,3 +275,41 @@ def test_scripted_modules_and_variables_without_names_are_passed_over():
         assert seen(scripted[1]) == (Category.UNKNOWN, "kept[1]")
     finally:
         del globals()[3]  # type: ignore[arg-type]
+
+
+class RaisesOnAccess(torch.Tensor):
+    """A tensor whose attributes raise, and that says it is of another class."""
+
+    __class__ = property(lambda _: int)
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_tensors_without_memory_are_counted_and_hostile_ones_are_looked_into():
+    hostile = torch.ones(55_555).as_subclass(RaisesOnAccess)
+    before: list[Note] = []
+    list(alive_now(before))
+    keep([torch.ones(3, device="meta"), torch.empty(0, device="meta"), torch.empty(0), hostile])
+    after: list[Note] = []
+    sizes = [alive.storage.nbytes() for alive in alive_now(after)]
+    assert 55_555 * 4 in sizes
+    (note,) = after
+    assert (note.code, note.bytes) == ("tensors_without_memory", 0)
+    assert count_in(note) == (count_in(before[0]) if before else 0) + 1
+
+
+def count_in(note: Note) -> int:
+    return int(note.split()[0].replace(",", ""))
+
+
+def test_a_window_and_a_tracer_say_how_many_tensors_have_no_memory(tmp_path):
+    keep(torch.ones(3, device="meta"))
+    model = nn.Linear(3, 3)
+    with MemoryTracer().trace(model) as tracer:
+        model(torch.ones(1, 3))
+    with profile(profile_memory=True, on_trace_ready=memory_trace_handler(tmp_path, "w", model=model)):
+        model(torch.ones(1, 3))
+    (file,) = tmp_path.rglob("*.mem")
+    for trace in (tracer.trace_result(), load(file)):
+        assert "tensors_without_memory" in [note.code for note in trace.notes]

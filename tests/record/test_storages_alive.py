@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.profiler import profile
 
+from tb_memplugin import LineTracer, MemoryTracer, load, memory_trace_handler
 from tb_memplugin.record.other_threads import frames_of_other_threads
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
+from tb_memplugin.record.torch_private.tensors import storage_address
 from tb_memplugin.store import files
 from tb_memplugin.store.disk_sync import DiskSync
 
@@ -133,3 +139,35 @@ def test_gradients_of_another_thread_are_not_copied():
     stop.set()
     looking.join()
     assert not any(copied)
+
+
+def recorder(name: str, folder: Path, model: nn.Module) -> AbstractContextManager[Any]:
+    if name == "tracer":
+        return MemoryTracer().trace(model)
+    if name == "lines":
+        return LineTracer()
+    handler = memory_trace_handler(folder, "worker", model=model)
+    return profile(profile_memory=True, on_trace_ready=handler)
+
+
+@pytest.mark.parametrize("name", ["handler", "tracer", "lines"])
+def test_a_lazy_clone_goes_on_sharing_its_memory_while_it_is_recorded(tmp_path, name):
+    """`data_ptr()` would give the clone memory of its own, at the first look at it."""
+    model = nn.Linear(8, 8)
+    tensor = torch.ones(250_000)
+    clone = torch._lazy_clone(tensor)
+    with recorder(name, tmp_path, model):
+        model(torch.ones(2, 8)).sum().backward()
+    private: Any = torch._C
+    assert private._is_cow_tensor(clone)
+    if name == "handler":
+        (file,) = tmp_path.rglob("*.mem")
+        assert load(file).start.bytes.tolist().count(1_000_000) == 1  # both have the same memory
+
+
+def test_the_address_of_a_storage_is_what_data_ptr_returns():
+    for tensor in (torch.ones(3), torch.from_numpy(np.ones(3)), torch.ones(3)[1:]):
+        storage = tensor.untyped_storage()
+        assert storage_address(storage) == storage.data_ptr()
+    for without in (torch.empty(0), torch.ones(3, device="meta")):
+        assert storage_address(without.untyped_storage()) == 0

@@ -12,27 +12,34 @@ THREADS = """
 import resource, sys, threading
 import numpy as np
 from pathlib import Path
-from tb_memplugin.server.freed_memory import give_back_large_arrays
+from tb_memplugin.server.freed_memory import give_back_freed_memory
 
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
 if sys.argv[1] == "ours":
-    give_back_large_arrays()
+    give_back_freed_memory()
 
 def resident():
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS:"))
 
 np.ones(3 << 20).sum()  # 24 MiB: glibc keeps smaller blocks from now on
-before, together, kept = resident(), threading.Barrier(12), []
+before, together, kept, turn = resident(), threading.Barrier(12), [], threading.Lock()
 
-def request():
+def large():
     arrays = []
     for _ in range(3):
         arrays.append(np.ones(1 << 19))  # 4 MiB
         kept.append(bytes(1_000))  # what lives longer lies between
     together.wait(20)
 
-threads = [threading.Thread(target=request) for _ in range(12)]
+def small():
+    kept.append(bytes(1_000))  # now the thread has its pool
+    together.wait(20)
+    with turn:
+        arrays = [np.ones(1 << 15) for _ in range(48)]  # 256 KiB each
+        kept.append(bytes(1_000))
+
+threads = [threading.Thread(target=globals()[sys.argv[2]]) for _ in range(12)]
 for thread in threads:
     thread.start()
 for thread in threads:
@@ -41,13 +48,23 @@ print(resident() - before)
 """
 
 
-def mebibytes_left(by: str) -> int:
-    command = [sys.executable, "-c", THREADS, by]
+def mebibytes_left(by: str, arrays: str) -> int:
+    command = [sys.executable, "-c", THREADS, by, arrays]
     return int(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+
+
+@glibc
 def test_arrays_of_threads_do_not_stay() -> None:
     """Twelve threads have 144 MiB of arrays together."""
-    assert mebibytes_left("glibc") > 60
-    assert mebibytes_left("ours") < 20
+    assert mebibytes_left("glibc", "large") > 60
+    assert mebibytes_left("ours", "large") < 20
+
+
+@glibc
+def test_small_arrays_of_threads_that_take_turns_stay_at_most_twice() -> None:
+    """Each of twelve threads has 12 MiB of arrays, one after the other."""
+    assert mebibytes_left("glibc", "small") > 60
+    assert mebibytes_left("ours", "small") < 30

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tb_memplugin.store.step_records import read_figures
@@ -125,6 +127,26 @@ def test_hostile_names_are_names(logdir):
     chosen = {"run": "hostile", "worker": HOSTILE, "device": "cuda:0", "step": 0}
     assert tab.get("step_figures", **chosen)["phases"][0]["name"] == HOSTILE
     assert {path.parent for path in Path(logdir, "hostile").iterdir()} == {logdir / "hostile"}
+
+
+def test_a_step_has_what_filled_the_whole_device(tmp_path):
+    """500 bytes peaked: 250 allocated at the end of 1,000 reserved ones, as requested 200."""
+    (device,) = figures([500]).devices
+    requested, free, total = np.array([[200], [900], [2000]])
+    device = replace(device, end_requested=requested, whole_free=free, whole_total=total)
+    steps = replace(figures([500]), devices=(device,))
+    StepsWriter(str(tmp_path / "read"), "rank0", 0).write(steps)
+    StepsWriter(str(tmp_path / "old"), "rank0", 0).write(figures([500]))
+    answer = Tab(tmp_path).get("step_figures", run="read", worker="rank0", step=0)["whole_device"]
+    (moment,) = answer["moments"]
+    assert [(part["part"], part["bytes"]) for part in moment["parts"]] == [
+        ("requested", 200),
+        ("rounding", 50),
+        ("cached", 750),
+        ("unknown", 100),
+        ("free", 900),
+    ]
+    assert Tab(tmp_path).get("step_figures", run="old", worker="rank0", step=0)["whole_device"] is None
 
 
 def test_steps_that_were_written_twice_are_shown_once(logdir):

@@ -1,14 +1,22 @@
-"""Turns to compute: few at a time, one client after another, quick requests past slow ones."""
+"""Turns to compute: few at a time, those of quick requests and of clients with few of them first."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tb_memplugin.server.turns import SLOW_SECONDS, ClientGoneError, Turns, holding, without_turn
+from tb_memplugin.server.turns import (
+    LONGEST_SECONDS,
+    SLOW_SECONDS,
+    ClientGoneError,
+    Turns,
+    holding,
+    without_turn,
+)
 
 
 def stay():
@@ -33,7 +41,7 @@ def run(turns, client, route, is_gone, compute):
 
 
 def wait_for(turns, waiting):
-    while sum(map(len, turns._waiting.values())) < waiting:
+    while len(turns._waiting) < waiting:
         time.sleep(0.001)
 
 
@@ -67,6 +75,34 @@ def test_a_client_with_many_requests_lets_one_with_few_go_first():
         gate.opened.set()
     assert order.index("modest") <= 1
     assert [name for name in order if name != "modest"] == [f"greedy {number}" for number in range(5)]
+
+
+def order_of_turns(turns, routes):
+    """The order in which requests of different clients have their turns, which came one after the other."""
+    gate, order = Gate(), []
+    with ThreadPoolExecutor(10) as requests:
+        requests.submit(run, turns, "first", "another", stay, gate)
+        assert gate.begun.wait(20)
+        for number, route in enumerate(routes):
+            requests.submit(run, turns, f"client {number}", route, stay, lambda r=route: order.append(r))
+            wait_for(turns, number + 1)
+        gate.opened.set()
+    return order
+
+
+def test_quick_requests_go_before_slower_ones_that_came_earlier():
+    turns = Turns(1)
+    turns._seconds = {"stacks": 0.02, "curve": 0.01, "step": 0.0}
+    assert order_of_turns(turns, ("stacks", "curve", "step")) == ["step", "curve", "stacks"]
+
+
+def test_a_slow_request_goes_before_quick_ones_that_come_long_after_it(monkeypatch):
+    """One request every two seconds. That for stacks, which comes second, is due five after it came."""
+    turns, clock = Turns(1), itertools.count(step=2)
+    turns._seconds = {"stacks": 0.09, "step": 0.0}
+    monkeypatch.setattr("tb_memplugin.server.turns.monotonic", lambda: next(clock))
+    assert LONGEST_SECONDS == 5
+    assert order_of_turns(turns, ("stacks", *["step"] * 4)) == ["step", "step", "stacks", "step", "step"]
 
 
 def test_slow_requests_leave_a_turn_for_quick_ones():

@@ -1,8 +1,11 @@
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tb_memplugin.analysis.divisions import DIVISIONS
-from tb_memplugin.store.outline import MOST_WHOLE, whole_summaries
+from tb_memplugin.store.outline import whole_summaries
 from tb_memplugin.store.reader import full_summary, peak_parts, read_recordings
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.writer import RunWriter
@@ -25,7 +28,8 @@ def outlined(row):
     return WindowSummaries(trace(*LINES), WINDOW).outline(row)
 
 
-def test_a_window_with_very_many_steps_has_whole_summaries_of_the_first(tmp_path, monkeypatch):
+def test_a_window_with_many_short_steps_has_whole_summaries_of_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr("tb_memplugin.store.outline.EVENTS_PER_SUMMARY", 3)
     made = []
     whole = WindowSummaries.summary
 
@@ -34,11 +38,11 @@ def test_a_window_with_very_many_steps_has_whole_summaries_of_the_first(tmp_path
         return whole(self, row, limits)
 
     monkeypatch.setattr(WindowSummaries, "summary", counted)
-    lines = [line for number in range(MOST_WHOLE + 2) for line in (f"step {number}", f"alloc 8 b{number}")]
+    lines = [line for number in range(7) for line in (f"step {number}", f"alloc 8 b{number}")]
     RunWriter(str(tmp_path), "rank0").write(trace(*lines))
-    assert made == list(range(MOST_WHOLE))
+    assert made == [0, 1]
     steps = read_recordings(str(tmp_path)).steps
-    assert [step.summary().folded for step in steps] == [False] * MOST_WHOLE + [True] * 2
+    assert [step.summary().folded for step in steps] == [False] * 2 + [True] * 5
 
 
 def test_a_reader_makes_the_rest_from_the_side_file(tmp_path, monkeypatch):
@@ -69,6 +73,18 @@ def test_an_outlines_parts_are_one_that_is_the_whole_and_says_that_it_is_not_kno
     assert part.key in ("unknown", "(not known)", "(not named)")
 
 
-def test_many_devices_share_the_whole_summaries():
-    assert whole_summaries(trace(*LINES)) == MOST_WHOLE // 2
-    assert whole_summaries(trace("alloc 1 a")) == MOST_WHOLE
+def test_a_full_summary_read_from_the_side_file_is_the_one_that_would_have_been_written(tmp_path):
+    recorded = trace(*LINES)
+    RunWriter(str(tmp_path), "rank0").write(recorded)
+    step = read_recordings(str(tmp_path)).steps[1]
+    written = Window("rank0", step.metadata.writer_id, 0, step.metadata.side_file)
+    assert full_summary(step) == WindowSummaries(recorded, written).summary(1)
+
+
+@pytest.mark.parametrize(
+    ("events", "devices", "whole"),
+    [(0, 1, 1), (3_999, 1, 1), (4_000, 1, 2), (4_000, 2, 1), (1 << 21, 1, 500)],
+)
+def test_the_number_of_whole_summaries_follows_the_size_of_the_window(events, devices, whole):
+    recorded: Any = SimpleNamespace(events=range(events), devices=range(devices))
+    assert whole_summaries(recorded) == whole

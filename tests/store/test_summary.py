@@ -10,9 +10,9 @@ from tb_memplugin.analysis.divisions import DIVISIONS, breakdown
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import StepBlob, StepSummary
 from tb_memplugin.store.blob import MOST_BLOB_BYTES, pack, read_metadata, read_summary
-from tb_memplugin.store.reader import peak_parts, recorded_accounts
+from tb_memplugin.store.reader import peak_parts, recorded_accounts, recorded_whole
 from tb_memplugin.store.summary import Window, WindowSummaries
-from tb_memplugin.trace import Cause, Counter, CounterReading, Moment
+from tb_memplugin.trace import Cause, Counter, CounterReading, DevicePart, Moment, WholeDevice
 from tests.traces import MICROSECOND, trace
 
 WINDOW = Window("rank0", "abc", 3, "window-000003.mem")
@@ -97,6 +97,16 @@ def test_every_step_has_the_account_of_its_window():
         assert recorded_accounts(summary.devices[0]) == accounts(recorded, 0)
     assert [one.missing for one in accounts(recorded, 0)] == [100, None]
     assert recorded_accounts(summary_of(TWO_STEPS).devices[0]) == ()
+
+
+def test_every_step_has_the_whole_device_of_its_window():
+    parts = ((DevicePart.PROCESS, 600), (DevicePart.UNKNOWN, -1), (DevicePart.FREE, 401))
+    whole = WholeDevice(0, Moment.END, Moment.END, parts, is_limit=True)
+    recorded = replace(TWO_STEPS, whole_devices=(whole,))
+    outline = WindowSummaries(recorded, WINDOW).outline(1)
+    for summary in (summary_of(recorded, 0), summary_of(recorded, 1), outline):
+        assert recorded_whole(summary.devices[0]) == (whole,)
+    assert recorded_whole(summary_of(TWO_STEPS).devices[0]) == ()
 
 
 def test_metadata_tells_enough_to_list_steps():

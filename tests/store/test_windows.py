@@ -23,6 +23,7 @@ from tb_memplugin.trace import (
     Counter,
     CounterReading,
     Device,
+    DevicePart,
     Events,
     Kind,
     MemoryTrace,
@@ -37,6 +38,7 @@ from tb_memplugin.trace import (
     StartState,
     Step,
     TensorMetadata,
+    WholeDevice,
 )
 from tb_memplugin.trace.tables import EVENT_DTYPES
 from tests.traces import same, trace
@@ -68,6 +70,14 @@ READINGS = st.builds(
 DIMENSIONS = st.lists(st.tuples(st.integers(0, 2**63), st.integers(-(2**62), 2**62)), max_size=3)
 TENSORS = st.tuples(TEXT, DIMENSIONS).map(
     lambda drawn: TensorMetadata(drawn[0], *map(tuple, zip(*drawn[1], strict=True) if drawn[1] else ((), ())))
+)
+WHOLE = st.builds(
+    WholeDevice,
+    st.integers(0, 1),
+    st.sampled_from(Moment),
+    st.sampled_from(Moment),
+    st.lists(st.tuples(st.sampled_from(DevicePart), st.integers(-(2**62), 2**62)), max_size=4).map(tuple),
+    st.booleans(),
 )
 
 
@@ -135,6 +145,7 @@ def traces(draw):
         contexts=contexts,
         ooms=tuple(OutOfMemory(row, draw(st.integers(0, 2**62)), draw(size)) for row in range(min(rows, 2))),
         counters=tuple(draw(st.lists(READINGS, max_size=4))),
+        whole_devices=tuple(draw(st.lists(WHOLE, max_size=3))),
         notes=tuple(map(Note, draw(st.lists(TEXT, max_size=3)))),
         properties=draw(st.dictionaries(TEXT, TEXT, max_size=3)),
     )
@@ -311,6 +322,31 @@ def test_a_counter_of_what_is_not_there_is_refused(field, value):
         )
 
     content = written(trace("alloc 1 a", counters=(CounterReading(0, Moment.END, Counter.ALLOCATED, 1),)))
+    with pytest.raises(UnreadableFileError):
+        read(with_footer(content, change))
+
+
+def test_a_part_of_a_newer_version_is_not_known_and_the_sum_stays():
+    def change(footer, body):
+        footer.whole_devices[0].parts[0] = 99
+
+    parts = ((DevicePart.ALLOCATED, 70), (DevicePart.UNKNOWN, -5), (DevicePart.FREE, 35))
+    whole = WholeDevice(0, Moment.PEAK, Moment.END, parts)
+    content = written(trace("alloc 100 a", whole_devices=(whole,)))
+    assert read(content).whole_devices == (whole,)
+    (changed,) = read(with_footer(content, change)).whole_devices
+    assert changed.parts == ((DevicePart.UNKNOWN, 70), *parts[1:])
+    assert changed.total == 100
+
+
+@pytest.mark.parametrize(("field", "value"), [("device", 1), ("moment", 3), ("read_at", 3), ("parts", [1])])
+def test_a_whole_device_that_is_damaged_is_refused(field, value):
+    def change(footer, body):
+        whole = footer.whole_devices[0]
+        whole.parts.extend(value) if field == "parts" else setattr(whole, field, value)
+
+    whole = WholeDevice(0, Moment.END, Moment.END, ((DevicePart.FREE, 1),))
+    content = written(trace("alloc 1 a", whole_devices=(whole,)))
     with pytest.raises(UnreadableFileError):
         read(with_footer(content, change))
 

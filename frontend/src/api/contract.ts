@@ -100,6 +100,8 @@ export interface StepAnswer {
   peak: StepPeak;
   /** The window's bytes on the device beside those of a counter of others, [as in the JSON of a trace](json_format.md#account). */
   account: AccountJson;
+  /** What filled the whole device in the window, or null, [as in the JSON of a trace](json_format.md#whole_device). */
+  whole_device: WholeJson | null;
   /** What is not exact, and why. */
   notes: Note[];
   /** Number of the step recorded before it, or null. */
@@ -233,6 +235,38 @@ export interface CauseJson {
   /** Its name. */
   cause: string;
   /** Positive where the recording has fewer. */
+  bytes: number;
+}
+
+/** What fills a whole device, PyTorch and others; for the CPU, the machine or the cgroup's limit. */
+export interface WholeJson {
+  /** What the whole is. */
+  name: string;
+  /** The moments that were read. */
+  moments: WholeMoment[];
+}
+
+/** What fills a whole device at a moment of a window. */
+export interface WholeMoment {
+  /** `start`, `peak` or `end` of the window. */
+  moment: string;
+  /** When what is not PyTorch's was read: the same, or the nearest reading. */
+  read_at: string;
+  /** The same in words. */
+  text: string;
+  /** The whole. */
+  total_bytes: number;
+  /** They sum to the whole. */
+  parts: WholePart[];
+}
+
+/** A part of a whole device. */
+export interface WholePart {
+  /** Its name. */
+  part: string;
+  /** The same in words. */
+  text: string;
+  /** Of `unknown`, negative where bytes were counted twice. */
   bytes: number;
 }
 
@@ -370,6 +404,8 @@ export interface StepFiguresAnswer extends FiguresOfStep {
   previous: FiguresOfStep | null;
   /** In the order in which they first ran. */
   phases: PhaseOfStep[];
+  /** What filled the whole device when the step ended, or null, [as in the JSON of a trace](json_format.md#whole_device). */
+  whole_device: WholeJson | null;
   /** All steps. */
   whole: MonitoredWhole;
   /** What is not exact, and why. */

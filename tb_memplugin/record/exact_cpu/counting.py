@@ -21,6 +21,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record.compiling import cache_folder, compile_library, installed_compiler
 from tb_memplugin.record.storages import allocated_by_torch
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
+from tb_memplugin.record.torch_private.tensors import storage_address
 from tb_memplugin.trace import Cause, Counter, CounterReading, Moment
 from tb_memplugin.trace.tables import Int64, UInt64
 
@@ -139,7 +140,7 @@ def _adopted(library: ctypes.CDLL) -> int:
     count = 0
     for storage in storages_alive(of_gradients=not other_threads_may_run()):
         if storage.device.type == "cpu" and not storage.is_shared() and allocated_by_torch(storage):
-            count += int(library.tbm_adopt(storage.data_ptr(), storage.nbytes()))
+            count += int(library.tbm_adopt(storage_address(storage), storage.nbytes()))
     return count
 
 

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from tb_memplugin.record.modules import clean_name
 from tb_memplugin.record.storages import storages
+from tb_memplugin.record.torch_private.tensors import storage_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +135,10 @@ def stretches(tensor: torch.Tensor) -> Iterator[Stretch]:
             sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
         )
         end = start + (reach + 1) * item if tensor.numel() else start
-        yield Stretch(backing[0].data_ptr(), size, start, min(end, size))
+        yield Stretch(storage_address(backing[0]), size, start, min(end, size))
         return
     for storage in backing:
-        yield Stretch(storage.data_ptr(), storage.nbytes(), 0, storage.nbytes())
+        yield Stretch(storage_address(storage), storage.nbytes(), 0, storage.nbytes())
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -11,8 +11,9 @@ import torch
 
 from tb_memplugin.record.alive_before import memory_of
 from tb_memplugin.record.storages_alive import storages_alive, young_storages_alive
-from tb_memplugin.record.torch_private.tensors import storage_key
+from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
 from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.tables import code_mask
 
 SMALLEST_SHARE = 0.001
 """The share of the live bytes from which on the program's objects are searched for their storages."""
@@ -29,9 +30,13 @@ class CarriedBlock:
 
 @dataclass(frozen=True, slots=True)
 class CarriedBlocks:
-    """The blocks by their storages, which are held weakly: a later storage at the same address is another."""
+    """The blocks by their storages, which are held weakly: a later storage at the same address is another.
+
+    `unreached` has the bytes of the CPU's other blocks by (device name, address): Python did not have them.
+    """
 
     _blocks: dict[int, tuple[weakref.ref[torch.UntypedStorage], CarriedBlock]] = field(default_factory=dict)
+    unreached: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trace: MemoryTrace, before: CarriedBlocks) -> CarriedBlocks:
@@ -39,7 +44,7 @@ class CarriedBlocks:
 
         Models and optimizers tell in each window what they hold, so what they hold is left out. Objects
         that Python created last are searched first, and no more once less than `SMALLEST_SHARE` of the live
-        bytes is left to find.
+        bytes is left to find; then none is `unreached`.
 
         Args:
             trace: the trace.
@@ -48,7 +53,7 @@ class CarriedBlocks:
         carried = cls({key: kept for key, kept in before._blocks.items() if kept[0]() is not None})
         blocks = trace.allocations
         alive = blocks.freed >= len(trace.events)
-        rows = np.flatnonzero(alive & (blocks.born >= 0) & ~np.isin(blocks.category, _HELD))
+        rows = np.flatnonzero(alive & (blocks.born >= 0) & ~_IS_HELD[blocks.category])
         small = SMALLEST_SHARE * blocks.bytes[alive].sum()
         keys = zip(
             [trace.devices[number].name for number in blocks.device[rows].tolist()],
@@ -60,9 +65,15 @@ class CarriedBlocks:
             if blocks.bytes[list(row_of.values())].sum() <= small:
                 break
             for storage in search():
-                row = row_of.pop((memory_of(storage), storage.data_ptr()), None)
+                row = row_of.pop((memory_of(storage), storage_address(storage)), None)
                 if row is not None:
                     carried._blocks[storage_key(storage)] = weakref.ref(storage), _block(trace, row)
+        used = set(trace.events.address.tolist())
+        carried.unreached.update((key, size) for key, size in before.unreached.items() if key[1] not in used)
+        if blocks.bytes[list(row_of.values())].sum() > small:
+            carried.unreached.update(
+                (key, int(blocks.bytes[row])) for key, row in row_of.items() if key[0] == "cpu"
+            )
         return carried
 
     def get(self, storage: torch.UntypedStorage) -> CarriedBlock | None:
@@ -81,4 +92,4 @@ def _block(trace: MemoryTrace, row: int) -> CarriedBlock:
     )
 
 
-_HELD = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+_IS_HELD = code_mask((Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE))

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.storages import storages
 from tb_memplugin.record.torch_private.modules import bucket_figures
+from tb_memplugin.record.torch_private.tensors import storage_address
 
 BUCKET = "bucket of gradients"
 """The label of a bucket whose size torch tells."""
@@ -30,7 +31,7 @@ def buckets_alive(models: Mapping[str, nn.Module], names: ModuleNames) -> list[t
     )
     reached = Counter(
         {
-            storage.data_ptr(): storage.nbytes()
+            storage_address(storage): storage.nbytes()
             for gradient in gradients
             for storage, _ in storages(gradient)
         }.values()

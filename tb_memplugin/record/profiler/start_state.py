@@ -239,7 +239,7 @@ def _columns(rows: Sequence[_Row], searched: Bool) -> StartState:
     category = np.array([row.category for row in rows], np.uint8)
     named = np.array([row.label >= 0 for row in rows], bool)
     reason = np.where(named | (category == Category.UNKNOWN), of_known(category), Reason.SHARED_BATCH)
-    by_size = named & np.isin(category, (Category.WORKSPACE, Category.COMMUNICATION))
+    by_size = named & ((category == Category.WORKSPACE) | (category == Category.COMMUNICATION))
     reason[searched & (category != Category.PARAMETER_COPY)] = Reason.REACHABLE
     return as_start_state(
         [row.bytes for row in rows],

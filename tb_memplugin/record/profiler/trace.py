@@ -36,6 +36,7 @@ from tb_memplugin.record.provenance import with_later_names
 from tb_memplugin.record.sightings import match_sightings
 from tb_memplugin.record.tensor_metadata import seen_in, seen_tensors
 from tb_memplugin.record.weight_copies import fqns, held_copies
+from tb_memplugin.record.whole_device.window import whole_devices
 from tb_memplugin.trace import (
     Allocations,
     Annotations,
@@ -126,12 +127,14 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
             *_open_problems(trace, window, matched),
             *on_steps,
             *([ended] if ended else ()),
+            *window.notes,
             *notes,
             *beside_counters(memory),
             *_not_in_curve(window, matched),
             *_on_unseen_calls(attribution.unseen_calls, window, memory),
             *_notes(trace, tree, called),
         ),
+        whole_devices=whole_devices(window.whole_at_start, window.whole_at_stop, trace),
         paired=blocks,
     )
 

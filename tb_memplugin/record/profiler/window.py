@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import chain
@@ -47,10 +47,16 @@ from tb_memplugin.record.storages import (
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
+from tb_memplugin.record.torch_private.tensors import storage_address
+from tb_memplugin.record.whole_device.card import DEFAULT_POOL, pool_of
+from tb_memplugin.record.whole_device.window import WholeReading, read_whole
 from tb_memplugin.record.why_alive import with_holders
 from tb_memplugin.trace import Category, Counter, MemoryTrace, Note
 
 logger = logging.getLogger("tb_memplugin")
+
+Segment = dict[str, Any]
+"""A segment as `torch.cuda.memory_snapshot()` lists it."""
 
 
 LOST = "The memory of this window is not recorded"
@@ -96,12 +102,15 @@ class Window:
             (device name, address, bytes). Empty for allocators that cannot list them, such as the CPU's where
             its calls are not counted.
         levels_at_start, levels_at_stop: the counters of the device allocators.
+        whole_at_start, whole_at_stop: what filled the whole devices, None if that could not be read.
+        private_pools: those of CUDA's allocator at the start.
         counted: the calls of the CPU's allocator, None where they are not counted.
         buckets: (module row, bytes) of the buckets of `DistributedDataParallel`: all where blocks are listed,
             else those alive at the start.
         alive_at_end: by address, the bytes of all storages that Python has at the end; 0 of those that are
             not of torch's CPU allocator. Searched where other threads allocate or free, unseen by profilers:
             Python's, and those of communication where several processes train on CPUs.
+        notes: what is said of the start state, without a warning.
         problems: what could not be recorded, with the bytes that this concerns.
         open_problems: the same where only the whole trace tells the bytes, each with the kind of the error
             that caused it (`kind_of`), "" for none.
@@ -125,10 +134,14 @@ class Window:
     counted: CountedCalls | None = None
     levels_at_start: Levels = field(default_factory=dict)
     levels_at_stop: Levels = field(default_factory=dict)
+    whole_at_start: WholeReading | None = None
+    whole_at_stop: WholeReading | None = None
+    private_pools: set[tuple[int, int]] = field(default_factory=set)
     buckets: list[tuple[int, int]] = field(default_factory=list)
     alive_at_end: dict[int, int] | None = None
     stop_ns: int = 0
     has_models: bool = False
+    notes: list[Note] = field(default_factory=list)
     problems: list[Note] = field(default_factory=list)
     open_problems: dict[str, str] = field(default_factory=dict)
     results: dict[int, int] = field(default_factory=dict)
@@ -199,7 +212,10 @@ class WindowRecorder:
         self._handles.append(StepHooks(self._before_step, self._after_step))
         self._handles.append(Newcomers(window.names, self._modules, self._cannot_name))
         window.levels_at_start = allocator_levels()
-        window.blocks = allocator_blocks()
+        segments = allocator_segments()
+        window.private_pools = {pool_of(segment) for segment in segments} - {DEFAULT_POOL}
+        window.whole_at_start = self._read_whole(segments, children=False)
+        window.blocks = blocks_in(segments)
         if is_counting():
             self._counting = begin_window()
             window.blocks += self._counting.blocks()
@@ -236,6 +252,8 @@ class WindowRecorder:
             window.counted = self._counting.stop()
         if window is not None:
             window.levels_at_stop = allocator_levels()
+            segments = allocator_segments(window.private_pools) if window.private_pools else []
+            window.whole_at_stop = self._read_whole(segments, children=True)
         self._unhook()
         if window is not None and not window.stop_ns:
             window.stop_ns = time_ns()
@@ -244,6 +262,13 @@ class WindowRecorder:
             except Exception as error:
                 self._note("the end of a window", error)
         self._release()
+
+    def _read_whole(self, segments: Sequence[Segment], *, children: bool) -> WholeReading | None:
+        try:
+            return read_whole(children=children, segments=segments)
+        except Exception as error:
+            self._note("what fills the whole device", error)
+            return None
 
     def fail(self, where: str, error: BaseException) -> None:
         """End the window because of an error, without a record of it.
@@ -350,8 +375,8 @@ class WindowRecorder:
         """Add to the start state what else is alive: `kept` gets its storages."""
         keys = {(sighting.device, sighting.address) for sighting in window.start}
         rows = {module.key: row for row, module in enumerate(window.names.modules)}
-        for alive in alive_now():
-            storage, key = alive.storage, (alive.device, alive.storage.data_ptr())
+        for alive in alive_now(window.notes):
+            storage, key = alive.storage, (alive.device, storage_address(alive.storage))
             if key in keys:
                 continue
             keys.add(key)
@@ -366,6 +391,17 @@ class WindowRecorder:
                 Sighting(time_ns(), *key, storage.nbytes(), category, module, label, tensor=tensor)
             )
             kept.append(storage)
+        unreached = sum(size for key, size in self._carried.unreached.items() if key not in keys)
+        if unreached and not is_counting():
+            window.notes.append(
+                Note(
+                    f"Up to {unreached:,} bytes that earlier windows allocated are not counted: they were "
+                    "alive at the end, but neither Python nor autograd has them. They were freed since, or "
+                    "only C++ code holds them. Pass exact_cpu=True to know.",
+                    "unreached",
+                    unreached,
+                )
+            )
 
     def with_holders(self, trace: MemoryTrace) -> MemoryTrace:
         """Return the trace with what holds the blocks that outlive it, unless that took long once before."""
@@ -396,7 +432,7 @@ class WindowRecorder:
             for row, reference in self._start_storages.items()
             if (storage := reference()) is not None
         )
-        addresses = [(row, storage.data_ptr()) for row, storage in alive]
+        addresses = [(row, storage_address(storage)) for row, storage in alive]
         window.moved = [(row, address) for row, address in addresses if address != window.start[row].address]
         window.sightings = list(chain.from_iterable(map(unique_sightings, self._sightings)))
 
@@ -540,7 +576,8 @@ def _bytes_alive() -> dict[int, int]:
     """Return the storages that Python has: see `Window.alive_at_end`."""
     sizes: dict[int, int] = {}
     for storage in storages_alive(of_gradients=not other_threads_may_run()):
-        address, is_torchs = storage.data_ptr(), memory_of(storage) == "cpu" and allocated_by_torch(storage)
+        address = storage_address(storage)
+        is_torchs = memory_of(storage) == "cpu" and allocated_by_torch(storage)
         sizes[address] = max(sizes.get(address, 0), storage.nbytes() if is_torchs else 0)
     return sizes
 
@@ -557,28 +594,34 @@ def reports_to_profiler() -> bool:
     return not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() == "native"
 
 
-def allocator_blocks() -> list[tuple[str, int, int]]:
-    """Return the allocated blocks of CUDA's caching allocator: (device name, address, rounded bytes).
+def allocator_segments(pools: Iterable[tuple[int, int]] = ()) -> list[Segment]:
+    """Return the segments of CUDA's caching allocator; none of other allocators.
 
-    The profiler counts the same rounded sizes, so they sum to its counter at that moment. Other allocators
-    list no blocks.
+    Args:
+        pools: only those of these pools, as far as torch can tell them apart; () for all.
     """
     if not torch.cuda.is_initialized() or not reports_to_profiler():
         return []
-    light = (
-        {"include_traces": False}
-        if "include_traces" in signature(torch.cuda.memory_snapshot).parameters
-        else {}
-    )
-    blocks: list[tuple[str, int, int]] = []
-    for segment in torch.cuda.memory_snapshot(**light):
-        name = f"cuda:{segment['device']}"
-        blocks += [
-            (name, block["address"], block["size"])
-            for block in segment["blocks"]
-            if block["state"] == "active_allocated"
-        ]
-    return blocks
+    parameters = signature(torch.cuda.memory_snapshot).parameters
+    light = {"include_traces": False} if "include_traces" in parameters else {}
+    if not pools:
+        return list(torch.cuda.memory_snapshot(**light))
+    if "mempool_id" not in parameters:
+        return []
+    return [segment for pool in pools for segment in torch.cuda.memory_snapshot(mempool_id=pool, **light)]
+
+
+def blocks_in(segments: Iterable[Segment]) -> list[tuple[str, int, int]]:
+    """Return the allocated blocks of segments: (device name, address, rounded bytes).
+
+    The profiler counts the same rounded sizes, so they sum to its counter at that moment.
+    """
+    return [
+        (f"cuda:{segment['device']}", block["address"], block["size"])
+        for segment in segments
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    ]
 
 
 def watch(recorder: WindowRecorder) -> None:

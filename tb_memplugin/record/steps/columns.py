@@ -46,6 +46,9 @@ def _device_figures(steps: Sequence[DeviceStep], counters: Counters) -> DeviceFi
         ooms=_column([step.num_ooms or 0 for step in steps]) if reserve else None,
         allocations=_column([step.allocations or 0 for step in steps]) if reserve else None,
         allocated_bytes=_column([step.allocated_bytes or 0 for step in steps]) if reserve else None,
+        end_requested=_known([step.requested for step in steps]),
+        whole_free=_known([step.whole_free for step in steps]),
+        whole_total=_known([step.whole_total for step in steps]),
     )
 
 
@@ -65,6 +68,12 @@ def _phase_figures(steps: Sequence[MonitoredStep], name: str, devices: int) -> P
             for row in range(devices)
         ),
     )
+
+
+def _known(values: Sequence[int | None]) -> Int64 | None:
+    """Return a column with -1 for what is not known; None if nothing is."""
+    known = any(value is not None for value in values)
+    return _column([-1 if value is None else value for value in values]) if known else None
 
 
 def _column(values: Sequence[int]) -> Int64:

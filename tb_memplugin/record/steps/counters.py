@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tb_memplugin.record.steps.process_memory import ResidentMemory
 from tb_memplugin.record.steps.shared_peaks import SharedPeaks
+from tb_memplugin.record.whole_device.host import host_free
 
 logger = logging.getLogger("tb_memplugin")
 
@@ -22,6 +23,7 @@ class Reading(NamedTuple):
         peak, peak_reserved: the highest values since the previous reading.
         exact: whether `peak` is exact; otherwise it is a lower bound.
         reserved_exact: whether `peak_reserved` is exact.
+        requested: the current bytes as requested, None if not counted.
         retries, ooms, allocations, allocated_bytes: counts since some time before the first reading.
     """
 
@@ -35,6 +37,7 @@ class Reading(NamedTuple):
     allocations: int = 0
     allocated_bytes: int = 0
     reserved_exact: bool = True
+    requested: int | None = None
 
 
 NOTHING = Reading(0, 0)
@@ -59,6 +62,9 @@ class Counters(Protocol):
     def read(self) -> Reading:
         """Return the current counters. May raise any exception of torch or the system."""
 
+    def free(self) -> tuple[int, int] | None:
+        """Return the free and all bytes of the whole device, None if not known or if nothing is reserved."""
+
     def close(self) -> None:
         """Release the counters; they are not read again."""
 
@@ -71,6 +77,9 @@ class DeviceHandle(Protocol):
 
     def resolve(self) -> tuple[int, str, str, int | None]:
         """Return the index, name, product, and capacity in bytes of a device in use."""
+
+    def free(self, index: int) -> tuple[int, int] | None:
+        """Return the free and all bytes of a device in use, None if not known."""
 
     name: str
 
@@ -93,6 +102,7 @@ class AllocatorCounters:
         self._peaks: SharedPeaks | None = None
         self._index = 0
         self._mine: list[int] = []
+        self._has_reserve = False
 
     def read(self) -> Reading:
         """Return the current counters; zeros while the device is not in use."""
@@ -104,7 +114,12 @@ class AllocatorCounters:
             self._mine = self._peaks.open(self._index)
             self.in_use = True
         stats, peak, reserved = self._peaks.take(self._index, self._mine)
+        self._has_reserve = stats["reserved_bytes"]["all"]["current"] > 0
         return _reading(stats, peak, reserved)
+
+    def free(self) -> tuple[int, int] | None:
+        """Return the free and all bytes of the device; a device without a reserve may have no context."""
+        return self._device.free(self._index) if self._has_reserve else None
 
     def close(self) -> None:
         """End this reader, so that peaks are no longer reset for it."""
@@ -128,6 +143,7 @@ class UntouchedCounters:
         self.in_use = False
         self._device, self._stats = device, stats
         self._index = 0
+        self._has_reserve = False
         self._allocated, self._reserved = HighWater(), HighWater()
 
     def read(self) -> Reading:
@@ -141,7 +157,12 @@ class UntouchedCounters:
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         peak, exact = self._allocated.since(allocated["current"], allocated["peak"])
         peak_reserved, reserved_exact = self._reserved.since(reserved["current"], reserved["peak"])
+        self._has_reserve = reserved["current"] > 0
         return _reading(stats, peak, peak_reserved, exact=exact, reserved_exact=reserved_exact)
+
+    def free(self) -> tuple[int, int] | None:
+        """Return the free and all bytes of the device; a device without a reserve may have no context."""
+        return self._device.free(self._index) if self._has_reserve else None
 
     def close(self) -> None:
         """Do nothing: there is nothing to restore."""
@@ -179,6 +200,10 @@ class ProcessCounters:
             return self._without_resets(error)
         before, self._level = self._level, stats["allocated_bytes"]["all"]["current"]
         return Reading(self._level, max(peak, before, self._level))
+
+    def free(self) -> tuple[int, int] | None:
+        """Return the free and all bytes of the host."""
+        return host_free()
 
     def _without_resets(self, error: OSError) -> Reading:
         """Return the last reading with an exact peak, and go on without resets."""
@@ -230,4 +255,5 @@ def _reading(
         allocations=stats["allocation"]["all"]["allocated"] if "allocation" in stats else 0,
         allocated_bytes=allocated["allocated"],
         reserved_exact=reserved_exact,
+        requested=stats["requested_bytes"]["all"]["current"] if "requested_bytes" in stats else None,
     )

@@ -26,6 +26,7 @@ from tb_memplugin.record.torch_private.allocators import (
     RESET_PEAKS,
     is_allocator_initialized,
 )
+from tb_memplugin.record.whole_device.card import free_of
 
 logger = logging.getLogger("tb_memplugin")
 
@@ -142,6 +143,10 @@ class AcceleratorHandle:
             str(getattr(properties, "name", "")),
             getattr(properties, "total_memory", None),
         )
+
+    def free(self, index: int) -> tuple[int, int] | None:
+        """Return the free and all bytes of the device."""
+        return free_of(self.type, index)
 
 
 @cache

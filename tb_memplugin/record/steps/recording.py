@@ -33,6 +33,9 @@ class DeviceStep:
         peak_reserved, reserved: the same for reserved bytes; None if the device has no reserve.
         num_alloc_retries, num_ooms, allocations, allocated_bytes: counts within the step; None if the device
             has no counts, as the process has not.
+        requested: allocated bytes as requested, when the step ended; None if not counted.
+        whole_free, whole_total: free and all bytes of the whole device when the step ended; of the process,
+            those of the machine or its cgroup's limit. None if not known.
     """
 
     device: str
@@ -45,6 +48,9 @@ class DeviceStep:
     num_ooms: int | None = None
     allocations: int | None = None
     allocated_bytes: int | None = None
+    requested: int | None = None
+    whole_free: int | None = None
+    whole_total: int | None = None
 
     @property
     def fragmentation(self) -> float | None:
@@ -247,8 +253,10 @@ class StepRecording:
 
 
 def _device_step(counters: Counters, first: Reading, last: Reading, highs: Highs, row: int) -> DeviceStep:
+    free, total = counters.free() or (None, None)
     if counters.kind != "allocator":
-        return DeviceStep(counters.name, highs.peaks[row], highs.exact[row], last.allocated)
+        peak, exact = highs.peaks[row], highs.exact[row]
+        return DeviceStep(counters.name, peak, exact, last.allocated, whole_free=free, whole_total=total)
     return DeviceStep(
         device=counters.name,
         peak_allocated=highs.peaks[row],
@@ -260,6 +268,9 @@ def _device_step(counters: Counters, first: Reading, last: Reading, highs: Highs
         num_ooms=_since(first.ooms, last.ooms),
         allocations=_since(first.allocations, last.allocations),
         allocated_bytes=_since(first.allocated_bytes, last.allocated_bytes),
+        requested=last.requested,
+        whole_free=free,
+        whole_total=total,
     )
 
 

@@ -82,6 +82,10 @@ WINDOW_STOPS = name(
     "torch.autograd.profiler._run_on_profiler_stop", "torch calls it after each window", _HEARS_NOTHING
 )
 
+_FAILS = "a program that starts its own profiler in a window of ours gets torch's error"
+PREPARES = name("torch.autograd.profiler._prepare_profiler", "what a profile calls to get ready", _FAILS)
+ENABLES = name("torch.autograd.profiler._enable_profiler", "what a profile calls to begin", _FAILS)
+
 _NO_BUFFERS = "MemoryTracer does not see what kernels allocate on the CPU, which a note says"
 profiler_enabled: Callable[[], bool] | None = private(
     "torch._C._autograd._profiler_enabled",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,38 @@ storage_key: Callable[[torch.UntypedStorage], int] = getter(
 )
 KEY_IS_ADDRESS = storage_key is not id
 """Whether `storage_key` returns the address of a `c10::StorageImpl`."""
+
+StorageHead = ctypes.c_size_t * 7
+"""The first words of a `c10::StorageImpl`: its address, what frees it and the argument of that are among them
+(seen in torch 2.13; in 2.6, whose two counts of references may take two words, by its source)."""
+
+_word_at = ctypes.c_size_t.from_address
+
+
+def _address_offset() -> int:
+    """Return where in a `c10::StorageImpl` its memory's address is, in bytes; -1 if that is not known."""
+    probe = torch.UntypedStorage(1)
+    if not KEY_IS_ADDRESS:
+        return -1
+    words = list(StorageHead.from_address(storage_key(probe)))
+    address = probe.data_ptr()
+    return words.index(address) * ctypes.sizeof(ctypes.c_size_t) if address in words else -1
+
+
+_ADDRESS_OFFSET = _address_offset()
+
+
+def storage_address(storage: torch.UntypedStorage) -> int:
+    """Return the address of a storage's memory, 0 for none.
+
+    `data_ptr()` is not asked: it gives memory of its own to a storage that shares it until one of both is
+    written to (`torch._lazy_clone`), and warns or raises an error where a storage has none.
+    """
+    if _ADDRESS_OFFSET < 0:
+        return storage.data_ptr()
+    key = storage_key(storage)
+    return _word_at(key + _ADDRESS_OFFSET).value if key else 0
+
 
 TensorBase: Any = private(
     "torch._C.TensorBase",

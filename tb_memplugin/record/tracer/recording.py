@@ -136,7 +136,7 @@ class StorageRecording:
         if self._device_type == "cpu":
             for row, size in buckets_alive(models, self.layers.names):
                 self.recorded.ledger.expect(size, Category.COMMUNICATION, BUCKET, row)
-        for alive in alive_now():
+        for alive in alive_now(self.recorded.notes):
             if self._is_mine(alive.storage):
                 for block in self.recorded.ledger.blocks_of([alive.storage]):
                     if block.category is Category.UNKNOWN:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from tb_memplugin.analysis.growth import COUNTED_ON_CPU
-from tb_memplugin.exports.json import AccountJson, account_json
+from tb_memplugin.exports.json import AccountJson, WholeJson, account_json, whole_json
 from tb_memplugin.proto import summary_pb2
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.selection import Request
@@ -19,7 +19,7 @@ from tb_memplugin.server.shapes import (
     parts_shape,
     stats_shape,
 )
-from tb_memplugin.store.reader import largest_at_peak, peak_parts, recorded_accounts
+from tb_memplugin.store.reader import largest_at_peak, peak_parts, recorded_accounts, recorded_whole
 from tb_memplugin.trace import Phase
 from tb_memplugin.trace.notes import OTHER
 
@@ -92,6 +92,9 @@ class StepAnswer(TypedDict):
     account: AccountJson
     """The window's bytes on the device beside those of a counter of others, [as in the JSON of a
     trace](json_format.md#account)."""
+    whole_device: WholeJson | None
+    """What filled the whole device in the window, or null,
+    [as in the JSON of a trace](json_format.md#whole_device)."""
     notes: list[Note]
     """What is not exact, and why."""
     previous_step: int | None
@@ -121,6 +124,7 @@ def answer(session: Session, request: Request) -> StepAnswer:
         "stats": next(stats_shape(stats) for stats in metadata.devices if stats.device == chosen.device),
         "peak": _peak_shape(summary, device),
         "account": account_json(recorded_accounts(device)),
+        "whole_device": whole_json(recorded_whole(device), device.name),
         "notes": notes,
         "previous_step": _previous_step(session, request, chosen),
         "first_end": _first_end(session, request, chosen, summary.source),

@@ -7,7 +7,9 @@ from typing import TypedDict
 import numpy as np
 
 from tb_memplugin.analysis.steps import highest_row
+from tb_memplugin.analysis.whole_device import whole_of_step
 from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.exports.json import WholeJson, whole_json
 from tb_memplugin.server.routes.steps import requested_series
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
@@ -99,6 +101,9 @@ class StepFiguresAnswer(FiguresOfStep):
     """The step before: its number and figures."""
     phases: list[PhaseOfStep]
     """In the order in which they first ran."""
+    whole_device: WholeJson | None
+    """What filled the whole device when the step ended, or null,
+    [as in the JSON of a trace](json_format.md#whole_device)."""
     whole: MonitoredWhole
     """All steps."""
     notes: list[Note]
@@ -131,12 +136,18 @@ def answer(session: Session, request: Request) -> StepFiguresAnswer:
         "previous_step": int(figures.steps[row - 1]) if row else None,
         "previous": _row_shape(device_figures, row - 1) if row else None,
         "phases": [_phase_shape(phase, device, row) for phase in figures.phases if phase.counts[row]],
+        "whole_device": _whole_device(device_figures, row),
         "whole": whole_shape(figures, device),
         "notes": [
             {"code": note.code, "level": note.level, "bytes": note.bytes, "device": note.device, "text": note}
             for note in figures.notes
         ],
     }
+
+
+def _whole_device(device: DeviceFigures, row: int) -> WholeJson | None:
+    whole = whole_of_step(device, row)
+    return whole_json([whole] if whole is not None else [], device.name)
 
 
 def whole_shape(figures: StepFigures, device: int) -> MonitoredWhole:

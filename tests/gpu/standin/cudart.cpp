@@ -81,7 +81,12 @@ size_t most_used[64];
 
 size_t context_bytes() { static size_t bytes = size_t(setting("STANDIN_CONTEXT_BYTES", 500L << 20)); return bytes; }
 
-size_t free_bytes(int device) { return target().bytes - std::min(target().bytes, context_bytes() + used[device]); }
+// What a process has that is not there, on each device.
+size_t others_bytes() { static size_t bytes = size_t(setting("STANDIN_OTHERS_BYTES", 0)); return bytes; }
+
+size_t free_bytes(int device) {
+    return target().bytes - std::min(target().bytes, context_bytes() + others_bytes() + used[device]);
+}
 
 bool take(int device, size_t bytes) {
     if (bytes > free_bytes(device)) return false;
@@ -272,6 +277,7 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     *total = target().bytes;
     return cudaSuccess;
 }
+size_t standin_others_bytes() { return others_bytes(); }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* it, const void* at) {
     std::lock_guard<std::mutex> held(lock);
     std::memset(it, 0, sizeof *it);

@@ -1,5 +1,7 @@
 // libcuda.so.1 for those who open it by name: a driver that has a context and runs nothing. The rest: build.py.
+#include <cstdint>
 #include <cstdlib>
+#include <unistd.h>
 
 extern "C" {
 int cuInit(unsigned) { return 0; }
@@ -37,6 +39,45 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
 
 // libnvidia-ml.so.1 is the same file: expandable segments ask it whether devices share a fabric.
 int nvmlInit_v2() { return 0; }
+int nvmlInitWithFlags(unsigned) { return 0; }
+
+// Memory, as nvidia-smi shows it. A handle is the device's number plus one; the driver keeps 600 MiB for itself.
+int cudaMemGetInfo(size_t* free, size_t* total) __attribute__((weak));
+int cudaGetDevice(int* device) __attribute__((weak));
+int cudaSetDevice(int device) __attribute__((weak));
+size_t standin_others_bytes() __attribute__((weak));
+
+struct Memory { unsigned version; unsigned long long total, reserved, free, used; };
+struct Process { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; };
+
+int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {  // GPU-01000000-...
+    *device = reinterpret_cast<void*>(std::strtoul(uuid + 4, nullptr, 16) >> 24);
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo_v2(void* device, Memory* it) {
+    size_t free = 0, total = 0;
+    int before = 0;
+    cudaGetDevice(&before);
+    cudaSetDevice(int(intptr_t(device)) - 1);
+    cudaMemGetInfo(&free, &total);
+    cudaSetDevice(before);
+    it->reserved = 600ull << 20;
+    it->total = total + it->reserved;
+    it->free = free;
+    it->used = total - free;
+    return 0;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, Process* list) {
+    const size_t others = standin_others_bytes();
+    const unsigned processes = others ? 2 : 1;
+    if (*count < processes) { *count = processes; return 7; }  // 7: insufficient size
+    *count = processes;
+    Memory memory;
+    nvmlDeviceGetMemoryInfo_v2(device, &memory);
+    list[0] = {unsigned(getpid()), memory.used - others, ~0u, ~0u};
+    if (others) list[1] = {1, others, ~0u, ~0u};
+    return 0;
+}
 int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** device) { *device = reinterpret_cast<void*>(1); return 0; }
 int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return 0; }  // it stays as it was, all zeros: no fabric
 int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int*) { return 3; }  // 3: not supported

@@ -64,3 +64,37 @@ def test_a_block_of_the_step_between_is_not_taken_for_that_of_the_window(windows
 
     _, second = windows(step)
     assert [category for category, _ in of_size(second, ROWS * 4)] == [Category.UNKNOWN]
+
+
+def unreached(trace: MemoryTrace) -> list[int | None]:
+    return [note.bytes for note in trace.notes if note.code == "unreached"]
+
+
+class Keeps(nn.Module):
+    """Keeps what it makes where, once it is scripted, only C++ code has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = torch.zeros(1)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.made = rows + 1
+        return rows
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("is_read", [False, True])
+def test_what_only_c_plus_plus_code_holds_is_told_by_its_bytes_until_python_has_it(windows, is_read):
+    keeps = torch.jit.script(Keeps())
+
+    def step(number, model, kept):
+        model(torch.ones(1, 8))
+        if number == 1:  # the first window
+            keeps(torch.ones(ROWS))
+        if number == 2 and is_read:  # between the windows
+            kept.append(keeps.made)
+
+    first, second = windows(step)
+    assert unreached(first) == []
+    assert unreached(second) == ([] if is_read else [ROWS * 4])
+    assert len(of_size(second, ROWS * 4)) == is_read

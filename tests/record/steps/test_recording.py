@@ -145,6 +145,18 @@ def test_a_device_that_is_not_in_use_yet_is_not_brought_into_use(allocator):
     assert (recording.counters[0].product, recording.counters[0].capacity) == ("A Card", 1000)
 
 
+def test_what_is_free_is_asked_of_a_device_on_which_something_is_reserved(recording, allocator):
+    """A device without a reserve may have no context, and asking would create one."""
+    (first,) = recording.end_step().devices
+    assert (first.whole_free, first.whole_total) == (None, None)
+    allocator.allocate(10)
+    (second,) = recording.end_step().devices
+    assert (second.whole_free, second.whole_total) == (60_000, 100_000)
+    (device,) = figures_of(recording.take(), recording.counters).devices
+    assert device.whole_free is not None
+    assert device.whole_free.tolist() == [-1, 60_000]
+
+
 def test_without_resets_a_peak_is_exact_where_the_counter_rose_else_a_lower_bound(untouched, allocator):
     allocator.briefly(100)
     rose = untouched.end_step().devices[0]

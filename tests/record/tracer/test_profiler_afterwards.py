@@ -8,6 +8,7 @@ now and then it reports the free of an older block with a size that an earlier o
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import itertools, json, sys, tempfile
+import itertools, json, sys
 from pathlib import Path
 import torch
 from torch import nn
@@ -41,7 +42,7 @@ if sys.argv[1] == "traced":
         step()
 for _ in range(5):
     step()  # what the tracer's operators allocated goes, while nobody listens
-folder = Path(tempfile.mkdtemp())
+folder = Path(sys.argv[2])
 handler = memory_trace_handler(folder, "w", model=model, optimizer=optimizer)
 with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
     step()
@@ -60,21 +61,23 @@ print(json.dumps({
 """
 
 
-def told(how: str) -> dict:
+def told(how: str, folder: Path) -> dict:
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, how],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, how, str(folder)],
+        env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[3],
         check=True,
     )
+    assert not list(folder.glob("tmp*"))  # the prefix of temporary folders
     found: dict = json.loads(ran.stdout.splitlines()[-1])
     return found
 
 
 @pytest.fixture(scope="module")
-def both() -> tuple[dict, dict]:
-    return told("fresh"), told("traced")
+def both(tmp_path_factory) -> tuple[dict, dict]:
+    return told("fresh", tmp_path_factory.mktemp("fresh")), told("traced", tmp_path_factory.mktemp("traced"))
 
 
 def allocated(found: dict) -> list[int]:

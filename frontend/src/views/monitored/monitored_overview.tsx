@@ -13,6 +13,7 @@ import { RouteLink } from "../route_link";
 import { FailureState, Loading } from "../states";
 import { HowToRecord } from "./only_figures";
 import { PeakOfAllSteps } from "../steps/peak_of_all_steps";
+import { WholeDevice } from "../whole_device";
 import { Phases } from "./phases";
 
 /** A step of which there are figures alone: what peaked, and how it stands among all steps. */
@@ -42,6 +43,7 @@ export function MonitoredOverview() {
       <Cards answer={answer} unit={unit} />
       <PeakOfAllSteps selection={selection.value!} bytes={answer.peak_bytes} />
       <Phases answer={answer} />
+      <WholeDevice whole={answer.whole_device} />
       <Notes notes={notesOf(answer)} />
       <HowToRecord />
       <p class="source muted breaking">

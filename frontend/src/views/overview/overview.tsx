@@ -9,6 +9,7 @@ import { Notes } from "../notices";
 import { PeakOfAllSteps } from "../steps/peak_of_all_steps";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
+import { WholeDevice } from "../whole_device";
 import { AccountLine } from "./account";
 import { Cards } from "./cards";
 import { Change } from "./change";
@@ -49,6 +50,7 @@ export function Overview() {
         </div>
         {answer.peak.by_module.some((part) => isModule(part.key)) || !answer.source.side_file_present ? <ByModule peak={answer.peak} /> : <ByLine peak={answer.peak} />}
       </div>
+      <WholeDevice whole={answer.whole_device} />
       <Largest pick={pick} peak={answer.peak} />
       <Notes notes={withoutFailures(answer.notes, pick, failed)} />
       <Source answer={answer} />

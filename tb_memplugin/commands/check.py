@@ -1,0 +1,211 @@
+"""`tb-memplugin check`: whether a program needs more memory than before; for a CI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import click
+
+from tb_memplugin.analysis.peak_limits import (
+    DIVISIONS,
+    DevicePeak,
+    Division,
+    Limit,
+    PeakGrowth,
+    device_peaks,
+    peak_growths,
+)
+from tb_memplugin.analysis.units import Unit, read_size, size_text
+from tb_memplugin.commands.divisions import shown_key
+from tb_memplugin.commands.opening import Reading, open_trace, reading_options
+from tb_memplugin.commands.options import PATH
+from tb_memplugin.commands.tables import LONGEST, printable
+from tb_memplugin.errors import MemPluginError, NotRecordedError
+from tb_memplugin.exports.output import replacing
+from tb_memplugin.store.memory_lock import is_lock, lock_text, read_lock
+
+ABOVE = 1
+"""The exit code if a peak is above the limit. What cannot be compared exits with 2, as all errors do."""
+
+SHOWN = 5
+"""How many changed parts are named."""
+
+
+@click.command("check")
+@click.argument("paths", metavar="[BASE]... NEW", type=PATH, nargs=-1, required=True)
+@click.option(
+    "--fail-above",
+    "limit",
+    default="2%",
+    show_default=True,
+    metavar="LIMIT",
+    help="How much a peak may exceed the base: 2%, 64MiB, or bytes.",
+)
+@click.option(
+    "--by", type=click.Choice(DIVISIONS), help="What to tell growth by. Default: module, else category."
+)
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["text", "json", "markdown", "github"]),
+    default="text",
+    show_default=True,
+    help="markdown: for a comment; github: annotations of GitHub Actions.",
+)
+@click.option("--write", type=PATH, metavar="LOCK", help="Write the peaks of all PATHs as a base to commit.")
+@reading_options
+def command(
+    paths: Sequence[str],
+    limit: str,
+    by: Division | None,
+    layout: str,
+    write: str | None,
+    reading: Reading,
+) -> None:
+    """Exit with 1 if the peak of NEW exceeds that of BASE by more than a limit, with 0 if not.
+
+    BASE and NEW are recordings, snapshots, estimates, or a memory.lock that --write made. Of several BASEs,
+    runs of the same program, the highest peak counts, so that what differs from run to run is no growth.
+    """
+    allowed = _limit(limit)
+    if write is not None:
+        text = lock_text(_peaks(paths, reading))
+        with replacing(write) as stream:
+            stream.write(text.encode())
+        return
+    *bases, new = paths
+    if not bases:
+        raise MemPluginError("There is no base.", where="BASE", fix="Give two paths: check BASE NEW")
+    base, now = _peaks(bases, reading), _peaks([new], reading)
+    growths = peak_growths(base, now, allowed, by)
+    if len(growths) < len(base) or not growths:
+        missing = sorted({peak.device for peak in base} - {growth.device for growth in growths})
+        raise NotRecordedError(
+            f"These cannot be compared: the new recording has no {' and no '.join(missing)}."
+            if missing
+            else "The base has no device.",
+            where=new,
+            fix="Compare recordings of the same program on the same kind of device.",
+        )
+    click.echo(LAYOUTS[layout](growths, limit))
+    raise SystemExit(ABOVE if any(growth.is_above for growth in growths) else 0)
+
+
+def _peaks(paths: Sequence[str], reading: Reading) -> tuple[DevicePeak, ...]:
+    """Return the peaks of a lock, or of all recordings.
+
+    Raises:
+        MemPluginError: a lock is one of several paths.
+    """
+    if any(map(is_lock, paths)):
+        if len(paths) > 1:
+            raise MemPluginError("A lock is a base by itself.", where=paths[0], fix="Give it alone.")
+        return read_lock(paths[0])
+    return device_peaks(open_trace(path, reading).trace for path in paths)
+
+
+def _limit(text: str) -> Limit:
+    """Read a limit such as `2%`, `64MiB` or `1000`.
+
+    Raises:
+        MemPluginError: it is neither.
+    """
+    number, percent, more = text.strip().partition("%")
+    if not percent:
+        return Limit(bytes=0 if number == "0" else read_size(text, "--fail-above"))
+    try:
+        share = float(number) / 100
+    except ValueError:
+        share = -1.0
+    if more or not 0 <= share < float("inf"):
+        raise MemPluginError(f"{text!r} is no limit.", where="--fail-above", fix="Give 2%, 64MiB, or bytes.")
+    return Limit(share=share)
+
+
+def _verdict(growth: PeakGrowth) -> str:
+    unit = Unit.for_bytes([growth.bytes, growth.base_bytes])
+    several = growth.base_lowest_bytes != growth.base_bytes
+    base = f"{unit.text(growth.base_lowest_bytes)} to " if several else ""
+    more = "+" if growth.delta_bytes > 0 else "-" if growth.delta_bytes < 0 else ""
+    change = 100 * growth.delta_bytes / growth.base_bytes if growth.base_bytes else 0.0
+    return (
+        f"{growth.device}: peak {unit.text(growth.bytes)}, base {base}{unit.text(growth.base_bytes)}: "
+        f"{more}{size_text(abs(growth.delta_bytes))} ({change:+.2f} %)"
+    )
+
+
+def _grown(growth: PeakGrowth) -> list[tuple[str, int]]:
+    """Return the parts that grew most, with the bytes by which they did."""
+    rows = [row for row in growth.rows if row.delta_bytes > 0]
+    return [(printable(shown_key(row.key), LONGEST), row.delta_bytes) for row in rows[:SHOWN]]
+
+
+def _text(growths: Sequence[PeakGrowth], limit: str) -> str:
+    lines = []
+    for growth in growths:
+        state = f"ABOVE the limit of {limit}" if growth.is_above else f"within the limit of {limit}"
+        lines.append(f"{_verdict(growth)}, {state}")
+        if growth.delta_bytes > 0:
+            lines += [f"  {growth.by} {key}: +{size_text(size)}" for key, size in _grown(growth)]
+    return "\n".join(lines)
+
+
+def _markdown(growths: Sequence[PeakGrowth], limit: str) -> str:
+    state = "above" if any(growth.is_above for growth in growths) else "within"
+    lines = [
+        f"### Memory: {state} the limit of {limit}",
+        "",
+        "| device | peak | base | change | |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for growth in growths:
+        unit = Unit.for_bytes([growth.bytes, growth.base_bytes])
+        share = 100 * growth.delta_bytes / growth.base_bytes if growth.base_bytes else 0.0
+        grown = ", ".join(f"{_escaped(key)} +{size_text(size)}" for key, size in _grown(growth))
+        lines.append(
+            f"| {_escaped(growth.device)} | {unit.text(growth.bytes)} | {unit.text(growth.base_bytes)} | "
+            f"{share:+.2f} % | {grown} |"
+        )
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    """Return text in which Markdown and HTML see nothing of theirs."""
+    return "".join(f"&#{ord(char)};" if char in "|<>&`*_[]()!~\\@#" else char for char in text)
+
+
+def _github(growths: Sequence[PeakGrowth], limit: str) -> str:
+    lines = []
+    for growth in growths:
+        level = "error" if growth.is_above else "notice"
+        grown = "; ".join(f"{growth.by} {key} +{size_text(size)}" for key, size in _grown(growth))
+        text = f"{_verdict(growth)}, limit {limit}{grown and f'. Grew: {grown}'}"
+        data = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+        lines.append(f"::{level} title=Memory::{data}")
+    return "\n".join(lines)
+
+
+def _json(growths: Sequence[PeakGrowth], limit: str) -> str:
+    devices = [
+        {
+            **{name: value for name, value in asdict(growth).items() if name != "rows"},
+            "delta_bytes": growth.delta_bytes,
+            "is_above": growth.is_above,
+            "rows": [
+                {name: getattr(row, name) for name in ("key", "base_bytes", "other_bytes", "delta_bytes")}
+                for row in growth.rows
+            ],
+        }
+        for growth in growths
+    ]
+    return json.dumps({"limit": limit, "devices": devices}, indent=2)
+
+
+LAYOUTS: dict[str, Callable[[Sequence[PeakGrowth], str], str]] = {
+    "text": _text,
+    "json": _json,
+    "markdown": _markdown,
+    "github": _github,
+}

@@ -1,0 +1,75 @@
+"""`tb-memplugin run`: run a program and record its memory, without a change to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.launch import settings
+
+
+@click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--logdir", default="runs", show_default=True, help="Folder for TensorBoard, or a URL.")
+@click.option(
+    "--steps",
+    default=settings.DEFAULT_STEPS,
+    show_default=True,
+    help="Steps to record in full: 10, or 3:6 (3, 4 and 5), or 3:6,100. A step ends with the optimizer's.",
+)
+@click.option("--snapshot", is_flag=True, help="Record the GPU allocator's history in these steps, too.")
+@click.option(
+    "--stacks/--no-stacks", default=True, show_default=True, help="Record Python stacks in these steps."
+)
+@click.option(
+    "--every-step/--no-every-step", default=True, show_default=True, help="Keep figures of every step."
+)
+@click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m.")
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    logdir: str,
+    steps: str,
+    snapshot: bool,
+    stacks: bool,
+    every_step: bool,
+    module: bool,
+    program: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run PROGRAM, record its memory, and say at its end what filled it.
+
+    PROGRAM is a Python script, a module (with -m), or a command such as torchrun; child processes are
+    recorded, too. kill -USR1 records the next two steps of a running process. Without this command:
+    TB_MEMPLUGIN=runs python train.py
+    """
+    settings.read_steps(steps, "--steps")
+    environment = {
+        **os.environ,
+        settings.LOGDIR: logdir if "://" in logdir else str(Path(logdir).absolute()),
+        settings.RUN: settings.run_name(program, os.environ),
+        settings.OWNER: str(os.getpid()),
+        settings.STEPS: steps,
+        settings.SNAPSHOT: str(int(snapshot)),
+        settings.STACKS: str(int(stacks)),
+        settings.EVERY_STEP: str(int(every_step)),
+    }
+    launched = [sys.executable, "-m", "tb_memplugin.launch"]
+    if module:
+        words = [*launched, "-m", program, *arguments]
+    elif Path(program).is_file():
+        words = [*launched, program, *arguments]
+    elif found := shutil.which(program):
+        words = [found, *arguments]
+    else:
+        raise MemPluginError(
+            "There is no such script, and no such command.", where=program, fix="Give a script, or -m MODULE."
+        )
+    if os.name == "nt":  # where exec would end this process before the program
+        raise SystemExit(subprocess.run(words, env=environment, check=False).returncode)
+    os.execve(words[0], words, environment)

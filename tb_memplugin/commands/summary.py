@@ -1,0 +1,142 @@
+"""`tb-memplugin summary`: what a recorded run used, in about ten lines."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+import click
+import numpy as np
+
+from tb_memplugin.analysis.advice_rules import advice
+from tb_memplugin.analysis.comparison import compare
+from tb_memplugin.analysis.divisions import NONE, By, Part
+from tb_memplugin.analysis.moments import Moment, peak
+from tb_memplugin.analysis.source_lines import NO_STACK
+from tb_memplugin.analysis.units import counted, part_text, size_text
+from tb_memplugin.commands.divisions import shown_key
+from tb_memplugin.commands.opening import highest
+from tb_memplugin.commands.options import PATH
+from tb_memplugin.commands.tables import LONGEST, percent, printable
+from tb_memplugin.store import files
+from tb_memplugin.store.reader import RecordedStep, Recordings, load_window, read_recordings
+from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace.step_figures import WatchedSteps
+from tb_memplugin.trace.tables import NOT_NAMED
+
+SHOWN = 3
+"""How many parts of the peak a line names."""
+
+FEWEST_STEPS = 20
+"""How many watched steps tell whether memory grows."""
+
+NOT_KNOWN = frozenset((NOT_NAMED, NONE, NO_STACK, Category.UNKNOWN.key))
+"""Keys of the parts of which nothing is known."""
+
+DIVIDED: tuple[tuple[str, By], ...] = (("filled by", "category"), ("layers", "module"), ("lines", "line"))
+
+
+@click.command("summary")
+@click.argument("path", type=PATH)
+def command(path: str) -> None:
+    """What the run in the folder PATH used: its peak, what filled it, what changed, and what to do."""
+    recordings = read_recordings(path)
+    click.echo(f"tb-memplugin: {printable(path)}")
+    for name, text in lines(path, recordings):
+        click.echo(f"  {name:<10} {printable(text, 4 * LONGEST)}")
+
+
+def lines(path: str, recordings: Recordings) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a summary: what a line is about, and its text."""
+    for series in recordings.watched:
+        yield "steps", _watched(series)
+    best = _highest(recordings)
+    if best is None:
+        yield "recorded", f"no step in full: of {len(recordings.watched)} watched processes, none reached it"
+    else:
+        yield from _recorded(path, best, recordings)
+    yield "open", f"tensorboard --logdir {shlex.quote(_logdir(path))}   (the tab Memory)"
+
+
+def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator[tuple[str, str]]:
+    trace = load_window(best.side_file or "", best.metadata.epoch_ns)
+    state = peak(trace, largest=0)
+    workers = len({step.folder for step in recordings.steps})
+    where = f", in {best.metadata.worker}, the highest of {workers}" if workers > 1 else ""
+    phase = "" if state.phase == Phase.OTHER else f" in {state.phase.key}"
+    doing = f", at {state.operator}" if state.operator else ""
+    yield "peak", f"{size_text(state.bytes)} on {state.device} in step {state.step}{where}{phase}{doing}"
+    for name, by in DIVIDED:
+        if text := _parts(state, state.parts(by)):
+            yield name, text
+    if changed := _changed(path, trace):
+        yield "changed", changed
+    found = advice(trace, state.device)
+    if found.findings:
+        first = found.findings[0]
+        yield "advice", f"{first.title} {size_text(first.bytes)} {first.measure}."
+        yield "", first.what_to_do
+        if more := len(found.findings) - 1:
+            yield "", f"{counted(more, 'more finding')}: tb-memplugin advice {shlex.quote(path)}"
+
+
+def _parts(state: Moment, parts: Sequence[Part]) -> str:
+    """Return the largest parts of the peak, and how much of it is not known; "" if nothing is."""
+    named = [part for part in parts if part.key not in NOT_KNOWN][:SHOWN]
+    unknown = sum(part.bytes for part in parts if part.key in NOT_KNOWN)
+    shown = [(shown_key(part.key), part.bytes) for part in named] + [("not known", unknown)] * bool(unknown)
+    return ", ".join(
+        f"{key} {part_text(size, state.bytes)} ({percent(size, state.bytes)} %)"
+        for key, size in shown * bool(named)
+    )
+
+
+def _watched(series: WatchedSteps) -> str:
+    """Return the highest step, and how much the steps of the later half hold more than those before."""
+    figures = series.figures
+    device = figures.devices[0]
+    row = int(device.peak.argmax())
+    text = (
+        f"{counted(len(figures), 'step')} of {series.worker} watched: {device.name} highest "
+        f"{size_text(int(device.peak[row]))} in step {int(figures.steps[row])}"
+    )
+    if device.peak_reserved is not None:
+        text += f", {size_text(int(device.peak_reserved.max()))} reserved"
+    if device.kind == "allocator" and len(figures) >= FEWEST_STEPS:
+        half = len(figures) // 2
+        slope = float(np.median(device.end[half:]) - np.median(device.end[:half])) / (len(figures) - half)
+        text += f"; {'+' if slope > 0 else '-' if slope < 0 else ''}{size_text(abs(round(slope)))} a step"
+    return text
+
+
+def _changed(path: str, trace: MemoryTrace) -> str:
+    """Return what changed against the run before this one in the same folder, "" if there is none."""
+    folder, _, own = path.rstrip("/").rpartition("/")
+    earlier = [name for name in files.folders_in(folder) if name < own] if folder else []
+    for name in reversed(earlier):
+        recordings = read_recordings(files.join(folder, name))
+        before = _highest(recordings)
+        if before is None:
+            continue
+        base = load_window(before.side_file or "", before.metadata.epoch_ns)
+        comparison = compare(base, trace)[0]
+        if not comparison.delta_bytes:
+            return f"nothing since {name}: the peaks are equal"
+        rows = ", ".join(f"{row.key} {_signed(row.delta_bytes)}" for row in comparison.rows[:SHOWN])
+        return f"{_signed(comparison.delta_bytes)} since {name}: {rows}"
+    return ""
+
+
+def _highest(recordings: Recordings) -> RecordedStep | None:
+    steps = [step for step in recordings.steps if step.side_file is not None]
+    return highest(steps, None) if steps else None
+
+
+def _logdir(path: str) -> str:
+    """Return the logdir of a run's folder that `tb-memplugin run` named."""
+    return path if "://" in path else str(PurePath(path).parent.parent)
+
+
+def _signed(size: int) -> str:
+    return f"{'+' if size > 0 else '-'}{size_text(abs(size))}"

@@ -1,0 +1,70 @@
+"""`tb-memplugin view`: show files in the Memory tab, without a logdir of one's own."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import click
+
+from tb_memplugin.commands.options import PATH
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.store import files
+
+ADDRESS = re.compile(r"^TensorBoard \S+ at (https?://\S+)")
+"""The line with which TensorBoard says that it serves."""
+
+
+@click.command("view")
+@click.argument("sources", nargs=-1, type=PATH, required=True, metavar="FILE...")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
+@click.option(
+    "--device-type", default="cuda", show_default=True, help="Device type of snapshots: cuda, xpu, …"
+)
+def command(sources: Sequence[str], port: int, device_type: str) -> None:
+    """Import each FILE to a temporary folder, serve it, and print the address. Ctrl-C ends it.
+
+    FILE is a snapshot, a trace or a recorded window; the folder of a run is served where it is.
+    """
+    if len(sources) == 1 and files.is_folder(sources[0]):
+        raise SystemExit(_serve(sources[0], port))
+    with tempfile.TemporaryDirectory(prefix="tb_memplugin-view-") as logdir:
+        importing = [sys.executable, "-m", "tb_memplugin", "import", *sources]
+        done = subprocess.run(
+            [*importing, "--logdir", logdir, "--device-type", device_type],
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        if done.returncode and not files.folders_in(logdir):
+            raise SystemExit(done.returncode)
+        raise SystemExit(_serve(logdir, port))
+
+
+def _serve(logdir: str, port: int) -> int:
+    """Run TensorBoard until it ends or Ctrl-C; print the tab's address when it serves."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is ended by it tidies up, too
+    serving = [sys.executable, "-m", "tensorboard.main", "--logdir", logdir]
+    with subprocess.Popen(
+        [*serving, "--host", "localhost", "--port", str(port)], stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stderr is not None
+            told = []
+            for line in server.stderr:
+                told.append(line)
+                if address := ADDRESS.search(line):
+                    click.echo(f"Open {address[1].rstrip('/')}/#tb_memplugin   (Ctrl-C ends it)")
+                    break
+            else:
+                raise MemPluginError(f"TensorBoard did not start: {''.join(told[-3:]).strip()}", where=logdir)
+            for _ in server.stderr:  # so that the pipe never fills
+                pass
+            return server.wait()
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            server.terminate()

@@ -1,0 +1,69 @@
+"""Find the models that optimizers train, without the program's help."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.record.torch_private.modules import children_of, parameters_of
+
+
+def models_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, nn.Module]:
+    """Return the outermost modules that hold parameters of optimizers, by name.
+
+    A single module has the name "", several have those of their classes. They are found from the first
+    parameter of each group upwards, by asking Python's garbage collector who refers to it: some passes over
+    the program's objects, and no object is changed.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    wanted = [group["params"][0] for group in groups if group["params"]]
+    holders = _holders(wanted)
+    inner = {id(child) for holder in holders for child in _children(holder)}
+    ids = set(map(id, wanted))
+    outermost = [holder for holder in holders if id(holder) not in inner and ids & set(_parameters(holder))]
+    if len(outermost) == 1:
+        return {"": outermost[0]}
+    models: dict[str, nn.Module] = {}
+    for module in outermost:
+        name = type(module).__name__
+        models[name if name not in models else f"{name}_{len(models)}"] = module
+    return models
+
+
+def _holders(tensors: Sequence[torch.Tensor]) -> list[nn.Module]:
+    """Return all modules from which a tensor is reached through modules and dicts alone."""
+    holders: list[nn.Module] = []
+    seen: set[int] = set()
+    reached: list[Any] = list(tensors)
+    while reached:
+        seen |= set(map(id, reached))
+        referrers = [
+            referrer
+            for referrer in gc.get_referrers(*reached)
+            if id(referrer) not in seen and issubclass(type(referrer), dict | nn.Module)
+        ]
+        holders += [referrer for referrer in referrers if not issubclass(type(referrer), dict)]
+        reached = referrers
+    return holders
+
+
+def _children(module: nn.Module) -> Iterable[nn.Module]:
+    children: Iterable[nn.Module | None] = children_of(module).values()
+    return [child for child in children if child is not None]
+
+
+def _parameters(module: nn.Module) -> list[int]:
+    """Return the ids of all parameters in a module and the modules in it."""
+    parameters: list[int] = []
+    pending, seen = [module], set[int]()
+    while pending:
+        current = pending.pop()
+        if id(current) not in seen:
+            seen.add(id(current))
+            parameters += map(id, parameters_of(current).values())
+            pending += _children(current)
+    return parameters

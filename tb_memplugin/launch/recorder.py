@@ -1,0 +1,156 @@
+"""Record a whole program from the steps of its optimizers: chosen steps in full, and figures of all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Mapping
+from multiprocessing import util
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerAction
+
+from tb_memplugin.callbacks.recorder import StepRecorder, Training
+from tb_memplugin.launch.models import models_of
+from tb_memplugin.launch.settings import Settings
+from tb_memplugin.record.guard import Guard, call_all, guarded
+from tb_memplugin.record.history.recording import allocators
+from tb_memplugin.record.monitor import MemoryMonitor
+from tb_memplugin.record.oom import OomRecorder, record_on_oom
+from tb_memplugin.record.optimizer_hooks import StepHooks
+
+MORE_STEPS = 2
+"""How many steps one SIGUSR1 records."""
+
+MOST_STEPS_OF_OTHERS = 100
+"""After so many steps of another optimizer, and none of the one that counts steps, that one counts."""
+
+_LOST = "The memory of this program is not recorded"
+
+
+class ProgramRecorder:
+    """Records a program until it ends. A step ends when the first optimizer that stepped has stepped.
+
+    What happens between two steps counts to the later one. Step 0 ends with the first step of the optimizer,
+    so it has no figures, and is recorded in full only without the names of its layers.
+
+    Args:
+        settings: what to record.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._guard = Guard(_LOST)
+        self._steps = _WantedSteps(settings)
+        self._log_level = None if os.environ.get("TB_MEMPLUGIN_LOG_LEVEL") else "WARNING"
+        self._recorder = StepRecorder(
+            self._steps,
+            folder=settings.folder,
+            with_stack=settings.stacks,
+            snapshot=settings.snapshot,
+            log_level=self._log_level,
+        )
+        self._monitor: MemoryMonitor | None = None
+        self._oom: OomRecorder | None = None
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._counting: weakref.ref[torch.optim.Optimizer] | None = None
+        self._steps_of_others = 0
+        self._step = 0
+        self._hooks: StepHooks | None = None
+        self._at_exit: util.Finalize | None = None
+
+    @guarded("the start of the program")
+    def begin(self) -> None:
+        """Begin to wait for the first step. May be called on any thread."""
+        self._hooks = StepHooks(_nothing, self._stepped)
+        if allocators():
+            self._oom = record_on_oom(self._settings.folder)
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and hasattr(signal, "SIGUSR1") and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+            signal.signal(signal.SIGUSR1, self._asked)
+        # Unlike atexit, this runs at the end of multiprocessing's processes, too.
+        self._at_exit = util.Finalize(None, self.end, exitpriority=0)
+        if self._steps.wants(0):
+            self._recorder.begin_training(Training(self._folder, dict, ()), 0)
+            self._recorder.begin_step(0)
+
+    @guarded("the end of the program")
+    def end(self) -> None:
+        """Write what is open and stop. Safe to call twice."""
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            monitor, oom = self._monitor, self._oom
+            closing = [each.close for each in (monitor, oom) if each is not None]
+            call_all(hooks.remove, self._recorder.end_training, *closing, self._forget)
+
+    def _forget(self) -> None:
+        """Take back what the process would call of this recorder."""
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+        is_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR1")
+        if is_main and signal.getsignal(signal.SIGUSR1) == self._asked:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Stop recording because of an error; the program goes on."""
+        self._guard.end(where, error, self.end)
+
+    @guarded("an optimizer's step")
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """End a step if this optimizer counts them."""
+        self._optimizers.add(optimizer)
+        counting = None if self._counting is None else self._counting()
+        if counting is not optimizer:
+            self._steps_of_others += 1
+            if counting is not None and self._steps_of_others < MOST_STEPS_OF_OTHERS:
+                return
+            self._count(optimizer)
+        self._steps_of_others = 0
+        if self._monitor is not None:
+            self._monitor.step(self._step)
+        elif self._settings.every_step:
+            self._monitor = MemoryMonitor(self._settings.folder, log_level=self._log_level)
+        self._recorder.end_step()
+        self._step += 1
+        self._recorder.begin_step(self._step)
+
+    def _count(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count steps by this optimizer from now on."""
+        self._counting = weakref.ref(optimizer)
+        if not (self._step == 0 and self._steps.wants(0)):
+            self._recorder.begin_training(Training(self._folder, self._models, ()), self._step)
+
+    def _folder(self) -> str:
+        return self._settings.folder
+
+    def _models(self) -> Mapping[str, nn.Module]:
+        return models_of(self._optimizers)
+
+    def _asked(self, _number: int, _frame: FrameType | None) -> None:
+        """Record the next steps in full, because a signal asks for it."""
+        self._steps.more(self._step + 1, MORE_STEPS)
+
+
+class _WantedSteps:
+    """The steps to record in full, to which a signal may add some. It is called as a profiler's schedule."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._ranges = list(settings.steps)
+
+    def wants(self, step: int) -> bool:
+        return any(step in steps for steps in self._ranges)
+
+    def more(self, first: int, count: int) -> None:
+        self._ranges.append(range(first, first + count))
+
+    def __call__(self, step: int) -> ProfilerAction:
+        return ProfilerAction.RECORD if self.wants(step) else ProfilerAction.NONE
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing before an optimizer's step."""

@@ -1,0 +1,123 @@
+"""What to record of a program, as environment variables, so that its child processes inherit it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.store.paths import folder_name
+
+LOGDIR = "TB_MEMPLUGIN"
+"""The variable that switches recording on: the logdir. Others begin with its name."""
+
+RUN, OWNER = f"{LOGDIR}_RUN", f"{LOGDIR}_OWNER"
+STEPS, SNAPSHOT, STACKS, EVERY_STEP = (
+    f"{LOGDIR}_{name}" for name in ("STEPS", "SNAPSHOT", "STACKS", "EVERY_STEP")
+)
+DEFAULT_STEPS = "2:4"
+"""The third and fourth step: the optimizer has its state by then, and two steps show what stays allocated."""
+
+TIME = "%Y%m%d-%H%M%S"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to record.
+
+    Attributes:
+        logdir: a folder for TensorBoard: a local path, or a URL that fsspec opens.
+        run: the run's folder, relative to the logdir: `train/20261125-221811`.
+        owner: the id of the process that tells at its end what was recorded.
+        steps: the numbers of the steps to record in full.
+        snapshot: record the allocator's history in these steps, too.
+        stacks: record Python stacks in these steps.
+        every_step: keep figures of every step.
+    """
+
+    logdir: str
+    run: str
+    owner: int
+    steps: tuple[range, ...] = (range(2, 4),)
+    snapshot: bool = False
+    stacks: bool = True
+    every_step: bool = True
+
+    @property
+    def folder(self) -> str:
+        """The run's folder."""
+        return f"{self.logdir.rstrip('/')}/{self.run}"
+
+
+def from_environment(environment: MutableMapping[str, str] = os.environ) -> Settings | None:
+    """Return what the environment asks for, None if TB_MEMPLUGIN is not set.
+
+    Names the run and its owner in the environment if they have no name yet.
+
+    Raises:
+        MemPluginError: a variable has a value that is not understood.
+    """
+    logdir = environment.get(LOGDIR)
+    if not logdir:
+        return None
+    if RUN not in environment:
+        environment[RUN] = run_name(sys.argv[0] if sys.argv else "", environment)
+        environment.setdefault(OWNER, str(os.getpid()))
+    owner = environment.get(OWNER, "")
+    return Settings(
+        logdir,
+        environment[RUN],
+        int(owner) if owner.isdecimal() else 0,
+        steps=read_steps(environment.get(STEPS) or DEFAULT_STEPS, STEPS),
+        snapshot=_is_on(environment, SNAPSHOT, default=False),
+        stacks=_is_on(environment, STACKS, default=True),
+        every_step=_is_on(environment, EVERY_STEP, default=True),
+    )
+
+
+def read_steps(text: str, where: str) -> tuple[range, ...]:
+    """Return the steps in a text such as `3:6` (3, 4 and 5), `10`, or `3:6,100`.
+
+    Raises:
+        MemPluginError: the text is something else, or names no step.
+    """
+    steps = []
+    for part in text.split(","):
+        first, colon, end = part.strip().partition(":")
+        if not (first.isdecimal() and (end.isdecimal() or not colon)):
+            raise _not_understood(text, where)
+        steps.append(range(int(first), int(end) if colon else int(first) + 1))
+    if not all(steps):
+        raise _not_understood(text, where)
+    return tuple(steps)
+
+
+def run_name(program: str, environment: Mapping[str, str]) -> str:
+    """Return a folder for a new run: the name of the program (a path), then when it began.
+
+    The processes that torchrun starts at once get the same name.
+    """
+    name = folder_name(Path(program).stem if program not in ("", "-c") else "python")
+    job = environment.get("TORCHELASTIC_RUN_ID")
+    if job is None:
+        return f"{name}/{datetime.now().astimezone().strftime(TIME)}"
+    if job == "none":  # the id that torchrun gives if it was given none
+        job = f"{environment.get('MASTER_ADDR', '')}-{environment.get('MASTER_PORT', '')}"
+    return f"{name}/{folder_name(job)}"
+
+
+def _is_on(environment: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = environment.get(name, "")
+    if text not in ("", "0", "1"):
+        raise MemPluginError(f"{text!r} is neither 0 nor 1.", where=name, fix="Set it to 0 or 1.")
+    return text == "1" if text else default
+
+
+def _not_understood(text: str, where: str) -> MemPluginError:
+    return MemPluginError(
+        f"{text!r} names no steps.", where=where, fix="Give a step, first:end, or several: 3:6,100"
+    )

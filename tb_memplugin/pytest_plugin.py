@@ -1,0 +1,127 @@
+"""pytest's plugin: `@pytest.mark.peak_memory`, `@pytest.mark.no_memory_growth`, and the fixture `memory`.
+
+pytest imports this file at its start, so torch is imported only by tests that measure.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Generator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tb_memplugin.analysis.units import read_size, size_text
+
+if TYPE_CHECKING:
+    from tb_memplugin.analysis.divisions import By
+    from tb_memplugin.callbacks.measured import MeasuredMemory
+
+PEAK, GROWTH = "peak_memory", "no_memory_growth"
+SHOWN = 5
+"""How many parts of the memory a failure names, by each division."""
+
+DIVISIONS: tuple[By, ...] = ("category", "module", "line")
+WARMUP = 2
+"""How often a test runs before growth counts: caches are filled, and optimizers have their state."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell pytest the markers."""
+    config.addinivalue_line(
+        "markers",
+        f'{PEAK}(limit): fail if the test has more torch memory allocated at once than limit, "512 MiB"',
+    )
+    config.addinivalue_line(
+        "markers",
+        f"{GROWTH}(steps=5): run the test {WARMUP} + steps times; fail if more torch memory stays each time",
+    )
+
+
+@pytest.fixture
+def memory() -> type[MeasuredMemory]:
+    """Return the class that measures a block, for use in a `with` statement."""
+    from tb_memplugin.callbacks.measured import MeasuredMemory
+
+    return MeasuredMemory
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Measure a marked test, and fail it if it is above its limit."""
+    limits = [_limit(marker, item) for marker in item.iter_markers(PEAK)]
+    growth = item.get_closest_marker(GROWTH)
+    if not limits and growth is None:
+        return (yield)
+    from tb_memplugin.callbacks.measured import MeasuredMemory
+
+    with MeasuredMemory() as used:
+        for _ in range(0 if growth is None else WARMUP - 1 + _steps(growth, item)):
+            item.runtest()
+            gc.collect()  # what is in reference cycles would stay for some time
+            used.step()
+        result = yield
+        gc.collect()
+    item.user_properties.append(("peak_memory_bytes", used.peak_bytes))
+    for limit in limits:
+        _hold(limit, used)
+    if growth is not None:
+        _hold_level(used)
+    return result
+
+
+def _hold(limit: int, used: MeasuredMemory) -> None:
+    for device, size in used.peak_bytes_of().items():
+        if size > limit:
+            text = f"The test had {size_text(size)} allocated on {device}; its limit is {size_text(limit)}."
+            pytest.fail("\n".join([text, *_parts(used, device)]), pytrace=False)
+
+
+def _hold_level(used: MeasuredMemory) -> None:
+    for device, levels in used.levels().items():
+        later = levels[WARMUP - 1 :]
+        gaps = [after - before for before, after in pairwise(later)]
+        if gaps and min(gaps) > 0:
+            more = size_text(round(statistics.median(gaps)))
+            text = f"Memory on {device} grew in each of {len(gaps)} runs of the test, by {more} (median)."
+            pytest.fail("\n".join([text, *_kept(used, device)]), pytrace=False)
+
+
+def _kept(used: MeasuredMemory, device: str) -> list[str]:
+    """Return lines that say where what stays was allocated."""
+    from tb_memplugin.analysis.advice_rules import advice
+
+    trace = used.trace
+    findings = (
+        [] if trace is None else [each for each in advice(trace, device).findings if each.kind == "growth"]
+    )
+    return [
+        f"  {row.what}: {size_text(row.bytes)} {row.detail}" for each in findings for row in each.evidence
+    ]
+
+
+def _parts(used: MeasuredMemory, device: str) -> list[str]:
+    """Return lines with the largest parts of the peak."""
+    return [
+        f"  {by} {part.key or '(root)'}: {size_text(part.bytes)}"
+        for by in DIVISIONS
+        for part in used.parts(by, device)[:SHOWN]
+    ]
+
+
+def _limit(marker: pytest.Mark, item: pytest.Item) -> int:
+    limit = marker.args[0] if len(marker.args) == 1 and not marker.kwargs else marker.kwargs.get("limit")
+    if isinstance(limit, int) and not isinstance(limit, bool):
+        return limit
+    if not isinstance(limit, str):
+        raise pytest.UsageError(f'{item.nodeid}: give @pytest.mark.{PEAK}("512 MiB")')
+    return read_size(limit, f"{item.nodeid}: @pytest.mark.{PEAK}")
+
+
+def _steps(marker: pytest.Mark, item: pytest.Item) -> int:
+    steps = marker.args[0] if marker.args else marker.kwargs.get("steps", 5)
+    if not isinstance(steps, int) or steps < 1:
+        raise pytest.UsageError(f"{item.nodeid}: give @pytest.mark.{GROWTH}(steps=5), a whole number")
+    return steps

@@ -1,0 +1,190 @@
+"""Read what fills a GPU: PyTorch's allocator from its counters, the rest from the driver and from NVML.
+
+`mem_get_info` has the device's total and free bytes. NVML (the package nvidia-ml-py, which is not required)
+also has the bytes of each process; with it, total and free are those of nvidia-smi.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tb_memplugin.record.torch_private.allocators import BINDINGS, MEMORY_STATS
+from tb_memplugin.trace.whole_device import DevicePart
+
+logger = logging.getLogger("tb_memplugin")
+
+DEFAULT_POOL = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CardMemory:
+    """A whole GPU: its bytes, and those of the parts that are known."""
+
+    total: int
+    known: dict[DevicePart, int]
+
+
+def cards_memory() -> dict[str, CardMemory]:
+    """Return what fills each CUDA and XPU device on which this process has allocated, by its name.
+
+    Other devices are left alone: to ask for their free bytes would create a context on them.
+    """
+    return {name: memory for name in _devices_in_use() if (memory := card_memory(name)) is not None}
+
+
+def card_memory(name: str) -> CardMemory | None:
+    """Return what fills a device in use; None where its driver does not know.
+
+    Args:
+        name: such as `cuda:0`.
+    """
+    kind, index = name.split(":")
+    stats = _counters(kind, int(index))
+    free_and_total = free_of(kind, int(index)) if stats is not None else None
+    if stats is None or free_and_total is None:
+        return None
+    known = _of_allocator(stats)
+    driver = driver_memory(int(index)) if kind == "cuda" else None
+    if driver is None:
+        free, total = free_and_total
+        return CardMemory(total, {**known, DevicePart.FREE: free})
+    known |= {DevicePart.FREE: driver.free, DevicePart.DRIVER: driver.reserved}
+    if driver.own is not None:
+        outside = driver.own - stats["reserved_bytes"]["all"]["current"]
+        first = _first_outside.setdefault((os.getpid(), name), outside)
+        known |= {DevicePart.CONTEXT: min(first, outside), DevicePart.OUTSIDE: max(outside - first, 0)}
+        known[DevicePart.OTHER_PROCESSES] = driver.others
+    return CardMemory(driver.total, known)
+
+
+def with_private_pools(
+    cards: Mapping[str, CardMemory], segments: Iterable[Mapping[str, Any]]
+) -> dict[str, CardMemory]:
+    """Return cards on which what is reserved in private pools, but not allocated, is a part of its own.
+
+    Args:
+        cards: by device name.
+        segments: of CUDA's allocator, as `torch.cuda.memory_snapshot()` lists them.
+    """
+    unused: Counter[str] = Counter()
+    for segment in segments:
+        if pool_of(segment) != DEFAULT_POOL:
+            unused[f"cuda:{segment['device']}"] += segment["total_size"] - segment["allocated_size"]
+    return {
+        name: replace(
+            card,
+            known={
+                **card.known,
+                DevicePart.CACHED: card.known[DevicePart.CACHED] - unused[name],
+                DevicePart.PRIVATE_POOLS: unused[name],
+            },
+        )
+        for name, card in cards.items()
+    }
+
+
+def pool_of(segment: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the pool of a segment; `DEFAULT_POOL` if it is in no private one."""
+    first, second = segment.get("segment_pool_id", DEFAULT_POOL)
+    return first, second
+
+
+def free_of(kind: str, index: int) -> tuple[int, int] | None:
+    """Return the free and all bytes of a device in use, None where they are not known."""
+    try:
+        free, total = getattr(torch, kind).mem_get_info(index)
+    except (AttributeError, RuntimeError):  # an older torch, or a driver that does not tell
+        return None
+    return int(free), int(total)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverMemory:
+    """What NVML says of a device, in bytes.
+
+    `own` is None if the driver lists this process under a number that is not known here, as in a container.
+    """
+
+    total: int
+    free: int
+    reserved: int
+    own: int | None
+    others: int
+
+
+def driver_memory(index: int) -> DriverMemory | None:
+    """Return what NVML says of a CUDA device; None without NVML, or where it does not know the device.
+
+    Args:
+        index: the device as torch counts.
+    """
+    nvml = _nvml()
+    if nvml is None:
+        return None
+    with suppress(Exception):  # NVML has an error for everything that a driver, a container or MIG denies
+        device = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+        memory = nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2)
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(device)
+        by_process = {process.pid: process.usedGpuMemory for process in processes}
+        own = _own(by_process)
+        others = sum(size or 0 for size in by_process.values()) - (own or 0)
+        return DriverMemory(int(memory.total), int(memory.free), int(memory.reserved), own, others)
+    return None
+
+
+def _own(by_process: Mapping[int, int | None]) -> int | None:
+    """Return the bytes of this process. One that stands alone in the list is this one: it has a context."""
+    if len(by_process) == 1:
+        return next(iter(by_process.values()))
+    return by_process.get(os.getpid())
+
+
+@cache
+def _nvml() -> ModuleType | None:
+    try:
+        nvml = import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception as error:  # not installed, or no driver
+        logger.debug("NVML cannot be asked", exc_info=error)
+        return None
+    return nvml
+
+
+def _devices_in_use() -> Iterator[str]:
+    for kind in MEMORY_STATS:
+        backend: Any = getattr(torch, kind, None)
+        if backend is None or not backend.is_initialized():
+            continue
+        for index in range(backend.device_count()):
+            stats = _counters(kind, index)
+            if stats is not None and stats["reserved_bytes"]["all"]["allocated"]:
+                yield f"{kind}:{index}"
+
+
+def _counters(kind: str, index: int) -> dict[str, Any] | None:
+    read = getattr(BINDINGS, MEMORY_STATS[kind], None)
+    return read(index) if read is not None else None
+
+
+def _of_allocator(stats: dict[str, Any]) -> dict[DevicePart, int]:
+    allocated, reserved = (stats[f"{name}_bytes"]["all"]["current"] for name in ("allocated", "reserved"))
+    cached = {DevicePart.CACHED: reserved - allocated}
+    if "requested_bytes" not in stats:
+        return {DevicePart.ALLOCATED: allocated, **cached}
+    requested = stats["requested_bytes"]["all"]["current"]
+    return {DevicePart.REQUESTED: requested, DevicePart.ROUNDING: allocated - requested, **cached}
+
+
+_first_outside: dict[tuple[int, str], int] = {}
+"""By process and device, what the process had outside PyTorch's allocator when it was first read."""

@@ -1,0 +1,160 @@
+"""Read what fills the host's memory from Linux: this process, its children, files, and what is free.
+
+The whole is the tightest limit of the cgroups that the process is in (cgroup v2 `memory.max`, v1
+`memory.limit_in_bytes`), else all memory of the machine (`MemTotal`). After a fork, processes share pages.
+They count as this process's, and for its children count the pages that each has alone (`Private_Dirty` in
+/proc/PID/smaps_rollup). The kernel walks all pages of a child for that, so the time for it is limited.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+
+from tb_memplugin.trace.whole_device import DevicePart
+
+LONGEST_WALK_S = 0.05
+"""How long the pages of all children may be walked; if they are more, their bytes are not known."""
+
+_KILOBYTES = re.compile(r"^(\w+):\s*(\d+) kB$", re.MULTILINE)
+_BYTES = re.compile(r"^(\w+) (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The limit of a cgroup: its bytes, and the files that say how much is used and by what."""
+
+    bytes: int
+    usage: Path
+    statistics: Path
+    cache: str
+    shared: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """The whole host: its bytes, whether these are a limit, and the bytes of the parts that are known."""
+
+    total: int
+    is_limit: bool
+    known: dict[DevicePart, int]
+
+
+def host_memory(root: Path = Path("/"), *, children: bool = True) -> HostMemory:
+    """Return what fills the host's memory now.
+
+    Args:
+        root: where /proc and /sys are.
+        children: whether to read the memory of this process's children.
+
+    Raises:
+        OSError: there is no /proc of Linux.
+        KeyError: it lacks a number.
+    """
+    known = _processes(root / "proc", children=children)
+    limit = memory_limit(root)
+    if limit is None:
+        machine = _sizes(root / "proc/meminfo")
+        known[DevicePart.FILES] = machine["Cached"] + machine["Buffers"] - machine["Shmem"]
+        known[DevicePart.FREE] = machine["MemFree"]
+        return HostMemory(machine["MemTotal"], is_limit=False, known=known)
+    statistics = dict(_BYTES.findall(limit.statistics.read_text()))
+    known[DevicePart.FILES] = int(statistics[limit.cache]) - int(statistics[limit.shared])
+    known[DevicePart.FREE] = limit.bytes - int(limit.usage.read_text())
+    return HostMemory(limit.bytes, is_limit=True, known=known)
+
+
+def host_free() -> tuple[int, int] | None:
+    """Return the free and all bytes of the host in some microseconds; None where they are not known."""
+    limit = memory_limit()
+    try:
+        if limit is not None:
+            with limit.usage.open("rb", buffering=0) as usage:
+                return limit.bytes - int(usage.read()), limit.bytes
+        page = os.sysconf("SC_PAGE_SIZE")
+        return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return None
+
+
+@cache
+def memory_limit(root: Path = Path("/")) -> Limit | None:
+    """Return the tightest limit of this process's cgroups; None if none is below the machine's memory."""
+    try:
+        limits = list(_limits(root))
+        machine = _sizes(root / "proc/meminfo")["MemTotal"]
+    except (OSError, KeyError):
+        return None
+    below = [limit for limit in limits if limit.bytes < machine]
+    return min(below, key=lambda limit: limit.bytes, default=None)
+
+
+def _limits(root: Path) -> Iterator[Limit]:
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            top, files = root / "sys/fs/cgroup", ("memory.max", "memory.current", "file", "shmem")
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+            top, files = root / "sys/fs/cgroup/memory", names
+        else:
+            continue
+        own = top / group.lstrip("/")
+        # Within a container, the path may be the host's, which is not there: then the top is its own group.
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(top):
+                yield from _limit(folder, *files)
+
+
+def _limit(folder: Path, limit: str, usage: str, cache: str, shared: str) -> Iterator[Limit]:
+    with suppress(OSError, ValueError):  # ValueError: "max"
+        size = int((folder / limit).read_text())
+        yield Limit(size, folder / usage, folder / "memory.stat", cache, shared)
+
+
+def _processes(proc: Path, *, children: bool) -> dict[DevicePart, int]:
+    """Return the bytes of this process and of its children, mapped files left out."""
+    # /proc/self is this process in whatever PID namespace /proc is of.
+    own = (proc / "self").resolve()
+    sizes = _sizes(own / "status")
+    known = {DevicePart.PROCESS: sizes["RssAnon"] + sizes["RssShmem"]}
+    until = perf_counter() + LONGEST_WALK_S
+    if children:
+        known[DevicePart.CHILDREN] = 0
+        for child in _descendants(own):
+            if perf_counter() > until:
+                del known[DevicePart.CHILDREN]
+                break
+            known[DevicePart.CHILDREN] += _of_child(child)
+    return known
+
+
+def _descendants(process: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        for thread in sorted((process / "task").iterdir()):
+            with suppress(OSError):
+                for number in (thread / "children").read_text().split():
+                    yield process.parent / number
+                    yield from _descendants(process.parent / number)
+
+
+def _of_child(process: Path) -> int:
+    """Return the bytes that a process has alone, mapped files left out; 0 of one that has ended.
+
+    Files that it maps are clean, or shared with the page cache, which counts them.
+    """
+    try:
+        sizes = _sizes(process / "smaps_rollup")
+    except OSError:
+        return 0
+    return sizes.get("Private_Dirty", 0)
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    return {name: int(size) << 10 for name, size in _KILOBYTES.findall(path.read_text())}

@@ -1,0 +1,40 @@
+"""Convert what fills whole devices to messages of a side file or a summary, and back."""
+
+from __future__ import annotations
+
+from tb_memplugin.proto import whole_device_pb2 as pb
+from tb_memplugin.trace import DevicePart, MemoryTrace, Moment, WholeDevice
+from tb_memplugin.trace.counters import code_of
+
+
+def pack_whole(whole: WholeDevice) -> pb.WholeDevice:
+    """Return the message of a device at a moment."""
+    return pb.WholeDevice(
+        device=whole.device,
+        moment=whole.moment,
+        read_at=whole.read_at,
+        is_limit=whole.is_limit,
+        parts=[part for part, _ in whole.parts],
+        part_bytes=[size for _, size in whole.parts],
+    )
+
+
+def packed_whole(trace: MemoryTrace, device: int) -> list[pb.WholeDevice]:
+    """Return the messages of one device of a trace."""
+    return [pack_whole(whole) for whole in trace.whole_devices if whole.device == device]
+
+
+def read_whole(stored: pb.WholeDevice) -> WholeDevice:
+    """Return the device of a message.
+
+    Raises:
+        ValueError: the message is damaged.
+    """
+    parts = zip(stored.parts, stored.part_bytes, strict=True)
+    return WholeDevice(
+        stored.device,
+        Moment(stored.moment),
+        Moment(stored.read_at),
+        tuple((code_of(DevicePart, part), size) for part, size in parts),
+        stored.is_limit,
+    )

@@ -1,0 +1,120 @@
+"""`tb-memplugin check`: exit codes, limits, locks. The peak of a step is 90 bytes above what is kept."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.commands.files import refused, run, step_snapshot, write
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[int, Path]:
+    """Snapshots by their peaks."""
+    return {
+        peak: write(tmp_path / f"{peak}.pickle", step_snapshot(peak - 90)) for peak in (390, 397, 398, 990)
+    }
+
+
+@pytest.mark.parametrize(
+    ("peak", "limit", "code"),
+    [
+        (390, "0", 0),
+        (397, "2%", 0),  # 390 + 2 % = 397.8
+        (398, "2%", 1),
+        (398, "8", 0),
+        (398, "7B", 1),
+        (990, "1KiB", 0),
+    ],
+)
+def test_the_exit_code_tells_whether_a_peak_is_above_the_limit(
+    files: dict[int, Path], peak: int, limit: str, code: int
+) -> None:
+    assert run("check", files[390], files[peak], "--fail-above", limit).exit_code == code
+
+
+def test_what_is_less_is_within(files: dict[int, Path]) -> None:
+    result = run("check", files[990], files[390])
+    assert result.exit_code == 0
+    assert result.stdout == "cuda:0: peak 390 B, base 990 B: -600 B (-60.61 %), within the limit of 2%\n"
+
+
+def test_what_grew_is_named(files: dict[int, Path]) -> None:
+    result = run("check", files[390], files[990], "--by", "line")
+    assert result.stdout.splitlines() == [
+        "cuda:0: peak 990 B, base 390 B: +600 B (+153.85 %), ABOVE the limit of 2%",
+        "  line model.py:7 (forward): +600 B",
+    ]
+
+
+def test_of_several_bases_the_highest_counts(files: dict[int, Path]) -> None:
+    result = run("check", files[390], files[398], files[397], files[398], "--fail-above", "0")
+    assert result.exit_code == 0
+    assert "base 390 B to 398 B: 0 B" in result.stdout
+
+
+def test_a_lock_is_a_base(files: dict[int, Path], tmp_path: Path) -> None:
+    lock = tmp_path / "memory.lock"
+    assert run("check", files[390], files[397], "--write", lock).exit_code == 0
+    content = json.loads(lock.read_text("utf-8"))
+    (device,) = content["devices"]
+    assert (device["lowest_peak_bytes"], device["highest_peak_bytes"]) == (390, 397)
+    assert device["parts"]["line"] == {"model.py:7 (forward)": 307, "optim.py:3 (step)": 90}
+    assert run("check", lock, files[397]).exit_code == 0
+    result = run("check", lock, files[990], "--by", "line")
+    assert result.exit_code == 1
+    assert "line model.py:7 (forward): +593 B" in result.stdout
+
+
+def test_json_sums_to_the_difference(files: dict[int, Path]) -> None:
+    (device,) = json.loads(run("check", files[390], files[990], "--format", "json").stdout)["devices"]
+    assert (device["base_bytes"], device["bytes"], device["delta_bytes"]) == (390, 990, 600)
+    assert device["is_above"]
+    assert sum(row["delta_bytes"] for row in device["rows"]) == 600
+
+
+def test_markdown_and_annotations_escape_names(tmp_path: Path) -> None:
+    hostile = copy.deepcopy(step_snapshot(900))
+    hostile["device_traces"][0][0]["frames"][1]["name"] = "<b>|`x`\n::error::y"
+    base = write(tmp_path / "a.pickle", step_snapshot())
+    new = write(tmp_path / "b.pickle", hostile)
+    markdown = run("check", base, new, "--by", "line", "--format", "markdown").stdout
+    assert "### Memory: above the limit of 2%" in markdown
+    assert "| cuda:0 | 990 B | 390 B | +153.85 % |" in markdown
+    assert not set("<`") & set(markdown)
+    annotations = run("check", base, new, "--by", "line", "--format", "github").stdout.splitlines()
+    assert len(annotations) == 1
+    assert annotations[0].startswith(
+        "::error title=Memory::cuda:0: peak 990 B, base 390 B: +600 B (+153.85 %25)"
+    )
+
+
+def test_what_cannot_be_compared_is_refused(files: dict[int, Path], tmp_path: Path) -> None:
+    other = write(tmp_path / "xpu.pickle", step_snapshot())
+    lock = tmp_path / "memory.lock"
+    assert run("check", files[390], "--write", lock).exit_code == 0
+    assert "the new recording has no cuda:0" in refused("check", lock, other, "--device-type", "xpu")
+    assert "There is no base" in refused("check", other)
+    assert "'2 %%' is no limit" in refused("check", other, other, "--fail-above", "2 %%")
+    assert "'much' is not a size" in refused("check", other, other, "--fail-above", "much")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('"highest_peak_bytes": 390', '"highest_peak_bytes": 391', "do not sum"),
+        ('_lock": 1', '_lock": 2', "version 2"),
+        ("390", "[]", "damaged"),
+        ('"devices"', '"device"', "damaged"),
+    ],
+)
+def test_a_damaged_lock_is_refused(
+    files: dict[int, Path], tmp_path: Path, old: str, new: str, why: str
+) -> None:
+    lock = tmp_path / "memory.lock"
+    assert run("check", files[390], "--write", lock).exit_code == 0
+    lock.write_text(lock.read_text("utf-8").replace(old, new), "utf-8")
+    assert why in refused("check", lock, files[390])

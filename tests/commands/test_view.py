@@ -1,0 +1,86 @@
+"""`tb-memplugin view` serves files; `ranks` lists the workers of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.commands.files import refused, run, step_snapshot, write
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+def test_view_serves_a_file_and_leaves_nothing(tmp_path: Path, ended_by: signal.Signals) -> None:
+    file = write(tmp_path / "one.pickle", step_snapshot())
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tb_memplugin", "view", str(file)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as viewing:
+        try:
+            assert viewing.stdout is not None
+            address = re.match(r"Open (http://localhost:\d+)/#tb_memplugin ", viewing.stdout.readline())
+            assert address is not None
+            with urllib.request.urlopen(f"{address[1]}/data/plugin/tb_memplugin/runs", timeout=60) as answer:
+                assert "one" in answer.read().decode()
+        finally:
+            viewing.send_signal(ended_by)
+    assert viewing.returncode == 0
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("tb_memplugin")] == []
+
+
+def test_view_refuses_what_is_no_recording(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.pickle"
+    wrong.write_bytes(b"nothing")
+    done = subprocess.run(
+        [sys.executable, "-m", "tb_memplugin", "view", str(wrong)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "wrong.pickle" in done.stderr
+
+
+@pytest.fixture
+def logdir(tmp_path: Path) -> Path:
+    """Three ranks whose peaks are 390, 490 and 990 bytes."""
+    files = [
+        write(tmp_path / f"rank{rank}.pickle", step_snapshot(kept))
+        for rank, kept in enumerate((300, 400, 900))
+    ]
+    assert run("import", *files, "--logdir", tmp_path / "runs", "--run", "job").exit_code == 0
+    return tmp_path / "runs"
+
+
+def test_ranks_come_with_the_highest_first(logdir: Path) -> None:
+    lines = run("ranks", logdir).stdout.splitlines()
+    rows = [line.split() for line in lines if line.strip().startswith("rank")][1:]
+    assert [(row[0], row[2]) for row in rows] == [("rank2", "990"), ("rank1", "490"), ("rank0", "390")]
+    assert "+102.0 % (rank1)" in "\n".join(lines)
+
+
+def test_json_tells_ranks_in_bytes(logdir: Path) -> None:
+    ranks = json.loads(run("ranks", logdir, "--json").stdout)["ranks"]
+    assert [(rank["worker"], rank["highest_bytes"], rank["median_bytes"]) for rank in ranks] == [
+        ("rank2", 990, 490),
+        ("rank1", 490, 490),
+        ("rank0", 390, 490),
+    ]
+
+
+def test_a_folder_without_recordings_is_refused(tmp_path: Path) -> None:
+    assert "This folder has no recording" in refused("ranks", tmp_path)

@@ -1,0 +1,41 @@
+"""Models are found from the parameters that optimizers train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tb_memplugin.launch.models import models_of
+
+
+def sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+def test_the_outermost_module_is_found_through_lists_of_modules_and_dicts() -> None:
+    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Sequential(nn.Linear(2, 2)) for _ in range(3)])})
+    wrapped = nn.Module()
+    wrapped.model = model
+    found = models_of([sgd(model)])
+    assert list(found) == [""]
+    assert found[""] is wrapped
+
+
+def test_a_module_that_refers_to_the_model_in_another_way_is_not_its_parent() -> None:
+    model = nn.Linear(2, 2)
+    watcher: Any = nn.Linear(2, 2)
+    vars(watcher)["watched"] = model
+    assert models_of([sgd(model)])[""] is model
+
+
+def test_several_models_go_by_their_classes() -> None:
+    models = [nn.Linear(2, 2), nn.Linear(2, 2), nn.Bilinear(2, 2, 2)]
+    found = models_of([sgd(model) for model in models])
+    assert sorted(found) == ["Bilinear", "Linear", "Linear_1"] or len(found) == 3
+    assert set(map(id, found.values())) == set(map(id, models))
+
+
+def test_parameters_of_no_module_have_none() -> None:
+    assert models_of([torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)]) == {}

@@ -1,0 +1,253 @@
+"""`tb-memplugin run`: programs that know nothing of us run as they do without, and are recorded."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tb_memplugin.store.reader import Recordings, read_recordings
+
+TRAINING = """
+import sys
+import torch
+
+torch.manual_seed(0)
+
+class Net(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first = torch.nn.Linear(64, width)
+        self.second = torch.nn.Linear(width, 8)
+
+    def forward(self, rows):
+        return self.second(self.first(rows).relu())
+
+net = Net(int(sys.argv[1]))
+optimizer = torch.optim.Adam(net.parameters())
+for step in range(int(sys.argv[2])):
+    loss = net(torch.randn(32, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if "raise" in sys.argv and step == 5:
+        raise ValueError("planned")
+    if "signal" in sys.argv and step == 4:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGUSR1)
+print(loss.item().hex(), __name__, sys.argv[1:])
+"""
+
+TWO_MODELS = """
+import torch
+
+class Generator(torch.nn.Linear): pass
+class Critic(torch.nn.Linear): pass
+
+one, other = Generator(8, 64), Critic(64, 1)
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (one, other)]
+for step in range(6):
+    other(one(torch.randn(4, 8))).mean().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+OWN_PROFILER = """
+import torch
+from torch.profiler import profile, schedule
+
+net = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+steps = schedule(wait=2, warmup=1, active=2, repeat=1)
+with profile(schedule=steps, on_trace_ready=lambda prof: print("steps", prof.step_num)) as prof:
+    for step in range(8):
+        net(torch.randn(4, 8)).mean().backward()
+        optimizer.step()
+        prof.step()
+"""
+
+SPAWNING = """
+import torch
+
+def train(rank):
+    net = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(5):
+        net(torch.randn(4, 8)).mean().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, nprocs=2)
+"""
+
+DISTRIBUTED = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(5):
+    net(torch.randn(32 * (1 + dist.get_rank()), 64)).mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def python(*arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TB_MEMPLUGIN")}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", **variables}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def run(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return python("-m", "tb_memplugin", "run", *arguments, cwd=cwd)
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def recorded(folder: Path) -> Recordings:
+    return read_recordings(str(folder / "runs"))
+
+
+def numbers(recordings: Recordings) -> list[int]:
+    return [step.metadata.step for step in recordings.steps]
+
+
+def test_a_training_runs_as_without_us_and_two_steps_and_all_figures_are_recorded(tmp_path: Path) -> None:
+    path = script(tmp_path, TRAINING)
+    alone, with_us = python(path, 128, 7, cwd=tmp_path), run(tmp_path, path, 128, 7)
+    assert (with_us.returncode, with_us.stdout) == (0, alone.stdout)
+    recordings = recorded(tmp_path)
+    assert numbers(recordings) == [2, 3]
+    assert recordings.watched[0].figures.steps.tolist() == [1, 2, 3, 4, 5, 6]
+    folder = Path(recordings.steps[0].folder).relative_to(tmp_path / "runs")
+    assert re.fullmatch(r"train/\d{8}-\d{6}/[^/]+", folder.as_posix())
+    elements = 64 * 128 + 128 + 128 * 8 + 8
+    assert f"optimizer_state {(8 * elements + 16) / 1024:.2f} KiB" in with_us.stderr  # and 4 step counters
+    assert f"parameter {4 * elements / 1024:.2f} KiB" in with_us.stderr
+    assert re.search(r"layers +first ", with_us.stderr)
+    assert "train.py:" in with_us.stderr
+    assert f"tensorboard --logdir {tmp_path / 'runs'}" in with_us.stderr
+
+
+def test_a_second_run_says_what_changed(tmp_path: Path) -> None:
+    path = script(tmp_path, TRAINING)
+    runs = [run(tmp_path, path, width, 5).stderr for width in (128, 128, 1024)]
+    assert "changed" not in runs[0]
+    assert "nothing since" in runs[1]
+    assert re.search(r"changed +\+[\d,.]+ KiB since \d{8}-\d{6}: \w+ \+", runs[2])
+
+
+def test_steps_can_be_chosen_and_a_signal_adds_two(tmp_path: Path) -> None:
+    done = run(tmp_path, "--steps", "1,3:5", "--no-every-step", script(tmp_path, TRAINING), 16, 9, "signal")
+    assert done.returncode == 0, done.stderr
+    assert numbers(recorded(tmp_path)) == [1, 3, 4, 6, 7]  # the signal came in step 5, after the fifth step
+    assert recorded(tmp_path).watched == ()
+
+
+def test_the_first_step_can_be_recorded(tmp_path: Path) -> None:
+    done = run(tmp_path, "--steps", "0", script(tmp_path, TRAINING), 16, 3)
+    assert done.returncode == 0, done.stderr
+    assert numbers(recorded(tmp_path)) == [0]
+
+
+def test_an_error_of_the_program_is_its_own(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, TRAINING), 16, 9, "raise")
+    assert done.returncode == 1
+    assert "ValueError: planned" in done.stderr
+    assert numbers(recorded(tmp_path)) == [2, 3]
+
+
+def test_the_models_of_all_optimizers_are_known_by_class(tmp_path: Path) -> None:
+    assert run(tmp_path, script(tmp_path, TWO_MODELS)).returncode == 0
+    modules = {name for step in recorded(tmp_path).steps for name in step.summary().modules.keys}
+    assert {"Generator", "Critic"} <= modules
+
+
+def test_a_program_keeps_its_own_profiler(tmp_path: Path) -> None:
+    path = script(tmp_path, OWN_PROFILER)
+    alone, with_us = python(path, cwd=tmp_path), run(tmp_path, path)
+    assert (with_us.returncode, with_us.stdout) == (0, alone.stdout)
+    assert with_us.stderr.count("Another torch profiler is on") == 1
+    assert len(recorded(tmp_path).watched[0].figures) == 7
+
+
+def test_processes_that_torchrun_starts_are_ranks_of_one_run(tmp_path: Path) -> None:
+    path = script(tmp_path, DISTRIBUTED)
+    started = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    done = python(*started, "-m", "tb_memplugin", "run", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folders = {Path(step.folder) for step in recorded(tmp_path).steps}
+    assert {folder.name for folder in folders} == {"rank0", "rank1"}
+    assert len({folder.parent for folder in folders}) == 1
+    assert done.stderr.count("in rank1, the highest of 2") == 1
+
+
+@pytest.mark.parametrize("launched", ["torchrun", "variable"])
+def test_child_processes_are_recorded(tmp_path: Path, launched: str) -> None:
+    """By the start file, which `make setup` installs with the package."""
+    if launched == "torchrun":
+        torchrun = Path(sys.executable).with_name("torchrun")
+        path = script(tmp_path, DISTRIBUTED)
+        done = run(tmp_path, torchrun, "--standalone", "--nproc-per-node", 2, path)
+    else:
+        done = python(script(tmp_path, SPAWNING), cwd=tmp_path, TB_MEMPLUGIN="runs")
+    assert done.returncode == 0, done.stderr
+    recordings = recorded(tmp_path)
+    assert sorted(numbers(recordings)) == [2, 2, 3, 3]
+    assert [len(series.figures) for series in recordings.watched] == [4, 4]
+    assert done.stderr.count("tb-memplugin: ") == 1
+
+
+def test_a_module_runs_as_with_python_m(tmp_path: Path) -> None:
+    script(tmp_path, TRAINING)
+    done = run(tmp_path, "-m", "train", 16, 4)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(" __main__ ['16', '4']\n")
+    assert numbers(recorded(tmp_path)) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("print('no torch')", "did not import torch"), ("import torch", "No optimizer of torch has stepped")],
+)
+def test_a_program_without_steps_is_told_why(tmp_path: Path, text: str, why: str) -> None:
+    done = run(tmp_path, script(tmp_path, text))
+    assert done.returncode == 0
+    assert f"nothing was recorded. {'The program ' if 'did' in why else ''}{why}" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--steps", "5:2", "train.py"), "'5:2' names no steps."),
+        (("--steps", "some", "train.py"), "'some' names no steps."),
+        (("nowhere.py",), "There is no such script"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(tmp_path: Path, arguments: tuple[str, ...], what: str) -> None:
+    script(tmp_path, TRAINING)
+    done = run(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert what in done.stderr
+
+
+def test_a_wrong_variable_ends_no_program(tmp_path: Path) -> None:
+    variables = {"TB_MEMPLUGIN": "runs", "TB_MEMPLUGIN_STACKS": "yes"}
+    done = python(script(tmp_path, "print('ran')"), cwd=tmp_path, **variables)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "'yes' is neither 0 nor 1" in done.stderr
