@@ -81,8 +81,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     steps = _steps(tree, window, number, on_steps)
     threads, roots = (lambda: forward_threads(results.events())), results.experimental_event_tree
     attribution = attribute(tree, memory, window, logged, steps, threads, roots)
-    devices = _all_devices(memory, window)
-    labels = Names()
+    devices, labels = _all_devices(memory, window), Names()
     window.start = held_copies(window.start, fqns(window.names))
     start, notes = start_state(window, memory, devices, attribution.owners, labels)
     called = stacks_of(tree, memory, main_thread(tree))
@@ -98,8 +97,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     full = categorised(bare, blocks, matched - len(start), attribution, window, devices, labels)
     start, full, tensors = _with_tensors(start, full, blocks, window, received)
     annotations, annotation_names = _annotations(tree, len(devices), full)
-    outside_curve = _not_in_curve_bytes(window, matched)
-    unseen = _unseen_at_end(window, blocks, len(full), devices)
+    not_counted = _not_in_curve_bytes(window, matched), _unseen_at_end(window, blocks, len(full), devices)
     trace = MemoryTrace(
         source="torch.profiler",
         events=full,
@@ -115,7 +113,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         calls=attribution.calls,
         annotations=annotations,
         annotation_names=annotation_names,
-        counters=counter_readings(window, memory, devices, outside_curve, unseen),
+        counters=counter_readings(window, memory, devices, *not_counted),
         properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
     )
     blocks = attributed(blocks, full, start)
