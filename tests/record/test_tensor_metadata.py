@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tb_memplugin import MemoryEstimator, MemoryTracer
-from tb_memplugin.analysis.divisions import breakdown, informative
+from tb_memplugin.analysis.divisions import breakdown, informative, parts_of
 from tb_memplugin.analysis.moments import peak, tensor_name
 from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
@@ -128,9 +128,11 @@ def test_bytes_by_dtype_of_the_tracer() -> None:
     tracer, model = MemoryTracer(device="cpu"), nn.Linear(2, 2)
     with tracer.trace(model):
         three_dtypes()
-    parts = by_dtype(tracer.trace_result())
-    assert {key: size for key, size in parts.items() if key != "float32"} == {"int64": 800, "bfloat16": 200}
-    assert parts["float32"] == 400 + 4 * (2 * 2 + 2)  # and the model's
+    recorded = tracer.trace_result()
+    made = np.flatnonzero(recorded.allocations.born >= 0)
+    assert {part.key: part.bytes for part in parts_of(recorded, made, "dtype")} == DTYPES
+    start = {str(recorded.tensors[row]) for row in recorded.start.tensor.tolist() if row >= 0}
+    assert {"float32 [2, 2]", "float32 [2]"} <= start  # the model's weight and bias
 
 
 def test_bytes_by_dtype_of_an_estimate() -> None:
