@@ -65,10 +65,10 @@ def seen_tensors(
     size = _bytes_of(list(rows))[row]
     fits = np.flatnonzero((block >= 0) & (size <= np.append(blocks.bytes, 0)[block]))
     fits = fits[np.lexsort((-size[fits], block[fits]))]
-    known, first = np.unique(block[fits], return_index=True)
+    with_tensor, first = np.unique(block[fits], return_index=True)
     used, number = np.unique(row[fits[first]], return_inverse=True)
     tensor = np.full(len(blocks), -1, np.int32)
-    tensor[known] = number
+    tensor[with_tensor] = number
     table = list(rows)
     return tensor, tuple(table[index] for index in used.tolist())
 
@@ -82,7 +82,7 @@ def made_tensors(tensors: Sequence[Dense | None], size: Int64) -> tuple[Int32, t
     """
     rows: dict[TensorMetadata, int] = {}
     tensor = np.array(
-        [-1 if made is None else rows.setdefault(metadata_of(made), len(rows)) for made in tensors], np.int32
+        [-1 if each is None else rows.setdefault(metadata_of(each), len(rows)) for each in tensors], np.int32
     )
     fits = np.append(_bytes_of(list(rows)), 0)[tensor] <= size
     return np.where(fits, tensor, -1).astype(np.int32), tuple(rows)

@@ -75,17 +75,17 @@ def with_holders(trace: MemoryTrace) -> MemoryTrace:
     names = [trace.devices[number].name for number in blocks.device[rows].tolist()]
     row_of = dict(zip(zip(names, blocks.address[rows].tolist(), strict=True), rows.tolist(), strict=True))
     with without_functions_of_subclasses(), collector_at_rest():
-        found, is_whole = _chains(row_of)
+        chains, is_complete = _chains(row_of)
     labels = list(trace.labels)
     number = {label: row for row, label in enumerate(labels)}
     label = trace.events.label.copy()
-    for row, chain in found.items():
+    for row, chain in chains.items():
         if chain not in number:
             number[chain] = len(labels)
             labels.append(chain)
         label[blocks.born[row]] = number[chain]
     named = replace(trace, events=replace(trace.events, label=label), labels=tuple(labels))
-    return _searched(named) if is_whole else named
+    return _searched(named) if is_complete else named
 
 
 def _searched(trace: MemoryTrace) -> MemoryTrace:
@@ -129,8 +129,8 @@ def _chains(row_of: Mapping[Key, int]) -> tuple[dict[int, str], bool]:
         row: [chain + saved for identity, saved in held if (chain := search.chain(identity))]
         for row, held in holds.items()
     }
-    labels = {row: min(found, key=_is_local) for row, found in chains.items() if found}
-    return labels, search.is_whole
+    labels = {row: min(texts, key=_is_local) for row, texts in chains.items() if texts}
+    return labels, search.is_complete
 
 
 def _is_local(chain: str) -> bool:
@@ -159,10 +159,10 @@ def _saved(root: torch.Tensor, row_of: Mapping[Key, int]) -> Iterable[tuple[int,
 class Search:
     """Objects upwards of some: what refers to each, up to the variables of modules.
 
-    `is_whole` is False where a limit ended the search.
+    `is_complete` is False where a limit ended the search.
     """
 
-    is_whole: bool = True
+    is_complete: bool = True
     _objects: dict[int, Any] = field(default_factory=dict)
     _holders: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     _roots: dict[int, str] = field(default_factory=dict)
@@ -179,18 +179,18 @@ class Search:
         modules = reversed(list(sys.modules.items()))
         spaces = {id(vars(module)): name for name, module in modules if _is_module(module)}
         frontier = list(self._objects.values())
-        while frontier and self.is_whole:
+        while frontier and self.is_complete:
             below = set(map(id, frontier))
-            found = gc.get_referrers(*frontier)
-            own = {id(frontier), id(found), id(self._objects)}
+            referrers = gc.get_referrers(*frontier)
+            own = {id(frontier), id(referrers), id(self._objects)}
             frontier.clear()
-            for holder in found:
+            for holder in referrers:
                 if id(holder) in own or _is_our_frame(holder):
                     continue
-                for held in gc.get_referents(holder):
-                    if id(held) in below:
-                        self._holders[id(held)].append(id(holder))
-                held = None
+                for referent in gc.get_referents(holder):
+                    if id(referent) in below:
+                        self._holders[id(referent)].append(id(holder))
+                referent = None
                 if id(holder) in self._objects:
                     continue
                 self._objects[id(holder)] = holder
@@ -199,18 +199,18 @@ class Search:
                 else:
                     frontier.append(holder)
             holder = None
-            found.clear()
-            self.is_whole = len(self._objects) < MOST_OBJECTS and perf_counter_ns() < until
+            referrers.clear()
+            self.is_complete = len(self._objects) < MOST_OBJECTS and perf_counter_ns() < until
         frontier.clear()
         self._find_outside()
 
     def _find_outside(self) -> None:
         """Find the objects with references that no known object has: of local variables, or of C++."""
         inside = Counter(
-            id(held)
+            id(referent)
             for identity, thing in self._objects.items()
             if identity not in self._roots
-            for held in gc.get_referents(thing)
+            for referent in gc.get_referents(thing)
         )
         for thing in self._objects.values():
             if id(thing) not in self._roots and sys.getrefcount(thing) - _OURS > inside[id(thing)]:
@@ -228,7 +228,7 @@ class Search:
                     path[holder] = below
                     visited.append(holder)
                     pending.append(holder)
-        if not self.is_whole:
+        if not self.is_complete:
             return ""
         if any(above in self._outside for above in visited):
             return LOCAL

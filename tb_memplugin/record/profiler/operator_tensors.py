@@ -59,8 +59,8 @@ class OperatorTensors:
         for value in inputs:
             if type(value) is TensorFields:
                 number = tensor_allocation(value)
-                known = first.get(number)
-                if (known is None or start < known[0]) and (address := tensor_address(value)):
+                earliest = first.get(number)
+                if (earliest is None or start < earliest[0]) and (address := tensor_address(value)):
                     tensor = tensor_dtype(value), tensor_shape(value), tensor_strides(value)
                     first[number] = start, address, tensor
             elif type(value) is list:
