@@ -55,6 +55,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Begin `%load_ext tb_memplugin`."""
+    import_module("tb_memplugin.notebook").load_ipython_extension(shell)
+
+
 if os.environ.get("TB_MEMPLUGIN_LOG_LEVEL"):
     import_module("tb_memplugin.logs").configure_from_environment()
 if os.environ.get("TB_MEMPLUGIN_EXACT_CPU", "0") not in ("", "0"):

@@ -14,11 +14,13 @@ from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.read.content import (
     GZIP_MAGIC,
+    STDIN,
     FileStream,
     GzipStream,
     Progress,
     content_limit,
     read_json,
+    standard_input,
     too_large,
 )
 from tb_memplugin.read.kineto.trace import trace_from_kineto
@@ -63,8 +65,8 @@ def load(
     peak is returned.
 
     Args:
-        source: a path (local, or any that fsspec opens), or a snapshot or trace in memory, as
-            `torch.cuda.memory._snapshot()` returns it.
+        source: a path (local, or any that fsspec opens), `-` for standard input (a file of this name is
+            `./-`), or a snapshot or trace in memory, as `torch.cuda.memory._snapshot()` returns it.
         device_type: the device type of a snapshot or timeline ("cuda", "xpu", "cpu", …), which the file
             does not contain.
         limit_bytes: the largest size of the uncompressed content, in bytes. Default: the environment
@@ -99,11 +101,12 @@ def load(
         from tb_memplugin.untrusted import load_apart
 
         return load_apart(name, device_type=device_type, limit_bytes=limit_bytes)
-    content_limit(limit_bytes)
-    if not files.is_remote(name) and files.is_folder(name):
+    most = content_limit(limit_bytes)
+    if name != STDIN and files.is_folder(name):
         return _highest_window(name)
+    opened = standard_input(most) if name == STDIN else files.open_ranges(name)
     try:
-        with files.open_ranges(name) as (read, size), collector_at_rest():
+        with opened as (read, size), collector_at_rest():
             head = read(0, HEAD_BYTES)
             if head.startswith(HEAD_MAGIC):
                 return read_window(read, size, name)

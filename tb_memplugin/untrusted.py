@@ -107,7 +107,7 @@ def _told(begin: bytes, **content: Any) -> io.BytesIO:
 
 def _size(path: str) -> int:
     """Return a file's size in bytes; 0 for a folder, whose files have budgets of their own."""
-    if not files.is_remote(path) and files.is_folder(path):
+    if files.is_folder(path):
         return 0
     with files.open_ranges(path) as (_, size):
         return size

@@ -27,8 +27,8 @@ KNOWS = {
     "budget": set[str](),
     "proto": set[str](),
     "trace": set[str](),
-    "analysis": {"trace"},
-    "simulator": {"trace", "analysis"},
+    "simulator": {"trace"},
+    "analysis": {"trace", "simulator"},
     "read": {"trace", "budget"},
     "store": {"trace", "analysis", "proto", "descriptor_stream", "temporary", "budget"},
     "exports": {"trace", "analysis", "descriptor_stream", "temporary"},
@@ -44,8 +44,9 @@ KNOWS = {
         *("budget", "launch"),
     },
     "__main__": {"commands"},
+    "notebook": {"trace", "analysis", "exports", "callbacks"},
     "pytest_plugin": {"analysis", "callbacks"},
-    "coming_from": {"trace", "analysis", "exports", "loading", "record", "estimate", "logs"},
+    "coming_from": {"trace", "analysis", "exports", "loading", "record", "estimate", "logs", "commands"},
 }
 NUMPY_ALONE = ("trace", "analysis", "simulator")
 MAY_IMPORT_TORCH = ("record", "estimate", "callbacks", "launch", "coming_from.memory_profiler")

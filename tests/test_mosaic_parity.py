@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from tb_memplugin.analysis.allocations import usage
 from tb_memplugin.analysis.annotations import stages
 from tb_memplugin.analysis.comparison import compare
 from tb_memplugin.analysis.curves import profile_over_time
 from tb_memplugin.analysis.divisions import NONE, By, breakdown
-from tb_memplugin.analysis.moments import Moment, peak
+from tb_memplugin.analysis.moments import Moment, events_between, peak
 from tb_memplugin.analysis.rules import Rules, read_rules
 from tb_memplugin.analysis.stacks import StackRow, stack_table
 from tb_memplugin.read.snapshot.trace import load_snapshot
@@ -77,6 +78,25 @@ def test_the_peak_is_the_same(number):
     before = int(loaded(number).live(0)[0])
     assert top(number).bytes - before == answers(number)["peak"]["dynamic_bytes"]
     assert before == {"23": 466}.get(number, 0)
+
+
+STATIC_23 = 466
+"""What was alive at the start of its own test file; Mosaic leaves it out."""
+
+
+def test_the_peak_within_times_is_that_of_its_own_test():
+    trace = loaded("23")
+    found = peak(trace, within=events_between(trace, 1759252605604106_000, 1759252631649942_999))
+    assert found.bytes - STATIC_23 == 202846821
+    assert trace.events.address[found.event] == 0x231DF1F389C4C
+
+
+def test_the_peak_and_the_use_up_to_an_allocation_are_those_of_its_own_test():
+    trace = loaded("23")
+    at = usage(trace, 0x32FA0599C7F59, 0, "free")
+    assert at.bytes_after - STATIC_23 == 400913725
+    assert peak(trace, within=(0, at.event)).bytes - STATIC_23 == 577984171
+    assert usage(trace, 0x2263C194BDA7, 0, "free").bytes_after - STATIC_23 == 1783600757
 
 
 @pytest.mark.parametrize("number", ["01", "23"])

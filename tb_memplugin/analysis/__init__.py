@@ -27,7 +27,7 @@ from tb_memplugin.analysis.curves import Curve, curve, profile_over_time
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, Part, breakdown
 from tb_memplugin.analysis.leak_sites import Leak, leaks
 from tb_memplugin.analysis.lines import LineRow, line_table
-from tb_memplugin.analysis.moments import LiveAllocation, Moment, moment, peak
+from tb_memplugin.analysis.moments import LiveAllocation, Moment, events_between, moment, peak
 from tb_memplugin.analysis.oom import OomReport, oom_report
 from tb_memplugin.analysis.reasons import why
 from tb_memplugin.analysis.rules import Rules, read_rules
@@ -75,6 +75,7 @@ __all__ = [
     "compare",
     "curve",
     "device_state",
+    "events_between",
     "fragmentation",
     "fragmentation_curve",
     "leaks",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from tb_memplugin.analysis.attention_scores import attention_scores
 from tb_memplugin.analysis.checkpointing import checkpointing
+from tb_memplugin.analysis.failed_request import failed_request
 from tb_memplugin.analysis.findings import (
     Advice,
     Evidence,
@@ -16,15 +18,34 @@ from tb_memplugin.analysis.findings import (
     Result,
     Where,
 )
+from tb_memplugin.analysis.fragmented_reserve import fragmented_reserve
 from tb_memplugin.analysis.growth import WindowLevel, growth, growth_across
 from tb_memplugin.analysis.kept_gradients import kept_gradients
 from tb_memplugin.analysis.large_temporary import large_temporary
+from tb_memplugin.analysis.loss_logits import loss_logits
+from tb_memplugin.analysis.monitored_growth import monitored_growth
 from tb_memplugin.analysis.optimizer_state import optimizer_state
+from tb_memplugin.analysis.parameter_copies import parameter_copies
+from tb_memplugin.analysis.peak_holders import PeakHolders, peak_holders
+from tb_memplugin.analysis.previous_result import previous_result
 from tb_memplugin.analysis.reference_cycles import reference_cycles
+from tb_memplugin.analysis.uneven_devices import uneven_devices
+from tb_memplugin.analysis.unused_graph import unused_graph
 from tb_memplugin.analysis.unused_reserve import unused_reserve
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.step_figures import StepFigures
 
-__all__ = ["RULES", "Advice", "Evidence", "Finding", "Judgement", "Where", "advice"]
+__all__ = [
+    "RULES",
+    "Advice",
+    "Evidence",
+    "Finding",
+    "Judgement",
+    "PeakHolders",
+    "Where",
+    "advice",
+    "advice_on_steps",
+]
 
 
 class Rule(NamedTuple):
@@ -36,11 +57,31 @@ class Rule(NamedTuple):
 
 
 RULES = {
+    "failed_request": Rule(
+        "failed request", "what would have made a request fit that failed", failed_request
+    ),
     "growth": Rule("growth", "memory that grows step after step and is never freed", growth),
     "kept_gradients": Rule(
         "kept gradients", "gradients that stay allocated while the next forward runs", kept_gradients
     ),
+    "uneven_devices": Rule(
+        "uneven devices", "one device that holds far more than others that run the same code", uneven_devices
+    ),
+    "unused_graph": Rule("unused graph", "activations kept for a backward that never runs", unused_graph),
+    "previous_result": Rule(
+        "previous result", "what a forward returned, alive while the next one runs", previous_result
+    ),
     "unused_reserve": Rule("unused reserve", "far more memory reserved than is ever in use", unused_reserve),
+    "fragmentation": Rule("fragmentation", "free memory that requests cannot use", fragmented_reserve),
+    "attention_scores": Rule(
+        "attention scores", "scores of attention that a fused kernel would not store", attention_scores
+    ),
+    "loss_logits": Rule(
+        "logits in the loss", "copies of the logits of all tokens, often in float32", loss_logits
+    ),
+    "parameter_copies": Rule(
+        "parameter copies", "parameters in memory twice: master copies, EMA, a second model", parameter_copies
+    ),
     "checkpointing": Rule("checkpointing", "activations worth recomputing in backward", checkpointing),
     "optimizer_state": Rule(
         "optimizer state", "optimizer state that makes up much of the peak, by dtype", optimizer_state
@@ -57,14 +98,20 @@ RULES = {
 Run = Callable[[], Sequence[WindowLevel]]
 
 
-def advice(trace: MemoryTrace, device: str | None = None, run: Run | None = None) -> Advice:
-    """Apply every rule to one device, or to all, and return the findings and each rule's judgement.
+def advice(
+    trace: MemoryTrace,
+    device: str | None = None,
+    run: Run | None = None,
+    watched: StepFigures | None = None,
+) -> Advice:
+    """Apply every rule to one device, or to all: findings, judgements, and who fills each peak.
 
     Args:
         trace: any trace. A rule that needs more than the trace records is reported as "not judged".
         device: a device's name; None means every device.
         run: returns the levels of windows of the same run. It is called only where this trace has too few
             steps to judge growth.
+        watched: all steps of the same run that MemoryMonitor watched. They judge growth where windows cannot.
 
     Raises:
         NotRecordedError: the trace has no such device.
@@ -77,11 +124,32 @@ def advice(trace: MemoryTrace, device: str | None = None, run: Run | None = None
             result = _judged(trace, row, rule.judge)
             if kind == "growth" and run is not None and isinstance(result, NotJudged):
                 result = growth_across(trace, row, run())
+            if kind == "growth" and watched is not None and isinstance(result, NotJudged):
+                result = monitored_growth(watched, trace.devices[row].name)
             judgements.append(_judgement(kind, trace.devices[row].name, result))
             if isinstance(result, Finding):
                 findings.append(result)
     findings.sort(key=lambda finding: (finding.level != "problem", -finding.bytes))
-    return Advice(tuple(findings), tuple(judgements))
+    peaks = [peak_holders(trace, row) for row in rows if trace.live(row).max()]
+    peaks.sort(key=lambda peak: -peak.bytes)
+    return Advice(tuple(findings), tuple(judgements), tuple(peaks))
+
+
+def advice_on_steps(figures: StepFigures) -> Advice:
+    """Judge growth on every device of a run of which only the figures of its steps were recorded.
+
+    The other rules are not judged: figures contain no allocations.
+    """
+    results = {device.name: monitored_growth(figures, device.name) for device in figures.devices}
+    no_rule = NotJudged("MemoryMonitor records figures of steps, not allocations.")
+    return Advice(
+        findings=tuple(result for result in results.values() if isinstance(result, Finding)),
+        judgements=tuple(
+            _judgement(kind, name, result if kind == "growth" else no_rule)
+            for name, result in results.items()
+            for kind in RULES
+        ),
+    )
 
 
 def _judged(trace: MemoryTrace, device: int, rule: Callable[[MemoryTrace, int], Result]) -> Result:

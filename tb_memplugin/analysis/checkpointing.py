@@ -8,6 +8,7 @@ import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.folded_layers import folds
+from tb_memplugin.analysis.recomputed_calls import by_stack
 from tb_memplugin.analysis.steps import HighestStep, highest_step
 from tb_memplugin.analysis.units import FEWEST, Unit, part_text, size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
@@ -31,13 +32,12 @@ def checkpointing(trace: MemoryTrace, device: int) -> Result:
     """Find the modules whose checkpointing lowers the highest step's peak most; repeated layers count as one.
 
     The finding's bytes are a lower bound of the saving, see `recompute.Recomputed`. What the checkpoint
-    itself keeps besides inputs (random state, 5 KB per call on the CPU) is not counted.
+    itself keeps besides inputs (random state, 5 KB per call on the CPU) is not counted. Where the modules'
+    calls are not recorded, call stacks say which calls keep activations: see `recomputed_calls.by_stack`.
     """
     blocks = trace.allocations
     if not (trace.calls.phase == Phase.FORWARD).any() or not (trace.calls.phase == Phase.BACKWARD).any():
-        return NotJudged(
-            "This rule needs the modules' forward and backward calls: pass the model to the recorder."
-        )
+        return by_stack(trace, device, LEAST_SHARE)
     if not ((blocks.category == Category.ACTIVATION) & (blocks.device == device)).any():
         return NotJudged("The recording does not tell activations apart from other memory.")
     step = highest_step(trace, device)

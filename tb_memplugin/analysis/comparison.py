@@ -81,18 +81,27 @@ def compare(
         NotRecordedError: one of the traces does not have the device or step, or neither has a device.
         MemPluginError: `by` is no division.
     """
+    pairs = compared_devices(base, other, device)
+    return tuple(_device_comparison(base, other, names, step, by) for names in pairs)
+
+
+def compared_devices(base: MemoryTrace, other: MemoryTrace, device: str | None) -> list[tuple[str, str]]:
+    """Return the names of the devices that `compare` pairs; "" where a device has no partner.
+
+    Raises:
+        NotRecordedError: one of the traces does not have the device, or neither has a device.
+    """
     if device is not None:
         base.device_row(device), other.device_row(device)
-        pairs = [(device, device)]
-    else:
-        pairs = paired_devices([each.name for each in base.devices], [each.name for each in other.devices])
+        return [(device, device)]
+    pairs = paired_devices([each.name for each in base.devices], [each.name for each in other.devices])
     if not pairs:
         raise NotRecordedError(
             "Neither trace has a device: nothing was recorded in them.",
             where=f"{base.source}, {other.source}",
             fix="Record again while the program allocates memory.",
         )
-    return tuple(_device_comparison(base, other, names, step, by) for names in pairs)
+    return pairs
 
 
 def _device_comparison(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tb_memplugin.analysis.peak_holders import PeakHolders
+
 Level = Literal["problem", "option"]
 Verdict = Literal["found", "fine", "not judged"]
 
@@ -80,10 +82,17 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """All findings, problems first, then by bytes, and one judgement per rule and device."""
+    """The answer of all rules.
+
+    Attributes:
+        findings: problems first, then by bytes.
+        judgements: one per rule and device.
+        peaks: who fills the peak of each device that was ever in use, the highest peak first.
+    """
 
     findings: tuple[Finding, ...]
     judgements: tuple[Judgement, ...]
+    peaks: tuple[PeakHolders, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
-from tb_memplugin.analysis.steps import HighestStep, step_on, stretch_on
+from tb_memplugin.analysis.steps import HighestStep, highest_step, step_on, stretch_on
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
@@ -38,10 +38,10 @@ def kept_gradients(trace: MemoryTrace, device: int) -> Result:
     gaps = _Gaps.of(trace, device)
     blocks = trace.allocations
     gradient = np.flatnonzero((blocks.category == Category.GRADIENT) & (blocks.device == device))
-    if not len(gaps.begin):
-        return NotJudged("This rule needs an optimizer step and a forward after it, in one recording.")
     if not len(gradient):
         return NotJudged("The recording does not tell gradients apart from other memory.")
+    if not len(gaps.begin):
+        return _without_spans(trace, device, gradient)
     named = blocks.label[gradient] >= 0
     if named.any():  # blocks without a name are no parameter's gradient: LBFGS keeps copies, for example
         gradient = gradient[named]
@@ -66,6 +66,52 @@ def kept_gradients(trace: MemoryTrace, device: int) -> Result:
             f"elsewhere: without them it would be only {size_text(best.bytes)} lower."
         )
     return _finding(trace, device, best)
+
+
+def _without_spans(trace: MemoryTrace, device: int, gradient: Int64) -> Result:
+    """Find gradients that are alive in a forward after the backward that allocated them.
+
+    This judges recordings without spans of phases, such as snapshots, by the phases of their blocks. A
+    gradient is needed again when the next backward allocates a block of its size, which it adds to it.
+    """
+    blocks = trace.allocations
+    step = highest_step(trace, device)
+    own = (blocks.device == device) & (blocks.born >= 0)
+    backward = np.flatnonzero(own & (blocks.phase == Phase.BACKWARD))
+    forward = np.sort(blocks.born[own & (blocks.phase == Phase.FORWARD)])
+    begun = np.searchsorted(np.sort(blocks.born[backward]), forward)
+    firsts = forward[np.append(True, begun[1:] != begun[:-1])[: len(forward)]]
+    lasts = forward[np.append(begun[1:] != begun[:-1], True)[: len(forward)]]
+    end = len(trace.events) + 1
+    births = np.append(np.sort(blocks.bytes[backward] * end + blocks.born[backward]), -1)
+    kept, gone, back = [gradient[:0]], [gradient[:0]], [gradient[:0]]
+    at_peak = gradient[:0]
+    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        rows = gradient[(blocks.born[gradient] < first) & (blocks.freed[gradient] > last)]
+        size = blocks.bytes[rows]
+        following = births[np.searchsorted(births[:-1], size * end + last, side="right")]
+        again = np.where(following // end == size, following % end, end - 1)
+        kept.append(rows)
+        gone.append(np.full(len(rows), first))
+        back.append(np.minimum(again, blocks.freed[rows]))
+        if first <= step.peak_event:
+            at_peak = rows
+    if not len(np.concatenate(kept)):
+        return NotJudged("This rule needs a backward, and a forward after it, in one recording.")
+    sizes_kept = blocks.bytes[np.concatenate(kept)]
+    lower = step.without(sizes_kept, np.concatenate(gone), np.concatenate(back))
+    saved = step.peak_bytes - int(lower.max())
+    if saved < LEAST_SHARE * step.peak_bytes:
+        return Fine(f"Gradients that are alive in forward raise the peak by only {size_text(saved)}.")
+    fate = NEVER_FREED if len(backward) else NOT_FREED_YET
+    if (blocks.freed[at_peak] < len(trace.events)).any():
+        fate = FREED_LATE
+    cost = _Cost(step, at_peak, int(blocks.bytes[at_peak].sum()), saved, fate)
+    return replace(
+        _finding(trace, device, cost),
+        level="option",
+        price="none, unless you accumulate gradients on purpose",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -54,8 +54,8 @@ class Moment:
     module: str | None
     operator: str | None
     largest: tuple[LiveAllocation, ...]
-    _trace: MemoryTrace
-    _alive: Rows
+    _trace: MemoryTrace = field(repr=False)
+    _alive: Rows = field(repr=False)
 
     def parts(self, by: Divided) -> tuple[Part, ...]:
         """Divide the live bytes into parts that sum to them, largest first."""
@@ -140,7 +140,12 @@ def _named(names: Sequence[str], row: int) -> str | None:
 
 
 def peak(
-    trace: MemoryTrace, device: str | None = None, step: int | None = None, *, largest: int = 10
+    trace: MemoryTrace,
+    device: str | None = None,
+    step: int | None = None,
+    *,
+    largest: int = 10,
+    within: tuple[int, int] | None = None,
 ) -> Moment:
     """Return the moment with the most live bytes.
 
@@ -149,6 +154,8 @@ def peak(
         device: a device's name; None takes the one with the highest peak.
         step: a step's number; None looks at the whole window.
         largest: how many of the largest live blocks to list.
+        within: the first and the last event of a range to look at instead, which includes the moment before
+            the first: the result of `events_between`, or up to an allocation: `(0, usage(...).event)`.
 
     Raises:
         NotRecordedError: the trace has no such device or step, or no device at all.
@@ -158,7 +165,43 @@ def peak(
             "The trace has no device.", where=trace.source, fix="Profile with profile_memory=True."
         )
     rows = trace.device_rows(device)
+    if within is not None:
+        row = max(rows, key=lambda row: highest_within(trace, row, within)[0])
+        return moment(trace, row, highest_within(trace, row, within)[1], largest=largest)
     steps = None if step is None else [trace.step_row(step)]
     candidates = [(row, highest_step(trace, row, steps)) for row in rows]
     row, highest = max(candidates, key=lambda candidate: candidate[1].peak_bytes)
     return moment(trace, row, highest.peak_event, largest=largest)
+
+
+def highest_within(trace: MemoryTrace, device: int, within: tuple[int, int]) -> tuple[int, int]:
+    """Return the most live bytes of a device (its row) in a range of events, and the event that reaches it.
+
+    The event is one less than the first of the range if that is the moment before it.
+    """
+    first, last = within
+    level = trace.live(device)[first : last + 2]
+    top = int(np.argmax(level))
+    return int(level[top]), first - 1 + top
+
+
+def events_between(trace: MemoryTrace, start_ns: int | None, end_ns: int | None) -> tuple[int, int]:
+    """Return the first event at or after a time and the last at or before another, in epoch nanoseconds.
+
+    None is the start or the end of the window. Without an event between the times, the last is the one before
+    the first.
+
+    Raises:
+        NotRecordedError: the times are outside the window, or the first is after the second.
+    """
+    time = trace.events.time_ns
+    first = 0 if start_ns is None else int(np.searchsorted(time, start_ns, side="left"))
+    last = len(time) - 1 if end_ns is None else trace.event_at(end_ns)
+    if last < first - 1 or (start_ns is not None and first == len(time)) or (end_ns is not None and last < 0):
+        begin, end = (int(time[0]), int(time[-1])) if len(time) else (0, 0)
+        raise NotRecordedError(
+            "Nothing was recorded in this range of times.",
+            where=trace.source,
+            fix=f"The window is from {begin // 1_000} to {end // 1_000} microseconds.",
+        )
+    return first, last

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, share
-from tb_memplugin.analysis.steps import highest_step
+from tb_memplugin.analysis.steps import HighestStep, highest_step
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import part_text, size_text
 from tb_memplugin.trace import Category, MemoryTrace
@@ -19,6 +19,12 @@ LEAST_SHARE = 0.25
 DTYPE_BYTES = "dtype_bytes."
 """Prefix of trace properties with the bytes of storages by dtype: `dtype_bytes.CATEGORY.DEVICE.DTYPE`."""
 
+WHAT_TO_DO = (
+    "Try an optimizer with 8-bit state (bitsandbytes, torchao) or with less state (Adafactor, Lion, SGD), or "
+    "shard the state over ranks (FSDP, ZeroRedundancyOptimizer)."
+)
+PRICE = "different numerics: check that the loss still falls as before"
+
 _BITS = re.compile(r"\d+")
 _STATE = re.compile(r"\(([^()]{1,80})\)$")
 
@@ -27,7 +33,8 @@ def optimizer_state(trace: MemoryTrace, device: int) -> Result:
     """Report optimizer state of 4 or more bytes per element if it makes up a quarter of the peak or more.
 
     The finding's bytes are the saving with 1 byte per element, as in 8-bit optimizers (whose scales, about
-    2 % of that, are not counted).
+    2 % of that, are not counted). Where the recording lacks dtypes, they are a lower bound: see
+    `_finding_by_size`.
     """
     name = trace.devices[device].name
     blocks = trace.allocations
@@ -45,10 +52,7 @@ def optimizer_state(trace: MemoryTrace, device: int) -> Result:
         part = f"{share(state_bytes, step.peak_bytes)} of the peak of step {step.number}"
         return Fine(f"Optimizer state takes {size_text(state_bytes)}{by_dtype}, {part}.")
     if not dtypes:
-        return NotJudged(
-            f"The recording does not contain the dtypes of its {size_text(state_bytes)} of optimizer state. "
-            "Record with torch.profiler and memory_trace_handler, or with MemoryTracer."
-        )
+        return _finding_by_size(trace, device, step, state)
     wide = sum(size for dtype, size in dtypes.items() if element_bytes(dtype) >= 4)
     saved = sum(
         size - size // element_bytes(dtype) for dtype, size in dtypes.items() if element_bytes(dtype) >= 4
@@ -74,11 +78,50 @@ def optimizer_state(trace: MemoryTrace, device: int) -> Result:
             Evidence(f"peak of step {step.number}", step.peak_bytes, "as recorded", False),
         ),
         where=Where("modules", (("step", str(step.number)), ("sort", "optimizer"))),
-        what_to_do=(
-            "Try an optimizer with 8-bit state (bitsandbytes, torchao) or with less state (Adafactor, Lion, "
-            "SGD), or shard the state over ranks (FSDP, ZeroRedundancyOptimizer)."
+        what_to_do=WHAT_TO_DO,
+        price=PRICE,
+    )
+
+
+def _finding_by_size(trace: MemoryTrace, device: int, step: HighestStep, state: Int64) -> Finding:
+    """Report state of unknown dtype: 2 bytes per element at least, 4 if twice as wide as parameters."""
+    blocks = trace.allocations
+    alive = blocks.alive_at(step.peak_event, device)
+    parameter = blocks.bytes[alive[blocks.category[alive] == Category.PARAMETER]]
+    size = blocks.bytes[state]
+    is_wide = np.isin(size, 2 * parameter) & ~np.isin(size, parameter)
+    state_bytes, wide_bytes = int(size.sum()), int(size[is_wide].sum())
+    saved = state_bytes - wide_bytes - (state_bytes - wide_bytes) // 2 + wide_bytes - wide_bytes // 4
+    beside = wide_bytes > state_bytes // 2
+    return Finding(
+        kind="optimizer_state",
+        level="option",
+        device=trace.devices[device].name,
+        step=step.number,
+        title=f"Optimizer state takes {share(state_bytes, step.peak_bytes)} of the peak"
+        + (", at twice the bytes per element of the parameters." if beside else "."),
+        subject="",
+        bytes=saved,
+        measure="less with 8-bit state, at least",
+        of_bytes=step.peak_bytes,
+        evidence=(
+            Evidence("optimizer state", state_bytes, f"{len(state):,} blocks", False),
+            *(
+                [Evidence("twice the size of a parameter", wide_bytes, "4 bytes per element or more", False)]
+                if wide_bytes
+                else []
+            ),
+            Evidence("parameters", int(parameter.sum()), f"{len(parameter):,} blocks", False),
+            Evidence(
+                "with 8-bit state, if all of it is float32",
+                state_bytes // 4,
+                "the recording does not contain dtypes; 2 bytes per element are the least for training",
+                False,
+            ),
         ),
-        price="different numerics: check that the loss still falls as before",
+        where=Where("modules", (("step", str(step.number)), ("sort", "optimizer"))),
+        what_to_do=WHAT_TO_DO,
+        price=PRICE,
     )
 
 

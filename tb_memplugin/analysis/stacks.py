@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -47,7 +47,7 @@ class StackNode:
     frame: str
     bytes: int
     calls: int
-    children: tuple[StackNode, ...]
+    children: tuple[StackNode, ...] = field(repr=False)
 
 
 def chosen_rows(trace: MemoryTrace, device: int, event: int | None) -> Rows:

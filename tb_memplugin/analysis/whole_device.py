@@ -35,7 +35,7 @@ def whole_of(trace: MemoryTrace, device: int) -> tuple[WholeDevice, ...]:
         trace: any trace.
         device: row in `trace.devices`.
     """
-    return tuple(whole for whole in trace.whole_devices if whole.device == device)
+    return tuple(reading for reading in trace.whole_devices if reading.device == device)
 
 
 def whole_of_step(device: DeviceFigures, row: int) -> WholeDevice | None:
@@ -47,24 +47,24 @@ def whole_of_step(device: DeviceFigures, row: int) -> WholeDevice | None:
     """
     if device.whole_free is None or device.whole_total is None or device.whole_total[row] < 0:
         return None
-    end, known = int(device.end[row]), {DevicePart.FREE: int(device.whole_free[row])}
+    end, sizes = int(device.end[row]), {DevicePart.FREE: int(device.whole_free[row])}
     if device.end_reserved is None:
-        known[DevicePart.RESIDENT] = end
+        sizes[DevicePart.RESIDENT] = end
     else:
-        known[DevicePart.CACHED] = int(device.end_reserved[row]) - end
+        sizes[DevicePart.CACHED] = int(device.end_reserved[row]) - end
         requested = None if device.end_requested is None else int(device.end_requested[row])
         if requested is None or requested < 0:
-            known[DevicePart.ALLOCATED] = end
+            sizes[DevicePart.ALLOCATED] = end
         else:
-            known |= {DevicePart.REQUESTED: requested, DevicePart.ROUNDING: end - requested}
-    return WholeDevice(0, Moment.END, Moment.END, parts_of(int(device.whole_total[row]), known))
+            sizes |= {DevicePart.REQUESTED: requested, DevicePart.ROUNDING: end - requested}
+    return WholeDevice(0, Moment.END, Moment.END, parts_of(int(device.whole_total[row]), sizes))
 
 
-def part_name(part: DevicePart, whole: WholeDevice) -> str:
+def part_name(part: DevicePart, reading: WholeDevice) -> str:
     """Return a part in words. What is not known is named with what it may be."""
     if part is not DevicePart.UNKNOWN:
         return PARTS[part]
-    parts = dict(whole.parts)
+    parts = dict(reading.parts)
     if parts[part] < 0:
         return "counted twice, because not all was read at one instant"
     if DevicePart.RESIDENT in parts:
@@ -78,25 +78,25 @@ def part_name(part: DevicePart, whole: WholeDevice) -> str:
     return "not known: CUDA context, NCCL, CUDA graphs, other processes"
 
 
-def whole_name(whole: WholeDevice, device: str) -> str:
+def whole_name(reading: WholeDevice, device: str) -> str:
     """Return what the whole is, in words.
 
     Args:
-        whole: a moment of a device.
+        reading: a moment of a device.
         device: its name.
     """
     if device == "process":
         return "the machine's memory or its cgroup's limit"
     if device != "cpu":
         return "the whole device"
-    return "the cgroup's limit" if whole.is_limit else "the machine's memory"
+    return "the cgroup's limit" if reading.is_limit else "the machine's memory"
 
 
-def moment_text(whole: WholeDevice) -> str:
+def moment_text(reading: WholeDevice) -> str:
     """Return when it was, in words; for parts that were read at another moment, also that one."""
-    text = MOMENTS[whole.moment]
-    if whole.read_at is not whole.moment:
-        return f"{text} (what is not PyTorch's: {MOMENTS[whole.read_at]})"
+    text = MOMENTS[reading.moment]
+    if reading.read_at is not reading.moment:
+        return f"{text} (what is not PyTorch's: {MOMENTS[reading.read_at]})"
     return text
 
 
@@ -109,11 +109,11 @@ def whole_line(of_device: Sequence[WholeDevice], device: str) -> str | None:
     """
     if not of_device:
         return None
-    peak = next((whole for whole in of_device if whole.moment is Moment.PEAK), None)
+    peak = next((reading for reading in of_device if reading.moment is Moment.PEAK), None)
     resident = dict(peak.parts).get(DevicePart.RESIDENT) if peak is not None else None
-    whole = peak if peak is not None and resident is None else of_device[-1]
+    reading = peak if peak is not None and resident is None else of_device[-1]
     parts = ", ".join(
-        f"{part_text(size, whole.total)} {part_name(part, whole)}" for part, size in whole.parts
+        f"{part_text(size, reading.total)} {part_name(part, reading)}" for part, size in reading.parts
     )
     most = "" if resident is None else f"; the most resident in this process was {size_text(resident)}"
-    return f"{whole_name(whole, device)} {moment_text(whole)}, {size_text(whole.total)}: {parts}{most}"
+    return f"{whole_name(reading, device)} {moment_text(reading)}, {size_text(reading.total)}: {parts}{most}"

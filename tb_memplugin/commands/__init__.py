@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import io
@@ -20,12 +21,14 @@ SUB_COMMANDS = {
     "view": "Show files in the Memory tab, in one command.",
     "import": "Put snapshots and traces into a logdir for the Memory tab.",
     "peak": "What was alive at the peak of a file or a recorded step.",
+    "lines": "A source file with the bytes that its lines hold at the peak.",
     "diff": "What changed between the peaks of two recordings.",
     "ranks": "Which worker of a run peaks highest, and how far above the others.",
     "check": "Whether a program needs more memory than before, for a CI.",
     "stages": "Live bytes at the start and end of every annotation.",
     "usage": "Live bytes before and after one allocation or free.",
     "advice": "What to change to save memory, with the evidence for it.",
+    "trace": "The events of the allocator as text.",
     "allocator": "Segments, pools and fragmentation, and why memory ran out.",
     "estimate": "Estimate whether a training step fits a GPU, without that GPU.",
     "profile": "An HTML page of memory over time, by annotation, category, context or rule.",
@@ -53,6 +56,18 @@ class LazyGroup(click.Group):
         file = FILES.get(cmd_name, cmd_name)
         command: click.Command = importlib.import_module(f"tb_memplugin.commands.{file}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the sub-command that the arguments name; suggest others if there is none."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], SUB_COMMANDS)
+            if not near or "Did you mean" in error.message:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {' or '.join(near)}?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's
         """Write the list of sub-commands in `--help` without importing them."""

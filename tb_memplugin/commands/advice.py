@@ -10,47 +10,95 @@ from typing import Any
 
 import click
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tb_memplugin.analysis.advice_rules import RULES, Advice, Evidence, Finding, Judgement, Where, advice
+from tb_memplugin.analysis.advice_rules import (
+    RULES,
+    Advice,
+    Evidence,
+    Finding,
+    Judgement,
+    PeakHolders,
+    Where,
+    advice,
+    advice_on_steps,
+)
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
-from tb_memplugin.analysis.units import size_text
+from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.commands.opening import Opened, Reading, open_trace, reading_options
-from tb_memplugin.commands.options import PATH, json_option
-from tb_memplugin.commands.tables import LONGEST, Unit, console, printable
+from tb_memplugin.commands.options import SOURCE, json_option
+from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import load_window, read_recordings
+from tb_memplugin.trace.step_figures import WatchedSteps
+
+MOST_HOLDERS, MOST_FINDINGS = 3, 4
+"""How many of them are shown without --details."""
 
 
 @click.command("advice")
-@click.argument("path", type=PATH)
+@click.argument("path", type=SOURCE)
 @click.option(
     "--step", type=int, help="For a folder: number of the step. Default: the step with the highest peak."
 )
 @click.option("--device", help="Name of a device, such as cuda:0. Default: all.")
 @click.option("--worker", help="For a folder: name of the worker. Default: the one with the highest peak.")
+@click.option("--details", is_flag=True, help="All findings with their evidence, and every rule's judgement.")
 @json_option("Print JSON, with sizes in bytes.")
 @reading_options
 def command(
-    path: str, step: int | None, device: str | None, worker: str | None, as_json: bool, reading: Reading
+    path: str,
+    step: int | None,
+    device: str | None,
+    worker: str | None,
+    details: bool,
+    as_json: bool,
+    reading: Reading,
 ) -> None:
-    """What to change to save memory, with the evidence for it.
+    """Who fills the peak, and what to change to save memory, in about ten lines.
 
-    Looks for memory that grows, gradients that are kept, reserved memory that is never used, and savings
-    that have a price. A rule that finds nothing says why. PATH is a memory snapshot, a Kineto trace, a raw
+    Looks for memory that grows, what would have made a failed request fit, stored attention scores, unused
+    reserve and more, and for savings that have a price. With --details, a rule that finds nothing says why.
+    PATH is a memory snapshot, a Kineto trace, a raw
     memory timeline, a recorded window, or a recorded run's folder.
     """
-    opened = open_trace(path, reading, device=device, step=step, worker=worker)
-    result = advice(opened.trace, device, functools.cache(lambda: _run_levels(opened)))
+    watched = _watched(path)
+    if watched is not None and not read_recordings(path).steps:
+        source, result = watched.folder, advice_on_steps(watched.figures)
+    else:
+        opened = open_trace(path, reading, device=device, step=step, worker=worker)
+        levels = functools.cache(lambda: _run_levels(opened))
+        of_run = watched.figures if watched is not None and watched.folder == opened.source else None
+        source, result = opened.source, advice(opened.trace, device, levels, of_run)
     if as_json:
-        click.echo(json.dumps({"source": opened.source, **_json(result)}, indent=2))
+        click.echo(json.dumps({"source": source, **_json(result)}, indent=2))
         return
-    click.echo(_heading(result))
+    out = console()
+    for peak in result.peaks:
+        _show_peak(out, peak, MOST_HOLDERS if peak is result.peaks[0] else 0)
+    out.print(_heading(result))
+    if not details:
+        for finding in result.findings[:MOST_FINDINGS]:
+            _show_briefly(out, finding)
+        out.print(_rest(result), soft_wrap=True)
+        return
     for finding in result.findings:
         _show(finding)
     _show_judgements([judgement for judgement in result.judgements if judgement.verdict != "found"])
+
+
+def _watched(path: str) -> WatchedSteps | None:
+    """Return the steps that a monitor watched below a folder, of the worker with the highest peak."""
+    if not files.is_folder(path):
+        return None
+    return max(
+        read_recordings(path).watched,
+        key=lambda steps: max((int(device.peak.max()) for device in steps.figures.devices), default=0),
+        default=None,
+    )
 
 
 def _run_levels(opened: Opened) -> tuple[WindowLevel, ...]:
@@ -70,6 +118,7 @@ def _run_levels(opened: Opened) -> tuple[WindowLevel, ...]:
 
 def _json(result: Advice) -> dict[str, Any]:
     return {
+        "peaks": [asdict(peak) | {"categories": dict(peak.categories)} for peak in result.peaks],
         "findings": [
             {
                 **asdict(finding),
@@ -88,7 +137,46 @@ def _where_json(where: Where) -> dict[str, Any]:
     return {"view": where.view, "state": dict(where.state)}
 
 
+def _show_peak(out: Console, peak: PeakHolders, most: int) -> None:
+    """Print what a peak consists of, and its largest holders with the sum of the others."""
+    unit = Unit.for_bytes([peak.bytes])
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {percent(size, peak.bytes)} %" for name, size in peak.categories[:3]
+    )
+    where = f"step {peak.step}, event {peak.event:,}" if peak.event >= 0 else "before the first event"
+    out.print(
+        printable(f"{peak.device}: {unit.text(peak.bytes)} at the peak ({where}): {parts}"), soft_wrap=True
+    )
+    for holder in peak.holders[:most]:
+        kind = f", {holder.category.replace('_', ' ')}" if holder.is_name else ""
+        what = f"{printable(holder.name, LONGEST)}: {counted(holder.blocks, 'block')}{kind}"
+        out.print(
+            f"  {unit.text(holder.bytes)}, {percent(holder.bytes, peak.bytes)} %  {what}", soft_wrap=True
+        )
+    rest = peak.holders[most:]
+    if most and rest:
+        size = sum(holder.bytes for holder in rest)
+        what = counted(len(rest), f"other {peak.by}" if peak.by != "category" else "other")
+        out.print(f"  {unit.text(size)}, {percent(size, peak.bytes)} %  {what}", soft_wrap=True)
+
+
+def _show_briefly(out: Console, finding: Finding) -> None:
+    share = f"{percent(finding.bytes, finding.of_bytes)} % of {size_text(finding.of_bytes)}"
+    title = printable(f"{finding.level}, {finding.device}: {finding.title}", 4 * LONGEST)
+    out.print(f"  {size_text(finding.bytes)} {finding.measure}, {share}. {title}", soft_wrap=True)
+    price = f" Price: {printable(finding.price, LONGEST)}." if finding.price else ""
+    out.print(f"    To do: {printable(finding.what_to_do, 4 * LONGEST)}{price}", soft_wrap=True)
+
+
+def _rest(result: Advice) -> str:
+    more = len(result.findings) - MOST_FINDINGS
+    begin = f"{counted(more, 'more finding')}, the" if more > 0 else "The"
+    return f"{begin} evidence, and what each rule says: --details"
+
+
 def _heading(result: Advice) -> str:
+    if not result.findings and all(judgement.verdict == "fine" for judgement in result.judgements):
+        return f"Nothing to fix: {counted(len(result.judgements), 'rule')} found nothing."
     problems = sum(finding.level == "problem" for finding in result.findings)
     options = len(result.findings) - problems
     unjudged = sum(judgement.verdict == "not judged" for judgement in result.judgements)

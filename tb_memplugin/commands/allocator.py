@@ -21,7 +21,7 @@ from tb_memplugin.commands.allocator_replay import Simulation, simulate, simulat
 from tb_memplugin.commands.divisions import shown_key, top_parts
 from tb_memplugin.commands.event_numbers import event_numbered, own_number
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.options import PATH, json_option
+from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, printable, shown, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports.json import parts_json
@@ -32,7 +32,7 @@ OOM_LINES = 5
 
 
 @click.command("allocator")
-@click.argument("path", type=PATH)
+@click.argument("path", type=SOURCE)
 @click.option(
     "--at",
     "moment",

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from tb_memplugin.analysis.comparison import Delta, DeviceComparison, compare, shortened_deltas
+from tb_memplugin.analysis.segment_comparison import SegmentComparison, SegmentDelta, compare_segments
 from tb_memplugin.commands.divisions import REST, division, division_name, division_options, shown_key
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.options import PATH, json_option
+from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
+from tb_memplugin.errors import MemPluginError
 
 SHOWN = 20
 ROW_FIELDS = ("key", "status", "base_bytes", "other_bytes", "delta_bytes")
 
 
 @click.command("diff")
-@click.argument("base", type=PATH)
-@click.argument("other", type=PATH)
+@click.argument("base", type=SOURCE)
+@click.argument("other", type=SOURCE)
 @division_options
 @click.option("--device", help="Name of a device that both have. Default: all.")
 @click.option(
@@ -29,6 +32,7 @@ ROW_FIELDS = ("key", "status", "base_bytes", "other_bytes", "delta_bytes")
 @click.option(
     "--top", type=click.IntRange(min=0), help=f"Number of rows; 0: all. Default: {SHOWN}; with --json all."
 )
+@click.option("--segments", is_flag=True, help="Compare the segments that are reserved at the end instead.")
 @json_option("Print JSON, with sizes in bytes.")
 @reading_options
 def command(
@@ -39,6 +43,7 @@ def command(
     device: str | None,
     step: int | None,
     top: int | None,
+    segments: bool,
     as_json: bool,
     reading: Reading,
 ) -> None:
@@ -48,7 +53,17 @@ def command(
     recorded run's folder; they may be of different kinds. The rows sum to the difference.
     """
     chosen = division(by, rules)
+    if segments and (by is not None or rules or step is not None):
+        raise MemPluginError(
+            "Segments are compared at the end of the recordings, and not divided.",
+            where="--segments",
+            fix="Leave --by, --rules and --step out.",
+        )
     traces = [open_trace(path, reading, device=device, step=step).trace for path in (base, other)]
+    if segments:
+        compared = compare_segments(traces[0], traces[1], device)
+        _show_segments(compared, SHOWN if top is None else top, as_json)
+        return
     comparisons = compare(*traces, device=device, step=step, by=chosen)
     if as_json:
         devices = [_json(comparison, top or 0) for comparison in comparisons]
@@ -61,6 +76,33 @@ def command(
 def top_rows(rows: Sequence[Delta], top: int) -> list[Delta]:
     """Return the `top` largest changes, and one row for all the others, with the same sum; 0 keeps all."""
     return list(shortened_deltas(rows, top or len(rows), REST))
+
+
+def _show_segments(comparisons: Sequence[SegmentComparison], top: int, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"devices": [asdict(each) for each in comparisons]}, indent=2))
+        return
+    out = console()
+    for each in comparisons:
+        unit = Unit.for_bytes([each.base_reserved_bytes, each.other_reserved_bytes])
+        names = _names(each.device, each.other_device)
+        sizes = f"reserved {unit.text(each.base_reserved_bytes)}, then {unit.text(each.other_reserved_bytes)}"
+        out.print(printable(f"{names}: {sizes}", LONGEST), soft_wrap=True)
+        differing = [segment for segment in each.segments if segment.status != "same"]
+        rows = [_segment_row(segment, unit) for segment in differing[: top or None]]
+        same = [segment for segment in each.segments if segment.status == "same"]
+        shown = len(rows)
+        for status in ("added", "removed", "same"):
+            rest = [segment.bytes for segment in (*differing[shown:], *same) if segment.status == status]
+            if rest:
+                rows.append((f"({len(rest):,} more)", status, unit.show(sum(rest)), ""))
+        out.print(table(("segment", "", unit.name, "live"), rows))
+
+
+def _segment_row(segment: SegmentDelta, unit: Unit) -> tuple[str, str, str, str]:
+    live = segment.base_live_bytes if segment.status == "removed" else segment.other_live_bytes
+    place = f"{segment.address:#x} {segment.pool}, {segment.stream}"
+    return place, segment.status, unit.show(segment.bytes), unit.show(live or 0)
 
 
 def _json(comparison: DeviceComparison, top: int) -> dict[str, Any]:
@@ -102,11 +144,15 @@ def _show(comparison: DeviceComparison, by: str, top: int) -> None:
 
 
 def _heading(comparison: DeviceComparison, unit: Unit) -> str:
-    names = list(dict.fromkeys((comparison.device or "(none)", comparison.other_device or "(none)")))
+    names = _names(comparison.device, comparison.other_device)
     return (
-        f"{' against '.join(names)}: peak {unit.text(comparison.base_peak_bytes)}, "
+        f"{names}: peak {unit.text(comparison.base_peak_bytes)}, "
         f"then {unit.text(comparison.other_peak_bytes)}"
     )
+
+
+def _names(device: str, other_device: str) -> str:
+    return " against ".join(dict.fromkeys((device or "(none)", other_device or "(none)")))
 
 
 def _signed(unit: Unit, size: int) -> str:

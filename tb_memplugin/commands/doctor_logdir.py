@@ -273,14 +273,16 @@ def _check_whole_devices(steps: Sequence[RecordedStep]) -> Iterator[Finding]:
     for step in steps:
         with suppress(UnreadableFileError):  # see _check_accounts
             for device in step.summary().devices:
-                whole = recorded_whole(device)
-                free = min((dict(at.parts).get(DevicePart.FREE, at.total) for at in whole), default=None)
+                readings = recorded_whole(device)
+                free = [
+                    size for reading in readings for part, size in reading.parts if part is DevicePart.FREE
+                ]
                 key = (step.folder, device.name)
-                if free is not None and (key not in fullest or free < fullest[key][0]):
-                    fullest[key] = (free, whole)
-    for (folder, name), (_, whole) in fullest.items():
-        text = f"{folder}, {name}: {whole_line(whole, name)}"
-        by_process = any(DevicePart.CONTEXT in dict(at.parts) for at in whole)
+                if free and (key not in fullest or min(free) < fullest[key][0]):
+                    fullest[key] = (min(free), readings)
+    for (folder, name), (_, readings) in fullest.items():
+        text = f"{folder}, {name}: {whole_line(readings, name)}"
+        by_process = any(DevicePart.CONTEXT in dict(reading.parts) for reading in readings)
         yield fine(text) if name == "cpu" or by_process else hint(text, _BY_PROCESS)
 
 

@@ -14,7 +14,7 @@ from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.options import PATH, json_option, output_option
+from tb_memplugin.commands.options import PATH, SOURCE, json_option, output_option
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports import monitored_steps
@@ -27,7 +27,7 @@ _FORMATS = "; ".join(f"{name}: {format_.description}" for name, format_ in FORMA
 
 
 @click.command("export", epilog=f"Formats: {_FORMATS}")
-@click.argument("file", type=PATH)
+@click.argument("file", type=SOURCE)
 @click.option("--to", "format_", type=click.Choice(list(FORMATS)), required=True, help="The format.")
 @output_option
 @click.option(

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,7 @@ from tb_memplugin.commands.options import PATH, json_option
 from tb_memplugin.commands.refusals import refusal
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.read.content import STDIN
 from tb_memplugin.store import files
 from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.paths import SIDE_FOLDER, folder_name, readable
@@ -78,7 +80,7 @@ def command(
     """
     imported: list[_Imported] = []
     failed: list[tuple[str, MemPluginError]] = []
-    wanted = list(dict.fromkeys(sources))
+    wanted = list(dict.fromkeys(match for source in sources for match in files.matching(source)))
     for source, outcome in _outcomes(wanted, logdir, run, reading, scheduler):
         if isinstance(outcome, MemPluginError):
             failed.append((source, outcome))
@@ -111,10 +113,10 @@ def _outcomes(
 
 
 def _import(source: str, logdir: str, run: str | None, reading: Reading) -> _Imported:
-    name = worker_name(source)
+    name = "stdin" if source == STDIN else worker_name(source)
     run_name = name if run is None else run
     trace = load_file(source, reading)
-    origin = absolute(source)
+    origin = f"{STDIN} {uuid.uuid4()}" if source == STDIN else absolute(source)
     done = write_import(files.join(logdir, *run_folders(run_name)), name, origin, trace)
     written = done.written
     if written.worker != name:

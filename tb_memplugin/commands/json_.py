@@ -6,13 +6,13 @@ import click
 
 from tb_memplugin.commands.export import refuse_own_input, report_written
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.options import PATH, json_option, output_option
+from tb_memplugin.commands.options import SOURCE, json_option, output_option
 from tb_memplugin.exports import json as trace_json
 from tb_memplugin.exports import snapshot
 
 
 @click.command("json")
-@click.argument("file", type=PATH)
+@click.argument("file", type=SOURCE)
 @output_option
 @click.option(
     "--layout",

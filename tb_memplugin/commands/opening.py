@@ -25,7 +25,13 @@ from tb_memplugin.store.paths import readable
 from tb_memplugin.store.reader import RecordedStep, load_window, read_recordings
 from tb_memplugin.trace import MemoryTrace
 
-PATH_HELP = "a snapshot, a Kineto trace, a raw memory timeline, a recorded window, or a recorded run's folder"
+PATH_HELP = (
+    "a snapshot, a Kineto trace, a raw memory timeline, a recorded window, a recorded run's folder, or - for "
+    "standard input"
+)
+
+DEVICE_TYPES = ("cuda", "xpu", "cpu", "mps", "mtia", "hpu", "npu", "musa", "mlu", "privateuseone")
+"""Device types of PyTorch and its backends that count memory; `load` takes any other name, too."""
 
 MOST_NOTES = 10
 """How many notes of a trace are printed; of further notes only the number is."""
@@ -67,9 +73,10 @@ def reading_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     device_type = click.option(
         "--device-type",
+        type=click.Choice(DEVICE_TYPES),
         default="cuda",
         show_default=True,
-        help="Device type of a snapshot, which does not record it: cuda, xpu, …",
+        help="Device type of a snapshot, which does not record it.",
     )
     return limit(device_type(with_reading))
 
@@ -127,11 +134,10 @@ def load_file(path: str, reading: Reading) -> MemoryTrace:
             "A pipe cannot be read: the file must be seekable.", where=path, fix="Save it to a file first."
         ) from error
     except OSError as error:
-        raise UnreadableFileError(
-            f"The file cannot be read: {error.strerror or error}.",
-            where=path,
-            fix="Give this user permission to read it.",
-        ) from error
+        why, fix = "The file cannot be read", "Give this user permission to read it."
+        if files.is_remote(path):
+            why, fix = "The file or its host cannot be reached", "Check the URL, and who may read it."
+        raise UnreadableFileError(f"{why}: {error.strerror or error}.", where=path, fix=fix) from error
     print_notes(trace, path)
     return trace
 

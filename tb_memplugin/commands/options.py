@@ -9,6 +9,9 @@ from typing import TypeVar
 import click
 from click.types import FuncParamType
 
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.store import files
+
 Command = TypeVar("Command", bound=Callable[..., object])
 
 
@@ -20,7 +23,24 @@ def path(text: str) -> str:
     return os.path.expanduser(text)  # noqa: PTH111  # pathlib raises without a home, and breaks URLs
 
 
+def source(text: str) -> str:
+    """Return the path or URL of a recording; of a pattern in a URL, the one that it matches.
+
+    Raises:
+        MemPluginError: it matches several.
+    """
+    matches = files.matching(path(text))
+    if len(matches) > 1:
+        raise MemPluginError(
+            f"{len(matches):,} files match this pattern; this command takes one.",
+            where=text,
+            fix=f"Give one of them: {', '.join(matches[:5])}{', …' if matches[5:] else ''}",
+        )
+    return matches[0]
+
+
 PATH = FuncParamType(path)
+SOURCE = FuncParamType(source)
 
 output_option = click.option(
     "-o",

@@ -13,7 +13,7 @@ import numpy as np
 
 from tb_memplugin.analysis.account import Account, account_line, accounts
 from tb_memplugin.analysis.divisions import DIVISIONS, By, Chosen, Part
-from tb_memplugin.analysis.moments import LiveAllocation, moment
+from tb_memplugin.analysis.moments import LiveAllocation, highest_within, moment
 from tb_memplugin.analysis.oom import OomReport, failed_requests, oom_report
 from tb_memplugin.analysis.reasons import reason_of
 from tb_memplugin.analysis.steps import StepStats, step_stats
@@ -30,7 +30,8 @@ from tb_memplugin.commands.opening import (
     print_others,
     reading_options,
 )
-from tb_memplugin.commands.options import PATH, json_option
+from tb_memplugin.commands.options import SOURCE, json_option
+from tb_memplugin.commands.ranges import Range, range_options
 from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.exports.json import account_json, parts_json, whole_json
@@ -57,7 +58,7 @@ FIGURES = (
 
 
 @click.command("peak")
-@click.argument("path", type=PATH)
+@click.argument("path", type=SOURCE)
 @click.option("--step", type=int, help="Number of the step. Default: the step with the highest peak.")
 @click.option("--device", help="Name of a device, such as cuda:0. Default: all.")
 @click.option("--worker", help="For a folder: name of the worker. Default: the one with the highest peak.")
@@ -65,6 +66,7 @@ FIGURES = (
 @click.option(
     "--top", type=click.IntRange(min=0), default=10, show_default=True, help="Number of rows; 0: all."
 )
+@range_options
 @json_option("Print JSON, with sizes in bytes and times in nanoseconds.")
 @reading_options
 def command(
@@ -75,6 +77,7 @@ def command(
     by: str | None,
     rules: Sequence[str],
     top: int,
+    within: Range,
     as_json: bool,
     reading: Reading,
 ) -> None:
@@ -84,7 +87,14 @@ def command(
     worker's folder in it, or a logdir above them.
     """
     chosen = division(by, rules)
-    if files.is_folder(path):
+    is_folder = files.is_folder(path)
+    if not within.is_whole and (is_folder or step is not None):
+        raise MemPluginError(
+            "A range of time is looked for in one file, in all of its steps.",
+            where=path,
+            fix="Give the file of a window, without --step.",
+        )
+    if is_folder:
         source, worker, device_peaks = _of_folder(path, step, device, worker, chosen)
     else:
         if worker is not None:
@@ -94,7 +104,12 @@ def command(
         rows = trace.device_rows(device)
         if step is not None:
             trace.step_row(step)
-        device_peaks = [trace_peak(trace, row, chosen, step, last=True, largest=LARGEST) for row in rows]
+        device_peaks = [
+            trace_peak(trace, row, chosen, step, last=True, largest=LARGEST)
+            if within.is_whole
+            else range_peak(trace, row, chosen, within.events(trace, device), largest=LARGEST)
+            for row in rows
+        ]
     if as_json:
         document = {"source": source, "devices": [_json(peak, top) for peak in device_peaks]}
         click.echo(json.dumps(document, indent=2))
@@ -168,7 +183,7 @@ def _json(peak: DevicePeak, top: int) -> dict[str, Any]:
         "device": peak.device,
         **{field: getattr(peak, field) for field in FIGURES},
         "account": account_json(peak.accounts),
-        "whole_device": whole_json(peak.whole, peak.device),
+        "whole_device": whole_json(peak.whole_devices, peak.device),
         "oom": _oom_json(peak),
         "breakdown": parts_json(top_parts(peak.parts, top)),
         "largest": [_block_json(block) for block in peak.largest[: top or None]],
@@ -211,9 +226,9 @@ def _show(peak: DevicePeak, worker: str, by: str, top: int) -> None:
     account = account_line(peak.accounts)
     color = "red" if account.level == "different" else None
     out.print(printable(f"account of the window: {account.text}"), style=color, soft_wrap=True)
-    whole = whole_line(peak.whole, peak.device)
-    if whole is not None:
-        out.print(printable(whole, None), soft_wrap=True)
+    whole_text = whole_line(peak.whole_devices, peak.device)
+    if whole_text is not None:
+        out.print(printable(whole_text, None), soft_wrap=True)
     out.print(table((by, unit.name, "%", "blocks"), rows))
 
 
@@ -222,10 +237,11 @@ def _heading(peak: DevicePeak, worker: str, unit: Unit) -> list[str]:
     seconds = (peak.peak_time_ns - peak.step_start_ns) / 1e9
     at = "" if peak.reached_event is None else f", at event {peak.reached_event} of {peak.device}"
     at += f" and again at event {peak.peak_event}, which is shown" if peak.again else ""
+    start, end = ("range", "range") if peak.is_range else ("window", "step")
     lines = [
         f"{worker}, step {peak.step}, {peak.device}",
         f"peak {unit.text(peak.peak_bytes)}, {seconds:.3f} s into the step ({doing}){at}",
-        f"start of the window {unit.text(peak.start_bytes)}, end of the step {unit.text(peak.end_bytes)}",
+        f"start of the {start} {unit.text(peak.start_bytes)}, end of the {end} {unit.text(peak.end_bytes)}",
     ]
     if peak.oom is not None:
         lines.append(f"out of memory at event {peak.oom_event} of {peak.device}: {peak.oom.why}")
@@ -240,8 +256,9 @@ class DevicePeak:
     which live bytes were at the peak; the parts are those of that moment. `again` is True if live bytes fell
     between the two. Events are counted on the device, like the entries of a snapshot; they are None if there
     is only a summary. `largest` are the largest blocks alive at the shown event, `accounts` those of the
-    whole window, and so is `whole`: what filled the whole device. `oom` is the last request that failed on
-    the device, of `failed_requests` in all.
+    whole window, and `whole_devices` what filled the whole device in it. `oom` is the last request that
+    failed on the device, of `failed_requests` in all. With `is_range`, start, end, peaks and failed requests
+    are those of a range of events in place of a step.
     """
 
     device: str
@@ -264,7 +281,8 @@ class DevicePeak:
     again: bool = False
     largest: tuple[LiveAllocation, ...] = ()
     accounts: tuple[Account, ...] = ()
-    whole: tuple[WholeDevice, ...] = ()
+    whole_devices: tuple[WholeDevice, ...] = ()
+    is_range: bool = False
 
 
 def trace_peak(
@@ -313,7 +331,54 @@ def trace_peak(
         again=bool((between < stats.peak_bytes).any()),
         largest=state.largest,
         accounts=accounts(trace, device),
-        whole=whole_of(trace, device),
+        whole_devices=whole_of(trace, device),
+    )
+
+
+def range_peak(
+    trace: MemoryTrace, device: int, by: Chosen, within: tuple[int, int], *, largest: int = 0
+) -> DevicePeak:
+    """Return a device's peak in a range of events, the moment before it included.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+        by: what to divide by.
+        within: the first and the last event.
+        largest: how many of the largest blocks alive then to list.
+    """
+    first, last = within
+    size, event = highest_within(trace, device, within)
+    state = moment(trace, device, event, largest=largest)
+    levels = slice(first, last + 2)
+    reserved = trace.reserved(device)
+    failed = [
+        number for number in failed_requests(trace, device) if first <= trace.ooms[number].event <= last
+    ]
+    oom = oom_report(trace, failed[-1]) if failed else None
+    number = own_number(trace, device, event)
+    return DevicePeak(
+        device=trace.devices[device].name,
+        step=state.step,
+        peak_bytes=size,
+        window_peak_bytes=int(trace.window(device)[levels].max()),
+        reached_event=number,
+        peak_event=number,
+        peak_time_ns=state.time_ns,
+        step_start_ns=trace.step_at(event).start_ns,
+        start_bytes=int(trace.live(device)[first]),
+        end_bytes=int(trace.live(device)[last + 1]),
+        peak_reserved_bytes=None if reserved is None else int(reserved[levels].max()),
+        phase=state.phase,
+        operator=state.operator,
+        parts=state.parts(by),
+        oom=oom,
+        oom_event=own_number(trace, device, oom.event) if oom else None,
+        failed_requests=len(failed),
+        largest=state.largest,
+        accounts=accounts(trace, device),
+        whole_devices=whole_of(trace, device),
+        is_range=True,
     )
 
 
@@ -355,5 +420,5 @@ def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
         parts=tuple(peak_parts(summary, device_summary, by)),
         largest=tuple(largest_at_peak(summary, device_summary)),
         accounts=recorded_accounts(device_summary),
-        whole=recorded_whole(device_summary),
+        whole_devices=recorded_whole(device_summary),
     )

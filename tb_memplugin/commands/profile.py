@@ -11,9 +11,11 @@ from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.commands.export import refuse_own_input, report_written
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.options import PATH, json_option, output_option
+from tb_memplugin.commands.options import PATH, SOURCE, json_option, output_option
+from tb_memplugin.commands.ranges import Range, range_options
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
+from tb_memplugin.exports.drawn import Plot
 from tb_memplugin.exports.html import Division
 
 PROFILES: dict[str, By] = {"annotations": "annotation", "categories": "category", "context": "context"}
@@ -21,7 +23,7 @@ CUSTOM = "custom"
 
 
 @click.command("profile")
-@click.argument("file", type=PATH)
+@click.argument("file", type=SOURCE)
 @click.option("--by", type=click.Choice([*PROFILES, CUSTOM]), required=True, help="What to divide by.")
 @click.option(
     "--rules",
@@ -30,10 +32,37 @@ CUSTOM = "custom"
     multiple=True,
     help="With --by custom: name=regex, or a JSON file of rules. The first match wins.",
 )
+@range_options
+@click.option(
+    "--sampling-rate",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Draw the level after every so many events of a device, and at its peak.",
+)
+@click.option("--filter-freed", is_flag=True, help="Leave out blocks that were freed by the last event.")
+@click.option(
+    "--order",
+    type=click.Choice(["bytes", "allocation"]),
+    default="bytes",
+    show_default=True,
+    help="Stack the parts by their bytes, or in the order in which they first allocated.",
+)
 @output_option
 @json_option("Print what was written as JSON.")
 @reading_options
-def command(file: str, by: str, rules: Sequence[str], output: str, as_json: bool, reading: Reading) -> None:
+def command(
+    file: str,
+    by: str,
+    rules: Sequence[str],
+    within: Range,
+    sampling_rate: int,
+    filter_freed: bool,
+    order: str,
+    output: str,
+    as_json: bool,
+    reading: Reading,
+) -> None:
     """Write an HTML page of memory over time, divided by what you choose.
 
     FILE is a memory snapshot, a Kineto trace, a raw memory timeline, a recorded window, or a recorded run's
@@ -41,7 +70,10 @@ def command(file: str, by: str, rules: Sequence[str], output: str, as_json: bool
     """
     refuse_own_input(file, output)
     division = _division(by, rules)
-    html.write(open_trace(file, reading).trace, output, [division], Path(file).name)
+    trace = open_trace(file, reading).trace
+    first, last = within.events(trace)
+    plot = Plot(first, last, sampling_rate, filter_freed, order == "allocation")
+    html.write(trace, output, [division], Path(file).name, plot)
     report_written(file, output, "html", as_json)
 
 

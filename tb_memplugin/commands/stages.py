@@ -9,13 +9,13 @@ import click
 
 from tb_memplugin.analysis.annotations import Stage, stages
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.options import PATH, json_option
+from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.tables import Unit, console, printable, table
 from tb_memplugin.errors import MemPluginError
 
 
 @click.command("stages")
-@click.argument("path", type=PATH)
+@click.argument("path", type=SOURCE)
 @click.argument("more", nargs=-1, metavar="")
 @click.option(
     "--annotation",

@@ -11,13 +11,13 @@ from tb_memplugin.analysis.allocations import Action, Usage, read_allocation, us
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
-from tb_memplugin.commands.options import PATH, json_option
+from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
 from tb_memplugin.trace import MemoryTrace
 
 
 @click.command("usage")
-@click.argument("path", type=PATH)
+@click.argument("path", type=SOURCE)
 @click.option(
     "--allocation",
     required=True,

@@ -94,6 +94,15 @@ FORMATS = {
 """Every format by its name."""
 
 
+def report_page(trace: MemoryTrace, title: str) -> str:
+    """Return the page that the format `html` writes.
+
+    Raises:
+        MemPluginError: the tab's bundle is not built.
+    """
+    return html.page_with(html.report_data(trace, _divisions_of(trace, ()), title))
+
+
 def write_as(
     format_: str,
     trace: MemoryTrace,

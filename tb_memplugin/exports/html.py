@@ -17,17 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.annotations import annotation_ranges
-from tb_memplugin.analysis.divisions import Chosen, breakdown, codes
+from tb_memplugin.analysis.divisions import Chosen, codes, parts_of
 from tb_memplugin.analysis.lanes import lanes
-from tb_memplugin.analysis.moments import LiveAllocation, moment
+from tb_memplugin.analysis.moments import LiveAllocation, largest_rows, live_allocation
 from tb_memplugin.analysis.oom import failed_requests
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.exports.drawn import Changes, Drawn, Plot, drawn
 from tb_memplugin.exports.output import replacing
-from tb_memplugin.exports.recorded import Changes, changes_of, first_time, is_used, times_are_known
+from tb_memplugin.exports.recorded import first_time, is_used, times_are_known
 from tb_memplugin.trace import MemoryTrace, Phase, Spans, Step
-from tb_memplugin.trace.tables import NOT_NAMED, Int64
+from tb_memplugin.trace.tables import NOT_NAMED, Int64, Rows
 
 Json = dict[str, Any]
 
@@ -55,7 +56,11 @@ _PAGE = """<!doctype html>
 
 
 def write(
-    trace: MemoryTrace, path: str | os.PathLike[str], divisions: Sequence[Division], title: str
+    trace: MemoryTrace,
+    path: str | os.PathLike[str],
+    divisions: Sequence[Division],
+    title: str,
+    plot: Plot | None = None,
 ) -> None:
     """Write the page. It contains every event of the trace, at about four bytes each.
 
@@ -64,11 +69,12 @@ def write(
         path: the file to write.
         divisions: what the curve can be colored by; the first is shown first.
         title: the page's heading.
+        plot: which events and blocks to draw, and in which order; default: all.
 
     Raises:
         MemPluginError: the tab's bundle is not built, or the file cannot be written.
     """
-    page = page_with(report_data(trace, divisions, title))
+    page = page_with(report_data(trace, divisions, title, plot))
     with replacing(path) as stream:
         stream.write(page.encode())
 
@@ -131,34 +137,39 @@ class Division:
         return self.by if isinstance(self.by, str) else "rules"
 
 
-def report_data(trace: MemoryTrace, divisions: Sequence[Division], title: str) -> Json:
+def report_data(
+    trace: MemoryTrace, divisions: Sequence[Division], title: str, plot: Plot | None = None
+) -> Json:
     """Return everything that the page shows, ready for JSON.
 
     Times are nanoseconds since `epoch_ns`, the first time in the trace; `event` is an index into the trace's
     events, -1 for the moment before the first.
     """
-    epoch = first_time(trace)
+    epoch, plot = first_time(trace), plot or Plot()
     devices = [
-        _device(trace, row, divisions, epoch) for row in range(len(trace.devices)) if is_used(trace, row)
+        _device(trace, row, divisions, epoch, plot)
+        for row in range(len(trace.devices))
+        if is_used(trace, row)
     ]
+    note = plot.note(trace)
     return {
         "version": VERSION,
         "title": title,
         "source": trace.source,
         "epoch_ns": str(epoch),
         "timed": times_are_known(trace),
-        "events": len(trace.events),
+        "first_event": min(plot.first, len(trace.events)),
+        "events": min(plot.last, len(trace.events) - 1) + 1,
         "devices": devices,
-        "notes": list(trace.notes),
+        "notes": [*([note] if note else []), *trace.notes],
         "properties": dict(trace.properties),
     }
 
 
-def _device(trace: MemoryTrace, row: int, divisions: Sequence[Division], epoch: int) -> Json:
-    changes = changes_of(trace, row)
-    live = trace.live(row)
-    peak = int(np.argmax(live)) - 1
-    top = moment(trace, row, peak, largest=0)
+def _device(trace: MemoryTrace, row: int, divisions: Sequence[Division], epoch: int, plot: Plot) -> Json:
+    blocks = drawn(trace, row, plot)
+    changes = blocks.changes()
+    size, peak = blocks.peak(changes)
     device = trace.devices[row]
     return {
         "name": device.name,
@@ -167,41 +178,50 @@ def _device(trace: MemoryTrace, row: int, divisions: Sequence[Division], epoch: 
         "time": pack_steps(trace.events.time_ns[changes.event] - epoch),
         "event": pack_steps(changes.event),
         "change": pack(changes.change),
-        "reserved": _reserved(trace, row, epoch),
-        "start_bytes": int(live[0]),
-        "end_bytes": int(live[-1]),
-        "peak": {"event": peak, "time_ns": max(0, top.time_ns - epoch), "bytes": top.bytes},
-        "lanes": lanes_of(trace, row, epoch),
-        "divisions": [_division(trace, row, division, changes, peak) for division in divisions],
-        "largest": _largest(trace, row, peak, epoch),
+        "reserved": _reserved(trace, row, epoch, plot),
+        "start_bytes": blocks.start_bytes,
+        "end_bytes": blocks.start_bytes + int(changes.change.sum()),
+        "peak": {"event": peak, "time_ns": max(0, trace.time_of(peak) - epoch), "bytes": size},
+        "lanes": lanes_of(trace, row, epoch, plot),
+        "divisions": [
+            _division(trace, blocks, division, changes, peak, plot.allocation_order) for division in divisions
+        ],
+        "largest": _largest(trace, blocks.alive_at(peak), epoch),
         "failed": [
             [oom.event, int(trace.events.time_ns[oom.event]) - epoch, oom.requested_bytes]
             for oom in (trace.ooms[number] for number in failed_requests(trace, row))
+            if plot.first <= oom.event <= plot.last
         ],
     }
 
 
-def _reserved(trace: MemoryTrace, device: int, epoch: int) -> Json | None:
+def _reserved(trace: MemoryTrace, device: int, epoch: int, plot: Plot) -> Json | None:
     """Return the reserved bytes at every change; None if they are not known."""
     reserved = trace.reserved(device)
     if reserved is None:
         return None
     changes = np.flatnonzero(np.diff(reserved))
+    changes = changes[(changes >= plot.first) & (changes <= plot.last)]
     return {
-        "start_bytes": int(reserved[0]),
+        "start_bytes": int(reserved[min(plot.first, len(reserved) - 1)]),
         "time": pack_steps(trace.events.time_ns[changes] - epoch),
         "event": pack_steps(changes),
         "bytes": pack_steps(reserved[changes + 1]),
     }
 
 
-def _division(trace: MemoryTrace, device: int, division: Division, changes: Changes, peak: int) -> Json:
+def _division(
+    trace: MemoryTrace,
+    blocks: Drawn,
+    division: Division,
+    changes: Changes,
+    peak: int,
+    allocation_order: bool,
+) -> Json:
     part, names = codes(trace, division.by)
-    own = trace.allocations.device == device
-    keys, code = _folded(part, names, own, changes, trace, division.kind)
-    at_start = own & (trace.allocations.born < 0)
-    start = sums(code[at_start], trace.allocations.bytes[at_start], len(keys))
-    parts = breakdown(trace, device, peak, division.by)
+    keys, code = _folded(part, names, blocks, changes, trace, division.kind, allocation_order)
+    start = sums(code[blocks.at_start], trace.allocations.bytes[blocks.at_start], len(keys))
+    parts = parts_of(trace, blocks.alive_at(peak), division.by)
     rest = parts[PEAK_ROWS:]
     return {
         "by": division.kind,
@@ -217,22 +237,27 @@ def _division(trace: MemoryTrace, device: int, division: Division, changes: Chan
 def _folded(
     part: Int64,
     names: tuple[str, ...],
-    own: npt.NDArray[np.bool_],
+    blocks: Drawn,
     changes: Changes,
     trace: MemoryTrace,
     kind: str,
+    allocation_order: bool,
 ) -> tuple[list[str], Int64]:
     """Return the keys to draw, from the bottom, and the index of each allocation's key.
 
     The keys with the highest bytes at any time are kept, the others share one key. Keys with the same name
     are merged.
     """
-    used = np.flatnonzero(np.bincount(part[own], minlength=len(names)))
+    used, first = np.unique(part[blocks.rows], return_index=True)
     if kind in ENUMERATED:
-        shown = used.tolist()
+        order = np.arange(len(used))
     else:
-        highest = _highest(part, len(names), changes, own, trace)
-        shown = used[np.argsort(-highest[used], kind="stable")].tolist()
+        highest = _highest(part, len(names), changes, blocks, trace)
+        order = np.argsort(-highest[used], kind="stable")
+    if allocation_order:
+        kept = order if kind in ENUMERATED else order[:SHOWN_KEYS]
+        order = np.concatenate((kept[np.argsort(first[kept])], order[len(kept) :]))
+    shown = used[order].tolist()
     key_of: dict[str, int] = {}
     table = np.zeros(len(names), np.int64)
     for row in shown:
@@ -248,12 +273,9 @@ def _folded(
     return keys, table[part]
 
 
-def _highest(
-    part: Int64, names: int, changes: Changes, own: npt.NDArray[np.bool_], trace: MemoryTrace
-) -> Int64:
+def _highest(part: Int64, names: int, changes: Changes, blocks: Drawn, trace: MemoryTrace) -> Int64:
     """Return the most bytes that each key ever has: int64, shape (names,)."""
-    at_start = own & (trace.allocations.born < 0)
-    highest = sums(part[at_start], trace.allocations.bytes[at_start], names)
+    highest = sums(part[blocks.at_start], trace.allocations.bytes[blocks.at_start], names)
     key = part[changes.block]
     order = np.argsort(key, kind="stable")
     first = np.flatnonzero(np.diff(key[order], prepend=-1))
@@ -267,9 +289,9 @@ def _highest(
     return highest
 
 
-def _largest(trace: MemoryTrace, device: int, event: int, epoch: int) -> list[Json]:
-    """Return the largest live blocks after an event, each with the source line that stands for its stack."""
-    largest = moment(trace, device, event, largest=LARGEST).largest
+def _largest(trace: MemoryTrace, alive: Rows, epoch: int) -> list[Json]:
+    """Return the largest of some allocations, each with the source line that stands for its stack."""
+    largest = [live_allocation(trace, row) for row in largest_rows(trace, alive, LARGEST).tolist()]
     line, lines = codes(trace, "line", np.array([block.row for block in largest], np.intp))
     return [_allocation(block, lines[at], epoch) for block, at in zip(largest, line.tolist(), strict=True)]
 
@@ -294,21 +316,31 @@ LANE_COLUMNS = 8_000
 """Ranges shorter than the whole divided by this are left out and counted as `omitted`."""
 
 
-def lanes_of(trace: MemoryTrace, device: int, epoch: int) -> Json | None:
+def lanes_of(trace: MemoryTrace, device: int, epoch: int, plot: Plot) -> Json | None:
     """Return lanes in the form of docs/http_api.md, in nanoseconds since `epoch`; None without times.
 
     If annotations are shown instead of modules, `label` is "annotations". A single step without phases and
     calls is no lane, but `t0` and `t1` are still its own, so that times on the page count from its start.
     """
     if len(trace.phases) or len(trace.calls) or len(trace.steps) > 1:
-        return _of_steps(trace, epoch)
+        return _of_steps(trace, epoch, plot)
     if not times_are_known(trace):
         return None
-    return _of_annotations(trace, device, epoch) or {**_of_steps(trace, epoch), "steps": []}
+    return _of_annotations(trace, device, epoch, plot) or {**_of_steps(trace, epoch, plot), "steps": []}
 
 
-def _of_steps(trace: MemoryTrace, epoch: int) -> Json:
-    t0, t1 = trace.steps[0].start_ns, max(trace.steps[-1].end_ns, trace.steps[0].start_ns + 1)
+def _times(trace: MemoryTrace, plot: Plot, first: int, last: int) -> tuple[int, int]:
+    """Return the times of the range that is drawn, in epoch nanoseconds; `first` and `last` if it is all."""
+    count = len(trace.events)
+    if 0 < plot.first < count:
+        first = int(trace.events.time_ns[plot.first])
+    if plot.last < count - 1:
+        last = trace.time_of(plot.last)
+    return first, max(last, first + 1)
+
+
+def _of_steps(trace: MemoryTrace, epoch: int, plot: Plot) -> Json:
+    t0, t1 = _times(trace, plot, trace.steps[0].start_ns, trace.steps[-1].end_ns)
     shown = lanes(trace.steps, trace.phases, trace.calls, trace.modules, t0, t1, LANE_COLUMNS)
     modules = [module.key for module in trace.modules]
     phases = {int(phase): phase.key for phase in Phase}
@@ -322,18 +354,18 @@ def _of_steps(trace: MemoryTrace, epoch: int) -> Json:
     }
 
 
-def _of_annotations(trace: MemoryTrace, device: int, epoch: int) -> Json | None:
+def _of_annotations(trace: MemoryTrace, device: int, epoch: int, plot: Plot) -> Json | None:
     """Place each range in the lane of its depth, or in the next free one below."""
     ranges = annotation_ranges(trace, device)
     times = [*trace.events.time_ns[[0, -1]].tolist(), *trace.annotations.time_ns[-1:].tolist()]
     if not ranges:
         return None
-    first, last = min(times) - epoch, max(times) - epoch
+    first, last = (time - epoch for time in _times(trace, plot, min(times), max(times)))
     rows: list[list[Json]] = []
     omitted = 0
     for annotation in ranges:
-        start = first if annotation.start_ns is None else annotation.start_ns - epoch
-        end = last if annotation.end_ns is None else annotation.end_ns - epoch
+        start = first if annotation.start_ns is None else max(first, annotation.start_ns - epoch)
+        end = last if annotation.end_ns is None else min(last, annotation.end_ns - epoch)
         if (end - start) * LANE_COLUMNS < last - first or end <= start:
             omitted += 1
             continue

@@ -211,16 +211,16 @@ def whole_json(of_device: Sequence[WholeDevice], device: str) -> WholeJson | Non
         "name": whole_name(of_device[0], device),
         "moments": [
             {
-                "moment": whole.moment.key,
-                "read_at": whole.read_at.key,
-                "text": moment_text(whole),
-                "total_bytes": whole.total,
+                "moment": reading.moment.key,
+                "read_at": reading.read_at.key,
+                "text": moment_text(reading),
+                "total_bytes": reading.total,
                 "parts": [
-                    {"part": part.key, "text": part_name(part, whole), "bytes": size}
-                    for part, size in whole.parts
+                    {"part": part.key, "text": part_name(part, reading), "bytes": size}
+                    for part, size in reading.parts
                 ],
             }
-            for whole in of_device
+            for reading in of_device
         ],
     }
 

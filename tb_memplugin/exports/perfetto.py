@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.analysis.annotations import annotation_ranges
+from tb_memplugin.exports.drawn import drawn
 from tb_memplugin.exports.output import replacing
-from tb_memplugin.exports.recorded import changes_of, first_time, is_used, times_are_known
+from tb_memplugin.exports.recorded import first_time, is_used, times_are_known
 from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
@@ -154,7 +155,7 @@ class Lanes:
 def _levels(trace: MemoryTrace, device: int, process: int, epoch: int) -> Iterator[str]:
     live = trace.live(device)
     start = first_time(trace)
-    changes = changes_of(trace, device)
+    changes = drawn(trace, device).changes()
     category = trace.allocations.category[changes.block]
     first = trace.allocations.alive_at(-1, device)
     last = _last_of_each(changes.event)

@@ -72,7 +72,7 @@ class Modules(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[str]] = ..., classes: _Optional[_Iterable[int]] = ..., class_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeviceSummary(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "product", "stats", "peak", "curve", "modules", "accounts", "whole")
+    __slots__ = ("name", "capacity_bytes", "product", "stats", "peak", "curve", "modules", "accounts", "whole_devices")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_FIELD_NUMBER: _ClassVar[int]
@@ -81,7 +81,7 @@ class DeviceSummary(_message.Message):
     CURVE_FIELD_NUMBER: _ClassVar[int]
     MODULES_FIELD_NUMBER: _ClassVar[int]
     ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_DEVICES_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     product: str
@@ -90,8 +90,8 @@ class DeviceSummary(_message.Message):
     curve: Curve
     modules: ModuleTable
     accounts: _containers.RepeatedCompositeFieldContainer[Account]
-    whole: _containers.RepeatedCompositeFieldContainer[_whole_device_pb2.WholeDevice]
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., product: _Optional[str] = ..., stats: _Optional[_Union[_metadata_pb2.StepStats, _Mapping]] = ..., peak: _Optional[_Union[Peak, _Mapping]] = ..., curve: _Optional[_Union[Curve, _Mapping]] = ..., modules: _Optional[_Union[ModuleTable, _Mapping]] = ..., accounts: _Optional[_Iterable[_Union[Account, _Mapping]]] = ..., whole: _Optional[_Iterable[_Union[_whole_device_pb2.WholeDevice, _Mapping]]] = ...) -> None: ...
+    whole_devices: _containers.RepeatedCompositeFieldContainer[_whole_device_pb2.WholeDevice]
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., product: _Optional[str] = ..., stats: _Optional[_Union[_metadata_pb2.StepStats, _Mapping]] = ..., peak: _Optional[_Union[Peak, _Mapping]] = ..., curve: _Optional[_Union[Curve, _Mapping]] = ..., modules: _Optional[_Union[ModuleTable, _Mapping]] = ..., accounts: _Optional[_Iterable[_Union[Account, _Mapping]]] = ..., whole_devices: _Optional[_Iterable[_Union[_whole_device_pb2.WholeDevice, _Mapping]]] = ...) -> None: ...
 
 class Account(_message.Message):
     __slots__ = ("moment", "counted_bytes", "counter", "allocator_bytes", "at_least", "causes", "cause_bytes")

@@ -6,19 +6,32 @@ import io
 import json
 import os
 import re
+import sys
+import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from tb_memplugin.budget import from_environment, memory_budget, open_content, out_of_memory, too_much_memory
+from tb_memplugin.budget import (
+    from_environment,
+    memory_budget,
+    open_content,
+    open_file,
+    out_of_memory,
+    too_much_memory,
+)
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.trace.notes import Note
 
 Progress = Callable[[int, int], None]
 """`progress(done_bytes, total_bytes)`; both count bytes of the stored file, compressed or not."""
+
+STDIN = "-"
+"""The path that stands for standard input, as in other programs; a file of this name is `./-`."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 PIECE_BYTES = 1 << 18
@@ -192,6 +205,32 @@ class GzipStream(io.RawIOBase):
 
     def _refuse(self, message: str) -> NoReturn:
         raise UnreadableFileError(message, where=self._where, fix=DAMAGED_FIX)
+
+
+@contextmanager
+def standard_input(limit: int) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
+    """Copy standard input to a temporary file; yield a function that reads byte ranges, and its bytes.
+
+    Raises:
+        UnreadableFileError: it has more than `limit` bytes, or none.
+    """
+    with tempfile.TemporaryFile() as copy:
+        size = 0
+        while part := sys.stdin.buffer.read(READ_BYTES):
+            size += copy.write(part)
+            if size > limit:
+                raise too_large(limit, STDIN)
+        if not size:
+            raise UnreadableFileError(
+                "Standard input is empty.", where=STDIN, fix="Send one file to the command, and read it once."
+            )
+        open_file(STDIN, size)
+
+        def read(offset: int, count: int) -> bytes:
+            copy.seek(offset)
+            return copy.read(count)
+
+        yield read, size
 
 
 def too_large(limit: int, where: str) -> UnreadableFileError:

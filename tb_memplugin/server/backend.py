@@ -18,7 +18,7 @@ from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFile
 from tb_memplugin.server import static_files
 from tb_memplugin.server.answers import Answer, Answers
 from tb_memplugin.server.catalog import Catalog
-from tb_memplugin.server.freed_memory import give_back_freed_memory
+from tb_memplugin.server.freed_memory import FreedMemory
 from tb_memplugin.server.monitored import Monitored
 from tb_memplugin.server.routes import ROUTES, export
 from tb_memplugin.server.selection import Request
@@ -44,7 +44,7 @@ class Backend:
     """
 
     def __init__(self, context: TBContext) -> None:
-        give_back_freed_memory()
+        self._freed_memory = FreedMemory()
         logdir = context.logdir or ""
         data = context.data_provider
         self._session = Session(Catalog(data), Monitored(data), Windows(logdir), logdir)
@@ -76,6 +76,7 @@ class Backend:
             response: wrappers.Response = http_util.Respond(
                 request, body, "application/json", content_encoding="gzip"
             )
+            self._freed_memory.give_back_soon()
             return response
 
         return respond

@@ -1,28 +1,49 @@
-"""Memory that was freed goes back to the system."""
+"""Memory that was freed goes back to the system.
+
+TensorBoard handles every request in a thread of its own. glibc has up to eight pools for each core, and each
+keeps what its threads needed once: after requests of many clients several hundred megabytes.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from contextlib import suppress
 
-LARGE = 1 << 20
-"""From how many bytes on a block goes back as soon as it is freed."""
+LARGE = 1 << 17
+"""From how many bytes on a block goes back as soon as it is freed. glibc raises this to 32 MB by itself."""
 
-POOLS = 2
-"""From how many pools threads take smaller blocks; each pool keeps what it needed once."""
+AFTER_SECONDS = 2.0
+"""How long after a request smaller blocks go back. It takes some milliseconds, in which others compute."""
 
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # glibc's malloc.h
+_M_MMAP_THRESHOLD = -3  # glibc's malloc.h
 
 
-def give_back_freed_memory() -> None:
-    """Have glibc give every freed large array back to the system, and share pools of smaller blocks.
+class FreedMemory:
+    """Has glibc give freed memory back. Does nothing with another C library."""
 
-    By default it keeps blocks of up to 32 MB, in eight pools for each core. TensorBoard handles every request
-    in a thread of its own, so that after requests of many clients several hundred megabytes stay.
-    """
-    if sys.platform == "linux":
-        with suppress(AttributeError, OSError):  # another C library
-            library = ctypes.CDLL(None)
-            library.mallopt(_M_MMAP_THRESHOLD, LARGE)
-            library.mallopt(_M_ARENA_MAX, POOLS)
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(None) if sys.platform == "linux" else None
+        self._lock = threading.Lock()
+        self._waits = False
+        with suppress(AttributeError, OSError):
+            if self._library is not None:
+                self._library.mallopt(_M_MMAP_THRESHOLD, LARGE)
+
+    def give_back_soon(self) -> None:
+        """Give freed memory back in two seconds, unless that is planned already."""
+        with self._lock:
+            if self._waits:
+                return
+            self._waits = True
+        timer = threading.Timer(AFTER_SECONDS, self._give_back)
+        timer.daemon = True
+        timer.start()
+
+    def _give_back(self) -> None:
+        with self._lock:
+            self._waits = False
+        with suppress(AttributeError, OSError):
+            if self._library is not None:
+                self._library.malloc_trim(0)

@@ -21,7 +21,7 @@ MOST = max(2, min(4, os.cpu_count() or 1))
 SLOW_SECONDS = 0.1
 """From how many CPU seconds on a route is slow."""
 
-PATIENCE, LONGEST_SECONDS = 200, 5.0
+PATIENCE, LONGEST_SECONDS = 200, 10.0
 """After how many times what its route computes a request is due, and after how many seconds at the latest."""
 
 BEHIND_OWN_SECONDS = 0.05

@@ -10,8 +10,12 @@ import numpy as np
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings, recorded_settings
 from tb_memplugin.simulator.caching_allocator import SegmentChange
 from tb_memplugin.simulator.replay_run import Failure, Outcome, run
+from tb_memplugin.simulator.start_layout import longer_block
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.tables import Int64, UInt64
+
+MOST_LONGER = 8
+"""How many blocks of the start state are made longer at most, each at the cost of one replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +173,36 @@ def replay(
     follow = follow and _records_segments(trace, device)
     chosen = recorded_settings(trace) if settings is None else settings
     outcome: Outcome = run(trace, device, chosen, capacity, follow, by_age=True)
-    result = _replay(trace, device, chosen, capacity, follow, outcome)
+    result = _with_longer_blocks(_replay(trace, device, chosen, capacity, follow, outcome))
     if result.first_miss is None:
         return result
     outcome = run(trace, device, chosen, capacity, follow, by_age=False)  # recorded by an older PyTorch
     other = _replay(trace, device, chosen, capacity, follow, outcome)
     return max(result, other, key=lambda candidate: candidate.exact_addresses)
+
+
+def _with_longer_blocks(result: Replay) -> Replay:
+    """Replay again as long as a request that went elsewhere tells of a longer block at the start.
+
+    One replay more for each such block, `MOST_LONGER` at the most.
+    """
+    trace, device, least = result.source, result.device, dict[int, int]()
+    for _ in range(MOST_LONGER):
+        miss = result.first_miss
+        if miss is None:
+            break
+        request = result.settings.rounded(miss.bytes)
+        longer = longer_block(trace, device, miss.simulated_address, miss.event, request)
+        if longer is None:
+            break
+        least[longer[0]] = longer[1]
+        settings, capacity, follows = result.settings, result.capacity, result.follows_record
+        outcome = run(trace, device, settings, capacity, follows, by_age=True, least=least)
+        again = _replay(trace, device, settings, capacity, follows, outcome)
+        if again.exact_addresses <= result.exact_addresses:
+            break
+        result = again
+    return result
 
 
 def _replay(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -70,12 +72,13 @@ def run(
     follow: bool,
     *,
     by_age: bool,
+    least: Mapping[int, int] = MappingProxyType({}),
 ) -> Outcome:
-    """Replay one device. `follow` and `by_age`: see `replay` and `CachingAllocator`."""
+    """Replay one device. `follow`, `by_age`, `least`: see `replay`, `CachingAllocator` and `lay_out`."""
     beyond = first_made_up_address(trace)
     driver = RecordedDriver(beyond, capacity) if follow else DeviceMemory(capacity, first_address=beyond)
     allocator = CachingAllocator(settings, driver, by_age=by_age)
-    return _Run(trace, device, allocator, trusts_start=follow and by_age).run()
+    return _Run(trace, device, allocator, least, trusts_start=follow and by_age).run()
 
 
 def first_made_up_address(trace: MemoryTrace) -> int:
@@ -87,9 +90,16 @@ def first_made_up_address(trace: MemoryTrace) -> int:
 
 class _Run:
     def __init__(
-        self, trace: MemoryTrace, device: int, allocator: CachingAllocator, *, trusts_start: bool
+        self,
+        trace: MemoryTrace,
+        device: int,
+        allocator: CachingAllocator,
+        least: Mapping[int, int],
+        *,
+        trusts_start: bool,
     ) -> None:
         self._trace = trace
+        self._least = least
         self._trusts_start = trusts_start and bool((trace.segments.device == device).any())
         self._device = device
         self._allocator = allocator
@@ -132,7 +142,7 @@ class _Run:
         """Lay out the start state. Blocks without a known place are allocated before the first event."""
         trace, allocator, start = self._trace, self._allocator, self._trace.start
         allocator.clock = -1
-        placed = lay_out(trace, self._device, allocator)
+        placed = lay_out(trace, self._device, allocator, self._least)
         self._out.reserved_at_start = allocator.reserved
         if isinstance(allocator.driver, DeviceMemory):
             self._make_room(allocator.driver)

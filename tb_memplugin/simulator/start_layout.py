@@ -8,11 +8,12 @@ the block before it.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tb_memplugin.simulator.allocator_settings import LARGEST_SMALL, SMALL_SEGMENT
+from tb_memplugin.simulator.allocator_settings import LARGEST_SMALL, SMALL_SEGMENT, SMALLEST_BLOCK
 from tb_memplugin.simulator.blocks import FREE, LIVE, UNMAPPED, Block, FreeBlocks, PoolId
 from tb_memplugin.simulator.caching_allocator import CachingAllocator
 from tb_memplugin.simulator.driver import space_for
@@ -54,18 +55,65 @@ def stream_of(trace: MemoryTrace, row: int) -> int:
     return trace.streams[row] if row >= 0 else 0
 
 
-def lay_out(trace: MemoryTrace, device: int, allocator: CachingAllocator) -> dict[int, Block]:
+def lay_out(
+    trace: MemoryTrace, device: int, allocator: CachingAllocator, least: Mapping[int, int]
+) -> dict[int, Block]:
     """Put a trace's start state into an empty allocator.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+        allocator: where to put it.
+        least: the least bytes of some blocks, by row of `trace.start`; see `longer_block`.
 
     Returns:
         The blocks by row of `trace.start`. A row is missing if it has no address, or no segment contains it.
     """
-    return _Layout(trace, device, allocator).build()
+    return _Layout(trace, device, allocator, least).build()
+
+
+def longer_block(
+    trace: MemoryTrace, device: int, gap: int, event: int, request: int
+) -> tuple[int, int] | None:
+    """Return the block at the start before a gap that was too small for a request, and its least bytes.
+
+    A simulation put the request at the front of the gap, and the recording did not, although the gap fits
+    best. So the gap is smaller, and the block before it has a rest; None if it cannot have such a rest.
+
+    Args:
+        trace: any trace.
+        device: row in `trace.devices`.
+        gap: the address at which the gap begins in the simulation; the event is the first that differs.
+        event: the request.
+        request: its rounded bytes.
+    """
+    start, table = trace.start, trace.segments
+    own = np.flatnonzero((start.device == device) & (start.address != 0))
+    alive = own[trace.allocations.freed[own] > event]
+    before, behind = alive[start.address[alive] < gap], own[start.address[own] >= gap]
+    ends = table.address + table.bytes.astype(np.uint64)
+    home = np.flatnonzero((table.device == device) & (table.address <= gap) & (ends > gap))
+    if not len(before) or not len(home):
+        return None
+    row, end = int(before[np.argmax(start.address[before])]), int(ends[home[0]])
+    address, size = int(start.address[row]), int(start.bytes[row])
+    if start.rounded[row] >= 0 or address < table.address[home[0]] or gap - address - size > LARGEST_SMALL:
+        return None
+    if len(behind) and int(start.address[behind].min()) < end:
+        following = int(behind[np.argmin(start.address[behind])])
+        if following not in alive:
+            return None
+        end = int(start.address[following])
+    least = end - request + SMALLEST_BLOCK - address
+    return (row, least) if 0 < least - size <= LARGEST_SMALL else None
 
 
 class _Layout:
-    def __init__(self, trace: MemoryTrace, device: int, allocator: CachingAllocator) -> None:
+    def __init__(
+        self, trace: MemoryTrace, device: int, allocator: CachingAllocator, least: Mapping[int, int]
+    ) -> None:
         self._allocator = allocator
+        self._least = least
         self._segments = _segments(trace, device)
         self._live = _live(trace, device, allocator)
         self._starts = [block.address for block in self._live]
@@ -114,7 +162,7 @@ class _Layout:
             if live.address > cursor:
                 chain.append(Block(cursor, live.address - cursor, home, FREE, origin))
             limit = inside[index + 1].address if index + 1 < len(inside) else segment.end
-            size = self._extent(live, limit - live.address, home.small or segment.expandable)
+            size = self._extent(live, limit, home.small or segment.expandable)
             chain.append(Block(live.address, size, home, LIVE, origin))
             self._placed[live.row] = chain[-1]
             cursor = live.address + size
@@ -127,10 +175,16 @@ class _Layout:
                 home.put(block)
         return chain[0], chain[-1]
 
-    def _extent(self, live: LiveAtStart, room: int, splits: bool) -> int:
-        size, settings = min(live.size, room), self._allocator.settings
+    def _extent(self, live: LiveAtStart, limit: int, splits: bool) -> int:
+        """Return the rounded size of a block that ends at or before the address `limit`."""
+        room, settings = limit - live.address, self._allocator.settings
+        size = min(live.size, room)
         if live.size_recorded or splits or settings.expandable_segments:
             return size
+        behind = self._requests.first_behind(live, limit)
+        if size <= behind - live.address <= size + LARGEST_SMALL:
+            return behind - live.address
+        size = max(size, self._least.get(live.row, 0))
         return room if room - size <= LARGEST_SMALL or size >= settings.max_split_bytes else size
 
     def _bridge(
@@ -153,7 +207,7 @@ class _Layout:
 
 
 class _Requests:
-    """The requests that the trace recorded, to find out which pool a segment belongs to."""
+    """The requests that the trace recorded: what they say of the segments and blocks at its start."""
 
     def __init__(self, trace: MemoryTrace, device: int, allocator: CachingAllocator) -> None:
         events = trace.events
@@ -163,6 +217,20 @@ class _Requests:
         self._size = allocator.settings.rounded_all(events.bytes[self._rows])
         self._unmaps = np.flatnonzero((events.kind == Kind.SEGMENT_UNMAP) & (events.device == device))
         self._unmapped = events.address[self._unmaps]
+        self._freed = trace.allocations.freed
+
+    def first_behind(self, live: LiveAtStart, limit: int) -> int:
+        """Return the address of the first request between a block and `limit`; 0 if none.
+
+        Only requests while the block was alive count: later the gap is one with the memory of the block.
+        """
+        inside = slice(
+            *np.searchsorted(self._address, np.array([live.address + 1, limit], np.uint64)).tolist()
+        )
+        if inside.start == inside.stop:
+            return 0
+        first = inside.start + int(np.argmin(self._rows[inside]))
+        return int(self._address[first]) if self._rows[first] < self._freed[live.row] else 0
 
     def largest(self, segment: SegmentAtStart) -> int:
         """Return the rounded size of the largest request that a segment served; 0 if none.

@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import posixpath
+import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ Result = TypeVar("Result")
 
 BINARY = getattr(os, "O_BINARY", 0)
 """A flag for `os.open` that Windows needs."""
+
+WEB = ("http://", "https://")
+PATTERN = re.compile(r"[*?[]")
+"""What makes a path a pattern, as in a shell."""
 
 _left: set[str] = set()
 """Temporary files of this process that could not be deleted."""
@@ -329,14 +334,34 @@ def _entries(path: str) -> tuple[list[str], list[str]]:
 def is_folder(path: str) -> bool:
     """Whether a path is a folder; False if that is not known of a local path: opening it tells why.
 
+    On the web, only an address that ends in `/` can be one: to find out, the client would read all of it.
+
     Raises:
         OSError: a remote file system failed. Some of them report that as an absent file when it is opened.
     """
+    if path.startswith(WEB) and not path.endswith("/"):
+        return False
     if is_remote(path):
         file_system, inner = _remote(path)
         with _as_os_errors(path):
             return bool(file_system.isdir(inner))
     return os.path.isdir(path)
+
+
+def matching(path: str) -> list[str]:
+    """Return the URLs that a pattern in a URL matches, sorted; if there are none, the URL, as a shell does.
+
+    Local paths are returned as they are, because shells have expanded their patterns, and so are addresses on
+    the web, in which `?` begins a query.
+
+    Raises:
+        OSError: the file system failed.
+    """
+    if not is_remote(path) or path.startswith(WEB) or not PATTERN.search(path):
+        return [path]
+    file_system, inner = _remote(path)
+    with _as_os_errors(path):
+        return sorted(map(file_system.unstrip_protocol, file_system.glob(inner))) or [path]
 
 
 def exists(path: str) -> bool:
@@ -368,7 +393,13 @@ def _as_os_errors(path: str) -> Iterator[None]:
     """Raise the errors of a remote file system's client as OSError."""
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError, FileExistsError, MemPluginError):
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError):
+            raise
+        # So the client of the web calls a host that it cannot reach.
+        raise OSError(errno.EHOSTUNREACH, f"{type(cause).__name__}: {cause}", path) from error
+    except (NotADirectoryError, FileExistsError, MemPluginError):
         raise
     except OSError as error:
         if error.errno is not None:

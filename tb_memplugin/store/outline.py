@@ -121,7 +121,7 @@ class Outlines:
                 backward_ns=[0],
             ),
             accounts=self._accounts[device],
-            whole=packed_whole(self._trace, device),
+            whole_devices=packed_whole(self._trace, device),
         )
 
 

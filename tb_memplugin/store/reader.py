@@ -146,7 +146,7 @@ def recorded_accounts(device: DeviceSummary) -> tuple[Account, ...]:
 
 def recorded_whole(device: DeviceSummary) -> tuple[WholeDevice, ...]:
     """Return what filled the whole device, from a summary; () if its version or source recorded nothing."""
-    return tuple(map(read_whole, device.whole))
+    return tuple(map(read_whole, device.whole_devices))
 
 
 def largest_at_peak(summary: StepSummary, device: DeviceSummary) -> Iterator[LiveAllocation]:

@@ -132,7 +132,7 @@ class WindowSummaries:
             curve=self._curve(row, device),
             modules=self._table(device, row, stats.peak_event),
             accounts=self._accounts[device],
-            whole=packed_whole(self._trace, device),
+            whole_devices=packed_whole(self._trace, device),
         )
 
     @cached_property

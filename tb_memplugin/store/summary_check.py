@@ -61,7 +61,10 @@ def _lengths(summary: StepSummary) -> Iterator[tuple[str, list[int]]]:
         yield from (
             ("an account's causes", _all(account, "causes", "cause_bytes")) for account in device.accounts
         )
-        yield from (("a whole device's parts", _all(whole, "parts", "part_bytes")) for whole in device.whole)
+        yield from (
+            ("a whole device's parts", _all(reading, "parts", "part_bytes"))
+            for reading in device.whole_devices
+        )
         yield "the curve's parts", [curve.columns * len(curve.categories), len(curve.stacks)]
 
 
@@ -124,6 +127,6 @@ def _device_limits(device: DeviceSummary, modules: int) -> Iterator[Limit]:
     yield "a row's module", table.modules, -1, modules
     yield "a row's parent", table.parents, -1, len(table.parents)
     yield "an account's moment", [account.moment for account in device.accounts], 0, len(Moment)
-    for whole in device.whole:
-        yield "a whole device's moment", [whole.moment, whole.read_at], 0, len(Moment)
+    for reading in device.whole_devices:
+        yield "a whole device's moment", [reading.moment, reading.read_at], 0, len(Moment)
     yield "the curve's category", device.curve.categories, 0, len(Category)

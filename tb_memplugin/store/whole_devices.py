@@ -7,21 +7,21 @@ from tb_memplugin.trace import DevicePart, MemoryTrace, Moment, WholeDevice
 from tb_memplugin.trace.counters import code_of
 
 
-def pack_whole(whole: WholeDevice) -> pb.WholeDevice:
+def pack_whole(reading: WholeDevice) -> pb.WholeDevice:
     """Return the message of a device at a moment."""
     return pb.WholeDevice(
-        device=whole.device,
-        moment=whole.moment,
-        read_at=whole.read_at,
-        is_limit=whole.is_limit,
-        parts=[part for part, _ in whole.parts],
-        part_bytes=[size for _, size in whole.parts],
+        device=reading.device,
+        moment=reading.moment,
+        read_at=reading.read_at,
+        is_limit=reading.is_limit,
+        parts=[part for part, _ in reading.parts],
+        part_bytes=[size for _, size in reading.parts],
     )
 
 
 def packed_whole(trace: MemoryTrace, device: int) -> list[pb.WholeDevice]:
     """Return the messages of one device of a trace."""
-    return [pack_whole(whole) for whole in trace.whole_devices if whole.device == device]
+    return [pack_whole(reading) for reading in trace.whole_devices if reading.device == device]
 
 
 def read_whole(stored: pb.WholeDevice) -> WholeDevice:

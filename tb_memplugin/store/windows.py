@@ -283,7 +283,7 @@ class _WindowReader:
             self._refuse("A failed request comes after the last event.")
         if any(reading.device >= len(trace.devices) for reading in trace.counters):
             self._refuse("A counter is of a device that the file does not have.")
-        if any(whole.device >= len(trace.devices) for whole in trace.whole_devices):
+        if any(reading.device >= len(trace.devices) for reading in trace.whole_devices):
             self._refuse("A whole device is one that the file does not have.")
         sizes = (trace.events.bytes, trace.start.bytes, trace.segments.bytes)
         if sum(float(column.sum(dtype=np.float64)) for column in sizes) > 1 << 62:

@@ -74,6 +74,11 @@ class MemoryTrace:
         if paired is not None:
             self.__dict__["allocations"] = paired
 
+    def __repr__(self) -> str:
+        """Return what it is in a line; columns of millions of events are not for reading."""
+        devices = ", ".join(device.name for device in self.devices) or "no device"
+        return f"<MemoryTrace of {self.source!r}: {len(self.events):,} events on {devices}>"
+
     @cached_property
     def allocations(self) -> Allocations:
         """Every block that was ever alive: the start state first, then one row per alloc event."""

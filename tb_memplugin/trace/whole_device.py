@@ -71,14 +71,14 @@ class WholeDevice:
         return sum(size for _, size in self.parts)
 
 
-def parts_of(total: int, known: dict[DevicePart, int]) -> tuple[tuple[DevicePart, int], ...]:
+def parts_of(total: int, sizes: dict[DevicePart, int]) -> tuple[tuple[DevicePart, int], ...]:
     """Return the parts of a whole: the known ones but empty ones, what they leave, and what is free.
 
     Args:
         total: bytes of the whole.
-        known: bytes of the parts that are known.
+        sizes: bytes of the parts that are known.
     """
-    rest = total - sum(known.values())
-    free = [(DevicePart.FREE, known[DevicePart.FREE])] if DevicePart.FREE in known else []
-    used = [(part, size) for part, size in sorted(known.items()) if size and part is not DevicePart.FREE]
+    rest = total - sum(sizes.values())
+    free = [(DevicePart.FREE, sizes[DevicePart.FREE])] if DevicePart.FREE in sizes else []
+    used = [(part, size) for part, size in sorted(sizes.items()) if size and part is not DevicePart.FREE]
     return (*used, *([(DevicePart.UNKNOWN, rest)] if rest else []), *free)

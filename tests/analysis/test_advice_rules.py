@@ -247,7 +247,6 @@ def test_what_a_finding_says_of_a_part_has_the_unit_of_the_whole() -> None:
         (state_of("float32", other=1000), "fine", "23.1 % of the peak"),
         (state_of("bfloat16"), "fine", "all bfloat16"),
         (state_of("uint8"), "fine", "all uint8"),
-        (state_of(None), "not judged", "does not contain the dtypes"),
         (trace("alloc 5 a"), "not judged", "No optimizer state was found"),
     ],
 )

@@ -102,5 +102,12 @@ def test_gradients_that_several_passes_sum_up_in_are_as_they_should_be() -> None
     assert verdict(history, "kept_gradients")[0] == "fine"
 
 
-def test_one_step_tells_nothing_of_gradients() -> None:
-    assert "an optimizer step and a forward after it" in verdict(trace(*FIRST), "kept_gradients")[1]
+def test_one_step_shows_the_gradients_of_before_that_its_forward_keeps() -> None:
+    """They may be summed up on purpose, so this is an option."""
+    finding = found(trace(*FIRST), "kept_gradients")
+    assert (finding.level, finding.bytes, finding.of_bytes) == ("option", 500, 1400)
+
+
+def test_a_forward_without_gradients_tells_nothing_of_them() -> None:
+    history = trace(*FIRST[2:], "alloc 5 g phase=backward category=gradient")
+    assert "a backward, and a forward after it" in verdict(history, "kept_gradients")[1]

@@ -16,6 +16,7 @@ from torch.profiler import profile, schedule
 from examples.demo import Config, Transformer, batches, standard_library
 from tb_memplugin import memory_trace_handler
 from tb_memplugin.analysis import Finding, advice
+from tb_memplugin.analysis.advice_rules import RULES
 from tb_memplugin.store.reader import load_window, read_recordings
 from tests.browser.conftest import FAST, HAS_RUST, SLOW
 from tests.browser.tab import Tab, exact
@@ -129,9 +130,11 @@ def test_the_links_of_growth_and_checkpointing_open_what_they_name(opened: Tab, 
 
 def test_where_all_is_well_it_says_what_was_looked_for_and_what_could_not_be_judged(opened: Tab) -> None:
     opened.open("advice", run="tiny")
-    expect(opened("headline")).to_have_text("Nothing to fix in steps 2 and 3.")
+    expect(opened("headline")).to_have_text("No problem found in steps 2 and 3.")
     expect(opened("finding")).to_have_count(0)
-    expect(opened("judgement")).to_have_count(6)
+    expect(opened("peak-holders")).to_contain_text("Who fills the peak of step")
+    expect(opened("holder").first).to_be_visible()
+    expect(opened("judgement")).to_have_count(len(RULES))
     growth = opened("judgement", key="growth")
     expect(growth).to_have_attribute("data-verdict", "not judged")
     expect(growth).to_contain_text("This rule needs 3 whole steps in one recording")

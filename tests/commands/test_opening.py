@@ -1,5 +1,6 @@
 """What every command that reads a file does with files that are absent, too large, or want to run code."""
 
+import gzip
 import json
 import os
 import pickle
@@ -9,7 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from tb_memplugin.commands import main
+from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Note
 from tests.commands.files import refused, run, step_snapshot, told, write
@@ -54,6 +58,42 @@ def test_a_limit_on_what_is_read(name, tmp_path):
     assert "larger than the limit of 10 bytes" in refused(*command(name, step), "--limit-bytes", 10)
 
 
+FROM_STDIN = [
+    *(("peak", "-"), ("advice", "-"), ("allocator", "-"), ("stages", "-"), ("json", "-", "-o", "out")),
+    *(("usage", "-", "--allocation", "0x1000"), ("export", "-", "--to", "csv", "-o", "out")),
+    *(("profile", "-", "--by", "categories", "-o", "out"), ("import", "-", "--logdir", "runs")),
+    ("diff", "-", "step.pickle"),
+]
+
+
+@pytest.mark.parametrize("arguments", FROM_STDIN, ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize("packed", [False, True])
+def test_standard_input_is_a_file(arguments, packed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = write(tmp_path / "step.pickle", step_snapshot()).read_bytes()
+    done = CliRunner().invoke(main, arguments, input=gzip.compress(content) if packed else content)
+    assert (done.exit_code, Path("-").exists()) == (0, False), done.output
+    if arguments[0] in ("peak", "diff", "import"):
+        assert "390" in done.stdout
+
+
+def test_two_imports_of_standard_input_are_two_workers(tmp_path):
+    for kept in (300, 1000):
+        done = CliRunner().invoke(
+            main, ("import", "-", "--logdir", str(tmp_path)), input=pickle.dumps(step_snapshot(kept))
+        )
+        assert done.exit_code == 0
+    workers = {step.metadata.worker for step in read_recordings(str(tmp_path)).steps}
+    assert workers == {"stdin", "stdin.2"}
+
+
+@pytest.mark.parametrize(("content", "why"), [(b"", "is empty"), (b"x" * 11, "larger than the limit of 10")])
+def test_standard_input_that_is_empty_or_too_large(content, why):
+    done = CliRunner().invoke(main, ("peak", "-", "--limit-bytes", "10"), input=content)
+    assert done.exit_code == 2
+    assert why in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [("peak",), ("import", "--logdir", "runs")])
 def test_a_hostile_pickle_and_the_real_command(tmp_path, arguments):
     (tmp_path / "evil.pickle").write_bytes(b"cos\nsystem\n(S'touch harm'\ntR.")
@@ -74,7 +114,7 @@ def test_a_hostile_pickle_and_the_real_command(tmp_path, arguments):
 def test_the_type_of_device_is_what_the_option_says(tmp_path):
     step = write(tmp_path / "step.pickle", step_snapshot())
     assert told("peak", step, "--device-type", "xpu")["devices"][0]["device"] == "xpu:0"
-    assert "not a device type" in refused("peak", step, "--device-type", "x y")
+    assert "'foo' is not one of 'cuda', 'xpu', 'cpu'" in refused("peak", step, "--device-type", "foo")
 
 
 def test_a_folder_means_its_highest_peak_and_the_others_are_named(tmp_path):

@@ -1,10 +1,14 @@
-"""`~` is the home in every path that a command takes, also where a shell leaves it alone."""
+"""`~` is the home in every path that a command takes, and what a misspelled name is answered with."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from tests.commands.files import run, step_snapshot, told, write
+import tb_memplugin
+from tests.commands.files import refused, run, step_snapshot, told, write
 
 
 @pytest.fixture
@@ -41,3 +45,21 @@ def test_rules_are_read_from_a_file_below_the_home(home):
     (home / "rules.json").write_text('{"Model": "forward"}')
     (device,) = told("peak", "~/step.pickle", "--rules=~/rules.json")["devices"]
     assert [part["key"] for part in device["breakdown"]] == ["Model", "unknown"]
+
+
+def test_a_misspelled_command_is_guessed():
+    assert "No such command 'peek'. Did you mean peak?" in refused("peek", "a.pickle")
+    assert "Did you mean" not in refused("xyzzy")
+
+
+def test_a_misspelled_option_is_guessed():
+    told = refused("peak", "a.pickle", "--devise", "x")
+    assert "Did you mean" in told
+    assert "--device" in told.partition("Did you mean")[2]
+
+
+def test_the_package_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "tb_memplugin", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"tb-memplugin, version {tb_memplugin.__version__}\n"

@@ -16,6 +16,7 @@ from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
+from tb_memplugin.exports.drawn import Plot
 from tb_memplugin.exports.html import OTHERS, SHOWN_KEYS, Division, pack, pack_steps, report_data
 from tb_memplugin.trace import Note
 from tests.analysis.histories import allocator_trace
@@ -187,3 +188,60 @@ def test_a_long_recording_is_a_small_file(tmp_path):
     lines = [line for n in range(20_000) for line in (f"alloc {512 * (n % 9 + 1)} a{n}", f"free a{n}")]
     page = written(tmp_path, trace(*lines))
     assert len(page) < 70_000 + 8 * 40_000
+
+
+HISTORY = (
+    "start 400 w category=parameter",
+    *("alloc 100 a category=activation", "alloc 60 b category=gradient", "free b"),
+    *("alloc 7 c category=temporary", "free c", "alloc 50 d category=gradient", "free a"),
+)
+"""Live bytes before and after each event: 400, 500, 560, 500, 507, 500, 550, 450."""
+
+
+def levels(plot, by="category"):
+    """The level after each event that changes it, and the start; and the page's whole document."""
+    document = report_data(trace(*HISTORY), [Division(by, by)], "t", plot)
+    (device,) = document["devices"]
+    level, after = device["start_bytes"], {}
+    for event, change in zip(steps(device["event"]), unpacked(device["change"]), strict=True):
+        level = after[event] = level + change
+    assert sum(device["divisions"][0]["start"]) == device["start_bytes"]
+    assert sum(size for _, size, _ in device["divisions"][0]["peak"]) == device["peak"]["bytes"]
+    assert level == device["end_bytes"]
+    return device["start_bytes"], after, document
+
+
+def test_a_range_begins_with_what_was_alive_and_has_a_peak_of_its_own():
+    start, after, document = levels(Plot(first=2, last=4))
+    assert (start, after) == (560, {2: 500, 3: 507, 4: 500})
+    assert document["devices"][0]["peak"]["bytes"] == 560
+    assert document["devices"][0]["peak"]["event"] == 1
+    assert (document["first_event"], document["events"]) == (2, 5)
+    assert document["notes"][0] == "This page shows only: events 2 to 4 of 7."
+
+
+def test_samples_have_the_true_level_and_the_peak_is_one_of_them():
+    start, after, _ = levels(Plot(sampling_rate=3))
+    assert (start, after) == (400, {1: 560, 2: 500, 5: 550, 6: 450})
+
+
+def test_freed_blocks_are_left_out():
+    start, after, document = levels(Plot(filter_freed=True))
+    assert (start, after) == (400, {5: 450})
+    assert document["devices"][0]["divisions"][0]["peak"] == [["parameter", 400, 1], ["gradient", 50, 1]]
+
+
+def test_parts_in_the_order_of_their_first_allocation():
+    history = ("alloc 10 a module=late", "alloc 500 b module=large", "alloc 90 c module=last")
+    for plot, keys in (
+        (Plot(), ["large", "last", "late"]),
+        (Plot(allocation_order=True), ["late", "large", "last"]),
+    ):
+        (device,) = report_data(trace(*history), [Division("module", "Module")], "t", plot)["devices"]
+        assert [key for key in device["divisions"][0]["keys"] if key in keys] == keys
+
+
+@pytest.mark.parametrize("wrong", [{"sampling_rate": 0}, {"first": 5, "last": 3}, {"first": -1}])
+def test_a_plot_of_nothing_is_refused(wrong):
+    with pytest.raises(MemPluginError):
+        Plot(**wrong)

@@ -45,9 +45,9 @@ def train() -> None:
             torch.cuda.empty_cache()
 
 
-def request_at_random() -> None:
-    """Make 1,000 requests of any size on three streams, and free them in any order."""
-    chance, live = random.Random(7), list[torch.Tensor]()
+def request_at_random(chance: random.Random | None = None, tensors: list[torch.Tensor] | None = None) -> None:
+    """Make 1,000 requests of any size on three streams, and free them and `tensors` in any order."""
+    chance, live = chance or random.Random(7), [] if tensors is None else tensors
     streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
     for _ in range(2000):
         if chance.random() < len(live) / 120:
@@ -113,6 +113,20 @@ def test_a_recording_that_begins_late_replays_too(settings: str, tmp_path: Path)
     done = replay(trace, 0)
     assert done.exact_addresses == done.allocs > 300
     del model
+
+
+@pytest.mark.parametrize("settings", SETTINGS, indirect=True)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_recording_that_begins_between_requests_at_random_replays_too(
+    settings: str, seed: int, tmp_path: Path
+) -> None:
+    """Rests that were too small for blocks of their own are where PyTorch has them."""
+    chance, live = random.Random(seed), list[torch.Tensor]()
+    request_at_random(chance, live)
+    trace, _ = recorded(tmp_path, lambda: request_at_random(chance, live))
+    done = replay(trace, 0, AllocatorSettings.from_conf(settings), recorded=True)
+    assert len(trace.start) > 30
+    assert done.exact_addresses == done.allocs > 900
 
 
 @pytest.mark.parametrize("settings", SETTINGS[1:], indirect=True)

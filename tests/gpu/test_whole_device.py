@@ -46,10 +46,10 @@ def test_pytorchs_parts_are_its_counters_and_the_rest_is_the_drivers(model):
     stats = torch.cuda.memory_stats(0)
     requested = stats["requested_bytes.all.current"]
     allocated = torch.cuda.memory_allocated(0)
-    assert memory.known[DevicePart.REQUESTED] == requested
-    assert memory.known[DevicePart.ROUNDING] == allocated - requested
-    assert memory.known[DevicePart.CACHED] == torch.cuda.memory_reserved(0) - allocated
-    assert memory.known[DevicePart.FREE] == pytest.approx(free, abs=64 * MIB)
+    assert memory.parts[DevicePart.REQUESTED] == requested
+    assert memory.parts[DevicePart.ROUNDING] == allocated - requested
+    assert memory.parts[DevicePart.CACHED] == torch.cuda.memory_reserved(0) - allocated
+    assert memory.parts[DevicePart.FREE] == pytest.approx(free, abs=64 * MIB)
     assert memory.total >= total
 
 
@@ -61,7 +61,7 @@ def test_with_nvml_the_sum_is_that_of_nvidia_smi(model):
     device = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
     seen = nvml.nvmlDeviceGetMemoryInfo(device, version=nvml.nvmlMemory_v2)
     assert memory.total == seen.total
-    used = memory.total - memory.known[DevicePart.FREE] - memory.known[DevicePart.DRIVER]
+    used = memory.total - memory.parts[DevicePart.FREE] - memory.parts[DevicePart.DRIVER]
     assert used == pytest.approx(seen.used, abs=64 * MIB)
 
 

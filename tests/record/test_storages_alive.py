@@ -17,7 +17,7 @@ from torch.profiler import profile
 from tb_memplugin import LineTracer, MemoryTracer, load, memory_trace_handler
 from tb_memplugin.record.other_threads import frames_of_other_threads
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
-from tb_memplugin.record.torch_private.tensors import storage_address
+from tb_memplugin.record.torch_private.tensors import storage_address, storage_addresses
 from tb_memplugin.store import files
 from tb_memplugin.store.disk_sync import DiskSync
 
@@ -169,5 +169,6 @@ def test_the_address_of_a_storage_is_what_data_ptr_returns():
     for tensor in (torch.ones(3), torch.from_numpy(np.ones(3)), torch.ones(3)[1:]):
         storage = tensor.untyped_storage()
         assert storage_address(storage) == storage.data_ptr()
+        assert storage_addresses([storage]) == [storage.data_ptr()]
     for without in (torch.empty(0), torch.ones(3, device="meta")):
         assert storage_address(without.untyped_storage()) == 0

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from tb_memplugin.analysis.advice_rules import RULES
+from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.writer import RunWriter
 from tests.server.tab import Tab
+from tests.step_figures import figures
 from tests.traces import trace
 
 GROWING = trace(
@@ -26,15 +30,7 @@ GROWING = trace(
         )
     ),
 )
-KINDS = {
-    "growth",
-    "kept_gradients",
-    "unused_reserve",
-    "checkpointing",
-    "optimizer_state",
-    "reference_cycles",
-    "large_temporary",
-}
+KINDS = set(RULES)
 
 
 @pytest.fixture
@@ -73,6 +69,15 @@ def test_every_rule_says_what_it_came_to_on_the_picked_device_alone(growing):
         assert len(told) == len(KINDS)
         assert {one["kind"] for one in told if one["verdict"] == "found"} == found
         assert all(one["why"] for one in told)
+
+
+def test_growth_that_only_the_monitor_of_the_worker_saw(tmp_path):
+    RunWriter(str(tmp_path / "run"), "rank0").write(trace("alloc 70 w", "free w"))
+    rising = figures(2 * (1000 + 100 * np.arange(1000)), device="cpu")
+    StepsWriter(str(tmp_path / "run"), "rank0", 0).write(rising)
+    answer = Tab(tmp_path).get("advice", run="run", worker="rank0", step=0, device="cpu")
+    assert [(one["kind"], one["bytes"]) for one in answer["findings"]] == [("growth", 100)]
+    assert (answer["peak"]["bytes"], sum(one["bytes"] for one in answer["peak"]["holders"])) == (70, 70)
 
 
 def test_without_the_side_file_the_absent_file_is_named(growing, tmp_path):

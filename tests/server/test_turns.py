@@ -97,11 +97,11 @@ def test_quick_requests_go_before_slower_ones_that_came_earlier():
 
 
 def test_a_slow_request_goes_before_quick_ones_that_come_long_after_it(monkeypatch):
-    """One request every two seconds. That for stacks, which comes second, is due five after it came."""
-    turns, clock = Turns(1), itertools.count(step=2)
+    """One request every four seconds. That for stacks, which comes second, is due ten after it came."""
+    turns, clock = Turns(1), itertools.count(step=4)
     turns._seconds = {"stacks": 0.09, "step": 0.0}
     monkeypatch.setattr("tb_memplugin.server.turns.monotonic", lambda: next(clock))
-    assert LONGEST_SECONDS == 5
+    assert LONGEST_SECONDS == 10
     assert order_of_turns(turns, ("stacks", *["step"] * 4)) == ["step", "step", "stacks", "step", "step"]
 
 

@@ -110,6 +110,43 @@ def test_a_rest_too_small_to_be_a_block_belongs_to_the_block_before_it():
     assert done.start_rounded.tolist() == [20 * M]
 
 
+def test_the_first_request_behind_a_block_tells_where_it_ends():
+    # 2 MiB have half a MiB of rest with them, so 9.5 MiB are free: exactly what is asked for first.
+    held = ("held 16M 20M", "live 16M 2M", "live 28M 8M")
+    done = replay(
+        allocator_trace(*held, "alloc 18944K 9728K", "free_completed 16M 0", "alloc 16M 2560K"),
+        0,
+    )
+    assert done.exact_addresses == done.allocs == 2
+    assert done.start_rounded.tolist() == [2 * M + M // 2, 8 * M]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        ("free_completed 16M 2M", "alloc 16M 2560K", "alloc 18944K 2M"),  # the gap begins at 16 MiB by then
+        ("alloc 24M 2M",),  # no rest is so large: something is missing in the recording
+    ],
+)
+def test_a_request_that_does_not_show_the_end_of_a_block_is_no_evidence(events):
+    done = replay(allocator_trace("held 16M 20M", "live 16M 2M", "live 28M 8M", *events), 0)
+    assert done.start_rounded.tolist() == [2 * M, 8 * M]
+
+
+@pytest.mark.parametrize(
+    ("request_kib", "exact", "rounded"),
+    [
+        (9 * 1024 + 768, 1, 28 * M - (9 * M + 768 * 1024) + 512 - 16 * M),  # the gap is 512 bytes too small
+        (8 * 1024, 0, 2 * M),  # the rest would be 2 MiB: a block of its own
+    ],
+)
+def test_a_request_that_went_elsewhere_tells_that_the_best_gap_was_too_small(request_kib, exact, rounded):
+    # Without a rest, 10 MiB are free behind the first block, and 15 MiB in the other segment.
+    held = ("held 16M 20M", "live 16M 2M", "live 28M 8M", "held 64M 30M", "live 64M 15M")
+    done = replay(allocator_trace(*held, f"alloc 79M {request_kib}K"), 0)
+    assert (done.exact_addresses, int(done.start_rounded[0])) == (exact, rounded)
+
+
 def test_a_block_that_waits_for_a_stream_is_not_used_until_it_is_free():
     done = replay(
         allocator_trace(

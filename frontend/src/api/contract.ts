@@ -980,6 +980,8 @@ export interface AdviceAnswer {
   findings: Finding[];
   /** One per rule. */
   judgements: Judgement[];
+  /** Who fills the peak; null if nothing was ever alive. */
+  peak: Peak | null;
 }
 
 /** A finding of a rule. */
@@ -1041,6 +1043,36 @@ export interface Judgement {
   verdict: "found" | "fine" | "not judged";
   /** The reason, in a sentence. */
   why: string;
+}
+
+/** Who fills the highest peak. */
+export interface Peak {
+  /** The number of its step. */
+  step: number;
+  /** The index of its event; -1 is the moment before the first. */
+  event: number;
+  /** The peak. */
+  bytes: number;
+  /** What names the holders besides parameters, gradients and optimizer state. */
+  by: string;
+  /** The largest first; they sum to the peak. */
+  holders: Holder[];
+  /** Bytes by category; they sum to the peak. */
+  categories: Record<string, number>;
+}
+
+/** A part of a peak. */
+export interface Holder {
+  /** A source line, a module, an operator, or a category. */
+  name: string;
+  /** What it holds. */
+  bytes: number;
+  /** How many blocks have these bytes. */
+  blocks: number;
+  /** The category that most of them have. */
+  category: string;
+  /** Whether `name` is a name from outside; false for a category. */
+  is_name: boolean;
 }
 
 /** The tree of calls. */
@@ -1252,9 +1284,17 @@ export const OUT_OF_MEMORY = "out_of_memory";
 
 /** Every rule of Advice, by its kind. */
 export const RULES: Record<string, { name: string; looks: string }> = {
+  failed_request: { name: "Failed request", looks: "what would have made a request fit that failed" },
   growth: { name: "Growth", looks: "memory that grows step after step and is never freed" },
   kept_gradients: { name: "Kept gradients", looks: "gradients that stay allocated while the next forward runs" },
+  uneven_devices: { name: "Uneven devices", looks: "one device that holds far more than others that run the same code" },
+  unused_graph: { name: "Unused graph", looks: "activations kept for a backward that never runs" },
+  previous_result: { name: "Previous result", looks: "what a forward returned, alive while the next one runs" },
   unused_reserve: { name: "Unused reserve", looks: "far more memory reserved than is ever in use" },
+  fragmentation: { name: "Fragmentation", looks: "free memory that requests cannot use" },
+  attention_scores: { name: "Attention scores", looks: "scores of attention that a fused kernel would not store" },
+  loss_logits: { name: "Logits in the loss", looks: "copies of the logits of all tokens, often in float32" },
+  parameter_copies: { name: "Parameter copies", looks: "parameters in memory twice: master copies, EMA, a second model" },
   checkpointing: { name: "Checkpointing", looks: "activations worth recomputing in backward" },
   optimizer_state: { name: "Optimizer state", looks: "optimizer state that makes up much of the peak, by dtype" },
   reference_cycles: { name: "Reference cycles", looks: "memory that only a cycle of Python's objects holds" },

@@ -8,6 +8,8 @@ export interface ReportData {
   source: string;
   epoch_ns: string;
   timed: boolean;
+  /** The events drawn: from the first to before `events`. */
+  first_event: number;
   events: number;
   devices: DeviceData[];
   notes: string[];
@@ -91,7 +93,7 @@ export type AxisName = "time" | "event";
 
 /** The whole of an axis: every change lies within it, and the span is never empty. */
 export function wholeOf(data: ReportData, device: Device, axis: AxisName): [number, number] {
-  if (axis === "event") return [0, Math.max(1, data.events)];
+  if (axis === "event") return [data.first_event, Math.max(data.first_event + 1, data.events)];
   const { lanes } = device;
   const first = Math.min(device.time[0] ?? 0, lanes?.t0 ?? Infinity, device.reserved?.time[0] ?? Infinity);
   const last = Math.max(device.time.at(-1) ?? 0, lanes?.t1 ?? 0, device.reserved?.time.at(-1) ?? 0);

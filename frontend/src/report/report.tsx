@@ -186,7 +186,7 @@ function highest(data: ReportData): number {
 function summary(data: ReportData): string {
   const [device] = data.devices;
   const name = data.devices.length === 1 ? `${visible(device!.name)}, peak ${withUnit(device!.peak.bytes, unitFor(device!.peak.bytes))}, ` : "";
-  return `${name}${grouped(data.events)} events, from ${visible(data.source)}`;
+  return `${name}${grouped(data.events - data.first_event)} events, from ${visible(data.source)}`;
 }
 
 function flipTheme(): void {

@@ -19,8 +19,9 @@ export function adviceHeadline(answer: AdviceAnswer, alone = false): Piece[] {
   const rules = (verdict: Verdict): number => answer.judgements.filter((one) => one.verdict === verdict).length;
   const few = rules("not judged") > rules("fine");
   if (problems === 0 && options === 0 && few) return ["The recording lacks what most rules need."];
-  if (problems === 0 && options === 0) return ["Nothing to fix", where];
-  if (problems === 0) return ["Nothing to fix", ", and ", { strong: grouped(options) }, ` ${price},`, where];
+  const nothing = rules("not judged") === 0 ? "Nothing to fix" : "No problem found";
+  if (problems === 0 && options === 0) return [nothing, where];
+  if (problems === 0) return [nothing, ", and ", { strong: grouped(options) }, ` ${price},`, where];
   const fix: Piece[] = [{ strong: grouped(problems) }, ` ${problems === 1 ? "problem" : "problems"} to fix`];
   return options === 0 ? [...fix, where] : [...fix, " and ", { strong: grouped(options) }, ` ${price},`, where];
 }

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { countTo, curveOf, Levels, neighbor, stateAfter, stateAt } from "../../src/report/levels";
-import type { Device } from "../../src/report/recording";
+import { type Device, type ReportData, wholeOf } from "../../src/report/recording";
 
 /** 100 bytes of `a` from the start; +50 b at 10, −100 a and +70 b at 20 (one event), −50 b at 30. */
 const device = {
@@ -76,4 +76,13 @@ it("keeps states far apart exact", () => {
   const long = new Levels(many, many.divisions[0]!);
   for (const count of [0, 1023, 1024, 1025, 4096, 5000])
     expect(Array.from(long.after(count))).toEqual([1 + 3 * Math.ceil(count / 2), 3 * Math.floor(count / 2)]);
+});
+
+describe("the whole of an axis", () => {
+  it("is the range of events that is drawn, and never empty", () => {
+    const drawn = (first_event: number, events: number) => ({ first_event, events }) as ReportData;
+    expect(wholeOf(drawn(0, 5), device, "event")).toEqual([0, 5]);
+    expect(wholeOf(drawn(2, 5), device, "event")).toEqual([2, 5]);
+    expect(wholeOf(drawn(5, 5), device, "event")).toEqual([5, 6]);
+  });
 });

@@ -6,7 +6,7 @@ import { plain } from "../../src/state/sentences";
 
 function answer(levels: Finding["level"][], steps = [2, 3, 4]): AdviceAnswer {
   const findings = levels.map((level) => ({ level }) as Finding);
-  return { steps, findings, judgements: [] };
+  return { steps, findings, judgements: [], peak: null };
 }
 
 describe("the headline", () => {
@@ -16,6 +16,11 @@ describe("the headline", () => {
     [["problem"], "1 problem to fix in steps 2 to 4."],
     [["problem", "problem", "option", "option"], "2 problems to fix and 2 options that have a price, in steps 2 to 4."],
   ] as [Finding["level"][], string][])("of %s", (levels, words) => expect(plain(adviceHeadline(answer(levels)))).toBe(words));
+
+  it("says that there is nothing to fix only where every rule was judged", () => {
+    const judgements = [{ verdict: "fine" }, { verdict: "fine" }, { verdict: "not judged" }] as AdviceAnswer["judgements"];
+    expect(plain(adviceHeadline({ ...answer([]), judgements }))).toBe("No problem found in steps 2 to 4.");
+  });
 
   it("does not call well what could hardly be judged", () => {
     const judgements = [{ verdict: "fine" }, { verdict: "not judged" }, { verdict: "not judged" }] as AdviceAnswer["judgements"];

@@ -31,7 +31,7 @@ from tb_memplugin.record.storages import (
 from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.record.torch_private.modules import buffers_of, children_of, parameters_of
-from tb_memplugin.record.torch_private.tensors import local_part, storage_address
+from tb_memplugin.record.torch_private.tensors import local_part, storage_addresses
 from tb_memplugin.trace import Category
 
 Owner = tuple[int, str]
@@ -74,7 +74,7 @@ class Look:
             [tensor.dtype for tensor in tensors],
             list(map(torch.Tensor.size, tensors)),
             list(map(torch.Tensor.stride, tensors)),
-            list(map(storage_address, behind)),
+            storage_addresses(behind),
             list(map(torch.UntypedStorage.nbytes, behind)),
             list(map(torch.UntypedStorage.is_shared, behind)),
         )

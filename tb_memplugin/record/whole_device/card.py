@@ -32,7 +32,7 @@ class CardMemory:
     """A whole GPU: its bytes, and those of the parts that are known."""
 
     total: int
-    known: dict[DevicePart, int]
+    parts: dict[DevicePart, int]
 
 
 def cards_memory() -> dict[str, CardMemory]:
@@ -54,18 +54,18 @@ def card_memory(name: str) -> CardMemory | None:
     free_and_total = free_of(kind, int(index)) if stats is not None else None
     if stats is None or free_and_total is None:
         return None
-    known = _of_allocator(stats)
+    parts = _of_allocator(stats)
     driver = driver_memory(int(index)) if kind == "cuda" else None
     if driver is None:
         free, total = free_and_total
-        return CardMemory(total, {**known, DevicePart.FREE: free})
-    known |= {DevicePart.FREE: driver.free, DevicePart.DRIVER: driver.reserved}
+        return CardMemory(total, {**parts, DevicePart.FREE: free})
+    parts |= {DevicePart.FREE: driver.free, DevicePart.DRIVER: driver.reserved}
     if driver.own is not None:
         outside = driver.own - stats["reserved_bytes"]["all"]["current"]
         first = _first_outside.setdefault((os.getpid(), name), outside)
-        known |= {DevicePart.CONTEXT: min(first, outside), DevicePart.OUTSIDE: max(outside - first, 0)}
-        known[DevicePart.OTHER_PROCESSES] = driver.others
-    return CardMemory(driver.total, known)
+        parts |= {DevicePart.CONTEXT: min(first, outside), DevicePart.OUTSIDE: max(outside - first, 0)}
+        parts[DevicePart.OTHER_PROCESSES] = driver.other_processes
+    return CardMemory(driver.total, parts)
 
 
 def with_private_pools(
@@ -84,9 +84,9 @@ def with_private_pools(
     return {
         name: replace(
             card,
-            known={
-                **card.known,
-                DevicePart.CACHED: card.known[DevicePart.CACHED] - unused[name],
+            parts={
+                **card.parts,
+                DevicePart.CACHED: card.parts[DevicePart.CACHED] - unused[name],
                 DevicePart.PRIVATE_POOLS: unused[name],
             },
         )
@@ -120,7 +120,7 @@ class DriverMemory:
     free: int
     reserved: int
     own: int | None
-    others: int
+    other_processes: int
 
 
 def driver_memory(index: int) -> DriverMemory | None:
@@ -138,8 +138,8 @@ def driver_memory(index: int) -> DriverMemory | None:
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(device)
         by_process = {process.pid: process.usedGpuMemory for process in processes}
         own = _own(by_process)
-        others = sum(size or 0 for size in by_process.values()) - (own or 0)
-        return DriverMemory(int(memory.total), int(memory.free), int(memory.reserved), own, others)
+        other_processes = sum(size or 0 for size in by_process.values()) - (own or 0)
+        return DriverMemory(int(memory.total), int(memory.free), int(memory.reserved), own, other_processes)
     return None
 
 

@@ -43,7 +43,7 @@ class HostMemory:
 
     total: int
     is_limit: bool
-    known: dict[DevicePart, int]
+    parts: dict[DevicePart, int]
 
 
 def host_memory(root: Path = Path("/"), *, children: bool = True) -> HostMemory:
@@ -57,17 +57,17 @@ def host_memory(root: Path = Path("/"), *, children: bool = True) -> HostMemory:
         OSError: there is no /proc of Linux.
         KeyError: it lacks a number.
     """
-    known = _processes(root / "proc", children=children)
+    parts = _processes(root / "proc", children=children)
     limit = memory_limit(root)
     if limit is None:
         machine = _sizes(root / "proc/meminfo")
-        known[DevicePart.FILES] = machine["Cached"] + machine["Buffers"] - machine["Shmem"]
-        known[DevicePart.FREE] = machine["MemFree"]
-        return HostMemory(machine["MemTotal"], is_limit=False, known=known)
+        parts[DevicePart.FILES] = machine["Cached"] + machine["Buffers"] - machine["Shmem"]
+        parts[DevicePart.FREE] = machine["MemFree"]
+        return HostMemory(machine["MemTotal"], is_limit=False, parts=parts)
     statistics = dict(_BYTES.findall(limit.statistics.read_text()))
-    known[DevicePart.FILES] = int(statistics[limit.cache]) - int(statistics[limit.shared])
-    known[DevicePart.FREE] = limit.bytes - int(limit.usage.read_text())
-    return HostMemory(limit.bytes, is_limit=True, known=known)
+    parts[DevicePart.FILES] = int(statistics[limit.cache]) - int(statistics[limit.shared])
+    parts[DevicePart.FREE] = limit.bytes - int(limit.usage.read_text())
+    return HostMemory(limit.bytes, is_limit=True, parts=parts)
 
 
 def host_free() -> tuple[int, int] | None:
@@ -123,16 +123,16 @@ def _processes(proc: Path, *, children: bool) -> dict[DevicePart, int]:
     # /proc/self is this process in whatever PID namespace /proc is of.
     own = (proc / "self").resolve()
     sizes = _sizes(own / "status")
-    known = {DevicePart.PROCESS: sizes["RssAnon"] + sizes["RssShmem"]}
+    parts = {DevicePart.PROCESS: sizes["RssAnon"] + sizes["RssShmem"]}
     until = perf_counter() + LONGEST_WALK_S
     if children:
-        known[DevicePart.CHILDREN] = 0
+        parts[DevicePart.CHILDREN] = 0
         for child in _descendants(own):
             if perf_counter() > until:
-                del known[DevicePart.CHILDREN]
+                del parts[DevicePart.CHILDREN]
                 break
-            known[DevicePart.CHILDREN] += _of_child(child)
-    return known
+            parts[DevicePart.CHILDREN] += _of_child(child)
+    return parts
 
 
 def _descendants(process: Path) -> Iterator[Path]:

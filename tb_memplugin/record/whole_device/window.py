@@ -55,7 +55,7 @@ def whole_devices(
         start, end: the readings at the window's start and end, None where nothing was read.
         trace: the window.
     """
-    return tuple(whole for row in range(len(trace.devices)) for whole in _of_device(row, start, end, trace))
+    return tuple(filled for row in range(len(trace.devices)) for filled in _of_device(row, start, end, trace))
 
 
 def _of_device(
@@ -63,23 +63,23 @@ def _of_device(
 ) -> Iterator[WholeDevice]:
     name = trace.devices[row].name
     bounds = {
-        moment: whole
+        moment: filled
         for moment, reading in ((Moment.START, start), (Moment.END, end))
-        if reading is not None and (whole := _at(reading, name, row, moment)) is not None
+        if reading is not None and (filled := _at(reading, name, row, moment)) is not None
     }
     peak = None
     if start is not None and end is not None:
         peak = _host_peak(row, start, end) if name == "cpu" else _card_peak(row, [*bounds.values()], trace)
-    yield from sorted([*bounds.values(), *([peak] if peak else [])], key=lambda whole: whole.moment)
+    yield from sorted([*bounds.values(), *([peak] if peak else [])], key=lambda filled: filled.moment)
 
 
 def _at(reading: WholeReading, name: str, row: int, moment: Moment) -> WholeDevice | None:
     if name == "cpu":
         host = reading.host
-        parts = parts_of(host.total, host.known) if host is not None else None
+        parts = parts_of(host.total, host.parts) if host is not None else None
         return WholeDevice(row, moment, moment, parts, host.is_limit) if host and parts else None
     card = reading.cards.get(name)
-    return WholeDevice(row, moment, moment, parts_of(card.total, card.known)) if card is not None else None
+    return WholeDevice(row, moment, moment, parts_of(card.total, card.parts)) if card is not None else None
 
 
 def _host_peak(row: int, start: WholeReading, end: WholeReading) -> WholeDevice | None:
@@ -104,17 +104,17 @@ def _card_peak(row: int, read: list[WholeDevice], trace: MemoryTrace) -> WholeDe
     at = int(np.argmax(live))
     first, last = trace.steps[0].start_ns, trace.steps[-1].end_ns
     is_late = at > 0 and 2 * int(trace.events.time_ns[at - 1]) > first + last
-    for whole in reversed(read) if is_late else read:
-        rest = {part: size for part, size in whole.parts if part not in _AT_PEAK}
-        free = whole.total - sum(rest.values()) - int(reserved[at])
+    for filled in reversed(read) if is_late else read:
+        other_parts = {part: size for part, size in filled.parts if part not in _AT_PEAK}
+        free = filled.total - sum(other_parts.values()) - int(reserved[at])
         if free >= 0:
-            known: dict[DevicePart, int] = {
+            parts: dict[DevicePart, int] = {
                 DevicePart.ALLOCATED: int(live[at]),
                 DevicePart.CACHED: int(reserved[at] - live[at]),
-                **rest,
+                **other_parts,
                 DevicePart.FREE: free,
             }
-            return WholeDevice(row, Moment.PEAK, whole.moment, parts_of(whole.total, known))
+            return WholeDevice(row, Moment.PEAK, filled.moment, parts_of(filled.total, parts))
     return None
 
 

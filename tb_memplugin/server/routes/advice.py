@@ -9,11 +9,13 @@ from typing import TypedDict
 from tb_memplugin.analysis import findings
 from tb_memplugin.analysis.advice_rules import advice
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
+from tb_memplugin.analysis.peak_holders import PeakHolders
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
+from tb_memplugin.trace.step_figures import StepFigures
 
 
 class Where(TypedDict):
@@ -81,6 +83,38 @@ class Judgement(TypedDict):
     """The reason, in a sentence."""
 
 
+class Holder(TypedDict):
+    """A part of a peak."""
+
+    name: str
+    """A source line, a module, an operator, or a category."""
+    bytes: int
+    """What it holds."""
+    blocks: int
+    """How many blocks have these bytes."""
+    category: str
+    """The category that most of them have."""
+    is_name: bool
+    """Whether `name` is a name from outside; false for a category."""
+
+
+class Peak(TypedDict):
+    """Who fills the highest peak."""
+
+    step: int
+    """The number of its step."""
+    event: int
+    """The index of its event; -1 is the moment before the first."""
+    bytes: int
+    """The peak."""
+    by: str
+    """What names the holders besides parameters, gradients and optimizer state."""
+    holders: list[Holder]
+    """The largest first; they sum to the peak."""
+    categories: dict[str, int]
+    """Bytes by category; they sum to the peak."""
+
+
 class AdviceAnswer(TypedDict):
     """What of a device's memory could be saved."""
 
@@ -90,6 +124,8 @@ class AdviceAnswer(TypedDict):
     """Problems first, then the largest first."""
     judgements: list[Judgement]
     """One per rule."""
+    peak: Peak | None
+    """Who fills the peak; null if nothing was ever alive."""
 
 
 def answer(session: Session, request: Request) -> AdviceAnswer:
@@ -98,8 +134,12 @@ def answer(session: Session, request: Request) -> AdviceAnswer:
     opened = session.opened(chosen)
     trace, name = opened.trace, opened.trace.devices[opened.device].name
     windows = _windows(session, request, chosen.entry)
-    key = ("advice", opened.device, *(entry.metadata.side_file for entry in windows))
-    judged = RESULTS.of_window(trace, key, lambda: advice(trace, name, lambda: _levels(session, windows)))
+    watched = _watched(session, request, chosen.entry)
+    count = 0 if watched is None else len(watched)
+    key = ("advice", opened.device, count, *(entry.metadata.side_file for entry in windows))
+    judged = RESULTS.of_window(
+        trace, key, lambda: advice(trace, name, lambda: _levels(session, windows), watched)
+    )
     return {
         "steps": [step.number for step in trace.steps],
         "findings": [_finding(finding) for finding in judged.findings],
@@ -107,6 +147,7 @@ def answer(session: Session, request: Request) -> AdviceAnswer:
             {"kind": judgement.kind, "verdict": judgement.verdict, "why": judgement.why}
             for judgement in judged.judgements
         ],
+        "peak": _peak(judged.peaks[0]) if judged.peaks else None,
     }
 
 
@@ -115,6 +156,13 @@ def _windows(session: Session, request: Request, entry: Entry) -> list[Entry]:
     steps = session.catalog.worker(request.ctx, request.experiment, entry)
     first_step = {step.metadata.side_file: step for step in reversed(steps)}
     return spread(list(first_step.values())[::-1])
+
+
+def _watched(session: Session, request: Request, entry: Entry) -> StepFigures | None:
+    """Return all steps that a monitor of the same worker watched, if one did."""
+    runs = session.monitored.runs(request.ctx, request.experiment)
+    series = runs.workers.get((entry.run, entry.worker))
+    return None if series is None else series.figures
 
 
 def _levels(session: Session, windows: Sequence[Entry]) -> list[WindowLevel]:
@@ -144,6 +192,37 @@ def _finding(finding: findings.Finding) -> Finding:
         "levels": list(finding.levels),
         "evidence": [_evidence(row) for row in finding.evidence],
         "where": _where(finding.where),
+    }
+
+
+MOST_HOLDERS = 8
+"""So many holders are sent; the others are one holder, named `REST`."""
+
+REST = "(others)"
+
+
+def _peak(peak: PeakHolders) -> Peak:
+    shown: list[Holder] = [
+        {
+            "name": holder.name,
+            "bytes": holder.bytes,
+            "blocks": holder.blocks,
+            "category": holder.category,
+            "is_name": holder.is_name,
+        }
+        for holder in peak.holders[:MOST_HOLDERS]
+    ]
+    rest = peak.holders[MOST_HOLDERS:]
+    if rest:
+        size, blocks = sum(holder.bytes for holder in rest), sum(holder.blocks for holder in rest)
+        shown.append({"name": REST, "bytes": size, "blocks": blocks, "category": "", "is_name": False})
+    return {
+        "step": peak.step,
+        "event": peak.event,
+        "bytes": peak.bytes,
+        "by": peak.by,
+        "holders": shown,
+        "categories": dict(peak.categories),
     }
 
 

@@ -146,8 +146,8 @@ def answer(session: Session, request: Request) -> StepFiguresAnswer:
 
 
 def _whole_device(device: DeviceFigures, row: int) -> WholeJson | None:
-    whole = whole_of_step(device, row)
-    return whole_json([whole] if whole is not None else [], device.name)
+    reading = whole_of_step(device, row)
+    return whole_json([reading] if reading is not None else [], device.name)
 
 
 def whole_shape(figures: StepFigures, device: int) -> MonitoredWhole:

@@ -1,13 +1,14 @@
 """One rank of a training with FSDP2 on gloo, under a preloaded counter of the CPU's allocator.
 
-    LD_PRELOAD=oracle.so python -m tests.record.profiler.sharded_loop FOLDER RANK
+    LD_PRELOAD=oracle.so python -m tests.record.profiler.sharded_loop FOLDER RANK RUNS
 
-Print a line of JSON for each of two windows: bytes at its start, peak and end, counted and recorded.
+Print a line of JSON for each of two windows of a run: bytes at its start, peak and end, counted and recorded.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import sys
 from pathlib import Path
@@ -41,12 +42,14 @@ def sharded() -> Loop:
 
 def main() -> None:
     """Join the other rank and record."""
-    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+    folder, rank, runs = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     oracle.oracle_live.restype = oracle.oracle_peak.restype = ctypes.c_int64
     distributed.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
-    for figures in figures_of(folder / str(rank), sharded, traced=False):
-        sys.stdout.write(json.dumps(figures) + "\n")
+    for run in range(runs):
+        for figures in figures_of(folder / str(rank) / str(run), sharded, traced=False):
+            sys.stdout.write(json.dumps(figures) + "\n")
+        gc.collect()  # the model, before the next one
     distributed.destroy_process_group()
 
 

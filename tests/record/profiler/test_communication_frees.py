@@ -1,4 +1,7 @@
-"""Blocks that threads of the communication free are not counted after their free."""
+"""Blocks that threads of the communication free are not counted after their free.
+
+`TB_MEMPLUGIN_FSDP_RUNS=20` trains as often: which thread frees a block differs from run to run.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,13 @@ from tb_memplugin.trace import Kind, StartState, events
 from tb_memplugin.trace.replay import pair
 from tests.record.profiler.test_loops_with_a_past import ORACLE
 
+RUNS = int(os.environ.get("TB_MEMPLUGIN_FSDP_RUNS", "1"))
 BOUND = re.compile(r"up to ([\d,]+) bytes may be missing")
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The windows of both ranks of a training with FSDP2."""
+    """The windows of both ranks of trainings with FSDP2."""
     if sys.platform != "linux" or shutil.which("cc") is None:
         pytest.skip("needs Linux and a C compiler")
     folder = tmp_path_factory.mktemp("ranks")
@@ -35,11 +39,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "tests.record.profiler.sharded_loop", str(folder)]
     environment = {**os.environ, "LD_PRELOAD": str(library)}
     processes = [
-        subprocess.Popen([*command, str(rank)], env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, str(rank), str(RUNS)], env=environment, stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     try:
-        printed = [process.communicate(timeout=300)[0] for process in processes]
+        printed = [process.communicate(timeout=300 * RUNS)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -50,7 +54,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_no_freed_block_is_counted_and_what_is_missing_is_within_the_bound_that_is_told(ranks):
-    assert len(ranks) == 4
+    assert len(ranks) == 4 * RUNS
     for window in ranks:
         bounds = [BOUND.search(note) for note in window["notes"]]
         told = sum(int(bound[1].replace(",", "")) for bound in bounds if bound is not None)

@@ -89,7 +89,7 @@ def read() -> CardMemory:
 
 
 def known(memory) -> dict[str, int]:
-    return {part.key: size for part, size in memory.known.items()}
+    return {part.key: size for part, size in memory.parts.items()}
 
 
 OF_PYTORCH = {"requested": 180, "rounding": 20, "cached": 100}

@@ -51,7 +51,7 @@ def sizes(**mebibytes: int) -> str:
 
 
 def in_mib(memory) -> dict[str, float]:
-    return {part.key: size / MIB for part, size in memory.known.items()}
+    return {part.key: size / MIB for part, size in memory.parts.items()}
 
 
 def test_without_a_limit_the_whole_is_the_machine(root):
@@ -112,7 +112,7 @@ def test_the_free_bytes_of_a_step_are_those_of_the_machine_or_of_its_limit():
     free, total = host_free() or (0, 0)
     memory = host_memory()
     assert total == memory.total
-    assert abs(free - memory.known[DevicePart.FREE]) < 500 * MIB  # others run beside this
+    assert abs(free - memory.parts[DevicePart.FREE]) < 500 * MIB  # others run beside this
 
 
 TRAINING = """

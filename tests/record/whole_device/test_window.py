@@ -17,7 +17,7 @@ def card(total=1000, **known):
 
 
 def host(highest, **known):
-    memory = HostMemory(1000, is_limit=True, known={DevicePart[name]: size for name, size in known.items()})
+    memory = HostMemory(1000, is_limit=True, parts={DevicePart[name]: size for name, size in known.items()})
     return WholeReading({}, memory, highest)
 
 

@@ -8,6 +8,7 @@ import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { FindingCard } from "./finding_card";
 import { Judgements } from "./judgements";
+import { PeakCard } from "./peak_card";
 
 /** What of the memory could be saved, each with its evidence; then what was looked at and found fine, or not judged. */
 export function Advice() {
@@ -24,6 +25,7 @@ export function Advice() {
       <p class="lead" data-testid="advice-lead">
         {lead(data)}
       </p>
+      {data.peak && <PeakCard peak={data.peak} />}
       {data.findings.map((finding) => (
         <FindingCard key={finding.kind} finding={finding} />
       ))}

@@ -6,31 +6,22 @@ import os
 
 from tb_memplugin.coming_from.mosaic.libmosaic.analyzer.memory_snapshot import MemorySnapshot
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.loading import load
 
 
 class MemoryAbstract:
-    """A snapshot file that is read by `load_memory_snapshot`."""
+    """A snapshot file, whose content is in `memory_snapshot` after `load_memory_snapshot`."""
 
-    def __init__(self, memory_snapshot_file: str | os.PathLike[str]) -> None:
-        self.memory_snapshot_file = memory_snapshot_file
-        self._snapshot: MemorySnapshot | None = None
+    def __init__(
+        self, memory_snapshot_file: str | os.PathLike[str], gpu_trace_file: str | None = None
+    ) -> None:
+        if gpu_trace_file is not None:
+            raise MemPluginError(
+                "GPU traces are files of their own here.",
+                where=gpu_trace_file,
+                fix="Read it with tb_memplugin.load, which takes Kineto traces, too.",
+            )
+        self.memory_snapshot = MemorySnapshot(memory_snapshot_file)
 
     def load_memory_snapshot(self) -> None:
         """Read the file; see `tb_memplugin.load` for the formats and the errors."""
-        self._snapshot = MemorySnapshot(load(self.memory_snapshot_file))
-
-    @property
-    def memory_snapshot(self) -> MemorySnapshot:
-        """The snapshot in the file.
-
-        Raises:
-            MemPluginError: the file has not been read yet.
-        """
-        if self._snapshot is None:
-            raise MemPluginError(
-                "The snapshot has not been read yet.",
-                where=os.fspath(self.memory_snapshot_file),
-                fix="Call load_memory_snapshot() first.",
-            )
-        return self._snapshot
+        self.memory_snapshot.load_memory_snapshot()

@@ -1,0 +1,56 @@
+import type { Holder, Peak } from "../../api/types";
+import { percent, type Unit, unitFor, withUnit } from "../../state/bytes";
+import { categoryLabel } from "../../state/categories";
+import { grouped } from "../../state/numbers";
+import { titleText } from "../../state/names";
+import { Bytes } from "../amount";
+import { Name } from "../name";
+
+/** Who fills the peak: parts that sum to it. */
+export function PeakCard({ peak }: { peak: Peak }) {
+  const unit = unitFor(peak.bytes);
+  return (
+    <section class="card" data-testid="peak-holders" aria-label="Who fills the peak">
+      <h2>
+        Who fills the peak of step {peak.step}: {withUnit(peak.bytes)}
+      </h2>
+      <table class="plain evidence">
+        <thead>
+          <tr>
+            <th scope="col">{peak.by}</th>
+            <th scope="col" class="number">
+              {unit.name}
+            </th>
+            <th scope="col" class="number">
+              share
+            </th>
+            <th scope="col">category</th>
+            <th scope="col" class="number">
+              blocks
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {peak.holders.map((holder, i) => (
+            <Row key={i} holder={holder} of={peak.bytes} unit={unit} />
+          ))}
+        </tbody>
+      </table>
+    </section>
+  );
+}
+
+function Row({ holder, of, unit }: { holder: Holder; of: number; unit: Unit }) {
+  const { name, bytes, blocks, category, is_name } = holder;
+  return (
+    <tr data-testid="holder" data-key={name}>
+      <th scope="row">{is_name ? <Name text={name} module /> : <span>{titleText(categoryLabel(name))}</span>}</th>
+      <td class="number">
+        <Bytes bytes={bytes} unit={unit} />
+      </td>
+      <td class="number">{percent(bytes, of)}</td>
+      <td class="muted">{is_name ? categoryLabel(category) : ""}</td>
+      <td class="number">{grouped(blocks)}</td>
+    </tr>
+  );
+}

@@ -1,0 +1,160 @@
+"""What allocated the blocks of a step: operators and Python frames, from any kind of recording."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from tb_memplugin.analysis.source_lines import leading_frame, line_key, stacks_in_use
+from tb_memplugin.analysis.steps import HighestStep, highest_step
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.frames import BACKWARD, THREAD, read_frame
+from tb_memplugin.trace.tables import Bool, Int64
+
+_OPERATOR = re.compile(r"\bat::_ops::(\w+)::(?:call|redispatch)\b")
+_NODE = re.compile(r"\btorch::autograd::generated::(\w+Backward\w*)::")
+_TORCH_FILE = re.compile(r"(^|/)(torch|einops|opt_einsum)/")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What allocated a block.
+
+    Attributes:
+        names: operators without their namespace ("bmm", "_softmax"), autograd nodes ("BmmBackward0") and the
+            functions of torch's own Python files ("softmax"); empty if nothing of this is recorded.
+        frames: the Python frames outside torch and einops, innermost first.
+        stack, module: rows in `trace.stacks` and `trace.modules`, -1 for none.
+        line: the source line, "" without a stack.
+        is_direct: whether Python code outside torch and einops called the operator itself.
+    """
+
+    names: frozenset[str]
+    frames: tuple[str, ...]
+    stack: int
+    module: int
+    line: str
+    is_direct: bool
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether autograd ran it."""
+        return any(
+            "Backward" in name or name.endswith(("_backward", "_backward_data")) for name in self.names
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any operator or function is recorded."""
+        return bool(self.names or self.frames)
+
+
+@dataclass(frozen=True)
+class StepBlocks:
+    """The blocks that are alive on a device at some time in its highest step, in the order of their birth.
+
+    Attributes:
+        step: the highest step.
+        rows: rows of `trace.allocations`; int64, shape (n,).
+        bytes, born, freed: as in `trace.allocations`, shape (n,).
+        at_peak: whether each is alive at the step's peak; bool, shape (n,).
+        origin: the index in `origins` of each, shape (n,).
+        origins: what allocated the blocks, each once.
+    """
+
+    step: HighestStep
+    rows: Int64
+    bytes: Int64
+    born: Int64
+    freed: Int64
+    at_peak: Bool
+    origin: Int64
+    origins: tuple[Origin, ...]
+
+    def of(self, fits: Callable[[Origin], bool]) -> Bool:
+        """Return the mask of the blocks whose origin fits; bool, shape (n,)."""
+        return np.array([fits(origin) for origin in self.origins], bool)[self.origin]
+
+    @cached_property
+    def kinds(self) -> Int64:
+        """A number for each block, the same for those that are alike in line, names, module and size."""
+        numbers: dict[tuple[str, frozenset[str], int], int] = {}
+        same = [
+            numbers.setdefault((origin.line, origin.names, origin.module), len(numbers))
+            for origin in self.origins
+        ]
+        kinds: Int64 = self.bytes * max(len(numbers), 1) + np.array(same, np.int64)[self.origin]
+        return kinds
+
+    def alike(self, chosen: Int64) -> Bool:
+        """Return the mask of the blocks of the same kinds as some (indices): those of other passes, too."""
+        return np.isin(self.kinds, self.kinds[chosen]) & (self.born >= 0)
+
+    def saved(self, chosen: Bool) -> int:
+        """Return by how many bytes the step's peak falls without the chosen blocks (mask, shape (n,))."""
+        lower = self.step.without(self.bytes[chosen], self.born[chosen] + 1, self.freed[chosen])
+        return self.step.peak_bytes - int(lower.max())
+
+
+def step_blocks(trace: MemoryTrace, device: int) -> StepBlocks:
+    """Return the blocks of the step in which a device (its row) has its highest peak."""
+    step, blocks = highest_step(trace, device), trace.allocations
+    rows = np.flatnonzero(
+        (blocks.device == device) & (blocks.born < step.end) & (blocks.freed >= step.first)
+    ).astype(np.int64)
+    origin, origins = _origins(trace, rows)
+    born, freed = blocks.born[rows], blocks.freed[rows]
+    at_peak = (born <= step.peak_event) & (freed > step.peak_event)
+    return StepBlocks(step, rows, blocks.bytes[rows], born, freed, at_peak, origin, origins)
+
+
+def _origins(trace: MemoryTrace, rows: Int64) -> tuple[Int64, tuple[Origin, ...]]:
+    blocks = trace.allocations
+    stack, stacks = stacks_in_use(trace, blocks.stack[rows])
+    width = len(trace.operators) + 1
+    key = (stack * width + blocks.operator[rows] + 1) * (len(trace.modules) + 1) + blocks.module[rows] + 1
+    _, first, origin = np.unique(key, return_index=True, return_inverse=True)
+    of_stack = [_of_stack(trace.stack(row)) for row in stacks]
+    origins = []
+    for at in first.tolist():
+        names, frames, line, is_direct = of_stack[int(stack[at])]
+        operator, module = int(blocks.operator[rows[at]]), int(blocks.module[rows[at]])
+        if operator >= 0:
+            names |= {trace.operators[operator].rpartition("::")[2]}
+        origins.append(Origin(names, frames, stacks[int(stack[at])], module, line, is_direct))
+    return origin.astype(np.int64), tuple(origins)
+
+
+def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], str, bool]:
+    names: set[str] = set()
+    frames = []
+    for text in stack:
+        name, is_outside = _of_frame(text)
+        if name:
+            names.add(name)
+        if is_outside:
+            frames.append(text)
+    leading = leading_frame(stack)
+    innermost = next((text for text in stack if read_frame(text).is_python), "")
+    is_direct = bool(frames) and innermost == frames[0]
+    return frozenset(names), tuple(frames), "" if leading is None else line_key(leading), is_direct
+
+
+@lru_cache(maxsize=16_384)
+def _of_frame(text: str) -> tuple[str, bool]:
+    """Return the name that a frame gives, "" for none; and whether it is Python outside torch and einops."""
+    if text.startswith(BACKWARD):
+        return text.removeprefix(BACKWARD).rstrip(")"), False
+    if text.startswith(THREAD):
+        return "", False
+    frame = read_frame(text)
+    if not frame.is_python:
+        found = _OPERATOR.search(text) or _NODE.search(text)
+        return (found[1] if found else ""), False
+    if _TORCH_FILE.search(frame.file.replace("\\", "/")):
+        return (frame.function if frame.file.endswith("functional.py") else ""), False
+    return "", True

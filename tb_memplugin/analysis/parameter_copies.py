@@ -1,0 +1,148 @@
+"""Advice: parameters that are in memory twice: master copies, EMA weights, a second model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
+from tb_memplugin.analysis.units import counted, size_text
+from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.tables import Bool, Int64, UInt8
+
+LEAST_SHARE = 0.05
+"""Least share of the peak that the copies must take for a finding."""
+
+FEWEST, FEWEST_SIZES = 4, 2
+"""Fewest blocks, and different sizes among them, that are compared: fewer may be alike by chance."""
+
+ALIKE = 0.98
+"""Least share of the bytes of the parameters, and of what the other line allocated, that must be alike."""
+
+WIDTHS = {(1, 1): "in the same dtype", (2, 1): "at twice the bytes", (1, 2): "at half the bytes"}
+"""How much larger a copy may be than the parameters, as a fraction, and what to say of it."""
+
+OTHERS = (
+    Category.GRADIENT,
+    Category.OPTIMIZER_STATE,
+    Category.WORKSPACE,
+    Category.COMMUNICATION,
+    Category.TEMPORARY,
+    Category.AUTOGRAD_DETAIL,
+)
+"""Categories that have the sizes of parameters for other reasons."""
+
+NEW = {"zeros_like", "zeros", "empty_like", "ones_like", "full_like", "zero_"}
+"""Operators of blocks that begin with no values of a parameter, such as an optimizer's state."""
+
+
+def parameter_copies(trace: MemoryTrace, device: int) -> Result:
+    """Find memory at the peak that repeats the sizes of the model's parameters.
+
+    Copies are blocks of the category parameter_copy; without any, all blocks that one source line
+    allocated (of blocks without a stack, those of one category), that are alive at the peak, and that have
+    the sizes of the parameters which another line allocated, or twice or half these sizes. The finding's
+    bytes are by how much the highest step's peak falls without the smaller of the two.
+    """
+    blocks = step_blocks(trace, device)
+    category = trace.allocations.category[blocks.rows]
+    known = (category == Category.PARAMETER_COPY) & blocks.at_peak
+    if known.any():
+        return _result(trace, device, blocks, known, "the recorder saw that they are copies")
+    if not ((category == Category.PARAMETER) & blocks.at_peak).any():
+        return NotJudged("The recording does not tell parameters apart from other memory.")
+    found = _repeated(blocks, category)
+    if found is None:
+        return Fine("No other line allocated blocks of the sizes of the parameters.")
+    return _result(trace, device, blocks, *found)
+
+
+def _repeated(blocks: StepBlocks, category: UInt8) -> tuple[Bool, str] | None:
+    """Return the mask of the copies and how they compare with the parameters; None without copies."""
+    numbers: dict[str, int] = {}
+    line = np.array([numbers.setdefault(origin.line, len(numbers)) for origin in blocks.origins])
+    nameless = numbers.get("", -1)
+    group = np.where(line[blocks.origin] == nameless, -1 - category.astype(np.int64), line[blocks.origin])
+    candidates = blocks.at_peak & ~np.isin(category, OTHERS)
+    candidates &= blocks.of(lambda origin: NEW.isdisjoint(origin.names))
+    parameters = [
+        key
+        for key in np.unique(group[candidates & (category == Category.PARAMETER)]).tolist()
+        if _is_comparable(blocks.bytes[candidates & (group == key)])
+    ]
+    best: tuple[int, Bool, str] | None = None
+    for key in parameters:
+        sizes = Counter(blocks.bytes[candidates & (group == key)].tolist())
+        for other in np.unique(group[candidates]).tolist():
+            copies = candidates & (group == other)
+            if other == key or (other in parameters and _total(blocks, copies) > sum(sizes.elements())):
+                continue
+            for (numerator, denominator), text in WIDTHS.items():
+                chosen = _matching(blocks, copies, sizes, numerator, denominator)
+                if chosen is not None and (best is None or _total(blocks, chosen) > best[0]):
+                    best = _total(blocks, chosen), chosen, text
+    return None if best is None else (best[1], best[2])
+
+
+def _is_comparable(size: Int64) -> bool:
+    return len(size) >= FEWEST and len(np.unique(size)) >= FEWEST_SIZES
+
+
+def _total(blocks: StepBlocks, chosen: Bool) -> int:
+    return int(blocks.bytes[chosen].sum())
+
+
+def _matching(
+    blocks: StepBlocks, copies: Bool, sizes: Counter[int], numerator: int, denominator: int
+) -> Bool | None:
+    """Return the mask of the blocks with the sizes of parameters times a fraction; None if too few."""
+    wanted = Counter({size * numerator // denominator: count for size, count in sizes.items()})
+    chosen = np.zeros(len(copies), bool)
+    for row in np.flatnonzero(copies).tolist():
+        if wanted[int(blocks.bytes[row])] > 0:
+            wanted[int(blocks.bytes[row])] -= 1
+            chosen[row] = True
+    all_bytes = sum(size * numerator // denominator * count for size, count in sizes.items())
+    alike = _total(blocks, chosen) >= ALIKE * max(all_bytes, _total(blocks, copies))
+    return chosen if alike and _is_comparable(blocks.bytes[chosen]) else None
+
+
+def _result(trace: MemoryTrace, device: int, blocks: StepBlocks, copies: Bool, how: str) -> Result:
+    step, size = blocks.step, _total(blocks, copies)
+    saved = blocks.saved(copies)
+    if saved < LEAST_SHARE * step.peak_bytes:
+        return Fine(
+            f"Copies of parameters take {size_text(size)}; without them the peak is {size_text(saved)} lower."
+        )
+    largest = int(np.flatnonzero(copies)[np.argmax(blocks.bytes[copies])])
+    name = blocks.origins[blocks.origin[largest]].line
+    made = f" by {name}" if name else ""
+    return Finding(
+        kind="parameter_copies",
+        level="option",
+        device=trace.devices[device].name,
+        step=step.number,
+        title=f"The parameters are in memory a second time{made}.",
+        subject=name,
+        bytes=saved,
+        measure="less at the peak",
+        of_bytes=step.peak_bytes,
+        evidence=(
+            Evidence(
+                name or "copies of parameters",
+                size,
+                f"{counted(int(copies.sum()), 'block')}; {how}",
+                bool(name),
+            ),
+            Evidence("the same peak without them", step.peak_bytes - saved, "by replay without them", False),
+        ),
+        where=Where("allocations", (("step", str(step.number)), ("block", str(int(blocks.rows[largest]))))),
+        what_to_do=(
+            "Keep EMA weights and reference models on the CPU, load weights with torch.load(..., mmap=True, "
+            'map_location="cpu"), and free the copy that was loaded. Master weights are not needed if the '
+            "optimizer updates bf16 with stochastic rounding."
+        ),
+        price="transfers to the CPU where the copy is used, or other numerics",
+    )

@@ -1,0 +1,103 @@
+"""Who fills the peak of a device: parts that sum to it, by what names most of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.analysis.divisions import By, codes, informative
+from tb_memplugin.analysis.steps import highest_step
+from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.tables import Rows
+
+MODELS_OWN = (
+    Category.PARAMETER,
+    Category.PARAMETER_COPY,
+    Category.BUFFER,
+    Category.GRADIENT,
+    Category.OPTIMIZER_STATE,
+)
+"""Categories that are one holder each: they are spread over all layers."""
+
+NOT_DATA = (*MODELS_OWN, Category.WORKSPACE, Category.COMMUNICATION)
+"""Categories that do not grow with the batch."""
+
+NAMED_BY: tuple[By, ...] = ("line", "module", "operator")
+"""What names all other memory: the first of these for which the recording has data, else the category."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A part of a peak: `bytes` in `blocks` blocks of the category that most of the bytes have.
+
+    `name` is a source line, a module, an operator, or the category. `is_name` is False for a category.
+    """
+
+    name: str
+    bytes: int
+    blocks: int
+    category: str
+    is_name: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeakHolders:
+    """The peak of a device and what fills it.
+
+    Attributes:
+        device: the device's name.
+        step, event: the step and the event of the peak; event -1 is the moment before the first.
+        bytes: the peak.
+        by: what names the holders besides the model's own memory.
+        holders: the parts, largest first; they sum to `bytes`.
+        categories: (category, bytes), largest first; they sum to `bytes`.
+    """
+
+    device: str
+    step: int
+    event: int
+    bytes: int
+    by: By
+    holders: tuple[Holder, ...]
+    categories: tuple[tuple[str, int], ...]
+
+
+def peak_holders(trace: MemoryTrace, device: int) -> PeakHolders:
+    """Divide the peak of a device (its row): the model's own memory by category, the rest by name."""
+    step = highest_step(trace, device)
+    rows = trace.allocations.alive_at(step.peak_event, device)
+    offered = informative(trace, device)
+    by: By = next((by for by in NAMED_BY if by in offered), "category")
+    holders = _holders(trace, rows, by)
+    categories: Counter[str] = Counter()
+    for category in np.unique(trace.allocations.category[rows]).tolist():
+        own = rows[trace.allocations.category[rows] == category]
+        categories[Category(category).key] = int(trace.allocations.bytes[own].sum())
+    return PeakHolders(
+        device=trace.devices[device].name,
+        step=step.number,
+        event=step.peak_event,
+        bytes=step.peak_bytes,
+        by=by,
+        holders=holders,
+        categories=tuple(categories.most_common()),
+    )
+
+
+def _holders(trace: MemoryTrace, rows: Rows, by: By) -> tuple[Holder, ...]:
+    part, keys = codes(trace, by, rows)
+    category = trace.allocations.category[rows]
+    own = np.isin(category, MODELS_OWN)
+    used, group = np.unique(np.where(own, -1 - category.astype(np.int64), part), return_inverse=True)
+    holders = []
+    for number, key in enumerate(used.tolist()):
+        inside = rows[group == number]
+        size = trace.allocations.bytes[inside]
+        by_category = np.bincount(trace.allocations.category[inside], size, len(Category))
+        most = Category(int(np.argmax(by_category))).key
+        name = most if key < 0 else keys[key]
+        is_name = key >= 0 and by != "category"
+        holders.append(Holder(name, int(size.sum()), len(inside), most, is_name))
+    return tuple(sorted(holders, key=lambda holder: (-holder.bytes, holder.name)))

@@ -1,0 +1,100 @@
+"""Advice: what a forward returned is kept until the next forward has returned."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
+from tb_memplugin.analysis.peak_holders import NOT_DATA
+from tb_memplugin.analysis.units import counted, size_text
+from tb_memplugin.trace import MemoryTrace, Phase
+from tb_memplugin.trace.tables import Bool, Int64
+
+LEAST_SHARE = 0.05
+"""Least share of the peak that must be gone without the results for a finding."""
+
+SOON = 16
+"""A variable was bound again if its old block is freed within so many events of the new one's birth."""
+
+
+MOST_TRIED = 2_000
+"""So many blocks of forward after a birth are searched for one that repeats."""
+
+
+def previous_result(trace: MemoryTrace, device: int) -> Result:
+    """Find blocks that are freed just after the same line allocated their like again, a forward later.
+
+    That is what `output = model(batch)` in a loop does. The next forward begins where a line of forward
+    that ran before the block's birth runs again. The finding's bytes are by how much the highest step's
+    peak falls if each block is freed there.
+    """
+    blocks = step_blocks(trace, device)
+    if not any(origin.line for origin in blocks.origins):
+        return NotJudged("The recording has no stacks.")
+    forward = trace.allocations.phase[blocks.rows] == Phase.FORWARD
+    kept = _bound_again(trace, blocks)
+    kept = kept[_once_a_forward(blocks, forward)[kept]]
+    begun = _next_forwards(blocks, np.flatnonzero(forward).astype(np.int64), kept)
+    step = blocks.step
+    lower = step.without(blocks.bytes[kept], begun, blocks.freed[kept])
+    saved = step.peak_bytes - int(lower.max())
+    if saved < LEAST_SHARE * step.peak_bytes:
+        return Fine(f"Results of earlier forwards raise the peak by only {size_text(saved)}.")
+    at_peak = kept[blocks.at_peak[kept] & (begun <= step.peak_event)]
+    largest = int(at_peak[np.argmax(blocks.bytes[at_peak])])
+    line, size = blocks.origins[blocks.origin[largest]].line, int(blocks.bytes[at_peak].sum())
+    return Finding(
+        kind="previous_result",
+        level="problem",
+        device=trace.devices[device].name,
+        step=step.number,
+        title=f"What {line} returned is still alive while the next forward runs.",
+        subject=line,
+        bytes=saved,
+        measure="less at the peak",
+        of_bytes=step.peak_bytes,
+        evidence=(
+            Evidence(
+                line, size, f"{counted(len(at_peak), 'block')} of an earlier forward, alive at the peak"
+            ),
+            Evidence("the same peak without them", step.peak_bytes - saved, "by replay without them", False),
+        ),
+        where=Where("allocations", (("step", str(step.number)), ("block", str(int(blocks.rows[largest]))))),
+        what_to_do=(
+            "Delete the result (del output) or leave the function that holds it before the next forward. If "
+            "only the last token's logits are used, compute no others."
+        ),
+    )
+
+
+def _bound_again(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
+    """Return the blocks (indices) that are freed soon after the next block of their origin and size."""
+    data = np.flatnonzero((blocks.born >= 0) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA))
+    order = data[np.lexsort((blocks.born[data], blocks.kinds[data]))]
+    first, second = order[:-1], order[1:]
+    late = blocks.freed[first] - blocks.born[second]
+    again = (blocks.kinds[first] == blocks.kinds[second]) & (late > 0) & (late <= SOON)
+    return np.sort(first[again]).astype(np.int64)
+
+
+def _once_a_forward(blocks: StepBlocks, forward: Bool) -> Bool:
+    """Return the mask of the blocks of forward whose kind repeats as seldom as any: not once a layer."""
+    _, kind, count = np.unique(blocks.kinds, return_inverse=True, return_counts=True)
+    times = count[kind]
+    least = int(times[forward & (times > 1)].min(initial=len(times)))
+    once: Bool = forward & (times <= least + 1)
+    return once
+
+
+def _next_forwards(blocks: StepBlocks, forward: Int64, rows: Int64) -> Int64:
+    """Return the first event after each birth at which forward repeats itself; else the free."""
+    _, first_of_kind, kind = np.unique(blocks.kinds[forward], return_index=True, return_inverse=True)
+    born, first = blocks.born[forward], blocks.born[forward][first_of_kind][kind]
+    begun: Int64 = blocks.freed[rows].copy()
+    for number, birth in enumerate(blocks.born[rows].tolist()):
+        after = int(np.searchsorted(born, birth, side="right"))
+        same = np.flatnonzero(first[after : after + MOST_TRIED] < birth)
+        if len(same):
+            begun[number] = born[after + same[0]]
+    return begun

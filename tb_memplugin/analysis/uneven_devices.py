@@ -1,0 +1,86 @@
+"""Advice: the same code holds far more on one device than on the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tb_memplugin.analysis.block_origins import step_blocks
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
+from tb_memplugin.analysis.peak_holders import NOT_DATA
+from tb_memplugin.analysis.steps import highest_step
+from tb_memplugin.analysis.units import size_text
+from tb_memplugin.trace import Category, MemoryTrace
+
+LEAST_SHARE = 0.2
+"""Least share of the peak by which a device must exceed the mean of all devices for a finding."""
+
+SAME_CODE = 0.8
+"""Least share of a device's bytes that must come from lines that allocate on every other device too."""
+
+SHOWN_DEVICES = 8
+
+
+def uneven_devices(trace: MemoryTrace, device: int) -> Result:
+    """Compare what the same source lines hold on each device at its peak, without the model's own memory.
+
+    The finding's bytes are by how much this device's highest peak would fall if each device held the mean.
+    """
+    others = [row for row, other in enumerate(trace.devices) if other.has_reserved and trace.live(row).any()]
+    if device not in others or len(others) < 2:
+        return Fine("The recording has no second device that runs the same code.")
+    lines = {row: _lines(trace, row) for row in others}
+    if not lines[device]:
+        return NotJudged("The recording has no stacks.")
+    common = set.intersection(*(set(by_line) for by_line in lines.values()))
+    shared = {
+        row: sum(size for line, size in by_line.items() if line in common) for row, by_line in lines.items()
+    }
+    if shared[device] < SAME_CODE * lines[device].total():
+        return Fine("The devices run different code.")
+    mean = sum(shared.values()) // len(shared)
+    step = highest_step(trace, device)
+    over = shared[device] - mean
+    if over < LEAST_SHARE * step.peak_bytes:
+        return Fine(
+            f"It holds {size_text(shared[device])} of data, and the mean of all devices is {size_text(mean)}."
+        )
+    name = trace.devices[device].name
+    largest = sorted(shared, key=lambda row: -shared[row])
+    return Finding(
+        kind="uneven_devices",
+        level="problem",
+        device=name,
+        step=step.number,
+        title=f"{name} holds {shared[device] / max(mean, 1):.1f} times as much data as the mean of "
+        f"{len(shared)} devices that run the same code.",
+        subject=name,
+        bytes=over,
+        measure="more than the mean",
+        of_bytes=step.peak_bytes,
+        evidence=tuple(
+            Evidence(
+                trace.devices[row].name,
+                shared[row],
+                f"in {len(common):,} lines that run on all; peak {size_text(int(trace.live(row).max()))}",
+                False,
+            )
+            for row in largest[:SHOWN_DEVICES]
+        ),
+        where=Where("stacks", (("step", str(step.number)), ("event", str(step.peak_event)))),
+        what_to_do=(
+            "Divide the batch by the size of its samples (tokens, nodes, pixels), not by their number, or "
+            "limit the size of a part: the largest part decides what fits."
+        ),
+    )
+
+
+def _lines(trace: MemoryTrace, device: int) -> Counter[str]:
+    """Return the bytes at the peak of each source line on a device, without the model's own memory."""
+    blocks = step_blocks(trace, device)
+    category = trace.allocations.category[blocks.rows]
+    held: Counter[str] = Counter()
+    for row in blocks.at_peak.nonzero()[0].tolist():
+        line = blocks.origins[blocks.origin[row]].line
+        if line and Category(int(category[row])) not in NOT_DATA:
+            held[line] += int(blocks.bytes[row])
+    return held

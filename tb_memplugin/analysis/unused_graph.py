@@ -1,0 +1,106 @@
+"""Advice: a forward that keeps its activations for a backward that never runs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
+from tb_memplugin.analysis.lines import lines_of_rows
+from tb_memplugin.analysis.units import counted, size_text
+from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
+from tb_memplugin.trace.tables import Int64
+
+LEAST_SHARE = 0.05
+"""Least share of the peak that must be gone without the graph for a finding."""
+
+FEWEST, FEWEST_ORIGINS = 8, 4
+"""Fewest blocks that are freed together, and different origins among them: outputs in a list have one."""
+
+MOST_OF_TWO = 0.8
+"""If two origins have more of the bytes than this, they are a cache or a list of results, not a graph."""
+
+BEHIND = 3
+"""Without a graph, a block counts as freed when so many further ones of them have been allocated."""
+
+SHOWN_LINES = 4
+
+DATA = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
+
+
+def unused_graph(trace: MemoryTrace, device: int) -> Result:
+    """Find activations of a forward that are freed all at once, in a recording without any backward.
+
+    The finding's bytes are by how much the highest step's peak falls if each of them is freed when
+    `BEHIND` further ones have been allocated.
+    """
+    blocks = step_blocks(trace, device)
+    if not any(origin.is_known for origin in blocks.origins):
+        return NotJudged("The recording contains neither operators nor stacks.")
+    allocations = trace.allocations
+    trains = (allocations.phase == Phase.BACKWARD) | (allocations.phase == Phase.OPTIMIZER)
+    trains |= np.isin(allocations.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
+    if trains.any() or blocks.of(lambda origin: origin.is_backward).any():
+        return Fine("The recording has a backward or an optimizer step, or memory of one.")
+    if trace.ooms:
+        return NotJudged("A request failed: what ended the forward was perhaps the error.")
+    graph = _freed_together(trace, blocks)
+    if len(graph) < FEWEST or not _is_graph(trace, blocks, graph):
+        return Fine("No activations of a forward were kept until all of them were freed at once.")
+    graph = np.flatnonzero(blocks.alike(graph)).astype(np.int64)
+    needed_until = np.append(blocks.born[graph[BEHIND:]], blocks.freed[graph[-BEHIND:]])
+    step = blocks.step
+    lower = step.without(blocks.bytes[graph], needed_until + 1, blocks.freed[graph])
+    saved = step.peak_bytes - int(lower.max())
+    if saved < LEAST_SHARE * step.peak_bytes:
+        return Fine(f"Without what is kept for a backward, the peak would be only {size_text(saved)} lower.")
+    return _finding(trace, device, blocks, graph, saved)
+
+
+def _freed_together(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
+    """Return the blocks (indices) alive at the peak that were freed with no allocation in between."""
+    data = np.isin(trace.allocations.category[blocks.rows], DATA)
+    chosen = np.flatnonzero(blocks.at_peak & data & (blocks.born >= 0) & (blocks.freed < len(trace.events)))
+    allocs = np.cumsum(
+        (trace.events.kind == Kind.ALLOC) & (trace.events.device == trace.allocations.device[blocks.rows[0]])
+    )
+    runs, run = np.unique(allocs[blocks.freed[chosen]], return_inverse=True)
+    if not len(runs):
+        return chosen.astype(np.int64)
+    size = np.bincount(run, blocks.bytes[chosen])
+    together: Int64 = chosen[run == int(np.argmax(size))].astype(np.int64)
+    return together
+
+
+def _is_graph(trace: MemoryTrace, blocks: StepBlocks, graph: Int64) -> bool:
+    in_forward = trace.allocations.phase[blocks.rows[graph]] == Phase.FORWARD
+    computed = in_forward | blocks.of(lambda origin: bool(origin.names))[graph]
+    size = np.sort(np.bincount(blocks.origin[graph], blocks.bytes[graph]))[::-1]
+    is_mixed = int((size > 0).sum()) >= FEWEST_ORIGINS and size[:2].sum() <= MOST_OF_TWO * size.sum()
+    return bool(computed.all()) and is_mixed
+
+
+def _finding(trace: MemoryTrace, device: int, blocks: StepBlocks, graph: Int64, saved: int) -> Finding:
+    step, rows = blocks.step, blocks.rows[graph]
+    total = int(blocks.bytes[graph].sum())
+    return Finding(
+        kind="unused_graph",
+        level="problem",
+        device=trace.devices[device].name,
+        step=step.number,
+        title="Forward keeps its activations for a backward, and none runs.",
+        subject="",
+        bytes=saved,
+        measure="less at the peak",
+        of_bytes=step.peak_bytes,
+        evidence=(
+            Evidence("activations freed all at once", total, f"{counted(len(graph), 'block')}", False),
+            *(
+                Evidence(line.key, line.bytes, f"{counted(line.calls, 'block')} of them")
+                for line in lines_of_rows(trace, rows)[:SHOWN_LINES]
+            ),
+            Evidence("the same peak without a graph", step.peak_bytes - saved, "by replay", False),
+        ),
+        where=Where("allocations", (("step", str(step.number)), ("event", str(step.peak_event)))),
+        what_to_do="Run it in torch.inference_mode() or torch.no_grad(): there, nothing is kept.",
+    )

@@ -1,0 +1,335 @@
+"""The rules for recordings of one step, with stacks or operators and sizes alone, on small histories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tb_memplugin.analysis import Finding, advice
+from tb_memplugin.analysis.advice_rules import RULES, advice_on_steps
+from tb_memplugin.analysis.peak_holders import peak_holders
+from tb_memplugin.trace import MemoryTrace
+from tests.analysis.histories import M, allocator_trace
+from tests.step_figures import figures
+from tests.traces import trace
+
+
+def found(history: MemoryTrace, kind: str) -> Finding:
+    (finding,) = [one for one in advice(history).findings if one.kind == kind]
+    return finding
+
+
+def why(history: MemoryTrace, kind: str, device: str | None = None) -> str:
+    (judgement,) = [one for one in advice(history, device).judgements if one.kind == kind]
+    assert judgement.verdict != "found"
+    return judgement.why
+
+
+def stacked(history: MemoryTrace, *stacks: tuple[str, ...], start: tuple[int, ...] = ()) -> MemoryTrace:
+    """The history with the n-th stack for its n-th allocation, and rows of them for its start state."""
+    rows = np.full(len(history.events), -1, np.int32)
+    allocs = np.flatnonzero(history.events.kind == 0)
+    rows[allocs] = np.arange(len(allocs)) % len(stacks)
+    begin = history.start
+    if start:
+        begin = replace(begin, stack=np.array(start, np.int32))
+    return replace(history, events=replace(history.events, stack=rows), start=begin, stacks=stacks)
+
+
+ATTENTION = (
+    "alloc 400 q# operator=aten::matmul module=layers.#.attention category=activation",
+    "alloc 400 p# operator=aten::softmax module=layers.#.attention category=activation",
+    "alloc 100 o# operator=aten::linear module=layers.#.attention category=activation",
+)
+
+
+def layers(*lines: str, count: int) -> list[str]:
+    return [line.replace("#", str(layer)) for layer in range(count) for line in lines]
+
+
+def test_scores_of_attention_are_what_a_fused_kernel_would_not_store() -> None:
+    """Two layers keep 2 x 400 of 2 x 900, and 100 are of something else."""
+    finding = found(trace("start 100 w", *layers(*ATTENTION, count=2)), "attention_scores")
+    assert (finding.bytes, finding.of_bytes) == (1600, 1900)
+    assert "keeps 400 B in each of 2 blocks" in finding.title
+
+
+def test_a_softmax_over_what_a_layer_computed_is_no_attention() -> None:
+    lines = [line.replace("aten::matmul", "aten::linear") for line in layers(*ATTENTION, count=2)]
+    assert "No softmax over the product" in why(trace(*lines), "attention_scores")
+
+
+def test_without_operators_and_stacks_no_attention_is_judged() -> None:
+    assert why(trace("alloc 400 a"), "attention_scores") == (
+        "The recording contains neither operators nor stacks."
+    )
+
+
+def test_a_loss_in_float32_keeps_copies_of_the_logits() -> None:
+    """Of bf16 logits of 200: the cast, the log-softmax and its gradient, of 400 each; the logits stay."""
+    history = trace(
+        "start 100 w",
+        "alloc 200 logits operator=aten::linear",
+        "alloc 400 cast operator=aten::to",
+        "free logits",
+        "alloc 400 loss operator=aten::log_softmax",
+        "free cast",
+        "alloc 400 gradient operator=LogSoftmaxBackward0 phase=backward",
+    )
+    finding = found(history, "loss_logits")
+    # with them 100 + 800; without, the logits and the weights are the peak
+    assert (finding.bytes, finding.of_bytes) == (900 - 300, 900)
+    assert "casts the logits to float32" in finding.title
+
+
+SIZES = (10, 20, 30, 40)
+PARAMETERS = [f"alloc {size} w{size} category=parameter" for size in SIZES]
+MODEL, COPY = ("to model.py:5",), ("deepcopy train.py:9",)
+
+
+@pytest.mark.parametrize(
+    ("numerator", "denominator", "detail"),
+    [(1, 1, "in the same dtype"), (2, 1, "at twice the bytes"), (1, 2, "at half the bytes")],
+)
+def test_parameters_in_memory_twice(numerator: int, denominator: int, detail: str) -> None:
+    sizes = [size * numerator // denominator for size in SIZES]
+    history = trace(*PARAMETERS, *(f"alloc {size} c{size}" for size in sizes))
+    finding = found(stacked(history, *[MODEL] * 4, *[COPY] * 4), "parameter_copies")
+    assert finding.bytes == sum(sizes)
+    assert finding.subject == "train.py:9 (deepcopy)"
+    assert finding.evidence[0].detail == f"4 blocks; {detail}"
+
+
+@pytest.mark.parametrize("sizes", [(10, 20, 30, 41), (10, 20, 30)])
+def test_other_sizes_are_no_copy_of_the_parameters(sizes: tuple[int, ...]) -> None:
+    history = trace(*PARAMETERS, *(f"alloc {size} c{size}" for size in sizes))
+    of_copies = [COPY] * len(sizes)
+    assert "No other line" in why(stacked(history, *[MODEL] * 4, *of_copies), "parameter_copies")
+
+
+def test_optimizer_state_of_unknown_dtype_has_at_least_two_bytes_per_element() -> None:
+    history = trace("start 100 w category=parameter", "start 100 m category=optimizer_state", "alloc 9 a")
+    assert found(history, "optimizer_state").bytes == 50
+
+
+def test_optimizer_state_beside_parameters_of_half_the_width_is_float32() -> None:
+    history = trace("start 100 w category=parameter", "start 200 m category=optimizer_state", "alloc 9 a")
+    finding = found(history, "optimizer_state")
+    assert finding.bytes == 150
+    assert "twice the bytes per element of the parameters" in finding.title
+
+
+def test_gradients_that_a_recording_of_forward_alone_keeps() -> None:
+    history = trace(
+        "start 100 w category=parameter",
+        "start 100 g category=gradient",
+        "alloc 300 a phase=forward category=activation",
+    )
+    finding = found(history, "kept_gradients")
+    assert (finding.level, finding.bytes, finding.of_bytes) == ("option", 100, 500)
+    assert "unless you accumulate gradients" in finding.price
+
+
+def graph(*, count: int, end: tuple[str, ...] = ()) -> MemoryTrace:
+    operators = ("linear", "gelu", "layer_norm", "add")
+    lines = [
+        f"alloc 100 a{number} phase=forward category=activation operator=aten::{operators[number % 4]}"
+        for number in range(count)
+    ]
+    return trace(*lines, *(f"free a{number}" for number in range(count)), *end)
+
+
+def test_activations_that_are_freed_together_without_a_backward() -> None:
+    """Each block is needed until three more are allocated: then three are alive."""
+    finding = found(graph(count=12), "unused_graph")
+    assert (finding.level, finding.bytes, finding.of_bytes) == ("problem", 1200 - 300, 1200)
+
+
+def test_a_training_uses_its_graph() -> None:
+    end = ("alloc 5 g phase=backward category=gradient",)
+    assert "has a backward" in why(graph(count=12, end=end), "unused_graph")
+
+
+def test_results_in_a_list_are_no_graph() -> None:
+    lines = [f"alloc 100 a{number} operator=aten::linear" for number in range(12)]
+    history = trace(*lines, *(f"free a{number}" for number in range(12)))
+    assert "No activations" in why(history, "unused_graph")
+
+
+def results(*, kept: bool) -> MemoryTrace:
+    """Three forwards of 100 inside and 400 returned, which lives until the next is returned, or not."""
+    lines: list[str] = []
+    for number in range(3):
+        lines += [
+            f"alloc 100 a{number} phase=forward",
+            f"alloc 400 r{number} phase=forward",
+            f"free a{number}",
+        ]
+        if not kept:
+            lines.append(f"free r{number}")
+        elif number:
+            lines.append(f"free r{number - 1}")
+    return stacked(trace(*lines), ("forward net.py:3",), ("forward net.py:9",))
+
+
+def test_what_a_forward_returned_is_alive_while_the_next_runs() -> None:
+    """The old 400 beside 100 + 400; freed before the forward, 500 are left."""
+    finding = found(results(kept=True), "previous_result")
+    assert (finding.bytes, finding.of_bytes, finding.subject) == (400, 900, "net.py:9 (forward)")
+
+
+def test_results_that_are_freed_before_the_next_forward_are_as_they_should_be() -> None:
+    assert "by only 0 B" in why(results(kept=False), "previous_result")
+
+
+CALL = "forward model.py:20"
+
+
+def loop(*, layers: int) -> MemoryTrace:
+    """Each layer keeps 300 inside and 100 as its output; backward frees the last layer first."""
+    born = [
+        line.replace("#", str(at))
+        for at in range(layers)
+        for line in (
+            "alloc 300 a# phase=forward category=activation",
+            "alloc 100 b# phase=forward category=activation",
+        )
+    ]
+    freed = [f"free {name}{at}" for at in reversed(range(layers)) for name in "ba"]
+    inner = [("forward layer.py:5", CALL), ("forward layer.py:6", CALL)]
+    return stacked(trace(*born, *freed), *inner * layers)
+
+
+def test_calls_of_a_line_are_recomputed_where_modules_are_not_known() -> None:
+    """The last layer runs while the outputs of the other three are kept: 3 x 100 + 400 of 4 x 400."""
+    finding = found(loop(layers=4), "checkpointing")
+    assert (finding.bytes, finding.of_bytes) == (1600 - 700, 1600)
+    assert finding.subject == "model.py:20 (forward)"
+    assert "4 calls" in finding.title
+
+
+def test_one_call_has_nothing_to_recompute() -> None:
+    assert "by at most 0 B" in why(loop(layers=1), "checkpointing")
+
+
+def test_free_memory_beside_new_segments_is_told_by_what_keeps_it() -> None:
+    """100M free beside a block of 4M; 60M of another stream; 50M beside 50M. Then 200M need a new segment."""
+    history = allocator_trace(
+        *("held 0M 104M", "live 0M 4M"),
+        *("held 200M 80M stream=1", "live 200M 20M stream=1"),
+        *("held 400M 100M", "live 400M 50M"),
+        *("segment_alloc 600M 200M", "alloc 600M 200M"),
+    )
+    finding = found(history, "fragmentation")
+    assert [(row.what, row.bytes) for row in finding.evidence[:4]] == [
+        ("pinned", 100 * M),
+        ("streams", 60 * M),
+        ("splits", 50 * M),
+        ("cached segments", 0),
+    ]
+    assert (finding.bytes, finding.of_bytes) == (210 * M, 484 * M)
+
+
+def test_free_memory_that_costs_no_reserve_is_no_finding() -> None:
+    """The 96M beside the small block are used when the reserve is at its highest."""
+    history = allocator_trace(
+        *("held 0M 100M", "live 0M 4M"),
+        *("segment_alloc 600M 200M", "alloc 600M 200M", "alloc 4M 96M"),
+    )
+    assert "the highest reserve is 0 B above the highest use" in why(history, "fragmentation")
+
+
+FULL = ("held 0M 100M", "live 0M 40M", "alloc 40M 60M", "oom 10M 30M")
+
+
+def test_a_failed_request_says_what_is_missing_and_what_would_have_been_enough() -> None:
+    """30M are requested and 10M are free on the device, so 20M are missing."""
+    finding = found(allocator_trace(*FULL), "failed_request")
+    assert (finding.bytes, finding.evidence[0].bytes) == (20 * M, 30 * M)
+    changes = {row.what: (row.bytes, row.detail.partition(":")[0]) for row in finding.evidence[1:]}
+    assert changes["a device with more memory"] == (20 * M, "enough")
+    assert changes["expandable_segments:True"][1] == "not enough"
+    # the request and the block of the window shrink, the block of before it does not: 20 of 90
+    assert changes["a batch smaller by 22.2 %"][0] == 20 * M
+
+
+def test_a_failed_request_that_expandable_segments_would_have_served() -> None:
+    """40M and 40M are free, but not in one piece of 80M."""
+    history = allocator_trace(
+        *("segment_alloc 0M 40M", "alloc 0M 40M", "segment_alloc 100M 20M", "alloc 100M 20M"),
+        *("segment_alloc 200M 40M", "alloc 200M 40M", "free_requested 0M 40M", "free_completed 0M 40M"),
+        *("free_requested 200M 40M", "free_completed 200M 40M"),
+        *("alloc 0M 4M", "alloc 200M 4M", "oom 2M 60M"),
+    )
+    finding = found(history, "failed_request")
+    row = next(row for row in finding.evidence if row.what == "expandable_segments:True")
+    assert row.detail.startswith("enough: simulated")
+    assert "in one piece" in finding.title
+
+
+def test_a_recording_without_a_failed_request_has_none() -> None:
+    assert why(allocator_trace("held 0M 100M", "live 0M 4M"), "failed_request") == (
+        "No request failed while it was recorded."
+    )
+
+
+def test_a_device_with_more_than_its_share_of_the_same_code() -> None:
+    history = trace("alloc 900 a device=cuda:0", "alloc 300 b device=cuda:1")
+    finding = found(stacked(history, ("forward model.py:7",)), "uneven_devices")
+    assert (finding.device, finding.bytes, finding.of_bytes) == ("cuda:0", 300, 900)
+
+
+def test_devices_that_run_different_code_are_not_compared() -> None:
+    history = trace("alloc 900 a device=cuda:0", "alloc 300 b device=cuda:1")
+    stacks = ("forward encoder.py:7",), ("forward decoder.py:7",)
+    assert why(stacked(history, *stacks), "uneven_devices", "cuda:0") == "The devices run different code."
+
+
+def test_the_holders_of_a_peak_sum_to_it() -> None:
+    """The model's own memory is one holder for each category; the rest has lines."""
+    history = trace(
+        *("alloc 50 w1 category=parameter", "alloc 30 w2 category=parameter"),
+        *("alloc 100 a category=activation", "alloc 20 b category=activation", "alloc 3 c"),
+    )
+    lines = MODEL, COPY, ("forward a.py:1",), ("forward a.py:1",), ("forward b.py:2",)
+    peak = peak_holders(stacked(history, *lines), 0)
+    assert [(holder.name, holder.bytes, holder.blocks) for holder in peak.holders] == [
+        ("a.py:1 (forward)", 120, 2),
+        ("parameter", 80, 2),
+        ("b.py:2 (forward)", 3, 1),
+    ]
+    assert sum(holder.bytes for holder in peak.holders) == peak.bytes == 203
+    assert dict(peak.categories) == {"activation": 120, "parameter": 80, "unknown": 3}
+
+
+def watched(peaks: Any) -> tuple[str, int]:
+    """The verdict of growth on figures whose steps leave half of their peak, and its bytes per step."""
+    advised = advice_on_steps(figures(peaks))
+    (judgement,) = [one for one in advised.judgements if one.kind == "growth"]
+    return judgement.verdict, sum(finding.bytes for finding in advised.findings)
+
+
+def test_watched_steps_that_leave_2_mib_more_each_time() -> None:
+    assert watched(2 * (100 * M + 2 * M * np.arange(1000))) == ("found", 2 * M)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "verdict"),
+    [
+        (np.full(1000, 100 * M), "fine"),
+        (100 * M + 2 * M * np.minimum(np.arange(1000), 500), "fine"),
+        (100 * M + 2 * M * (np.arange(1000) % 50), "fine"),
+        (100 * M + 2 * M * np.arange(20), "not judged"),
+    ],
+    ids=["level", "a queue that is full", "cycles", "too few steps"],
+)
+def test_watched_steps_that_show_no_growth(peaks: np.ndarray, verdict: str) -> None:
+    assert watched(peaks) == (verdict, 0)
+
+
+def test_figures_alone_judge_no_other_rule() -> None:
+    verdicts = {one.kind: one.verdict for one in advice_on_steps(figures([M] * 100)).judgements}
+    assert verdicts == dict.fromkeys(RULES, "not judged") | {"growth": "fine"}

@@ -1,0 +1,331 @@
+"""Small trainings with one planted fault each, and the same without it: the peaks differ by its bytes.
+
+A program builds its tensors on a device and returns the step that is recorded; `broken` plants the fault.
+On CUDA, `python -m tests.planted_faults FOLDER` writes a snapshot of every program and variant, and
+`truth.json`: the highest requested bytes by the allocator's own counter.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Step = Callable[[], None]
+HEADS, LENGTH, WIDTH = 4, 256, 64
+PARTS = 64
+
+
+class Attention(nn.Module):
+    """Self-attention, written out or by the fused kernel."""
+
+    def __init__(self, stores_scores: bool) -> None:
+        super().__init__()
+        self.stores_scores = stores_scores
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        if not self.stores_scores:
+            return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        scores = q @ k.transpose(-1, -2) / (WIDTH // HEADS) ** 0.5
+        return (F.softmax(scores, dim=-1) @ v).transpose(1, 2).flatten(2)
+
+
+class Layer(nn.Module):
+    """Attention and a perceptron, both with residuals."""
+
+    def __init__(self, stores_scores: bool = False, wide: int = 4) -> None:
+        super().__init__()
+        self.attention = Attention(stores_scores)
+        self.up, self.down = nn.Linear(WIDTH, wide * WIDTH), nn.Linear(wide * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        hidden = F.gelu(self.up(x))
+        return x + self.down(hidden)
+
+
+class Stack(nn.Module):
+    """Layers one after the other, recomputed in backward or not."""
+
+    def __init__(self, *layers: nn.Module, recompute: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.recompute = recompute
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
+        return x
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step to record. `warm_up` steps run before, `steps` steps are recorded."""
+
+    step: Step
+    model: nn.Module | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    warm_up: int = 1
+    steps: int = 1
+
+
+def training(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer | None = None) -> Program:
+    """The usual step, with plain SGD by default."""
+    chosen = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        chosen.step()
+        chosen.zero_grad()
+
+    return Program(step, model, chosen)
+
+
+def size(device: str, on_cuda: int, on_cpu: int) -> int:
+    """On the CPU, where kernels run, programs are small; on CUDA, cuBLAS keeps 64 MiB beside them."""
+    return on_cuda if device == "cuda" else on_cpu
+
+
+def batch(device: str, count: int) -> Tensor:
+    return torch.rand(count, LENGTH, WIDTH, device=device)
+
+
+def attention_scores(device: str, broken: bool) -> Program:
+    model = Stack(*(Layer(broken) for _ in range(size(device, 8, 4)))).to(device)
+    return training(model, batch(device, size(device, 17, 2)))
+
+
+class LossInParts(torch.autograd.Function):
+    """Cross-entropy in float32 of bfloat16 logits, of some tokens at a time; its gradient replaces them."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        losses = []
+        for piece, target in zip(logits.chunk(PARTS), targets.chunk(PARTS), strict=True):
+            wide = piece.float()
+            losses.append(F.cross_entropy(wide, target))
+            piece.copy_(F.softmax(wide, -1))
+        ctx.gradient = logits.detach()
+        return torch.stack(losses).mean()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.gradient, None
+
+
+class Head(nn.Module):
+    """A last layer in bfloat16 and its loss in float32, over all tokens at once or over parts of them."""
+
+    def __init__(self, words: int, in_parts: bool) -> None:
+        super().__init__()
+        self.in_parts = in_parts
+        self.output = nn.Linear(WIDTH, words, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        logits = self.output(x)
+        if self.in_parts:
+            return LossInParts.apply(logits, targets)
+        return F.cross_entropy(logits.float(), targets)
+
+
+def loss_logits(device: str, broken: bool) -> Program:
+    words, tokens = size(device, 5000, 500), size(device, 2048, 512)
+    model = Head(words, in_parts=not broken).to(device)
+    x = torch.rand(tokens, WIDTH, device=device, dtype=torch.bfloat16)
+    targets = torch.zeros(tokens, dtype=torch.long, device=device)
+
+    def step() -> None:
+        model(x, targets).backward()
+        model.zero_grad()
+
+    return Program(step, model)
+
+
+def perceptron(device: str, dtype: torch.dtype = torch.float32, depth: int = 8) -> nn.Module:
+    wide = size(device, 1024, 128)
+    sizes = [WIDTH, *(wide + 8 * number for number in range(depth)), WIDTH]
+    pairs = pairwise(sizes)
+    return nn.Sequential(*(nn.Linear(a, b, dtype=dtype) for a, b in pairs)).to(device)
+
+
+def ema_weights(device: str, broken: bool) -> Program:
+    model = perceptron(device)
+    program = training(model, torch.rand(16, WIDTH, device=device))
+    if not broken:
+        return program
+    averaged = copy.deepcopy(model)
+
+    def step() -> None:
+        program.step()
+        for mean, parameter in zip(averaged.parameters(), model.parameters(), strict=True):
+            mean.data.lerp_(parameter.data, 0.1)
+
+    return Program(step, model, program.optimizer, warm_up=0)
+
+
+def master_weights(device: str, broken: bool) -> Program:
+    model = perceptron(device, torch.bfloat16)
+    program = training(model, torch.rand(16, WIDTH, device=device, dtype=torch.bfloat16))
+    if not broken:
+        return program
+    masters = [parameter.detach().float() for parameter in model.parameters()]
+
+    def step() -> None:
+        program.step()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            parameter.data.copy_(master)
+
+    return Program(step, model, program.optimizer, warm_up=0)
+
+
+def kept_gradients(device: str, broken: bool) -> Program:
+    model = nn.Sequential(perceptron(device), nn.Linear(WIDTH, size(device, 2048, 512), device=device))
+    program = training(model, torch.rand(1024, WIDTH, device=device))
+    assert program.optimizer is not None
+    optimizer = program.optimizer
+
+    def step() -> None:
+        loss = model(torch.rand(1024, WIDTH, device=device)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=not broken)
+
+    return Program(step, model, optimizer, steps=3)
+
+
+class WideMomentum(torch.optim.Optimizer):
+    """Momentum in float32, or in the dtype of the parameters."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype | None) -> None:
+        super().__init__(parameters, {})
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            if parameter not in self.state:
+                self.state[parameter]["momentum"] = torch.zeros_like(parameter, dtype=self.dtype)
+            self.state[parameter]["momentum"].mul_(1)
+
+
+def optimizer_state(device: str, broken: bool) -> Program:
+    """Broken: 4 bytes per element of state beside 2 of parameters. Fixed: 1 byte."""
+    model = perceptron(device, torch.bfloat16, depth=24)
+    optimizer = WideMomentum(model.parameters(), torch.float32 if broken else torch.uint8)
+    return training(model, torch.rand(16, WIDTH, device=device, dtype=torch.bfloat16), optimizer)
+
+
+def unused_graph(device: str, broken: bool) -> Program:
+    model = Stack(*(Layer() for _ in range(24))).to(device)
+    x = batch(device, size(device, 8, 1))
+
+    def step() -> None:
+        with torch.set_grad_enabled(broken):
+            model(x)
+
+    return Program(step, model)
+
+
+def checkpointing(device: str, broken: bool) -> Program:
+    model = Stack(*(Layer(wide=8) for _ in range(12)), recompute=not broken).to(device)
+    return training(model, batch(device, size(device, 8, 1)))
+
+
+def growth(device: str, broken: bool) -> Program:
+    program = training(perceptron(device), torch.rand(16, WIDTH, device=device))
+    kept: list[Tensor] = []
+
+    def step() -> None:
+        program.step()
+        if broken:
+            kept.append(torch.ones(1 << 16, device=device))
+
+    return Program(step, program.model, program.optimizer, steps=5)
+
+
+def previous_result(device: str, broken: bool) -> Program:
+    model = Stack(*(Layer() for _ in range(2)), nn.Linear(WIDTH, 4 * WIDTH)).to(device)
+    x = batch(device, size(device, 128, 4))
+    kept: list[Tensor] = []
+
+    @torch.no_grad()
+    def step() -> None:
+        output = model(x)
+        kept[:] = [output] if broken else []
+
+    return Program(step, model, steps=2)
+
+
+PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
+    "attention_scores": attention_scores,
+    "loss_logits": loss_logits,
+    "ema_weights": ema_weights,
+    "master_weights": master_weights,
+    "kept_gradients": kept_gradients,
+    "optimizer_state": optimizer_state,
+    "unused_graph": unused_graph,
+    "checkpointing": checkpointing,
+    "growth": growth,
+    "previous_result": previous_result,
+}
+
+
+ALLOWED = 0.1
+"""The most by which a finding's bytes may differ from the truth, as a share of it."""
+
+KINDS = {"ema_weights": "parameter_copies", "master_weights": "parameter_copies"}
+"""The rule that finds a fault, where its name is another."""
+
+PER_STEP = {"growth": 1 << 18}
+"""Bytes of faults that grow: 65,536 float32 in every step."""
+
+
+def run(program: Program, before_recorded: Step, after_step: Step = lambda: None, extra: int = 0) -> None:
+    """Run all steps in one loop, as trainings do; call a function between warm-up and recorded steps."""
+    for number in range(program.warm_up + extra + program.steps):
+        if number == program.warm_up:
+            before_recorded()
+        program.step()
+        after_step()
+
+
+def record_snapshot(name: str, broken: bool, stacks: str, path: Path) -> int:
+    """Write a snapshot of a program on CUDA; return the highest requested bytes of the recorded steps."""
+    gc.collect()
+    torch.cuda.memory.empty_cache()
+    torch.cuda.memory._record_memory_history(stacks=stacks)
+    run(PROGRAMS[name]("cuda", broken), torch.cuda.reset_peak_memory_stats)
+    peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    torch.cuda.memory._dump_snapshot(str(path))
+    torch.cuda.memory._record_memory_history(None)
+    return int(peak)
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    truth = {
+        f"{name}.{'broken' if broken else 'fixed'}.{stacks}": record_snapshot(
+            name, broken, stacks, folder / f"{name}.{'broken' if broken else 'fixed'}.{stacks}.pickle"
+        )
+        for name in PROGRAMS
+        for stacks in ("python", "all")
+        for broken in (True, False)
+    }
+    (folder / "truth.json").write_text(json.dumps(truth, indent=1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

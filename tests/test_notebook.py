@@ -1,0 +1,62 @@
+"""Real IPython shows traces as reports and measures cells. Bytes are those of float32 tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import unescape
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from tb_memplugin import notebook
+from tb_memplugin.analysis import peak
+from tests.traces import trace
+
+
+@pytest.fixture
+def shell() -> Iterator[Any]:
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "tb_memplugin")
+    yield shell
+    shell.reset(new_session=True)
+    InteractiveShell.clear_instance()
+
+
+def html_of(shell: Any, value: object) -> str:
+    data, _ = shell.display_formatter.format(value)
+    return data.get("text/html", "")
+
+
+def test_a_trace_is_shown_as_a_report_that_reaches_nothing_outside(shell: Any) -> None:
+    html = html_of(shell, trace("alloc 100 a module=</iframe><script>x", "free a"))
+    assert html.startswith('<iframe sandbox="allow-scripts" ')
+    assert html.count("<") == 2  # the frame's own tags: all of the page is in an attribute
+    page = unescape(html[html.index('srcdoc="') + 8 :])
+    assert '<script type="application/json" id="report-data">' in page
+    assert "Content-Security-Policy" in page
+
+
+def test_a_trace_of_too_many_events_is_a_line_of_text(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebook, "MOST_EVENTS", 1)
+    long = trace("alloc 100 a", "free a")
+    assert html_of(shell, long) == ""
+    assert repr(long) == "<MemoryTrace of 'test': 2 events on cpu>"
+
+
+def test_a_cell_is_measured_by_layer(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    shell.run_cell("import torch; net = torch.nn.Linear(100, 50); rows = torch.ones(10, 100)")
+    result = shell.run_cell("%%memory net\nout = net(rows)")
+    assert result.success
+    assert "cpu: at most 2,000 B more than before; the peak: (root) " in capsys.readouterr().out
+    assert shell.user_ns["out"].shape == (10, 50)
+
+
+def test_a_model_that_is_not_there_is_told(shell: Any) -> None:
+    with pytest.raises(Exception, match="There is no such variable"):
+        shell.run_cell("%%memory nothing\n1").raise_error()
+
+
+def test_results_are_short_as_text() -> None:
+    small = trace("alloc 100 a", "free a")
+    assert len(repr(peak(small))) < 800
