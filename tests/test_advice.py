@@ -84,8 +84,7 @@ def problems(trace: MemoryTrace) -> list[Finding]:
 def test_a_training_that_is_fine_has_no_problem_and_all_is_judged(record: Record) -> None:
     advised = advice(record())
     assert {finding.level for finding in advised.findings} == {"option"}
-    told = {verdict.kind for verdict in advised.judgements if verdict.verdict == "not judged"}
-    assert told <= {"reference_cycles"}  # whose search ends without an answer on a busy machine
+    assert "not judged" not in {told.verdict for told in advised.judgements}
 
 
 def first_zeroed(model: Transformer, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
