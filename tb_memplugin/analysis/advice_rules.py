@@ -28,6 +28,7 @@ from tb_memplugin.analysis.optimizer_state import optimizer_state
 from tb_memplugin.analysis.parameter_copies import parameter_copies
 from tb_memplugin.analysis.peak_holders import PeakHolders, peak_holders
 from tb_memplugin.analysis.previous_result import previous_result
+from tb_memplugin.analysis.reference_cycles import reference_cycles
 from tb_memplugin.analysis.uneven_devices import uneven_devices
 from tb_memplugin.analysis.unused_graph import unused_graph
 from tb_memplugin.analysis.unused_reserve import unused_reserve
@@ -84,6 +85,9 @@ RULES = {
     "checkpointing": Rule("checkpointing", "activations worth recomputing in backward", checkpointing),
     "optimizer_state": Rule(
         "optimizer state", "optimizer state that makes up much of the peak, by dtype", optimizer_state
+    ),
+    "reference_cycles": Rule(
+        "reference cycles", "memory that only a cycle of Python's objects holds", reference_cycles
     ),
     "large_temporary": Rule(
         "large temporaries", "temporaries of one operator that set the peak", large_temporary

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.columns import extremes
+from tb_memplugin.analysis.moments import tensor_name
 from tb_memplugin.analysis.reasons import why
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError, NotRecordedError
@@ -44,7 +45,7 @@ def alive_between(trace: MemoryTrace, device: int, first: int, end: int) -> Rows
 
 
 def rows_with_text(trace: MemoryTrace, rows: Rows, text: str, version: Int64) -> Rows:
-    """Return the rows in which a text occurs: in a frame, module, operator, name, category or address.
+    """Return the rows in which a text occurs: in a frame, a name, a tensor or an address.
 
     Args:
         trace: any trace.
@@ -62,6 +63,7 @@ def rows_with_text(trace: MemoryTrace, rows: Rows, text: str, version: Int64) ->
         (blocks.module, [module.key for module in trace.modules]),
         (blocks.operator, trace.operators),
         (blocks.label, trace.labels),
+        (blocks.tensor, list(map(str, trace.tensors))),
     ):
         mask |= _has(column[rows], [needle in name.casefold() for name in names])
     categories = [needle in each.key or needle in each.key.replace("_", " ") for each in Category]
@@ -148,7 +150,7 @@ class Allocation:
     `version` counts the blocks at this address of the device, from 0; a block that was alive before the
     trace is the first. `born_*` are None if the block was alive before the trace, `freed_*` if it outlived
     it. `rounded_bytes` is None if not known. `frames` is the call stack, innermost frame first.
-    `why` says why it has its category.
+    `why` says why it has its category; `tensor` is what lies in it, None if not known.
     """
 
     address: int
@@ -161,6 +163,7 @@ class Allocation:
     freed_ns: int | None
     frames: tuple[str, ...]
     why: str
+    tensor: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +259,7 @@ def _allocation(trace: MemoryTrace, row: int, version: int) -> Allocation:
         freed_ns=int(time[freed]) if freed < len(time) else None,
         frames=trace.stack(int(blocks.stack[row])),
         why=why(trace, row),
+        tensor=tensor_name(trace, row),
     )
 
 

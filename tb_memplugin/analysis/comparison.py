@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tb_memplugin.analysis.divisions import By, Part, merged
+from tb_memplugin.analysis.divisions import Chosen, Part, merged
 from tb_memplugin.analysis.module_groups import OTHER_MODULES
 from tb_memplugin.analysis.moments import peak
-from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace
 
@@ -65,7 +64,7 @@ def compare(
     *,
     device: str | None = None,
     step: int | None = None,
-    by: By | Rules = "category",
+    by: Chosen = "category",
 ) -> tuple[DeviceComparison, ...]:
     """Compare the peaks of two traces, device by device.
 
@@ -106,7 +105,7 @@ def compared_devices(base: MemoryTrace, other: MemoryTrace, device: str | None) 
 
 
 def _device_comparison(
-    base: MemoryTrace, other: MemoryTrace, names: tuple[str, str], step: int | None, by: By | Rules
+    base: MemoryTrace, other: MemoryTrace, names: tuple[str, str], step: int | None, by: Chosen
 ) -> DeviceComparison:
     before, after = (
         peak(trace, name, step, largest=0) if name else None

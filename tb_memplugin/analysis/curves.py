@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tb_memplugin.analysis.columns import Cuts, event_cuts, extremes, highest, time_cuts
-from tb_memplugin.analysis.divisions import By, Divided, codes
+from tb_memplugin.analysis.divisions import Chosen, Divided, codes
 from tb_memplugin.analysis.module_groups import MOST_GROUPS, OTHER_MODULES, ModuleGroups
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.sums import sums
@@ -150,7 +150,7 @@ def category_columns(trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, co
 
 
 def profile_over_time(
-    trace: MemoryTrace, device: int, by: By | Rules = "category", columns: int = 1_000
+    trace: MemoryTrace, device: int, by: Chosen = "category", columns: int = 1_000
 ) -> Curve:
     """Return `curve` over the whole window: from the first event of any device to the last.
 

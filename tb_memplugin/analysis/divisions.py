@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.annotations import innermost_at_birth
+from tb_memplugin.analysis.label_keys import LabelKey
 from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
 from tb_memplugin.analysis.rules import Rules
@@ -20,7 +21,18 @@ from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64, Rows
 
 By = Literal[
-    "category", "module", "operator", "phase", "stack", "line", "context", "pool", "stream", "annotation"
+    "category",
+    "module",
+    "operator",
+    "phase",
+    "stack",
+    "line",
+    "context",
+    "pool",
+    "stream",
+    "annotation",
+    "dtype",
+    "label",
 ]
 ALL_DIVISIONS: tuple[By, ...] = get_args(By)
 DIVISIONS: tuple[By, ...] = ALL_DIVISIONS[:4]
@@ -30,9 +42,12 @@ BEFORE_WINDOW = "(before the window)"
 """Operator, context and annotation key of blocks allocated before the window, for which none is known."""
 
 NONE = "(none)"
-"""Key of blocks allocated in the window outside any annotation, or without a compile context."""
+"""Key of blocks allocated in the window outside any annotation, or without a compile context or a label."""
 
-Divided = By | Rules | ModuleGroups
+Chosen = By | Rules | LabelKey
+"""What a user may divide memory by."""
+
+Divided = Chosen | ModuleGroups
 """Everything that memory can be divided by."""
 
 _CATEGORY_KEYS = tuple(category.key for category in STACKING_ORDER)
@@ -73,6 +88,9 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
     """
     if isinstance(by, Rules):
         return by.rows(trace)[trace.allocations.stack[rows]], by.keys
+    if isinstance(by, LabelKey):
+        part, values = by.rows(trace)
+        return part[trace.allocations.label[rows]], values
     if isinstance(by, ModuleGroups):
         return by.part[_row_or_none(trace.allocations.module[rows])], by.keys
     if by not in ALL_DIVISIONS:
@@ -84,12 +102,9 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
             return _CATEGORY_POSITION[blocks.category[rows]], _CATEGORY_KEYS
         case "phase":
             return _PHASE_POSITION[blocks.phase[rows]], _PHASE_KEYS
-        case "module":
-            return _row_or_none(blocks.module[rows]), (NOT_NAMED, *(module.key for module in trace.modules))
-        case "pool":
-            return _row_or_none(blocks.pool[rows]), (NOT_KNOWN, *map(pool_key, trace.pools))
-        case "stream":
-            return _row_or_none(blocks.stream[rows]), (NOT_KNOWN, *map(stream_key, trace.streams))
+        case "module" | "pool" | "stream" | "dtype" | "label":
+            column, keys = _in_table(trace, by)
+            return _row_or_none(column[rows]), keys
         case "operator":
             return _from_birth(trace, rows, blocks.operator[rows], (NO_OPERATOR, *trace.operators))
         case "context":
@@ -107,6 +122,24 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
 
 
 Column = npt.NDArray[np.signedinteger]
+
+
+def _in_table(
+    trace: MemoryTrace, by: Literal["module", "pool", "stream", "dtype", "label"]
+) -> tuple[Column, tuple[str, ...]]:
+    """Return the rows of all allocations in the table of a division, and its keys behind that of row -1."""
+    blocks = trace.allocations
+    match by:
+        case "module":
+            return blocks.module, (NOT_NAMED, *(module.key for module in trace.modules))
+        case "pool":
+            return blocks.pool, (NOT_KNOWN, *map(pool_key, trace.pools))
+        case "stream":
+            return blocks.stream, (NOT_KNOWN, *map(stream_key, trace.streams))
+        case "dtype":
+            return blocks.tensor, (NOT_KNOWN, *(tensor.dtype for tensor in trace.tensors))
+        case "label":
+            return blocks.label, (NONE, *trace.labels)
 
 
 def _row_or_none(row: Column) -> Int64:
@@ -202,8 +235,10 @@ def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
         "module": bool(modules[blocks.module[own]].any()),
         "phase": bool(np.isin(blocks.phase[own], _PARTS_OF_A_STEP).any()),
         "operator": bool((blocks.operator[own] >= 0).any()),
+        "dtype": bool((blocks.tensor[own] >= 0).any()),
         "line": stacks,
         "stack": stacks,
+        "label": bool((blocks.label[own] >= 0).any()),
         "annotation": bool((trace.annotations.device == device).any()),
         "pool": len(np.unique(blocks.pool[own])) > 1,
         "stream": len(np.unique(blocks.stream[own])) > 1,

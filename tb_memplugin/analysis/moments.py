@@ -19,7 +19,8 @@ class LiveAllocation:
     """One live block. `born_ns` is None if it was alive before the window, `freed_ns` if it outlived it.
 
     `row` is its row in `trace.allocations`. `module`, `operator` and `name` (a parameter's FQN, say) are
-    None if not known. `reason` says why it has its category; `analysis.why` makes a sentence of it.
+    None if not known. `tensor` is what lies in it, such as "float32 [8, 2048]", None if not known. `reason`
+    says why it has its category; `analysis.why` makes a sentence of it.
     `module_confidence` is 100 if the module was recorded, else how sure it is, in percent.
     """
 
@@ -35,6 +36,7 @@ class LiveAllocation:
     freed_ns: int | None
     reason: Reason = Reason.NOT_RECORDED
     module_confidence: int = 100
+    tensor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,14 @@ def live_allocation(trace: MemoryTrace, row: int) -> LiveAllocation:
         freed_ns=int(time[freed]) if freed < len(time) else None,
         reason=Reason(int(blocks.reason[row])),
         module_confidence=int(blocks.module_confidence[row]),
+        tensor=tensor_name(trace, row),
     )
+
+
+def tensor_name(trace: MemoryTrace, row: int) -> str | None:
+    """Return the tensor in a block (a row of `trace.allocations`): "float32 [8, 2048]", None if not known."""
+    tensor = int(trace.allocations.tensor[row])
+    return str(trace.tensors[tensor]) if tensor >= 0 else None
 
 
 def _module(trace: MemoryTrace, row: int) -> str | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import click
 
-from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, Part, shortened
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, Chosen, Part, shortened
+from tb_memplugin.analysis.label_keys import LabelKey
 from tb_memplugin.analysis.rules import Rules, read_rules
 from tb_memplugin.analysis.source_lines import frame_rank
 from tb_memplugin.commands.options import PATH
@@ -22,15 +23,31 @@ REST = "(rest)"
 CALL_FRAMES = ("_wrapped_call_impl", "_call_impl")
 """Functions of nn.Module that stand between any two modules in a stack."""
 
+OF_LABEL = "label:"
+"""The beginning of a division by a key of labels that are JSON; the key follows."""
+
 Command = Callable[..., None]
+
+
+class _Division(click.Choice[str]):
+    """One of the divisions, or `label:KEY`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the value if it is one of these."""
+        if isinstance(value, str) and value.startswith(OF_LABEL) and value != OF_LABEL:
+            return value
+        return super().convert(value, param, ctx)
 
 
 def division_options(command: Command) -> Command:
     """Add the options `--by` and `--rules` to a command; `division` combines their values."""
     by = click.option(
         "--by",
-        type=click.Choice([*ALL_DIVISIONS, RULE]),
-        help=f"What to divide by. Default: {DEFAULT}, or {RULE} if --rules is given.",
+        type=_Division([*ALL_DIVISIONS, RULE]),
+        help=(
+            f"What to divide by. Default: {DEFAULT}, or {RULE} if --rules is given. {OF_LABEL}KEY: by a key "
+            "of labels that are JSON."
+        ),
     )
     rules = click.option(
         "--rules",
@@ -45,7 +62,7 @@ def division_options(command: Command) -> Command:
     return by(rules(command))
 
 
-def division(by: str | None, rules: Sequence[str]) -> By | Rules:
+def division(by: str | None, rules: Sequence[str]) -> Chosen:
     """Return the division that the values of `--by` and `--rules` select.
 
     Raises:
@@ -60,11 +77,15 @@ def division(by: str | None, rules: Sequence[str]) -> By | Rules:
         raise MemPluginError(
             f"--rules cannot be used with --by {by}.", where="--rules", fix=f"Give --by {RULE}."
         )
+    if by is not None and by.startswith(OF_LABEL):
+        return LabelKey(by.removeprefix(OF_LABEL))
     return read_rules(rules) if rules else cast("By", by or DEFAULT)
 
 
-def division_name(by: By | Rules) -> str:
+def division_name(by: Chosen) -> str:
     """Return the heading of the column of a division."""
+    if isinstance(by, LabelKey):
+        return by.name
     return RULE if isinstance(by, Rules) else by
 
 

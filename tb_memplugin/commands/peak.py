@@ -12,11 +12,10 @@ import click
 import numpy as np
 
 from tb_memplugin.analysis.account import Account, account_line, accounts
-from tb_memplugin.analysis.divisions import DIVISIONS, By, Part
+from tb_memplugin.analysis.divisions import DIVISIONS, By, Chosen, Part
 from tb_memplugin.analysis.moments import LiveAllocation, highest_within, moment
 from tb_memplugin.analysis.oom import OomReport, failed_requests, oom_report
 from tb_memplugin.analysis.reasons import reason_of
-from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.analysis.whole_device import whole_line, whole_of
 from tb_memplugin.commands.divisions import division, division_name, division_options, shown_key, top_parts
@@ -122,7 +121,7 @@ def command(
 
 
 def _of_folder(
-    path: str, step: int | None, device: str | None, worker: str | None, by: By | Rules
+    path: str, step: int | None, device: str | None, worker: str | None, by: Chosen
 ) -> tuple[str, str, list[DevicePeak]]:
     """Return the worker's folder, its name, and each device's peak in the step where it is highest."""
     steps = chosen_steps(path, step, device, worker)
@@ -145,7 +144,7 @@ def _per_device(
 
 
 def _recorded_peak(
-    step: RecordedStep, device: str, by: By | Rules, traces: dict[str, MemoryTrace | UnreadableFileError]
+    step: RecordedStep, device: str, by: Chosen, traces: dict[str, MemoryTrace | UnreadableFileError]
 ) -> DevicePeak:
     """Return a peak from the window's side file, or from the summary if the file cannot be used.
 
@@ -160,7 +159,7 @@ def _recorded_peak(
             )
         except NotRecordedError as error:
             trace = UnreadableFileError("The side file belongs to another window.", where=error.where)
-    if isinstance(by, Rules) or by not in DIVISIONS:
+    if not isinstance(by, str) or by not in DIVISIONS:
         raise trace
     return summary_peak(step, device, by)
 
@@ -192,7 +191,17 @@ def _json(peak: DevicePeak, top: int) -> dict[str, Any]:
 
 
 def _block_json(block: LiveAllocation) -> dict[str, Any]:
-    fields = ("bytes", "address", "module", "operator", "name", "born_ns", "freed_ns", "module_confidence")
+    fields = (
+        "bytes",
+        "address",
+        "module",
+        "operator",
+        "name",
+        "tensor",
+        "born_ns",
+        "freed_ns",
+        "module_confidence",
+    )
     return {
         **{field: getattr(block, field) for field in fields},
         "category": block.category.key,
@@ -287,7 +296,7 @@ class DevicePeak:
 
 
 def trace_peak(
-    trace: MemoryTrace, device: int, by: By | Rules, step: int | None = None, *, last: bool, largest: int = 0
+    trace: MemoryTrace, device: int, by: Chosen, step: int | None = None, *, last: bool, largest: int = 0
 ) -> DevicePeak:
     """Return a device's peak in a step.
 
@@ -337,7 +346,7 @@ def trace_peak(
 
 
 def range_peak(
-    trace: MemoryTrace, device: int, by: By | Rules, within: tuple[int, int], *, largest: int = 0
+    trace: MemoryTrace, device: int, by: Chosen, within: tuple[int, int], *, largest: int = 0
 ) -> DevicePeak:
     """Return a device's peak in a range of events, the moment before it included.
 

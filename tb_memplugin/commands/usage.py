@@ -71,6 +71,7 @@ def _json(trace: MemoryTrace, result: Usage) -> dict[str, Any]:
             "alloc_time_ns": block.born_ns,
             "free_event": freed,
             "free_time_ns": block.freed_ns,
+            "tensor": block.tensor,
             "why": block.why,
             "stack": list(block.frames),
         },
@@ -88,8 +89,9 @@ def _show(trace: MemoryTrace, result: Usage, action: Action) -> None:
         (action, f"{sign}{unit.show(abs(change))}"),
         ("after", unit.show(result.bytes_after)),
     ]
-    size = size_text(block["bytes"])
-    out.print(f"{action} of {block['key']} ({size}) on {printable(result.device)}, event {document['event']}")
+    size = ", ".join(filter(None, (size_text(block["bytes"]), block["tensor"])))
+    of = f"{action} of {block['key']} ({printable(size)}) on {printable(result.device)}"
+    out.print(f"{of}, event {document['event']}", soft_wrap=True)
     out.print(table(("live", unit.name), rows))
     out.print(printable(block["why"], LONGEST), soft_wrap=True)
     for frame in block["stack"]:

@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.annotations import annotation_ranges
-from tb_memplugin.analysis.divisions import By, codes, parts_of
+from tb_memplugin.analysis.divisions import Chosen, codes, parts_of
 from tb_memplugin.analysis.lanes import lanes
 from tb_memplugin.analysis.moments import LiveAllocation, largest_rows, live_allocation
 from tb_memplugin.analysis.oom import failed_requests
-from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
@@ -129,7 +128,7 @@ ENUMERATED = ("category", "phase")
 class Division:
     """A way to divide memory, and its display name."""
 
-    by: By | Rules
+    by: Chosen
     label: str
 
     @property
@@ -305,6 +304,7 @@ def _allocation(block: LiveAllocation, line: str, epoch: int) -> Json:
         "module": None if block.module == NOT_NAMED else block.module,
         "operator": block.operator,
         "name": block.name,
+        "tensor": block.tensor,
         "line": None if line == NO_STACK else line,
         "phase": block.phase.key,
         "born_ns": None if block.born_ns is None else block.born_ns - epoch,

@@ -20,7 +20,7 @@ from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason, Whole
 FORMAT = "tb_memplugin.trace"
 VERSION = 1
 
-AT_THE_PEAK: tuple[By, ...] = ("category", "phase", "module", "operator", "annotation", "line")
+AT_THE_PEAK: tuple[By, ...] = ("category", "phase", "module", "operator", "annotation", "line", "dtype")
 """The divisions in which each device's peak is written."""
 
 TIMES = ("time_ns", "start_ns", "end_ns")
@@ -242,6 +242,7 @@ def _tables(trace: MemoryTrace) -> dict[str, Any]:
             for module in trace.modules
         ],
         "labels": trace.labels,
+        "tensors": [tensor._asdict() for tensor in trace.tensors],
         "annotation_names": trace.annotation_names,
         "contexts": trace.contexts,
         "streams": trace.streams,

@@ -164,7 +164,7 @@ class Chunk(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., size: _Optional[int] = ..., checksum: _Optional[int] = ..., raw_size: _Optional[int] = ..., rows: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., width: _Optional[int] = ..., base: _Optional[int] = ..., first: _Optional[int] = ..., values: _Optional[int] = ...) -> None: ...
 
 class Names(_message.Message):
-    __slots__ = ("operators", "labels", "module_keys", "module_parents", "module_classes", "frames", "stack_lengths", "stack_frames", "contexts", "annotation_names")
+    __slots__ = ("operators", "labels", "module_keys", "module_parents", "module_classes", "frames", "stack_lengths", "stack_frames", "contexts", "annotation_names", "tensor_dtypes", "tensor_dims", "tensor_shapes", "tensor_strides")
     OPERATORS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     MODULE_KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +175,10 @@ class Names(_message.Message):
     STACK_FRAMES_FIELD_NUMBER: _ClassVar[int]
     CONTEXTS_FIELD_NUMBER: _ClassVar[int]
     ANNOTATION_NAMES_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_DTYPES_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_DIMS_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_SHAPES_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_STRIDES_FIELD_NUMBER: _ClassVar[int]
     operators: _containers.RepeatedScalarFieldContainer[bytes]
     labels: _containers.RepeatedScalarFieldContainer[bytes]
     module_keys: _containers.RepeatedScalarFieldContainer[bytes]
@@ -185,4 +189,8 @@ class Names(_message.Message):
     stack_frames: _containers.RepeatedScalarFieldContainer[int]
     contexts: _containers.RepeatedScalarFieldContainer[bytes]
     annotation_names: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, operators: _Optional[_Iterable[bytes]] = ..., labels: _Optional[_Iterable[bytes]] = ..., module_keys: _Optional[_Iterable[bytes]] = ..., module_parents: _Optional[_Iterable[int]] = ..., module_classes: _Optional[_Iterable[bytes]] = ..., frames: _Optional[_Iterable[bytes]] = ..., stack_lengths: _Optional[_Iterable[int]] = ..., stack_frames: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[bytes]] = ..., annotation_names: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    tensor_dtypes: _containers.RepeatedScalarFieldContainer[bytes]
+    tensor_dims: _containers.RepeatedScalarFieldContainer[int]
+    tensor_shapes: _containers.RepeatedScalarFieldContainer[int]
+    tensor_strides: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, operators: _Optional[_Iterable[bytes]] = ..., labels: _Optional[_Iterable[bytes]] = ..., module_keys: _Optional[_Iterable[bytes]] = ..., module_parents: _Optional[_Iterable[int]] = ..., module_classes: _Optional[_Iterable[bytes]] = ..., frames: _Optional[_Iterable[bytes]] = ..., stack_lengths: _Optional[_Iterable[int]] = ..., stack_frames: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[bytes]] = ..., annotation_names: _Optional[_Iterable[bytes]] = ..., tensor_dtypes: _Optional[_Iterable[bytes]] = ..., tensor_dims: _Optional[_Iterable[int]] = ..., tensor_shapes: _Optional[_Iterable[int]] = ..., tensor_strides: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -146,7 +146,7 @@ class Parts(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[str]] = ..., bytes: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Allocations(_message.Message):
-    __slots__ = ("bytes", "addresses", "categories", "phases", "modules", "operators", "names", "born_ns", "freed_ns", "reasons", "module_confidences")
+    __slots__ = ("bytes", "addresses", "categories", "phases", "modules", "operators", "names", "born_ns", "freed_ns", "reasons", "module_confidences", "tensors")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     CATEGORIES_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +158,7 @@ class Allocations(_message.Message):
     FREED_NS_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
     MODULE_CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
     bytes: _containers.RepeatedScalarFieldContainer[int]
     addresses: _containers.RepeatedScalarFieldContainer[int]
     categories: _containers.RepeatedScalarFieldContainer[int]
@@ -169,7 +170,8 @@ class Allocations(_message.Message):
     freed_ns: _containers.RepeatedScalarFieldContainer[int]
     reasons: _containers.RepeatedScalarFieldContainer[int]
     module_confidences: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, bytes: _Optional[_Iterable[int]] = ..., addresses: _Optional[_Iterable[int]] = ..., categories: _Optional[_Iterable[int]] = ..., phases: _Optional[_Iterable[int]] = ..., modules: _Optional[_Iterable[int]] = ..., operators: _Optional[_Iterable[str]] = ..., names: _Optional[_Iterable[str]] = ..., born_ns: _Optional[_Iterable[int]] = ..., freed_ns: _Optional[_Iterable[int]] = ..., reasons: _Optional[_Iterable[int]] = ..., module_confidences: _Optional[_Iterable[int]] = ...) -> None: ...
+    tensors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bytes: _Optional[_Iterable[int]] = ..., addresses: _Optional[_Iterable[int]] = ..., categories: _Optional[_Iterable[int]] = ..., phases: _Optional[_Iterable[int]] = ..., modules: _Optional[_Iterable[int]] = ..., operators: _Optional[_Iterable[str]] = ..., names: _Optional[_Iterable[str]] = ..., born_ns: _Optional[_Iterable[int]] = ..., freed_ns: _Optional[_Iterable[int]] = ..., reasons: _Optional[_Iterable[int]] = ..., module_confidences: _Optional[_Iterable[int]] = ..., tensors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Curve(_message.Message):
     __slots__ = ("t0_ns", "t1_ns", "columns", "low", "high", "reserved", "categories", "stacks", "peak_event", "peak_time_ns", "peak_column")

@@ -13,6 +13,14 @@ WORKSPACE = 8_519_680
 LARGE_WORKSPACE = 33_554_432
 """Bytes of a cuBLAS workspace on Hopper and Blackwell."""
 
+MOST_WORKSPACES = {WORKSPACE: 32, LARGE_WORKSPACE: 8}
+"""By size, the largest number of blocks that are taken for workspaces; if more have it, none is.
+
+A thread has one per stream with matrix products. After the capture of a CUDA graph there are six: the
+forward's thread and autograd's have one each for the streams of the warm-up, the capture and the training.
+Tensors have the larger size more often (4,096 x 4,096 of bfloat16).
+"""
+
 LT_WORKSPACE = 1_048_576
 """Bytes of a cuBLASLt workspace where it does not share that of cuBLAS."""
 

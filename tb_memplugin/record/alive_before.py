@@ -21,6 +21,7 @@ from tb_memplugin.record.storages_alive import (
     tensors_alive,
     untyped_storage,
 )
+from tb_memplugin.record.tensor_metadata import Dense, dense
 from tb_memplugin.record.torch_private.autograd import saved_names
 from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
 from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
@@ -34,17 +35,21 @@ MOST_NODES = 200_000
 """The largest number of autograd nodes that are looked at."""
 
 
-_Described = tuple[torch.UntypedStorage, Category, str]
+_Described = tuple[torch.UntypedStorage, Category, str, Dense | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A storage that is alive, with what is known of it. `label` names a variable, or an autograd node."""
+    """A storage that is alive, with what is known of it. `label` names a variable, or an autograd node.
+
+    `tensor` is a tensor that lies in it, None if only the storage is known.
+    """
 
     storage: torch.UntypedStorage
     device: str
     category: Category = Category.UNKNOWN
     label: str = ""
+    tensor: Dense | None = None
 
 
 def alive_now(notes: list[Note] | None = None) -> Iterator[Alive]:
@@ -60,15 +65,16 @@ def alive_now(notes: list[Note] | None = None) -> Iterator[Alive]:
     alone = not other_threads_may_run()
     names = variable_names() if alone else {}
     keys: set[int] = set()
-    for storage, category, label in _described([] if notes is None else notes) if alone else _not_described():
+    described = _described([] if notes is None else notes) if alone else _not_described()
+    for storage, category, label, tensor in described:
         key = storage_key(storage)
         if key not in keys and allocated_by_torch(storage) and storage.nbytes():
             keys.add(key)
-            yield Alive(storage, memory_of(storage), category, names.get(key, "") or label)
+            yield Alive(storage, memory_of(storage), category, names.get(key, "") or label, tensor)
 
 
 def _not_described() -> Iterator[_Described]:
-    return ((storage, Category.UNKNOWN, "") for storage in storages_alive(of_gradients=False))
+    return ((storage, Category.UNKNOWN, "", None) for storage in storages_alive(of_gradients=False))
 
 
 def _described(notes: list[Note]) -> list[_Described]:
@@ -85,7 +91,7 @@ def _described(notes: list[Note]) -> list[_Described]:
         described += _saved_in(nodes)
         described += _storages_of((tensor for tensor in tensors if not is_leaf(tensor)), Category.ACTIVATION)
         described += _storages_of(tensors, Category.UNKNOWN)
-        described += [(storage, Category.UNKNOWN, "") for storage in bare]
+        described += [(storage, Category.UNKNOWN, "", None) for storage in bare]
         passed_over = sum(map(_has_no_memory, tensors))
     if passed_over:
         notes.append(
@@ -113,7 +119,13 @@ def _has_no_memory(tensor: torch.Tensor) -> bool:
 def _storages_of(tensors: Iterable[torch.Tensor], category: Category) -> Iterator[_Described]:
     for tensor in tensors:
         for storage in storages_behind(tensor):
-            yield storage, category, ""
+            yield storage, category, "", _dense(tensor)
+
+
+def _dense(tensor: torch.Tensor) -> Dense | None:
+    """Return what a tensor is, None for one whose parts, or whose class, have the memory."""
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return dense(tensor) if is_plain and not tensor.is_nested else None
 
 
 def memory_of(storage: torch.UntypedStorage) -> str:
@@ -130,14 +142,15 @@ def _saved_in(roots: Iterable[Any]) -> Iterator[_Described]:
             continue
         visited.add(node)
         pending += [following for following, _ in node.next_functions if following is not None]
-        for saved in _saved_by(node):
+        for saved in saved_by(node):
             tensor = getattr(saved, "data", None)  # not in older versions of torch
             if isinstance(tensor, torch.Tensor):
                 for storage in storages_behind(tensor):
-                    yield storage, Category.ACTIVATION, f"saved for {node.name()}"
+                    yield storage, Category.ACTIVATION, f"saved for {node.name()}", _dense(tensor)
 
 
-def _saved_by(node: Any) -> Iterator[Any]:
+def saved_by(node: Any) -> Iterator[Any]:
+    """Yield what a node of autograd has saved; its `data` is the tensor."""
     for name in saved_names(type(node)):
         try:
             saved = getattr(node, name)

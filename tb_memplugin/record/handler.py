@@ -266,7 +266,7 @@ class _MemoryTraceHandler:
         if self._writer is None:
             worker = self._settings.worker_name or default_worker_name()
             self._writer = RunWriter(self._dir_name, worker, self._guard.warn)
-        self._writer.write(trace)
+        self._writer.write(self._with_holders(trace, self._recorder))
         for problem in window.problems:
             self._guard.warn(problem)
         for open_problem, kind in window.open_problems.items():
@@ -275,6 +275,14 @@ class _MemoryTraceHandler:
             self._written(trace, self._recorder)
         except BaseException as error:
             self._guard.end("after a window", error, loss="This window is recorded, but what followed failed")
+
+    def _with_holders(self, trace: MemoryTrace, recorder: WindowRecorder) -> MemoryTrace:
+        try:
+            return recorder.with_holders(trace)
+        except Exception as error:
+            loss = "This window is recorded, but not what holds the memory that outlives it"
+            self._guard.end("after a window", error, loss=loss)
+            return trace
 
     def _written(self, trace: MemoryTrace, recorder: WindowRecorder) -> None:
         recorder.remember(trace)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tb_memplugin.trace import Allocations
+from tb_memplugin.trace.replay import blocks_at
 from tb_memplugin.trace.tables import Int64
 
 if TYPE_CHECKING:
@@ -28,27 +29,9 @@ def match_sightings(
     if not sightings:
         return np.empty(0, np.int64)
     wanted = np.array([sighting.address for sighting in sightings], np.uint64)
-    seen_at = (
-        np.searchsorted(
-            time_ns, np.array([sighting.time_ns for sighting in sightings], np.int64), side="right"
-        )
-        - 1
-    )
+    seen_ns = np.array([sighting.time_ns for sighting in sightings], np.int64)
     row_of = {name: row for row, name in enumerate(devices)}
     device = np.array([row_of.get(sighting.device, -1) for sighting in sightings])
-    addresses = np.unique(wanted)
-    code = np.searchsorted(addresses, blocks.address).clip(max=len(addresses) - 1)
-    candidates = np.flatnonzero(addresses[code] == blocks.address)
-    width = len(time_ns) + 2
-    keys = code[candidates] * width + blocks.born[candidates] + 1
-    order = np.argsort(keys, kind="stable")
-    candidates, keys = candidates[order], keys[order]
-    last = np.searchsorted(keys, np.searchsorted(addresses, wanted) * width + seen_at + 1, side="right") - 1
-    row = np.append(candidates, -1)[last]
-    is_match = (
-        (last >= 0)
-        & (blocks.address[row] == wanted)
-        & (blocks.device[row] == device)
-        & (blocks.freed[row] > seen_at)
-    )
-    return np.where(is_match, row, -1).astype(np.int64)
+    seen_at = np.searchsorted(time_ns, seen_ns, side="right") - 1
+    row = blocks_at(wanted, seen_at, blocks)
+    return np.where(np.append(blocks.device, 0)[row] == device, row, -1).astype(np.int64)

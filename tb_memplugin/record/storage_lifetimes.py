@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tb_memplugin.record.tensor_metadata import Dense
 from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
 from tb_memplugin.trace import Category, Phase
 
@@ -47,7 +48,8 @@ class _Memory:
     """The attributes of one piece of memory.
 
     `serial` counts allocations from 0 and is negative for memory that was alive before; `made_by` is the
-    operator; `stack` is the row of the Python stack that allocated it, -1 if stacks are not recorded.
+    operator; `stack` is the row of the Python stack that allocated it, -1 if stacks are not recorded;
+    `tensor` is what the operator returned in it, None if that is not known.
     """
 
     __slots__ = ()
@@ -63,6 +65,7 @@ class _Memory:
     recomputing: bool
     serial: int
     stack: int
+    tensor: Dense | None
 
 
 class Block(weakref.ref[torch.UntypedStorage], _Memory):
@@ -81,6 +84,7 @@ class Block(weakref.ref[torch.UntypedStorage], _Memory):
         "recomputing",
         "serial",
         "stack",
+        "tensor",
     )
 
 
@@ -323,14 +327,14 @@ class Ledger:
             buffer.address = self._unheld = self._unheld + 1
         buffer.key, buffer.bytes, buffer.holder = -1, size, None
         buffer.category, buffer.label, buffer.module = _UNKNOWN, "", row
-        buffer.device, buffer.stack = device, -1
+        buffer.device, buffer.stack, buffer.tensor = device, -1, None
         return buffer
 
     def _block(self, storage: torch.UntypedStorage, size: int, row: int) -> Block:
         block = Block(storage, self._on_free)
         block.key, block.address, block.bytes = storage_key(storage), storage_address(storage), size
         block.category, block.label, block.module = _UNKNOWN, "", row
-        block.device, block.stack = self._device_row(storage), -1
+        block.device, block.stack, block.tensor = self._device_row(storage), -1, None
         return block
 
     def _grow(self, block: Block | Buffer) -> None:

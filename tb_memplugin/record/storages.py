@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.record.modules import ModuleNames
+from tb_memplugin.record.tensor_metadata import dense, metadata_of
 from tb_memplugin.record.tensors_inside import isinstance_of, tensors_in
 from tb_memplugin.record.torch_private.profiler import record_operators
 from tb_memplugin.record.torch_private.tensors import (
@@ -28,7 +29,7 @@ from tb_memplugin.record.torch_private.tensors import (
     storage_key,
     version_of,
 )
-from tb_memplugin.trace import Category
+from tb_memplugin.trace import Category, TensorMetadata
 
 Purpose = tuple[torch.Tensor, Category, int, str]
 """(tensor, category, owning module's row, label)"""
@@ -44,9 +45,10 @@ _WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
 class Sighting:
     """A storage with a known purpose. `module` is a row of the module names, -1 if no module owns it.
 
-    `dtype` is the dtype of the tensor that uses the storage, spelled as in torch without "torch.". `version`
-    is how often an input had been written to (see `versions_of`), -1 if that is not known; `ends_call` is
-    True if it was seen at the end of the call that it entered, because that call wrote to it.
+    `dtype` is the dtype of the tensor that uses the storage, spelled as in torch without "torch.";
+    `tensor` is the plain tensor in it, None if it was not looked at. `version` is how often an input had been
+    written to (see `versions_of`), -1 if that is not known; `ends_call` is True if it was seen at the end of
+    the call that it entered, because that call wrote to it.
     """
 
     time_ns: int
@@ -59,6 +61,7 @@ class Sighting:
     dtype: str = ""
     version: int = -1
     ends_call: bool = False
+    tensor: TensorMetadata | None = None
 
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -86,6 +89,12 @@ def allocated_by_torch(storage: torch.UntypedStorage) -> bool:
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]:
     """Yield the storages of a tensor with their device names: several for sparse and wrapper tensors."""
+    for storage, device, _ in storages_and_tensors(tensor):
+        yield storage, device
+
+
+def storages_and_tensors(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str, torch.Tensor]]:
+    """Yield the storages of a tensor with their device names, and the plain tensor that lies in each."""
     for plain in _plain(tensor):
         try:
             storage = plain.untyped_storage()
@@ -93,7 +102,7 @@ def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]
         except (RuntimeError, NotImplementedError, ValueError):
             continue  # meta, fake, functorch, lazy parameters: no memory that an allocator knows
         if address:
-            yield storage, _memory_of(plain, storage)
+            yield storage, _memory_of(plain, storage), plain
 
 
 def _memory_of(tensor: torch.Tensor, storage: torch.UntypedStorage) -> str:
@@ -245,17 +254,14 @@ def sight(
     now, addresses, sightings = time_ns(), set(), []
     numbers = repeat(-1) if versions is None else versions
     for (tensor, category, module, label), version in zip(tensors, numbers, strict=False):
-        for storage, device in storages(tensor):
+        for storage, device, plain in storages_and_tensors(tensor):
             address = storage_address(storage)
             if address in addresses:
                 continue
             addresses.add(address)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            sightings.append(
-                Sighting(
-                    now, device, address, storage.nbytes(), category, module, label, dtype, version, ends_call
-                )
-            )
+            known = (address, storage.nbytes(), category, module, label, dtype, version, ends_call)
+            sightings.append(Sighting(now, device, *known, metadata_of(dense(plain))))
             if keep is not None:
                 keep.append(storage)
     return sightings

@@ -89,6 +89,8 @@ class Allocation(TypedDict):
     """In which it was allocated."""
     name: str | None
     """The name of a parameter."""
+    tensor: str | None
+    """What lies in it: `float32 [8, 2048]`, with its strides where these are not the usual ones; or null."""
     born_ns: int | None
     """When it was allocated; null: before the window."""
     freed_ns: int | None
@@ -181,6 +183,7 @@ def allocation_shape(block: LiveAllocation, epoch_ns: int) -> Allocation:
         "operator": block.operator,
         "phase": block.phase.key,
         "name": block.name,
+        "tensor": block.tensor,
         "born_ns": None if block.born_ns is None else block.born_ns - epoch_ns,
         "freed_ns": None if block.freed_ns is None else block.freed_ns - epoch_ns,
         "address": hex(block.address),

@@ -118,7 +118,7 @@ def _cut_names(summary: StepSummary, most: int) -> None:
     columns = [summary.modules.keys, summary.modules.class_names]
     for device in summary.devices:
         peak = device.peak
-        columns += [peak.by_operator.keys, peak.largest.operators, peak.largest.names]
+        columns += [peak.by_operator.keys, peak.largest.operators, peak.largest.names, peak.largest.tensors]
         if peak.HasField("operator"):
             peak.operator = cut(peak.operator, most)
         if peak.HasField("module"):

@@ -155,6 +155,7 @@ def largest_at_peak(summary: StepSummary, device: DeviceSummary) -> Iterator[Liv
     modules = [None if row < 0 else summary.modules.keys[row] for row in blocks.modules]
     reasons = blocks.reasons or [Reason.NOT_RECORDED] * len(blocks.bytes)
     confidences = blocks.module_confidences or [100] * len(blocks.bytes)
+    tensors = blocks.tensors or [""] * len(blocks.bytes)
     for row, size in enumerate(blocks.bytes):
         born_ns, freed_ns = blocks.born_ns[row], blocks.freed_ns[row]
         yield LiveAllocation(
@@ -170,6 +171,7 @@ def largest_at_peak(summary: StepSummary, device: DeviceSummary) -> Iterator[Liv
             freed_ns=None if freed_ns < 0 else epoch + freed_ns,
             reason=Reason(reasons[row]),
             module_confidence=confidences[row],
+            tensor=tensors[row] or None,
         )
 
 

@@ -12,7 +12,7 @@ from tb_memplugin.analysis.account import Account, accounts
 from tb_memplugin.analysis.curves import category_columns
 from tb_memplugin.analysis.divisions import Part
 from tb_memplugin.analysis.modules import module_table
-from tb_memplugin.analysis.moments import largest_rows, moment
+from tb_memplugin.analysis.moments import largest_rows, moment, tensor_name
 from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.proto import metadata_pb2, summary_pb2
 from tb_memplugin.store.outline import Outlines
@@ -193,6 +193,7 @@ class WindowSummaries:
             freed_ns=times[blocks.freed[rows]].tolist(),
             reasons=blocks.reason[rows].tolist(),
             module_confidences=confidences.tolist() if (confidences != 100).any() else [],
+            tensors=[readable(tensor_name(trace, row) or "") for row in rows.tolist()],
         )
 
     def _table(self, device: int, row: int, event: int) -> summary_pb2.ModuleTable:

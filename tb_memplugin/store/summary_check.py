@@ -91,7 +91,7 @@ def _parts(parts: Parts) -> list[int]:
 
 def _largest(blocks: Allocations) -> list[int]:
     names = ("bytes", "addresses", "categories", "phases", "modules", "operators", "names")
-    later = [name for name in ("reasons", "module_confidences") if getattr(blocks, name)]
+    later = [name for name in ("reasons", "module_confidences", "tensors") if getattr(blocks, name)]
     return _all(blocks, *names, "born_ns", "freed_ns", *later)
 
 

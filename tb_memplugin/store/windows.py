@@ -44,6 +44,7 @@ from tb_memplugin.trace import (
     Spans,
     StartState,
     Step,
+    TensorMetadata,
 )
 from tb_memplugin.trace.counters import code_of
 from tb_memplugin.trace.notes import Level, Note
@@ -72,7 +73,11 @@ TABLES: dict[str, type[Any]] = {
 LATER = {
     *(f"events.{field}" for field in ("stream", "pool", "context", "forward", "rounded")),
     *(f"start.{field}" for field in ("stack", "stream", "pool", "rounded", "pending")),
-    *(f"{table}.{field}" for table in ("events", "start") for field in ("reason", "module_confidence")),
+    *(
+        f"{table}.{field}"
+        for table in ("events", "start")
+        for field in ("reason", "module_confidence", "tensor")
+    ),
     *(f"segments.{field}" for field in Segments.__slots__),
     *(f"annotations.{field}" for field in Annotations.__slots__),
 }
@@ -199,6 +204,7 @@ class _WindowReader:
             segments=self._table("segments", Segments),
             annotations=self._table("annotations", Annotations),
             annotation_names=tuple(map(_text, names.annotation_names)),
+            tensors=_tensors(names),
             streams=tuple(footer.streams),
             pools=tuple((pool.first, pool.second) for pool in footer.pools),
             contexts=tuple(map(_text, names.contexts)),
@@ -306,6 +312,7 @@ def _limits(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray, int, int]]:
         "stream": trace.streams,
         "pool": trace.pools,
         "context": trace.contexts,
+        "tensor": trace.tensors,
     }
     codes = {
         "kind": Kind,
@@ -383,12 +390,28 @@ def _names(trace: MemoryTrace) -> Names:
         stack_frames=[frames[frame] for stack in trace.stacks for frame in stack],
         contexts=map(_utf8, trace.contexts),
         annotation_names=map(_utf8, trace.annotation_names),
+        tensor_dtypes=[_utf8(tensor.dtype) for tensor in trace.tensors],
+        tensor_dims=[len(tensor.shape) for tensor in trace.tensors],
+        tensor_shapes=[size for tensor in trace.tensors for size in tensor.shape],
+        tensor_strides=[stride for tensor in trace.tensors for stride in tensor.strides],
     )
 
 
 def _modules(names: Names) -> tuple[Module, ...]:
     rows = zip(names.module_keys, names.module_parents, names.module_classes, strict=True)
     return tuple(Module(_text(key), parent, _text(class_name)) for key, parent, class_name in rows)
+
+
+def _tensors(names: Names) -> tuple[TensorMetadata, ...]:
+    if not len(names.tensor_shapes) == len(names.tensor_strides) == sum(names.tensor_dims):
+        raise ValueError("shapes and strides of tensors have other lengths than their dimensions")
+    ends = np.cumsum([0, *names.tensor_dims]).tolist()
+    return tuple(
+        TensorMetadata(
+            _text(dtype), tuple(names.tensor_shapes[start:end]), tuple(names.tensor_strides[start:end])
+        )
+        for dtype, (start, end) in zip(names.tensor_dtypes, pairwise(ends), strict=True)
+    )
 
 
 def _reading(stored: side_file_pb2.CounterReading) -> CounterReading:

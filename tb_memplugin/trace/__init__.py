@@ -5,7 +5,17 @@ from tb_memplugin.trace.counters import Cause, Counter, CounterReading, Moment, 
 from tb_memplugin.trace.kinds import STACKING_ORDER, Category, Kind, Phase, Reason
 from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.replay import Allocations
-from tb_memplugin.trace.tables import Device, Events, Module, Spans, StartState, Step, events, start_state
+from tb_memplugin.trace.tables import (
+    Device,
+    Events,
+    Module,
+    Spans,
+    StartState,
+    Step,
+    TensorMetadata,
+    events,
+    start_state,
+)
 from tb_memplugin.trace.trace import MemoryTrace
 from tb_memplugin.trace.whole_device import DevicePart, WholeDevice
 
@@ -32,6 +42,7 @@ __all__ = [
     "Spans",
     "StartState",
     "Step",
+    "TensorMetadata",
     "WholeDevice",
     "at_every_moment",
     "events",

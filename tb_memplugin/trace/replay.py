@@ -40,6 +40,7 @@ class Allocations:
     rounded: Int64
     reason: UInt8
     module_confidence: UInt8
+    tensor: Int32
     unseen_frees: int
     unmatched_frees: Int64
 
@@ -91,6 +92,31 @@ def address_order(address: UInt64) -> Rows:
         digits = (offset >> np.uint64(bit)).astype(np.uint16)
         order = order[np.argsort(digits[order], kind="stable")]
     return order
+
+
+def blocks_at(address: UInt64, event: Int64, blocks: Allocations) -> Int64:
+    """Return the row of the block that was alive at each address after an event: int64, shape (n,).
+
+    Args:
+        address, event: addresses of blocks, and indices of events from -1; shape (n,).
+        blocks: the paired allocations.
+
+    Returns:
+        Rows of `blocks`, -1 where none was alive.
+    """
+    if not len(address):
+        return np.empty(0, np.int64)
+    addresses = np.unique(address)
+    code = np.searchsorted(addresses, blocks.address).clip(max=len(addresses) - 1)
+    candidates = np.flatnonzero(addresses[code] == blocks.address)
+    width = int(max(blocks.born.max(initial=-1), event.max())) + 3
+    keys = code[candidates] * width + blocks.born[candidates] + 1
+    order = np.argsort(keys, kind="stable")
+    candidates, keys = candidates[order], keys[order]
+    last = np.searchsorted(keys, np.searchsorted(addresses, address) * width + event + 1, side="right") - 1
+    row = np.append(candidates, -1)[last]
+    is_match = (last >= 0) & (blocks.address[row] == address) & (blocks.freed[row] > event)
+    return np.where(is_match, row, -1).astype(np.int64)
 
 
 def pair(events: Events, start: StartState) -> Allocations:
@@ -175,6 +201,7 @@ def _allocations(
         rounded=np.concatenate((start.rounded, events.rounded[allocs])),
         reason=np.concatenate((start.reason, events.reason[allocs])),
         module_confidence=np.concatenate((start.module_confidence, events.module_confidence[allocs])),
+        tensor=np.concatenate((start.tensor, events.tensor[allocs])),
         unseen_frees=unseen_frees,
         unmatched_frees=unmatched_frees,
     )

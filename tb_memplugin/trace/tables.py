@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +82,29 @@ class Module:
         return not self.key.startswith(OUTSIDE) and self.key != NOT_NAMED
 
 
+class TensorMetadata(NamedTuple):
+    """What a tensor is: `dtype` as torch spells it, without "torch."; `shape` and `strides` in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """Return `float32 [8, 2048]`; strides follow where the elements do not lie one after another."""
+        text = f"{self.dtype} {list(self.shape)}"
+        return text if self.is_contiguous else f"{text} strides {list(self.strides)}"
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie one after another, in the order of the dimensions."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return 0 in self.shape
+            expected *= size
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One profiled step: its number (`ProfilerStep#N`) and span in epoch nanoseconds."""
@@ -114,8 +137,8 @@ class StartState:
     """Blocks that were alive when the window began: one row per block, columns of equal length.
 
     `address` is 0 where only the size is known; `label` is a row of the trace's labels
-    (for example a parameter's FQN) or -1. `stack`, `stream` and `pool` are rows of the trace's tables, -1
-    if not known; `rounded` is the bytes that the allocator used for the block, -1 if not known;
+    (for example a parameter's FQN) or -1. `stack`, `stream`, `pool` and `tensor` are rows of the trace's
+    tables, -1 if not known; `rounded` is the bytes that the allocator used for the block, -1 if not known;
     `pending` is 1 if the block's free was requested before the window and not yet completed. `reason` is a
     `Reason`, `module_confidence` that of `Events`.
     """
@@ -133,6 +156,7 @@ class StartState:
     pending: UInt8 = column(np.uint8)
     reason: UInt8 = column(np.uint8)
     module_confidence: UInt8 = column(np.uint8)
+    tensor: Int32 = column(np.int32)
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -143,7 +167,7 @@ class Events:
     """Allocator events in time order: one row per event, columns of equal length.
 
     `bytes` are the requested bytes, never negative; `kind` tells whether they are added or removed.
-    `operator`, `module`, `label`, `stack`, `stream`, `pool` and `context` are rows of the trace's
+    `operator`, `module`, `label`, `stack`, `stream`, `pool`, `context` and `tensor` are rows of the trace's
     tables, -1 for none; for frees they describe where the free happened, where that is known.
     `forward` is the stack of the forward call that belongs to this backward, a row of `stacks`.
     `category` and `reason` (a `Reason`) have a meaning for allocations only. `reserved` is the allocator's
@@ -171,6 +195,7 @@ class Events:
     rounded: Int64 = column(np.int64)
     reason: UInt8 = column(np.uint8)
     module_confidence: UInt8 = column(np.uint8)
+    tensor: Int32 = column(np.int32)
 
     def __len__(self) -> int:
         return len(self.time_ns)
@@ -210,7 +235,9 @@ START_DTYPES: dict[str, np.dtype[np.generic]] = {
 """The dtype of each column of `StartState`, in the order of its fields."""
 
 ABSENT: dict[str, int] = {
-    **dict.fromkeys(("operator", "module", "label", "stack", "stream", "pool", "context", "forward"), -1),
+    **dict.fromkeys(
+        ("operator", "module", "label", "stack", "stream", "pool", "context", "forward", "tensor"), -1
+    ),
     "reserved": -1,
     "rounded": -1,
     "category": Category.UNKNOWN,

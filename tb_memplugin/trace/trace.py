@@ -13,7 +13,7 @@ from tb_memplugin.trace.allocator import Annotations, OutOfMemory, Segments
 from tb_memplugin.trace.counters import CounterReading
 from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.replay import Allocations, live_levels, pair, reserved_levels, window_levels
-from tb_memplugin.trace.tables import Device, Events, Int64, Module, Spans, StartState, Step
+from tb_memplugin.trace.tables import Device, Events, Int64, Module, Spans, StartState, Step, TensorMetadata
 from tb_memplugin.trace.whole_device import WholeDevice
 
 
@@ -35,6 +35,7 @@ class MemoryTrace:
         calls: module calls (forward calls, and autograd nodes with the module that owns them).
         segments: the ranges that the allocator had reserved before the first event.
         annotations, annotation_names: starts and ends of named ranges, and their names.
+        tensors: what the tensors are that the blocks hold, each once.
         streams, pools, contexts: stream pointers, pool ids, and what torch.compile was compiling.
         ooms: failed allocations, in event order.
         counters: what counters of others say of the devices' live bytes; empty if this was not recorded.
@@ -58,6 +59,7 @@ class MemoryTrace:
     segments: Segments = field(default_factory=Segments)
     annotations: Annotations = field(default_factory=Annotations)
     annotation_names: tuple[str, ...] = ()
+    tensors: tuple[TensorMetadata, ...] = ()
     streams: tuple[int, ...] = ()
     pools: tuple[tuple[int, int], ...] = ()
     contexts: tuple[str, ...] = ()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tb_memplugin.analysis.curves import OTHERS, SHOWN_MODULES, profile_over_time
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS, breakdown
 from tb_memplugin.analysis.rules import read_rules
+from tb_memplugin.trace import TensorMetadata
 from tests.recorded_program import program
+from tests.traces import trace
 
 STACKS = {"a": ("f a.py:1", "main a.py:9"), "b": ("g b.py:2", "main a.py:9")}
 PROGRAM = program(
@@ -73,3 +77,20 @@ def test_a_profile_by_rules_has_all_of_them():
 def test_a_trace_without_events_has_a_profile():
     drawn = profile_over_time(program("before 5 w"), 0, "category", 3)
     assert drawn.high.tolist() == [5, 5, 5]
+
+
+def test_bytes_by_dtype_and_by_label_have_a_row_for_what_is_not_known():
+    recorded = trace(
+        "start 40 w label=weight", "alloc 8 a label=weight", "alloc 2 b", "alloc 1 c label=other"
+    )
+    half, full = TensorMetadata("float16", (20,), (1,)), TensorMetadata("float32", (2,), (1,))
+    recorded = replace(
+        recorded,
+        tensors=(half, full, TensorMetadata("float16", (1,), (1,))),
+        start=replace(recorded.start, tensor=np.array([0], np.int32)),
+        events=replace(recorded.events, tensor=np.array([1, 2, -1], np.int32)),
+    )
+    by_dtype = {part.key: (part.bytes, part.count) for part in breakdown(recorded, 0, 2, "dtype")}
+    assert by_dtype == {"float16": (42, 2), "float32": (8, 1), "(not known)": (1, 1)}
+    by_label = {part.key: (part.bytes, part.count) for part in breakdown(recorded, 0, 2, "label")}
+    assert by_label == {"weight": (48, 2), "(none)": (2, 1), "other": (1, 1)}

@@ -33,6 +33,7 @@ def test_json_is_what_the_issue_says(logdir):
         "module": "layer",
         "operator": None,
         "name": "layer.weight",
+        "tensor": None,
         "born_ns": None,
         "freed_ns": None,
         "module_confidence": 100,

@@ -37,6 +37,7 @@ from tb_memplugin.trace import (
     Spans,
     StartState,
     Step,
+    TensorMetadata,
     WholeDevice,
 )
 from tb_memplugin.trace.tables import EVENT_DTYPES
@@ -66,6 +67,10 @@ READINGS = st.builds(
     st.booleans(),
     CAUSES,
 )
+DIMENSIONS = st.lists(st.tuples(st.integers(0, 2**63), st.integers(-(2**62), 2**62)), max_size=3)
+TENSORS = st.tuples(TEXT, DIMENSIONS).map(
+    lambda drawn: TensorMetadata(drawn[0], *map(tuple, zip(*drawn[1], strict=True) if drawn[1] else ((), ())))
+)
 WHOLE = st.builds(
     WholeDevice,
     st.integers(0, 1),
@@ -86,12 +91,13 @@ def traces(draw):
     streams = tuple(draw(st.lists(word, max_size=3)))
     pools = tuple(draw(st.lists(st.tuples(word, word), max_size=3)))
     stacks = tuple(map(tuple, draw(st.lists(st.lists(TEXT, max_size=3), max_size=3))))
+    tensors = tuple(draw(st.lists(TENSORS, max_size=3)))
     keys = draw(st.lists(TEXT, max_size=5))
     modules = tuple(Module(key, draw(st.integers(-1, row - 1)), draw(TEXT)) for row, key in enumerate(keys))
     steps = draw(st.lists(STEPS, min_size=1, max_size=3, unique_by=lambda step: step.start_ns))
     rows = draw(st.integers(0, 40))
     tables = {"operator": operators, "module": modules, "label": labels, "stack": stacks, "forward": stacks}
-    tables |= {"stream": streams, "pool": pools, "context": contexts}
+    tables |= {"stream": streams, "pool": pools, "context": contexts, "tensor": tensors}
     limits = {name: (-1, len(table) - 1) for name, table in tables.items()}
     limits |= {
         "kind": (0, len(Kind) - 1),
@@ -133,6 +139,7 @@ def traces(draw):
         segments=table(Segments, 5),
         annotations=table(Annotations, 5 if ranges else 0, name=(0, max(len(ranges) - 1, 0))),
         annotation_names=ranges,
+        tensors=tensors,
         streams=streams,
         pools=pools,
         contexts=contexts,

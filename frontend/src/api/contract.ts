@@ -191,6 +191,8 @@ export interface Allocation {
   phase: string;
   /** The name of a parameter. */
   name: string | null;
+  /** What lies in it: `float32 [8, 2048]`, with its strides where these are not the usual ones; or null. */
+  tensor: string | null;
   /** When it was allocated; null: before the window. */
   born_ns: number | null;
   /** When it was freed; null: not within the window. */
@@ -806,7 +808,7 @@ export interface FailedRequest {
 export interface SegmentsAnswer {
   /** As asked. */
   event: number;
-  by: "category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation";
+  by: "category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label";
   order: "pool" | "size" | "free" | "address";
   /** All segments, in that order. */
   segments: Segments;
@@ -959,7 +961,7 @@ export interface OtherLines {
 /** By what it is worth dividing the memory of a window. */
 export interface DivisionsAnswer {
   /** In the order in which to offer them. Only `category` without the side file. */
-  divisions: ("category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation")[];
+  divisions: ("category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label")[];
 }
 
 /** A file that was written. */
@@ -1297,11 +1299,12 @@ export const RULES: Record<string, { name: string; looks: string }> = {
   parameter_copies: { name: "Parameter copies", looks: "parameters in memory twice: master copies, EMA, a second model" },
   checkpointing: { name: "Checkpointing", looks: "activations worth recomputing in backward" },
   optimizer_state: { name: "Optimizer state", looks: "optimizer state that makes up much of the peak, by dtype" },
+  reference_cycles: { name: "Reference cycles", looks: "memory that only a cycle of Python's objects holds" },
   large_temporary: { name: "Large temporaries", looks: "temporaries of one operator that set the peak" },
 };
 
 /** By what memory can be divided. */
-export const DIVISIONS: readonly string[] = ["category", "module", "operator", "phase", "stack", "line", "context", "pool", "stream", "annotation"];
+export const DIVISIONS: readonly string[] = ["category", "module", "operator", "phase", "stack", "line", "context", "pool", "stream", "annotation", "dtype", "label"];
 
 /** Every format of Export, by the value of the parameter `to`. */
 export const FORMATS: readonly { id: string; name: string; what: string }[] = [

@@ -7,6 +7,7 @@ import { duration } from "../state/time";
 import { Swatch } from "../views/category";
 import { Fold } from "../views/fold";
 import { Name } from "../views/name";
+import { Tensor } from "../views/tensor";
 import { PartName } from "./part_name";
 import type { Device, Division, Largest } from "./recording";
 
@@ -147,8 +148,16 @@ function LargestAlive({ device, timed }: { device: Device; timed: boolean }) {
 /** The best name that there is: its own, its module's, the line that made it. */
 function What({ item }: { item: Largest }) {
   const name = allocationName({ ...item, operator: null });
-  if (name === null && item.line !== null) return <PartName by="line" name={item.line} />;
-  return <Name text={name ?? item.operator ?? item.address ?? NOT_NAMED} />;
+  return (
+    <span class="flexed">
+      {name === null && item.line !== null ? (
+        <PartName by="line" name={item.line} />
+      ) : (
+        <Name text={name ?? item.operator ?? item.address ?? NOT_NAMED} />
+      )}
+      <Tensor text={item.tensor} />
+    </span>
+  );
 }
 
 function lifetime(item: Largest, timed: boolean): string {

@@ -17,6 +17,8 @@ const LABELS: Record<string, string> = {
   annotation: "Annotation",
   pool: "Pool",
   stream: "Stream",
+  dtype: "Dtype",
+  label: "Label",
   context: "Compiled graph",
 };
 

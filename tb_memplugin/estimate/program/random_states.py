@@ -11,6 +11,7 @@ import torch
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.record.tensor_metadata import dense
 
 MADE_BY = "torch::get_rng_state"
 """The operator name that is shown for a state."""
@@ -29,9 +30,9 @@ class RandomStates(Correction):
                 ledger, scope = mode.ledger, mode.layers.scope()
                 mode.settle(scope)
                 storage = state.untyped_storage()
-                ledger.allocate_storage(
-                    storage, storage.nbytes(), ledger.device_row(state.device), MADE_BY, scope
-                )
+                row = ledger.device_row(state.device)
+                block = ledger.allocate_storage(storage, storage.nbytes(), row, MADE_BY, scope)
+                block.tensor = dense(state)
             return state
 
         for owner in (torch, torch.random):

@@ -42,7 +42,7 @@ class StorageResizing(Correction):
             old = before or (last if owner is not None and owner() is storage else None)
             if old is not None and (before is None or before.bytes != size):
                 fresh = ledger.allocate_storage(storage, size, old.device, MADE_BY, scope)
-                fresh.label, fresh.module = old.label, old.module
+                fresh.label, fresh.module, fresh.tensor = old.label, old.module, old.tensor
                 if before is not None:
                     ledger.free(before, scope)
             return result

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tb_memplugin.record.tensor_metadata import Dense
 from tb_memplugin.simulator.allocator_settings import SMALLEST_BLOCK
 from tb_memplugin.trace import Category, Phase
 
@@ -30,7 +31,8 @@ class Block:
     """One allocation.
 
     `bytes` is the requested size; `module` is a row of `ModuleNames`, -1 for none; `stream` is the pointer of
-    the stream on which it was made, 0 for the default one.
+    the stream on which it was made, 0 for the default one; `tensor` is what an operator returned in it, None
+    for memory that no tensor owns.
     """
 
     address: int
@@ -45,6 +47,7 @@ class Block:
     category: Category = Category.UNKNOWN
     label: str = ""
     stream: int = 0
+    tensor: Dense | None = None
 
 
 class Life(weakref.ref[torch.UntypedStorage]):

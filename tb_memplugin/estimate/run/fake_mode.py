@@ -20,6 +20,7 @@ from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, Outliving
 from tb_memplugin.estimate.run.fake_layers import FakeLayers
 from tb_memplugin.estimate.run.fake_ledger import Block, FakeLedger, Scope
+from tb_memplugin.record.tensor_metadata import Dense, dense
 from tb_memplugin.trace import Category, Phase
 
 aten = torch.ops.aten
@@ -106,7 +107,7 @@ class CountingFakeMode(FakeTensorMode):
         self._inside = False
         self._thread = threading.get_ident()
         self._composite: dict[Any, bool] = {}
-        self._pending: tuple[weakref.ref[torch.UntypedStorage], int, Block, Any, Scope] | None = None
+        self._pending: tuple[weakref.ref[torch.UntypedStorage], int, Block, Any, Scope, Dense] | None = None
         self._adding_in_place = False
 
     @property
@@ -185,14 +186,14 @@ class CountingFakeMode(FakeTensorMode):
         """
         ledger = self.ledger
         if self._pending is not None:
-            reference, size, block, func, where = self._pending
+            reference, size, block, func, where, tensor = self._pending
             self._pending = None
             storage = reference()
             if storage is None:  # the sum was freed already
                 if not any(life.block is block for life in ledger.freed):
                     ledger.free(ledger.allocate(size, block.device, func, where), where)
             elif not ledger.inherit(block, storage):
-                ledger.allocate_storage(storage, size, block.device, func, where)
+                ledger.allocate_storage(storage, size, block.device, func, where).tensor = tensor
         if ledger.freed:
             ledger.settle(scope)
 
@@ -362,10 +363,11 @@ class CountingFakeMode(FakeTensorMode):
         if func in _IN_PLACE_WITHOUT_MODES:
             summand = self._reused(func, args, size, scope)
             if summand is not None:
-                self._pending = (weakref.ref(storage), size, summand, func, scope)
+                self._pending = (weakref.ref(storage), size, summand, func, scope, dense(tensor))
                 return
         old = life.block if life is not None else None
         fresh = ledger.allocate_storage(storage, size, ledger.device_row(device), func, scope)
+        fresh.tensor = dense(tensor)
         if old is not None:  # resized: the new memory is allocated before the old is freed
             fresh.category, fresh.label = old.category, old.label
             ledger.free(old, scope)

@@ -22,6 +22,7 @@ from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.fake_trace import FakeRun
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.storages import gradients, model_storages, optimizer_storages
+from tb_memplugin.record.tensor_metadata import dense
 from tb_memplugin.trace import Category
 
 Named = tuple[torch.Tensor, Category, int, str]
@@ -167,16 +168,16 @@ class FakeRecording:
 
     def _name(self, tensors: Iterable[Named]) -> None:
         for tensor, category, module, label in tensors:
-            for block in self._blocks(tensor):
+            for block, plain in self._blocks(tensor):
                 if block.category is Category.UNKNOWN:
-                    block.category, block.label = category, label
+                    block.category, block.label, block.tensor = category, label, dense(plain)
                     block.module = module if module >= 0 else block.module
 
-    def _blocks(self, tensor: torch.Tensor) -> Iterator[Block]:
+    def _blocks(self, tensor: torch.Tensor) -> Iterator[tuple[Block, torch.Tensor]]:
         if isinstance(tensor, FakeTensor):
             block = self.ledger.block_of(tensor.untyped_storage())
             if block is not None:
-                yield block
+                yield block, tensor
             return
         flatten = getattr(tensor, "__tensor_flatten__", None)
         for name in flatten()[0] if flatten is not None else ():

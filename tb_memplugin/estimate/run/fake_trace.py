@@ -16,6 +16,7 @@ from tb_memplugin.read.categories import Born, by_lifetime, of_known
 from tb_memplugin.read.phases import phase_at, phase_spans, stretch
 from tb_memplugin.read.tables import Mark, Names, Owners, named_phases, operator_name
 from tb_memplugin.record.caches import with_caches
+from tb_memplugin.record.tensor_metadata import made_tensors
 from tb_memplugin.trace import (
     Category,
     Counter,
@@ -63,6 +64,9 @@ def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryT
     phases = _phases(run)
     streams = _streams(run)
     full = _events(run, phases, operators, labels, owners, streams)
+    allocs = np.flatnonzero(full.kind == Kind.ALLOC)
+    made = [run.ledger.entries[row][2].tensor for row in allocs.tolist()]
+    full.tensor[allocs], tensors = made_tensors(made, full.bytes[allocs])
     capacity, product = (None, "") if gpu is None else (gpu.memory_bytes, gpu.name)
     devices = run.ledger.devices or [f"{run.ledger.device_type}:0"]
     trace = MemoryTrace(
@@ -73,6 +77,7 @@ def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryT
         steps=_steps(run),
         operators=operators.as_tuple(),
         labels=labels.as_tuple(),
+        tensors=tensors,
         phases=phases,
         calls=owners.calls(run.layers.calls),
         annotations=named_phases(run.marks, full, names),

@@ -17,6 +17,7 @@ from tb_memplugin.read.snapshot.frame_marks import Mark, judged, mark_of
 from tb_memplugin.read.snapshot.same_sizes import by_sizes
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
 from tb_memplugin.trace.frames import distinct, read_frame
+from tb_memplugin.trace.labels import JOIN, fields_of
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 _LABEL_WORDS = {
@@ -127,13 +128,15 @@ def classify(trace: MemoryTrace) -> Classified:
     reason = _REASON_OF[category]
     saved = (category == Category.ACTIVATION) & (born.phase == Phase.OTHER)
     reason[saved] = Reason.FREED_BY_AUTOGRAD
-    for certain, why in (
+    certain = np.zeros(len(blocks), bool)
+    for named, why in (
         (born.category, Reason.FRAMES),
         (_named(trace.labels)[blocks.label], Reason.LABEL),
     ):
-        is_known = certain != Category.UNKNOWN
-        category, reason = np.where(is_known, certain, category), np.where(is_known, why, reason)
-    compared = by_sizes(trace, category.astype(np.uint8), phase, ends[1])
+        is_known = named != Category.UNKNOWN
+        category, reason = np.where(is_known, named, category), np.where(is_known, why, reason)
+        certain |= is_known
+    compared = by_sizes(trace, category.astype(np.uint8), certain, phase, ends[1])
     by_size = np.where(compared == Category.WORKSPACE, Reason.SIZE, Reason.SAME_SIZES)
     reason = np.where(compared != category, by_size, reason).astype(np.uint8)
     columns = np.full((2, len(phase)), [[Category.UNKNOWN], [Reason.NOT_RECORDED]], np.uint8)
@@ -150,9 +153,14 @@ def _judgement(trace: MemoryTrace) -> _Judgement:
 
 
 def _named(labels: tuple[str, ...]) -> UInt8:
-    """Return the category that each label names; the last entry is for "no label"."""
-    words = [_LABEL_WORDS.get(label.strip().lower(), Category.UNKNOWN) for label in labels]
-    return np.array([*words, Category.UNKNOWN], np.uint8)
+    """Return the category that each label, or a value in it, names; the last entry is for "no label"."""
+    return np.array([*map(_category_named, labels), Category.UNKNOWN], np.uint8)
+
+
+def _category_named(label: str) -> Category:
+    words = (*label.split(JOIN), *fields_of(label).values())
+    named = (_LABEL_WORDS.get(word.strip().lower()) for word in words)
+    return next((category for category in named if category is not None), Category.UNKNOWN)
 
 
 def _annotation_phase(name: str) -> Phase:

@@ -15,7 +15,7 @@ from tb_memplugin.read.faults import Faults, Tally
 from tb_memplugin.read.snapshot.numbers import addresses, whole_numbers
 from tb_memplugin.read.snapshot.tables import Tables, check_texts
 from tb_memplugin.trace import Kind
-from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8, UInt64
 
 KINDS = {
     "alloc": Kind.ALLOC,
@@ -27,6 +27,7 @@ KINDS = {
     "segment_unmap": Kind.SEGMENT_UNMAP,
     "oom": Kind.OOM,
     "snapshot": Kind.MARK,
+    "annotate": Kind.MARK,
 }
 """Actions as torch/csrc/cuda/memory_snapshot.cpp writes them."""
 
@@ -49,8 +50,9 @@ class Entries:
     `bytes` are the requested bytes of allocs and frees, the reserved bytes of segment events, and the
     failed request of an `oom`; never negative. `time_ns` does not decrease; it is epoch nanoseconds, or the
     entry's index as microseconds if `timed` is False. `label`, `stack`, `stream`, `pool`, `context` and
-    `forward` are rows, -1 for none. `free_bytes` is the device's free memory, by the index of an `oom`
-    entry. `faults` has each kind of contradiction.
+    `forward` are rows, -1 for none. `annotates` marks entries whose label is that of a block that is alive.
+    `free_bytes` is the device's free memory, by the index of an `oom` entry. `faults` has each kind of
+    contradiction.
     """
 
     kind: UInt8
@@ -63,6 +65,7 @@ class Entries:
     pool: Int32
     context: Int32
     forward: Int32
+    annotates: Bool
     free_bytes: dict[int, int]
     timed: bool
     faults: Faults
@@ -113,6 +116,7 @@ def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
         pool=tables.pool_rows([entry.get("pool_id") for entry in trace]),
         context=tables.context_rows([entry.get("compile_context") for entry in trace]),
         forward=tables.stacks.text_rows([entry.get("forward_frames") for entry in trace]),
+        annotates=np.array([entry["action"] == "annotate" for entry in trace], bool),
         free_bytes=_free_bytes(trace, kind),
         timed=timed,
         faults=faults,

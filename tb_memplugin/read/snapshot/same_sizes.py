@@ -1,4 +1,4 @@
-"""Identify blocks by the sizes of others: parameters by their gradients, old optimizer state by the new.
+"""Identify blocks by size: cuBLAS workspaces, parameters by their gradients, old optimizer state by the new.
 
 A snapshot rarely shows how a parameter was allocated: that was long before its first entry. But if the
 gradients of a model are known, its parameters are the blocks of exactly the same sizes. The rule applies only
@@ -9,34 +9,56 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.read.cublas import WORKSPACE
+from tb_memplugin.read.cublas import MOST_WORKSPACES, WORKSPACE
 from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 FEWEST = 8
 """The smallest number of blocks that must agree. Fewer could agree by accident."""
 
 
-def by_sizes(trace: MemoryTrace, category: UInt8, phase: UInt8, ends_step: Bool) -> UInt8:
+def by_sizes(trace: MemoryTrace, category: UInt8, certain: Bool, phase: UInt8, ends_step: Bool) -> UInt8:
     """Return the categories of allocations, including those that follow from the sizes of other blocks.
 
     Args:
         trace: a trace.
         category: the category of each allocation, `UNKNOWN` if not known.
+        certain: which of them a label or a frame names.
         phase: the phase of each event.
         ends_step: mask of events at which no optimizer step runs.
     """
     categories: UInt8 = category.copy()
     blocks = trace.allocations
-    waits = blocks.bytes == WORKSPACE  # a size that other blocks do not have
-    waits &= (categories == Category.UNKNOWN) & (blocks.born < 0) & (blocks.freed == len(trace.events))
-    categories[waits] = Category.WORKSPACE
+    categories[_workspaces(trace, certain)] = Category.WORKSPACE
     for device in range(len(trace.devices)):
         rows = np.flatnonzero((categories == Category.UNKNOWN) & (blocks.device == device))
         categories[_replaced_state(trace, categories, phase, rows, ends_step)] = Category.OPTIMIZER_STATE
         rows = rows[categories[rows] == Category.UNKNOWN]
         categories[_with_gradients(trace, categories, phase, rows, device)] = Category.PARAMETER
     return categories
+
+
+def _workspaces(trace: MemoryTrace, certain: Bool) -> Int64:
+    """Return the blocks of the size of a cuBLAS workspace that nothing else explains.
+
+    PyTorch allocates a workspace in the first product of a thread on a stream and keeps it, so with Python's
+    frames alone it looks like a result of that product. Frames of C++ would name it. Of a tensor's size, some
+    blocks would be freed, or there would be many.
+    """
+    blocks = trace.allocations
+    right_size = blocks.bytes == WORKSPACE
+    kept = right_size & (blocks.freed == len(trace.events))
+    found = []
+    for device in np.unique(blocks.device[kept]).tolist():
+        here = right_size & (blocks.device == device)
+        if not (here & ~kept).any() and np.count_nonzero(here) <= MOST_WORKSPACES[WORKSPACE]:
+            found += np.flatnonzero(here & ~certain).tolist()
+    return np.array([row for row in found if not _has_native_frames(trace, row)], np.int64)
+
+
+def _has_native_frames(trace: MemoryTrace, row: int) -> bool:
+    return any(not read_frame(text).is_python for text in trace.stack(int(trace.allocations.stack[row])))
 
 
 def _replaced_state(trace: MemoryTrace, category: UInt8, phase: UInt8, rows: Int64, ends_step: Bool) -> Int64:

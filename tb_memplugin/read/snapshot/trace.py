@@ -16,6 +16,7 @@ import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.collector import collector_at_rest
+from tb_memplugin.read.snapshot.annotated_blocks import with_later_labels
 from tb_memplugin.read.snapshot.annotated_steps import steps_of
 from tb_memplugin.read.snapshot.annotations import read_annotations
 from tb_memplugin.read.snapshot.blocks import final_states, no_state
@@ -220,7 +221,8 @@ def _merged(
         ),
         properties=dict(_settings(content.get("allocator_settings"))),
     )
-    return categorised(read)
+    annotates = np.concatenate([device.entries.annotates for device in devices])
+    return categorised(with_later_labels(read, annotates if order is None else annotates[order]))
 
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

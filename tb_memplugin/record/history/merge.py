@@ -114,6 +114,7 @@ class _Merger:
     def merged(self) -> MemoryTrace:
         stacks, stack_of = _table(self.profile.stacks, self.snapshot.stacks)
         operators, operator_of = _table(self.profile.operators, self.snapshot.operators)
+        tensors, tensor_of = _table(self.profile.tensors, self.snapshot.tensors)
         rows_of = {
             "device": self.device_of,
             "module": self.module_of,
@@ -121,6 +122,7 @@ class _Merger:
             "stack": stack_of,
             "forward": stack_of,
             "operator": operator_of,
+            "tensor": tensor_of,
         }
         events, event_of = self._events(rows_of)
         return replace(
@@ -133,6 +135,7 @@ class _Merger:
             modules=self._modules(),
             labels=self.labels,
             stacks=stacks,
+            tensors=tensors,
             segments=_moved(self.snapshot.segments, self.device_of),
             annotations=self._annotations(event_of),
             annotation_names=self.snapshot.annotation_names,
@@ -203,8 +206,10 @@ class _Merger:
         for name in ("stack", "forward"):  # the profile has only Python frames, used if the history has none
             recorded = columns[name][theirs]
             columns[name][theirs] = np.where(recorded >= 0, recorded, getattr(events, name)[mine])
-        label, module = events.label[mine], events.module[mine]
-        columns["label"][theirs] = np.where(label >= 0, label, columns["label"][theirs])
+        for name in ("label", "tensor"):
+            known = getattr(events, name)[mine]
+            columns[name][theirs] = np.where(known >= 0, known, columns[name][theirs])
+        module = events.module[mine]
         marked = self._is_module(columns["module"][theirs]) & ~self._is_module(module)
         columns["module"][theirs] = np.where(marked, columns["module"][theirs], module)
 
@@ -256,7 +261,7 @@ class _Merger:
         rows = np.flatnonzero((start.device == pair.profiled) & (start.address != 0))
         here = np.flatnonzero(self.snapshot.start.device == pair.row)
         _, mine, theirs = np.intersect1d(start.address[rows], columns["address"][here], return_indices=True)
-        for name in ("category", "reason", "module", "label"):
+        for name in ("category", "reason", "module", "label", "tensor"):
             columns[name][here[theirs]] = getattr(start, name)[rows[mine]]
         lost = np.setdiff1d(rows, rows[mine])
         if len(lost):

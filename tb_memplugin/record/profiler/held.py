@@ -28,6 +28,7 @@ from tb_memplugin.record.storages import (
     sight,
     state_beside,
 )
+from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.record.torch_private.modules import buffers_of, children_of, parameters_of
 from tb_memplugin.record.torch_private.tensors import local_part, storage_addresses
@@ -51,6 +52,8 @@ class Look:
     owners: list[Owner]
     devices: list[torch.device]
     dtypes: list[torch.dtype]
+    shapes: list[torch.Size]
+    strides: list[tuple[int, ...]]
     addresses: list[int]
     sizes: list[int]
     shared: list[bool]
@@ -69,6 +72,8 @@ class Look:
             owners,
             [tensor.device for tensor in tensors],
             [tensor.dtype for tensor in tensors],
+            list(map(torch.Tensor.size, tensors)),
+            list(map(torch.Tensor.stride, tensors)),
             storage_addresses(behind),
             list(map(torch.UntypedStorage.nbytes, behind)),
             list(map(torch.UntypedStorage.is_shared, behind)),
@@ -76,13 +81,15 @@ class Look:
 
     def __iter__(self) -> Iterator[Sighting]:
         """Yield a sighting for each tensor whose storage has memory."""
-        columns = (self.owners, self.devices, self.dtypes, self.addresses, self.sizes, self.shared)
-        for (module, label), device, dtype, address, size, shared in zip(*columns, strict=True):
+        tensors = zip(self.dtypes, self.shapes, self.strides, strict=True)
+        columns = (self.owners, self.devices, tensors, self.addresses, self.sizes, self.shared)
+        for (module, label), device, tensor, address, size, shared in zip(*columns, strict=True):
             if not address:
                 continue
             name = str(device) if device.type != "cpu" else "shared" if shared else "cpu"
-            kind = str(dtype).removeprefix("torch.")
-            yield Sighting(self.time_ns, name, address, size, self.category, module, label, kind)
+            metadata = metadata_of(tensor)
+            known = (self.category, module, label, metadata.dtype)
+            yield Sighting(self.time_ns, name, address, size, *known, tensor=metadata)
 
 
 Sightings = Look | list[Sighting]

@@ -10,9 +10,8 @@ import numpy as np
 
 from tb_memplugin.read.categories import of_known
 from tb_memplugin.read.cublas import (
-    LARGE_WORKSPACE,
     LT_WORKSPACE,
-    WORKSPACE,
+    MOST_WORKSPACES,
     LtWorkspace,
     lt_needs_cublas,
     lt_workspace,
@@ -34,14 +33,6 @@ BY_SIZE = "cuBLAS workspace, by its size"
 
 BUCKET_BY_SIZE = "bucket of gradients, by its size"
 """The label of a block of the size of one of DistributedDataParallel's buckets that no known storage uses."""
-
-MOST_WORKSPACES = {WORKSPACE: 32, LARGE_WORKSPACE: 8}
-"""By size, the largest number of blocks that are taken for workspaces; if more have it, none is.
-
-A thread has one per stream with matrix products. After the capture of a CUDA graph there are six: the
-forward's thread and autograd's have one each for the streams of the warm-up, the capture and the training.
-Tensors have the larger size more often (4,096 x 4,096 of bfloat16).
-"""
 
 
 @dataclass(slots=True)

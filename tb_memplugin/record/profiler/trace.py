@@ -25,6 +25,7 @@ from tb_memplugin.record.profiler.dtypes import dtype_properties
 from tb_memplugin.record.profiler.found import ProfilerTree
 from tb_memplugin.record.profiler.memory_events import MemoryEvents, beside_counters, read_memory_events
 from tb_memplugin.record.profiler.node_owners import forward_threads
+from tb_memplugin.record.profiler.operator_tensors import OperatorTensors
 from tb_memplugin.record.profiler.outside_tree import with_events_outside
 from tb_memplugin.record.profiler.roles import STEP_PREFIX, Role
 from tb_memplugin.record.profiler.stacks import ProfiledStacks, stacks_of
@@ -33,6 +34,7 @@ from tb_memplugin.record.profiler.tree import walk
 from tb_memplugin.record.profiler.window import Window
 from tb_memplugin.record.provenance import with_later_names
 from tb_memplugin.record.sightings import match_sightings
+from tb_memplugin.record.tensor_metadata import seen_in, seen_tensors
 from tb_memplugin.record.weight_copies import fqns, held_copies
 from tb_memplugin.record.whole_device.window import whole_devices
 from tb_memplugin.trace import (
@@ -44,7 +46,9 @@ from tb_memplugin.trace import (
     Kind,
     MemoryTrace,
     Note,
+    StartState,
     Step,
+    TensorMetadata,
     events,
 )
 from tb_memplugin.trace.replay import attributed, frees_of_unknown, pair, unreported_frees
@@ -65,7 +69,8 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         NotRecordedError: the profile was not stopped, or contains no memory events.
     """
     logged = Logged.of(window)
-    results, tree = _walked(prof, window, logged)
+    received = OperatorTensors() if getattr(prof, "record_shapes", False) else None
+    results, tree = _walked(prof, window, logged, received)
     calls = window.counted.calls if window.counted is not None else None
     memory = read_memory_events(tree)
     if calls is not None:
@@ -76,8 +81,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     steps = _steps(tree, window, number, on_steps)
     threads, roots = (lambda: forward_threads(results.events())), results.experimental_event_tree
     attribution = attribute(tree, memory, window, logged, steps, threads, roots)
-    devices = _all_devices(memory, window)
-    labels = Names()
+    devices, labels = _all_devices(memory, window), Names()
     window.start = held_copies(window.start, fqns(window.names))
     start, notes = start_state(window, memory, devices, attribution.owners, labels)
     called = stacks_of(tree, memory, main_thread(tree))
@@ -91,9 +95,9 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     matched = match_sightings(window.sightings, devices, blocks, bare.time_ns)
     start = with_later_names(start, matched, window.sightings, attribution.owners, labels)
     full = categorised(bare, blocks, matched - len(start), attribution, window, devices, labels)
+    start, full, tensors = _with_tensors(start, full, blocks, window, received)
     annotations, annotation_names = _annotations(tree, len(devices), full)
-    outside_curve = _not_in_curve_bytes(window, matched)
-    unseen = _unseen_at_end(window, blocks, len(full), devices)
+    not_counted = _not_in_curve_bytes(window, matched), _unseen_at_end(window, blocks, len(full), devices)
     trace = MemoryTrace(
         source="torch.profiler",
         events=full,
@@ -104,11 +108,12 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         modules=attribution.owners.as_tuple(),
         labels=labels.as_tuple(),
         stacks=called.stacks,
+        tensors=tensors,
         phases=attribution.phases,
         calls=attribution.calls,
         annotations=annotations,
         annotation_names=annotation_names,
-        counters=counter_readings(window, memory, devices, outside_curve, unseen),
+        counters=counter_readings(window, memory, devices, *not_counted),
         properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
     )
     blocks = attributed(blocks, full, start)
@@ -132,7 +137,9 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     )
 
 
-def _walked(prof: torch.profiler.profile, window: Window, logged: Logged) -> tuple[Any, ProfilerTree]:
+def _walked(
+    prof: torch.profiler.profile, window: Window, logged: Logged, received: OperatorTensors | None
+) -> tuple[Any, ProfilerTree]:
     """Return the results of a profile, and what a walk over its event tree found.
 
     Raises:
@@ -149,6 +156,7 @@ def _walked(prof: torch.profiler.profile, window: Window, logged: Logged) -> tup
         outer_calls=logged.outer_calls(window.thread),
         keep_fields=torch.accelerator.is_available(),
         with_stack=bool(getattr(prof, "with_stack", False)),
+        tensors=received,
     )
     if not tree.memory:
         raise NotRecordedError(
@@ -160,6 +168,21 @@ def _walked(prof: torch.profiler.profile, window: Window, logged: Logged) -> tup
             else "Pass profile_memory=True.",
         )
     return results, tree
+
+
+def _with_tensors(
+    start: StartState, full: Events, blocks: Allocations, window: Window, received: OperatorTensors | None
+) -> tuple[StartState, Events, tuple[TensorMetadata, ...]]:
+    """Return start state and events with the tensors in their blocks, and the table of these.
+
+    What models and optimizers hold comes before what operators received: views of it have other shapes.
+    """
+    operators = () if received is None else received.seen()
+    seen = itertools.chain(seen_in(window.start), seen_in(window.sightings), operators)
+    tensor, tensors = seen_tensors(seen, blocks, full.time_ns)
+    of_events = full.tensor.copy()
+    of_events[blocks.born[len(start) :]] = tensor[len(start) :]
+    return replace(start, tensor=tensor[: len(start)]), replace(full, tensor=of_events), tensors
 
 
 def _annotations(tree: ProfilerTree, devices: int, events: Events) -> tuple[Annotations, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tb_memplugin.record.profiler.found import (
     ProfilerTree,
@@ -23,6 +23,7 @@ from tb_memplugin.record.profiler.found import (
     pack_position,
 )
 from tb_memplugin.record.profiler.node_numbers import number_behind_hooks
+from tb_memplugin.record.profiler.operator_tensors import OperatorTensors
 from tb_memplugin.record.profiler.roles import NODE_PREFIX, Role, role_of
 from tb_memplugin.record.torch_private.profiler import (
     AllocationFields,
@@ -49,6 +50,7 @@ def walk(
     outer_calls: tuple[Sequence[int], Sequence[int]] = ((), ()),
     keep_fields: bool = False,
     with_stack: bool = False,
+    tensors: OperatorTensors | None = None,
 ) -> ProfilerTree:
     """Visit every event once and return what was found.
 
@@ -61,13 +63,15 @@ def walk(
         keep_fields: keep the fields of allocations, to read devices and reserves.
         with_stack: whether the profile recorded Python frames; if so, keep the frames around allocations
             and around operators that may have made autograd nodes.
+        tensors: gets what operators received, if the profile recorded shapes.
     """
     tree = ProfilerTree()
+    see = None if tensors is None else tensors.see
     by_thread: dict[int, list[Event]] = {}
     for root in roots:
         by_thread.setdefault(event_thread(root), []).append(root)
     for thread, events in by_thread.items():
-        _walk_thread(thread, events, tree, module_entries, outer_calls, keep_fields, with_stack)
+        _walk_thread(thread, events, tree, module_entries, outer_calls, keep_fields, with_stack, see)
     return tree
 
 
@@ -84,6 +88,7 @@ def _walk_thread(  # noqa: C901  # its parts as functions made the walk slower
     outer_calls: tuple[Sequence[int], Sequence[int]],
     keep_fields: bool,
     with_stack: bool,
+    see: Callable[[Event], None] | None,
 ) -> None:
     """Walk one thread's events and those below them. An inner loop searches operators for allocations only.
 
@@ -121,6 +126,8 @@ def _walk_thread(  # noqa: C901  # its parts as functions made the walk slower
                         keep(fields)
                     continue
             inner = event_children(event)
+            if see is not None and event_correlation(event):
+                see(event)
             # A Python function that called nothing, or an operator where no nodes are made.
             if not inner and ((where and not with_stack) or not event_correlation(event)):
                 continue
@@ -161,9 +168,11 @@ def _walk_thread(  # noqa: C901  # its parts as functions made the walk slower
                     for deeper in below.pop():
                         if event_duration(deeper):
                             inner = event_children(deeper)
+                            if see is not None and event_correlation(deeper):
+                                see(deeper)
                             if inner:
                                 if with_stack and not event_correlation(deeper):
-                                    _look_inside(deeper, (row, node), frame, tree, keep_fields)
+                                    _look_inside(deeper, (row, node), frame, tree, keep_fields, see)
                                 else:
                                     below.append(inner)
                             continue
@@ -214,7 +223,12 @@ def _walk_thread(  # noqa: C901  # its parts as functions made the walk slower
 
 
 def _look_inside(
-    call: Event, owner: tuple[int, int], frame: int, tree: ProfilerTree, keep_fields: bool
+    call: Event,
+    owner: tuple[int, int],
+    frame: int,
+    tree: ProfilerTree,
+    keep_fields: bool,
+    see: Callable[[Event], None] | None,
 ) -> None:
     """Collect the allocations below a Python function that an operator called (`__torch_dispatch__`).
 
@@ -229,9 +243,10 @@ def _look_inside(
         tree.positions.append(pack_position(*owner, around))
         for event in children:
             if event_duration(event):
-                inner = event_children(event)
+                inner, is_operator = event_children(event), event_correlation(event)
+                if see is not None and is_operator:
+                    see(event)
                 if inner:
-                    is_operator = event_correlation(event)
                     below.append((inner, around if is_operator else _frame_of(event, around, tree)))
                 continue
             fields = event_fields(event)

@@ -45,10 +45,12 @@ from tb_memplugin.record.storages import (
     sight,
 )
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
+from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.record.torch_private.tensors import storage_address
 from tb_memplugin.record.whole_device.card import DEFAULT_POOL, pool_of
 from tb_memplugin.record.whole_device.window import WholeReading, read_whole
+from tb_memplugin.record.why_alive import with_holders
 from tb_memplugin.trace import Category, Counter, MemoryTrace, Note
 
 logger = logging.getLogger("tb_memplugin")
@@ -62,6 +64,9 @@ LOST = "The memory of this window is not recorded"
 
 LONGEST_SEARCH_NS = 1_000_000_000
 """If the search for what is alive takes longer, later windows do without: training waits for it."""
+
+LONGEST_REPEATED_NS = LONGEST_SEARCH_NS // 4
+"""The same for the search for what holds the blocks that outlive a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +171,7 @@ class WindowRecorder:
         self._guard = guard or Guard(LOST)
         self._is_lost = False
         self._finds_all, self._carried = finds_all, CarriedBlocks()
-        self._search_ns = self._search_bytes = 0
+        self._search_ns = self._search_bytes = self._holders_ns = 0
         self._models = {name: weakref.ref(model) for name, model in models.items()}
         self._optimizer_count = len(optimizers)
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = [
@@ -381,7 +386,10 @@ class WindowRecorder:
                 category, label = before.category, before.label or label
                 module = rows.get(before.module, -1)
             window.searched.add(key)
-            window.start.append(Sighting(time_ns(), *key, storage.nbytes(), category, module, label))
+            tensor = alive.tensor and metadata_of(alive.tensor)
+            window.start.append(
+                Sighting(time_ns(), *key, storage.nbytes(), category, module, label, tensor=tensor)
+            )
             kept.append(storage)
         unreached = sum(size for key, size in self._carried.unreached.items() if key not in keys)
         if unreached and not is_counting():
@@ -394,6 +402,16 @@ class WindowRecorder:
                     unreached,
                 )
             )
+
+    def with_holders(self, trace: MemoryTrace) -> MemoryTrace:
+        """Return the trace with what holds the blocks that outlive it, unless that took long once before."""
+        if not self._finds_all or self._holders_ns > LONGEST_REPEATED_NS:
+            return trace
+        began = thread_time_ns()
+        try:
+            return with_holders(trace)
+        finally:
+            self._holders_ns = thread_time_ns() - began
 
     def remember(self, trace: MemoryTrace) -> None:
         """Keep what a window's blocks were that are still alive, for the next window. Holds them weakly."""

@@ -37,6 +37,16 @@ allocated_after = _field("_ExtraFields_Allocation.total_allocated", "the allocat
 reserved_after = _field("_ExtraFields_Allocation.total_reserved", "the allocator's reserve after it")
 operator_sequence = _field("_ExtraFields_TorchOp.sequence_number", "the autograd node an operator made")
 
+operator_inputs = _field("_ExtraFields_TorchOp.inputs", "the tensors that an operator received")
+tensor_address = _field("_TensorMetadata.storage_data_ptr", "where an operator's tensor lies")
+tensor_allocation = _field("_TensorMetadata.allocation_id", "tells allocations at one address apart")
+tensor_dtype = _field("_TensorMetadata.dtype", "the tensor's dtype")
+tensor_shape = _field("_TensorMetadata.sizes", "its shape")
+tensor_strides = _field("_TensorMetadata.strides", "its strides")
+
+TensorFields: Any = private(
+    "torch._C._profiler._TensorMetadata", "tells tensors from other inputs of an operator", _NO_WINDOW
+)
 AllocationFields: Any = private(
     "torch._C._profiler._ExtraFields_Allocation", "tells allocations from other events", _NO_WINDOW
 )

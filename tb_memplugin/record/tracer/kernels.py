@@ -17,6 +17,7 @@ import torch
 
 from tb_memplugin.record.guard import UNOWNED, Failed, call_all
 from tb_memplugin.record.storage_lifetimes import Block, Buffer, Ledger
+from tb_memplugin.record.tensor_metadata import dense
 from tb_memplugin.record.torch_private.dispatch import schema_of
 from tb_memplugin.record.tracer.cpu_allocations import AllocatorLog, Reported, allocator_log
 from tb_memplugin.record.tracer.saved_numbers import SavedNumbers, numbers_in
@@ -40,11 +41,15 @@ class Origin:
 
 @dataclass(slots=True)
 class ResultStorage:
-    """A storage in an operator's result that is new, or whose size differs from that of its block (`was`)."""
+    """A storage in an operator's result that is new, or whose size differs from that of its block (`was`).
+
+    `tensor` is the tensor of the result that lies in it, None if that is not known.
+    """
 
     storage: torch.UntypedStorage
     bytes: int
     was: Block | Buffer | None = None
+    tensor: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -274,6 +279,8 @@ class _Stretch:
             recomputing=origin.recomputing,
             now=time,
         )
+        if result.tensor is not None:
+            block.tensor = dense(result.tensor)
         if result.was is not None:
             block.category, block.label, block.module = (
                 result.was.category,

@@ -13,7 +13,7 @@ import torch
 
 from tb_memplugin.record.beside_dynamo import hidden_from_dynamo, is_hidden
 from tb_memplugin.record.storage_lifetimes import Ledger
-from tb_memplugin.record.storages import allocated_by_torch, storages
+from tb_memplugin.record.storages import allocated_by_torch, storages_and_tensors
 from tb_memplugin.record.torch_private.autograd import current_graph_task, current_node
 from tb_memplugin.record.torch_private.compiler import is_loaded
 from tb_memplugin.record.torch_private.dispatch import (
@@ -206,15 +206,17 @@ class StorageMode(TorchDispatchMode):
                     storage = tensor.untyped_storage()
                 except (RuntimeError, NotImplementedError):
                     return  # functorch's wrappers: the tensor inside is seen separately
-                self._see_storage(storage, results)
+                self._see_storage(storage, results, tensor)
             return
         if getattr(tensor, "fake_mode", None) is not None:
             return  # a FakeTensor holds no memory
-        for storage, _ in storages(tensor):
+        for storage, _, plain in storages_and_tensors(tensor):
             if storage.device.type == self._ledger.device_type:
-                self._see_storage(storage, results)
+                self._see_storage(storage, results, plain)
 
-    def _see_storage(self, storage: torch.UntypedStorage, results: list[ResultStorage]) -> None:
+    def _see_storage(
+        self, storage: torch.UntypedStorage, results: list[ResultStorage], tensor: torch.Tensor | None = None
+    ) -> None:
         size = storage.nbytes()
         key = storage_key(storage)
         block = self._ledger.blocks.get(key)
@@ -224,9 +226,9 @@ class StorageMode(TorchDispatchMode):
                 and not (results and any(storage_key(result.storage) == key for result in results))
                 and (self._without_operator or allocated_by_torch(storage))
             ):
-                results.append(ResultStorage(storage, size))
+                results.append(ResultStorage(storage, size, tensor=tensor))
         elif block.bytes != size and not any(result.was is block for result in results):
-            results.append(ResultStorage(storage, size, block))
+            results.append(ResultStorage(storage, size, block, tensor))
 
     def enter(self) -> None:
         """Turn the mode on for this thread."""

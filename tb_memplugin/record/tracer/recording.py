@@ -34,8 +34,10 @@ from tb_memplugin.record.storages import (
     model_storages,
     optimizer_storages,
     storages,
+    storages_and_tensors,
 )
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
+from tb_memplugin.record.tensor_metadata import dense
 from tb_memplugin.record.torch_private.tensors import storage_key
 from tb_memplugin.record.tracer.cpu_allocations import StepsAside
 from tb_memplugin.record.tracer.layers import LayerCalls, Layers
@@ -139,7 +141,7 @@ class StorageRecording:
                 for block in self.recorded.ledger.blocks_of([alive.storage]):
                     if block.category is Category.UNKNOWN:
                         self.recorded.searched.append(block)
-                        block.label = alive.label or ALIVE_BEFORE
+                        block.label, block.tensor = alive.label or ALIVE_BEFORE, alive.tensor
                         block.category = alive.category if self.names_others else Category.UNKNOWN
         if self.names_others:
             self._name_copies()
@@ -317,9 +319,12 @@ class StorageRecording:
         ledger = self.recorded.ledger
         with ledger.lock:
             for tensor, category, module, label in tensors:
-                for block in ledger.blocks_of(self._mine([tensor]), late=late):
+                for storage, _, plain in storages_and_tensors(tensor):
+                    if not self._is_mine(storage):
+                        continue
+                    [block] = ledger.blocks_of([storage], late=late)
                     if block.category is Category.UNKNOWN:
-                        block.category, block.label = category, label
+                        block.category, block.label, block.tensor = category, label, dense(plain)
                         block.module = module if module >= 0 else block.module
 
     def _mine(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from tb_memplugin.read.tables import Call, Mark, Names, Owners, named_phases, op
 from tb_memplugin.record.provenance import Provenance, with_later_names
 from tb_memplugin.record.storage_lifetimes import BEFORE, Block, Buffer, Entry, EntryKind, Ledger
 from tb_memplugin.record.storages import Sighting
+from tb_memplugin.record.tensor_metadata import made_tensors
 from tb_memplugin.record.tracer.layers import Layers
 from tb_memplugin.record.weight_copies import fqns, references
 from tb_memplugin.trace import (
@@ -98,6 +99,10 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
     weights = references(list(map(sighting_of, weight_blocks)), fqns(recorded.layers.names))
     provenance.find(sightings, matched - len(before), weights)
     full = provenance.filled_in(bare, allocs)
+    made = [None if block is None else block.tensor for block in (*before, *blocks)]
+    tensor, tensors = made_tensors(made, np.concatenate((start.bytes, full.bytes[allocs])))
+    full.tensor[allocs] = tensor[len(before) :]
+    start = replace(start, tensor=tensor[: len(before)])
     devices = tuple(Device(name) for name in ledger.devices) or (Device(ledger.device_type),)
     names = Names()
     return MemoryTrace(
@@ -108,6 +113,7 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
         steps=(Step(0, recorded.start_ns, recorded.stop_ns),),
         operators=tables.operators.as_tuple(),
         labels=tables.labels.as_tuple(),
+        tensors=tensors,
         phases=phases,
         calls=calls,
         annotations=named_phases(recorded.marks, full, names),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tb_memplugin.read.cublas import WORKSPACE
+from tb_memplugin.read.cublas import MOST_WORKSPACES, WORKSPACE
 from tb_memplugin.read.snapshot.categories import categorised
 from tb_memplugin.read.snapshot.same_sizes import FEWEST
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
@@ -77,6 +77,30 @@ def test_a_block_of_cublas_own_size_that_stays_is_a_workspace():
     lines = (f"before {WORKSPACE} a", "alloc 1 x")
     assert categories(program(*lines)) == {WORKSPACE: "workspace", 1: "unknown"}
     assert categories(program(*lines, "free a"))[WORKSPACE] == "unknown"
+
+
+PYTHON = {"python": ("forward /env/torch/nn/modules/linear.py:116", "train /work/train.py:3")}
+
+
+def test_a_workspace_is_one_with_and_without_a_python_stack_and_inside_a_window():
+    """PyTorch allocates it in the first product of a thread, so it looks like a result of that."""
+    before = program(f"before {WORKSPACE} a at=python", "alloc 1 x", stacks=PYTHON)
+    assert categories(before)[WORKSPACE] == "workspace"
+    inside = program(f"alloc {WORKSPACE} a at=python", "alloc 9 h at=python", stacks=PYTHON)
+    assert categories(inside) == {WORKSPACE: "workspace", 9: "activation"}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"alloc {WORKSPACE} a at=forward"],
+        [f"alloc {WORKSPACE} a at=python", f"alloc {WORKSPACE} b at=python", "free b"],
+        [f"alloc {WORKSPACE} a{row} at=python" for row in range(MOST_WORKSPACES[WORKSPACE] + 1)],
+    ],
+    ids=["frames of C++ name no workspace", "one of the size was freed", "too many for workspaces"],
+)
+def test_a_tensor_of_the_size_of_a_workspace_is_none(lines):
+    assert "workspace" not in all_categories(program(*lines, stacks={**STACKS, **PYTHON}))
 
 
 def test_a_snapshot_without_a_trace_may_know_gradients_by_their_stacks():

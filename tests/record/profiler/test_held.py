@@ -16,7 +16,7 @@ from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.profiler.held import HeldByModels, HeldByOptimizer, unique_sightings
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.record.storages import Sighting
-from tb_memplugin.trace import Category
+from tb_memplugin.trace import Category, TensorMetadata
 
 
 def held_by(model: nn.Module) -> HeldByModels:
@@ -245,5 +245,6 @@ def test_what_is_told_is_what_the_tensors_are():
     (seen,) = unique_sightings(held_by(model).look())
     weight = model.weight
     assert seen == Sighting(
-        seen.time_ns, "cpu", weight.data_ptr(), 12, Category.PARAMETER, 0, "weight", "bfloat16"
+        *(seen.time_ns, "cpu", weight.data_ptr(), 12, Category.PARAMETER, 0, "weight", "bfloat16"),
+        tensor=TensorMetadata("bfloat16", (3, 2), (2, 1)),
     )

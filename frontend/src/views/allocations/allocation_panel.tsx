@@ -75,6 +75,7 @@ function Details({ one, stale, shown, origin }: { one: AllocationAnswer; stale: 
       </p>
       <dl class="facts" data-testid="allocation-facts">
         {one.name !== null && <Fact name="name" value={one.name} />}
+        {one.tensor !== null && <Fact name="tensor" value={one.tensor} />}
         {one.module !== null && one.module !== NOT_NAMED && <Fact name="module" value={moduleLabel(one.module)} />}
         {one.operator !== null && <Fact name="operator" value={one.operator} />}
         <dt>phase</dt>

@@ -9,6 +9,7 @@ import type { Stretch } from "../../state/stretch";
 import { duration, exactTime } from "../../state/time";
 import { Swatch } from "../category";
 import { Name } from "../name";
+import { Tensor } from "../tensor";
 import { SortedHead } from "../sorted_head";
 import { FailureState } from "../states";
 import { Line } from "../stacks/ranked";
@@ -71,7 +72,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
         <input
           class="search"
           type="search"
-          placeholder="Search stack, module, operator, category, 0x…"
+          placeholder="Search stack, module, operator, category, float32 […, 0x…"
           aria-label="Search allocations"
           data-testid="allocation-search"
           value={search}
@@ -143,8 +144,14 @@ function Sorts({ column: [id, , title], now, label }: { column: (typeof COLUMNS)
   );
 }
 
-function What({ name }: { name: string | null }) {
-  return name === null ? <span class="muted">–</span> : <Name text={name} />;
+function What({ name, tensor }: { name: string | null; tensor: string | null }) {
+  if (name === null) return tensor === null ? <span class="muted">–</span> : <Tensor text={tensor} />;
+  return (
+    <span class="flexed">
+      <Name text={name} />
+      <Tensor text={tensor} />
+    </span>
+  );
 }
 
 interface RowProps {
@@ -186,7 +193,7 @@ function Row({ one, index, unit, withCode, withWhat, columns, origin, selected }
       <th scope="row">
         <button type="button" class="fold" aria-pressed={chosen}>
           {!withCode ? (
-            <What name={what} />
+            <What name={what} tensor={one.tensor} />
           ) : one.line === null ? (
             <span class="muted">no stack</span>
           ) : (
@@ -196,7 +203,7 @@ function Row({ one, index, unit, withCode, withWhat, columns, origin, selected }
       </th>
       {withCode && withWhat && (
         <td>
-          <What name={what} />
+          <What name={what} tensor={one.tensor} />
         </td>
       )}
       <td>

@@ -10,6 +10,7 @@ import { Swatch } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Line } from "../stacks/ranked";
+import { Tensor } from "../tensor";
 
 const MOST = 8;
 
@@ -45,7 +46,12 @@ export function Largest({ pick, peak }: { pick: Pick; peak: StepAnswer["peak"] }
               <td class="number strong" title={exactBytes(a.bytes)}>
                 {inUnit(a.bytes, unit)}
               </td>
-              <td class="cut">{listed?.[i]?.line ? <Code one={listed[i]} /> : <Name text={allocationName(a) ?? NOT_NAMED} />}</td>
+              <td class="cut">
+                <span class="flexed">
+                  {listed?.[i]?.line ? <Code one={listed[i]} /> : <Name text={allocationName(a) ?? NOT_NAMED} />}
+                  <Tensor text={a.tensor} />
+                </span>
+              </td>
               <td class="category" title={titleText(a.why)}>
                 <Swatch of={a.category} />
                 {categoryLabel(a.category)}

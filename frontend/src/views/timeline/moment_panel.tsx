@@ -10,6 +10,7 @@ import { Swatch } from "../category";
 import { EventButtons } from "../event_buttons";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
+import { Tensor } from "../tensor";
 import type { RecordedWindow } from "../../state/selection";
 import { Breakdown } from "./breakdown";
 import { partsOf } from "./change";
@@ -216,6 +217,7 @@ function Alive({ moment, page }: { moment: MomentAnswer; page: Unit }) {
                   <RouteLink to={{ view: "allocations", block: String(a.row) }}>
                     <Name text={nameOrLine(a)} />
                   </RouteLink>
+                  <Tensor text={a.tensor} />
                 </span>
               </td>
             </tr>

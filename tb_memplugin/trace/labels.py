@@ -1,0 +1,38 @@
+"""Labels that users gave to allocations: texts, JSON objects, and several of them joined."""
+
+from __future__ import annotations
+
+import json
+
+JOIN = " + "
+"""Stands between the labels of a block that has several."""
+
+HELD_BY = "held by "
+"""The beginning of the label of a block that outlives its window; what holds it follows."""
+
+IN_CYCLE = "held by a reference cycle: "
+"""The beginning of the label of a block that only a cycle of Python's objects holds; their classes follow."""
+
+HOLDERS_SEARCHED = "holders_searched"
+"""The property of a trace in which the search for what holds the blocks that outlive it came to its end."""
+
+
+def fields_of(label: str) -> dict[str, str]:
+    """Return the keys and values of a label's JSON objects as text; {} where it has none."""
+    fields: dict[str, str] = {}
+    for text in (label, *label.split(JOIN)):
+        if text.startswith("{") and not fields:
+            fields = _object(text)
+        elif text.startswith("{"):
+            fields |= _object(text)
+    return fields
+
+
+def _object(text: str) -> dict[str, str]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(content, dict):
+        return {}
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in content.items()}
