@@ -81,10 +81,12 @@ class StepBlocks:
 
     @cached_property
     def kinds(self) -> Int64:
-        """A number for each block, the same for those that are alike in line, names, module and size."""
+        """A number for each block, the same for those alike in line (without one: module), names and size."""
         numbers: dict[tuple[str, frozenset[str], int], int] = {}
         same = [
-            numbers.setdefault((origin.line, origin.names, origin.module), len(numbers))
+            numbers.setdefault(
+                (origin.line, origin.names, -1 if origin.line else origin.module), len(numbers)
+            )
             for origin in self.origins
         ]
         kinds: Int64 = self.bytes * max(len(numbers), 1) + np.array(same, np.int64)[self.origin]
