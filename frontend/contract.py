@@ -24,7 +24,7 @@ from tb_memplugin.analysis.advice_rules import RULES
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.exports.formats import FORMATS
 from tb_memplugin.server.routes import ROUTES
-from tb_memplugin.trace.notes import NO_TIMES, OUT_OF_MEMORY
+from tb_memplugin.trace.notes import MODULES_INFERRED, NO_TIMES, OUT_OF_MEMORY
 
 ROOT = Path(__file__).parents[1]
 TYPESCRIPT = ROOT / "frontend" / "src" / "api" / "contract.ts"
@@ -172,6 +172,7 @@ def _interface(typed: Any) -> str:
 def _tables() -> Iterator[str]:
     yield "/** Codes of notes by which the tab decides something. */"
     yield f"export const NO_TIMES = {json.dumps(NO_TIMES)};"
+    yield f"export const MODULES_INFERRED = {json.dumps(MODULES_INFERRED)};"
     yield f"export const OUT_OF_MEMORY = {json.dumps(OUT_OF_MEMORY)};\n"
     yield "/** Every rule of Advice, by its kind. */"
     yield "export const RULES: Record<string, { name: string; looks: string }> = {"

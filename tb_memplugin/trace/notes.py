@@ -9,6 +9,7 @@ Level = Literal["info", "warning"]
 OTHER = "other"
 """The code of notes that have none: those of recordings of older versions."""
 NO_TIMES = "no_times"
+MODULES_INFERRED = "modules_inferred"
 OUT_OF_MEMORY = "out_of_memory"
 HISTORY_FULL = "history_full"
 """Codes by which something is decided."""

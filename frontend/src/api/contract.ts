@@ -1282,6 +1282,7 @@ export interface AllocationAnswer extends Listed {
 
 /** Codes of notes by which the tab decides something. */
 export const NO_TIMES = "no_times";
+export const MODULES_INFERRED = "modules_inferred";
 export const OUT_OF_MEMORY = "out_of_memory";
 
 /** Every rule of Advice, by its kind. */

@@ -36,7 +36,9 @@ const SHORTEST_HEAD = 5;
 /** Where a cell may cut: the head gives way, the tail (the part that tells names apart) stays. */
 export function headAndTail(text: string): [string, string] {
   if (text.length <= 14) return [text, ""];
-  const dot = text.indexOf(".", Math.max(SHORTEST_HEAD, text.length - LONGEST_TAIL));
+  const from = Math.max(SHORTEST_HEAD, text.length - LONGEST_TAIL);
+  const slash = text.lastIndexOf("/"); // of a path the file's name stays whole, with its line
+  const dot = slash >= from ? slash : text.indexOf(".", from);
   const ends = dot > 0 && dot < text.length - 1;
   const cut = ends ? dot : text.length - Math.min(24, Math.floor(text.length / 2));
   return [text.slice(0, cut), text.slice(cut)];

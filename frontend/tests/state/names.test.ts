@@ -17,6 +17,10 @@ it("a long name keeps both ends", () => {
 it("a cell cuts before the part that tells names apart", () => {
   expect(headAndTail("encoder.layers.11.attention")).toEqual(["encoder", ".layers.11.attention"]);
   expect(headAndTail("1.weight (gradient)")).toEqual(["1.weight (", "gradient)"]);
+  expect(headAndTail("/home/me/project/models.py:174 (forward)")).toEqual([
+    "/home/me/project",
+    "/models.py:174 (forward)",
+  ]);
   expect(headAndTail("short")).toEqual(["short", ""]);
   expect(headAndTail(`${"x".repeat(60)}.layers.3`)).toEqual(["x".repeat(60), ".layers.3"]);
   expect(headAndTail("x".repeat(30))).toEqual(["x".repeat(15), "x".repeat(15)]);

@@ -22,6 +22,7 @@ from tb_memplugin.read.layers.parameters import (
 from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Note
+from tb_memplugin.trace.notes import MODULES_INFERRED
 from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8
 
 BY_TEXT, BY_SITE, IN_PART = 99, 95, 60
@@ -187,7 +188,7 @@ def _with_modules(trace: MemoryTrace, module: Int32, confidence: UInt8) -> Memor
     named = int(blocks.bytes[first:][module[births] > 0].sum())
     note = Note(
         f"The recording names no modules; those of {named:,} allocated bytes are inferred from call stacks.",
-        "modules_inferred",
+        MODULES_INFERRED,
         named,
     )
     paired = replace(

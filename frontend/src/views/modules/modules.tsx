@@ -12,7 +12,7 @@ import { largestModule, stepName } from "../../state/sentences";
 import { Segmented, Toggle } from "../segmented";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
-import { aboutTimes } from "../times";
+import { aboutModules, aboutTimes } from "../times";
 import { type At, COLUMNS, nextSorting, readSorting } from "./columns";
 import { IcicleView } from "./icicle_view";
 import { ModuleTable } from "./module_table";
@@ -48,12 +48,12 @@ export function Modules() {
       {!answer.data.rows.some((row) => row.kind === "module") && (
         <NoModules kind={step.data?.source.kind} operators={answer.data.rows.some((row) => row.kind === "outside")} />
       )}
-      <Table answer={answer.data} step={pick.step} times={aboutTimes(step.data)} />
+      <Table answer={answer.data} step={pick.step} sentences={[aboutTimes(step.data), aboutModules(step.data)].filter((each) => each !== null)} />
     </div>
   );
 }
 
-function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; times: string | null }) {
+function Table({ answer, step, sentences }: { answer: ModulesAnswer; step: number; sentences: string[] }) {
   const { find = "", shape: shapeText, fold: foldText, at: atText, sort } = route.value;
   const shape = SHAPES.find(([key]) => key === shapeText)?.[0] ?? "tree";
   const flat = shape === "flat";
@@ -138,7 +138,7 @@ function Table({ answer, step, times }: { answer: ModulesAnswer; step: number; t
           roots.reduce((s, n) => s + n.bytes, 0),
           whole,
         )}
-        {times && <>. {times}</>}
+        {sentences.length > 0 && `. ${sentences.join(" ")}`}
       </p>
     </>
   );
