@@ -20,10 +20,10 @@ def models_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, nn.Modul
     the program's objects, and no object is changed.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    wanted = [group["params"][0] for group in groups if group["params"]]
-    holders = _holders(wanted)
+    tensors = [group["params"][0] for group in groups if group["params"]]
+    holders = _holders(tensors)
     inner = {id(child) for holder in holders for child in _children(holder)}
-    ids = set(map(id, wanted))
+    ids = set(map(id, tensors))
     outermost = [holder for holder in holders if id(holder) not in inner and ids & set(_parameters(holder))]
     if len(outermost) == 1:
         return {"": outermost[0]}
@@ -37,14 +37,14 @@ def models_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, nn.Modul
 def _holders(tensors: Sequence[torch.Tensor]) -> list[nn.Module]:
     """Return all modules from which a tensor is reached through modules and dicts alone."""
     holders: list[nn.Module] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     reached: list[Any] = list(tensors)
     while reached:
-        seen |= set(map(id, reached))
+        visited |= set(map(id, reached))
         referrers = [
             referrer
             for referrer in gc.get_referrers(*reached)
-            if id(referrer) not in seen and issubclass(type(referrer), dict | nn.Module)
+            if id(referrer) not in visited and issubclass(type(referrer), dict | nn.Module)
         ]
         holders += [referrer for referrer in referrers if not issubclass(type(referrer), dict)]
         reached = referrers
@@ -59,11 +59,11 @@ def _children(module: nn.Module) -> Iterable[nn.Module]:
 def _parameters(module: nn.Module) -> list[int]:
     """Return the ids of all parameters in a module and the modules in it."""
     parameters: list[int] = []
-    pending, seen = [module], set[int]()
+    pending, visited = [module], set[int]()
     while pending:
         current = pending.pop()
-        if id(current) not in seen:
-            seen.add(id(current))
+        if id(current) not in visited:
+            visited.add(id(current))
             parameters += map(id, parameters_of(current).values())
             pending += _children(current)
     return parameters
