@@ -41,7 +41,7 @@ def previous_result(trace: MemoryTrace, device: int) -> Result:
     saved = step.peak_bytes - int(lower.max())
     if saved < LEAST_SHARE * step.peak_bytes:
         return Fine(f"Results of earlier forwards raise the peak by only {size_text(saved)}.")
-    at_peak = kept[blocks.at_peak[kept] & (begun <= step.peak_event)]
+    at_peak = kept[blocks.at_peak[kept] & (begun <= step.peak_event + 1)]
     largest = int(at_peak[np.argmax(blocks.bytes[at_peak])])
     origin, size = blocks.origins[blocks.origin[largest]], int(blocks.bytes[at_peak].sum())
     name = origin.line or ", ".join(sorted(origin.names))
@@ -95,10 +95,10 @@ def _once_a_forward(blocks: StepBlocks, forward: Bool) -> Bool:
 
 
 def _next_forwards(blocks: StepBlocks, forward: Int64, rows: Int64) -> Int64:
-    """Return the first event after each birth at which forward repeats itself; else the free."""
+    """Return the first event after each birth at which forward repeats itself, else one after the free."""
     _, first_of_kind, kind = np.unique(blocks.kinds[forward], return_index=True, return_inverse=True)
     born, first = blocks.born[forward], blocks.born[forward][first_of_kind][kind]
-    begun: Int64 = blocks.freed[rows].copy()
+    begun: Int64 = blocks.freed[rows] + 1
     for number, birth in enumerate(blocks.born[rows].tolist()):
         after = int(np.searchsorted(born, birth, side="right"))
         same = np.flatnonzero(first[after : after + MOST_TRIED] < birth)

@@ -274,7 +274,9 @@ class Entries:
         labels = self._trace.labels
         modules = [f"{MODULE_MARK}{module.key}" if module.is_module else "" for module in self._trace.modules]
         events, rows = self._trace.events, self._events
-        pairs = zip(events.label[rows].tolist(), events.module[rows].tolist(), strict=True)
+        # What was inferred is left out: a reader of the snapshot would take it for recorded.
+        recorded = np.where(events.module_confidence == 100, events.module, -1)
+        pairs = zip(events.label[rows].tolist(), recorded[rows].tolist(), strict=True)
         return [
             labels[label] if label >= 0 else modules[module] if module >= 0 else "" for label, module in pairs
         ]

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.launch.settings import LOGDIR, Settings, from_environment
+from tb_memplugin.launch.settings import LOGDIR, OWNER, Settings, from_environment
 
 SUMMARY_SECONDS = 60
 """How long the summary at the end may take."""
@@ -30,6 +30,9 @@ def begin() -> None:
     """Begin to record this process. Does nothing if it has begun, or if TB_MEMPLUGIN is not set."""
     if _begun:
         return
+    is_told = (
+        OWNER in os.environ
+    )  # by the command; of other programs that do not train there is nothing to tell
     try:
         settings = from_environment()
     except MemPluginError as error:
@@ -39,7 +42,7 @@ def begin() -> None:
         return
     _begun.append(settings)
     if settings.owner == os.getpid() and os.environ.get("RANK", "0") == "0":
-        atexit.register(_tell, settings)
+        atexit.register(_tell, settings, is_told=is_told)
     if "torch" in sys.modules:
         _record(settings)
     else:
@@ -93,12 +96,13 @@ def _why_nothing() -> str:
     return "No optimizer of torch has stepped, and steps are counted by optimizers: docs/run.md says more."
 
 
-def _tell(settings: Settings) -> None:
+def _tell(settings: Settings, *, is_told: bool) -> None:
     """Print what was recorded to stderr. Another process reads it, so that this one needs no more memory."""
     if os.getpid() != settings.owner:  # a fork that ran to its end
         return
     if "://" not in settings.folder and not Path(settings.folder).is_dir():
-        sys.stderr.write(f"tb-memplugin: nothing was recorded. {_why_nothing()}\n")
+        if is_told:
+            sys.stderr.write(f"tb-memplugin: nothing was recorded. {_why_nothing()}\n")
         return
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LOGDIR)}
     command = [sys.executable, "-m", "tb_memplugin", "summary", settings.folder]

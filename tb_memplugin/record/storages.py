@@ -261,7 +261,8 @@ def sight(
             addresses.add(address)
             dtype = str(tensor.dtype).removeprefix("torch.")
             known = (address, storage.nbytes(), category, module, label, dtype, version, ends_call)
-            sightings.append(Sighting(now, device, *known, metadata_of(dense(plain))))
+            shape = dense(plain)
+            sightings.append(Sighting(now, device, *known, shape and metadata_of(shape)))
             if keep is not None:
                 keep.append(storage)
     return sightings

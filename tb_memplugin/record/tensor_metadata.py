@@ -22,9 +22,12 @@ Seen = tuple[int, int, TensorMetadata]
 """A tensor that was in use: (epoch nanoseconds, address of its storage, what it is)."""
 
 
-def dense(tensor: torch.Tensor) -> Dense:
-    """Return dtype, shape and strides of a strided tensor."""
-    return tensor.dtype, tensor.shape, tensor.stride()
+def dense(tensor: torch.Tensor) -> Dense | None:
+    """Return dtype, shape and strides of a tensor, None if it has no such shape (nested, sparse)."""
+    try:
+        return tensor.dtype, tensor.shape, tensor.stride()
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def metadata_of(tensor: Dense) -> TensorMetadata:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import numpy as np
@@ -15,6 +16,7 @@ from tb_memplugin.analysis.reasons import why
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.store.writer import RunWriter
 from tests.browser.conftest import count_steps, watched
+from tests.browser.made_snapshot import made_snapshot
 from tests.browser.made_stacks import stacked_snapshot
 from tests.browser.tab import SIZE, assert_rounds, bytes_in, colors, exact
 from tests.browser.test_appearance import pictures  # noqa: F401  # a fixture
@@ -31,9 +33,12 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def windows(tmp_path_factory):
-    """A made snapshot, more allocations than a page could hold, two, and brief ones."""
+    """A made snapshot, one without modules, more allocations than a page could hold, two, and brief ones."""
     folder = tmp_path_factory.mktemp("allocations")
     RunWriter(str(folder / "made"), "rank0").write(tb_memplugin.load(stacked_snapshot()))
+    nameless = tmp_path_factory.mktemp("nameless") / "snapshot.pickle"
+    nameless.write_bytes(pickle.dumps(made_snapshot()))
+    RunWriter(str(folder / "nameless"), "rank0").write(tb_memplugin.load(nameless))
     RunWriter(str(folder / "many"), "rank0").write(
         trace(*(f"alloc {1000 + number} b{number} operator=aten::op{number % 7}" for number in range(MANY)))
     )
@@ -48,7 +53,7 @@ def windows(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(windows, load_fast):
     with tensorboard(windows, load_fast) as running:
-        running.wait_for("runs", lambda answer: count_steps(answer) == 4)
+        running.wait_for("runs", lambda answer: count_steps(answer) >= 5)
         yield running
 
 
@@ -124,7 +129,7 @@ def test_only_where_memory_is_reserved_a_segment_is_offered(tab):
 def test_a_narrow_table_shows_the_line_and_no_column_of_dashes(tab):
     tab.page.set_viewport_size({"width": 800, "height": 600})
     try:
-        ready(tab)
+        ready(tab, "nameless")
         place = tab("allocation-row").first.locator(".place")
         assert re.fullmatch(r"\w+\.py:\d+", place.inner_text())
         assert place.evaluate("(one) => one.scrollWidth <= one.clientWidth")

@@ -17,7 +17,8 @@ from tb_memplugin.analysis.divisions import breakdown, informative, parts_of
 from tb_memplugin.analysis.moments import peak, tensor_name
 from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
-from tb_memplugin.record.tensor_metadata import made_tensors, seen_tensors
+from tb_memplugin.record.storages import sight
+from tb_memplugin.record.tensor_metadata import dense, made_tensors, seen_tensors
 from tb_memplugin.trace import Category, MemoryTrace, TensorMetadata
 from tb_memplugin.trace.replay import blocks_at
 from tests.traces import EPOCH, MICROSECOND, trace
@@ -190,3 +191,9 @@ def test_at_the_peak_only_memory_inside_kernels_and_a_little_besides_is_not_know
     unknown = blocks.alive_at(event, CPU)
     unknown = unknown[(blocks.tensor[unknown] < 0) & (blocks.category[unknown] != Category.TEMPORARY)]
     assert blocks.bytes[unknown].sum() <= 0.03 * live.max()
+
+
+def test_a_tensor_without_strides_is_not_described():
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    assert dense(nested) is None
+    assert 20 in {seen.bytes for seen in sight([(nested, Category.INPUT, -1, "x")])}

@@ -303,7 +303,7 @@ def test_a_window_without_stacks_says_so(tab, logdir, baseline):
 def test_divisions_are_those_that_the_window_knows_something_of(tab, logdir, baseline):
     assert tab.get("divisions", **CHOSEN)["divisions"] == ["category", "line", "stack"]
     known = Tab(logdir).get("divisions", **baseline)["divisions"]
-    assert known == ["category", "module", "phase", "operator"]
+    assert known == ["category", "module", "phase", "operator", "label"]
 
 
 @pytest.mark.parametrize("by", ["operator", "line", "stack", "annotation", "pool", "stream", "context"])

@@ -59,6 +59,7 @@ def test_the_largest_blocks_come_with_their_lives(tab, baseline):
         "born_ns": None,
         "freed_ns": None,
         "module_confidence": 100,
+        "tensor": None,
         "address": "0x1000",
         "why": "parameter (layer.weight): the recording does not say why",
     }

@@ -107,7 +107,9 @@ class CountingFakeMode(FakeTensorMode):
         self._inside = False
         self._thread = threading.get_ident()
         self._composite: dict[Any, bool] = {}
-        self._pending: tuple[weakref.ref[torch.UntypedStorage], int, Block, Any, Scope, Dense] | None = None
+        self._pending: (
+            tuple[weakref.ref[torch.UntypedStorage], int, Block, Any, Scope, Dense | None] | None
+        ) = None
         self._adding_in_place = False
 
     @property

@@ -9,6 +9,7 @@ import { Notes } from "../notices";
 import { PeakOfAllSteps } from "../steps/peak_of_all_steps";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
+import { aboutModules } from "../times";
 import { WholeDevice } from "../whole_device";
 import { AccountLine } from "./account";
 import { Cards } from "./cards";
@@ -20,6 +21,11 @@ import { Findings } from "./findings";
 import { Largest } from "./largest";
 import { OutOfMemory, withoutFailures } from "./out_of_memory";
 import { PeakOfEachStep } from "../steps/peak_of_each_step";
+
+/** Whether the recording itself says which module each block is of; what is inferred from stacks is in Modules. */
+function namesModules(answer: StepAnswer): boolean {
+  return aboutModules(answer) === null && answer.peak.by_module.some((part) => isModule(part.key));
+}
 
 /** What peaked, where, and what changed; below it the numbers that prove it. */
 export function Overview() {
@@ -48,7 +54,7 @@ export function Overview() {
           <ByCategory peak={answer.peak} />
           {isReadable(answer.source) && <Findings pick={pick} />}
         </div>
-        {answer.peak.by_module.some((part) => isModule(part.key)) || !answer.source.side_file_present ? <ByModule peak={answer.peak} /> : <ByLine peak={answer.peak} />}
+        {namesModules(answer) || !answer.source.side_file_present ? <ByModule peak={answer.peak} /> : <ByLine peak={answer.peak} />}
       </div>
       <WholeDevice whole={answer.whole_device} />
       <Largest pick={pick} peak={answer.peak} />
