@@ -46,7 +46,8 @@ def command(sources: Sequence[str], port: int, device_type: str) -> None:
 
 def _serve(logdir: str, port: int) -> int:
     """Run TensorBoard until it ends or Ctrl-C; print the tab's address when it serves."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is ended by it tidies up, too
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell that started it ignores Ctrl-C
+        signal.signal(number, signal.default_int_handler)
     serving = [sys.executable, "-m", "tensorboard.main", "--logdir", logdir]
     with subprocess.Popen(
         [*serving, "--host", "localhost", "--port", str(port)], stderr=subprocess.PIPE, text=True

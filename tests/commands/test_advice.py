@@ -54,7 +54,7 @@ def test_people_get_who_fills_the_peak_the_finding_and_what_to_do(growing):
         "cpu: 370 B at the peak (step 2, event 2): unknown 100.0 %",
         "  300 B, 81.1 %  net: 3 blocks, unknown",
         "  70 B, 18.9 %  (not named): 1 block, unknown",
-        "1 problem, no options; 5 rules could not be judged",
+        "1 problem, no options; 6 rules could not be judged",
     ]
     assert "  100 B more with every step, 27.0 % of 370 B. problem, cpu: Memory grows step after" in shown
     assert "    To do: Find what still holds" in shown

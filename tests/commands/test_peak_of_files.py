@@ -40,6 +40,7 @@ def test_a_snapshot_is_told_as_a_recorded_step_is(step):
         "end_bytes": 300,
         "peak_reserved_bytes": 2 << 20,
         "oom": None,
+        "whole_device": None,
     }
 
 

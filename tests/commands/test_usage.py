@@ -19,6 +19,7 @@ def test_the_bytes_around_an_alloc(step):
             "address": 0x1200,
             "version": 0,
             "bytes": 90,
+            "tensor": None,
             "rounded_bytes": None,
             "alloc_event": 1,
             "alloc_time_ns": 10_000,
