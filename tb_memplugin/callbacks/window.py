@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,10 @@ from tb_memplugin.record.torch_private.profiler import ENABLES, PREPARES
 
 _STEP = "ProfilerStep#{}"
 """The name by which torch.profiler marks its steps."""
+
+
+_OURS: weakref.WeakSet[profile] = weakref.WeakSet()
+"""The profiles of windows. One whose window ended by an error may look as if it still warmed up."""
 
 
 class ProfiledWindow:
@@ -41,6 +46,7 @@ class ProfiledWindow:
             with_stack=with_stack,
             on_trace_ready=self._call_handler,
         )
+        _OURS.add(self._profile)
         self._profile.start()
         self._is_on = True
         self._starts = _StartsOfOthers(yields)
@@ -114,6 +120,6 @@ def is_profiling() -> bool:
     """Return whether a torch profiler runs in any thread, or is warming up. A second one would end it."""
     if getattr(autograd_profiler, "_is_profiler_enabled", False):
         return True
-    kind = autograd_profiler.profile
-    profiles = [referrer for referrer in gc.get_referrers(kind) if type(referrer) is kind]
-    return any(profile.entered and profile.kineto_results is None for profile in profiles)
+    kind, ours = autograd_profiler.profile, {id(each.profiler) for each in _OURS}
+    others = [each for each in gc.get_referrers(kind) if type(each) is kind and id(each) not in ours]
+    return any(other.entered and other.kineto_results is None for other in others)
