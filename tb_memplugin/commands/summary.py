@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 import click
-import numpy as np
 
 from tb_memplugin.analysis.advice_rules import advice
 from tb_memplugin.analysis.comparison import compare
 from tb_memplugin.analysis.divisions import NONE, By, Part
+from tb_memplugin.analysis.findings import Finding
 from tb_memplugin.analysis.moments import Moment, peak
+from tb_memplugin.analysis.monitored_growth import monitored_growth
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.units import counted, part_text, size_text
 from tb_memplugin.commands.divisions import shown_key
@@ -27,9 +28,6 @@ from tb_memplugin.trace.tables import NOT_NAMED
 
 SHOWN = 3
 """How many parts of the peak a line names."""
-
-FEWEST_STEPS = 20
-"""How many watched steps tell whether memory grows."""
 
 NOT_KNOWN = frozenset((NOT_NAMED, NONE, NO_STACK, Category.UNKNOWN.key))
 """Keys of the parts of which nothing is known."""
@@ -93,7 +91,7 @@ def _parts(state: Moment, parts: Sequence[Part]) -> str:
 
 
 def _watched(series: WatchedSteps) -> str:
-    """Return the highest step, and how much the steps of the later half hold more than those before."""
+    """Return the highest step, and how much memory grows in each, if it does."""
     figures = series.figures
     device = figures.devices[0]
     row = int(device.peak.argmax())
@@ -103,10 +101,9 @@ def _watched(series: WatchedSteps) -> str:
     )
     if device.peak_reserved is not None:
         text += f", {size_text(int(device.peak_reserved.max()))} reserved"
-    if device.kind == "allocator" and len(figures) >= FEWEST_STEPS:
-        half = len(figures) // 2
-        slope = float(np.median(device.end[half:]) - np.median(device.end[:half])) / (len(figures) - half)
-        text += f"; {'+' if slope > 0 else '-' if slope < 0 else ''}{size_text(abs(round(slope)))} a step"
+    growth = monitored_growth(figures, device.name)
+    if isinstance(growth, Finding):
+        text += f"; {size_text(growth.bytes)} {growth.measure}"
     return text
 
 

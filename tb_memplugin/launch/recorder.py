@@ -30,6 +30,7 @@ MORE_STEPS = 2
 MOST_STEPS_OF_OTHERS = 100
 """After so many steps of another optimizer, and none of the one that counts steps, that one counts."""
 
+_STEP = "an optimizer's step"
 _LOST = "The memory of this program is not recorded"
 
 
@@ -97,10 +98,10 @@ class ProgramRecorder:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
     def fail(self, where: str, error: BaseException) -> None:
-        """Stop recording because of an error; the program goes on."""
-        self._guard.end(where, error, self.end)
+        """Log an error. One at the start or the end stops the recording, one in a step costs that step."""
+        self._guard.end(where, error, *([] if where == _STEP else [self.end]))
 
-    @guarded("an optimizer's step")
+    @guarded(_STEP)
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """End a step if this optimizer counts them."""
         self._optimizers.add(optimizer)
@@ -111,12 +112,12 @@ class ProgramRecorder:
                 return
             self._count(optimizer)
         self._steps_of_others = 0
+        ended, self._step = self._step, self._step + 1
         if self._monitor is not None:
-            self._monitor.step(self._step)
+            self._monitor.step(ended)
         elif self._settings.every_step:
             self._monitor = MemoryMonitor(self._settings.folder, log_level=self._log_level)
         self._recorder.end_step()
-        self._step += 1
         self._recorder.begin_step(self._step)
 
     def _count(self, optimizer: torch.optim.Optimizer) -> None:

@@ -1,0 +1,53 @@
+"""No error of the recorder of `tb-memplugin run` reaches the program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tb_memplugin.launch.recorder import ProgramRecorder
+from tb_memplugin.launch.settings import Settings
+from tests.faults.sweep import Session, Training, sweep
+from tests.faults.test_callbacks import RecorderSession
+from tests.faults.test_handler import WRITTEN, prepare
+
+
+class ProgramSession(Session):
+    """A program whose steps are each recorded in a window of its own."""
+
+    boundary = (*RecorderSession.boundary, "launch/recorder.py:_stepped", "launch/recorder.py:_nothing")
+    unobserved = RecorderSession.unobserved
+    second_warning = RecorderSession.second_warning
+
+    def __init__(self, folder: Path, training: Training) -> None:
+        super().__init__(folder, training)
+        self.recorder = ProgramRecorder(
+            Settings(str(folder), "run", 0, steps=(range(1),), stacks=False, every_step=False)
+        )
+        self.recorder.begin()
+
+    def window(self) -> None:
+        before, number = len(WRITTEN), self.recorder._step
+        self.recorder._steps._ranges[:] = [range(number, number + 1)]
+        self.recorder._recorder.begin_step(number)
+        try:
+            self.training.step()
+        finally:
+            self.windows += WRITTEN[before:]
+
+    def close(self) -> None:
+        self.recorder.end()
+        del self.recorder
+
+
+@pytest.fixture(autouse=True)
+def traces_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(monkeypatch)
+
+
+def test_an_error_in_a_function_costs_at_most_that_step(tmp_path: Path) -> None:
+    """A sixteenth of the functions. Ctrl-C while a window opens costs the window after it, too: docs/run.md."""
+    fired, problems = sweep(ProgramSession, tmp_path, 0, parts=16)
+    assert problems == []
+    assert fired > 10
