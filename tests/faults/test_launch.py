@@ -47,7 +47,7 @@ def traces_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_in_a_function_costs_at_most_that_step(tmp_path: Path) -> None:
-    """A sixteenth of the functions. Ctrl-C while a window opens costs the window after it, too: docs/run.md."""
+    """A sixteenth of the functions. Ctrl-C while a window opens costs the next one, too (docs/run.md)."""
     fired, problems = sweep(ProgramSession, tmp_path, 0, parts=16)
     assert problems == []
     assert fired > 10
