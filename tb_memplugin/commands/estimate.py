@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from tb_memplugin.analysis.units import read_size
 from tb_memplugin.commands.options import PATH, json_option
@@ -28,6 +29,12 @@ MOST = 1 << 20
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 DTYPES = ("fp32", "bf16", "fp16")
+PROGRAM = "tb_memplugin.program"
+"""The key in `Context.meta` of the words after `--`."""
+
+OF_PROGRAMS = ("gpu", "capacity", "alloc_conf", "hints", "steps", "limit", "logdir", "as_json")
+"""Parameters of the command that hold for programs, too."""
+
 OPTIMIZERS = ("adamw", "adamw-fused", "adam", "adam-fused", "adafactor", "momentum", "sgd")
 
 TARGET_HELP = """\b
@@ -37,13 +44,31 @@ TARGET is one of
                     have parameters batch, seq, dtype, device and mesh.
   a folder          with a config.json of transformers
   a config class    of transformers, such as LlamaConfig
+  -- a program      as you start it: -- python train.py --lr 1e-4
+                    or -- torchrun --nproc-per-node 8 train.py. It runs
+                    unchanged until its optimizer has stepped --steps times.
 
 No GPU is needed: tensors are fake, and the allocator is simulated. If the model's output has no loss, the
 model is trained on the sum of its output."""
 
 
-@click.command("estimate", help=f"Whether a training step fits a GPU, and what fills it.\n\n{TARGET_HELP}")
-@click.argument("target", type=PATH)
+class EstimateCommand(click.Command):
+    """A command whose arguments after `--` are a program's own command line, kept in `Context.meta`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what is before `--`."""
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[PROGRAM], args = tuple(args[at + 1 :]), args[:at]
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    "estimate",
+    cls=EstimateCommand,
+    help=f"Whether a training step fits a GPU, and what fills it.\n\n{TARGET_HELP}",
+)
+@click.argument("target", type=PATH, required=False)
 @click.option(
     "--gpu", default="h100", show_default=True, help=f"Name of the GPU: one of {', '.join(GpuSpec.names())}."
 )
@@ -74,6 +99,12 @@ model is trained on the sum of its output."""
 @click.option("--checkpointing", is_flag=True, help="Recompute activations in backward.")
 @click.option(
     "--inference", is_flag=True, help="Estimate one forward without gradients instead of training steps."
+)
+@click.option(
+    "--steps", type=click.IntRange(1), help="Optimizer steps after which a program is ended. Default: 3."
+)
+@click.option(
+    "--limit", type=click.IntRange(1), help="Seconds after which it is ended all the same. Default: 600."
 )
 @click.option("--find-max-batch", is_flag=True, help="Find the largest batch that fits.")
 @click.option(
@@ -115,8 +146,12 @@ model is trained on the sum of its output."""
 )
 @click.option("--logdir", type=PATH, help="Write the estimate to this folder as a run for the Memory tab.")
 @json_option("Print JSON, with sizes in bytes and times in seconds.")
+@click.pass_context
 def command(
-    target: str,
+    ctx: click.Context,
+    target: str | None,
+    steps: int | None,
+    limit: int | None,
     gpu: str,
     capacity: str | None,
     mesh: str | None,
@@ -136,12 +171,31 @@ def command(
         spec = spec.with_memory(read_size(capacity, "--capacity"))
     try:
         from tb_memplugin.estimate.answer.hints import read_hints
-        from tb_memplugin.estimate.answer.step_estimate import StepEstimator
+        from tb_memplugin.estimate.answer.script import LIMIT_S, STEPS, read_program
+        from tb_memplugin.estimate.answer.step_estimate import StepEstimator, estimate_program
         from tb_memplugin.estimate.answer.targets import read_target
         from tb_memplugin.estimate.answer.workload import Workload
         from tb_memplugin.estimate.ranks.pipeline import Pipelining
     except ModuleNotFoundError as error:
         raise _without(error) from error
+    if (words := ctx.meta.get(PROGRAM)) is not None:
+        _refuse_beside_a_program(ctx)
+        with redirect_stdout(sys.stderr):
+            step = estimate_program(
+                read_program(words),
+                spec,
+                conf=alloc_conf,
+                hints=read_hints(hints),
+                steps=steps or STEPS,
+                limit_s=limit or LIMIT_S,
+                logdir=logdir,
+            )
+        if not as_json:
+            show_step(step)
+        _show_rest(Report(step, None, None), as_json=as_json, logdir=logdir)
+        return
+    if target is None:
+        raise MemPluginError("There is no target.", where="TARGET", fix="See: tb-memplugin estimate --help")
     with redirect_stdout(sys.stderr), doing() as tell:  # keep the target's output out of ours
         estimator = StepEstimator(
             read_target(target),
@@ -164,12 +218,27 @@ def command(
             estimator.max_batch(step) if find_max_batch else None,
             estimator.changes(step) if changes else None,
         )
+    _show_rest(report, as_json=as_json, logdir=logdir)
+
+
+def _refuse_beside_a_program(ctx: click.Context) -> None:
+    """Raise for a target, or an option of targets, that is given beside a program."""
+    for name in ctx.params:
+        if name not in OF_PROGRAMS and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise MemPluginError(
+                "A program says this itself.",
+                where="TARGET" if name == "target" else f"--{name.replace('_', '-')}",
+                fix="Leave it out, or give it to the program, behind the --.",
+            )
+
+
+def _show_rest(report: Report, *, as_json: bool, logdir: str | None) -> None:
     if as_json:
         click.echo(json.dumps(report_json(report), indent=2))
-    else:
-        show_more(report)
-        if logdir is not None:
-            click.echo(f"See it in the Memory tab: tensorboard --logdir {printable(shlex.quote(logdir))}")
+        return
+    show_more(report)
+    if logdir is not None:
+        click.echo(f"See it in the Memory tab: tensorboard --logdir {printable(shlex.quote(logdir))}")
 
 
 def _without(error: ModuleNotFoundError) -> Exception:

@@ -21,6 +21,14 @@ from tb_memplugin.estimate.answer.changes import (
 from tb_memplugin.estimate.answer.config_target import ConfigTarget
 from tb_memplugin.estimate.answer.estimator import MemoryEstimator
 from tb_memplugin.estimate.answer.max_batch import MaxBatch, Need, max_batch
+from tb_memplugin.estimate.answer.script import (
+    LIMIT_S,
+    STEPS,
+    Ending,
+    Program,
+    import_libraries,
+    run_program,
+)
 from tb_memplugin.estimate.answer.workload import Ran, Target, Workload, run
 from tb_memplugin.estimate.ranks import RankEstimates, estimate_ranks
 from tb_memplugin.estimate.ranks.expert_parallel import EXPERTS, even_routing
@@ -48,6 +56,44 @@ class StepEstimate:
     estimate: Estimate
     notes: tuple[str, ...]
     ranks: RankEstimates | None = None
+
+
+def estimate_program(
+    program: Program,
+    gpu: GpuSpec,
+    *,
+    conf: str = "",
+    hints: Mapping[str, Any] | None = None,
+    steps: int = STEPS,
+    limit_s: int = LIMIT_S,
+    logdir: str | None = None,
+) -> StepEstimate:
+    """Run a program on fake tensors, unchanged, and estimate its memory; of several ranks as rank 0.
+
+    Raises:
+        MemPluginError: the program failed, or cannot run on fake tensors.
+    """
+    import_libraries()
+    endings: list[Ending] = []
+
+    def run_in(estimator: MemoryEstimator, _mesh: object = None) -> None:
+        endings.append(run_program(program, estimator, steps=steps, limit_s=limit_s))
+
+    ranks = None
+    if program.ranks > 1:
+        ranks = estimate_ranks(run_in, program.ranks, (0,), gpu=gpu, conf=conf, hints=hints)
+        estimate = ranks.worst.estimate
+        if logdir is not None:
+            ranks.save(logdir)
+    else:
+        with MemoryEstimator(device="cuda", gpu=gpu, conf=conf, hints=hints) as estimator:
+            run_in(estimator)
+        estimate = estimator.estimate()
+        if logdir is not None:
+            estimator.save(logdir)
+    estimate = replace(estimate, phases=_highest(estimate.phases))
+    notes = (f"{endings[0].why}.", *estimate.notes)
+    return StepEstimate(program.name, Workload(inference=not endings[0].steps), gpu, estimate, notes, ranks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from tb_memplugin.estimate.program.printing import Printing
 from tb_memplugin.estimate.program.random_states import RandomStates
 from tb_memplugin.estimate.program.refusals import Refusals
 from tb_memplugin.estimate.program.same_dtypes import SameDtypes
+from tb_memplugin.estimate.program.saved_files import SavedFiles
 from tb_memplugin.estimate.program.scripted import Scripted
 from tb_memplugin.estimate.program.sizes import Sizes
 from tb_memplugin.estimate.program.storage_resizing import StorageResizing
@@ -69,6 +70,7 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     Scripted,
     DataLoading,
     LoadedFiles,
+    SavedFiles,
     FusedKernels,
     SameDtypes,
     ProductDerivatives,
