@@ -99,6 +99,7 @@ class MemoryEstimator:
             self.device.type,
             self.gpu,
             has_device=_has_device(self.device.type),
+            settings=self._settings,
             plugins=chosen_plugins(plugins),
         )
         for sentence in not_followed(conf):

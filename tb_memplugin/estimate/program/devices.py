@@ -6,6 +6,7 @@ import torch
 
 from tb_memplugin.estimate.run import cuda_shim, fake_cuda
 from tb_memplugin.estimate.run.correction import Correction
+from tb_memplugin.estimate.run.cuda_memory import CudaMemory
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
 
@@ -22,11 +23,11 @@ class Devices(Correction):
         if self.target.device_type != "cuda":
             return
         fake_cuda.describe(patches, self.target.gpu)
-        fake_cuda.count(patches, mode, self.target.gpu, self.target.note)
+        CudaMemory(mode, self.target.gpu, self.target.settings, self.target.note).apply(patches)
         if self.target.has_device:
             device = torch.cuda.current_device()
             mode.ledger.stream = lambda: torch._C._cuda_getCurrentRawStream(device)
             return
         cuda_shim.switch(True)
         patches.on_undo(lambda: cuda_shim.switch(False))
-        fake_cuda.stand_in(patches, mode)
+        fake_cuda.stand_in(patches, mode, self.target.gpu, self.target.note)

@@ -37,11 +37,6 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Leave pin_memory out: it is host memory, which is not estimated.",
     ),
     (
-        "'_cuda_record_memory_history'",
-        "torch.cuda.memory's own recording",
-        "Leave it out: trace_result() and save() return the recording.",
-    ),
-    (
         "but its data is not allocated yet",
         "A kernel of an extension that is not an operator of PyTorch",
         "Make it one with torch.library.custom_op, and give it a fake implementation with register_fake.",
@@ -55,11 +50,6 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "from the 'CUDA' backend. This could be because",
         "Tensors that another thread puts on the GPU",
         "Put them there on the estimate's thread; for from_pretrained of transformers, use from_config.",
-    ),
-    (
-        "'WeakValueDictionary.__init__",
-        "torch.save of fake tensors",
-        "Leave the saving out: fake tensors have no values to save.",
     ),
 )
 """(part of torch's message, the unsupported feature, the fix)."""

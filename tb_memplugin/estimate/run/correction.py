@@ -13,11 +13,12 @@ from tb_memplugin.estimate.libraries.plugins.plugin import Plugin
 from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
 from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.simulator.allocator_settings import AllocatorSettings
 
 
 @dataclass(slots=True)
 class Target:
-    """What is estimated for: the device, and the library plugins in use.
+    """What is estimated for: the device, its allocator's settings, and the library plugins in use.
 
     `notes` are sentences on what is modelled or not known; each appears once.
     """
@@ -25,6 +26,7 @@ class Target:
     device_type: str
     gpu: GpuSpec | None
     has_device: bool
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     plugins: Sequence[Plugin] = ()
     notes: list[str] = field(default_factory=list)
 

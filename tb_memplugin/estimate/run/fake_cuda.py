@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from torch._subclasses import fake_tensor
 
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.simulator.blocks import PoolId
+from tb_memplugin.trace.allocator import DEFAULT_POOL
 
 _POOLED = 32
 """Streams of one priority; the next one is the first again (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
@@ -90,16 +95,6 @@ class FakeEvent:
         return 0.0
 
 
-class _FakeDevice:
-    def __init__(self, *_: Any) -> None: ...
-
-    def __enter__(self) -> _FakeDevice:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
 def properties_of(gpu: GpuSpec) -> SimpleNamespace:
     """Return what `torch.cuda.get_device_properties` returns on a GPU, as far as it is known."""
     major, minor = gpu.compute_capability
@@ -131,95 +126,252 @@ def describe(patches: Patches, gpu: GpuSpec | None) -> None:
     patches.set(torch.cuda, "is_bf16_supported", lambda including_emulation=True: major >= 8)
 
 
-def count(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None, note: Callable[[str], None]) -> None:
-    """Make the memory functions of `torch.cuda` report the bytes of the fake run, and reset its peaks.
+class FakeGraph:
+    """A stand-in for `torch.cuda.CUDAGraph`: what is captured runs once, from a pool of the graph's own."""
 
-    Reserved bytes are only known at the end of the run. Allocated bytes are returned for them, with a note.
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._pool: PoolId | None = None
+
+    def capture_begin(self, pool: Any = None, *_: Any, **__: Any) -> None:
+        """Let allocations come from the graph's pool, or from one that is given."""
+        self._pool = pool if pool is not None else new_pool()
+        PrivatePools.entered.append(self._pool)
+
+    def capture_end(self) -> None:
+        """Let allocations come from where they did before."""
+        PrivatePools.entered.pop()
+
+    def pool(self) -> PoolId:
+        """Return the pool's id."""
+        return self._pool or new_pool()
+
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Do nothing: a replay allocates nothing."""
+
+    replay = reset = instantiate = enable_debug_mode = debug_dump = _nothing
+
+
+class FakeMemPool:
+    """A stand-in for `torch.cuda.MemPool`."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.id = new_pool()
+
+    def use_count(self) -> int:
+        """Return 1: this object uses it."""
+        return 1
+
+    def snapshot(self, include_traces: bool = True) -> list[Any]:
+        """Return the segments of this pool, as in a memory snapshot."""
+        segments: list[Any] = torch.cuda.memory_snapshot(self.id, include_traces=include_traces)
+        return segments
+
+
+class PrivatePools:
+    """The private pools of the fake run: which one is used now, and the next number."""
+
+    entered: ClassVar[list[PoolId]] = []
+    numbers: ClassVar[Iterator[int]] = count(1)
+
+    @classmethod
+    def begin(cls) -> None:
+        """Forget all pools."""
+        cls.entered.clear()
+        cls.numbers = count(1)
+
+    @classmethod
+    def current(cls) -> PoolId:
+        """Return the pool from which allocations come now."""
+        return cls.entered[-1] if cls.entered else DEFAULT_POOL
+
+
+def new_pool() -> PoolId:
+    """Return the id of a new private pool."""
+    return (0, next(PrivatePools.numbers))
+
+
+def stand_in(
+    patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None, note: Callable[[str], None]
+) -> None:
+    """Make `torch.cuda` work as on a machine with one GPU. Most of its own Python code runs.
+
+    What it asks torch's C code is answered; what no estimate can answer is refused, by name.
     """
-    ledger = mode.ledger
-
-    def of(levels: list[int], device: Any) -> int:
-        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
-        name = f"cuda:{wanted.index or 0}"
-        mode.settle(mode.layers.scope())
-        return levels[ledger.devices.index(name)] if name in ledger.devices else 0
-
-    def at_least(levels: list[int], device: Any) -> int:
-        note(
-            "The program asks torch.cuda how much memory is reserved. The allocated bytes are "
-            "returned instead, because the reserved memory is simulated only at the end."
-        )
-        return of(levels, device)
-
-    def reset(device: Any = None) -> None:
-        mode.settle(mode.layers.scope())
-        ledger.recent_peaks[:] = ledger.allocated
-
-    def stats(device: Any = None) -> dict[str, int]:
-        now, most = at_least(ledger.allocated, device), of(ledger.recent_peaks, device)
-        kinds = ("allocated", "active", "reserved")
-        current = {f"{kind}_bytes.all.current": now for kind in kinds}
-        peaks = {f"{kind}_bytes.all.peak": most for kind in kinds}
-        return current | peaks | {"num_alloc_retries": 0, "num_ooms": 0}
-
-    answers: dict[str, Any] = {
-        "memory_allocated": lambda device=None: of(ledger.allocated, device),
-        "max_memory_allocated": lambda device=None: of(ledger.recent_peaks, device),
-        "memory_reserved": lambda device=None: at_least(ledger.allocated, device),
-        "max_memory_reserved": lambda device=None: at_least(ledger.recent_peaks, device),
-        "reset_peak_memory_stats": reset,
-        "reset_max_memory_allocated": reset,
-        "memory_stats": stats,
-        "memory_summary": lambda device=None, abbreviated=False: "\n".join(
-            f"{key}: {size:,}" for key, size in stats(device).items()
-        ),
-    }
-    if gpu is not None:
-        total = gpu.memory_bytes
-        answers["mem_get_info"] = lambda device=None: (total - of(ledger.allocated, device), total)
-    owners = (torch.cuda, torch.cuda.memory, getattr(torch, "accelerator", None))
-    for name, answer in answers.items():
-        for owner in owners:
-            if hasattr(owner, name):
-                patches.set(owner, name, answer)
-
-
-def stand_in(patches: Patches, mode: CountingFakeMode) -> None:
-    """Make the `torch.cuda` calls work that programs use on a machine with one GPU."""
     FakeStream.begin()
+    PrivatePools.begin()
     current = FakeStream.current
     mode.ledger.stream = lambda: current[-1].cuda_stream
-    answers: dict[str, Any] = {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "current_stream": lambda device=None: current[-1],
-        "default_stream": lambda device=None: current[0],
-        "set_stream": lambda stream: current.__setitem__(-1, stream),
-        "stream": lambda stream: stream if stream is not None else contextlib.nullcontext(),
-        "is_current_stream_capturing": lambda: False,
-        "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
-        "device": _FakeDevice,
-        "Stream": FakeStream,
-        "Event": FakeEvent,
+    mode.ledger.pool = PrivatePools.current
+    major, minor = gpu.compute_capability if gpu is not None else (9, 0)
+    capturing = lambda: bool(PrivatePools.entered)  # noqa: E731
+    answers: dict[Any, dict[str, Any]] = {
+        torch._C: {
+            "_cuda_getDevice": lambda: 0,
+            "_cuda_getDeviceCount": lambda: 1,
+            "_cuda_canDeviceAccessPeer": lambda device, peer: False,
+            "_cuda_getArchFlags": lambda: f"sm_{major}{minor}",
+            "_cuda_get_sync_debug_mode": lambda: _SyncDebug.mode,
+            "_cuda_set_sync_debug_mode": _SyncDebug.set,
+            "_host_emptyCache": _nothing,
+            "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+            "_accelerator_getDeviceIndex": lambda: 0,
+            "_accelerator_getDeviceCapability": lambda index: {"supported_dtypes": set()},
+            "_accelerator_getStream": lambda index: current[-1],
+            "_accelerator_setStream": lambda stream: current.__setitem__(-1, stream),
+            "_accelerator_exchangeDevice": lambda index: 0,
+            "_accelerator_maybeExchangeDevice": lambda index: 0,
+            **dict.fromkeys(_NOTHING_IN_C, _nothing),
+            **{name: _refusing(name) for name in _REFUSED_IN_C},
+        },
+        torch.cuda: {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "device_count": lambda: 1,
+            "_exchange_device": lambda index: 0,
+            "_maybe_exchange_device": lambda index: 0,
+            "current_stream": lambda device=None: current[-1],
+            "default_stream": lambda device=None: current[0],
+            "get_stream_from_external": lambda pointer, device=None: _external(pointer),
+            "ExternalStream": lambda pointer, device=None, **_: _external(pointer),
+            "set_stream": lambda stream: current.__setitem__(-1, stream),
+            "stream": _stream,
+            "StreamContext": _stream,
+            "is_current_stream_capturing": capturing,
+            "default_generators": (torch.Generator(),),
+            "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
+            "cudart": lambda: _CUDART,
+            "_cudart": _CUDART,
+            "list_gpu_processes": lambda device=None: "GPU:0\nno processes are running",
+            "Stream": FakeStream,
+            "Event": FakeEvent,
+            "CUDAGraph": FakeGraph,
+            "graph_pool_handle": new_pool,
+            "MemPool": FakeMemPool,
+            **dict.fromkeys(_NOTHING, _nothing),
+            **{name: _idle(name, note) for name in _MEASURED},
+        },
+        torch.cuda.graphs: {"is_current_stream_capturing": capturing},
+        torch.cuda.memory: {
+            "MemPool": FakeMemPool,
+            "_cuda_beginAllocateCurrentThreadToPool": lambda device, pool: PrivatePools.entered.append(pool),
+            "_cuda_endAllocateToPool": lambda device, pool: PrivatePools.entered.pop(),
+            "_cuda_releasePool": _nothing,
+        },
+        torch.cuda.nvtx: {"_nvtx": _Nvtx},
+        torch.cuda.tunable: {
+            name: lambda *_, answer=answer: answer for name, answer in _TUNABLE.items()
+        },
+        torch.Tensor: {
+            "record_stream": _nothing,
+            "pin_memory": lambda tensor, device=None: tensor,  # host memory is not counted
+        },
+        torch.backends.cudnn: {"is_available": lambda: True},
+        fake_tensor: {"init_gpu_context": _nothing},  # older versions do not ask avoid_device_init
     }
-    nothing: tuple[str, ...] = (
-        "init",
-        "_lazy_init",
-        "set_device",
-        "synchronize",
-        "set_rng_state",
-    )
-    nothing += ("empty_cache", "manual_seed", "manual_seed_all")
-    for name in nothing:
-        answers[name] = _nothing
-    for name, answer in answers.items():
-        patches.set(torch.cuda, name, answer)
-    patches.set(torch.Tensor, "record_stream", _nothing)
-    patches.set(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # host memory is not counted
-    patches.set(torch.backends.cudnn, "is_available", lambda: True)
-    patches.set(fake_tensor, "init_gpu_context", _nothing)  # older versions do not ask avoid_device_init
+    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("torch.cuda.")]
+    for owner, names in answers.items():
+        for name, answer in names.items():
+            original = vars(owner).get(name, _nothing)
+            imported = [module for module in modules if vars(module).get(name) is original]
+            for module in (owner, *(imported if owner is torch.cuda else ())):
+                patches.set(module, name, answer)
+
+
+_NOTHING_IN_C = (
+    "_cuda_init",
+    "_cuda_setDevice",
+    "_cuda_synchronize",
+    "_cuda_ipc_collect",
+    "_cuda_sleep",
+    "_accelerator_setDeviceIndex",
+    "_accelerator_synchronizeDevice",
+)
+_NOTHING = ("init", "_lazy_init", "_sleep", "set_rng_state", "manual_seed", "manual_seed_all", "seed", "seed_all")
+_MEASURED = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
+_REFUSED_IN_C = (
+    "_cuda_getCurrentBlasHandle",
+    "_cuda_getCurrentSolverHandle",
+    "_cuda_customAllocator",
+    "_cuda_changeCurrentAllocator",
+    "_cuda_jiterator_compile_and_launch_kernel",
+)
+_TUNABLE: dict[str, Any] = {
+    "is_enabled": False,
+    "tuning_is_enabled": True,
+    "record_untuned_is_enabled": False,
+    "get_max_tuning_duration": 30,
+    "get_max_tuning_iterations": 100,
+    "get_filename": "",
+    "get_results": (),
+    "get_validators": (),
+    "read_file": False,
+    "get_rotating_buffer_size": 0,
+    **dict.fromkeys(("enable", "tuning_enable", "record_untuned_enable", "set_max_tuning_duration")),
+    **dict.fromkeys(("set_max_tuning_iterations", "set_filename", "set_rotating_buffer_size")),
+    **dict.fromkeys(("set_numerical_check_tolerances", "tune_gemm_in_file", "mgpu_tune_gemm_in_file")),
+}
+"""What the functions of `torch.cuda.tunable` return where nothing is tuned."""
+
+
+class _Nvtx:
+    rangePushA = rangePop = rangeStartA = staticmethod(lambda *_: 0)  # noqa: N815  # CUDA's names
+    rangeEnd = markA = deviceRangeStart = deviceRangeEnd = staticmethod(lambda *_: None)  # noqa: N815
+
+
+class _SyncDebug:
+    mode: ClassVar[int] = 0
+
+    @classmethod
+    def set(cls, mode: int) -> None:
+        cls.mode = mode
+
+
+class _CudaError(int):
+    success: ClassVar[int] = 0
+
+
+_CUDART = SimpleNamespace(
+    cudaError=_CudaError,
+    cudaGetErrorString=lambda code: "no error",
+    cudaProfilerStart=lambda: 0,
+    cudaProfilerStop=lambda: 0,
+    cudaHostRegister=lambda *_: 0,
+    cudaHostUnregister=lambda *_: 0,
+    cudaStreamCreate=lambda *_: 0,
+    cudaStreamDestroy=lambda *_: 0,
+    cudaDeviceSynchronize=lambda: 0,
+    cudaMemGetInfo=lambda device=0: torch.cuda.mem_get_info(device),
+)
+"""The functions of CUDA's runtime that torch offers."""
+
+
+def _stream(stream: Any) -> Any:
+    return stream if stream is not None else contextlib.nullcontext()
+
+
+def _external(pointer: int) -> FakeStream:
+    stream = FakeStream()
+    stream.cuda_stream = stream.stream_id = pointer
+    return stream
+
+
+def _idle(name: str, note: Callable[[str], None]) -> Callable[..., int]:
+    def answer(device: Any = None) -> int:
+        note(f"torch.cuda.{name} returns 0: no GPU works in an estimate.")
+        return 0
+
+    return answer
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise MemPluginError(
+            f"torch._C.{name} has no answer in an estimate: there is no CUDA library behind it.",
+            where=name,
+            fix="Leave that part out of the estimate.",
+        )
+
+    return refuse
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -18,7 +18,9 @@ import torch
 
 from tb_memplugin.record.tensor_metadata import Dense
 from tb_memplugin.simulator.allocator_settings import SMALLEST_BLOCK
+from tb_memplugin.simulator.blocks import PoolId
 from tb_memplugin.trace import Category, Phase
+from tb_memplugin.trace.allocator import DEFAULT_POOL
 
 FIRST_ADDRESS = 1 << 44
 """The first made-up address. Each is used once, to tell blocks apart; the simulator assigns the real ones."""
@@ -31,8 +33,9 @@ class Block:
     """One allocation.
 
     `bytes` is the requested size; `module` is a row of `ModuleNames`, -1 for none; `stream` is the pointer of
-    the stream on which it was made, 0 for the default one; `tensor` is what an operator returned in it, None
-    for memory that no tensor owns.
+    the stream on which it was made, 0 for the default one; `pool` the id of its pool; `tensor` is what an operator returned in it, None
+    for memory that no tensor owns. `empties_cache` marks an entry that is no allocation: the program emptied
+    the allocator's cache.
     """
 
     address: int
@@ -47,7 +50,9 @@ class Block:
     category: Category = Category.UNKNOWN
     label: str = ""
     stream: int = 0
+    pool: PoolId = DEFAULT_POOL
     tensor: Dense | None = None
+    empties_cache: bool = False
 
 
 class Life(weakref.ref[torch.UntypedStorage]):
@@ -90,9 +95,8 @@ class FakeLedger:
     """Allocations and frees on one type of device, in order.
 
     `allocated` and `peaks` are bytes for each device, as `torch.cuda.memory_allocated` counts them: on a GPU
-    each block is a multiple of 512 (only the simulator knows the few blocks that are larger). `recent_peaks`
-    are the peaks since the program last called `reset_peak_memory_stats`. `stream` returns the pointer of the
-    current stream.
+    each block is a multiple of 512 (only the simulator knows the few blocks that are larger). `stream`
+    returns the pointer of the current stream, and `pool` the id of the pool that is used now.
 
     Args:
         device_type: for example "cuda"; fake tensors on other devices are not recorded.
@@ -104,11 +108,11 @@ class FakeLedger:
         self.devices: list[str] = []
         self.allocated: list[int] = []
         self.peaks: list[int] = []
-        self.recent_peaks: list[int] = []
         self.lives: dict[int, Life] = {}
         self.freed: deque[Life] = deque()
         self.phases: list[NamedPhase] = []
         self.stream: Callable[[], int] = _default_stream
+        self.pool: Callable[[], PoolId] = _default_pool
         self._unit = 1 if device_type == "cpu" else SMALLEST_BLOCK
         self._next_address = FIRST_ADDRESS
         self._rows: dict[torch.device, int] = {}
@@ -123,7 +127,6 @@ class FakeLedger:
                 self.devices.append(name)
                 self.allocated.append(0)
                 self.peaks.append(0)
-                self.recent_peaks.append(0)
             row = self._rows[device] = self.devices.index(name)
         return row
 
@@ -134,12 +137,11 @@ class FakeLedger:
         block = Block(
             self._next_address, size, device, made_by, scope.module, scope.phase, scope.recomputing, now
         )
-        block.stream = self.stream()
+        block.stream, block.pool = self.stream(), self.pool()
         self._next_address += rounded
         level = self.allocated[device] = self.allocated[device] + rounded
-        if level > self.recent_peaks[device]:
-            self.recent_peaks[device] = level
-            self.peaks[device] = max(level, self.peaks[device])
+        if level > self.peaks[device]:
+            self.peaks[device] = level
         for phase in self.phases:
             if device == 0 and level > phase.peak_bytes:
                 phase.peak_bytes = level
@@ -151,6 +153,13 @@ class FakeLedger:
         block.freed_ns = now = time_ns()
         self.allocated[block.device] -= -(-block.bytes // self._unit) * self._unit
         self.entries.append((now, False, block, scope.module, scope.phase))
+
+    def empty_cache(self, scope: Scope) -> None:
+        """Record that the program empties the allocator's cache, on every device."""
+        for device in range(len(self.devices)):
+            now = time_ns()
+            emptied = Block(0, 0, device, None, -1, scope.phase, False, now, empties_cache=True)
+            self.entries.append((now, False, emptied, scope.module, scope.phase))
 
     def allocate_storage(
         self, storage: torch.UntypedStorage, size: int, device: int, made_by: Any, scope: Scope
@@ -190,7 +199,7 @@ class FakeLedger:
     def forget_freed(self) -> None:
         """Remove all freed blocks from the history: it then begins with the blocks that are live now."""
         self.entries[:] = [entry for entry in self.entries if entry[1] and entry[2].freed_ns == FOREVER]
-        self.peaks[:] = self.recent_peaks[:] = self.allocated
+        self.peaks[:] = self.allocated
 
     def block_of(self, storage: torch.UntypedStorage) -> Block | None:
         """Return the block of a storage, None if it is not known."""
@@ -213,3 +222,7 @@ def _queue(freed: deque[Life]) -> Callable[[Any], None]:
 
 def _default_stream() -> int:
     return 0
+
+
+def _default_pool() -> PoolId:
+    return DEFAULT_POOL

@@ -17,6 +17,7 @@ from tb_memplugin.read.phases import phase_at, phase_spans, stretch
 from tb_memplugin.read.tables import Mark, Names, Owners, named_phases, operator_name
 from tb_memplugin.record.caches import with_caches
 from tb_memplugin.record.tensor_metadata import made_tensors
+from tb_memplugin.simulator.blocks import PoolId
 from tb_memplugin.trace import (
     Category,
     Counter,
@@ -32,6 +33,7 @@ from tb_memplugin.trace import (
     events,
     start_state,
 )
+from tb_memplugin.trace.allocator import DEFAULT_POOL
 from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.tables import Int64
 
@@ -62,8 +64,8 @@ def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryT
     operators, labels, names = Names(), Names(), Names()
     owners = Owners(run.layers.names.modules)
     phases = _phases(run)
-    streams = _streams(run)
-    full = _events(run, phases, operators, labels, owners, streams)
+    streams, pools = _streams(run), _pools(run)
+    full = _events(run, phases, operators, labels, owners, streams, pools)
     allocs = np.flatnonzero(full.kind == Kind.ALLOC)
     made = [run.ledger.entries[row][2].tensor for row in allocs.tolist()]
     full.tensor[allocs], tensors = made_tensors(made, full.bytes[allocs])
@@ -84,6 +86,7 @@ def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryT
         annotation_names=names.as_tuple(),
         modules=owners.as_tuple(),
         streams=streams,
+        pools=pools,
         counters=at_every_moment(len(devices), Counter.SIMULATED),
         notes=tuple(Note(note, "estimate") for note in notes),
         properties={"torch": torch.__version__},
@@ -117,13 +120,26 @@ def _streams(run: FakeRun) -> tuple[int, ...]:
     return () if streams <= {0} else tuple(sorted(streams))
 
 
+def _pools(run: FakeRun) -> tuple[PoolId, ...]:
+    """Return the ids of all pools that were used; none if that was only the default one."""
+    pools = {entry[2].pool for entry in run.ledger.entries}
+    return () if pools <= {DEFAULT_POOL} else tuple(sorted(pools))
+
+
 def _events(
-    run: FakeRun, phases: Spans, operators: Names, labels: Names, owners: Owners, streams: tuple[int, ...]
+    run: FakeRun,
+    phases: Spans,
+    operators: Names,
+    labels: Names,
+    owners: Owners,
+    streams: tuple[int, ...],
+    pools: tuple[PoolId, ...],
 ) -> Events:
     entries = run.ledger.entries
     blocks = [entry[2] for entry in entries]
     time = np.array([entry[0] for entry in entries], np.int64)
     is_alloc = np.array([entry[1] for entry in entries], bool)
+    empties = np.array([block.empties_cache for block in blocks], bool)
     rows: dict[Any, int] = {}
     operator = np.full(len(entries), -1, np.int64)
     for row in np.flatnonzero(is_alloc).tolist():
@@ -162,7 +178,7 @@ def _events(
     category[~is_alloc], reason[~is_alloc] = Category.UNKNOWN, Reason.NOT_RECORDED
     return events(
         time,
-        kind=np.where(is_alloc, Kind.ALLOC, Kind.FREE_COMPLETED),
+        kind=np.where(is_alloc, Kind.ALLOC, np.where(empties, Kind.SEGMENT_FREE, Kind.FREE_COMPLETED)),
         device=device,
         address=np.array([block.address for block in blocks], np.uint64),
         bytes=size,
@@ -176,6 +192,7 @@ def _events(
         category=category,
         reason=reason,
         stream=[streams.index(block.stream) if streams else -1 for block in blocks],
+        pool=[pools.index(block.pool) if pools else -1 for block in blocks],
     )
 
 
