@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +100,11 @@ class EstimateCommand(click.Command):
 )
 @click.option("--checkpointing", is_flag=True, help="Recompute activations in backward.")
 @click.option(
+    "--free-output",
+    is_flag=True,
+    help="Delete the model's output before backward, as transformers' Trainer does. Else it lives on.",
+)
+@click.option(
     "--inference", is_flag=True, help="Estimate one forward without gradients instead of training steps."
 )
 @click.option(
@@ -146,9 +153,7 @@ class EstimateCommand(click.Command):
 )
 @click.option("--logdir", type=PATH, help="Write the estimate to this folder as a run for the Memory tab.")
 @json_option("Print JSON, with sizes in bytes and times in seconds.")
-@click.pass_context
 def command(
-    ctx: click.Context,
     target: str | None,
     steps: int | None,
     limit: int | None,
@@ -178,8 +183,8 @@ def command(
         from tb_memplugin.estimate.ranks.pipeline import Pipelining
     except ModuleNotFoundError as error:
         raise _without(error) from error
-    if (words := ctx.meta.get(PROGRAM)) is not None:
-        _refuse_beside_a_program(ctx)
+    if (words := click.get_current_context().meta.get(PROGRAM)) is not None:
+        _refuse_beside_a_program(click.get_current_context())
         with redirect_stdout(sys.stderr):
             step = estimate_program(
                 read_program(words),
@@ -212,13 +217,26 @@ def command(
         step = estimator.step(Workload(**sizes), logdir=logdir)
     if not as_json:
         show_step(step)  # print it before trying changes, because each change takes as long
-    with redirect_stdout(sys.stderr), doing() as tell:
+    with redirect_stdout(sys.stderr), doing() as tell, _libraries_silent():
         report = Report(
             step,
             estimator.max_batch(step) if find_max_batch else None,
             estimator.changes(step) if changes else None,
         )
     _show_rest(report, as_json=as_json, logdir=logdir)
+
+
+@contextmanager
+def _libraries_silent() -> Iterator[None]:
+    """Leave out the warnings of libraries, which came with the first estimate already."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 def _refuse_beside_a_program(ctx: click.Context) -> None:
@@ -357,6 +375,11 @@ def _headline(step: StepEstimate, unit: Unit) -> Iterator[str]:
         f"peak {unit.text(estimate.peak_allocated_bytes)} allocated, "
         f"{unit.text(estimate.peak_reserved_bytes)} reserved"
     )
+    phases = dict(estimate.phases)
+    building = phases.pop("building", 0)
+    if phases and building > max(phases.values()):
+        then = unit.text(max(phases.values()))
+        yield f"building the model peaks at {unit.text(building)} allocated, {kind} at {then}"
 
 
 def _sizes(step: StepEstimate) -> Iterator[str]:

@@ -84,7 +84,10 @@ def together(parts: Sequence[Candidate], base: Workload) -> Candidate:
     """Combine several changes of one step. Where two set the same option, the later one counts."""
     options: dict[str, str] = {}
     workload, conf = base, ""
+    in_16_bits = any(part.workload.dtype != base.dtype for part in parts)
     for part in parts:
+        if in_16_bits and part.workload.autocast != base.autocast:
+            continue  # it has no effect then
         options[part.options.partition(" ")[0]] = part.options
         names = [field.name for field in fields(Workload)]
         changed = [name for name in names if getattr(part.workload, name) != getattr(base, name)]
@@ -95,7 +98,8 @@ def together(parts: Sequence[Candidate], base: Workload) -> Candidate:
 
 def on_gpus(count: int, base: Workload, conf: str) -> Candidate:
     """Return the same step with the model sharded over `count` GPUs, each with its own batch."""
-    return Candidate(f"on each of {count} GPUs", f"--mesh fsdp={count}", base, conf, f"fsdp={count}")
+    options = f"--mesh fsdp={count}" + (" --checkpointing" if base.checkpointing else "")
+    return Candidate(f"on each of {count} GPUs", options, base, conf, f"fsdp={count}")
 
 
 def _of_step(workload: Workload, takes: frozenset[str]) -> Iterator[tuple[str, str, Workload]]:
@@ -103,9 +107,14 @@ def _of_step(workload: Workload, takes: frozenset[str]) -> Iterator[tuple[str, s
     if "batch" in takes and batch > 1:
         yield "half the batch", f"--batch {batch // 2}", replace(workload, batch=batch // 2)
     if workload.dtype == "fp32":
-        yield "16-bit parameters", "--dtype bf16", replace(workload, dtype="bf16")
+        name = "16-bit parameters" if workload.inference else "training in 16 bits: small updates are lost"
+        yield name, "--dtype bf16", replace(workload, dtype="bf16", autocast=None)
     if workload.inference:
         return
+    if workload.dtype in (None, "fp32") and workload.autocast is None:
+        yield "autocast", "--autocast bf16", replace(workload, autocast="bf16")
+    if not workload.free_output:
+        yield "del output before backward", "--free-output", replace(workload, free_output=True)
     if not workload.checkpointing:
         yield "activation checkpointing", "--checkpointing", replace(workload, checkpointing=True)
     for name, replacements in (("a fused optimizer", FUSED), ("less optimizer state", SMALLER_STATE)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
@@ -34,6 +35,14 @@ OTHERS = ("MASKED_LM", "CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "IMAGE_CLASSIFICATION"
 
 LOOP_OVER_TOKENS = ("mamba", "falcon_mamba", "jamba", "zamba", "rwkv", "recurrent_gemma")
 """Model types that scan tokens in a Python loop, at least where no fused kernel is installed."""
+
+SCANS = ("mamba2", "bamba", "zamba2", "nemotron_h", "falcon_h1", "granitemoehybrid")
+"""Model types whose scan is one fused kernel where mamba-ssm is installed, and many operators elsewhere."""
+
+BEHIND_POSITIONS = 3
+"""Rows that a table of positions may have beyond the config's number (OPT and BART have two)."""
+
+_OF_POSITIONS = re.compile(r"pos|wpe", re.IGNORECASE)
 
 MOST_ROUNDS = 4096
 """The most iterations of that loop, over all layers: two steps take about a minute on one thread."""
@@ -77,6 +86,8 @@ class ConfigTarget:
         for name in self._architectures:
             if (cls := getattr(transformers, name, None)) is not None:
                 return cls
+        if (pair := self._trained_on_pairs(transformers)) is not None:
+            return pair
         tasks = ENCODER_DECODERS if getattr(self.config, "is_encoder_decoder", False) else OTHERS
         for mapping in (*(f"MODEL_FOR_{task}_MAPPING" for task in tasks), "MODEL_MAPPING"):
             if type(self.config) in getattr(transformers, mapping):
@@ -89,6 +100,14 @@ class ConfigTarget:
             where="TARGET",
             fix='Name a model class in config.json: "architectures": ["LlamaForCausalLM"].',
         )
+
+    def _trained_on_pairs(self, transformers: ModuleType) -> Any:
+        """Return the class of a model that is trained on pairs of text and image (CLIP), None for others."""
+        if not all(hasattr(self.config, f"{part}_config") for part in ("text", "vision")):
+            return None
+        mapping = transformers.MODEL_MAPPING
+        cls = mapping.get(type(self.config), None)
+        return cls if cls is not None and _takes_pairs(cls) else None
 
     @property
     def _architectures(self) -> tuple[str, ...]:
@@ -141,8 +160,10 @@ class ConfigTarget:
         if not workload.inference and hasattr(self.config, "use_cache"):
             self.config.use_cache = False
         notes = (*self._notes(workload.seq), *self._without_dropping_layers())
-        model = self._model()
-        inputs = self._inputs(workload.batch or 1, workload.seq or 1, labels=not workload.inference)
+        with torch.device("cuda"):
+            model = self._model()
+            self._refuse_more_positions(model, workload.seq)
+            inputs = self._inputs(workload.batch or 1, workload.seq or 1, labels=not workload.inference)
         if mesh is None:
             return Built(model, keywords=inputs, notes=notes)
         part, note = sharded(model, mesh)
@@ -190,6 +211,20 @@ class ConfigTarget:
         counts = (getattr(text, name, None) for name in names)
         return next((count for count in counts if isinstance(count, int) and count > 0), None)
 
+    def _refuse_more_positions(self, model: nn.Module, seq: int | None) -> None:
+        """Raise for more tokens than a table of positions has rows: a real run would fail, too."""
+        most = self._positions()
+        if most is None or seq is None or seq <= most:
+            return
+        for name, module in model.named_modules():
+            rows = module.num_embeddings if isinstance(module, nn.Embedding) else 0
+            if most <= rows < most + BEHIND_POSITIONS and _OF_POSITIONS.search(name):
+                raise MemPluginError(
+                    f"{seq:,} tokens are more than the {most:,} positions of the model: a real run fails.",
+                    where="--seq",
+                    fix=f"Use --seq {most} or less, or a config with more positions.",
+                )
+
     def _notes(self, seq: int | None) -> tuple[str, ...]:
         return tuple(self._differences(seq))
 
@@ -198,6 +233,13 @@ class ConfigTarget:
         most, model = self._positions(), self.model_class.__name__
         if most is not None and seq is not None and seq > most:
             yield f"{seq} tokens are more than the {most} positions of the config: a real run may fail."
+        if not self._architectures:
+            yield f"The config names no model class: {model} is estimated."
+        if getattr(self.config, "model_type", "") in (*LOOP_OVER_TOKENS, *SCANS):
+            yield (
+                f"{model} runs transformers' own operators, as where mamba-ssm is not installed: its fused "
+                "kernels take far less memory."
+            )
         if self._architectures and model not in self._architectures:
             named = ", ".join(self._architectures)[:80]
             yield (
@@ -209,14 +251,15 @@ class ConfigTarget:
                 f"The config describes quantized weights ({quantized}): the estimate is without quantization."
             )
         kinds = [kind for kind in ("vision", "audio") if getattr(self.config, f"{kind}_config", None)]
-        if kinds and self.model_class.main_input_name == "input_ids":
+        if kinds and self.model_class.main_input_name == "input_ids" and not _takes_pairs(self.model_class):
             yield (
                 f"The model also takes {' and '.join(OTHER_INPUTS[kind] for kind in kinds)}. The "
                 "estimate gives it only tokens, so that part does not run and has no gradients."
             )
 
-    def _inputs(self, batch: int, seq: int, *, labels: bool) -> dict[str, torch.Tensor]:
+    def _inputs(self, batch: int, seq: int, *, labels: bool) -> dict[str, Any]:
         config, name = self.config, self.model_class.main_input_name
+        inputs: dict[str, Any]
         if name == "input_ids":
             inputs = {name: torch.zeros(batch, seq, dtype=torch.long)}
         elif name == "pixel_values":
@@ -237,6 +280,10 @@ class ConfigTarget:
                 where="TARGET",
                 fix="Write a function that returns (model, inputs), and use module:function as the target.",
             )
+        if _takes_pairs(self.model_class) and "pixel_values" not in inputs:
+            image, side = config.vision_config, config.vision_config.image_size
+            inputs["pixel_values"] = torch.zeros(batch, image.num_channels, side, side)
+            inputs["return_loss"] = labels
         if getattr(config, "is_encoder_decoder", False):
             inputs["decoder_input_ids"] = torch.zeros(batch, seq, dtype=torch.long)
         if labels and self.model_class.__name__.endswith(LABEL_PER_TOKEN):
@@ -244,6 +291,12 @@ class ConfigTarget:
         elif labels and self.model_class.__name__.endswith(LABEL_PER_SAMPLE):
             inputs["labels"] = torch.zeros(batch, dtype=torch.long)
         return inputs
+
+
+def _takes_pairs(model_class: Any) -> bool:
+    """Whether a model computes a loss of its own from pairs of text and image."""
+    parameters = inspect.signature(model_class.forward).parameters
+    return {"input_ids", "pixel_values", "return_loss"} <= parameters.keys()
 
 
 def _quantization(config: Any) -> str | None:

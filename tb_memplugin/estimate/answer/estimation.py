@@ -14,6 +14,9 @@ from tb_memplugin.simulator.simulated_trace import simulated_trace
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
+BUILDING = "building"
+"""The phase in which a program builds its model and inputs: all that precedes the first forward."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -170,11 +173,16 @@ def _named(
 
 
 def _phases(trace: MemoryTrace, levels: Int64) -> tuple[tuple[str, int], ...]:
-    peaks = []
+    """Return (name, highest allocated bytes) of the phases; what precedes the first forward is building."""
+    events = trace.events
+    allocates = (events.kind == Kind.ALLOC) & (events.device == 0)
+    forward = np.flatnonzero(events.phase == Phase.FORWARD)
+    before = np.arange(len(events)) < (int(forward[0]) if len(forward) else 0)
+    parts = [(BUILDING, before)]
     for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER):
-        rows = np.flatnonzero(
-            (trace.events.phase == phase) & (trace.events.kind == Kind.ALLOC) & (trace.events.device == 0)
-        )
-        if len(rows):
-            peaks.append((phase.key, int(levels[rows + 1].max())))
-    return tuple(peaks)
+        parts.append((phase.key, (events.phase == phase) & ~before))
+    return tuple(
+        (name, int(levels[np.flatnonzero(rows & allocates) + 1].max()))
+        for name, rows in parts
+        if (rows & allocates).any()
+    )

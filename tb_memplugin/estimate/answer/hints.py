@@ -143,17 +143,25 @@ def _value(text: str) -> float:
     return int(text) if text.lstrip("-").isdecimal() else float(text)
 
 
-def unanswered(asked: Question) -> MemPluginError:
+class UnansweredError(MemPluginError):
+    """A question that has no hint and that cannot be answered by a guess."""
+
+    asked: Question
+
+
+def unanswered(asked: Question) -> UnansweredError:
     """Return the error for a question that has no hint and that cannot be answered by a guess."""
     value = "whether a condition holds" if asked.kind == "truth" else "a whole number"
     how, example = (", True or False", "True") if asked.kind == "truth" else ("", "7")
-    return MemPluginError(
+    error = UnansweredError(
         f"The program reads {value} from a tensor ({asked.operator} of shape {asked.shape}, "
         f"{asked.dtype}), but fake tensors have no values.",
         where=f"{asked.file}:{asked.line}",
         fix=f'Say it{how}: MemoryEstimator(hints={{"{asked.place}": {example}}}), or on the command line '
         f"--hint {asked.place}={example}.",
     )
+    error.asked = asked
+    return error
 
 
 def asking_frame(caller: FrameType | None) -> FrameType:

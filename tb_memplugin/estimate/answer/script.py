@@ -23,7 +23,7 @@ from tb_memplugin.estimate.answer.workload import errors_as_refusals
 from tb_memplugin.record.optimizer_hooks import StepHooks
 
 STEPS = 3
-"""Optimizer steps after which a program is ended: the state of its optimizer exists from the second one on."""
+"""Optimizer steps after which a program is ended: from the second one on, the optimizer has its state."""
 
 LIMIT_S = 600
 """Seconds after which a program that has not stepped often enough is ended."""
@@ -70,7 +70,7 @@ def read_program(words: Sequence[str]) -> Program:
     """Return the program that a command line starts.
 
     Args:
-        words: `python [-u] SCRIPT ARGS`, `python -m MODULE ARGS`, `torchrun OPTIONS SCRIPT ARGS`, or a script.
+        words: `python [-u] SCRIPT ARGS`, `python -m MODULE ARGS`, `torchrun [OPTIONS] SCRIPT ARGS`, `SCRIPT`.
 
     Raises:
         MemPluginError: the words start no Python program, or the script does not exist.
@@ -177,7 +177,7 @@ def _as_started(program: Program, rank: int) -> Iterator[None]:
     arguments, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     environment = dict(os.environ)
     sys.argv = [program.main, *program.arguments]
-    sys.path.insert(0, os.getcwd() if program.is_module else str(Path(program.main).resolve().parent))
+    sys.path.insert(0, str(Path.cwd() if program.is_module else Path(program.main).resolve().parent))
     if program.ranks > 1:
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": program.ranks, "GROUP_RANK": 0}
         places |= {"LOCAL_WORLD_SIZE": program.ranks}
@@ -215,9 +215,9 @@ class _StepCount:
 def _stepped(counting: _StepCount) -> Iterator[None]:
     hooks, exit_at_once, process = StepHooks(_nothing, counting), os._exit, os.getpid()
 
-    def leave(code: int = 0) -> NoReturn:
+    def leave(status: int) -> NoReturn:
         if os.getpid() != process:  # a worker of a data loader
-            exit_at_once(code)
+            exit_at_once(status)
         raise ProgramEnded
 
     os._exit = leave
@@ -237,7 +237,8 @@ def _ended_in_time(ending: Ending, limit_s: int) -> Iterator[None]:
 
     def end(_number: int, frame: FrameType | None) -> NoReturn:
         where = f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
-        ending.why = f"The program was ended{where}, after {limit_s} seconds and {ending.steps} optimizer steps"
+        steps = f"{ending.steps} optimizer steps"
+        ending.why = f"The program was ended{where}, after {limit_s} seconds and {steps}"
         raise ProgramEnded
 
     before = signal.signal(signal.SIGALRM, end)

@@ -203,7 +203,9 @@ class StepEstimator:
                     saving.append(self._saved_by(together(possible, base.workload), base))
             with suppress(MemPluginError):
                 if self.mesh is None and isinstance(self.target, ConfigTarget):
-                    saving.append(self._sharded(base))
+                    saving.append(self._sharded(base, base.workload))
+                    if not base.workload.checkpointing:
+                        saving.append(self._sharded(base, replace(base.workload, checkpointing=True)))
         return Changes(tuple(saving), tuple(impossible))
 
     def _saved_by(self, candidate: Candidate, base: StepEstimate) -> Change:
@@ -215,14 +217,14 @@ class StepEstimator:
         saved = base.estimate.peak_reserved_bytes - other.peak_reserved_bytes
         return Change(candidate.name, candidate.options, saved, other.peak_reserved_bytes, other.fits)
 
-    def _sharded(self, base: StepEstimate) -> Change:
+    def _sharded(self, base: StepEstimate, workload: Workload) -> Change:
         """Shard over enough GPUs for the sharded part to fit beside the rest, then over more if needed."""
         sharded = sum(size for name, size in base.estimate.breakdown if name in SHARDED)
         room, gpus = self.gpu.usable_bytes - (base.estimate.peak_reserved_bytes - sharded), 2
         while gpus < MOST_GPUS and sharded > gpus * room:
             gpus *= 2
         while True:
-            change = self._saved_by(on_gpus(gpus, base.workload, self.conf), base)
+            change = self._saved_by(on_gpus(gpus, workload, self.conf), base)
             if change.fits or gpus >= MOST_GPUS:
                 return change
             gpus *= 2

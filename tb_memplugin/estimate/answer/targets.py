@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.config_target import (
@@ -73,8 +74,8 @@ class FunctionTarget:
     """A function that returns (model, inputs[, optimizer]); it is called again for every estimate.
 
     Inputs are a tensor, a tuple or list of arguments of the model's forward, or a dict of its keyword
-    arguments. The function gets those of `GIVEN` that it has parameters for. Its tensors are fake, and on the
-    estimated device unless it names another.
+    arguments. The function gets those of `GIVEN` that it has parameters for. Its tensors are fake. A model
+    and inputs that it builds on the CPU are moved to the estimated device; with a mesh, that is the default.
     """
 
     name: str
@@ -115,10 +116,11 @@ class FunctionTarget:
         wanted = _parameters(self.function)
         if mesh is None and "mesh" in wanted and self._needs("mesh"):
             raise MemPluginError("The function needs a mesh.", where=self.name, fix="Add --mesh dp=8.")
-        result = self.function(
-            **{name: arguments[name] for name in wanted if arguments.get(name) is not None}
-        )
-        return self._unpacked(result)
+        given = {name: arguments[name] for name in wanted if arguments.get(name) is not None}
+        if mesh is not None:
+            with torch.device("cuda"):
+                return self._unpacked(self.function(**given))
+        return _on_gpu(self._unpacked(self.function(**given)))
 
     def _unpacked(self, result: Any) -> Built:
         if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
@@ -135,6 +137,18 @@ class FunctionTarget:
 
     def _wrong(self, problem: str) -> MemPluginError:
         return MemPluginError(f"The function {problem}.", where=self.name, fix=f"Return {RETURNS}.")
+
+
+def _on_gpu(built: Built) -> Built:
+    """Move what a function built on the CPU, as training scripts do with `model.to(device)`."""
+    if {tensor.device.type for tensor in (*built.model.parameters(), *built.model.buffers())} == {"cpu"}:
+        built.model.to("cuda")
+    moved = tree_map_only(
+        torch.Tensor,
+        lambda tensor: tensor.to("cuda") if tensor.device.type == "cpu" else tensor,
+        (built.arguments, dict(built.keywords)),
+    )
+    return replace(built, arguments=moved[0], keywords=moved[1])
 
 
 def _described(value: Any) -> str:

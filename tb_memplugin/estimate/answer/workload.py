@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.answer.estimation import BUILDING
 from tb_memplugin.estimate.answer.repeated_blocks import checkpoint_blocks
 from tb_memplugin.estimate.program.named_errors import (
     by_name,
@@ -68,7 +69,8 @@ class Workload:
     """The size and kind of a step. The target chooses values that are None.
 
     `seq` is the number of tokens for each sample. `dtype` is that of parameters and floating-point inputs,
-    `autocast` the one of torch.autocast in forward; both are keys of `DTYPES`.
+    `autocast` the one of torch.autocast in forward; both are keys of `DTYPES`. `free_output` deletes the
+    model's output once the loss is computed; without it, it lives until the next forward has replaced it.
     """
 
     batch: int | None = None
@@ -77,6 +79,7 @@ class Workload:
     autocast: str | None = None
     optimizer: str | None = None
     checkpointing: bool = False
+    free_output: bool = False
     inference: bool = False
 
     @property
@@ -115,9 +118,9 @@ class Target(Protocol):
         """Return the workload with the target's own values for sizes that are not given."""
 
     def build(self, workload: Workload, mesh: DeviceMesh | None) -> Built:
-        """Build the model and its inputs, for one rank if there is a mesh.
+        """Build the model and its inputs on the estimated device, for one rank if there is a mesh.
 
-        It is called where tensors are fake and the estimated device is the default.
+        It is called where tensors are fake.
         """
 
 
@@ -143,7 +146,11 @@ def run(
     """
     refuse_what_it_does_not_take(target, workload)
     workload = target.settled(workload)
-    with errors_as_refusals(target.name, "built"), torch.device("cuda"), default_dtype(workload.torch_dtype):
+    with (
+        errors_as_refusals(target.name, "built"),
+        default_dtype(workload.torch_dtype),
+        estimator.track_phase(BUILDING),
+    ):
         built = target.build(workload, mesh)
         built.model.train(not workload.inference)
         _refuse_one_elsewhere(built.model, target.name)
@@ -171,15 +178,17 @@ def _infer(built: Built, workload: Workload, estimator: MemoryEstimator) -> None
 def _train(
     built: Built, optimizer: torch.optim.Optimizer, workload: Workload, estimator: MemoryEstimator
 ) -> None:
-    """Run the training steps. Outputs are freed once the loss is computed, as in most training loops."""
+    """Run the training steps, as the loop `out = model(x); out.loss.backward(); optimizer.step()` does."""
     estimator.watch(built.model, optimizer)
     scaler = torch.amp.GradScaler("cuda", enabled=workload.autocast == "fp16")
     for _ in range(STEPS):
         with estimator.track_phase("forward"), autocast_of(workload):
-            loss = loss_of(built.model(*built.arguments, **built.keywords))
+            output = built.model(*built.arguments, **built.keywords)
+            loss = loss_of(output)
+        if workload.free_output:
+            output = None
         with estimator.track_phase("backward"):
             scaler.scale(loss).backward()
-        del loss
         with estimator.track_phase("optimizer"):
             scaler.step(optimizer)
             scaler.update()
@@ -269,11 +278,11 @@ def refuse_what_it_does_not_take(target: Target, workload: Workload) -> None:
         MemPluginError: the target has no parameter for a size, inference does not use the option, or two
             options exclude each other.
     """
-    for name in ("optimizer", "checkpointing"):
+    for name in ("optimizer", "checkpointing", "free_output"):
         if workload.inference and getattr(workload, name):
             raise MemPluginError(
                 f"Inference does not use {name}, so nothing would change.",
-                where=f"--{name}",
+                where=f"--{name.replace('_', '-')}",
                 fix="Leave out this option or --inference.",
             )
     if workload.autocast == "fp16" and workload.dtype == "fp16" and not workload.inference:

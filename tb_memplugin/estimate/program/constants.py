@@ -1,4 +1,4 @@
-"""Keep the values of small CPU tensors that a program creates from its own numbers.
+"""Keep the values of small tensors that a program creates from its own numbers.
 
 Examples are rates of stochastic depth (`torch.linspace(0, rate, layers).tolist()`), lengths, and tables of
 window sizes. Fake tensors lose the values, and models would be built differently.
@@ -18,10 +18,8 @@ from torch.utils._mode_utils import no_dispatch
 
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
+from tb_memplugin.estimate.run.known_values import MOST
 from tb_memplugin.estimate.run.patches import Patches
-
-MOST = 4096
-"""The most elements of a tensor that keeps its values; torch's limit is 1 (CONSTANT_NUMEL_LIMIT)."""
 
 _MAKERS = ("arange", "linspace", "logspace", "full", "ones", "zeros", "scalar_tensor", "eye")
 
@@ -30,7 +28,7 @@ class Constants(Correction):
     """Lets FakeTensorMode compute with small constant tensors, as it does with single numbers."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Raise torch's limit, and let `copy.deepcopy` copy the values too."""
+        """Raise torch's limit, which is one element, and let `copy.deepcopy` copy the values, too."""
         if hasattr(fake_tensor, "CONSTANT_NUMEL_LIMIT"):
             patches.set(fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST)
 
@@ -75,8 +73,11 @@ def _copied(mode: CountingFakeMode, tensor: Any, memo: dict[int, Any]) -> Any:
 
 def _created(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     out = mode.quietly(func, *args, **kwargs)
-    if out.fake_device.type != "cpu" or out.numel() > MOST or out.layout is not torch.strided:
+    if out.fake_device.type == "meta" or out.numel() > MOST or out.layout is not torch.strided:
         return out
     with no_dispatch():
-        real = func(*args, **kwargs)
-    return constant(mode, real)
+        real = func(*args, **({**kwargs, "device": "cpu"} if "device" in kwargs else kwargs))
+    if out.fake_device.type == "cpu":
+        return constant(mode, real)
+    mode.keep_values(out, real)
+    return out

@@ -18,19 +18,12 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "A subclass of torch.Tensor made of a plain tensor (as_subclass, lazy modules)",
         "Use plain tensors; give lazy modules their sizes (nn.Linear in place of nn.LazyLinear).",
     ),
-    ("dummy base class CUDAGraph", "CUDA graphs", "Do not capture; run the code directly."),
-    (
-        "dummy base class MemPool",
-        "torch.cuda.MemPool",
-        "Leave the pool out: the same memory is counted in the default pool.",
-    ),
     (
         "has no attribute '_scatter'",
         "nn.DataParallel",
         "Use DistributedDataParallel in estimate_ranks: docs/estimate_ranks.md.",
     ),
     ("no rule registered for HigherOrderOperator", "Control flow such as torch.cond", _FUNCTION),
-    ("Cannot get CUDA generator", "torch.Generator on the GPU", "Create the generator on the CPU."),
     (
         "Pinned memory requires CUDA",
         "Pinned memory made by hand",

@@ -39,4 +39,3 @@ class SavedFiles(Correction):
             return None
 
         return save
-

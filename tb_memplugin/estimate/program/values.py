@@ -7,6 +7,7 @@ program does.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._mode_utils import no_dispatch
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.hints import Hints, Question, answer, checked, question, unanswered
@@ -21,9 +23,13 @@ from tb_memplugin.estimate.program.checks import passing
 from tb_memplugin.estimate.run.correction import Correction, Target
 from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
+from tb_memplugin.estimate.run.known_values import values_of
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
+_CHOICES = (aten.argmax, aten.argmin, aten.multinomial, aten.randint)
+"""Operators whose results are indices that depend on parameters or chance."""
+
 _ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_attn_mask_utils.py")
 """Files that check whether a mask selects everything, in order to omit it (attention_masks.py)."""
 
@@ -41,7 +47,11 @@ class Asking(Correction):
         self._hints: Hints = checked(hints)
 
     def _selected(self, mode: CountingFakeMode, func: Any, mask: torch.Tensor) -> int:
-        """Return how many elements a mask selects: by a hint, or else all of them, with a note."""
+        """Return how many elements a mask selects: as it is known, by a hint, or all of them, with a note."""
+        values = values_of(mask)
+        if values is not None:
+            with no_dispatch():
+                return int(torch.count_nonzero(values))
         asked = question("share", func, mask, mode.caller())
         hint = answer(self._hints, asked)
         if hint is None:
@@ -124,12 +134,20 @@ class Values(Asking):
                     "Estimate with another optimizer, and add at most 2 * history_size times the parameters."
                 ),
             )
+        if kind == "count" and self._is_choice(mode, tensor):
+            self.target.note(f"The index that {asked.place} reads is assumed to be 0; a hint can set it.")
+            return 0
         if not real:
             raise unanswered(asked)
         self.target.note(
             f"The number that {asked.place} reads from a tensor is assumed to be 1.0; a hint can set it."
         )
         return 1.0
+
+    def _is_choice(self, mode: CountingFakeMode, tensor: torch.Tensor) -> bool:
+        """Whether a tensor holds indices that were chosen or drawn: any of them is as good as another."""
+        block = mode.ledger.block_of(tensor.untyped_storage())
+        return block is not None and getattr(block.made_by, "overloadpacket", None) in _CHOICES
 
     def _nonzero(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
         (tensor,) = args
@@ -143,7 +161,10 @@ class Values(Asking):
         tensor, mask = args
         with mode:
             shape = torch.broadcast_shapes(tensor.shape, mask.shape)
-            count = self._selected(mode, func, mask.expand(shape))
+            if values_of(mask) is None:
+                count = self._selected(mode, func, mask.expand(shape))
+            else:
+                count = math.prod(shape) // max(mask.numel(), 1) * self._selected(mode, func, mask)
             out = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
         if tensor.fake_device.type == "cuda":  # IndexKernel.cpp: converts the mask to indices
             _pass(mode, func, mode.layers.scope(), tensor, [8 * count * len(shape)])

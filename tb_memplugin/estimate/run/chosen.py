@@ -18,6 +18,7 @@ from tb_memplugin.estimate.kernels.rows import TABLES
 from tb_memplugin.estimate.kernels.uncounted import CpuKernels, Unknown
 from tb_memplugin.estimate.kernels.workspaces import Workspaces
 from tb_memplugin.estimate.libraries.applied import Libraries
+from tb_memplugin.estimate.program.assumed_counts import AssumedCounts
 from tb_memplugin.estimate.program.attention_masks import AttentionMasks
 from tb_memplugin.estimate.program.communication import Communication
 from tb_memplugin.estimate.program.compiled import Compiled
@@ -59,6 +60,7 @@ ON_CPU: tuple[type[Correction], ...] = (CpuKernels, RandomStates)
 
 EVERYWHERE: tuple[type[Correction], ...] = (
     Constants,
+    AssumedCounts,
     PackedSequences,
     Initialisers,
     ModuleMoves,

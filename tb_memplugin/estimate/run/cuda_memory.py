@@ -50,7 +50,7 @@ class CudaMemory:
             "_cuda_resetAccumulatedHostMemoryStats": _nothing,
             "_cuda_memorySnapshot": self._snapshot,
             "_cuda_emptyCache": self._empty_cache,
-            "_cuda_getMemoryFraction": lambda device: self._fraction,
+            "_cuda_getMemoryFraction": lambda _device: self._fraction,
             "_cuda_setMemoryFraction": self._limit,
             "_cuda_getAllocatorBackend": lambda: "native",
             "_cuda_cudaCachingAllocator_raw_alloc": self._allocate,
@@ -114,26 +114,26 @@ class CudaMemory:
         }
 
     def _history(self, *_: Any, **__: Any) -> None:
-        self._note("torch.cuda.memory's own history is not recorded: --logdir and save() keep the estimate's.")
+        self._note("torch.cuda.memory's own history is not recorded: --logdir and save() keep this one.")
 
     def _not_dumped(self, filename: Any = "dump_snapshot.pickle", **_: Any) -> None:
-        self._note(f"No snapshot was written to {str(filename)[:80]}: --logdir and save() write the estimate.")
+        self._note(f"No snapshot was written to {str(filename)[:80]}: use --logdir or save().")
 
     def _empty_cache(self) -> None:
         scope = self._mode.layers.scope()
         self._mode.settle(scope)
         self._mode.ledger.empty_cache(scope)
 
-    def _limit(self, fraction: float, device: Any = None) -> None:
+    def _limit(self, fraction: float, _device: Any = None) -> None:
         self._fraction = fraction
         self._note(
-            f"The program limits PyTorch to {fraction:.0%} of the GPU's memory, which whether it fits leaves out."
+            f"The program limits PyTorch to {fraction:.0%} of the GPU's memory; the estimate does not."
         )
 
     def _enable(self, _value: bool) -> None:
         self._note("The program switches the caching allocator on or off; the estimate keeps it on.")
 
-    def _allocate(self, size: int, stream: Any = 0) -> int:
+    def _allocate(self, size: int, _stream: Any = 0) -> int:
         """Allocate memory without a tensor, and return its made-up address."""
         ledger, scope = self._mode.ledger, self._mode.layers.scope()
         row = ledger.device_row(torch.device("cuda", 0))

@@ -64,6 +64,10 @@ class FakeStream:
         """Return True: all work is done."""
         return True
 
+    def is_capturing(self) -> bool:
+        """Return whether a CUDA graph is captured."""
+        return bool(PrivatePools.entered)
+
     def __enter__(self) -> FakeStream:
         self.current.append(self)
         return self
@@ -124,6 +128,23 @@ def describe(patches: Patches, gpu: GpuSpec | None) -> None:
     patches.set(torch.cuda, "get_device_capability", lambda device=None: (major, minor))
     patches.set(torch.cuda, "get_device_name", lambda device=None: gpu.name)
     patches.set(torch.cuda, "is_bf16_supported", lambda including_emulation=True: major >= 8)
+
+
+class FakeGenerator(torch.Generator):
+    """A stand-in for `torch.Generator` that may be on the GPU: its numbers come from the CPU's."""
+
+    def __new__(cls, device: Any = "cpu") -> FakeGenerator:
+        """Make a generator of the CPU that tells the device that the program named."""
+        generator = super().__new__(cls, "cpu")  # type: ignore[call-arg]  # torch's stub has no __new__
+        generator.named_device = torch.device(device)
+        return generator
+
+    named_device: torch.device
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # a read-only attribute in C
+        """The device that the program named."""
+        return self.named_device
 
 
 class FakeGraph:
@@ -250,6 +271,7 @@ def stand_in(
             **dict.fromkeys(_NOTHING, _nothing),
             **{name: _idle(name, note) for name in _MEASURED},
         },
+        torch: {"Generator": FakeGenerator},
         torch.cuda.graphs: {"is_current_stream_capturing": capturing},
         torch.cuda.memory: {
             "MemPool": FakeMemPool,
@@ -258,9 +280,7 @@ def stand_in(
             "_cuda_releasePool": _nothing,
         },
         torch.cuda.nvtx: {"_nvtx": _Nvtx},
-        torch.cuda.tunable: {
-            name: lambda *_, answer=answer: answer for name, answer in _TUNABLE.items()
-        },
+        torch.cuda.tunable: {name: lambda *_, answer=answer: answer for name, answer in _TUNABLE.items()},
         torch.Tensor: {
             "record_stream": _nothing,
             "pin_memory": lambda tensor, device=None: tensor,  # host memory is not counted
@@ -286,7 +306,8 @@ _NOTHING_IN_C = (
     "_accelerator_setDeviceIndex",
     "_accelerator_synchronizeDevice",
 )
-_NOTHING = ("init", "_lazy_init", "_sleep", "set_rng_state", "manual_seed", "manual_seed_all", "seed", "seed_all")
+_SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all")
+_NOTHING = ("init", "_lazy_init", "_sleep", "set_rng_state", *_SEEDS)
 _MEASURED = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
 _REFUSED_IN_C = (
     "_cuda_getCurrentBlasHandle",

@@ -33,9 +33,9 @@ class Block:
     """One allocation.
 
     `bytes` is the requested size; `module` is a row of `ModuleNames`, -1 for none; `stream` is the pointer of
-    the stream on which it was made, 0 for the default one; `pool` the id of its pool; `tensor` is what an operator returned in it, None
-    for memory that no tensor owns. `empties_cache` marks an entry that is no allocation: the program emptied
-    the allocator's cache.
+    the stream on which it was made, 0 for the default one; `pool` is the id of its pool; `tensor` is what an
+    operator returned in it, None for memory that no tensor owns. `empties_cache` marks an entry that is no
+    allocation: the program emptied the allocator's cache.
     """
 
     address: int

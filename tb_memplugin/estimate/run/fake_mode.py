@@ -14,12 +14,14 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import _DISPATCH_META_HANDLERS, FakeTensor, FakeTensorMode
 from torch.utils import _python_dispatch, _stats
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, Outliving
 from tb_memplugin.estimate.run.fake_layers import FakeLayers
 from tb_memplugin.estimate.run.fake_ledger import Block, FakeLedger, Scope
+from tb_memplugin.estimate.run.known_values import KnownValues, UnknownValuesError
 from tb_memplugin.record.tensor_metadata import Dense, dense
 from tb_memplugin.trace import Category, Phase
 
@@ -54,6 +56,9 @@ Its engine sums gradients with them (input_buffer.cpp), and derivatives write in
 
 _ZEROS = frozenset({aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default})
 """Operators that create zeros. Derivatives write only into these, not into a gradient from elsewhere."""
+
+_SELECTING = frozenset({aten.index.Tensor, aten.masked_select.default, aten.nonzero.default})
+"""Operators that take masks. Their rules count what a mask selects, and the indices that it becomes."""
 
 _LAST_FIRST = frozenset({aten.native_dropout.default})
 """Operators whose kernels allocate their last result first (Dropout.cu: the mask)."""
@@ -97,6 +102,7 @@ class CountingFakeMode(FakeTensorMode):
         has_device: bool,
     ) -> None:
         self._has_device = has_device
+        self._values = KnownValues()
         super().__init__(allow_non_fake_inputs=True)
         self.ledger, self.layers = ledger, layers
         self.created: dict[Any, list[int]] = {}
@@ -154,13 +160,11 @@ class CountingFakeMode(FakeTensorMode):
         composite = self._is_composite(func)
         self._inside = not composite
         try:
-            if rule is not None:
-                out = rule(self, func, tuple(args), kwargs or {})
-            elif composite and plain:  # FakeTensorMode would run it as a whole on constants
+            if composite and plain:  # FakeTensorMode would run it as a whole on constants
                 with self:
                     out = func.decompose(*args, **(kwargs or {}))
             else:
-                out = self.dispatch(func, types, args, kwargs or {})
+                out = self._computed(func, types, args, kwargs or {}, rule if plain else None, plain=plain)
             buffers = self._buffers(func, args, kwargs or {}, out) if func in self._kernels else ()
         except Exception as error:
             refusal = self._refusals(func, error)
@@ -172,6 +176,45 @@ class CountingFakeMode(FakeTensorMode):
         if out is not NotImplemented:
             self._note(out, func, args, scope, buffers)
         return out
+
+    def _computed(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        rule: Rule | None,
+        *,
+        plain: bool,
+    ) -> Any:
+        """Run an operator by its rule or by FakeTensorMode, and keep the values of small results."""
+
+        def run() -> Any:
+            if rule is not None:
+                return rule(self, func, tuple(args), kwargs)
+            return self.dispatch(func, types, args, kwargs)
+
+        if not plain:
+            return run()
+        try:
+            real = self._values.result(func, args, kwargs)
+        except UnknownValuesError:
+            return run()
+        if not any(isinstance(each, torch.Tensor) for each in tree_leaves(real)):
+            return real
+        if torch.Tag.dynamic_output_shape in func.tags and func not in _SELECTING:
+            out = self._shaped_as(real, args[0])
+        else:
+            out = run()
+        self._values.keep(out, real)
+        return out
+
+    def _shaped_as(self, real: Any, source: Any) -> Any:
+        """Return fake tensors with the shapes of real ones, on the device of an input."""
+        with self:
+            return tree_map_only(
+                torch.Tensor, lambda each: torch.empty_like(each, device=source.device), real
+            )
 
     def __deepcopy__(self, memo: Any) -> CountingFakeMode:
         """Return the mode itself: fake tensors refer to it, and copies of modules belong to the same run."""
@@ -254,6 +297,10 @@ class CountingFakeMode(FakeTensorMode):
         """Whether autograd's engine, and no Python function, called the operator which runs now."""
         caller = self.caller()
         return caller is not None and caller.f_code.co_name == _ENGINE
+
+    def keep_values(self, fake: Any, real: Any) -> None:
+        """Keep the values of a small tensor that the program made from numbers."""
+        self._values.keep(fake, real)
 
     def see(self, results: Any, func: Any) -> None:
         """Record the storages of results now, for rules whose kernel allocates more in between."""

@@ -157,7 +157,8 @@ class LiveAllocator:
     def _free(self, request: Request) -> None:
         block = self._blocks.pop(request)
         size, small = block.size, block.home.small
-        neighbours = [other for other in (block.prev, block.next) if other is not None and other.state == FREE]
+        beside = (other for other in (block.prev, block.next) if other is not None)
+        neighbours = [other for other in beside if other.state == FREE]
         self._allocator.free(block)
         self._add(small, allocation=-1, active=-1, requested_bytes=-request.bytes)
         self._add(small, allocated_bytes=-size, active_bytes=-size)

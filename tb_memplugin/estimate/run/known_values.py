@@ -1,0 +1,113 @@
+"""Values of small tensors that follow from the program's own numbers and data, on any device.
+
+Fake tensors lose their values. FakeTensorMode keeps those of small tensors on the CPU
+(`FakeTensor.constant`). Here the GPU's keep them, too, as long as every input of an operator is known:
+lengths, masks, labels of a batch, counters. What follows from parameters or random numbers stays unknown.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_map
+
+MOST = 4096
+"""The most elements of a tensor that keeps its values."""
+
+_CPU = torch.device("cpu")
+_KNOWN = "known_values"
+"""The attribute of a fake tensor that holds its values."""
+
+
+class UnknownValuesError(Exception):
+    """A tensor's values are not known."""
+
+
+class KnownValues:
+    """The values of a fake run's tensors. Views of one storage share them, as views do."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[StorageWeakRef, list[weakref.ref[FakeTensor]]] = {}
+
+    def keep(self, fake: Any, real: Any) -> None:
+        """Keep the values of an operator's real results for its fake ones, where these are small."""
+        for tensor, values in zip(_leaves(fake), _leaves(real), strict=False):
+            on_gpu = type(tensor) is FakeTensor and tensor.fake_device != _CPU
+            if on_gpu and tensor.shape == values.shape and values.numel() <= MOST:
+                setattr(tensor, _KNOWN, values)
+                storage = StorageWeakRef(values.untyped_storage())
+                self._tensors.setdefault(storage, []).append(weakref.ref(tensor))
+
+    def result(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the real result of an operator, computed on the CPU.
+
+        What it writes is written to the known values, too, or makes them unknown.
+
+        Raises:
+            UnknownValuesError: an input is not known, the operator draws random numbers, or FakeTensorMode
+                keeps the values itself.
+        """
+        tensors = list(_tensors((*args, *kwargs.values())))
+        known = [tensor for tensor in tensors if values_of(tensor) is not None]
+        if not known:
+            raise UnknownValuesError
+        if len(known) < len(tensors) or torch.Tag.nondeterministic_seeded in func.tags:
+            if func._schema.is_mutable:
+                self._forget_written(func, args, kwargs)
+            raise UnknownValuesError
+        on_cpu = all(tensor.device == _CPU for tensor in tensors)
+        if on_cpu and not any(isinstance(each, torch.device) for each in (*args, *kwargs.values())):
+            raise UnknownValuesError
+        try:
+            with no_dispatch():
+                return func(*tree_map(_real, tuple(args)), **tree_map(_real, dict(kwargs)))
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+            raise UnknownValuesError from error
+
+    def _forget_written(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            written = args[position] if position < len(args) else kwargs.get(argument.name)
+            for tensor in _tensors((written,)):
+                values = vars(tensor).get(_KNOWN) if type(tensor) is FakeTensor else None
+                if values is not None:
+                    for reference in self._tensors.pop(StorageWeakRef(values.untyped_storage()), ()):
+                        if (alias := reference()) is not None:
+                            setattr(alias, _KNOWN, None)
+
+
+def values_of(tensor: Any) -> torch.Tensor | None:
+    """Return the values of a small tensor, on the CPU; None if they are not known."""
+    if type(tensor) is FakeTensor:
+        values: torch.Tensor | None = vars(tensor).get(_KNOWN)
+        return tensor.constant if values is None else values
+    return tensor if type(tensor) is torch.Tensor and tensor.numel() <= MOST else None
+
+
+def _real(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return values_of(argument)
+    return _CPU if isinstance(argument, torch.device) else argument
+
+
+def _tensors(arguments: Sequence[Any]) -> Iterator[Any]:
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif type(argument) in (list, tuple):
+            yield from _tensors(argument)
+
+
+def _leaves(result: Any) -> Iterator[Any]:
+    if isinstance(result, list | tuple):
+        for each in result:
+            yield from _leaves(each)
+    else:
+        yield result
