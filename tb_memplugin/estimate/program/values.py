@@ -27,6 +27,9 @@ from tb_memplugin.estimate.run.known_values import values_of
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
+_GENERATES = "transformers/generation/"
+"""Files that ask whether sequences are padded, and after each token whether all are finished."""
+
 _CHOICES = (aten.argmax, aten.argmin, aten.multinomial, aten.randint)
 """Operators whose results are indices that depend on parameters or chance."""
 
@@ -124,6 +127,12 @@ class Values(Asking):
                 "assumed, so it leaves the attention mask out; a hint can change that."
             )
             return True
+        if kind == "truth" and _GENERATES in Path(asked.file).as_posix():
+            self.target.note(
+                "While transformers generates, it is assumed that no sequence is padded, and that all "
+                "are generated to their greatest length; a hint can change that."
+            )
+            return False
         if kind == "truth" and (checked_for := self._passing(mode, asked)) is not None:
             return checked_for
         if _asked_by_lbfgs():

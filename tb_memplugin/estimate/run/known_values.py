@@ -7,6 +7,7 @@ lengths, masks, labels of a batch, counters. What follows from parameters or ran
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,12 +18,23 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map
 
+aten = torch.ops.aten
+
 MOST = 4096
 """The most elements of a tensor that keeps its values."""
 
 _CPU = torch.device("cpu")
 _KNOWN = "known_values"
 """The attribute of a fake tensor that holds its values."""
+
+
+_DOMINATED = {
+    aten.bitwise_and.Tensor: False,
+    aten.logical_and.default: False,
+    aten.bitwise_or.Tensor: True,
+    aten.logical_or.default: True,
+}
+"""Operators whose result is known if one input has this value everywhere, whatever the other has."""
 
 
 class UnknownValuesError(Exception):
@@ -57,6 +69,8 @@ class KnownValues:
         known = [tensor for tensor in tensors if values_of(tensor) is not None]
         if not known:
             raise UnknownValuesError
+        if len(known) == 1 and len(tensors) == 2 and func in _DOMINATED:
+            return _dominated(known[0], tensors, by=_DOMINATED[func])
         if len(known) < len(tensors) or torch.Tag.nondeterministic_seeded in func.tags:
             if func._schema.is_mutable:
                 self._forget_written(func, args, kwargs)
@@ -89,6 +103,22 @@ def values_of(tensor: Any) -> torch.Tensor | None:
         values: torch.Tensor | None = vars(tensor).get(_KNOWN)
         return tensor.constant if values is None else values
     return tensor if type(tensor) is torch.Tensor and tensor.numel() <= MOST else None
+
+
+def _dominated(known: Any, tensors: Sequence[Any], *, by: bool) -> torch.Tensor:
+    """Return the result of an operator that one input decides alone.
+
+    Raises:
+        UnknownValuesError: it does not.
+    """
+    values = values_of(known)
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    if values is None or values.dtype is not torch.bool or math.prod(shape) > MOST:
+        raise UnknownValuesError
+    with no_dispatch():
+        if bool((values == by).all()):
+            return torch.full(shape, by)
+    raise UnknownValuesError
 
 
 def _real(argument: Any) -> Any:
