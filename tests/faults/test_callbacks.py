@@ -8,7 +8,7 @@ import pytest
 
 from tb_memplugin.callbacks.recorder import StepRecorder
 from tb_memplugin.callbacks.recorder import Training as LibraryTraining
-from tests.faults.sweep import Session, Training, sweep
+from tests.faults.sweep import Session, Training, functions_called, run, sweep
 from tests.faults.test_handler import WRITTEN, HandlerSession, prepare
 
 
@@ -52,3 +52,11 @@ def test_an_error_in_any_function_costs_at_most_that_window(tmp_path, part):
     fired, problems = sweep(RecorderSession, tmp_path, part, parts=16)
     assert problems == []
     assert fired > 10
+
+
+def test_ctrl_c_while_a_window_closes_leaves_no_function_of_torch_replaced(tmp_path):
+    called = functions_called(RecorderSession, tmp_path / "called")
+    forget = next(name for name in called if name.startswith("callbacks/window.py") and "forget" in name)
+    interrupted = run(RecorderSession, tmp_path / "interrupted", forget, KeyboardInterrupt("injected"))
+    assert interrupted.fired
+    assert interrupted.left == {}
