@@ -86,8 +86,11 @@ class ProfiledWindow:
 
     def _stop(self) -> None:
         if self._is_on:
-            call_all(self._starts.forget, self._profile.stop)
-            self._is_on = False
+            try:
+                self._starts.forget()
+            finally:
+                self._profile.stop()
+            self._is_on = False  # not after an error: `discard` then tries again
 
     def _call_handler(self, prof: profile) -> None:
         if self.steps:

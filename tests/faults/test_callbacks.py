@@ -54,9 +54,16 @@ def test_an_error_in_any_function_costs_at_most_that_window(tmp_path, part):
     assert fired > 10
 
 
-def test_ctrl_c_while_a_window_closes_leaves_no_function_of_torch_replaced(tmp_path):
+@pytest.mark.parametrize(
+    ("method", "error", "warnings"),
+    [("forget", KeyboardInterrupt, 0), ("forget", ValueError, 1), ("_call_handler", ValueError, 1)],
+)
+def test_an_error_while_a_window_closes_is_told_and_leaves_no_function_of_torch_replaced(
+    tmp_path, method, error, warnings
+):
     called = functions_called(RecorderSession, tmp_path / "called")
-    forget = next(name for name in called if name.startswith("callbacks/window.py") and "forget" in name)
-    interrupted = run(RecorderSession, tmp_path / "interrupted", forget, KeyboardInterrupt("injected"))
-    assert interrupted.fired
-    assert interrupted.left == {}
+    function = next(
+        name for name in called if name.startswith("callbacks/window.py") and name.endswith(method)
+    )
+    one = run(RecorderSession, tmp_path / "failing", function, error("injected"))
+    assert (one.fired, one.left, len(one.warnings)) == (True, {}, warnings)
