@@ -25,10 +25,11 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
 }
 TOKENS = (2, 128)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def tokens(batch: int = TOKENS[0], length: int = TOKENS[1]) -> torch.Tensor:
-    return torch.ones(batch, length, dtype=torch.long, device="cuda")
+    return torch.ones(batch, length, dtype=torch.long, device=DEVICE)
 
 
 def language(config: str, model: str = "", **options: Any) -> Callable[[], Built]:
@@ -54,8 +55,8 @@ def images(config: str, model: str, size: int = 64, **options: Any) -> Callable[
         net = getattr(transformers, model)(getattr(transformers, config)(**options))
 
         def loss(net: nn.Module) -> torch.Tensor:
-            x = torch.ones(2, 3, size, size, device="cuda")
-            return net(pixel_values=x, labels=torch.ones(2, dtype=torch.long, device="cuda")).loss
+            x = torch.ones(2, 3, size, size, device=DEVICE)
+            return net(pixel_values=x, labels=torch.ones(2, dtype=torch.long, device=DEVICE)).loss
 
         return net.train(), loss
 
@@ -69,7 +70,7 @@ def speech(config: str, model: str, **options: Any) -> Callable[[], Built]:
         import transformers
 
         net = getattr(transformers, model)(getattr(transformers, config)(**{**SMALL, **options}))
-        return net.train(), lambda net: net(torch.ones(1, 16_000, device="cuda")).last_hidden_state.mean()
+        return net.train(), lambda net: net(torch.ones(1, 16_000, device=DEVICE)).last_hidden_state.mean()
 
     return build
 
@@ -93,7 +94,7 @@ def whisper() -> Built:
     )
     return (
         net.train(),
-        lambda net: net(input_features=torch.ones(2, 16, 128, device="cuda"), labels=tokens(2, 32)).loss,
+        lambda net: net(input_features=torch.ones(2, 16, 128, device=DEVICE), labels=tokens(2, 32)).loss,
     )
 
 
@@ -117,7 +118,7 @@ def clip() -> Built:
     net = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=64))
 
     def loss(net: nn.Module) -> torch.Tensor:
-        pixels = torch.ones(2, 3, 64, 64, device="cuda")
+        pixels = torch.ones(2, 3, 64, 64, device=DEVICE)
         return net(input_ids=tokens(2, 32), pixel_values=pixels, return_loss=True).loss
 
     return net.train(), loss
@@ -259,7 +260,7 @@ class UNet(nn.Module):
 
 
 def unet() -> Built:
-    return UNet(), lambda net: net(torch.ones(2, 3, 64, 64, device="cuda")).square().mean()
+    return UNet(), lambda net: net(torch.ones(2, 3, 64, 64, device=DEVICE)).square().mean()
 
 
 class Residual(nn.Module):
@@ -289,7 +290,7 @@ def residual() -> Built:
         nn.Linear(64, 10),
     )
     labels = torch.ones(4, dtype=torch.long)
-    return net, lambda net: F.cross_entropy(net(torch.ones(4, 3, 32, 32, device="cuda")), labels.cuda())
+    return net, lambda net: F.cross_entropy(net(torch.ones(4, 3, 32, 32, device=DEVICE)), labels.to(DEVICE))
 
 
 class Translator(nn.Module):
@@ -346,7 +347,7 @@ def mixer() -> Built:
     net = nn.Sequential(
         nn.Conv2d(3, 64, 8, 8), nn.Flatten(2), *(Mixer(64, 64) for _ in range(4)), nn.Linear(64, 4)
     )
-    return net, lambda net: net(torch.ones(2, 3, 64, 64, device="cuda")).square().mean()
+    return net, lambda net: net(torch.ones(2, 3, 64, 64, device=DEVICE)).square().mean()
 
 
 def with_checkpoints(config: str, **options: Any) -> Built:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.read.kineto.events import MemoryRows
+from tb_memplugin.read.kineto.nodes import graph_makers, makers, node_modules, recomputing
 from tb_memplugin.read.kineto.ranges import (
     MODULE_PREFIX,
     NODE_PREFIX,
@@ -24,6 +25,10 @@ from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int32, Int64, UInt8
 
 OWN_PREFIXES = ("aten::", "prims::", "quantized::", "c10d::")
 
+OF_NODE = 98
+"""How sure it is that what a node allocates is of the module of its operator, in percent. Measured in
+docs/design/layers_from_stacks.md."""
+
 MODULE_NUMBER = re.compile(r"_\d+$")
 
 
@@ -31,7 +36,8 @@ MODULE_NUMBER = re.compile(r"_\d+$")
 class Owned:
     """Columns for the memory rows, and the tables that they point into.
 
-    `operator_end_ns` is when the outermost operator (or autograd node) around a row ended, 0 for none.
+    `operator_end_ns` is when the outermost operator (or autograd node) around a row ended, 0 for none;
+    `recomputing` marks rows in a forward that ran again in a node. `module_confidence` is that of `Events`.
     """
 
     operator: Int32
@@ -39,6 +45,8 @@ class Owned:
     stack: Int32
     phase: UInt8
     operator_end_ns: Int64
+    recomputing: Bool
+    module_confidence: UInt8
     operators: tuple[str, ...]
     modules: tuple[Module, ...]
     stacks: tuple[tuple[str, ...], ...]
@@ -52,9 +60,9 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
 
     The operator is the outermost of PyTorch's own inside an autograd node, as in `profiler.tree`; if there
     is none, the innermost operator of any name, or else the innermost annotation. The module is the
-    innermost `nn.Module` frame; rows in an autograd node or without such a frame belong to the node, or
-    else to the outermost operator. Phases follow from autograd nodes, optimizer steps, module frames, and
-    operators outside of these that made an autograd node that ran.
+    innermost `nn.Module` frame; in an autograd node, that of the operator that made the node. Rows without
+    one belong to the node, or else to the outermost operator. Phases follow from autograd nodes, optimizer
+    steps, module frames, and operators outside of these that made an autograd node.
 
     Args:
         ranges: what ran.
@@ -75,8 +83,12 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
     owners = Owners(modules)
     outside = name[np.where(node >= 0, node, np.where(outer >= 0, outer, inner))]
     in_module = _at(module, around)
-    owner = owners.with_outside(np.where(node >= 0, -1, in_module), outside, operators)
-    phases = _phases(ranges, step_starts)
+    maker, again = makers(ranges), recomputing(ranges)
+    is_again = np.append(again, False)[around]
+    is_inferred = (node >= 0) & ~is_again
+    of_node = _at(node_modules(ranges, maker, module), around)
+    owner = owners.with_outside(np.where(is_inferred, of_node, in_module), outside, operators)
+    phases = _phases(ranges, step_starts, maker)
     phase = np.where(node >= 0, np.uint8(Phase.BACKWARD), phase_at(phases, memory.time_ns))
     stack, stacks, cut = _stacks(ranges, memory)
     return Owned(
@@ -85,6 +97,8 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
         stack=stack,
         phase=phase.astype(np.uint8),
         operator_end_ns=np.append(ranges.end_ns, 0)[outer],
+        recomputing=is_again,
+        module_confidence=np.where(is_inferred & (of_node >= 0), OF_NODE, 100).astype(np.uint8),
         operators=operators.as_tuple(),
         modules=owners.as_tuple(),
         stacks=stacks,
@@ -151,12 +165,16 @@ def _calls(ranges: Ranges, row: Int64, depth: Int64, phases: Spans) -> Spans:
     )
 
 
-def _phases(ranges: Ranges, step_starts: Int64) -> Spans:
+def _phases(ranges: Ranges, step_starts: Int64, maker: Int64) -> Spans:
     node = innermost(ranges.parent, ranges.node) >= 0
     optimizer = innermost(ranges.parent, ranges.optimizer) >= 0
     roots = _marks(ranges.node & ~np.append(node, False)[ranges.parent])
-    forward = (ranges.module | _makers_of_nodes(ranges, node | optimizer)) & ~node & ~optimizer
-    outer = outermost(ranges.parent, forward)
+    makes = graph_makers(ranges)
+    makes[maker[maker >= 0]] = True
+    outer = outermost(ranges.parent, ranges.operator)
+    is_forward = ranges.module & ~node & ~optimizer
+    is_forward[outer[makes & ~node & ~optimizer]] = True
+    outer = outermost(ranges.parent, is_forward)
     return phase_spans(
         _stretch(ranges, np.unique(outer[outer >= 0])),
         _stretch(ranges, roots),
@@ -171,28 +189,6 @@ def _marks(mask: Bool) -> Int64:
 
 def _stretch(ranges: Ranges, rows: Int64) -> tuple[Int64, Int64]:
     return ranges.start_ns[rows], ranges.end_ns[rows]
-
-
-def _makers_of_nodes(ranges: Ranges, beside: Bool) -> Bool:
-    """Return a mask of outermost operators that contain the maker of an autograd node that ran.
-
-    An operator's sequence number is that of the next node, so a node was made by the last operator with the
-    node's number.
-    """
-    mask = np.zeros(len(ranges), bool)
-    candidates = np.flatnonzero(ranges.operator & ~beside & (ranges.sequence >= 0))
-    nodes = np.flatnonzero(ranges.node & (ranges.sequence >= 0))
-    if not len(candidates) or not len(nodes):
-        return mask
-    order = np.lexsort((ranges.start_ns[candidates], ranges.sequence[candidates]))
-    candidates = candidates[order]
-    number, start = ranges.sequence[candidates], ranges.start_ns[candidates]
-    last = np.searchsorted(number, ranges.sequence[nodes], side="right") - 1
-    has_maker = (
-        (last >= 0) & (number[last] == ranges.sequence[nodes]) & (start[last] <= ranges.start_ns[nodes])
-    )
-    mask[outermost(ranges.parent, ranges.operator)[candidates[last[has_maker]]]] = True
-    return mask
 
 
 def _stacks(ranges: Ranges, memory: MemoryRows) -> tuple[Int32, tuple[tuple[str, ...], ...], int]:

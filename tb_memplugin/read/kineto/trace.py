@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.read.categories import of_known
 from tb_memplugin.read.faults import Tally, notes_on
+from tb_memplugin.read.kineto.categories import judged
 from tb_memplugin.read.kineto.events import FIX, MemoryRows, Threads, read_memory
 from tb_memplugin.read.kineto.fields import LATEST_US, whole_column
 from tb_memplugin.read.kineto.levels import (
@@ -30,8 +30,6 @@ from tb_memplugin.read.kineto.ranges import CATEGORIES, STEP_PREFIX, Ranges, rea
 from tb_memplugin.read.python_frames import note_on_cut
 from tb_memplugin.read.ranges import annotations_of, with_different_starts
 from tb_memplugin.trace import (
-    Allocations,
-    Category,
     Device,
     Events,
     Kind,
@@ -39,13 +37,12 @@ from tb_memplugin.trace import (
     Module,
     Note,
     OutOfMemory,
-    Reason,
     StartState,
     Step,
     events,
 )
 from tb_memplugin.trace.replay import pair
-from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Bool, UInt8
+from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Bool
 
 SOURCE = "kineto"
 EPOCH_FROM_NS = 10**18
@@ -186,30 +183,15 @@ def _events(memory: MemoryRows, owners: Owned, start: StartState, in_blocks: Boo
         "bytes": np.abs(memory.bytes),
         "operator": owners.operator,
         "module": owners.module,
+        "module_confidence": owners.module_confidence,
         "stack": owners.stack,
         "phase": owners.phase,
         "reserved": np.where(in_blocks[memory.device], memory.reserved, -1),
         "rounded": np.where(in_blocks[memory.device] & (kind == Kind.ALLOC), memory.bytes, -1),
     }
     bare = events(memory.time_ns, **columns)
-    category = _categories(memory, owners, pair(bare, start))
-    columns["reason"] = np.where(kind == Kind.ALLOC, of_known(category), Reason.NOT_RECORDED)
-    return events(memory.time_ns, **columns, category=category)
-
-
-def _categories(memory: MemoryRows, owners: Owned, blocks: Allocations) -> UInt8:
-    """Return `TEMPORARY` for blocks that an operator allocates and frees on its own thread before it ends."""
-    count = len(memory.bytes)
-    lived = np.flatnonzero((blocks.born >= 0) & (blocks.freed < count))
-    born, freed = blocks.born[lived], blocks.freed[lived]
-    inside = (
-        (memory.bytes[freed] < 0)
-        & (memory.thread[freed] == memory.thread[born])
-        & (memory.time_ns[freed] <= owners.operator_end_ns[born])
-    )
-    category = np.full(count, Category.UNKNOWN, np.uint8)
-    category[born[inside]] = Category.TEMPORARY
-    return category
+    category, reason = judged(memory, owners, pair(bare, start))
+    return events(memory.time_ns, **columns, category=category, reason=reason)
 
 
 def _properties(head: dict[str, Any]) -> dict[str, str]:
