@@ -1,4 +1,4 @@
-"""The tables on Kineto traces: what is read from an exported trace, beside what our handler knew of its window."""
+"""The tables on Kineto traces: what is read from one, beside what our handler knew of the same window."""
 
 from __future__ import annotations
 
@@ -103,22 +103,27 @@ def confusions(pair: Pair) -> Counter[tuple[str, str]]:
 
 
 def module(pair: Pair) -> Judged:
-    """A name such as `Linear_3` stands for the module that fits it best, each for one."""
-    read, known = pair.read.allocations.module[pair.read_rows], pair.known.allocations.module[pair.known_rows]
-    keys = [_key(pair.read, row) for row in read.tolist()]
-    truths = [_key(pair.known, row) for row in known.tolist()]
-    overlap: Counter[tuple[str, str]] = Counter()
-    for key, truth, size in zip(keys, truths, pair.bytes.tolist(), strict=True):
-        if key is not None and truth is not None:
-            overlap[key, truth] += size
-    fqn: dict[str, str] = {}
-    for (key, truth), _ in overlap.most_common():
-        if key not in fqn and truth not in fqn.values():
-            fqn[key] = truth
-    right = np.array(
-        [key is not None and fqn.get(key) == truth for key, truth in zip(keys, truths, strict=True)]
-    )
-    return right, np.array([key is not None for key in keys]) & ~right
+    """A name such as `Linear_3` stands for the module that fits it best, each for one.
+
+    A module that the model does not have, such as a loss made in a forward, stands for the one around it.
+    """
+    rows = pair.read.allocations.module[pair.read_rows].tolist()
+    known = pair.known.allocations.module[pair.known_rows].tolist()
+    truths = [_key(pair.known, row) for row in known]
+    overlap: Counter[tuple[int, str]] = Counter()
+    for row, truth, size in zip(rows, truths, pair.bytes.tolist(), strict=True):
+        if _key(pair.read, row) is not None and truth is not None:
+            overlap[row, truth] += size
+    fqn: dict[int, str] = {}
+    for (row, truth), _ in overlap.most_common():
+        if row not in fqn and truth not in fqn.values():
+            fqn[row] = truth
+    for row, one in enumerate(pair.read.modules):  # parents come first
+        if row not in fqn and one.parent in fqn:
+            fqn[row] = fqn[one.parent]
+    named = np.array([_key(pair.read, row) is not None for row in rows])
+    right = named & np.array([fqn.get(row) == truth for row, truth in zip(rows, truths, strict=True)])
+    return right, named & ~right
 
 
 def _key(trace: MemoryTrace, row: int) -> str | None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -25,7 +26,8 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
 }
 TOKENS = (2, 128)
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = os.environ.get("LAYERS_DEVICE", "cuda")
+"""The device of the programs. Asking torch for one would keep forked processes from using it."""
 
 
 def tokens(batch: int = TOKENS[0], length: int = TOKENS[1]) -> torch.Tensor:
@@ -412,8 +414,6 @@ def trainer() -> Built:
 
 
 def sharded() -> Built:
-    import os
-
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
 

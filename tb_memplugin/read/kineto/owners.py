@@ -10,6 +10,7 @@ import numpy as np
 from tb_memplugin.read.kineto.events import MemoryRows
 from tb_memplugin.read.kineto.nodes import graph_makers, makers, node_modules, recomputing
 from tb_memplugin.read.kineto.ranges import (
+    ACCUMULATE,
     MODULE_PREFIX,
     NODE_PREFIX,
     Ranges,
@@ -29,6 +30,7 @@ OF_NODE = 98
 """How sure it is that what a node allocates is of the module of its operator, in percent. Measured in
 docs/design/layers_from_stacks.md."""
 
+FORWARD_SUFFIX = ": forward"
 MODULE_NUMBER = re.compile(r"_\d+$")
 
 
@@ -36,7 +38,7 @@ MODULE_NUMBER = re.compile(r"_\d+$")
 class Owned:
     """Columns for the memory rows, and the tables that they point into.
 
-    `operator_end_ns` is when the outermost operator (or autograd node) around a row ended, 0 for none;
+    `operator_end_ns` is when the operator (or autograd node) around a row ended, 0 for none;
     `recomputing` marks rows in a forward that ran again in a node. `module_confidence` is that of `Events`.
     """
 
@@ -61,8 +63,8 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
     The operator is the outermost of PyTorch's own inside an autograd node, as in `profiler.tree`; if there
     is none, the innermost operator of any name, or else the innermost annotation. The module is the
     innermost `nn.Module` frame; in an autograd node, that of the operator that made the node. Rows without
-    one belong to the node, or else to the outermost operator. Phases follow from autograd nodes, optimizer
-    steps, module frames, and operators outside of these that made an autograd node.
+    one belong to that operator, or else to the one that was called. Phases follow from autograd nodes,
+    optimizer steps, module frames, and operators outside of these that made an autograd node.
 
     Args:
         ranges: what ran.
@@ -76,17 +78,18 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
     inner_operator = _at(innermost(ranges.parent, ranges.operator), around)
     inner_annotation = _at(innermost(ranges.parent, ranges.annotation), around)
     inner = np.where(inner_operator >= 0, inner_operator, inner_annotation)
-    called = _at(_called_operators(ranges), around)
-    outer = _at(_outer_operators(ranges), around)
+    maker, again = makers(ranges), recomputing(ranges)
+    is_again = np.append(again, False)[around]
+    called = _called_operators(ranges, again)
+    maker_called = np.append(called, -1)[maker]
+    called = _at(called, around)
     node = _at(innermost(ranges.parent, ranges.node), around)
     module, modules, calls_module, depth = _modules(ranges)
     owners = Owners(modules)
-    outside = name[np.where(node >= 0, node, np.where(outer >= 0, outer, inner))]
-    in_module = _at(module, around)
-    maker, again = makers(ranges), recomputing(ranges)
-    is_again = np.append(again, False)[around]
     is_inferred = (node >= 0) & ~is_again
-    of_node = _at(node_modules(ranges, maker, module), around)
+    made_by = np.where(maker_called[node] >= 0, maker_called[node], node)
+    outside = name[np.where(is_inferred, made_by, np.where(called >= 0, called, inner))]
+    of_node, in_module = _at(node_modules(ranges, maker, module), around), _at(module, around)
     owner = owners.with_outside(np.where(is_inferred, of_node, in_module), outside, operators)
     phases = _phases(ranges, step_starts, maker)
     phase = np.where(node >= 0, np.uint8(Phase.BACKWARD), phase_at(phases, memory.time_ns))
@@ -96,7 +99,7 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
         module=owner,
         stack=stack,
         phase=phase.astype(np.uint8),
-        operator_end_ns=np.append(ranges.end_ns, 0)[outer],
+        operator_end_ns=_ends(ranges, called, node),
         recomputing=is_again,
         module_confidence=np.where(is_inferred & (of_node >= 0), OF_NODE, 100).astype(np.uint8),
         operators=operators.as_tuple(),
@@ -113,43 +116,64 @@ def _at(column: Int64, around: Int64) -> Int64:
     return np.append(column, -1)[around]
 
 
-def _outer_operators(ranges: Ranges) -> Int64:
-    """Return the outermost `aten::` operator or autograd node at or around each range, -1 for none.
+def _called_operators(ranges: Ranges, again: Bool) -> Int64:
+    """Return the operator that was called at or around each range, -1 for none.
 
-    Other names are left out because wrappers (`DistributedDataParallel.forward`) are operators for the
-    profiler, but enclose whole models.
+    That is PyTorch's outermost, inside a node if any, and there inside a forward that runs again. Other names
+    are left out because wrappers (`DistributedDataParallel.forward`) are operators for the profiler, but
+    enclose whole models.
     """
-    own = np.array([text.startswith("aten::") for text in ranges.name], bool) & ranges.operator
-    return outermost(ranges.parent, own | ranges.node)
-
-
-def _called_operators(ranges: Ranges) -> Int64:
-    """Return PyTorch's outermost operator at or around each range, inside a node if any; -1 for none."""
     own = np.array([text.startswith(OWN_PREFIXES) for text in ranges.name], bool)
+    in_again = own & ranges.operator & again
     own |= np.append(ranges.node, False)[ranges.parent]
-    return outermost(ranges.parent, own & ranges.operator & ~ranges.node)
+    called = outermost(ranges.parent, own & ranges.operator & ~ranges.node)
+    return np.where(again, outermost(ranges.parent, in_again), called)
+
+
+def _ends(ranges: Ranges, called: Int64, node: Int64) -> Int64:
+    """Return when the operator called, or else the node, ended: 0 for none.
+
+    Hooks, which may be whole optimizers, run in the operator that accumulates a gradient: the node counts.
+    """
+    in_hook = np.array([*(name == NODE_PREFIX + ACCUMULATE for name in ranges.name), False], bool)[node]
+    return np.append(ranges.end_ns, 0)[np.where((called < 0) | in_hook, node, called)]
 
 
 def _modules(ranges: Ranges) -> tuple[Int64, list[Module], Int64, Int64]:
     """Return each range's innermost module (a row), the modules, and the rows and depths of module calls.
 
-    Modules are distinguished by name. A module's parent is the module around its first call.
+    The profiler numbers the modules of each class, but writes only the last part of the class's name. So
+    modules are distinguished by name and `forward`. A module's parent is the module around its first call.
     """
     calls = np.flatnonzero(ranges.module)
     names = [ranges.name[row].removeprefix(MODULE_PREFIX) for row in calls.tolist()]
     enclosing = innermost(ranges.parent, ranges.module)
     above = np.append(enclosing, -1)[ranges.parent[calls]]
-    rows: dict[str, int] = {}
+    forwards = _forwards(ranges, enclosing)
+    rows: dict[tuple[str, str], int] = {}
+    files: dict[str, str] = {}
     modules: list[Module] = []
     row_of = np.full(len(ranges) + 1, -1, np.int64)
     depth_of = np.full(len(ranges) + 1, -1, np.int64)
-    for call, key, outer in zip(calls.tolist(), names, above.tolist(), strict=True):
-        if key not in rows:
-            rows[key] = len(modules)
-            modules.append(Module(key, int(row_of[outer]), MODULE_NUMBER.sub("", key)))
-        row_of[call] = rows[key]
+    for call, name, outer in zip(calls.tolist(), names, above.tolist(), strict=True):
+        file = forwards.get(call, "")
+        if (name, file) not in rows:
+            is_first = files.setdefault(name, file) == file
+            rows[name, file] = len(modules)
+            key = name if is_first else f"{name} ({file})"
+            modules.append(Module(key, int(row_of[outer]), MODULE_NUMBER.sub("", name)))
+        row_of[call] = rows[name, file]
         depth_of[call] = depth_of[outer] + 1
     return row_of[enclosing], modules, row_of[calls], depth_of[calls]
+
+
+def _forwards(ranges: Ranges, enclosing: Int64) -> dict[int, str]:
+    """Return the file and line of the first `forward` in each module's call, by the call's row."""
+    is_forward = np.array([text.endswith(FORWARD_SUFFIX) for text in ranges.name], bool) & ranges.frame
+    rows = np.flatnonzero(is_forward & (enclosing >= 0))
+    calls, first = np.unique(enclosing[rows], return_index=True)
+    texts = [ranges.name[row].removesuffix(FORWARD_SUFFIX) for row in rows[first].tolist()]
+    return dict(zip(calls.tolist(), texts, strict=True))
 
 
 def _calls(ranges: Ranges, row: Int64, depth: Int64, phases: Spans) -> Spans:
