@@ -26,6 +26,12 @@ from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int32, Int64, UInt8
 
 OWN_PREFIXES = ("aten::", "prims::", "quantized::", "c10d::")
 
+OF_NETWORKS = re.compile(
+    r"aten::(conv(_transpose)?[123]d|linear|embedding(_bag)?|(layer|batch|group|instance|rms)_norm|lstm|gru"
+    r"|scaled_dot_product_attention|(max|avg|adaptive_avg)_pool[123]d|cross_entropy_loss)"
+)
+"""Operators that only forwards call: where gradients are off they make no nodes."""
+
 OF_NODE = 98
 """How sure it is that what a node allocates is of the module of its operator, in percent. Measured in
 docs/design/layers_from_stacks.md."""
@@ -64,7 +70,8 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
     is none, the innermost operator of any name, or else the innermost annotation. The module is the
     innermost `nn.Module` frame; in an autograd node, that of the operator that made the node. Rows without
     one belong to that operator, or else to the one that was called. Phases follow from autograd nodes,
-    optimizer steps, module frames, and operators outside of these that made an autograd node.
+    optimizer steps, module frames, and operators outside of these that made an autograd node or that only
+    forwards call.
 
     Args:
         ranges: what ran.
@@ -195,6 +202,7 @@ def _phases(ranges: Ranges, step_starts: Int64, maker: Int64) -> Spans:
     roots = _marks(ranges.node & ~np.append(node, False)[ranges.parent])
     makes = graph_makers(ranges)
     makes[maker[maker >= 0]] = True
+    makes |= np.array([OF_NETWORKS.fullmatch(name) is not None for name in ranges.name], bool)
     outer = outermost(ranges.parent, ranges.operator)
     is_forward = ranges.module & ~node & ~optimizer
     is_forward[outer[makes & ~node & ~optimizer]] = True

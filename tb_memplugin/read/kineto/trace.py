@@ -14,6 +14,7 @@ import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.faults import Tally, notes_on
+from tb_memplugin.read.kineto.before import with_categories
 from tb_memplugin.read.kineto.categories import judged
 from tb_memplugin.read.kineto.events import FIX, MemoryRows, Threads, read_memory
 from tb_memplugin.read.kineto.fields import LATEST_US, whole_column
@@ -37,7 +38,6 @@ from tb_memplugin.trace import (
     Module,
     Note,
     OutOfMemory,
-    StartState,
     Step,
     events,
 )
@@ -103,7 +103,7 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     window = Step(0, int(memory.time_ns[0]), int(memory.time_ns[-1]) + 1)
     owners = owned(ranges, around, memory, np.array([step.start_ns for step in steps], np.int64))
     beginning = beginnings(memory)
-    trace = _trace(memory, owners, beginning, steps or (window,), _properties(head))
+    trace = _trace(memory, ranges, owners, beginning, steps or (window,), _properties(head))
     named = np.flatnonzero(ranges.annotation | ranges.step)
     annotations, names = annotations_of(
         [ranges.name[row] for row in named.tolist()],
@@ -144,6 +144,7 @@ def _steps(ranges: Ranges) -> tuple[Step, ...]:
 
 def _trace(
     memory: MemoryRows,
+    ranges: Ranges,
     owners: Owned,
     beginning: Sequence[Beginning],
     steps: tuple[Step, ...],
@@ -153,10 +154,13 @@ def _trace(
     # A caching allocator reports whole blocks to the profiler (c10/cuda/CUDACachingAllocator.cpp).
     in_blocks = np.array([Device(name).has_reserved for name in memory.devices], bool)
     start = start_of(beginning, len(modules) - 1, in_blocks)
+    bare = _bare_events(memory, owners, in_blocks)
+    blocks = pair(bare, start)
+    category, reason = judged(memory, owners, blocks)
     return MemoryTrace(
         source=SOURCE,
-        events=_events(memory, owners, start, in_blocks),
-        start=start,
+        events=replace(bare, category=category, reason=reason),
+        start=with_categories(start, memory, ranges, owners, category, blocks, in_blocks),
         devices=tuple(Device(name) for name in memory.devices),
         steps=steps,
         operators=owners.operators,
@@ -172,26 +176,25 @@ def _trace(
     )
 
 
-def _events(memory: MemoryRows, owners: Owned, start: StartState, in_blocks: Bool) -> Events:
+def _bare_events(memory: MemoryRows, owners: Owned, in_blocks: Bool) -> Events:
+    """Return the events without categories."""
     kind = np.where(memory.bytes > 0, Kind.ALLOC, Kind.FREE_COMPLETED)
     kind[memory.bytes == 0] = Kind.MARK
     kind[memory.oom] = Kind.OOM
-    columns = {
-        "kind": kind,
-        "device": memory.device,
-        "address": memory.address,
-        "bytes": np.abs(memory.bytes),
-        "operator": owners.operator,
-        "module": owners.module,
-        "module_confidence": owners.module_confidence,
-        "stack": owners.stack,
-        "phase": owners.phase,
-        "reserved": np.where(in_blocks[memory.device], memory.reserved, -1),
-        "rounded": np.where(in_blocks[memory.device] & (kind == Kind.ALLOC), memory.bytes, -1),
-    }
-    bare = events(memory.time_ns, **columns)
-    category, reason = judged(memory, owners, pair(bare, start))
-    return events(memory.time_ns, **columns, category=category, reason=reason)
+    return events(
+        memory.time_ns,
+        kind=kind,
+        device=memory.device,
+        address=memory.address,
+        bytes=np.abs(memory.bytes),
+        operator=owners.operator,
+        module=owners.module,
+        module_confidence=owners.module_confidence,
+        stack=owners.stack,
+        phase=owners.phase,
+        reserved=np.where(in_blocks[memory.device], memory.reserved, -1),
+        rounded=np.where(in_blocks[memory.device] & (kind == Kind.ALLOC), memory.bytes, -1),
+    )
 
 
 def _properties(head: dict[str, Any]) -> dict[str, str]:
