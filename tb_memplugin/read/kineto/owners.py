@@ -88,14 +88,15 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
     maker, again = makers(ranges), recomputing(ranges)
     is_again = np.append(again, False)[around]
     called = _called_operators(ranges, again)
-    maker_called = np.append(called, -1)[maker]
+    called_maker = np.append(called, -1)[maker]
     called = _at(called, around)
     node = _at(innermost(ranges.parent, ranges.node), around)
     module, modules, calls_module, depth = _modules(ranges)
     owners = Owners(modules)
     is_inferred = (node >= 0) & ~is_again
-    made_by = np.where(maker_called[node] >= 0, maker_called[node], node)
-    outside = name[np.where(is_inferred, made_by, np.where(called >= 0, called, inner))]
+    made_by = _at(called_maker, node)
+    outer = np.where(is_inferred, np.where(made_by >= 0, made_by, node), np.where(called >= 0, called, inner))
+    outside = name[outer]
     of_node, in_module = _at(node_modules(ranges, maker, module), around), _at(module, around)
     owner = owners.with_outside(np.where(is_inferred, of_node, in_module), outside, operators)
     phases = _phases(ranges, step_starts, maker)
