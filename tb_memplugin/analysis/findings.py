@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tb_memplugin.analysis.lines import lines_of_rows
 from tb_memplugin.analysis.peak_holders import PeakHolders
+from tb_memplugin.analysis.units import counted
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.tables import Rows
 
 Level = Literal["problem", "option"]
 Verdict = Literal["found", "fine", "not judged"]
+
+SHOWN_LINES = 4
+"""How many source lines are evidence of a finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,12 @@ class NotJudged:
 
 
 Result = Finding | Fine | NotJudged
+
+
+def line_evidence(trace: MemoryTrace, rows: Rows, detail: str = "alive at the peak") -> list[Evidence]:
+    """Return the lines that allocated most of some blocks (rows of `trace.allocations`), largest first."""
+    lines = lines_of_rows(trace, rows)[:SHOWN_LINES]
+    return [Evidence(line.key, line.bytes, f"{counted(line.calls, 'block')} {detail}") for line in lines]
 
 
 def share(part: int, total: int) -> str:

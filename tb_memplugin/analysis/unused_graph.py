@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
-from tb_memplugin.analysis.lines import lines_of_rows
+from tb_memplugin.analysis.findings import (
+    Evidence,
+    Finding,
+    Fine,
+    NotJudged,
+    Result,
+    Where,
+    line_evidence,
+)
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
@@ -22,8 +29,6 @@ MOST_OF_TWO = 0.8
 
 BEHIND = 3
 """Without a graph, a block counts as freed when so many further ones of them have been allocated."""
-
-SHOWN_LINES = 4
 
 DATA = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
 
@@ -95,10 +100,7 @@ def _finding(trace: MemoryTrace, device: int, blocks: StepBlocks, graph: Int64, 
         of_bytes=step.peak_bytes,
         evidence=(
             Evidence("activations freed all at once", total, f"{counted(len(graph), 'block')}", False),
-            *(
-                Evidence(line.key, line.bytes, f"{counted(line.calls, 'block')} of them")
-                for line in lines_of_rows(trace, rows)[:SHOWN_LINES]
-            ),
+            *line_evidence(trace, rows, "of them"),
             Evidence("the same peak without a graph", step.peak_bytes - saved, "by replay", False),
         ),
         where=Where("allocations", (("step", str(step.number)), ("event", str(step.peak_event)))),
