@@ -34,6 +34,19 @@ _OTHER_WIDTH = re.compile(
 )
 """Operators that make scores of another dtype, or masks of them."""
 
+SDPA = "scaled_dot_product_attention"
+"""What the names of PyTorch's attention contain; its math kernel stores scores."""
+
+FUSE = (
+    "Call torch.nn.functional.scaled_dot_product_attention, or load the model with "
+    'attn_implementation="sdpa": fused kernels compute attention without storing its scores.'
+)
+WHY_NOT_FUSED = (
+    "scaled_dot_product_attention ran its math kernel here: either sdpa_kernel allows no other, or no fused "
+    "kernel takes these inputs; for example, the last dimension of query, key and value must be contiguous. "
+    "To be told why, call it in torch.nn.attention.sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)."
+)
+
 NEAR = 24
 """The product is searched among so many blocks before the softmax: between them are a scale and a mask."""
 
@@ -162,10 +175,7 @@ def _finding(
             ),
         ),
         where=Where("allocations", (("step", str(step.number)), ("block", str(int(blocks.rows[largest]))))),
-        what_to_do=(
-            "Call torch.nn.functional.scaled_dot_product_attention, or load the model with "
-            'attn_implementation="sdpa": fused kernels compute attention without storing its scores.'
-        ),
+        what_to_do=FUSE if not any(SDPA in name for name in origin.names) else WHY_NOT_FUSED,
         price="a change to the code; sums are rounded in another order",
     )
 

@@ -119,6 +119,23 @@ class NotJudged:
 Result = Finding | Fine | NotJudged
 
 
+def heading(advice: Advice) -> str:
+    """Return how many findings there are and how many rules could not be judged, in one line."""
+    if not advice.findings and all(judgement.verdict == "fine" for judgement in advice.judgements):
+        return f"Nothing to fix: {counted(len(advice.judgements), 'rule')} found nothing."
+    problems = sum(finding.level == "problem" for finding in advice.findings)
+    options = len(advice.findings) - problems
+    unjudged = sum(judgement.verdict == "not judged" for judgement in advice.judgements)
+    return (
+        f"{_count(problems, 'problem')}, {_count(options, 'option')}; "
+        f"{_count(unjudged, 'rule')} could not be judged"
+    )
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count or 'no'} {word if count == 1 else word + 's'}"
+
+
 def line_evidence(trace: MemoryTrace, rows: Rows, detail: str = "alive at the peak") -> list[Evidence]:
     """Return the lines that allocated most of some blocks (rows of `trace.allocations`), largest first."""
     lines = lines_of_rows(trace, rows)[:SHOWN_LINES]
