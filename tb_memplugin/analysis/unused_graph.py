@@ -75,7 +75,7 @@ def _before_backward(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
     backward = np.isin(phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER)) & (blocks.born >= 0)
     backward |= blocks.of(lambda origin: origin.is_backward or not origin.is_known) & (blocks.born >= 0)
     count = np.searchsorted(np.sort(blocks.born[backward]), np.stack((blocks.born, blocks.freed)))
-    unused = (count[0] == count[1]) & (blocks.freed < len(trace.events)) & ~backward
+    unused: Bool = (count[0] == count[1]) & (blocks.freed < len(trace.events)) & ~backward
     stack = trace.events.stack[np.where(unused, blocks.freed, 0)]
     is_outside = {row: _is_outside_calls(trace.stack(row)) for row in np.unique(stack[unused]).tolist()}
     unused[unused] = [is_outside[row] for row in stack[unused].tolist()]
