@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import numpy as np
 
 from tb_memplugin.analysis.sums import sums
@@ -45,7 +47,18 @@ def call_bounds(trace: MemoryTrace, device: int) -> Int64:
     begins = at == at[np.argmax(allocations == fewest)]
     begins[1:] &= ~begins[:-1]  # one operator may allocate several blocks
     bounds: Int64 = blocks.born[rows[begins]].astype(np.int64)
-    return bounds if _mostly_free(trace, rows, bounds) else bounds[:0]
+    last = rows[(blocks.born[rows] >= bounds[-2:].min()) & (blocks.born[rows] < bounds[-1])]
+    in_loop = _shared_frames(trace, last) > _shared_frames(trace, rows)
+    return bounds if not in_loop and _mostly_free(trace, rows, bounds) else bounds[:0]
+
+
+def _shared_frames(trace: MemoryTrace, rows: Int64) -> int:
+    """Return how many frames all stacks of some blocks share, from the outermost on.
+
+    The rounds of a loop within a model share its line, which other blocks of the model do not.
+    """
+    stacks = [trace.stack(row)[::-1] for row in np.unique(trace.allocations.stack[rows]).tolist()]
+    return sum(1 for _ in takewhile(lambda frames: len(set(frames)) == 1, zip(*stacks, strict=False)))
 
 
 def _caller(stack: tuple[str, ...]) -> tuple[str, ...]:

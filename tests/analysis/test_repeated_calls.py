@@ -48,6 +48,20 @@ def test_results_that_a_server_keeps_grow_by_their_size() -> None:
     assert (finding.level, finding.bytes, finding.subject) == ("problem", 40, "model.py:9 (forward)")
 
 
+def test_layers_of_one_call_that_keep_their_caches_are_no_growth() -> None:
+    """An encoder runs once, without a graph: each layer frees 100 and keeps 40 of keys and values."""
+    lines = [
+        "alloc 100 e",
+        *(f"{what}{n}" for n in range(9) for what in ("alloc 100 l", "alloc 40 c", "free l")),
+    ]
+    cache = ("forward model.py:6", *LAYER[1:])
+    history = trace("start 50 w", *lines)
+    rows = np.full(len(history.events), -1, np.int32)
+    rows[history.events.kind == Kind.ALLOC] = [0, *(1, 2) * 9]
+    history = replace(history, events=replace(history.events, stack=rows), stacks=(EMBED, LAYER, cache))
+    assert call_bounds(history, 0).tolist() == []
+
+
 @pytest.mark.parametrize(
     ("history", "why"),
     [
