@@ -976,8 +976,10 @@ export interface ExportAbout {
 
 /** What of a device's memory could be saved. */
 export interface AdviceAnswer {
-  /** Numbers of the window's steps. */
+  /** Numbers of the window's steps; empty if only a monitor watched the step. */
   steps: number[];
+  /** How many steps of `MemoryMonitor` were judged in place of a window; else 0. */
+  watched_steps: number;
   /** Problems first, then the largest first. */
   findings: Finding[];
   /** One per rule. */
