@@ -808,7 +808,7 @@ export interface FailedRequest {
 export interface SegmentsAnswer {
   /** As asked. */
   event: number;
-  by: "category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label";
+  by: "category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label" | "subcategory";
   order: "pool" | "size" | "free" | "address";
   /** All segments, in that order. */
   segments: Segments;
@@ -961,7 +961,7 @@ export interface OtherLines {
 /** By what it is worth dividing the memory of a window. */
 export interface DivisionsAnswer {
   /** In the order in which to offer them. Only `category` without the side file. */
-  divisions: ("category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label")[];
+  divisions: ("category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label" | "subcategory")[];
 }
 
 /** A file that was written. */
@@ -1305,7 +1305,7 @@ export const RULES: Record<string, { name: string; looks: string }> = {
 };
 
 /** By what memory can be divided. */
-export const DIVISIONS: readonly string[] = ["category", "module", "operator", "phase", "stack", "line", "context", "pool", "stream", "annotation", "dtype", "label"];
+export const DIVISIONS: readonly string[] = ["category", "module", "operator", "phase", "stack", "line", "context", "pool", "stream", "annotation", "dtype", "label", "subcategory"];
 
 /** Every format of Export, by the value of the parameter `to`. */
 export const FORMATS: readonly { id: string; name: string; what: string }[] = [

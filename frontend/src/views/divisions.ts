@@ -9,6 +9,7 @@ import type { Pick } from "../state/selection";
 
 const LABELS: Record<string, string> = {
   category: "Category",
+  subcategory: "Subcategory",
   module: "Module",
   phase: "Phase",
   operator: "Operator",
