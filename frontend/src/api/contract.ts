@@ -1134,6 +1134,8 @@ export interface Nodes {
   count: number[];
   /** Bytes of the stacks that end here. */
   own: number[];
+  /** What lies in each of its allocations; null where they differ or it is not known of all. */
+  tensor: (string | null)[];
   /** 1 if `find` finds one of its frames. */
   found: number[];
 }
@@ -1159,6 +1161,8 @@ export interface StackLine {
   count: number;
   /** Bytes of an allocation. */
   per_call: number;
+  /** What lies in each; null where they differ or it is not known of all. */
+  tensor: string | null;
   /** Places in `frames`, innermost first: the stack, and that of the forward call whose backward this is. */
   stack: number[];
   forward: number[];
@@ -1229,6 +1233,8 @@ export interface BandColumns {
   last: number[];
   /** Place in `keys`. */
   key: number[];
+  /** What lies in it; null where it is not known. */
+  tensor: (string | null)[];
 }
 
 /** A page of allocations that were alive at some time of a stretch. */
