@@ -25,6 +25,7 @@ KNOWS = {
     "descriptor_stream": set[str](),
     "temporary": set[str](),
     "budget": set[str](),
+    "extras": set[str](),
     "proto": set[str](),
     "trace": set[str](),
     "simulator": {"trace"},
@@ -41,7 +42,7 @@ KNOWS = {
     "server": {"trace", "analysis", "simulator", "store", "exports", "proto"},
     "commands": {
         *("trace", "analysis", "simulator", "read", "estimate", "store", "exports", "loading", "proto"),
-        *("budget", "launch"),
+        *("budget", "launch", "extras"),
     },
     "__main__": {"commands"},
     "notebook": {"trace", "analysis", "exports", "callbacks"},
