@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
 
 FEWEST_STEPS = 3
@@ -26,7 +27,7 @@ STEP_ANNOTATIONS = ("ProfilerStep#", "Optimizer.step#")
 
 
 @dataclass(frozen=True, slots=True)
-class Leak:
+class Leak(AnalysisResult):
     """One site whose blocks pile up. It is only suspected: a queue or cache that still fills looks the same.
 
     Attributes:
@@ -54,7 +55,7 @@ class Leak:
     is_replaced: bool = False
 
 
-def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tuple[Leak, ...]:
+def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> ResultTable[Leak]:
     """Return the sites that grew in at least three of four steps, or in a cycle; largest first.
 
     The steps are those of the profile if it has three or more. Otherwise a step goes from one START of a
@@ -79,7 +80,7 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
     """
     bounds = step_bounds(trace, device, annotation)
     if len(bounds) <= FEWEST_STEPS:
-        return ()
+        return ResultTable()
     blocks = trace.allocations
     rows = np.flatnonzero(
         (blocks.device == device) & (blocks.born < bounds[-1]) & (blocks.freed >= bounds[0])
@@ -113,7 +114,7 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
         )
         for row in np.flatnonzero(cycles).tolist()
     ]
-    return tuple(sorted(growing, key=lambda leak: (-leak.bytes, leak.key)))
+    return ResultTable(sorted(growing, key=lambda leak: (-leak.bytes, leak.key)))
 
 
 def kept_sites(trace: MemoryTrace, device: int, before: int) -> list[tuple[str, tuple[str, ...], int]]:

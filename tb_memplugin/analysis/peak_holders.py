@@ -10,6 +10,7 @@ import numpy as np
 from tb_memplugin.analysis.divisions import By, codes, informative
 from tb_memplugin.analysis.steps import highest_step
 from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.result import AnalysisResult
 from tb_memplugin.trace.tables import Rows
 
 MODELS_OWN = (
@@ -29,7 +30,7 @@ NAMED_BY: tuple[By, ...] = ("line", "module", "operator")
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(AnalysisResult):
     """A part of a peak: `bytes` in `blocks` blocks of the category that most of the bytes have.
 
     `name` is a source line, a module, an operator, or the category. `is_name` is False for a category.
@@ -43,7 +44,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class PeakHolders:
+class PeakHolders(AnalysisResult):
     """The peak of a device and what fills it.
 
     Attributes:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import click
 
-from tb_memplugin import __version__
 from tb_memplugin.commands.mcp_tools import RecordingTools
 from tb_memplugin.commands.options import PATH
 from tb_memplugin.errors import MemPluginError
@@ -47,7 +47,7 @@ def server_of(tools: RecordingTools) -> Any:
         MemPluginError: the package mcp is not installed.
     """
     server = library("mcp.server.mcpserver", "mcp").MCPServer(
-        "tb_memplugin", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING"
+        "tb_memplugin", instructions=INSTRUCTIONS, version=version("tb-memplugin"), log_level="WARNING"
     )
     failure = library("mcp.server.mcpserver.exceptions", "mcp").ToolError
     annotations = library("mcp.types", "mcp").ToolAnnotations(readOnlyHint=True, openWorldHint=False)
