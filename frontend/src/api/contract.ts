@@ -1321,6 +1321,7 @@ export const FORMATS: readonly { id: string; name: string; what: string }[] = [
   { id: "perfetto", name: "Perfetto trace", what: "levels and ranges over time, for ui.perfetto.dev" },
   { id: "speedscope", name: "speedscope", what: "the peak as a flame graph, for speedscope.app" },
   { id: "csv", name: "CSV", what: "one row per allocation" },
+  { id: "parquet", name: "Parquet", what: "one row per allocation, for DuckDB and data frames" },
   { id: "json", name: "JSON", what: "the whole trace, for programs" },
   { id: "snapshot", name: "Snapshot pickle", what: "for pytorch.org/memory_viz and Mosaic" },
 ];
