@@ -44,11 +44,34 @@ def test_what_is_written_into_them_is_known_or_forgotten() -> None:
     assert read == [[2.0] * 3, [1.0] * 3]  # unknown numbers are assumed to be 1.0
 
 
-def test_large_ones_and_those_on_the_gpu_are_not() -> None:
+def test_large_ones_are_not() -> None:
     with pytest.raises(MemPluginError, match="a whole number"):
-        estimated(lambda: torch.arange(5000).sum().item())
-    with pytest.raises(MemPluginError, match="a whole number"):
-        estimated(lambda: torch.arange(5, device="cuda").sum().item())
+        estimated(lambda: int(torch.arange(5000).sum()))
+
+
+def test_those_on_the_gpu_are_calculated_with() -> None:
+    read: list[Any] = []
+
+    def run() -> None:
+        lengths = torch.tensor([3, 5, 2], device="cuda")
+        read.append((lengths.max().item(), lengths[lengths > 2].tolist(), torch.bincount(lengths).tolist()))
+        counter = torch.zeros(3, device="cuda")
+        counter[:2] += 1  # a view shares its values
+        read.append(counter.sum().item())
+        counter += torch.randn(3, device="cuda")  # from here on they are not known
+        read.append(counter.sum().item())
+
+    estimated(run)
+    assert read == [(5, [3, 5], [0, 0, 1, 1, 0, 1]), 2.0, 1.0]
+
+
+def test_one_input_that_decides_is_enough() -> None:
+    def run() -> None:
+        unknown = torch.randn(4, device="cuda") > 0
+        assert not (unknown & torch.zeros(4, dtype=torch.bool, device="cuda")).any()
+        assert (torch.ones(4, dtype=torch.bool, device="cuda") | unknown).all()
+
+    estimated(run)
 
 
 @pytest.mark.parametrize("move", [torch.Tensor.cuda, lambda one: one.to("cuda", torch.float64)])

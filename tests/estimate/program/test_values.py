@@ -14,13 +14,13 @@ from tests.estimate.fake_runs import estimated, sizes
 KIB = 1 << 10
 
 
-def ones(*shape: int, **options: Any) -> torch.Tensor:
-    return torch.ones(*shape, device="cuda", **options)
+def unknown(*shape: int, **options: Any) -> torch.Tensor:
+    return torch.empty(*shape, device="cuda", **options)
 
 
 def test_a_float_is_taken_to_be_one_and_noted() -> None:
     read: list[float] = []
-    done = estimated(lambda: read.append(ones(3).sum().item()))
+    done = estimated(lambda: read.append(unknown(3).sum().item()))
     assert read == [1.0]
     assert any("test_values.py:" in note and "1.0" in note for note in done.estimate().notes)
 
@@ -33,7 +33,7 @@ def test_a_constant_keeps_its_value() -> None:
 
 def test_a_truth_is_refused_with_its_line_and_what_to_do() -> None:
     with pytest.raises(MemPluginError, match=r"(?s)whether a condition holds.*hints="):
-        estimated(lambda: bool((ones(3) > 0).any()))
+        estimated(lambda: bool((unknown(3) > 0).any()))
 
 
 def raises_if_negative(tensor: torch.Tensor) -> None:
@@ -75,13 +75,13 @@ def draws(tensor: torch.Tensor) -> None:
     [raises_if_negative, refuses_one_of_two, asserts, skips_what_is_not_finite, checks, draws],
 )
 def test_a_check_is_taken_to_pass_and_noted(check: Any) -> None:
-    done = estimated(lambda: check(ones(3)))
+    done = estimated(lambda: check(unknown(3)))
     assert any("the check is assumed to pass" in note for note in done.estimate().notes)
 
 
 def test_a_hint_goes_before_a_check() -> None:
     with pytest.raises(ValueError, match="negative"):
-        estimated(lambda: raises_if_negative(ones(3)), hints={"truth": False})
+        estimated(lambda: raises_if_negative(unknown(3)), hints={"truth": False})
 
 
 def chooses(tensor: torch.Tensor) -> torch.Tensor:
@@ -98,12 +98,46 @@ def compares_with_false(tensor: torch.Tensor) -> None:
 @pytest.mark.parametrize("choice", [chooses, compares_with_false])
 def test_what_is_no_check_is_still_refused(choice: Any) -> None:
     with pytest.raises(MemPluginError, match="whether a condition holds"):
-        estimated(lambda: choice(ones(3)))
+        estimated(lambda: choice(unknown(3)))
 
 
-def test_a_whole_number_is_refused() -> None:
-    with pytest.raises(MemPluginError, match="a whole number"):
-        estimated(lambda: ones(3).long().sum().item())
+@pytest.mark.parametrize(
+    "use",
+    [
+        int,
+        range,
+        lambda count: count > 2,
+        lambda count: count == 2,
+        lambda count: [1, 2][count],
+        lambda count: torch.zeros(count),
+        lambda count: {count: 1},
+        bool,
+    ],
+)
+def test_a_whole_number_that_decides_is_refused(use: Callable[[Any], Any]) -> None:
+    with pytest.raises(MemPluginError, match="a whole number") as refused:
+        estimated(lambda: use(unknown(3).long().sum().item()))
+    assert "test_values.py" in str(refused.value)
+
+
+def test_a_whole_number_that_is_counted_and_printed_is_assumed() -> None:
+    printed: list[Any] = []
+
+    def run() -> None:
+        correct = 0
+        for _ in range(2):
+            correct += (unknown(3) == unknown(3)).sum().item()
+        printed.extend([f"{correct}/6", correct / 6, 100.0 * correct, max(0.5, correct / 6)])
+
+    done = estimated(run)
+    assert printed == ["?/6", 1.0, 1.0, 1.0]
+    assert [note for note in done.estimate().notes if "test_values.py" in note and "hint" in note]
+
+
+def test_an_index_that_is_chosen_is_the_first() -> None:
+    chosen: list[Any] = []
+    estimated(lambda: chosen.append(["left", "right"][unknown(2).argmax().item()]))
+    assert chosen == ["left"]
 
 
 def test_a_hint_answers_by_line_or_by_kind() -> None:
@@ -111,8 +145,8 @@ def test_a_hint_answers_by_line_or_by_kind() -> None:
 
     def run() -> list[int]:
         return [
-            int(ones(3).long().sum().item()),
-            int(ones(3).long().max().item()),
+            int(unknown(3).long().sum().item()),
+            int(unknown(3).long().max().item()),
         ]
 
     read: list[list[int]] = []
@@ -122,7 +156,7 @@ def test_a_hint_answers_by_line_or_by_kind() -> None:
 
 def test_a_hint_for_a_line_that_asks_nothing_is_named() -> None:
     line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
-    done = estimated(lambda: ones(3).sum().item(), hints={f"test_values.py:{line}": 5, "test_values.py:1": 5})
+    done = estimated(lambda: unknown(3).sum().item(), hints={f"test_values.py:{line}": 5, "test_values.py:1": 5})
     notes = [note for note in done.estimate().notes if "was not used" in note]
     assert notes == ["The hint for test_values.py:1 was not used: the program asked nothing at that line."]
 
@@ -130,7 +164,7 @@ def test_a_hint_for_a_line_that_asks_nothing_is_named() -> None:
 def test_a_hint_may_be_a_function_of_the_question() -> None:
     read: list[bool] = []
     estimated(
-        lambda: read.append(bool((ones(3) > 0).all())),
+        lambda: read.append(bool((unknown(3) > 0).all())),
         hints=lambda asked: asked.kind == "truth" and asked.dtype is torch.bool,
     )
     assert read == [True]
@@ -143,7 +177,7 @@ def test_hints_that_belong_to_nothing_are_refused(hints: Any) -> None:
 
 
 def select() -> torch.Tensor:
-    tensor = ones(KIB)
+    tensor = unknown(KIB)
     return tensor[tensor > 0]
 
 
@@ -161,7 +195,7 @@ def test_a_hint_says_what_a_mask_selects() -> None:
 
 def test_a_mask_has_a_backward() -> None:
     def run() -> None:
-        tensor = ones(KIB, requires_grad=True)
+        tensor = unknown(KIB, requires_grad=True)
         tensor[tensor > 0].sum().backward()
 
     assert sizes(estimated(run), "new_zeros") == [4 * KIB]
@@ -169,7 +203,7 @@ def test_a_mask_has_a_backward() -> None:
 
 def test_masks_of_several_dimensions() -> None:
     def run() -> torch.Tensor:
-        tensor = ones(4, 8, 16)
+        tensor = unknown(4, 8, 16)
         return tensor[tensor[..., 0] > 0]
 
     assert sizes(estimated(run), "index")[-1] == 4 * 8 * 16 * 4
@@ -177,7 +211,7 @@ def test_masks_of_several_dimensions() -> None:
 
 def test_writing_through_a_mask_needs_no_hint() -> None:
     def run() -> torch.Tensor:
-        tensor = ones(KIB)
+        tensor = unknown(KIB)
         tensor[tensor > 0] = 0.0
         return tensor
 
@@ -186,7 +220,7 @@ def test_writing_through_a_mask_needs_no_hint() -> None:
 
 def test_nonzero_masked_select_and_unique() -> None:
     def run() -> list[torch.Tensor]:
-        tensor = ones(KIB)
+        tensor = unknown(KIB)
         return [tensor.nonzero(), tensor.masked_select(tensor > 0), tensor.unique()]
 
     done = estimated(run)
@@ -198,11 +232,11 @@ def test_nonzero_masked_select_and_unique() -> None:
 @pytest.mark.parametrize(
     ("program", "name", "hint"),
     [
-        (lambda: torch.bincount(ones(3).long()), "bincount", "7"),
-        (lambda: ones(3, 4).repeat_interleave(ones(3).long(), dim=0), "repeat_interleave", "7"),
-        (lambda: torch.equal(ones(3), ones(3)), "equal", "True"),
-        (lambda: torch.allclose(ones(3), ones(3)), "allclose", "True"),
-        (lambda: ones(3).long().cpu().numpy(), "numpy", "7"),
+        (lambda: torch.bincount(unknown(3).long()), "bincount", "7"),
+        (lambda: unknown(3, 4).repeat_interleave(unknown(3).long(), dim=0), "repeat_interleave", "7"),
+        (lambda: torch.equal(unknown(3), unknown(3)), "equal", "True"),
+        (lambda: torch.allclose(unknown(3), unknown(3)), "allclose", "True"),
+        (lambda: unknown(3).long().cpu().numpy(), "numpy", "7"),
     ],
 )
 def test_what_only_a_hint_can_answer_is_refused_with_the_hint(program: Any, name: str, hint: str) -> None:
@@ -214,8 +248,8 @@ def test_hints_say_how_many_rows_there_are() -> None:
     """The results are 9 integers of 8 bytes, and 9 rows of 4 floats with 9 temporary indices."""
 
     def run() -> list[torch.Tensor]:
-        counts = ones(3).long()
-        return [torch.bincount(counts), ones(3, 4).repeat_interleave(counts, dim=0)]
+        counts = unknown(3).long()
+        return [torch.bincount(counts), unknown(3, 4).repeat_interleave(counts, dim=0)]
 
     done = estimated(run, hints={"count": 9})
     assert sizes(done, "bincount") == [9 * 8]
@@ -225,8 +259,8 @@ def test_hints_say_how_many_rows_there_are() -> None:
 
 def test_a_bincount_has_the_type_of_its_weights() -> None:
     def run() -> list[torch.Tensor]:
-        counts = ones(3).long()
-        return [torch.bincount(counts, ones(3)), torch.bincount(counts, minlength=100)]
+        counts = unknown(3).long()
+        return [torch.bincount(counts, unknown(3)), torch.bincount(counts, minlength=100)]
 
     assert sizes(estimated(run, hints={"count": 9}), "bincount") == [9 * 4, 100 * 8]
 
@@ -236,9 +270,9 @@ def test_unique_rows_and_runs() -> None:
 
     def run() -> list[Any]:
         return [
-            torch.unique(ones(8, 4), dim=0),
-            ones(8).unique_consecutive(),
-            ones(8, 4).unique_consecutive(dim=0),
+            torch.unique(unknown(8, 4), dim=0),
+            unknown(8).unique_consecutive(),
+            unknown(8, 4).unique_consecutive(dim=0),
         ]
 
     done = estimated(run, hints={"share": 0.5})
@@ -248,13 +282,13 @@ def test_unique_rows_and_runs() -> None:
 
 def test_a_hint_says_whether_tensors_are_equal() -> None:
     read: list[bool] = []
-    estimated(lambda: read.append(torch.equal(ones(3), ones(3))), hints={"truth": False})
+    estimated(lambda: read.append(torch.equal(unknown(3), unknown(3))), hints={"truth": False})
     assert read == [False]
 
 
 def test_a_loss_is_printed() -> None:
     said: list[str] = []
-    done = estimated(lambda: said.append(f"loss {ones(3).sum():.2f}, {ones(3).sum()}"))
+    done = estimated(lambda: said.append(f"loss {unknown(3).sum():.2f}, {unknown(3).sum()}"))
     assert said[0].startswith("loss 1.00, FakeTensor")
     assert any("1.0" in note for note in done.estimate().notes)
 
@@ -263,7 +297,7 @@ def test_an_array_of_numbers_is_ones_or_the_hint() -> None:
     read: list[Any] = []
 
     def run() -> None:
-        read.append(ones(3).cpu().numpy().tolist())
+        read.append(unknown(3).cpu().numpy().tolist())
 
     assert any("array" in note for note in estimated(run).estimate().notes)
     estimated(run, hints={"number": 2.5})
@@ -272,32 +306,32 @@ def test_an_array_of_numbers_is_ones_or_the_hint() -> None:
 
 def test_arrays_that_a_real_run_would_refuse_are_refused() -> None:
     with pytest.raises(TypeError, match="cpu"):
-        estimated(lambda: ones(3).numpy())
+        estimated(lambda: unknown(3).numpy())
     with pytest.raises(RuntimeError, match="detach"):
         estimated(lambda: torch.ones(3, requires_grad=True).numpy())
 
 
 def test_a_kernel_that_has_no_fake_rule_is_refused_by_name() -> None:
     with pytest.raises(MemPluginError, match=r"_to_sparse\S* has no fake implementation"):
-        estimated(lambda: ones(3, 3).to_sparse())
+        estimated(lambda: unknown(3, 3).to_sparse())
 
 
 def test_an_operator_without_a_fake_rule_is_refused_by_name() -> None:
     with torch.library._scoped_library("tb_memplugin_test", "FRAGMENT") as library:
         library.define("strange(Tensor x) -> Tensor")
         with pytest.raises(MemPluginError, match="strange"):
-            estimated(lambda: torch.ops.tb_memplugin_test.strange(ones(3)))
+            estimated(lambda: torch.ops.tb_memplugin_test.strange(unknown(3)))
 
 
 def test_masks_are_looked_up_in_numbers_of_eight_bytes() -> None:
     """1,024 elements have two indices each: when they are read, in the derivative, and when they are set."""
 
     def run() -> None:
-        table = 2 * ones(32, 32, requires_grad=True)
+        table = 2 * unknown(32, 32, requires_grad=True)
         table[table > 0].sum().backward()
-        other = ones(32, 32)
+        other = unknown(32, 32)
         other[other > 0] = 0.0  # filled in without indices
-        other[other > 0] = ones(KIB)
+        other[other > 0] = unknown(KIB)
 
     done = estimated(run)
     assert sizes(done, "index") == [16 * KIB, 4 * KIB]
@@ -310,8 +344,8 @@ def test_masks_of_transformers_that_mask_nothing_leave_flash_attention_as_it_is(
 
     def run() -> Any:
         model = transformers.LlamaModel(transformers.LlamaConfig(vocab_size=64, **sides)).cuda().bfloat16()
-        ids = ones(2, 32, dtype=torch.long)
-        return model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+        ids = unknown(2, 32, dtype=torch.long)
+        return model(input_ids=ids, attention_mask=torch.empty_like(ids)).last_hidden_state
 
     done = estimated(run, gpu="a100")
     assert 2 * 2 * 32 * 64 in sizes(done, "_scaled_dot_product_flash_attention")

@@ -1,0 +1,163 @@
+"""Tests of `tb-memplugin estimate -- python train.py`: programs run unchanged on fake tensors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tb_memplugin import MemPluginError
+from tb_memplugin.estimate.answer.script import Program, read_program
+from tb_memplugin.estimate.answer.step_estimate import StepEstimate, estimate_program
+from tb_memplugin.estimate.gpu_spec import GpuSpec
+
+MIB = 1 << 20
+
+TRAINING = """
+import argparse, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--width", type=int)
+    width = parser.parse_args().width
+    data = TensorDataset(torch.randn(64, width), torch.randint(0, 2, (64,)))
+    model = nn.Linear(width, width, bias=False).to("cuda" if torch.cuda.is_available() else "cpu")
+    optimizer = torch.optim.AdamW(model.parameters())
+    best = 0.0
+    for epoch in range(1_000_000):
+        correct = 0
+        for batch, labels in DataLoader(data, batch_size=16, shuffle=True):
+            output = model(batch.cuda())
+            loss = nn.functional.cross_entropy(output, labels.cuda())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            correct += (output.argmax(1) == labels.cuda()).sum().item()
+            print(f"loss {loss.item():.3f}, {torch.cuda.memory_reserved()} bytes reserved")
+            if correct / 64 > best:
+                best = correct / 64
+                torch.save(model.state_dict(), "best.pt")
+"""
+
+
+def estimated(folder: Path, text: str, *arguments: str, **options: int) -> StepEstimate:
+    script = folder / "train.py"
+    script.write_text(text, "utf-8")
+    return estimate_program(read_program([str(script), *arguments]), GpuSpec.named("h100"), **options)
+
+
+def test_a_training_runs_until_its_optimizer_has_stepped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    step = estimated(tmp_path, TRAINING, "--width", "1024")
+    # Weights, gradients and two states of 4 MiB; AdamW's foreach step takes one more of them.
+    assert 20 * MIB <= step.estimate.peak_allocated_bytes - step.estimate.workspace_bytes <= 21 * MIB
+    assert step.notes[0] == "The program was ended after 3 optimizer steps."
+    assert any("torch.save wrote nothing" in note for note in step.notes)
+    assert not (tmp_path / "best.pt").exists()
+    assert capsys.readouterr().out.count("bytes reserved") == 2  # the third step ends it
+
+
+ENDS = {
+    "runs to its end": ("import torch\nx = torch.zeros(1 << 20, device='cuda')", "The program ran to its end."),
+    "exits": ("import sys, torch\nx = torch.zeros(1 << 20, device='cuda')\nsys.exit(0)", "ran to its end"),
+    "exits at once": ("import os, torch\nx = torch.zeros(1 << 20, device='cuda')\nos._exit(1)", "ran to"),
+    "catches everything": (
+        "import torch\nx = torch.nn.Linear(512, 2048, bias=False).cuda()\n"
+        "o = torch.optim.SGD(x.parameters())\n"
+        "while True:\n  try:\n    x(torch.ones(1, 512).cuda()).sum().backward(); o.step()\n"
+        "  except Exception:\n    pass",
+        "after 3 optimizer steps",
+    ),
+    "is interrupted": ("import torch\nx = torch.zeros(1 << 20, device='cuda')\nraise KeyboardInterrupt", "train.py:3"),
+    "never steps": ("import torch\nx = torch.zeros(1 << 20, device='cuda')\nwhile True: pass", "after 1 seconds"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_program_that_ends_in_another_way_is_estimated_all_the_same(name: str, tmp_path: Path) -> None:
+    text, why = ENDS[name]
+    before = (sys.argv, list(sys.path), sys.modules["__main__"])
+    step = estimated(tmp_path, text, limit_s=1 if name == "never steps" else 60)
+    assert why in step.notes[0]
+    assert step.estimate.peak_allocated_bytes >= 4 * MIB
+    assert (sys.argv, sys.path, sys.modules["__main__"]) == before
+
+
+@pytest.mark.parametrize("line", ["raise ValueError('no data')", "import sys; sys.exit(3)"])
+def test_a_program_that_fails_is_named_with_its_line(line: str, tmp_path: Path) -> None:
+    with pytest.raises(MemPluginError) as failed:
+        estimated(tmp_path, f"import torch\n\n{line}")
+    assert "train.py:3" in str(failed.value)
+
+
+def test_torchrun_makes_it_one_rank_of_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "rank = int(os.environ['LOCAL_RANK'])\n"
+        "model = torch.nn.Linear(512, 512).cuda(rank)\n"
+        "model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "for _ in range(9):\n"
+        "    model(torch.ones(8, 512).cuda(rank)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    print(dist.get_rank(), dist.get_world_size())\n",
+        "utf-8",
+    )
+    words = ["torchrun", "--nnodes", "2", "--nproc-per-node", "4", str(script)]
+    step = estimate_program(read_program(words), GpuSpec.named("h100"))
+    assert capsys.readouterr().out == "0 8\n0 8\n"
+    assert step.ranks is not None
+    assert step.ranks.mesh.world_size == 8
+    assert "communication" in dict(step.estimate.breakdown)  # DDP's buckets
+
+
+def test_command_lines(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    path = str(script)
+    assert read_program(["python", "-u", path, "--lr", "1"]) == Program(path, ("--lr", "1"))
+    assert read_program([path]) == Program(path, ())
+    assert read_program(["python3.11", "-m", "package.train", "a"]) == Program("package.train", ("a",), True)
+    four = Program(path, ("--x",), ranks=4)
+    assert read_program(["torchrun", "--nproc-per-node=4", path, "--x"]) == four
+    module = ["python", "-m", "torch.distributed.run", "--nproc-per-node", "4", path, "--x"]
+    assert read_program(module) == four
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["python"],
+        ["python", "-c", "1"],
+        ["gone.py"],
+        ["torchrun", "--nproc-per-node", "gpu", __file__],
+        ["torchrun", "--nproc-per-node", "2", "gone.py"],
+    ],
+)
+def test_what_is_no_program_is_refused(words: list[str]) -> None:
+    with pytest.raises(MemPluginError, match="tb-memplugin estimate -- python train.py|Give numbers"):
+        read_program(words)
+
+
+def test_the_command_prints_the_report(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nx = torch.zeros(1 << 20, device='cuda')\nprint('mine')", "utf-8")
+    command = [sys.executable, "-m", "tb_memplugin", "estimate"]
+    words = ["--", "python", str(script), "--batch", "3"]
+    done = subprocess.run([*command, "--json", *words], capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    assert (report["peak_allocated_bytes"], report["peak_reserved_bytes"]) == (4 * MIB, 20 * MIB)
+    assert "mine" in done.stderr
+    refused = subprocess.run([*command, "--batch", "3", *words], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "--batch" in refused.stderr
