@@ -65,7 +65,10 @@ def test_a_training_runs_until_its_optimizer_has_stepped(
 
 
 ENDS = {
-    "runs to its end": ("import torch\nx = torch.zeros(1 << 20, device='cuda')", "The program ran to its end."),
+    "runs to its end": (
+        "import torch\nx = torch.zeros(1 << 20, device='cuda')",
+        "The program ran to its end.",
+    ),
     "exits": ("import sys, torch\nx = torch.zeros(1 << 20, device='cuda')\nsys.exit(0)", "ran to its end"),
     "exits at once": ("import os, torch\nx = torch.zeros(1 << 20, device='cuda')\nos._exit(1)", "ran to"),
     "catches everything": (
@@ -75,8 +78,14 @@ ENDS = {
         "  except Exception:\n    pass",
         "after 3 optimizer steps",
     ),
-    "is interrupted": ("import torch\nx = torch.zeros(1 << 20, device='cuda')\nraise KeyboardInterrupt", "train.py:3"),
-    "never steps": ("import torch\nx = torch.zeros(1 << 20, device='cuda')\nwhile True: pass", "after 1 seconds"),
+    "is interrupted": (
+        "import torch\nx = torch.zeros(1 << 20, device='cuda')\nraise KeyboardInterrupt",
+        "train.py:3",
+    ),
+    "never steps": (
+        "import torch\nx = torch.zeros(1 << 20, device='cuda')\nwhile True: pass",
+        "after 1 seconds",
+    ),
 }
 
 

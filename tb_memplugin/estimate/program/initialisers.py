@@ -31,9 +31,7 @@ class Initialisers(Correction):
             patches.on_undo(lambda: handlers.pop(CountingFakeMode, None))
 
 
-def _draw_shard(
-    mode: CountingFakeMode, _begin: int, _end: int, draw: Any, *args: Any, **kwargs: Any
-) -> Any:
+def _draw_shard(mode: CountingFakeMode, _begin: int, _end: int, draw: Any, *args: Any, **kwargs: Any) -> Any:
     with mode:
         return draw(*args, **kwargs)
 
