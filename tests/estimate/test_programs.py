@@ -45,10 +45,10 @@ if __name__ == "__main__":
 """
 
 
-def estimated(folder: Path, text: str, *arguments: str, **options: int) -> StepEstimate:
+def estimated(folder: Path, text: str, *arguments: str, limit_s: int = 60) -> StepEstimate:
     script = folder / "train.py"
     script.write_text(text, "utf-8")
-    return estimate_program(read_program([str(script), *arguments]), GpuSpec.named("h100"), **options)
+    return estimate_program(read_program([str(script), *arguments]), GpuSpec.named("h100"), limit_s=limit_s)
 
 
 def test_a_training_runs_until_its_optimizer_has_stepped(
@@ -154,7 +154,7 @@ def test_command_lines(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_program_is_refused(words: list[str]) -> None:
-    with pytest.raises(MemPluginError, match="tb-memplugin estimate -- python train.py|Give numbers"):
+    with pytest.raises(MemPluginError, match=r"tb-memplugin estimate -- python train\.py|Give numbers"):
         read_program(words)
 
 

@@ -1,4 +1,4 @@
-"""Tests that `torch.cuda` answers in an estimate as on the GPU: every public function, and the allocator's figures."""
+"""Tests that `torch.cuda` answers in an estimate as on the GPU: functions and figures."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_every_public_function_answers_or_says_why_not() -> None:
             try:
                 getattr(module, name)(*ARGUMENTS.get(name, tuple)())
             except MemPluginError as error:
-                if REFUSED.get(name) not in str(error):
+                if REFUSED.get(name, name) not in str(error):
                     failed[f"{module.__name__}.{name}"] = str(error)
             except Exception as error:  # noqa: BLE001  # each is listed
                 failed[f"{module.__name__}.{name}"] = repr(error)
@@ -140,7 +140,9 @@ def test_what_a_graph_captures_is_in_a_pool_of_its_own() -> None:
         after = given * 3
         with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
             pooled = given * 4
-        called = torch.cuda.make_graphed_callables(torch.nn.Linear(4, 4).cuda(), (torch.zeros(2, 4).cuda(),))
+        called: Any = torch.cuda.make_graphed_callables(
+            torch.nn.Linear(4, 4).cuda(), (torch.zeros(2, 4).cuda(),)
+        )
         with torch.cuda.device_of(given):
             assert called(torch.zeros(2, 4).cuda()).shape == (2, 4)
         segments = {tuple(segment["segment_pool_id"]) for segment in torch.cuda.memory_snapshot()}

@@ -73,7 +73,7 @@ class AssumedCount:
     __truediv__ = __rtruediv__ = _quotient
     __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __index__ = __int__ = _refuse
     __eq__ = __ne__ = _refuse
-    __hash__ = None  # type: ignore[assignment]  # as a key it would decide
+    __hash__ = _refuse
 
     def __round__(self, _digits: int | None = None) -> AssumedCount:
         return self

@@ -1,7 +1,7 @@
 """How tensors get their first, random values, which an estimate does not need.
 
-`trunc_normal_` draws again until all values are within bounds; here it draws again once. DTensor draws through a
-higher-order operator that sets the GPU's random state around the draw; here it draws.
+`trunc_normal_` draws again until all values are within bounds; here it draws again once. DTensor draws
+through a higher-order operator that sets the GPU's random state around the draw; here it draws.
 """
 
 from __future__ import annotations
