@@ -223,56 +223,11 @@ def stand_in(
     current = FakeStream.current
     mode.ledger.stream = lambda: current[-1].cuda_stream
     mode.ledger.pool = PrivatePools.current
-    major, minor = gpu.compute_capability if gpu is not None else (9, 0)
-    capturing = lambda: bool(PrivatePools.entered)  # noqa: E731
     answers: dict[Any, dict[str, Any]] = {
-        torch._C: {
-            "_cuda_getDevice": lambda: 0,
-            "_cuda_getDeviceCount": lambda: 1,
-            "_cuda_canDeviceAccessPeer": lambda device, peer: False,
-            "_cuda_getArchFlags": lambda: f"sm_{major}{minor}",
-            "_cuda_get_sync_debug_mode": lambda: _SyncDebug.mode,
-            "_cuda_set_sync_debug_mode": _SyncDebug.set,
-            "_host_emptyCache": _nothing,
-            "_accelerator_getAccelerator": lambda: torch.device("cuda"),
-            "_accelerator_getDeviceIndex": lambda: 0,
-            "_accelerator_getDeviceCapability": lambda index: {"supported_dtypes": set()},
-            "_accelerator_getStream": lambda index: current[-1],
-            "_accelerator_setStream": lambda stream: current.__setitem__(-1, stream),
-            "_accelerator_exchangeDevice": lambda index: 0,
-            "_accelerator_maybeExchangeDevice": lambda index: 0,
-            **dict.fromkeys(_NOTHING_IN_C, _nothing),
-            **{name: _refusing(name) for name in _REFUSED_IN_C},
-        },
-        torch.cuda: {
-            "is_available": lambda: True,
-            "is_initialized": lambda: True,
-            "device_count": lambda: 1,
-            "_exchange_device": lambda index: 0,
-            "_maybe_exchange_device": lambda index: 0,
-            "current_stream": lambda device=None: current[-1],
-            "default_stream": lambda device=None: current[0],
-            "get_stream_from_external": lambda pointer, device=None: _external(pointer),
-            "ExternalStream": lambda pointer, device=None, **_: _external(pointer),
-            "set_stream": lambda stream: current.__setitem__(-1, stream),
-            "stream": _stream,
-            "StreamContext": _stream,
-            "is_current_stream_capturing": capturing,
-            "default_generators": (torch.Generator(),),
-            "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
-            "cudart": lambda: _CUDART,
-            "_cudart": _CUDART,
-            "list_gpu_processes": lambda device=None: "GPU:0\nno processes are running",
-            "Stream": FakeStream,
-            "Event": FakeEvent,
-            "CUDAGraph": FakeGraph,
-            "graph_pool_handle": new_pool,
-            "MemPool": FakeMemPool,
-            **dict.fromkeys(_NOTHING, _nothing),
-            **{name: _idle(name, note) for name in _MEASURED},
-        },
+        torch._C: _in_c(gpu),
+        torch.cuda: _in_python(note),
         torch: {"Generator": FakeGenerator},
-        torch.cuda.graphs: {"is_current_stream_capturing": capturing},
+        torch.cuda.graphs: {"is_current_stream_capturing": _capturing},
         torch.cuda.memory: {
             "MemPool": FakeMemPool,
             "_cuda_beginAllocateCurrentThreadToPool": lambda device, pool: PrivatePools.entered.append(pool),
@@ -295,6 +250,66 @@ def stand_in(
             imported = [module for module in modules if vars(module).get(name) is original]
             for module in (owner, *(imported if owner is torch.cuda else ())):
                 patches.set(module, name, answer)
+
+
+def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
+    """Return what stands in for functions of `torch._C`."""
+    current = FakeStream.current
+    major, minor = gpu.compute_capability if gpu is not None else (9, 0)
+    return {
+        "_cuda_getDevice": lambda: 0,
+        "_cuda_getDeviceCount": lambda: 1,
+        "_cuda_canDeviceAccessPeer": lambda device, peer: False,
+        "_cuda_getArchFlags": lambda: f"sm_{major}{minor}",
+        "_cuda_get_sync_debug_mode": lambda: _SyncDebug.mode,
+        "_cuda_set_sync_debug_mode": _SyncDebug.set,
+        "_host_emptyCache": _nothing,
+        "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+        "_accelerator_getDeviceIndex": lambda: 0,
+        "_accelerator_getDeviceCapability": lambda index: {"supported_dtypes": set()},
+        "_accelerator_getStream": lambda index: current[-1],
+        "_accelerator_setStream": lambda stream: current.__setitem__(-1, stream),
+        "_accelerator_exchangeDevice": lambda index: 0,
+        "_accelerator_maybeExchangeDevice": lambda index: 0,
+        **dict.fromkeys(_NOTHING_IN_C, _nothing),
+        **{name: _refusing(name) for name in _REFUSED_IN_C},
+    }
+
+
+def _in_python(note: Callable[[str], None]) -> dict[str, Any]:
+    """Return what stands in for functions and classes of `torch.cuda`."""
+    current = FakeStream.current
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "_exchange_device": lambda index: 0,
+        "_maybe_exchange_device": lambda index: 0,
+        "current_stream": lambda device=None: current[-1],
+        "default_stream": lambda device=None: current[0],
+        "get_stream_from_external": lambda pointer, device=None: _external(pointer),
+        "ExternalStream": lambda pointer, device=None, **_: _external(pointer),
+        "set_stream": lambda stream: current.__setitem__(-1, stream),
+        "stream": _stream,
+        "StreamContext": _stream,
+        "is_current_stream_capturing": _capturing,
+        "default_generators": (torch.Generator(),),
+        "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
+        "cudart": lambda: _CUDART,
+        "_cudart": _CUDART,
+        "list_gpu_processes": lambda device=None: "GPU:0\nno processes are running",
+        "Stream": FakeStream,
+        "Event": FakeEvent,
+        "CUDAGraph": FakeGraph,
+        "graph_pool_handle": new_pool,
+        "MemPool": FakeMemPool,
+        **dict.fromkeys(_NOTHING, _nothing),
+        **{name: _idle(name, note) for name in _MEASURED},
+    }
+
+
+def _capturing() -> bool:
+    return bool(PrivatePools.entered)
 
 
 _NOTHING_IN_C = (

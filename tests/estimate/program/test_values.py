@@ -155,10 +155,9 @@ def test_a_hint_answers_by_line_or_by_kind() -> None:
 
 
 def test_a_hint_for_a_line_that_asks_nothing_is_named() -> None:
-    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
-    done = estimated(
-        lambda: unknown(3).sum().item(), hints={f"test_values.py:{line}": 5, "test_values.py:1": 5}
-    )
+    line = inspect.currentframe().f_lineno + 2  # type: ignore[union-attr]
+    hints = {f"test_values.py:{line}": 5, "test_values.py:1": 5}
+    done = estimated(lambda: unknown(3).sum().item(), hints=hints)
     notes = [note for note in done.estimate().notes if "was not used" in note]
     assert notes == ["The hint for test_values.py:1 was not used: the program asked nothing at that line."]
 
