@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import tracemalloc
 
 import pytest
 
@@ -13,6 +14,7 @@ from tb_memplugin.analysis.moments import peak
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.snapshot.from_json import as_pickled
 from tb_memplugin.store.writer import RunWriter
+from tests.mutations.kinds import kineto
 from tests.snapshots import block, entries, segment, snapshot
 from tests.traces import trace
 
@@ -168,6 +170,20 @@ def test_a_key_that_stands_twice_is_told(tmp_path):
     assert trace.notes[0] == (
         "1 keys appear more than once in their object, the first 'size': the last value of each is used."
     )
+
+
+def test_work_on_devices_in_a_kineto_trace_takes_no_memory(tmp_path):
+    path, content = tmp_path / "k.json", kineto()
+    path.write_text(json.dumps(content))
+    expected = peak(load(path))
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 5, "dur": 1, "args": {"grid": [1, 1, 1]}}
+    path.write_text(json.dumps([kernel] * 20_000 + content["traceEvents"]))
+    tracemalloc.start()
+    found = peak(load(path))
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (found.bytes, found.parts("category")) == (expected.bytes, expected.parts("category"))
+    assert taken < 4 * path.stat().st_size  # its text, twice while it is decoded; objects take twice as much
 
 
 def test_entries_that_stand_for_many_are_refused(tmp_path):

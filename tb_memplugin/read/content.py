@@ -59,6 +59,20 @@ MOST_PER_BYTE = 64
 ESTIMATED_TOO_HIGH = 1.5
 """How many times its budget JSON may take by its estimate, which is too high for strangers' traces."""
 
+UNREAD_CATEGORIES = frozenset(
+    (
+        "kernel",
+        "gpu_memcpy",
+        "gpu_memset",
+        "cuda_runtime",
+        "cuda_driver",
+        "ac2g",
+        "gpu_user_annotation",
+        "overhead",
+    )
+)
+"""Values of `cat` of a Kineto trace's events that no reader asks for: most of a GPU's trace."""
+
 NO_JSON_NUMBER = re.compile(r"(?<=[:\[,])(\s*)[-+]?(?:inf|nan)(?=\s*[,}\]])", re.IGNORECASE)
 """Infinities and NaN as C++ writes them, which are not valid JSON."""
 
@@ -251,7 +265,8 @@ def read_json(stream: BinaryIO, where: str) -> tuple[object, tuple[Note, ...]]:
 
     Infinities and NaN as C++ writes them, and control characters in strings, are accepted. So are UTF-16 and
     UTF-32 (PowerShell writes the former); invalid bytes become replacement characters. If a key appears twice
-    in an object, the last value counts, and a note gives the number of such keys.
+    in an object, the last value counts, and a note gives the number of such keys. Events of a Kineto trace
+    that are of `UNREAD_CATEGORIES` become one empty event: a GPU's trace then takes half the memory.
 
     Raises:
         UnreadableFileError: the content is not JSON, truncated, nested too deeply, or needs more memory than
@@ -311,12 +326,15 @@ def _parsed_bytes(raw: bytes) -> int:
 
 def _parsed(text: str, where: str) -> tuple[object, tuple[Note, ...]]:
     twice: list[str] = []
+    unread = {"ph": ""}  # still an event
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         fields = dict(pairs)
         if len(fields) != len(pairs):
             twice.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        return fields
+        category = fields.get("cat")
+        is_unread = type(category) is str and category in UNREAD_CATEGORIES and "ph" in fields
+        return unread if is_unread else fields
 
     try:
         content = json.loads(text, strict=False, object_pairs_hook=object_of)

@@ -44,6 +44,8 @@ def check_summary(summary: StepSummary) -> None:
         for parts, total, expected in _sums(device):
             if total != expected:
                 raise ValueError(f"{parts} of {device.name} are {total:,}, and not {expected:,}")
+        for contradiction in _contradictions(device):
+            raise ValueError(f"{contradiction} ({device.name})")
 
 
 def _lengths(summary: StepSummary) -> Iterator[tuple[str, list[int]]]:
@@ -83,6 +85,43 @@ def _sums(device: DeviceSummary) -> Iterator[tuple[str, int, int]]:
         sums = drawn.sum(axis=0).tolist()
         wrong = next((column for column in range(curve.columns) if sums[column] != high[column]), 0)
         yield f"the curve's parts in column {wrong}", sums[wrong], high[wrong]
+
+
+def _contradictions(device: DeviceSummary) -> Iterator[str]:
+    """Yield what is said of the peak that cannot be, or that is said in another way elsewhere."""
+    peak, table, stats = device.peak, device.modules, device.stats
+    if (peak.event, peak.time_ns) != (stats.peak_event, stats.peak_time_ns):
+        yield "the peak is at another event or time than in the figures"
+    for parts in (peak.by_category, peak.by_operator, peak.by_phase):
+        if len(set(parts.keys)) != len(parts.keys):
+            yield "a part of the peak stands twice"
+        if min((*parts.bytes, *parts.counts), default=0) < 0:
+            yield "a part of the peak is negative"
+    if min((*table.own, *table.own_count), default=0) < 0:
+        yield "a module has a negative part of the peak"
+    if sum(peak.largest.bytes) > peak.bytes:
+        yield "the largest allocations are more than the peak"
+    own = np.array(table.own, object).reshape(-1, len(Category)).sum(axis=0)
+    of_modules = {category.name.lower(): own[category] for category in Category if own[category]}
+    by_category = zip(peak.by_category.keys, peak.by_category.bytes, strict=True)
+    if of_modules != {key: size for key, size in by_category if size}:
+        yield "the categories of the modules are not those of the peak"
+    yield from _curve_contradictions(device)
+
+
+def _curve_contradictions(device: DeviceSummary) -> Iterator[str]:
+    curve, stats = device.curve, device.stats
+    if not curve.columns:
+        return
+    low, high = list(accumulate(curve.low)), list(accumulate(curve.high))
+    if (curve.peak_event, curve.peak_time_ns) != (stats.peak_event, stats.peak_time_ns):
+        yield "the curve's peak is at another event or time than in the figures"
+    if curve.peak_column >= curve.columns or high[curve.peak_column] != stats.peak_bytes:
+        yield "the curve's peak is in another column"
+    if any(lowest > highest for lowest, highest in zip(low, high, strict=True)):
+        yield "the curve's lowest bytes are above its highest"
+    if len(set(curve.categories)) != len(curve.categories):
+        yield "a category stands twice in the curve"
 
 
 def _parts(parts: Parts) -> list[int]:

@@ -209,7 +209,7 @@ def _allocations(
 
 def live_levels(allocations: Allocations, events: int, device: int) -> Int64:
     """Return the live bytes on a device: shape (events + 1,); entry 0 is before the first event."""
-    own = allocations.device == device
+    own = (allocations.device == device) & (allocations.freed >= 0)  # of blocks at one address only the last
     born, freed, size = allocations.born[own], allocations.freed[own], allocations.bytes[own]
     delta = np.zeros(events + 2, np.int64)
     delta[0] = size[born < 0].sum()

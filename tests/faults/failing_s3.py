@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
@@ -28,7 +27,13 @@ class FailingS3:
     stride = int(os.environ.get("TB_MEMPLUGIN_S3_STRIDE", "3"))
     """Every which request fails in a test. With 1, the tests take four minutes."""
 
-    texts: ClassVar = defaultdict(str, {"503": "reduce your request rate", "500": "an internal error"})
+    texts: ClassVar = {
+        "503": ("reduce your request rate", "Service Unavailable"),
+        "500": ("an internal error", "Internal Server Error"),
+        "timeout": ("",),
+        "reset": ("",),
+    }
+    """What a client says of each error. An answer to HEAD has only the status."""
 
     def __init__(self) -> None:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app

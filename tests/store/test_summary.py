@@ -206,6 +206,16 @@ def test_a_flipped_bit_anywhere_in_a_summary_is_refused_or_changes_nothing():
         (lambda device: _add(device.modules.own), "by module .* are 561, and not 560"),
         (lambda device: _add(device.curve.high), "curve's highest bytes .* are 561, and not 560"),
         (lambda device: _add(device.curve.stacks), "curve's parts in column 0 .* are 401, and not 400"),
+        (lambda device: setattr(device.peak, "event", 77), "peak is at another event or time"),
+        (lambda device: setattr(device.peak, "time_ns", 77), "peak is at another event or time"),
+        (lambda device: setattr(device.curve, "peak_time_ns", 77), "curve's peak is at another event"),
+        (lambda device: setattr(device.curve, "peak_column", 0), "curve's peak is in another column"),
+        (lambda device: setattr(device.curve, "peak_column", 1 << 31), "curve's peak is in another column"),
+        (lambda device: device.curve.low.__setitem__(0, 1 << 40), "lowest bytes are above its highest"),
+        (lambda device: device.peak.by_category.counts.__setitem__(0, -1), "part of the peak is negative"),
+        (lambda device: _exchange(device.peak.by_category.bytes), "not those of the peak"),
+        (lambda device: device.peak.by_category.keys.__setitem__(0, "activation"), "stands twice"),
+        (lambda device: device.peak.largest.bytes.__setitem__(0, 561), "allocations are more than the peak"),
         (lambda device: setattr(device.stats, "peak_bytes", 561), "devices are not those of its description"),
     ],
 )
@@ -214,6 +224,10 @@ def test_a_summary_that_contradicts_itself_is_refused(change, message):
     change(summary.devices[0])
     with pytest.raises(UnreadableFileError, match=message):
         read_summary(pack(lambda _: summary))
+
+
+def _exchange(column):
+    column[0], column[1] = column[1], column[0]
 
 
 def _add(column):

@@ -32,6 +32,13 @@ def test_a_storage_of_the_start_state_that_dies_unreported_leaves_the_live_bytes
     assert found.window(0).tolist() == [0, 100, 100]
 
 
+def test_of_start_blocks_at_one_address_only_the_last_is_alive():
+    start = start_state([100, 20, 300, 4], address=[7, 7, 9, 9])
+    found = MemoryTrace("x", make_events([10]), start, (Device("cpu"),), (Step(0, 0, 20),))
+    assert found.live(0).tolist() == [24, 24]
+    assert found.allocations.alive_at(-1, 0).tolist() == [1, 3]
+
+
 def test_an_address_allocated_twice_was_freed_unseen():
     found = events(
         [1, 2, 3], kind=[Kind.ALLOC] * 2 + [Kind.FREE_COMPLETED], address=[7, 7, 7], bytes=[100, 30, 30]
