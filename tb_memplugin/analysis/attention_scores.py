@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
-from tb_memplugin.analysis.lines import lines_of_rows
+from tb_memplugin.analysis.findings import (
+    Evidence,
+    Finding,
+    Fine,
+    NotJudged,
+    Result,
+    Where,
+    line_evidence,
+)
 from tb_memplugin.analysis.score_blocks import score_blocks
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import MemoryTrace
@@ -15,7 +22,18 @@ from tb_memplugin.trace.tables import NO_OPERATOR, ROOT, Bool, Int64
 LEAST_SHARE = 0.05
 """Least share of the peak that must be gone without the scores for a finding."""
 
-SHOWN_LINES = 5
+SDPA = "scaled_dot_product_attention"
+"""What the names of PyTorch's attention contain; its math kernel stores scores."""
+
+FUSE = (
+    "Call torch.nn.functional.scaled_dot_product_attention, or load the model with "
+    'attn_implementation="sdpa": fused kernels compute attention without storing its scores.'
+)
+WHY_NOT_FUSED = (
+    "scaled_dot_product_attention ran its math kernel here: either sdpa_kernel allows no other, or no fused "
+    "kernel takes these inputs; for example, the last dimension of query, key and value must be contiguous. "
+    "To be told why, call it in torch.nn.attention.sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)."
+)
 
 
 def attention_scores(trace: MemoryTrace, device: int) -> Result:
@@ -45,7 +63,6 @@ def _finding(
     name = origin.line or _module_name(trace, origin.module)
     at_peak = blocks.rows[scores & blocks.at_peak]
     each = int(blocks.bytes[largest])
-    lines = lines_of_rows(trace, at_peak)
     return Finding(
         kind="attention_scores",
         level="option",
@@ -58,19 +75,13 @@ def _finding(
         measure="less at the peak",
         of_bytes=step.peak_bytes,
         evidence=(
-            *(
-                Evidence(line.key, line.bytes, f"{counted(line.calls, 'block')} alive at the peak")
-                for line in lines[:SHOWN_LINES]
-            ),
+            *line_evidence(trace, at_peak),
             Evidence(
                 "the same peak without scores", step.peak_bytes - saved, "by replay without them", False
             ),
         ),
         where=Where("allocations", (("step", str(step.number)), ("block", str(int(blocks.rows[largest]))))),
-        what_to_do=(
-            "Call torch.nn.functional.scaled_dot_product_attention, or load the model with "
-            'attn_implementation="sdpa": fused kernels compute attention without storing its scores.'
-        ),
+        what_to_do=FUSE if not any(SDPA in name for name in origin.names) else WHY_NOT_FUSED,
         price="a change to the code; sums are rounded in another order",
     )
 

@@ -19,6 +19,7 @@ from tb_memplugin.analysis.subcategories import Subcategories, subcategories
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Phase
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64, Rows
 
 By = Literal[
@@ -64,7 +65,7 @@ _ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(AnalysisResult):
     """One part: `bytes` in `count` blocks. `categories` holds the bytes by category (modules only)."""
 
     key: str
@@ -161,7 +162,7 @@ def _from_birth(
     return np.where(before, 0, _row_or_none(row) + 1), (BEFORE_WINDOW, *keys)
 
 
-def breakdown(trace: MemoryTrace, device: int, event: int, by: Divided) -> tuple[Part, ...]:
+def breakdown(trace: MemoryTrace, device: int, event: int, by: Divided) -> ResultTable[Part]:
     """Divide the live bytes on a device after an event into parts that sum to them, largest first.
 
     Args:
@@ -176,7 +177,7 @@ def breakdown(trace: MemoryTrace, device: int, event: int, by: Divided) -> tuple
     return parts_of(trace, trace.allocations.alive_at(event, device), by)
 
 
-def parts_of(trace: MemoryTrace, rows: Rows, by: Divided) -> tuple[Part, ...]:
+def parts_of(trace: MemoryTrace, rows: Rows, by: Divided) -> ResultTable[Part]:
     """Divide the bytes of some allocations (rows of `trace.allocations`) into parts, largest first.
 
     Raises:
@@ -198,16 +199,17 @@ def parts_of(trace: MemoryTrace, rows: Rows, by: Divided) -> tuple[Part, ...]:
         new = Part(keys[row], bytes_, blocks, categories)
         parts[new.key] = merged(parts[new.key], new) if new.key in parts else new
     if len(parts) == len(used):
-        return tuple(parts.values())
-    return tuple(sorted(parts.values(), key=lambda item: -item.bytes))
+        return ResultTable(parts.values())
+    return ResultTable(sorted(parts.values(), key=lambda item: -item.bytes))
 
 
-def shortened(parts: Sequence[Part], most: int, rest_key: str) -> tuple[Part, ...]:
+def shortened(parts: Sequence[Part], most: int, rest_key: str) -> ResultTable[Part]:
     """Return the first `most` parts, and all others as one part under `rest_key`; the sums stay the same."""
     shown, rest = parts[:most], parts[most:]
     if not rest:
-        return tuple(shown)
-    return (*shown, Part(rest_key, sum(part.bytes for part in rest), sum(part.count for part in rest)))
+        return ResultTable(shown)
+    last = Part(rest_key, sum(part.bytes for part in rest), sum(part.count for part in rest))
+    return ResultTable((*shown, last))
 
 
 def _named(row: list[int]) -> dict[str, int]:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
-from tb_memplugin.analysis.lines import lines_of_rows
+from tb_memplugin.analysis.findings import (
+    Evidence,
+    Finding,
+    Fine,
+    NotJudged,
+    Result,
+    Where,
+    line_evidence,
+)
 from tb_memplugin.analysis.logit_blocks import is_loss, loss_copies
-from tb_memplugin.analysis.units import counted, size_text
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Bool
 
 LEAST_SHARE = 0.05
 """Least share of the peak that must be gone without the copies for a finding."""
-
-SHOWN_LINES = 4
 
 
 def loss_logits(trace: MemoryTrace, device: int) -> Result:
@@ -48,7 +53,6 @@ def _finding(
     step, rows = blocks.step, blocks.rows[copies & blocks.at_peak]
     each = int(blocks.bytes[copies].max())
     what = "casts the logits to float32 and keeps" if is_cast else "keeps"
-    lines = lines_of_rows(trace, rows)
     return Finding(
         kind="loss_logits",
         level="option",
@@ -60,10 +64,7 @@ def _finding(
         measure="less at the peak",
         of_bytes=step.peak_bytes,
         evidence=(
-            *(
-                Evidence(line.key, line.bytes, f"{counted(line.calls, 'block')} alive at the peak")
-                for line in lines[:SHOWN_LINES]
-            ),
+            *line_evidence(trace, rows),
             Evidence(
                 "the same peak without the copies", step.peak_bytes - saved, "by replay without them", False
             ),

@@ -11,6 +11,7 @@ from tb_memplugin.analysis.divisions import By, codes, informative
 from tb_memplugin.analysis.steps import highest_step
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.kinds import MODELS_OWN
+from tb_memplugin.trace.result import AnalysisResult
 from tb_memplugin.trace.tables import Rows
 
 NAMED_BY: tuple[By, ...] = ("line", "module", "operator")
@@ -18,7 +19,7 @@ NAMED_BY: tuple[By, ...] = ("line", "module", "operator")
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(AnalysisResult):
     """A part of a peak: `bytes` in `blocks` blocks of the category that most of the bytes have.
 
     `name` is a source line, a module, an operator, or the category. `is_name` is False for a category.
@@ -32,7 +33,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class PeakHolders:
+class PeakHolders(AnalysisResult):
     """The peak of a device and what fills it.
 
     Attributes:

@@ -12,13 +12,14 @@ from tb_memplugin.analysis.source_lines import NO_STACK, is_user_code, leading_f
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import read_frame
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Int32, Int64, Rows
 
 ROOT = "(all)"
 
 
 @dataclass(frozen=True, slots=True)
-class StackRow:
+class StackRow(AnalysisResult):
     """What one call stack allocated: `bytes` in `calls` allocations.
 
     `row` is the stack's row in `trace.stacks`, -1 for none. `frames` are innermost first, empty without a
@@ -40,7 +41,7 @@ class StackRow:
 
 
 @dataclass(frozen=True, slots=True)
-class StackNode:
+class StackNode(AnalysisResult):
     """A frame as called from the frames above it, with all that was allocated in it or below it.
 
     `children`: the frames that it called, largest first. Bytes in none of them were allocated by itself.
@@ -60,7 +61,7 @@ def chosen_rows(trace: MemoryTrace, device: int, event: int | None) -> Rows:
     return np.flatnonzero((blocks.device == device) & (blocks.born >= 0))
 
 
-def stack_table(trace: MemoryTrace, device: int, event: int | None = None) -> tuple[StackRow, ...]:
+def stack_table(trace: MemoryTrace, device: int, event: int | None = None) -> ResultTable[StackRow]:
     """Return what each call stack allocated, largest first; the rows sum to the whole.
 
     Args:
@@ -72,7 +73,7 @@ def stack_table(trace: MemoryTrace, device: int, event: int | None = None) -> tu
     return stacks_of(trace, chosen_rows(trace, device, event))
 
 
-def stacks_of(trace: MemoryTrace, rows: Rows) -> tuple[StackRow, ...]:
+def stacks_of(trace: MemoryTrace, rows: Rows) -> ResultTable[StackRow]:
     """Return what each stack allocated of some allocations (rows of `trace.allocations`), largest first."""
     blocks = trace.allocations
     part, stacks = stacks_in_use(trace, blocks.stack[rows])
@@ -93,7 +94,7 @@ def stacks_of(trace: MemoryTrace, rows: Rows) -> tuple[StackRow, ...]:
         stack, forward = stacks[pair // len(forwards)], forwards[pair % len(forwards)]
         name = str(trace.tensors[only]) if only >= 0 else None
         table.append(StackRow(stack, trace.stack(stack), bytes_, times, trace.stack(forward), name))
-    return tuple(table)
+    return ResultTable(table)
 
 
 def _same_tensor(tensor: Int32, group: Int64, groups: int) -> Int64:

@@ -976,8 +976,10 @@ export interface ExportAbout {
 
 /** What of a device's memory could be saved. */
 export interface AdviceAnswer {
-  /** Numbers of the window's steps. */
+  /** Numbers of the window's steps; empty if only a monitor watched the step. */
   steps: number[];
+  /** How many steps of `MemoryMonitor` were judged in place of a window; else 0. */
+  watched_steps: number;
   /** Problems first, then the largest first. */
   findings: Finding[];
   /** One per rule. */
@@ -1319,6 +1321,7 @@ export const FORMATS: readonly { id: string; name: string; what: string }[] = [
   { id: "perfetto", name: "Perfetto trace", what: "levels and ranges over time, for ui.perfetto.dev" },
   { id: "speedscope", name: "speedscope", what: "the peak as a flame graph, for speedscope.app" },
   { id: "csv", name: "CSV", what: "one row per allocation" },
+  { id: "parquet", name: "Parquet", what: "one row per allocation, for DuckDB and data frames" },
   { id: "json", name: "JSON", what: "the whole trace, for programs" },
   { id: "snapshot", name: "Snapshot pickle", what: "for pytorch.org/memory_viz and Mosaic" },
 ];
