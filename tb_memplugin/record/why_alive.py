@@ -123,7 +123,7 @@ def _chains(row_of: Mapping[Key, int]) -> tuple[dict[int, str], bool]:
 
 
 def _tensors_of(row_of: Mapping[Key, int], search: Search) -> Mapping[int, list[tuple[int, str]]]:
-    """Add the tensors of the blocks to a search. Return those of each block, and the node that saved it, if any.
+    """Add the tensors of the blocks to a search. Return those of each block, and what node saved it.
 
     A function of its own, so that no variable refers to a tensor while referrers are searched.
     """
