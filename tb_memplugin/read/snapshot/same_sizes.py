@@ -68,7 +68,7 @@ def _large_workspaces(trace: MemoryTrace, certain: Bool) -> Int64:
     blocks = trace.allocations
     kept = (blocks.freed == len(trace.events)) & (blocks.born >= 0) & ~certain
     large = blocks.bytes == LARGE_WORKSPACE
-    found: list[int] = []
+    workspaces: list[int] = []
     for device in np.unique(blocks.device[kept & large]).tolist():
         here = blocks.device == device
         once = _allocated_once(trace, np.flatnonzero(here & (blocks.born >= 0)), kept)
@@ -76,8 +76,8 @@ def _large_workspaces(trace: MemoryTrace, certain: Bool) -> Int64:
         silent = np.flatnonzero(stays & kept & (blocks.stack < 0)).tolist()
         if np.count_nonzero(stays[once]) == len(silent) == 1 and np.count_nonzero(stays) == 2:
             once += silent
-        found += once if np.count_nonzero(stays) <= MOST_WORKSPACES[LARGE_WORKSPACE] else []
-    return np.array(found, np.int64)
+        workspaces += once if np.count_nonzero(stays) <= MOST_WORKSPACES[LARGE_WORKSPACE] else []
+    return np.array(workspaces, np.int64)
 
 
 def _allocated_once(trace: MemoryTrace, rows: Int64, kept: Bool) -> list[int]:
