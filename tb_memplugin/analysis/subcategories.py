@@ -109,7 +109,7 @@ def _communication(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:
         texts = [trace.operators[operator] if operator >= 0 else "", *trace.stack(stack)]
         if range_ >= 0 and trace.annotation_names[range_].startswith(_FSDP_RANGE):
             texts.insert(0, trace.annotation_names[range_])
-        is_bucket = label >= 0 and trace.labels[label] == BUCKET
+        is_bucket = label >= 0 and trace.labels[label].startswith(BUCKET)
         if name := DDP_BUCKETS if is_bucket else _collective(texts):
             yield name, rows[group.ravel() == number]
 

@@ -110,6 +110,23 @@ def _chains(row_of: Mapping[Key, int]) -> tuple[dict[int, str], bool]:
     The second value is False where a limit ended the search.
     """
     search = Search()
+    holds = _tensors_of(row_of, search)
+    search.look_up()
+    chains = {
+        row: [chain + saved for identity, saved in held if (chain := search.chain(identity))]
+        for row, held in holds.items()
+    }
+    labels = {row: min(texts, key=_is_local) for row, texts in chains.items() if texts}
+    if search.is_complete:
+        labels = dict.fromkeys(row_of.values() - holds.keys(), LOCAL) | labels
+    return labels, search.is_complete
+
+
+def _tensors_of(row_of: Mapping[Key, int], search: Search) -> Mapping[int, list[tuple[int, str]]]:
+    """Add the tensors of the blocks to a search. Return those of each block, and what node saved it.
+
+    A function of its own, so that no variable refers to a tensor while referrers are searched.
+    """
     holds: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
     roots: list[torch.Tensor] = []
     for tensor in tensors_alive()[0]:
@@ -122,17 +139,7 @@ def _chains(row_of: Mapping[Key, int]) -> tuple[dict[int, str], bool]:
     for tensor in roots:
         for row, node in _saved(tensor, row_of):
             holds[row].append((search.add(tensor), f" → {node}"))
-    roots.clear()
-    del tensor
-    search.look_up()
-    chains = {
-        row: [chain + saved for identity, saved in held if (chain := search.chain(identity))]
-        for row, held in holds.items()
-    }
-    labels = {row: min(texts, key=_is_local) for row, texts in chains.items() if texts}
-    if search.is_complete:
-        labels = dict.fromkeys(row_of.values() - holds.keys(), LOCAL) | labels
-    return labels, search.is_complete
+    return holds
 
 
 def _is_local(chain: str) -> bool:

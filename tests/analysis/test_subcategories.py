@@ -82,10 +82,8 @@ def test_frames_and_labels_name_the_collective_too() -> None:
         "reduce": (f"foreach_reduce {FSDP}", "backward m.py:1"),
         "own": ("all_gather /home/me/fsdp/train.py:9",),
     }
-    history = program(
-        "alloc 8 a at=gather", "alloc 4 b at=reduce", "alloc 2 c at=own", f"alloc 1 d label='{BUCKET}'",
-        stacks=stacks,
-    )  # fmt: skip
+    named = f"alloc 1 d label='{BUCKET}, by its size'"
+    history = program("alloc 8 a at=gather", "alloc 4 b at=reduce", "alloc 2 c at=own", named, stacks=stacks)
     history.allocations.category[:] = 10  # communication
     assert at_the_end(history) == {
         "communication: FSDP all-gather": 8,

@@ -267,13 +267,20 @@ def test_an_allocator_that_reports_nothing_is_named(tmp_path):
     assert not any("blocks alive at the window's start" in note for note in trace.notes)
 
 
-def test_the_buckets_of_ddp_are_communication_of_its_module():
-    """A weight of 1,000 x 1,000 floats is reduced in a bucket of 4,000,000 bytes: a block of 4,000,256."""
+@pytest.mark.parametrize(
+    ("layers", "width", "block", "iterations"), [(1, 1000, 4_000_256, 3), (2, 1200, 5_760_000, 2)]
+)
+def test_the_buckets_of_ddp_are_communication_of_its_module(layers, width, block, iterations):
+    """A weight of 1,000 x 1,000 floats is reduced in a bucket of 4,000,000 bytes: a block of 4,000,256.
+
+    Two weights are in one bucket at first. It was made again in the last iteration before the window.
+    """
     distributed.init_process_group("nccl", store=HashStore(), rank=0, world_size=1)
     try:
-        model = DistributedDataParallel(torch.nn.Linear(1000, 1000, bias=False, device="cuda"))
-        batch = torch.ones(1, 1000, device="cuda")
-        for _ in range(3):
+        weights = [torch.nn.Linear(width, width, bias=False, device="cuda") for _ in range(layers)]
+        model = DistributedDataParallel(torch.nn.Sequential(*weights))
+        batch = torch.ones(1, width, device="cuda")
+        for _ in range(iterations):
             model(batch).sum().backward()
         recorder = WindowRecorder({"": model}, [])
         watch(recorder)
@@ -284,7 +291,6 @@ def test_the_buckets_of_ddp_are_communication_of_its_module():
         distributed.destroy_process_group()
     assert window is not None
     start = trace_from_profile(prof, window).start
-    buckets = start.category == Category.COMMUNICATION
-    assert set(start.bytes[buckets].tolist()) == {4_000_256}
-    assert set(start.module[buckets].tolist()) == {0}
-    assert 1 <= np.count_nonzero(buckets) <= 2  # NCCL may still hold the one from before it was made again
+    buckets = start.bytes[start.category == Category.COMMUNICATION]
+    assert layers <= np.count_nonzero(buckets == block) <= 2  # NCCL may still hold the first ones
+    assert set(start.module[start.category == Category.COMMUNICATION].tolist()) == {0}

@@ -31,7 +31,7 @@ def by_sizes(trace: MemoryTrace, category: UInt8, certain: Bool, phase: UInt8, e
     categories: UInt8 = category.copy()
     blocks = trace.allocations
     categories[_workspaces(trace, certain)] = Category.WORKSPACE
-    categories[_large_workspaces(trace, certain, phase)] = Category.WORKSPACE
+    categories[_large_workspaces(trace, certain)] = Category.WORKSPACE
     for device in range(len(trace.devices)):
         rows = np.flatnonzero((categories == Category.UNKNOWN) & (blocks.device == device))
         categories[_replaced_state(trace, categories, phase, rows, ends_step)] = Category.OPTIMIZER_STATE
@@ -58,7 +58,7 @@ def _workspaces(trace: MemoryTrace, certain: Bool) -> Int64:
     return np.array([row for row in found if not _has_native_frames(trace, row)], np.int64)
 
 
-def _large_workspaces(trace: MemoryTrace, certain: Bool, phase: UInt8) -> Int64:
+def _large_workspaces(trace: MemoryTrace, certain: Bool) -> Int64:
     """Return the blocks of the size of a cuBLAS workspace on Hopper, which tensors have, too, that are one.
 
     A product allocates it once, next to its result, and cuBLASLt's with it. So they are workspaces if they
@@ -68,17 +68,16 @@ def _large_workspaces(trace: MemoryTrace, certain: Bool, phase: UInt8) -> Int64:
     blocks = trace.allocations
     kept = (blocks.freed == len(trace.events)) & (blocks.born >= 0) & ~certain
     large = blocks.bytes == LARGE_WORKSPACE
-    found: list[int] = []
+    workspaces: list[int] = []
     for device in np.unique(blocks.device[kept & large]).tolist():
         here = blocks.device == device
         once = _allocated_once(trace, np.flatnonzero(here & (blocks.born >= 0)), kept)
         stays = here & large & (blocks.freed == len(trace.events))
         silent = np.flatnonzero(stays & kept & (blocks.stack < 0)).tolist()
-        silent = [row for row in silent if phase[blocks.born[row]] == Phase.BACKWARD]
         if np.count_nonzero(stays[once]) == len(silent) == 1 and np.count_nonzero(stays) == 2:
             once += silent
-        found += once if np.count_nonzero(stays) <= MOST_WORKSPACES[LARGE_WORKSPACE] else []
-    return np.array(found, np.int64)
+        workspaces += once if np.count_nonzero(stays) <= MOST_WORKSPACES[LARGE_WORKSPACE] else []
+    return np.array(workspaces, np.int64)
 
 
 def _allocated_once(trace: MemoryTrace, rows: Int64, kept: Bool) -> list[int]:

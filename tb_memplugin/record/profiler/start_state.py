@@ -31,7 +31,7 @@ from tb_memplugin.trace.tables import Bool
 BY_SIZE = "cuBLAS workspace, by its size"
 """The label of a block of the workspace size that no known storage uses and that is not freed."""
 
-BUCKET_BY_SIZE = "bucket of gradients, by its size"
+BUCKET_BY_SIZE = f"{BUCKET}, by its size"
 """The label of a block of the size of one of DistributedDataParallel's buckets that no known storage uses."""
 
 

@@ -219,9 +219,7 @@ class WindowRecorder:
         if is_counting():
             self._counting = begin_window()
             window.blocks += self._counting.blocks()
-        if window.blocks:
-            window.buckets = bucket_sizes(models, window.names)
-        elif self._finds_all:
+        if not window.blocks and self._finds_all:
             window.buckets = buckets_alive(models, window.names)
         self._drop_freed(window)
         if not reports_to_profiler():
@@ -421,7 +419,10 @@ class WindowRecorder:
     def _take_end(self, window: Window) -> None:
         if self._held is not None:
             self._held.look()  # names what was put in since the last step
-        tensors = list(model_storages(self._alive_models(), window.names))
+        models = self._alive_models()
+        if window.blocks:  # torch tells the sizes of rebuilt buckets in the forward after that
+            window.buckets = bucket_sizes(models, window.names)
+        tensors = list(model_storages(models, window.names))
         for optimizer in self._alive_optimizers():
             tensors += _of_optimizer(optimizer, window.names)
         self._sightings.append([sight(tensors)])
