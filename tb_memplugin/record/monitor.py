@@ -196,8 +196,8 @@ class MemoryMonitor:
     def close(self) -> None:
         """Write the remaining steps and stop. Work after the last step is not counted. Safe to call twice."""
         self._closed = True
-        self._trackers.flush()
         self._end()
+        self._trackers.flush()
 
     def __enter__(self) -> MemoryMonitor:
         self._begin()
