@@ -15,6 +15,7 @@ from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.source_lines import NO_STACK, lines_of, stacks_in_use
+from tb_memplugin.analysis.subcategories import Subcategories, subcategories
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Phase
@@ -34,6 +35,7 @@ By = Literal[
     "annotation",
     "dtype",
     "label",
+    "subcategory",
 ]
 ALL_DIVISIONS: tuple[By, ...] = get_args(By)
 DIVISIONS: tuple[By, ...] = ALL_DIVISIONS[:4]
@@ -48,7 +50,7 @@ NONE = "(none)"
 Chosen = By | Rules | LabelKey
 """What a user may divide memory by."""
 
-Divided = Chosen | ModuleGroups
+Divided = Chosen | ModuleGroups | Subcategories
 """Everything that memory can be divided by."""
 
 _CATEGORY_KEYS = tuple(category.key for category in STACKING_ORDER)
@@ -94,6 +96,8 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
         return part[trace.allocations.label[rows]], values
     if isinstance(by, ModuleGroups):
         return by.part[_row_or_none(trace.allocations.module[rows])], by.keys
+    if isinstance(by, Subcategories):
+        return by.part[rows], by.keys
     if by not in ALL_DIVISIONS:
         choices = ", ".join(ALL_DIVISIONS)
         raise MemPluginError(f"Cannot divide memory by {by!r}.", where="by", fix=f"Choose one of: {choices}.")
@@ -106,6 +110,8 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
         case "module" | "pool" | "stream" | "dtype" | "label":
             column, keys = _in_table(trace, by)
             return _row_or_none(column[rows]), keys
+        case "subcategory":
+            return codes(trace, subcategories(trace), rows)
         case "operator":
             return _from_birth(trace, rows, blocks.operator[rows], (NO_OPERATOR, *trace.operators))
         case "context":
@@ -235,6 +241,7 @@ def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
     available: dict[By, bool] = {
         "category": True,
         "module": bool(modules[blocks.module[own]].any()),
+        "subcategory": subcategories(trace).has_names,
         "phase": bool(np.isin(blocks.phase[own], _PARTS_OF_A_STEP).any()),
         "operator": bool((blocks.operator[own] >= 0).any()),
         "dtype": bool((blocks.tensor[own] >= 0).any()),
