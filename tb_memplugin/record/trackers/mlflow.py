@@ -41,14 +41,17 @@ class MlflowTracker:
         now_ms = time.time_ns() // 1_000_000
         self._waiting += [self._metric(name, value, now_ms, step) for name, value in values.items()]
         if len(self._waiting) >= MOST_METRICS or time.monotonic() - self._sent >= MOST_SECONDS:
-            self.flush()
+            self._send(synchronous=False)
 
     def flush(self) -> None:
-        """Pass what waits to a thread of MLflow."""
+        """Send what waits, and wait for it: at the end of a process no thread of MLflow starts."""
+        self._send(synchronous=True)
+
+    def _send(self, *, synchronous: bool) -> None:
         waiting, self._waiting, self._sent = self._waiting, [], time.monotonic()
         for first in range(0, len(waiting), MOST_METRICS):
             batch = waiting[first : first + MOST_METRICS]
-            self._client.log_batch(self._run_id, metrics=batch, synchronous=False)
+            self._client.log_batch(self._run_id, metrics=batch, synchronous=synchronous)
 
     def log_report(self, path: str, name: str) -> None:  # noqa: ARG002  # MLflow takes the file's own name
         """Log the file as an artifact, in the folder `memory`."""
