@@ -94,7 +94,7 @@ class _OneLog:
     def values(self, step: int, values: Callable[[], Mapping[str, float]]) -> None:
         """Log values of a step."""
         if self._works():
-            self._found().log(step, values())
+            self._tracker_of_run().log(step, values())
             self._failures = 0
 
     @guarded("logging a report")
@@ -102,7 +102,7 @@ class _OneLog:
         """Log the report of a window."""
         if not self._works():
             return
-        tracker, first = self._found(), trace.steps[0].number
+        tracker, first = self._tracker_of_run(), trace.steps[0].number
         title = f"{worker}, step {first}"
         with tempfile.TemporaryDirectory(prefix="tb_memplugin-") as folder:
             name = f"memory-step-{first}.html"
@@ -120,7 +120,7 @@ class _OneLog:
     def _works(self) -> bool:
         return self._failures < MOST_FAILURES and self._pid == os.getpid()
 
-    def _found(self) -> Tracker:
+    def _tracker_of_run(self) -> Tracker:
         if self._tracker is None:
             module = import_module(f"tb_memplugin.record.trackers.{self._name}")
             tracker: Tracker = getattr(module, TRACKERS[self._name])()
