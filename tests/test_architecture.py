@@ -35,7 +35,7 @@ KNOWS = {
     "exports": {"trace", "analysis", "descriptor_stream", "temporary", "extras"},
     "untrusted": {"trace", "read", "store", "budget"},
     "loading": {"trace", "read", "store", "budget", "untrusted"},
-    "record": {"trace", "analysis", "read", "store", "exports", "logs"},
+    "record": {"trace", "analysis", "read", "store", "exports", "logs", "extras"},
     "callbacks": {"trace", "analysis", "record", "store", "logs"},
     "launch": {"trace", "record", "store", "callbacks"},
     "estimate": {"trace", "analysis", "simulator", "read", "record", "store", "logs"},

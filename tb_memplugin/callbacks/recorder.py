@@ -16,6 +16,7 @@ from tb_memplugin.callbacks.window import ProfiledWindow, is_profiling
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.record.guard import Guard, guarded
 from tb_memplugin.record.handler import Handler, default_worker_name, memory_trace_handler
+from tb_memplugin.record.trackers.log import LogTo, chosen
 
 _LOST = "The memory of this window is not recorded"
 _LAST = "the end of the training"
@@ -52,13 +53,13 @@ class StepRecorder:
     Args:
         steps: which steps to record; see `ChosenSteps`.
         folder: where to write; None means where the training logs.
-        worker_name, snapshot: as for `memory_trace_handler`.
+        worker_name, snapshot, log_to: as for `memory_trace_handler`.
         with_stack: record Python stacks.
         log_level: level of this recorder's own messages; None means that of the package.
 
     Raises:
         TypeError, ValueError: `steps` is not a valid choice of steps.
-        MemPluginError: `log_level` is no level.
+        MemPluginError: `log_level` is no level, or `log_to` no tracker that is installed.
     """
 
     def __init__(
@@ -70,12 +71,13 @@ class StepRecorder:
         with_stack: bool = False,
         snapshot: bool = False,
         log_level: int | str | None = None,
+        log_to: LogTo = None,
     ) -> None:
         self._chosen = ChosenSteps(steps)
         self._folder = None if folder is None else os.fspath(folder)
         self._worker_name = worker_name
         self._with_stack, self._snapshot = with_stack, snapshot
-        self._log_level = log_level
+        self._log_level, self._log_to = log_level, chosen(log_to)
         self._guard = Guard(_LOST, instance_logger(log_level))
         self._trainings: Counter[str] = Counter()
         self._training: Training | None = None
@@ -190,6 +192,7 @@ class StepRecorder:
             model=self._training.model(),
             optimizer=self._training.optimizers,
             snapshot=self._snapshot,
+            log_to=self._log_to,
             log_level=self._log_level,
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from tb_memplugin.callbacks.recorder import StepRecorder
 from tb_memplugin.callbacks.steps import Steps
+from tb_memplugin.record.trackers.log import LogTo
 
 
 class StepCallback:
@@ -21,6 +22,7 @@ class StepCallback:
         with_stack: bool = False,
         snapshot: bool = False,
         log_level: int | str | None = None,
+        log_to: LogTo = None,
     ) -> None:
         """Choose what to record.
 
@@ -32,10 +34,11 @@ class StepCallback:
             with_stack: record Python stacks as well: slower, with source lines.
             snapshot: record the allocator's history as well, on CUDA, ROCm and XPU.
             log_level: level of this callback's own messages, a name or number. Default: that of the package.
+            log_to: as for `memory_trace_handler`.
 
         Raises:
             TypeError, ValueError: `steps` is not a valid choice of steps.
-            MemPluginError: `log_level` is no level.
+            MemPluginError: `log_level` is no level, or `log_to` no tracker that is installed.
         """
         super().__init__()
         self._recorder = StepRecorder(
@@ -45,6 +48,7 @@ class StepCallback:
             with_stack=with_stack,
             snapshot=snapshot,
             log_level=log_level,
+            log_to=log_to,
         )
         self._listen()
 

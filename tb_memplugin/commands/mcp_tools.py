@@ -256,14 +256,14 @@ class RecordingTools:
     def recordings(self, folder: str = ".") -> RecordingsAnswer:
         """List recorded runs, and files that may be recordings, below a folder. Paths are for other tools."""
         path = self._inside(folder)
-        found = read_recordings(str(path))
+        recordings = read_recordings(str(path))
         runs: dict[str, RunRow] = {}
-        for step in found.steps:
+        for step in recordings.steps:
             run = self._run(runs, step.folder, step.metadata.worker)
             run.recorded_steps.append(step.metadata.step)
             for device, size in peaks(step).items():
                 run.add_peak(device, size)
-        for watched in found.watched:
+        for watched in recordings.watched:
             run = self._run(runs, watched.folder, watched.worker)
             run.monitored_steps = len(watched.figures)
             for figures in watched.figures.devices:
@@ -274,7 +274,7 @@ class RecordingTools:
             more_runs=max(0, len(runs) - MOST_ROWS),
             files=files[:MOST_ROWS],
             more_files=max(0, len(files) - MOST_ROWS),
-            problems=[self.without_root(str(problem)) for problem in found.problems[:MOST_NOTES]],
+            problems=[self.without_root(str(problem)) for problem in recordings.problems[:MOST_NOTES]],
         )
 
     def peak(

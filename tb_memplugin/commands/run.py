@@ -29,6 +29,12 @@ from tb_memplugin.launch import settings
 @click.option(
     "--every-step/--no-every-step", default=True, show_default=True, help="Keep figures of every step."
 )
+@click.option(
+    "--log-to",
+    multiple=True,
+    type=click.Choice(["wandb", "mlflow", "trackio"]),
+    help="A tracker that the program uses: it gets peaks and reports, too. May be given several times.",
+)
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -38,6 +44,7 @@ def command(
     snapshot: bool,
     stacks: bool,
     every_step: bool,
+    log_to: tuple[str, ...],
     module: bool,
     program: str,
     arguments: tuple[str, ...],
@@ -58,6 +65,7 @@ def command(
         settings.SNAPSHOT: str(int(snapshot)),
         settings.STACKS: str(int(stacks)),
         settings.EVERY_STEP: str(int(every_step)),
+        settings.LOG_TO: ",".join(log_to),
     }
     launched = [sys.executable, "-m", "tb_memplugin.launch"]
     if module:

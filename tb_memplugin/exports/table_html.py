@@ -72,8 +72,8 @@ def _text(value: Any, name: str) -> str:
         return ""
     if _is_number(value):
         return f"{value:#x}" if name == "address" else f"{value:,}"
-    told = plain(value)
-    text = " ← ".join(told) if isinstance(told, list) else str(told)
+    plain_value = plain(value)
+    text = " ← ".join(plain_value) if isinstance(plain_value, list) else str(plain_value)
     return escape(printable(text, MOST_CHARACTERS))
 
 

@@ -55,6 +55,7 @@ class ProgramRecorder:
             with_stack=settings.stacks,
             snapshot=settings.snapshot,
             log_level=self._log_level,
+            log_to=settings.log_to,
         )
         self._monitor: MemoryMonitor | None = None
         self._oom: OomRecorder | None = None
@@ -116,7 +117,9 @@ class ProgramRecorder:
         if self._monitor is not None:
             self._monitor.step(ended)
         elif self._settings.every_step:
-            self._monitor = MemoryMonitor(self._settings.folder, log_level=self._log_level)
+            self._monitor = MemoryMonitor(
+                self._settings.folder, log_level=self._log_level, log_to=self._settings.log_to
+            )
         self._recorder.end_step()
         self._recorder.begin_step(self._step)
 

@@ -16,8 +16,8 @@ LOGDIR = "TB_MEMPLUGIN"
 """The variable that switches recording on: the logdir. Others begin with its name."""
 
 RUN, OWNER = f"{LOGDIR}_RUN", f"{LOGDIR}_OWNER"
-STEPS, SNAPSHOT, STACKS, EVERY_STEP = (
-    f"{LOGDIR}_{name}" for name in ("STEPS", "SNAPSHOT", "STACKS", "EVERY_STEP")
+STEPS, SNAPSHOT, STACKS, EVERY_STEP, LOG_TO = (
+    f"{LOGDIR}_{name}" for name in ("STEPS", "SNAPSHOT", "STACKS", "EVERY_STEP", "LOG_TO")
 )
 DEFAULT_STEPS = "2:4"
 """The third and fourth step: the optimizer has its state by then, and two steps show what stays allocated."""
@@ -37,6 +37,7 @@ class Settings:
         snapshot: record the allocator's history in these steps, too.
         stacks: record Python stacks in these steps.
         every_step: keep figures of every step.
+        log_to: the experiment trackers that get figures and reports.
     """
 
     logdir: str
@@ -46,6 +47,7 @@ class Settings:
     snapshot: bool = False
     stacks: bool = True
     every_step: bool = True
+    log_to: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -76,6 +78,7 @@ def from_environment(environment: MutableMapping[str, str] = os.environ) -> Sett
         snapshot=_is_on(environment, SNAPSHOT, default=False),
         stacks=_is_on(environment, STACKS, default=True),
         every_step=_is_on(environment, EVERY_STEP, default=True),
+        log_to=tuple(filter(None, environment.get(LOG_TO, "").split(","))),
     )
 
 

@@ -23,6 +23,7 @@ from tb_memplugin.record.history.recording import allocators
 from tb_memplugin.record.history.window import HistoryWindowRecorder, window_recorder
 from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.window import LOST, WindowRecorder, watch
+from tb_memplugin.record.trackers.log import LogTo, TrackerLog, chosen
 from tb_memplugin.store import files
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Kind, MemoryTrace, Note
@@ -39,6 +40,7 @@ def memory_trace_handler(
     snapshot: bool = False,
     start: Literal["all", "given"] = "all",
     exact_cpu: bool = False,
+    log_to: LogTo = None,
     log_level: int | str | None = None,
 ) -> Handler:
     """Return a handler for `torch.profiler.profile(on_trace_ready=…)` that records memory for the Memory tab.
@@ -68,13 +70,15 @@ def memory_trace_handler(
             library that is compiled once (Linux). It makes the CPU's bytes exact. What is alive already is
             counted as far as Python can reach it; to miss nothing, set TB_MEMPLUGIN_EXACT_CPU=1 before
             tb_memplugin is imported, and import it before the first tensor.
+        log_to: "wandb", "mlflow" or "trackio", or several: its run, which the program has begun, gets
+            the peaks of recorded steps and a report of each window (docs/trackers.md).
         log_level: the level for this handler's own messages, as a name or number. None uses the package's
             level.
 
     Raises:
         TypeError: a model, an optimizer or the worker's name has the wrong type.
         ValueError: `start` is neither "all" nor "given".
-        MemPluginError: the log level does not exist.
+        MemPluginError: the log level or the tracker does not exist, or the tracker is not installed.
 
     Example:
         >>> handler = memory_trace_handler("runs/a", model=model, optimizer=optimizer)
@@ -99,6 +103,7 @@ def memory_trace_handler(
         snapshot=snapshot,
         finds_all=start == "all",
         exact_cpu=exact_cpu,
+        log_to=chosen(log_to),
         log_level=log_level,
     )
     return _MemoryTraceHandler(settings, _models(model), with_inner(checked_optimizers(optimizer)))
@@ -152,6 +157,7 @@ class _Settings:
     snapshot: bool = False
     finds_all: bool = True
     exact_cpu: bool = False
+    log_to: tuple[str, ...] = ()
     log_level: int | str | None = None
 
 
@@ -174,6 +180,7 @@ class _MemoryTraceHandler:
         self._settings, self._lacks = settings, lacks
         self._logger = instance_logger(settings.log_level)
         self._guard = Guard(LOST, self._logger)
+        self._trackers = TrackerLog(settings.log_to, self._guard)
         self._writer: RunWriter | None = None
         self._windows = 0
         self._is_announced = False
@@ -286,6 +293,7 @@ class _MemoryTraceHandler:
 
     def _written(self, trace: MemoryTrace, recorder: WindowRecorder) -> None:
         recorder.remember(trace)
+        self._trackers.window(trace, self._settings.worker_name or default_worker_name())
         if not self._is_announced:
             self._is_announced = True
             say_where(self._dir_name, "memory", self._logger)

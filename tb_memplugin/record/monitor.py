@@ -27,6 +27,7 @@ from tb_memplugin.record.steps.recording import (
     PhaseStep,
     StepRecording,
 )
+from tb_memplugin.record.trackers.log import LogTo, TrackerLog, chosen
 from tb_memplugin.store.files import absolute, is_remote
 from tb_memplugin.store.growing_file import UnsettledError
 from tb_memplugin.store.steps_writer import StepsWriter
@@ -75,10 +76,13 @@ class MemoryMonitor:
             file system.
         log_level: the level for this monitor's own messages, as a name or number. None uses the package's
             level.
+        log_to: "wandb", "mlflow" or "trackio", or several: its run, which the program has begun, gets
+            the peaks of each step, on the thread that calls `step` (docs/trackers.md says what that takes).
 
     Raises:
         TypeError: `logdir` is not a path, `worker_name` is not text, or `flush_seconds` is not a number.
-        MemPluginError: the device or the level does not exist, or `flush_seconds` is not above 0.
+        MemPluginError: the device, the level or the tracker does not exist, the tracker is not installed, or
+            `flush_seconds` is not above 0.
 
     Example:
         >>> with MemoryMonitor("runs/a") as monitor:
@@ -99,6 +103,7 @@ class MemoryMonitor:
         reset_peaks: bool = True,
         flush_seconds: float | None = None,
         log_level: int | str | None = None,
+        log_to: LogTo = None,
     ) -> None:
         folder = absolute(os.fspath(logdir))
         if worker_name is not None and not isinstance(worker_name, str):
@@ -106,9 +111,10 @@ class MemoryMonitor:
         seconds = REMOTE_SECONDS if is_remote(folder) else LOCAL_SECONDS
         if flush_seconds is not None:
             seconds = _seconds(flush_seconds)
-        self._arguments = (logdir, worker_name, device, reset_peaks, flush_seconds, log_level)
+        self._arguments = (logdir, worker_name, device, reset_peaks, flush_seconds, log_level, log_to)
         self._logger = instance_logger(log_level)
         self._guard = Guard(_LOST, self._logger)
+        self._trackers = TrackerLog(chosen(log_to), self._guard)
         self._pid = os.getpid()
         self._closed = self._is_lost = False
         self._failures = 0
@@ -153,6 +159,8 @@ class MemoryMonitor:
         step = self._recording.end_step(self._checked(number))
         self._failures = 0
         self._stream.stepped()
+        if step is not None:
+            self._trackers.step(step)
         return step
 
     def _checked(self, number: Any) -> int | None:
@@ -189,6 +197,7 @@ class MemoryMonitor:
         """Write the remaining steps and stop. Work after the last step is not counted. Safe to call twice."""
         self._closed = True
         self._end()
+        self._trackers.flush()
 
     def __enter__(self) -> MemoryMonitor:
         self._begin()
