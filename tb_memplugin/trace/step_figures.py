@@ -81,11 +81,11 @@ class PhaseFigures:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepFigures:
-    """Figures of consecutive steps.
+    """Figures of consecutive steps. Where a number is missing, the next step's figures are of both.
 
     Attributes:
         steps: the numbers of the steps, increasing; int64.
-        durations_ns: nanoseconds from the end of the previous step to the end of each step.
+        durations_ns: nanoseconds from the end of the step before, in this table, to the end of each step.
     """
 
     steps: Int64
@@ -96,6 +96,17 @@ class StepFigures:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    @property
+    def step_count(self) -> int:
+        """How many steps the figures are of: from the first in the table to the last."""
+        return int(self.steps[-1] - self.steps[0]) + 1
+
+    def steps_of(self, row: int) -> str:
+        """Return which steps a row is of: "step 7", or "steps 4 to 7"."""
+        last = int(self.steps[row])
+        first = int(self.steps[row - 1]) + 1 if row else last
+        return f"step {last}" if first == last else f"steps {first:,} to {last:,}"
 
     def device_row(self, name: str) -> int | None:
         """Return the index of the device with a name, or None."""

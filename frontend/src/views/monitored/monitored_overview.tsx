@@ -87,6 +87,7 @@ function Among({ answer }: { answer: StepFiguresAnswer }) {
 
 function Cards({ answer, unit }: { answer: StepFiguresAnswer; unit: Unit }) {
   const { previous, previous_step, whole } = answer;
+  const together = answer.step - (previous_step ?? answer.step - 1); // a monitor may join the figures of short steps
   return (
     <div class="cards">
       <Figure
@@ -110,8 +111,12 @@ function Cards({ answer, unit }: { answer: StepFiguresAnswer; unit: Unit }) {
       <Figure id="left" label="Left after the step" value={<Bytes bytes={answer.end_bytes} unit={unit} named />}>
         <Since now={answer.end_bytes} before={previous?.end_bytes} step={previous_step} unit={unit} />
       </Figure>
-      <Figure id="time" label="Step time" value={<span title={exactTime(answer.duration_ns)}>{duration(answer.duration_ns)}</span>}>
-        {duration(whole.duration_ns / whole.count)} on average
+      <Figure
+        id="time"
+        label={together > 1 ? `Time of ${grouped(together)} steps` : "Step time"}
+        value={<span title={exactTime(answer.duration_ns)}>{duration(answer.duration_ns)}</span>}
+      >
+        {duration(whole.duration_ns / (whole.last - whole.first + 1))} a step on average
       </Figure>
       {answer.allocations !== null && (
         <Figure id="allocations" label="Allocations" value={grouped(answer.allocations)}>
