@@ -116,7 +116,7 @@ function Cards({ answer, unit }: { answer: StepFiguresAnswer; unit: Unit }) {
         label={together > 1 ? `Time of ${grouped(together)} steps` : "Step time"}
         value={<span title={exactTime(answer.duration_ns)}>{duration(answer.duration_ns)}</span>}
       >
-        {duration(whole.duration_ns / (whole.last - whole.first + 1))} a step on average
+        {duration(whole.duration_ns / whole.count)} a step on average
       </Figure>
       {answer.allocations !== null && (
         <Figure id="allocations" label="Allocations" value={grouped(answer.allocations)}>
