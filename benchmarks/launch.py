@@ -80,6 +80,8 @@ def _block(step: Callable[[], None], steps: int, *, ours: bool) -> float:
             recorder.begin()
         for _ in range(WARM_UP):
             step()
+        if recorder._monitor is not None:
+            recorder._monitor.flush()  # the first write opens a file; the next are 10 s apart
         begin = time.process_time()
         for _ in range(steps):
             step()
