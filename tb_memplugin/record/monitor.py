@@ -31,7 +31,7 @@ from tb_memplugin.record.steps.recording import (
 from tb_memplugin.store.files import absolute, is_remote
 from tb_memplugin.store.growing_file import UnsettledError
 from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.trace.notes import Note
+from tb_memplugin.trace.notes import STEPS_JOINED, Note
 
 __all__ = ["DeviceStep", "MemoryMonitor", "MonitoredStep", "PhaseStep"]
 
@@ -380,7 +380,7 @@ class _Stream:
         text = f"{dropped:,} steps could not be written and are missing."
         notes = [Note(text, "steps_missing", level="warning")] if dropped else []
         if self.joins:
-            notes.append(Note(_JOINED, "steps_joined"))
+            notes.append(Note(_JOINED, STEPS_JOINED))
         self._writer.write(figures_of(rows, self._recording.counters, notes))
 
     def _refuse(self, error: BaseException) -> None:

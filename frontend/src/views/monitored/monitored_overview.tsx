@@ -87,7 +87,8 @@ function Among({ answer }: { answer: StepFiguresAnswer }) {
 
 function Cards({ answer, unit }: { answer: StepFiguresAnswer; unit: Unit }) {
   const { previous, previous_step, whole } = answer;
-  const together = answer.step - (previous_step ?? answer.step - 1); // a monitor may join the figures of short steps
+  const isJoined = previous_step !== null && answer.notes.some((note) => note.code === "steps_joined");
+  const together = isJoined ? answer.step - previous_step : 1;
   return (
     <div class="cards">
       <Figure
