@@ -166,11 +166,11 @@ class MemoryMonitor:
             self._recording.join_step()
             self._stream.joins = True
             return None
-        begin_ns = time.thread_time_ns()  # not the time in which the system ran something else
+        begin_ns = time.perf_counter_ns()
         step = self._recording.end_step(self._checked(number))
         self._failures = 0
         self._stream.stepped()
-        self._allowance.spent(time.thread_time_ns() - begin_ns)
+        self._allowance.spent(time.perf_counter_ns() - begin_ns)
         return step
 
     def _checked(self, number: Any) -> int | None:

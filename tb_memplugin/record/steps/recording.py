@@ -146,11 +146,11 @@ class Allowance:
         """Whether enough time has passed since the last reading."""
         return self._share is None or time.perf_counter_ns() >= self._due_ns
 
-    def spent(self, cpu_ns: int) -> None:
+    def spent(self, duration_ns: int) -> None:
         """Wait, after a reading that took so long, until it is a small enough share of the time."""
         self._readings += 1
         if self._share is not None and self._readings >= FREE_READINGS:
-            self._due_ns = time.perf_counter_ns() + int(cpu_ns / self._share)
+            self._due_ns = time.perf_counter_ns() + int(duration_ns / self._share)
 
 
 class StepRecording:
