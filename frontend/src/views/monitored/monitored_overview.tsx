@@ -1,4 +1,5 @@
 import type { ComponentChildren } from "preact";
+import { STEPS_JOINED } from "../../api/contract";
 import type { Note, StepFiguresAnswer } from "../../api/types";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
@@ -87,7 +88,7 @@ function Among({ answer }: { answer: StepFiguresAnswer }) {
 
 function Cards({ answer, unit }: { answer: StepFiguresAnswer; unit: Unit }) {
   const { previous, previous_step, whole } = answer;
-  const isJoined = previous_step !== null && answer.notes.some((note) => note.code === "steps_joined");
+  const isJoined = previous_step !== null && answer.notes.some((note) => note.code === STEPS_JOINED);
   const together = isJoined ? answer.step - previous_step : 1;
   return (
     <div class="cards">
