@@ -33,6 +33,7 @@ SUBJECTS = (
     "tracer",
     "lines",
     "monitor",
+    "launch",
     "exact_cpu",
     "simulator",
     "estimator",

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 import tb_memplugin.record.monitor
 from tb_memplugin import MemoryMonitor, MemPluginError
 from tb_memplugin.record.steps.counters import AllocatorCounters
+from tb_memplugin.record.steps.recording import Allowance
 from tb_memplugin.record.steps.shared_peaks import SharedPeaks
 from tb_memplugin.record.whole_device.host import host_memory
 from tb_memplugin.store.step_records import read_figures
@@ -202,6 +203,21 @@ def test_of_steps_that_waited_too_long_the_oldest_go_and_that_is_told(tmp_path, 
 
 
 @pytest.mark.usefixtures("on_a_card")
+def test_steps_too_short_for_the_allowed_cost_have_figures_together_and_that_is_told(tmp_path, allocator):
+    with MemoryMonitor(tmp_path, "rank0", flush_seconds=600, max_overhead=1e-9) as monitor:
+        for size in range(1, 13):
+            allocator.allocate(size)
+            assert (monitor.step() is None) == (size > 10)
+        monitor._allowance = Allowance(None)
+        monitor.step()
+    there = written(tmp_path / "rank0.steps")
+    assert there.steps.tolist() == [*range(10), 12]
+    assert there.devices[0].allocations.tolist() == [1] * 10 + [2]
+    assert (there.step_count, there.steps_of(9), there.steps_of(10)) == (13, "step 9", "steps 10 to 12")
+    assert [note.code for note in there.notes] == ["steps_joined"]
+
+
+@pytest.mark.usefixtures("on_a_card")
 def test_an_error_in_the_training_passes_through_and_ends_its_phase(tmp_path, allocator):
     with pytest.raises(KeyError), MemoryMonitor(tmp_path, "rank0") as monitor:  # noqa: PT012
         monitor.step()
@@ -360,7 +376,14 @@ def test_debug_tells_the_traceback(tmp_path, caplog, on_a_card, allocator):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"device": "gpu"}, {"device": 3}, {"device": []}, {"flush_seconds": 0}, {"flush_seconds": NAN}],
+    [
+        {"device": "gpu"},
+        {"device": 3},
+        {"device": []},
+        {"flush_seconds": 0},
+        {"flush_seconds": NAN},
+        {"max_overhead": 0},
+    ],
 )
 def test_wrong_values_are_refused_at_once(tmp_path, wrong):
     with pytest.raises(MemPluginError):
@@ -368,7 +391,7 @@ def test_wrong_values_are_refused_at_once(tmp_path, wrong):
     assert not monitor_threads()
 
 
-@pytest.mark.parametrize("wrong", [{"worker_name": 5}, {"flush_seconds": "soon"}])
+@pytest.mark.parametrize("wrong", [{"worker_name": 5}, {"flush_seconds": "soon"}, {"max_overhead": "1 %"}])
 def test_arguments_of_a_wrong_type_are_refused_at_once(tmp_path, wrong):
     with pytest.raises(TypeError, match=next(iter(wrong))):
         MemoryMonitor(tmp_path, **wrong)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -31,7 +31,7 @@ Rank = tuple[str, str]
 def command(path: str, top: int, as_json: bool) -> None:
     """Which worker of the run in the folder PATH peaks highest, in which step, and how far from the others.
 
-    The median is the rank in the middle of all that have that step.
+    The median is the rank in the middle of all that have that step, on devices of the same type.
     """
     recordings = read_recordings(path)
     for problem in recordings.problems:
@@ -39,20 +39,29 @@ def command(path: str, top: int, as_json: bool) -> None:
     by_rank = _steps_by_rank(recordings)
     if not by_rank:
         raise NotRecordedError("This folder has no recording.", where=path, fix="Give a run's folder.")
-    names = list(by_rank)
-    rows = sorted(
-        zip(names, rank_peaks(list(by_rank.values())), strict=True), key=lambda row: -row[1].highest_bytes
-    )[: top or None]
+    rows = sorted(_rows(by_rank), key=lambda row: -row[1].highest_bytes)[: top or None]
     if as_json:
-        click.echo(json.dumps({"source": path, "ranks": [_json(*row, names) for row in rows]}, indent=2))
+        click.echo(json.dumps({"source": path, "ranks": [_json(*row) for row in rows]}, indent=2))
         return
     unit = Unit.for_bytes([rows[0][1].highest_bytes])
-    cells = [_cells(rank, peak, names, unit) for rank, peak in rows]
+    cells = [_cells(*row, unit) for row in rows]
     console().print(
         table(("rank", "device", f"peak {unit.name}", "in step", "above the median", "steps"), cells)
     )
-    if len(rows) < len(names):
-        click.echo(f"{len(rows):,} of {len(names):,} ranks; --top 0 shows all.")
+    if len(rows) < len(by_rank):
+        click.echo(f"{len(rows):,} of {len(by_rank):,} ranks; --top 0 shows all.")
+
+
+def _rows(by_rank: dict[Rank, RankSteps]) -> Iterator[tuple[Rank, RankPeak, list[Rank]]]:
+    """Yield each rank, its peak, and the ranks it is compared with: those on devices of the same type."""
+    for kind in dict.fromkeys(_type(device) for _, device in by_rank):
+        names = [rank for rank in by_rank if _type(rank[1]) == kind]
+        for rank, peak in zip(names, rank_peaks([by_rank[rank] for rank in names]), strict=True):
+            yield rank, peak, names
+
+
+def _type(device: str) -> str:
+    return device.partition(":")[0]
 
 
 def _steps_by_rank(recordings: Recordings) -> dict[Rank, RankSteps]:

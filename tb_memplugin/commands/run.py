@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import site
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import click
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.launch import settings
+
+START_FILE = "tb_memplugin.pth"
+"""What pip installs beside the package: Python runs it whenever it starts."""
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -67,11 +72,10 @@ def command(
         settings.EVERY_STEP: str(int(every_step)),
         settings.LOG_TO: ",".join(log_to),
     }
-    launched = [sys.executable, "-m", "tb_memplugin.launch"]
     if module:
-        words = [*launched, "-m", program, *arguments]
-    elif Path(program).is_file():
-        words = [*launched, program, *arguments]
+        words = [*_python(), "-m", program, *arguments]
+    elif _is_python(Path(program)):
+        words = [*_python(), program, *arguments]
     elif found := shutil.which(program):
         words = [found, *arguments]
     else:
@@ -81,3 +85,29 @@ def command(
     if os.name == "nt":  # where exec would end this process before the program
         raise SystemExit(subprocess.run(words, env=environment, check=False).returncode)
     os.execve(words[0], words, environment)
+
+
+def _is_python(program: Path) -> bool:
+    """Return whether Python runs this path: a script, a zip archive, or a folder with a `__main__.py`."""
+    if not program.is_file():
+        return (program / "__main__.py").is_file()
+    if program.suffix in (".py", ".pyw", ".pyz") or not os.access(program, os.X_OK):
+        return True
+    with program.open("rb") as file:
+        first = file.readline(256)
+    return first.startswith(b"#!") and b"python" in first
+
+
+def _python() -> list[str]:
+    """Return how this Python runs a program that is recorded, with its own options (-O, -u, -W, -X).
+
+    Its start file begins to record. Where that was not installed, another main module does, and the program's
+    tracebacks show that.
+    """
+    as_module = enumerate(pairwise(sys.orig_argv))
+    end = next((index for index, pair in as_module if pair == ("-m", "tb_memplugin")), 1)
+    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    launcher = (
+        [] if any(Path(each, START_FILE).is_file() for each in folders) else ["-m", "tb_memplugin.launch"]
+    )
+    return [sys.executable, *sys.orig_argv[1:end], *launcher]

@@ -27,7 +27,7 @@ from tb_memplugin.trace.step_figures import WatchedSteps
 from tb_memplugin.trace.tables import NOT_NAMED
 
 SHOWN = 3
-"""How many parts of the peak a line names."""
+"""How many parts of the peak a line names, and how many processes have a line."""
 
 NOT_KNOWN = frozenset((NOT_NAMED, NONE, NO_STACK, Category.UNKNOWN.key))
 """Keys of the parts of which nothing is known."""
@@ -47,11 +47,17 @@ def command(path: str) -> None:
 
 def lines(path: str, recordings: Recordings) -> Iterator[tuple[str, str]]:
     """Yield the lines of a summary: what a line is about, and its text."""
-    for series in recordings.watched:
+    watched = sorted(recordings.watched, key=lambda series: -int(series.figures.devices[0].peak.max()))
+    for series in watched[:SHOWN]:
         yield "steps", _watched(series)
+    if more := len(watched[SHOWN:]):
+        yield "", f"{counted(more, 'more worker')}: tb-memplugin ranks {shlex.quote(path)}"
     best = _highest(recordings)
     if best is None:
-        yield "recorded", f"no step in full: of {len(recordings.watched)} watched processes, none reached it"
+        yield (
+            "recorded",
+            "no step in full: the program has too few, or a profiler of its own",
+        )
     else:
         yield from _recorded(path, best, recordings)
     yield "open", f"tensorboard --logdir {shlex.quote(_logdir(path))}   (the tab Memory)"
@@ -64,7 +70,7 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
     where = f", in {best.metadata.worker}, the highest of {workers}" if workers > 1 else ""
     phase = "" if state.phase == Phase.OTHER else f" in {state.phase.key}"
     doing = f", at {state.operator}" if state.operator else ""
-    yield "peak", f"{size_text(state.bytes)} on {state.device} in step {state.step}{where}{phase}{doing}"
+    yield "peak", f"{size_text(state.bytes)} on {state.device} in step {state.step}{phase}{doing}{where}"
     for name, by in DIVIDED:
         if text := _parts(state, state.parts(by)):
             yield name, text
@@ -80,10 +86,14 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
 
 
 def _parts(state: Moment, parts: Sequence[Part]) -> str:
-    """Return the largest parts of the peak, and how much of it is not known; "" if nothing is."""
-    named = [part for part in parts if part.key not in NOT_KNOWN][:SHOWN]
-    unknown = sum(part.bytes for part in parts if part.key in NOT_KNOWN)
-    shown = [(shown_key(part.key), part.bytes) for part in named] + [("not known", unknown)] * bool(unknown)
+    """Return the largest parts of the peak, the rest, and how much is not known; "" if nothing is known."""
+    known = [part for part in parts if part.key not in NOT_KNOWN]
+    named = known[:SHOWN]
+    rest = [
+        ("others", sum(part.bytes for part in known[SHOWN:])),
+        ("not known", sum(part.bytes for part in parts if part.key in NOT_KNOWN)),
+    ]
+    shown = [(shown_key(part.key), part.bytes) for part in named] + [part for part in rest if part[1]]
     return ", ".join(
         f"{key} {part_text(size, state.bytes)} ({percent(size, state.bytes)} %)"
         for key, size in shown * bool(named)
@@ -96,8 +106,8 @@ def _watched(series: WatchedSteps) -> str:
     device = figures.devices[0]
     row = int(device.peak.argmax())
     text = (
-        f"{counted(len(figures), 'step')} of {series.worker} watched: {device.name} highest "
-        f"{size_text(int(device.peak[row]))} in step {int(figures.steps[row])}"
+        f"{counted(figures.step_count, 'step')} of {series.worker} watched: {device.name} highest "
+        f"{size_text(int(device.peak[row]))} in {figures.steps_of(row)}"
     )
     if device.peak_reserved is not None:
         text += f", {size_text(int(device.peak_reserved.max()))} reserved"

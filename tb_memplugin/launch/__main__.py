@@ -1,4 +1,4 @@
-"""Run and record a program: `python -m tb_memplugin.launch SCRIPT ARGS`, or `-m MODULE ARGS`."""
+"""Run and record a program without the start file: `python -m tb_memplugin.launch SCRIPT` or `-m MODULE`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
+from zipfile import is_zipfile
 
 import tb_memplugin.launch.start  # noqa: F401  # begins to record, if this process has not
 
@@ -19,6 +20,9 @@ def main() -> None:
         return
     sys.argv = sys.argv[1:]
     script = Path(sys.argv[0])
+    if script.is_dir() or is_zipfile(script):
+        runpy.run_path(str(script), run_name="__main__")
+        return
     sys.path[0] = str(script.resolve().parent)
     code = compile(script.read_bytes(), str(script), "exec")
     # Not by runpy, which takes the module away when the script has ended, while its threads go on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -29,6 +30,9 @@ MORE_STEPS = 2
 
 MOST_STEPS_OF_OTHERS = 100
 """After so many steps of another optimizer, and none of the one that counts steps, that one counts."""
+
+FIGURES_OVERHEAD = 0.005
+"""The share of the time that figures of the steps may take."""
 
 _STEP = "an optimizer's step"
 _LOST = "The memory of this program is not recorded"
@@ -62,9 +66,10 @@ class ProgramRecorder:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._counting: weakref.ref[torch.optim.Optimizer] | None = None
         self._steps_of_others = 0
-        self._step = 0
+        self._step = self._first = 0
         self._hooks: StepHooks | None = None
         self._at_exit: util.Finalize | None = None
+        self._forks_safely = False
 
     @guarded("the start of the program")
     def begin(self) -> None:
@@ -78,7 +83,7 @@ class ProgramRecorder:
         # Unlike atexit, this runs at the end of multiprocessing's processes, too.
         self._at_exit = util.Finalize(None, self.end, exitpriority=0)
         if self._steps.wants(0):
-            self._recorder.begin_training(Training(self._folder, dict, ()), 0)
+            self._recorder.begin_training(Training(self._folder, self._models, ()), 0)
             self._recorder.begin_step(0)
 
     @guarded("the end of the program")
@@ -118,7 +123,10 @@ class ProgramRecorder:
             self._monitor.step(ended)
         elif self._settings.every_step:
             self._monitor = MemoryMonitor(
-                self._settings.folder, log_level=self._log_level, log_to=self._settings.log_to
+                self._settings.folder,
+                log_level=self._log_level,
+                log_to=self._settings.log_to,
+                max_overhead=FIGURES_OVERHEAD,
             )
         self._recorder.end_step()
         self._recorder.begin_step(self._step)
@@ -126,6 +134,7 @@ class ProgramRecorder:
     def _count(self, optimizer: torch.optim.Optimizer) -> None:
         """Count steps by this optimizer from now on."""
         if not (self._step == 0 and self._steps.wants(0)):
+            self._first = self._step
             self._recorder.begin_training(Training(self._folder, self._models, ()), self._step)
         self._counting = weakref.ref(optimizer)
 
@@ -133,15 +142,22 @@ class ProgramRecorder:
         return self._settings.folder
 
     def _models(self) -> Mapping[str, nn.Module]:
+        """Return the models. It is called when the first window opens."""
+        if hasattr(os, "register_at_fork") and not self._forks_safely:
+            self._forks_safely = True
+            os.register_at_fork(after_in_child=_end_without_destructors)
         return models_of(self._optimizers)
 
     def _asked(self, _number: int, _frame: FrameType | None) -> None:
         """Record the next steps in full, because a signal asks for it."""
-        self._steps.more(self._step + 1, MORE_STEPS)
+        self._steps.more(self._step - self._first + 1, MORE_STEPS)
 
 
 class _WantedSteps:
-    """The steps to record in full, to which a signal may add some. It is called as a profiler's schedule."""
+    """The steps to record in full, to which a signal may add some. It is called as a profiler's schedule.
+
+    Steps are counted from the first of the optimizer that counts them.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._ranges = list(settings.steps)
@@ -154,6 +170,19 @@ class _WantedSteps:
 
     def __call__(self, step: int) -> ProfilerAction:
         return ProfilerAction.RECORD if self.wants(step) else ProfilerAction.NONE
+
+
+def _end_without_destructors() -> None:
+    """Let a forked process end, when its Python has ended, without the destructors of C++.
+
+    The profiler of torch has a thread in the parent. Its destructor waits for it in the child, too, which has
+    no such thread: after a window, forks that end by `sys.exit` hang or abort. Only glibc can call `_exit`
+    with the status of the process; what C has not written yet is written before.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc["_exit"], None)
+        libc["__cxa_atexit"](libc.fflush, None, None)
 
 
 def _nothing(*_: object) -> None:

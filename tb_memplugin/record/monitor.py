@@ -21,6 +21,7 @@ from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.steps.columns import figures_of
 from tb_memplugin.record.steps.devices import counters_of
 from tb_memplugin.record.steps.recording import (
+    Allowance,
     DeviceStep,
     MonitoredStep,
     OpenPhase,
@@ -31,7 +32,7 @@ from tb_memplugin.record.trackers.log import LogTo, TrackerLog, chosen
 from tb_memplugin.store.files import absolute, is_remote
 from tb_memplugin.store.growing_file import UnsettledError
 from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.trace.notes import Note
+from tb_memplugin.trace.notes import STEPS_JOINED, Note
 
 __all__ = ["DeviceStep", "MemoryMonitor", "MonitoredStep", "PhaseStep"]
 
@@ -51,6 +52,10 @@ MOST_FAILURES = 3
 _LOST = "A step is without figures of its memory"
 _LONGEST_WAIT_S = 5.0
 _STEP, _FLUSH, _CLOSE = "MemoryMonitor.step", "MemoryMonitor.flush", "MemoryMonitor.close"
+_JOINED = (
+    "Steps are too short to read each one's figures at the cost that was allowed. Figures are of all steps "
+    "since the figures before: their highest peak, and all of their allocations and time."
+)
 _NOT_WRITTEN = "Figures of steps could not be written yet"
 
 
@@ -78,11 +83,15 @@ class MemoryMonitor:
             level.
         log_to: "wandb", "mlflow" or "trackio", or several: its run, which the program has begun, gets
             the peaks of each step, on the thread that calls `step` (docs/trackers.md says what that takes).
+        max_overhead: the share of the time that `step` may take, such as 0.01. If steps are too short for
+            that, after the first ten, figures are of several steps together: their highest peak, and all
+            that happened in them. None: every step has its own.
 
     Raises:
-        TypeError: `logdir` is not a path, `worker_name` is not text, or `flush_seconds` is not a number.
+        TypeError: `logdir` is not a path, `worker_name` is not text, or `flush_seconds` or `max_overhead` is
+            not a number.
         MemPluginError: the device, the level or the tracker does not exist, the tracker is not installed, or
-            `flush_seconds` is not above 0.
+            a number is not above 0.
 
     Example:
         >>> with MemoryMonitor("runs/a") as monitor:
@@ -104,20 +113,32 @@ class MemoryMonitor:
         flush_seconds: float | None = None,
         log_level: int | str | None = None,
         log_to: LogTo = None,
+        max_overhead: float | None = None,
     ) -> None:
         folder = absolute(os.fspath(logdir))
         if worker_name is not None and not isinstance(worker_name, str):
             raise TypeError(f"worker_name is a {type(worker_name).__name__}; give text")
         seconds = REMOTE_SECONDS if is_remote(folder) else LOCAL_SECONDS
         if flush_seconds is not None:
-            seconds = _seconds(flush_seconds)
-        self._arguments = (logdir, worker_name, device, reset_peaks, flush_seconds, log_level, log_to)
+            seconds = min(_positive(flush_seconds, "flush_seconds"), threading.TIMEOUT_MAX)
+        share = None if max_overhead is None else _positive(max_overhead, "max_overhead")
+        self._arguments = (
+            logdir,
+            worker_name,
+            device,
+            reset_peaks,
+            flush_seconds,
+            log_level,
+            log_to,
+            max_overhead,
+        )
         self._logger = instance_logger(log_level)
         self._guard = Guard(_LOST, self._logger)
         self._trackers = TrackerLog(chosen(log_to), self._guard)
         self._pid = os.getpid()
         self._closed = self._is_lost = False
         self._failures = 0
+        self._allowance = Allowance(share)
         self._recording = StepRecording(counters_of(device, reset_peaks=reset_peaks))
         self._stream = _Stream(folder, worker_name, self._recording, seconds, self._guard)
         self._end = weakref.finalize(self, self._stream.close)  # at the end of the process, too
@@ -144,7 +165,7 @@ class MemoryMonitor:
 
     @guarded(_STEP)
     def step(self, number: int | None = None) -> MonitoredStep | None:
-        """End a training step and return its figures, or None if nothing could be read.
+        """End a training step and return its figures, or None: nothing could be read, or not at that cost.
 
         Args:
             number: the number of the step, above that of the last step. None: one more than the last step,
@@ -156,11 +177,17 @@ class MemoryMonitor:
             self._recording.skip_step()
             self._is_lost = False
             return None
+        if not self._allowance.is_due():
+            self._recording.join_step()
+            self._stream.joins = True
+            return None
+        begin_ns = time.perf_counter_ns()
         step = self._recording.end_step(self._checked(number))
         self._failures = 0
         self._stream.stepped()
         if step is not None:
             self._trackers.step(step)
+        self._allowance.spent(time.perf_counter_ns() - begin_ns)
         return step
 
     def _checked(self, number: Any) -> int | None:
@@ -269,16 +296,16 @@ class PhaseBlock:
         self._monitor.fail(where, error)
 
 
-def _seconds(seconds: float) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"flush_seconds is a {type(seconds).__name__}; give a number")
-    if not seconds > 0:
+def _positive(number: float, name: str) -> float:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise TypeError(f"{name} is a {type(number).__name__}; give a number")
+    if not number > 0:
         raise MemPluginError(
-            f"flush_seconds is {seconds}.",
+            f"{name} is {number}.",
             where="MemoryMonitor",
             fix="Give a number above 0, or leave it out.",
         )
-    return min(float(seconds), threading.TIMEOUT_MAX)
+    return float(number)
 
 
 class _Stream:
@@ -301,6 +328,7 @@ class _Stream:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_announced = False
+        self.joins = False
 
     def stepped(self) -> None:
         """Start the writing thread when the first step has ended, and again if it has failed."""
@@ -369,6 +397,8 @@ class _Stream:
         dropped = self._recording.dropped
         text = f"{dropped:,} steps could not be written and are missing."
         notes = [Note(text, "steps_missing", level="warning")] if dropped else []
+        if self.joins:
+            notes.append(Note(_JOINED, STEPS_JOINED))
         self._writer.write(figures_of(rows, self._recording.counters, notes))
 
     def _refuse(self, error: BaseException) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tb_memplugin.trace.notes import Note
+from tb_memplugin.trace.notes import STEPS_JOINED, Note
 from tb_memplugin.trace.tables import Bool, Int64
 
 
@@ -85,7 +85,8 @@ class StepFigures:
 
     Attributes:
         steps: the numbers of the steps, increasing; int64.
-        durations_ns: nanoseconds from the end of the previous step to the end of each step.
+        durations_ns: nanoseconds from the end of the previous step to the end of each step. With a note
+            `STEPS_JOINED`, of all steps since the one before in this table, as are all figures.
     """
 
     steps: Int64
@@ -96,6 +97,22 @@ class StepFigures:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    @property
+    def step_count(self) -> int:
+        """How many steps the figures are of."""
+        return int(self.steps[-1] - self.steps[0]) + 1 if self.is_joined else len(self)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether figures are of all steps since those before, as where steps were too short to read each."""
+        return any(note.code == STEPS_JOINED for note in self.notes)
+
+    def steps_of(self, row: int) -> str:
+        """Return which steps a row is of: "step 7", or "steps 4 to 7"."""
+        last = int(self.steps[row])
+        first = int(self.steps[row - 1]) + 1 if row and self.is_joined else last
+        return f"step {last}" if first == last else f"steps {first:,} to {last:,}"
 
     def device_row(self, name: str) -> int | None:
         """Return the index of the device with a name, or None."""

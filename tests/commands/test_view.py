@@ -82,5 +82,15 @@ def test_json_tells_ranks_in_bytes(logdir: Path) -> None:
     ]
 
 
+def test_a_rank_is_compared_with_devices_of_its_type(logdir: Path, tmp_path: Path) -> None:
+    """As a process, whose memory is not that of its tensors."""
+    file = write(tmp_path / "rank3.pickle", step_snapshot(9_900))
+    arguments = ("--logdir", logdir, "--run", "job", "--device-type", "xpu")
+    assert run("import", file, *arguments).exit_code == 0
+    ranks = json.loads(run("ranks", logdir, "--json").stdout)["ranks"]
+    medians = [(rank["device"], rank["median_device"], rank["median_bytes"]) for rank in ranks]
+    assert medians == [("xpu:0", None, None), *[("cuda:0", "cuda:0", 490)] * 3]
+
+
 def test_a_folder_without_recordings_is_refused(tmp_path: Path) -> None:
     assert "This folder has no recording" in refused("ranks", tmp_path)

@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
+import zipapp
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,27 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn(train, nprocs=2)
 """
 
+FORKING = """
+import os
+import sys
+import torch
+
+def train():
+    net = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(5):
+        net(torch.ones(4, 8)).mean().backward()
+        optimizer.step()
+
+train()
+child = os.fork()
+if child == 0:
+    train()
+    print("child")
+    sys.exit(4)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
 DISTRIBUTED = """
 import torch
 import torch.distributed as dist
@@ -158,6 +181,14 @@ def test_steps_can_be_chosen_and_a_signal_adds_two(tmp_path: Path) -> None:
     assert recorded(tmp_path).watched == ()
 
 
+def test_a_second_optimizer_counts_from_its_first_step_also_for_a_signal(tmp_path: Path) -> None:
+    """It counts because the first one is gone: here after seven steps."""
+    twice = f"def train():\n{textwrap.indent(TRAINING, '    ')}\ntrain()\ntrain()"
+    done = run(tmp_path, script(tmp_path, twice), 16, 8, "signal")
+    assert done.returncode == 0, done.stderr
+    assert numbers(recorded(tmp_path)) == [2, 3, 6, 7, 10, 11, 14, 15]
+
+
 def test_the_first_step_can_be_recorded(tmp_path: Path) -> None:
     done = run(tmp_path, "--steps", "0", script(tmp_path, TRAINING), 16, 3)
     assert done.returncode == 0, done.stderr
@@ -210,6 +241,44 @@ def test_child_processes_are_recorded(tmp_path: Path, launched: str) -> None:
     assert sorted(numbers(recordings)) == [2, 2, 3, 3]
     assert [len(series.figures) for series in recordings.watched] == [4, 4]
     assert done.stderr.count("tb-memplugin: ") == 1
+
+
+def test_a_fork_after_recorded_steps_ends_with_its_own_code(tmp_path: Path) -> None:
+    """torch alone aborts or hangs where a process forks that has had a profiler."""
+    done = run(tmp_path, script(tmp_path, FORKING))
+    assert (done.returncode, done.stdout) == (0, "child\n4\n")
+    assert numbers(recorded(tmp_path)) == [2, 3, 7, 8]  # the fork counts on
+
+
+def test_a_program_sees_no_difference_in_its_main_module_options_and_traceback(tmp_path: Path) -> None:
+    text = (
+        "import sys\nprint(sorted(globals()), __file__, sys.argv, sys.path[0], sys.flags)\nassert 0, 1\n1 / 0"
+    )
+    path = script(tmp_path, text)
+    alone = python("-O", "-u", "train.py", "-m", "x", cwd=tmp_path)
+    with_us = python("-O", "-u", "-m", "tb_memplugin", "run", path.name, "-m", "x", cwd=tmp_path)
+    assert (with_us.returncode, with_us.stdout) == (alone.returncode, alone.stdout) == (1, alone.stdout)
+    assert with_us.stderr.startswith(alone.stderr)
+    assert "ZeroDivisionError" in alone.stderr
+
+
+@pytest.mark.parametrize("start", ["#!/bin/sh", f"#!{sys.executable}"])
+def test_an_executable_is_a_script_of_python_or_a_command(tmp_path: Path, start: str) -> None:
+    path = tmp_path / "start"
+    path.write_text(f'{start}\n""":"\necho shell\nexit\n"""\nprint("python")\n', "utf-8")
+    path.chmod(0o755)
+    assert run(tmp_path, path).stdout == ("shell\n" if "sh" in start else "python\n")
+
+
+def test_an_archive_runs_as_with_python(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text("import sys; print(__name__, sys.argv)", "utf-8")
+    zipapp.create_archive(tmp_path / "package", tmp_path / "app.pyz")
+    for program in ("package", "app.pyz"):
+        expected = f"__main__ ['{program}', '7']\n"
+        assert run(tmp_path, program, 7).stdout == expected
+        launched = python("-m", "tb_memplugin.launch", program, 7, cwd=tmp_path)
+        assert launched.stdout == expected
 
 
 def test_a_module_runs_as_with_python_m(tmp_path: Path) -> None:

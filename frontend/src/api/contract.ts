@@ -1292,6 +1292,7 @@ export interface AllocationAnswer extends Listed {
 export const NO_TIMES = "no_times";
 export const MODULES_INFERRED = "modules_inferred";
 export const OUT_OF_MEMORY = "out_of_memory";
+export const STEPS_JOINED = "steps_joined";
 
 /** Every rule of Advice, by its kind. */
 export const RULES: Record<string, { name: string; looks: string }> = {

@@ -21,6 +21,9 @@ MOST_WAITING = 200_000
 
 _PHASE_NAME = 200
 
+FREE_READINGS = 10
+"""So many steps have figures of their own, whatever that costs."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
@@ -128,6 +131,28 @@ class _Ended:
     ends: tuple[int, ...] = ()
 
 
+class Allowance:
+    """Says whether a step's figures may be read, so that all readings take at most a share of the time.
+
+    Args:
+        share: the share, above 0. None: they may always be read.
+    """
+
+    def __init__(self, share: float | None) -> None:
+        self._share = share
+        self._readings = self._due_ns = 0
+
+    def is_due(self) -> bool:
+        """Whether enough time has passed since the last reading."""
+        return self._share is None or time.perf_counter_ns() >= self._due_ns
+
+    def spent(self, duration_ns: int) -> None:
+        """Wait, after a reading that took so long, until it is a small enough share of the time."""
+        self._readings += 1
+        if self._share is not None and self._readings >= FREE_READINGS:
+            self._due_ns = time.perf_counter_ns() + int(duration_ns / self._share)
+
+
 class StepRecording:
     """Records figures of steps and phases from counters. Any thread may begin and end phases.
 
@@ -194,6 +219,11 @@ class StepRecording:
             self._begin_ns, self._first, self._highs, self._ended = now, self._last, Highs(self._last), {}
             self._skipped = 0
             return self.last
+
+    def join_step(self) -> None:
+        """End a step whose figures become part of the next step's. Nothing is read."""
+        with self._lock:
+            self._skipped += 1
 
     def skip_step(self) -> None:
         """End a step without figures. Its phases are forgotten, and its number is not used again."""

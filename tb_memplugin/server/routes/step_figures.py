@@ -147,7 +147,7 @@ def whole_shape(figures: StepFigures, device: int) -> MonitoredWhole:
     return {
         "kind": device_figures.kind,
         "capacity_bytes": device_figures.capacity,
-        "count": len(figures),
+        "count": figures.step_count,
         "first": int(figures.steps[0]),
         "last": int(figures.steps[-1]),
         "highest_step": int(figures.steps[highest]),

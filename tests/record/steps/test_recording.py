@@ -15,7 +15,7 @@ from tb_memplugin.record.steps.counters import (
     UntouchedCounters,
 )
 from tb_memplugin.record.steps.process_memory import resident_memory
-from tb_memplugin.record.steps.recording import MOST_PHASES, OTHER_PHASES, StepRecording
+from tb_memplugin.record.steps.recording import MOST_PHASES, OTHER_PHASES, Allowance, StepRecording
 from tb_memplugin.record.steps.shared_peaks import SharedPeaks
 from tb_memplugin.trace.notes import Note
 from tests.counting_allocator import CountingAllocator, Handle
@@ -58,6 +58,35 @@ def test_each_step_has_its_own_peak_and_what_it_leaves(recording, allocator):
     assert (second.devices[0].peak_reserved, second.devices[0].reserved) == (150, 150)
     assert second.devices[0].fragmentation == pytest.approx(50 / 150)
     assert [first.step, second.step] == [0, 1]
+
+
+def test_a_joined_step_counts_to_the_next_one(recording, allocator):
+    allocator.allocate(700)
+    allocator.allocate(-700)
+    recording.join_step()
+    allocator.allocate(300)
+    step = recording.end_step()
+    assert (step.step, step.devices[0].peak_allocated, step.devices[0].allocations) == (1, 700, 2)
+    assert recording.end_step().devices[0].peak_allocated == 300
+
+
+def test_after_ten_readings_the_next_waits_until_they_are_a_small_enough_share(monkeypatch):
+    """A reading of 2 ms at most every 200 ms is 1 %."""
+    now = 0
+    monkeypatch.setattr("time.perf_counter_ns", lambda: now)
+    allowance = Allowance(0.01)
+    for _ in range(10):
+        assert allowance.is_due()
+        allowance.spent(2_000_000)
+    assert not allowance.is_due()
+    now = 199_999_999
+    assert not allowance.is_due()
+    now = 200_000_000
+    assert allowance.is_due()
+    always = Allowance(None)
+    for _ in range(11):
+        always.spent(10**15)
+    assert always.is_due()
 
 
 def test_counts_are_those_of_the_step_even_where_the_user_set_them_back(recording, allocator):

@@ -1,4 +1,5 @@
 import type { ComponentChildren } from "preact";
+import { STEPS_JOINED } from "../../api/contract";
 import type { Note, StepFiguresAnswer } from "../../api/types";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
@@ -87,6 +88,8 @@ function Among({ answer }: { answer: StepFiguresAnswer }) {
 
 function Cards({ answer, unit }: { answer: StepFiguresAnswer; unit: Unit }) {
   const { previous, previous_step, whole } = answer;
+  const isJoined = previous_step !== null && answer.notes.some((note) => note.code === STEPS_JOINED);
+  const together = isJoined ? answer.step - previous_step : 1;
   return (
     <div class="cards">
       <Figure
@@ -110,8 +113,12 @@ function Cards({ answer, unit }: { answer: StepFiguresAnswer; unit: Unit }) {
       <Figure id="left" label="Left after the step" value={<Bytes bytes={answer.end_bytes} unit={unit} named />}>
         <Since now={answer.end_bytes} before={previous?.end_bytes} step={previous_step} unit={unit} />
       </Figure>
-      <Figure id="time" label="Step time" value={<span title={exactTime(answer.duration_ns)}>{duration(answer.duration_ns)}</span>}>
-        {duration(whole.duration_ns / whole.count)} on average
+      <Figure
+        id="time"
+        label={together > 1 ? `Time of ${grouped(together)} steps` : "Step time"}
+        value={<span title={exactTime(answer.duration_ns)}>{duration(answer.duration_ns)}</span>}
+      >
+        {duration(whole.duration_ns / whole.count)} a step on average
       </Figure>
       {answer.allocations !== null && (
         <Figure id="allocations" label="Allocations" value={grouped(answer.allocations)}>
