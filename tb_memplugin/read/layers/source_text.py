@@ -112,6 +112,11 @@ class SourceText:
             if balance < 0:
                 self._files[file] = None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether any file's text is known and fits."""
+        return any(text is not None for text in self._files.values())
+
     def has(self, file: str) -> bool:
         """Whether a file's text is known and fits."""
         return self._files.get(file) is not None
