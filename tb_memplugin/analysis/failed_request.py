@@ -15,13 +15,13 @@ from tb_memplugin.analysis.loss_logits import loss_logits
 from tb_memplugin.analysis.oom import OomReport, oom_report
 from tb_memplugin.analysis.optimizer_state import optimizer_state
 from tb_memplugin.analysis.parameter_copies import parameter_copies
-from tb_memplugin.analysis.peak_holders import NOT_DATA
 from tb_memplugin.analysis.uneven_devices import uneven_devices
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.simulator.allocator_settings import MIB, AllocatorSettings, recorded_settings
 from tb_memplugin.simulator.replay import replay
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.kinds import NOT_DATA
 
 REMEDIES: dict[str, Callable[[MemoryTrace, int], Result]] = {
     "divide the batch evenly over the devices": uneven_devices,

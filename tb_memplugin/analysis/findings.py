@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tb_memplugin.analysis.lines import lines_of_rows
 from tb_memplugin.analysis.peak_holders import PeakHolders
 from tb_memplugin.analysis.units import counted
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Rows
 
 Level = Literal["problem", "option"]
@@ -19,7 +20,7 @@ SHOWN_LINES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class Where(AnalysisResult):
     """A link to a view of the Memory tab; `state` are the (key, value) pairs in its address."""
 
     view: str
@@ -27,7 +28,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(AnalysisResult):
     """One row of evidence: `what` holds `bytes`. `detail` adds how often, for how long, or when.
 
     `name` is True if `what` is a name from the user's program (a module, a line), False if it is our text.
@@ -41,7 +42,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(AnalysisResult):
     """One thing to act on. docs/advice.md explains what the bytes of each kind are.
 
     Attributes:
@@ -78,7 +79,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(AnalysisResult):
     """The verdict of a rule on a device; `why` gives the reason in a sentence."""
 
     kind: str
@@ -88,7 +89,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(AnalysisResult):
     """The answer of all rules.
 
     Attributes:
@@ -97,9 +98,9 @@ class Advice:
         peaks: who fills the peak of each device that was ever in use, the highest peak first.
     """
 
-    findings: tuple[Finding, ...]
-    judgements: tuple[Judgement, ...]
-    peaks: tuple[PeakHolders, ...] = ()
+    findings: ResultTable[Finding]
+    judgements: ResultTable[Judgement]
+    peaks: ResultTable[PeakHolders] = field(default_factory=ResultTable)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from tb_memplugin.analysis.repeated_calls import call_bounds
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
 
 FEWEST_STEPS = 3
@@ -27,7 +28,7 @@ STEP_ANNOTATIONS = ("ProfilerStep#", "Optimizer.step#")
 
 
 @dataclass(frozen=True, slots=True)
-class Leak:
+class Leak(AnalysisResult):
     """One site whose blocks pile up. It is only suspected: a queue or cache that still fills looks the same.
 
     Attributes:
@@ -55,7 +56,7 @@ class Leak:
     is_replaced: bool = False
 
 
-def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tuple[Leak, ...]:
+def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> ResultTable[Leak]:
     """Return the sites that grew in at least three of four steps, or in a cycle; largest first.
 
     The steps are those of the profile if it has three or more. Otherwise a step goes from one START of a
@@ -82,7 +83,7 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
     marked = _marked_bounds(trace, device, annotation)
     bounds = marked if len(marked) or annotation is not None else call_bounds(trace, device)
     if len(bounds) <= FEWEST_STEPS:
-        return ()
+        return ResultTable()
     blocks = trace.allocations
     rows = np.flatnonzero(
         (blocks.device == device) & (blocks.born < bounds[-1]) & (blocks.freed >= bounds[0])
@@ -116,7 +117,7 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
         )
         for row in np.flatnonzero(cycles).tolist()
     ]
-    return tuple(sorted(growing, key=lambda leak: (-leak.bytes, leak.key)))
+    return ResultTable(sorted(growing, key=lambda leak: (-leak.bytes, leak.key)))
 
 
 def kept_sites(trace: MemoryTrace, device: int, before: int) -> list[tuple[str, tuple[str, ...], int]]:
