@@ -20,6 +20,7 @@ from tb_memplugin.record.whole_device.card import CardMemory
 from tb_memplugin.store.reader import load_window, read_recordings
 from tb_memplugin.trace import DevicePart, Kind, Moment
 from tests.allocators import StandIn
+from tests.read.layers.stacks import CALL, MAIN, modules, snapshot_of
 from tests.read.snapshot.test_real import path_of, real
 
 
@@ -113,6 +114,14 @@ class TestWhenMemoryRunsOut:
             1000,
             {**known, DevicePart.UNKNOWN: 480},
         )
+
+    def test_the_run_has_the_layers_that_its_stacks_show(self, tmp_path, gpu, recording):
+        stack = [MAIN, CALL, ("forward", "model.py", 10), CALL, ("forward", "block.py", 20)]
+        snapshot = snapshot_of((8, stack), (8, stack[:3]))
+        recorder = recording()
+        recorder.handle("cuda", 0, snapshot)
+        (step,) = read_recordings(str(tmp_path)).steps
+        assert modules(load_window(str(step.side_file))) == ["block:10", ""]
 
     def test_it_says_where(self, tmp_path, gpu, recording, warnings):
         recorder = recording()

@@ -33,6 +33,7 @@ KEPT = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
 _MACHINERY = re.compile(
     r"(^|/)torch/(nn/(modules/module|functional)|_\w+|autograd/\w+|utils/\w+|cuda/\w+|nn/parallel/\w+|optim/\w+"
     r"|_dynamo/.*|_functorch/.*|fx/.*|functional)\.py$|(^|/)(threading|contextlib|runpy)\.py$|^<frozen"
+    r"|(^|/)(transformers/(utils/\w+|modeling_layers)|accelerate/utils/\w+)\.py$"
 )
 """Python files whose lines call what others gave them: to checkpoint one would mean all calls."""
 

@@ -280,6 +280,13 @@ def test_calls_of_a_line_are_recomputed_where_modules_are_not_known() -> None:
     assert "4 calls" in finding.title
 
 
+def test_a_line_of_a_library_that_only_passes_calls_on_is_not_to_be_recomputed() -> None:
+    history = loop(layers=4)
+    passed_on = "wrapped_func /lib/transformers/utils/deprecation.py:173"
+    stacks = tuple((stack[0], passed_on, *stack[1:]) for stack in history.stacks)
+    assert found(replace(history, stacks=stacks), "checkpointing").subject == "model.py:20 (forward)"
+
+
 def test_one_call_has_nothing_to_recompute() -> None:
     assert "by at most 0 B" in why(loop(layers=1), "checkpointing")
 

@@ -61,6 +61,9 @@ class Meaning(NamedTuple):
     operators: frozenset[str]
 
 
+_NOTHING = Meaning("", is_backward=False, operators=frozenset())
+
+
 class Request(NamedTuple):
     """An allocation or free: its event, its stack's row and meaning, its bytes, and the call it was in."""
 
@@ -78,7 +81,9 @@ def meaning_of(stack: Sequence[str]) -> Meaning:
     Args:
         stack: the texts of its frames, innermost first.
     """
-    frames = [_meaning_of_frame(text) for text in stack]
+    frames = [meaning for text in stack if (meaning := _meaning_of_frame(text)) is not _NOTHING]
+    if not frames:
+        return _NOTHING
     return Meaning(
         next((frame.node for frame in frames if frame.node), ""),
         any(frame.is_backward for frame in frames),
@@ -95,7 +100,8 @@ def _meaning_of_frame(text: str) -> Meaning:
         operators = frozenset((_plain(match[1] or match[2]),))
     elif _PYTHON_FUNCTION.match(text):
         operators = frozenset((CUSTOM,))
-    return Meaning(node, bool(node) or bool(_ENGINE.match(text)), operators)
+    meaning = Meaning(node, bool(node) or bool(_ENGINE.match(text)), operators)
+    return _NOTHING if meaning == _NOTHING else meaning
 
 
 def _plain(name: str) -> str:

@@ -194,7 +194,7 @@ class Calls:
 
     @staticmethod
     def _innermost_call(opened: list[_Open]) -> int:
-        return max((at for at, function in enumerate(opened) if function.call is not None), default=-1)
+        return next((at for at in range(len(opened) - 1, -1, -1) if opened[at].call is not None), -1)
 
     def _open(self, opened: list[_Open], stack: tuple[int, ...], shared: int, *, is_sure: bool) -> None:
         """Close what is open from `shared` on, and open the rest of the stack."""
@@ -261,7 +261,8 @@ class Calls:
         inside = stack[depth + 1 : end + 1]
         last = every[inside[-1]] if inside else every[stack[depth]]
         call = Call(parent, site, inside, last.function)
-        call.recomputed = any(every[number].role == Role.RECOMPUTE for number in stack[:depth])
+        call.recomputed = any(every[number].role == Role.RECOMPUTE for number in site)
+        call.recomputed |= parent is not None and parent.recomputed
         if parent is None:
             self.outermost.append(call)
         else:

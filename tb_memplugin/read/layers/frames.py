@@ -52,7 +52,9 @@ class Frames:
         python = {text: frame for text in distinct(stacks) if (frame := read_frame(text)).is_python}
         lines = ((frame.file, frame.line, frame.function) for frame in python.values())
         self.text = SourceText(lines, read=read_text)
-        self.text.check(_module_calls(stacks, python))
+        if self.text.is_known:
+            self.text.check(_module_calls(stacks, python))
+        self._calls_forward: dict[int, bool] = {}
         self.all: list[PythonFrame] = []
         self._functions: dict[tuple[str, str, int], int] = {}
         self._numbers = {text: self._add(frame) for text, frame in python.items()}
@@ -67,7 +69,9 @@ class Frames:
             stack: the texts of its frames, innermost first.
         """
         find = self._numbers.get
-        numbers = self._with_calls([number for text in reversed(stack) if (number := find(text, -1)) >= 0])
+        numbers = tuple([number for text in reversed(stack) if (number := find(text, -1)) >= 0])
+        if self.text.is_known:
+            numbers = self._with_calls(numbers)
         roles = [self.all[number].role for number in numbers]
         if Role.RECOMPUTE in roles:
             last = len(roles) - roles[::-1].index(Role.RECOMPUTE)
@@ -76,16 +80,21 @@ class Frames:
                 return (*numbers[:last], self._call, *numbers[last:])
         return numbers
 
-    def _with_calls(self, numbers: list[int]) -> tuple[int, ...]:
+    def _with_calls(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
         """Insert a module call where a line calls a module's `forward` itself."""
         result: list[int] = []
         for number in numbers:
-            if self.all[number].role == Role.FORWARD and result:
-                caller = self.all[result[-1]]
-                if any(target.is_forward for target in self.text.called(caller.file, caller.line)):
-                    result.append(self._call)
+            if self.all[number].role == Role.FORWARD and result and self._may_call_forward(result[-1]):
+                result.append(self._call)
             result.append(number)
         return tuple(result)
+
+    def _may_call_forward(self, number: int) -> bool:
+        """Whether the line of a frame calls the `forward` of a module itself."""
+        if number not in self._calls_forward:
+            targets = self.text.called(self.all[number].file, self.all[number].line)
+            self._calls_forward[number] = any(target.is_forward for target in targets)
+        return self._calls_forward[number]
 
     def _add(self, frame: Frame) -> int:
         """Return the number of a new frame, -1 if it is left out."""

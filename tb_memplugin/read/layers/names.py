@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Sequence
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from tb_memplugin.read.layers.calls import Call
@@ -107,11 +108,26 @@ class Names:
                     call.name, after = str(at), at + 1
 
     def _targets(self, site: tuple[int, ...]) -> tuple[Target, ...]:
-        """Return the modules that a site calls: those of its innermost frame whose text names any."""
-        frames = (self._frames.all[number] for number in reversed(site))
-        return next(
-            (targets for frame in frames if (targets := self._text.called(frame.file, frame.line))), ()
-        )
+        """Return the modules that a site calls: those of its innermost frame whose text names any.
+
+        A frame may be a method of a module below the parent, which the line of the frame around it says.
+        """
+        frames = [self._frames.all[number] for number in site]
+        for at in range(len(frames) - 1, -1, -1):
+            inner = frames[at + 1].name if at + 1 < len(frames) else ""
+            targets = self._text.called(frames[at].file, frames[at].line)
+            targets = tuple(target for target in targets if target.path.rpartition(".")[2] != inner)
+            if targets:
+                around = [
+                    self._text.receiver(outer.file, outer.line, method.name)
+                    for outer, method in pairwise(frames[: at + 1])
+                ]
+                below = "".join(f"{path}." for path in around if path)
+                return tuple(
+                    target._replace(path=f"{below}{target.path}", position=0) if below else target
+                    for target in targets
+                )
+        return ()
 
     def _by_targets(self, calls: list[Call], targets: tuple[Target, ...]) -> None:
         """Match calls with the modules that their line calls: by class, and in order."""

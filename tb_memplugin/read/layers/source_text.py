@@ -112,6 +112,11 @@ class SourceText:
             if balance < 0:
                 self._files[file] = None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether any file's text is known and fits."""
+        return any(text is not None for text in self._files.values())
+
     def has(self, file: str) -> bool:
         """Whether a file's text is known and fits."""
         return self._files.get(file) is not None
@@ -145,6 +150,14 @@ class SourceText:
         """Whether a line calls a module that is no attribute: its function makes it, or it is global."""
         function = self._function(file, line)
         return function is not None and function.makes(line)
+
+    def receiver(self, file: str, line: int, method: str) -> str:
+        """Return the path of the module whose method a line calls; "" for `self`, or if the text has none.
+
+        It is `NOT_KNOWN` if the line calls the methods of several.
+        """
+        function = self._function(file, line)
+        return function.receiver(line, method) if function else ""
 
     def most_calls(self, file: str, line: int) -> int | None:
         """Return how many modules a line calls at most in a run of its function; None: not known."""
@@ -206,6 +219,7 @@ class _File:
                 lines_before = "\n" * (self._line_of_start[number] - 1)
                 with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
                     tree = ast.parse(lines_before + self._text[slice(*self._starts[number : number + 2])])
+                    _name_self(tree)
                     self._blocks[number] = list(_functions(tree, None, self))
                     self._classes.update((n.name, n) for n in tree.body if isinstance(n, ast.ClassDef))
         return self._blocks[number]
@@ -229,6 +243,18 @@ class _File:
             for node in sorted(assignments, key=lambda node: node.lineno):
                 values.update(_assigned(node.targets[0], node.value))
         return self._values[owner.name]
+
+
+def _name_self(tree: ast.Module) -> None:
+    """Rename the first parameter of methods to `self`, where it has another name."""
+    owners = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    methods = (node for owner in owners for node in owner.body if isinstance(node, Function))
+    for method in methods:
+        first = next((each.arg for each in method.args.args), "self")
+        if first != "self" and not method.decorator_list:
+            for node in ast.walk(method):
+                if isinstance(node, ast.Name) and node.id == first:
+                    node.id = "self"
 
 
 def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
@@ -315,7 +341,18 @@ class _Function:
         return any(_has(call, line, line) for call in self._calls)
 
     def makes(self, line: int) -> bool:
-        return any(_has(call, line, line) and self._is_made(call.func) for call in self._calls)
+        functions = [call.func for call in self._calls if _has(call, line, line)]
+        is_local = any(
+            isinstance(f, ast.Name) and f.id in self._bound and not self._is_made(f) for f in functions
+        )
+        return not is_local and any(map(self._is_made, functions))
+
+    def receiver(self, line: int, method: str) -> str:
+        self._enter(line)
+        functions = (call.func for call in self._calls if _has(call, line, line))
+        methods = (f for f in functions if isinstance(f, ast.Attribute) and f.attr == method)
+        paths = {self._path(function.value) for function in methods}
+        return NOT_KNOWN if len(paths) > 1 else paths.pop() or "" if paths else ""
 
     def _is_made(self, function: ast.expr) -> bool:
         match function:

@@ -214,3 +214,52 @@ def test_how_sure_a_module_is_survives_a_side_file() -> None:
     content = file.getvalue()
     read = read_window(lambda first, size: content[first : first + size], len(content), "window")
     assert read.events.module_confidence.tolist() == [95, 0]
+
+
+OF_OTHERS = """
+from torch import nn
+from torch.nn.functional import relu
+
+class Coder(nn.Module):
+    def __init__(net):
+        net.up = nn.Linear(4, 8)
+
+    def encode(net, x):
+        return net.up(x)
+
+class Model(nn.Module):
+    def __init__(this):
+        this.image, this.text = Coder(), Coder()
+
+    def forward(this, x, layers):
+        x = this.image.encode(x)
+        y = this.text.encode(x) + this.image.encode(x)
+        for layer in layers:
+            y = relu(layer(y))
+        return y
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("        x = this.image.encode(x)", ["image.up"]), ("        y = this.text", ["?0.up", "?1.up"])],
+)
+def test_a_method_of_another_module_calls_what_is_below_that_module(
+    tmp_path: Path, line: str, expected: list[str]
+) -> None:
+    """The second line has the methods of two modules: which of them ran is not known."""
+    file, lines = tmp_path / "net.py", OF_OTHERS.split("\n")
+    file.write_text(OF_OTHERS, encoding="utf-8")
+    number = next(at for at, text in enumerate(lines, 1) if text.startswith(line))
+    method = ("encode", str(file), lines.index("        return net.up(x)") + 1)
+    stack = [MAIN, CALL, ("forward", str(file), number), method, CALL, LINEAR]
+    assert modules(inferred(*[(8, stack)] * len(expected))) == expected
+
+
+def test_a_module_that_a_function_of_its_line_takes_is_not_its_parent(tmp_path: Path) -> None:
+    file, lines = tmp_path / "net.py", OF_OTHERS.split("\n")
+    file.write_text(OF_OTHERS, encoding="utf-8")
+    number = lines.index("            y = relu(layer(y))") + 1
+    assert modules(inferred((8, [MAIN, CALL, ("forward", str(file), number), CALL, LINEAR]))) == [
+        f"?Linear:{number}"
+    ]
