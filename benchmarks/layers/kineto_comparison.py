@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,8 @@ def shares_of(pair: Pair) -> Iterator[Shares]:
             yield Shares(int(size.sum()), int(size[right[rows]].sum()), int(size[wrong[rows]].sum()))
 
 
-Judged = tuple[np.ndarray, np.ndarray]
+Judged = tuple[Bool, Bool]
+"""Which blocks have the right answer, and which a wrong one."""
 
 
 def category(pair: Pair) -> Judged:
@@ -131,16 +133,20 @@ def _key(trace: MemoryTrace, row: int) -> str | None:
 
 
 def tensor(pair: Pair) -> Judged:
-    """Dtype and shape, where both have them."""
+    """Dtype and number of elements, where both have a tensor.
+
+    The shapes may differ: a profile in process has the view that a later operator received.
+    """
     read, known = pair.read.allocations.tensor[pair.read_rows], pair.known.allocations.tensor[pair.known_rows]
     both = (read >= 0) & (known >= 0)
-    same = np.array(
-        [
-            mine >= 0 and true >= 0 and pair.read.tensors[mine][:2] == pair.known.tensors[true][:2]
-            for mine, true in zip(read.tolist(), known.tolist(), strict=True)
-        ]
-    )
+    mine = [_elements(pair.read.tensors[row]) if row >= 0 else None for row in read.tolist()]
+    true = [_elements(pair.known.tensors[row]) if row >= 0 else None for row in known.tolist()]
+    same = np.array([one == other for one, other in zip(mine, true, strict=True)], bool)
     return both & same, both & ~same
+
+
+def _elements(tensor: TensorMetadata) -> tuple[str, int]:
+    return tensor.dtype, prod(tensor.shape)
 
 
 def _median(column: tuple[Shares, ...]) -> str:

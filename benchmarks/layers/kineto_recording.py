@@ -18,7 +18,7 @@ from benchmarks.layers.programs import DEVICE, NEW, PROGRAMS, Built, Loss, langu
 from benchmarks.layers.recording import Program
 from tb_memplugin import combine_handlers, memory_trace_handler
 
-FLAGS: dict[str, dict[str, bool]] = {
+FLAGS: dict[str, dict[str, Any]] = {
     "bare": {},
     "shapes": {"record_shapes": True},
     "stacks": {"record_shapes": True, "with_stack": True, "with_modules": True},

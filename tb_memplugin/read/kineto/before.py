@@ -81,8 +81,8 @@ def _of_one_backward(
     most = int(np.bincount(stretch).argmax())
     accumulates = np.array([name == NODE_PREFIX + ACCUMULATE for name in ranges.name], bool)
     began = np.searchsorted(starts, ranges.start_ns[accumulates], side="right")
-    rows = rows[stretch == most]
-    return rows if len(rows) == np.count_nonzero(began == most) else rows[:0]
+    in_most: Int64 = rows[stretch == most]
+    return in_most if len(in_most) == np.count_nonzero(began == most) else rows[:0]
 
 
 def _kept(owners: Owned, category: UInt8, blocks: Allocations, device: int) -> int:

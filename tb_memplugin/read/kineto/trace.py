@@ -28,6 +28,7 @@ from tb_memplugin.read.kineto.levels import (
 )
 from tb_memplugin.read.kineto.owners import Owned, owned
 from tb_memplugin.read.kineto.ranges import CATEGORIES, STEP_PREFIX, Ranges, read_ranges
+from tb_memplugin.read.kineto.tensors import tensors_of
 from tb_memplugin.read.python_frames import note_on_cut
 from tb_memplugin.read.ranges import annotations_of, with_different_starts
 from tb_memplugin.trace import (
@@ -42,7 +43,7 @@ from tb_memplugin.trace import (
     events,
 )
 from tb_memplugin.trace.replay import pair
-from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Bool
+from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Bool, Int64
 
 SOURCE = "kineto"
 EPOCH_FROM_NS = 10**18
@@ -103,7 +104,7 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     window = Step(0, int(memory.time_ns[0]), int(memory.time_ns[-1]) + 1)
     owners = owned(ranges, around, memory, np.array([step.start_ns for step in steps], np.int64))
     beginning = beginnings(memory)
-    trace = _trace(memory, ranges, owners, beginning, steps or (window,), _properties(head))
+    trace = _trace(memory, ranges, around, owners, beginning, steps or (window,), _properties(head))
     named = np.flatnonzero(ranges.annotation | ranges.step)
     annotations, names = annotations_of(
         [ranges.name[row] for row in named.tolist()],
@@ -145,6 +146,7 @@ def _steps(ranges: Ranges) -> tuple[Step, ...]:
 def _trace(
     memory: MemoryRows,
     ranges: Ranges,
+    around: Int64,
     owners: Owned,
     beginning: Sequence[Beginning],
     steps: tuple[Step, ...],
@@ -157,15 +159,17 @@ def _trace(
     bare = _bare_events(memory, owners, in_blocks)
     blocks = pair(bare, start)
     category, reason = judged(memory, owners, blocks)
+    tensor, tensors = tensors_of(ranges, around, memory, in_blocks)
     return MemoryTrace(
         source=SOURCE,
-        events=replace(bare, category=category, reason=reason),
+        events=replace(bare, category=category, reason=reason, tensor=tensor),
         start=with_categories(start, memory, ranges, owners, category, blocks, in_blocks),
         devices=tuple(Device(name) for name in memory.devices),
         steps=steps,
         operators=owners.operators,
         modules=modules,
         stacks=owners.stacks,
+        tensors=tensors,
         phases=owners.phases,
         calls=owners.calls,
         ooms=tuple(
