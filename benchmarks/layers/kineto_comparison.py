@@ -14,9 +14,17 @@ import numpy as np
 from benchmarks.layers.comparison import Shares
 from tb_memplugin.loading import load
 from tb_memplugin.trace import Category, MemoryTrace
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Bool, Int64, TensorMetadata
 
-COLUMNS = ("category", "category at the peak", "module", "module at the peak", "tensor", "tensor at the peak")
+COLUMNS = (
+    "category",
+    "category at the peak",
+    "module",
+    "module at the peak",
+    "tensor",
+    "tensor at the peak",
+    "alive before",
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,27 @@ def shares_of(pair: Pair) -> Iterator[Shares]:
         for rows in (np.ones(len(at_peak), bool), at_peak):
             size = pair.bytes[rows]
             yield Shares(int(size.sum()), int(size[right[rows]].sum()), int(size[wrong[rows]].sum()))
+    yield alive_before(pair, device, moment)
+
+
+def alive_before(pair: Pair, device: int, moment: int) -> Shares:
+    """Compare the bytes of each category that were alive before the window, of those alive at a moment.
+
+    Workspaces are left out: nothing in a trace tells those from before.
+    """
+    read, known = (_start_bytes(trace, device, moment) for trace in (pair.read, pair.known))
+    del known[Category.WORKSPACE], read[Category.UNKNOWN]
+    right = sum(min(size, known[category]) for category, size in read.items())
+    return Shares(sum(known.values()), right, sum(read.values()) - right)
+
+
+def _start_bytes(trace: MemoryTrace, device: int, moment: int) -> Counter[int]:
+    blocks = trace.allocations
+    rows = blocks.alive_at(moment, device)
+    count: Counter[int] = Counter()
+    for row in rows[blocks.born[rows] < 0].tolist():
+        count[int(blocks.category[row])] += int(blocks.bytes[row])
+    return count
 
 
 Judged = tuple[Bool, Bool]

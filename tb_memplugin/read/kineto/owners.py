@@ -100,13 +100,14 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
     of_node, in_module = _at(node_modules(ranges, maker, module), around), _at(module, around)
     owner = owners.with_outside(np.where(is_inferred, of_node, in_module), outside, operators)
     phases = _phases(ranges, step_starts, maker)
-    phase = np.where(node >= 0, np.uint8(Phase.BACKWARD), phase_at(phases, memory.time_ns))
+    phase = phase_at(phases, memory.time_ns)
+    phase[(node >= 0) & (phase != Phase.OPTIMIZER)] = Phase.BACKWARD  # hooks of nodes may be optimizers
     stack, stacks, cut = _stacks(ranges, memory)
     return Owned(
         operator=name[np.where(called >= 0, called, inner)].astype(np.int32),
         module=owner,
         stack=stack,
-        phase=phase.astype(np.uint8),
+        phase=phase,
         operator_end_ns=_ends(ranges, called, node),
         recomputing=is_again,
         module_confidence=np.where(is_inferred & (of_node >= 0), OF_NODE, 100).astype(np.uint8),

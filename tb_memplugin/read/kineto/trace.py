@@ -32,6 +32,7 @@ from tb_memplugin.read.kineto.tensors import tensors_of
 from tb_memplugin.read.python_frames import note_on_cut
 from tb_memplugin.read.ranges import annotations_of, with_different_starts
 from tb_memplugin.trace import (
+    Category,
     Device,
     Events,
     Kind,
@@ -48,6 +49,9 @@ from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Bool, Int64
 SOURCE = "kineto"
 EPOCH_FROM_NS = 10**18
 """Times from this on (September 2001) are already counted from the epoch."""
+
+CERTAIN = 100
+"""The `module_confidence` of what was recorded."""
 
 LONGEST_STEP_NUMBER = 9
 PROPERTIES = (
@@ -222,8 +226,30 @@ def _notes(trace: MemoryTrace, invalid: int, owners: Owned, *, stepless: bool) -
             "step.",
             "no_steps",
         )
+    yield from _notes_on_inferred(trace)
     if owners.cut_stacks:
         yield note_on_cut(owners.cut_stacks, trace)
+
+
+def _notes_on_inferred(trace: MemoryTrace) -> Iterator[Note]:
+    """Yield notes on what the file does not say, but what follows from it."""
+    inferred = (trace.events.kind == Kind.ALLOC) & (trace.events.module_confidence < CERTAIN)
+    in_nodes = int(trace.events.bytes[inferred].sum())
+    if in_nodes:
+        yield Note(
+            f"The modules of {in_nodes:,} bytes that autograd allocated are inferred: those of the operators "
+            "whose sequence numbers its nodes have.",
+            "node_modules_inferred",
+            in_nodes,
+        )
+    before = int(trace.start.bytes[trace.start.category != Category.UNKNOWN].sum())
+    if before:
+        yield Note(
+            f"What {before:,} bytes from before the window are is inferred: gradients have the sizes of "
+            "parameters, and the optimizer keeps tensors of these sizes.",
+            "start_inferred",
+            before,
+        )
 
 
 def _noted(trace: MemoryTrace, notes: tuple[Note, ...]) -> MemoryTrace:
