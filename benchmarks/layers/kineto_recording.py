@@ -54,7 +54,7 @@ def perceptron() -> Built:
 OTHERS = (
     *("decoder", "mixture", "checkpoint", "shared", "unet", "residual", "recurrent", "mixer"),
     *("roberta", "qwen2_moe", "whisper", "dinov2", "lora", "checkpoint_hf"),
-    *("gemma", "deit", "convnextv2", "mbart", "olmoe", "squeezebert", "falcon_mamba", "lora_all"),
+    *("gemma", "deit", "convnextv2", "olmoe", "squeezebert", "falcon_mamba", "lora_all"),
 )
 PROFILED: dict[str, Program] = {
     "mlp": perceptron,
