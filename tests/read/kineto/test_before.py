@@ -21,7 +21,7 @@ def step(name: str, *in_optimizer: dict[str, Any], nodes: int = 2, last: str = "
         memory(f"1 100 -512 {FIRST - 512}", **CUDA),
         memory(f"2 200 -1024 {at}", **CUDA),
         operator("mm", 3, 4, 5),
-        ran(NODE + "MmBackward0", 10, 20, **{"Sequence number": 5, "Fwd thread id": 1}),
+        ran(NODE + "MmBackward0", 10, 20, args={"Sequence number": 5, "Fwd thread id": 1}),
         memory(f"12 300 512 {at + 512}", **CUDA),
         memory(f"14 400 1024 {at + 1536}", **CUDA),
         *(ran(f"{NODE}torch::autograd::AccumulateGrad", 21 + n, 21 + n) for n in range(nodes)),

@@ -11,7 +11,7 @@ def test_a_step_without_stacks_has_activations_gradients_and_optimizer_state() -
         operator("mm", 1, 4, 5),
         memory("2 100 8 8"),  # saved for backward
         node("MmBackward0", 10, 20, 5),
-        ran("MmBackward0", 11, 19, **{"Sequence number": 5, "Fwd thread id": 1}),
+        ran("MmBackward0", 11, 19, args={"Sequence number": 5, "Fwd thread id": 1}),
         memory("12 200 4 12"),  # lives into the optimizer
         memory("13 300 2 14"),
         memory("14 300 -2 12"),  # freed while the node's function runs

@@ -50,7 +50,7 @@ def test_a_gradient_is_accumulated_for_the_node_before() -> None:
 
 def test_a_node_without_a_number_has_that_of_its_own_function() -> None:
     hooked = ran(NODE + "AddmmBackward0", 40, 49)
-    own = ran("AddmmBackward0", 43, 48, **{"Sequence number": 6, "Fwd thread id": 1})
+    own = ran("AddmmBackward0", 43, 48, args={"Sequence number": 6, "Fwd thread id": 1})
     trace = loaded(*TWO_LAYERS, hooked, own, memory("44 100 8 8"))
     assert owners(trace) == ["Linear_1"]
 
@@ -79,7 +79,7 @@ def test_a_module_within_a_node_runs_again_and_owns_what_it_allocates() -> None:
     trace = loaded(
         *TWO_LAYERS,
         node("AddmmBackward0", 40, 60, 6),
-        ran("AddmmBackward0", 41, 59, **{"Sequence number": 6, "Fwd thread id": 1}),
+        ran("AddmmBackward0", 41, 59, args={"Sequence number": 6, "Fwd thread id": 1}),
         module("Linear_0", 42, 50),
         operator("addmm", 43, 49, 9),
         memory("44 100 8 8"),
@@ -95,7 +95,7 @@ def test_without_modules_operators_with_gradients_on_run_again_within_a_node() -
     trace = loaded(
         operator("mul", 1, 2, 5),
         node("MulBackward0", 40, 60, 5),
-        ran("MulBackward0", 41, 59, **{"Sequence number": 5, "Fwd thread id": 1}),
+        ran("MulBackward0", 41, 59, args={"Sequence number": 5, "Fwd thread id": 1}),
         operator("mul", 43, 49, 9),
         memory("44 100 8 8"),
         memory("70 100 -8 0"),

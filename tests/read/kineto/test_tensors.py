@@ -9,9 +9,11 @@ import pytest
 from tests.read.kineto.written import CUDA, loaded, memory, ran
 
 
-def returned(name: str, size: int, device: dict[str, Any] | None = None, **inputs: Any) -> str | None:
+def returned(
+    name: str, size: int, inputs: dict[str, Any], device: dict[str, Any] | None = None
+) -> str | None:
     """What an allocation of a size in an operator is."""
-    trace = loaded(ran(f"aten::{name}", 1, 9, **inputs), memory(f"2 100 {size} {size}", **(device or {})))
+    trace = loaded(ran(f"aten::{name}", 1, 9, args=inputs), memory(f"2 100 {size} {size}", **(device or {})))
     row = int(trace.events.tensor[0])
     return str(trace.tensors[row]) if row >= 0 else None
 
@@ -34,20 +36,20 @@ def tensors(
 
 def test_empty_is_given_its_size_and_dtype() -> None:
     texts = {"Concrete Inputs": ["[2, 128]", "4", "", "", "False", ""]}
-    assert returned("empty", 2048, **texts) == "int64 [2, 128]"
-    assert returned("empty", 2040, **texts) is None
+    assert returned("empty", 2048, texts) == "int64 [2, 128]"
+    assert returned("empty", 2040, texts) is None
     assert (
-        returned("empty", 1024, **{"Concrete Inputs": ["[2, 128]", "", "", "", "", ""]}) == "float32 [2, 128]"
+        returned("empty", 1024, {"Concrete Inputs": ["[2, 128]", "", "", "", "", ""]}) == "float32 [2, 128]"
     )
     assert (
         returned("empty", 2048, **{"Concrete Inputs": ["[2, 128]", "", "", "", "", ""]}) == "float64 [2, 128]"
     )
-    assert returned("empty", 1024, **{"Concrete Inputs": ["[2, 128]", "", "", "", "", "2"]}) is None
+    assert returned("empty", 1024, {"Concrete Inputs": ["[2, 128]", "", "", "", "", "2"]}) is None
 
 
 def test_empty_strided_is_given_its_strides() -> None:
     texts = {"Concrete Inputs": ["[2, 4]", "[1, 2]", "5", "0", "", ""]}
-    assert returned("empty_strided", 16, **texts) == "float16 [2, 4] strides [1, 2]"
+    assert returned("empty_strided", 16, texts) == "float16 [2, 4] strides [1, 2]"
 
 
 @pytest.mark.parametrize(
@@ -66,24 +68,24 @@ def test_empty_strided_is_given_its_strides() -> None:
 def test_inputs_decide_what_operators_return(
     name: str, shapes: tuple[list[int], ...], size: int, shape: str | None
 ) -> None:
-    assert returned(name, size, **tensors(*shapes)) == shape
+    assert returned(name, size, tensors(*shapes)) == shape
 
 
 def test_strides_are_those_of_the_inputs() -> None:
-    assert returned("relu", 24, **tensors([2, 3], strides=[[1, 2]])) == "float32 [2, 3] strides [1, 2]"
-    assert returned("relu", 24, **tensors([2, 3], strides=[[6, 2]])) is None
-    assert returned("add", 24, **tensors([2, 3], [2, 3], strides=[[1, 2], [3, 1]])) is None
+    assert returned("relu", 24, tensors([2, 3], strides=[[1, 2]])) == "float32 [2, 3] strides [1, 2]"
+    assert returned("relu", 24, tensors([2, 3], strides=[[6, 2]])) is None
+    assert returned("add", 24, tensors([2, 3], [2, 3], strides=[[1, 2], [3, 1]])) is None
 
 
 def test_dtypes_that_are_promoted_are_not_known() -> None:
     mixed = {**tensors([2, 3], [2, 3]), "Input type": ["float", "c10::Half"]}
-    assert returned("add", 24, **mixed) is None
-    assert returned("mul", 48, **tensors([2, 3], kind="long int")) is None
+    assert returned("add", 24, mixed) is None
+    assert returned("mul", 48, tensors([2, 3], kind="long int")) is None
 
 
 def test_a_caching_allocator_rounds() -> None:
-    assert returned("gelu", 512, CUDA, **tensors([3, 7])) == "float32 [3, 7]"
-    assert returned("gelu", 1024, CUDA, **tensors([3, 7])) is None
+    assert returned("gelu", 512, tensors([3, 7]), CUDA) == "float32 [3, 7]"
+    assert returned("gelu", 1024, tensors([3, 7]), CUDA) is None
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,6 @@ def test_a_caching_allocator_rounds() -> None:
     ],
 )
 def test_what_a_hostile_file_says_is_no_tensor(inputs: dict[str, Any]) -> None:
-    assert returned("empty", 24, **inputs) is None
-    assert returned("gelu", 24, **inputs) is None
-    assert returned("mm", 24, **inputs) is None
+    assert returned("empty", 24, inputs) is None
+    assert returned("gelu", 24, inputs) is None
+    assert returned("mm", 24, inputs) is None

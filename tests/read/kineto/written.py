@@ -20,7 +20,12 @@ def memory(line: str, thread: int = 1, **more: Any) -> dict[str, Any]:
 
 
 def ran(
-    name: str, start: int, end: int, thread: int = 1, category: str = "cpu_op", **args: Any
+    name: str,
+    start: int,
+    end: int,
+    thread: int = 1,
+    category: str = "cpu_op",
+    args: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     return {
         "ph": "X",
@@ -30,17 +35,17 @@ def ran(
         "tid": thread,
         "ts": start,
         "dur": end - start,
-        "args": args,
+        "args": args or {},
     }
 
 
 def operator(name: str, start: int, end: int, number: int, thread: int = 1) -> dict[str, Any]:
     """An operator that runs with gradients on."""
-    return ran(f"aten::{name}", start, end, thread, **{"Sequence number": number, "Fwd thread id": 0})
+    return ran(f"aten::{name}", start, end, thread, args={"Sequence number": number, "Fwd thread id": 0})
 
 
 def node(name: str, start: int, end: int, number: int, thread: int = 1, made_on: int = 1) -> dict[str, Any]:
-    return ran(NODE + name, start, end, thread, **{"Sequence number": number, "Fwd thread id": made_on})
+    return ran(NODE + name, start, end, thread, args={"Sequence number": number, "Fwd thread id": made_on})
 
 
 def module(name: str, start: int, end: int) -> dict[str, Any]:
