@@ -38,12 +38,9 @@ def test_empty_is_given_its_size_and_dtype() -> None:
     texts = {"Concrete Inputs": ["[2, 128]", "4", "", "", "False", ""]}
     assert returned("empty", 2048, texts) == "int64 [2, 128]"
     assert returned("empty", 2040, texts) is None
-    assert (
-        returned("empty", 1024, {"Concrete Inputs": ["[2, 128]", "", "", "", "", ""]}) == "float32 [2, 128]"
-    )
-    assert (
-        returned("empty", 2048, **{"Concrete Inputs": ["[2, 128]", "", "", "", "", ""]}) == "float64 [2, 128]"
-    )
+    by_default = {"Concrete Inputs": ["[2, 128]", "", "", "", "", ""]}
+    assert returned("empty", 1024, by_default) == "float32 [2, 128]"
+    assert returned("empty", 2048, by_default) == "float64 [2, 128]"
     assert returned("empty", 1024, {"Concrete Inputs": ["[2, 128]", "", "", "", "", "2"]}) is None
 
 
