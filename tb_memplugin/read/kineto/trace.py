@@ -17,7 +17,7 @@ from tb_memplugin.read.faults import Tally, notes_on
 from tb_memplugin.read.kineto.before import with_categories
 from tb_memplugin.read.kineto.categories import judged
 from tb_memplugin.read.kineto.events import FIX, MemoryRows, Threads, read_memory
-from tb_memplugin.read.kineto.fields import LATEST_US, whole_column
+from tb_memplugin.read.kineto.fields import base_ns
 from tb_memplugin.read.kineto.levels import (
     Beginning,
     beginnings,
@@ -47,9 +47,6 @@ from tb_memplugin.trace.replay import pair
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Bool, Int64
 
 SOURCE = "kineto"
-EPOCH_FROM_NS = 10**18
-"""Times from this on (September 2001) are already counted from the epoch."""
-
 CERTAIN = 100
 """The `module_confidence` of what was recorded."""
 
@@ -101,7 +98,7 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
         threads,
         memory,
     )
-    base = _base(head, memory)
+    base = base_ns(head.get("baseTimeNanoseconds"), int(memory.time_ns[0]))
     memory = replace(memory, time_ns=memory.time_ns + base)
     ranges = replace(ranges, start_ns=ranges.start_ns + base, end_ns=ranges.end_ns + base)
     steps = _steps(ranges)
@@ -125,14 +122,6 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
         *notes_on_levels(trace, memory, beginning),
     )
     return _noted(trace, notes)
-
-
-def _base(head: dict[str, Any], memory: MemoryRows) -> int:
-    """Return the epoch nanoseconds of the file's time 0; 0 if its times count from the epoch."""
-    number, there = whole_column([head.get("baseTimeNanoseconds")])
-    base = int(number[0])
-    usable = there[0] and 0 <= base < LATEST_US * 1_000 and memory.time_ns[0] < EPOCH_FROM_NS
-    return base if usable else 0
 
 
 def _steps(ranges: Ranges) -> tuple[Step, ...]:
