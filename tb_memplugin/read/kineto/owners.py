@@ -34,7 +34,7 @@ OF_NETWORKS = re.compile(
 
 OF_NODE = 98
 """How sure it is that what a node allocates is of the module of its operator, in percent. Measured in
-docs/design/layers_from_stacks.md."""
+docs/design/kineto_traces.md."""
 
 FORWARD_SUFFIX = ": forward"
 MODULE_NUMBER = re.compile(r"_\d+$")
