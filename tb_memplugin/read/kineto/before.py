@@ -53,19 +53,19 @@ def with_categories(
             profiler is on, so it does not tell what was alive at the start.
     """
     gradients = _of_one_backward(memory, ranges, owners, category, blocks)
-    known = replace(start, category=start.category.copy(), reason=start.reason.copy())
+    categorised = replace(start, category=start.category.copy(), reason=start.reason.copy())
     for device in np.unique(blocks.device[gradients]).tolist():
         sizes = blocks.bytes[gradients[blocks.device[gradients] == device]]
         freed = np.flatnonzero((start.address != 0) & (start.device == device))
         freed = freed[owners.phase[blocks.freed[freed]] == Phase.OTHER]
         if np.array_equal(np.sort(start.bytes[freed]), np.sort(sizes)):
-            known.category[freed], known.reason[freed] = Category.GRADIENT, Reason.SAME_SIZES
+            categorised.category[freed], categorised.reason[freed] = Category.GRADIENT, Reason.SAME_SIZES
         parameters = int(sizes.sum())
         if in_blocks[device] and _kept(owners, category, blocks, device) < parameters:
             tensors = _state_tensors(ranges, category, blocks, device)
-            known = _split(known, device, Category.PARAMETER, parameters)
-            known = _split(known, device, Category.OPTIMIZER_STATE, tensors * parameters)
-    return known
+            categorised = _split(categorised, device, Category.PARAMETER, parameters)
+            categorised = _split(categorised, device, Category.OPTIMIZER_STATE, tensors * parameters)
+    return categorised
 
 
 def _of_one_backward(
