@@ -15,7 +15,7 @@ from tb_memplugin.read.kineto.events import MemoryRows
 from tb_memplugin.read.kineto.owners import Owned
 from tb_memplugin.read.kineto.ranges import ACCUMULATE, NODE_PREFIX, OPTIMIZER_PREFIX, Ranges, innermost
 from tb_memplugin.trace import Allocations, Category, Phase, Reason, StartState
-from tb_memplugin.trace.tables import Bool, Int64, UInt8
+from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt8
 
 STATE_TENSORS = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adadelta": 2, "SGD": 0}
 """How many tensors of a parameter's bytes torch's optimizers keep for it, without options (torch/optim)."""
@@ -65,7 +65,7 @@ def with_categories(
             tensors = _state_tensors(ranges, category, blocks, device)
             categorised = _split(categorised, device, Category.PARAMETER, parameters)
             categorised = _split(categorised, device, Category.OPTIMIZER_STATE, tensors * parameters)
-    return categorised
+    return _rows(categorised, np.flatnonzero(categorised.bytes))
 
 
 def _of_one_backward(
@@ -114,10 +114,12 @@ def _split(start: StartState, device: int, category: Category, size: int) -> Sta
     rest = np.flatnonzero((start.address == 0) & (start.device == device))
     if not size or not len(rest) or size > start.bytes[rest[0]]:
         return start
-    rows = np.append(np.arange(len(start)), rest[0])
-    split = StartState(**{name: getattr(start, name)[rows] for name in StartState.__slots__})
+    split = _rows(start, np.append(np.arange(len(start)), rest[0]))
     split.bytes[rest[0]] -= size
     split.bytes[-1], split.category[-1], split.reason[-1] = size, category, Reason.SAME_SIZES
     split.rounded[:] = np.where(split.rounded >= 0, split.bytes, -1)
-    left = split.bytes > 0
-    return StartState(**{name: getattr(split, name)[left] for name in StartState.__slots__})
+    return split
+
+
+def _rows(start: StartState, rows: Rows) -> StartState:
+    return StartState(**{name: getattr(start, name)[rows] for name in StartState.__slots__})

@@ -83,3 +83,23 @@ def test_no_more_is_said_than_there_was() -> None:
     trace = step("AdamW", ran("aten::maximum", 31, 32), ran("aten::x", 33, 34))
     assert before(trace)[Category.OPTIMIZER_STATE] == 3 * 1536
     assert trace.start.bytes.sum() == FIRST
+
+
+def test_devices_are_apart() -> None:
+    """All bytes of the first device are parameters; the gradient from before on the second is still one."""
+    second = {**CUDA, "Device Id": 1}
+    trace = loaded(
+        memory("1 900 -1024 1024", **second),
+        operator("mm", 3, 4, 5),
+        ran(NODE + "MmBackward0", 10, 20, args={"Sequence number": 5, "Fwd thread id": 1}),
+        memory("12 300 512 1024", **CUDA),
+        memory("14 400 1024 2048", **second),
+        *(ran(f"{NODE}torch::autograd::AccumulateGrad", 21 + n, 21 + n) for n in range(2)),
+    )
+    columns = (trace.start.device, trace.start.category, trace.start.bytes)
+    rows = sorted(zip(*(column.tolist() for column in columns), strict=True))
+    assert rows == [
+        (0, Category.PARAMETER, 512),
+        (1, Category.PARAMETER, 1024),
+        (1, Category.GRADIENT, 1024),
+    ]
