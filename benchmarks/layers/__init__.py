@@ -3,5 +3,10 @@
     python -m tests.gpu.standin -m benchmarks.layers record FOLDER [PROGRAM...]
     python -m benchmarks.layers compare FOLDER
 
-The first needs torch's CUDA wheel, transformers, accelerate and peft.
+And how well a Kineto trace says what memory is, beside what our handler knew of the same window:
+
+    LAYERS_DEVICE=cpu python -m benchmarks.layers record-kineto FOLDER [PROGRAM...]
+    python -m benchmarks.layers compare-kineto FOLDER
+
+Recording needs torch's CUDA wheel, transformers, accelerate and peft.
 """

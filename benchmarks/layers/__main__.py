@@ -1,10 +1,15 @@
-"""`python -m benchmarks.layers record FOLDER [PROGRAM...]` and `compare FOLDER [PROGRAM...]`."""
+"""`python -m benchmarks.layers record FOLDER [PROGRAM...]` and `compare FOLDER [PROGRAM...]`.
+
+`record-kineto` and `compare-kineto` do the same with profiles.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 
@@ -17,22 +22,44 @@ def record(folder: Path, chosen: list[str]) -> None:
 
     every = PROGRAMS | NEW
     for name in chosen or every:
-        child = os.fork()
-        if not child:
-            try:
-                record(every[name], folder / f"{name}.pickle", "all")
-            except Exception:  # noqa: BLE001  # the child ends here, whatever failed
-                traceback.print_exc()
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        print(name, "recorded" if (folder / f"{name}.pickle").exists() else "failed", flush=True)
+        path = folder / f"{name}.pickle"
+        _in_a_process(partial(record, every[name], path, "all"))
+        print(name, "recorded" if path.exists() else "failed", flush=True)
+
+
+def record_kineto(folder: Path, chosen: list[str]) -> None:
+    """Profile programs with each set of flags, on the device that LAYERS_DEVICE names."""
+    from benchmarks.layers.kineto_recording import FLAGS, PROFILED, record
+
+    for name in chosen or PROFILED:
+        for flags in FLAGS:
+            _in_a_process(partial(record, PROFILED[name], name, flags, folder))
+            is_there = (folder / f"{name}.{flags}.mem").exists()
+            print(name, flags, "recorded" if is_there else "failed", flush=True)
+
+
+def _in_a_process(run: Callable[[], None]) -> None:
+    child = os.fork()
+    if not child:
+        try:
+            run()
+        except Exception:  # noqa: BLE001  # the child ends here, whatever failed
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
 
 
 def main(arguments: list[str]) -> None:
     what, folder, *chosen = arguments
     if what == "record":
         record(Path(folder), chosen)
+    elif what == "record-kineto":
+        record_kineto(Path(folder), chosen)
+    elif what == "compare-kineto":
+        from benchmarks.layers.kineto_comparison import compare as compare_kineto
+
+        compare_kineto(Path(folder), chosen)
     else:
         from benchmarks.layers.comparison import compare
 

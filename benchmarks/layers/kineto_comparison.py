@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,17 @@ import numpy as np
 from benchmarks.layers.comparison import Shares
 from tb_memplugin.loading import load
 from tb_memplugin.trace import Category, MemoryTrace
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Bool, Int64, TensorMetadata
 
-COLUMNS = ("category", "category at the peak", "module", "module at the peak", "tensor", "tensor at the peak")
+COLUMNS = (
+    "category",
+    "category at the peak",
+    "module",
+    "module at the peak",
+    "tensor",
+    "tensor at the peak",
+    "alive before",
+)
 
 
 @dataclass(frozen=True)
@@ -80,9 +89,31 @@ def shares_of(pair: Pair) -> Iterator[Shares]:
         for rows in (np.ones(len(at_peak), bool), at_peak):
             size = pair.bytes[rows]
             yield Shares(int(size.sum()), int(size[right[rows]].sum()), int(size[wrong[rows]].sum()))
+    yield alive_before(pair, device, moment)
 
 
-Judged = tuple[np.ndarray, np.ndarray]
+def alive_before(pair: Pair, device: int, moment: int) -> Shares:
+    """Compare the bytes of each category that were alive before the window, of those alive at a moment.
+
+    Workspaces are left out: nothing in a trace tells those from before.
+    """
+    read, known = (_start_bytes(trace, device, moment) for trace in (pair.read, pair.known))
+    del known[Category.WORKSPACE], read[Category.UNKNOWN]
+    right = sum(min(size, known[category]) for category, size in read.items())
+    return Shares(sum(known.values()), right, sum(read.values()) - right)
+
+
+def _start_bytes(trace: MemoryTrace, device: int, moment: int) -> Counter[int]:
+    blocks = trace.allocations
+    rows = blocks.alive_at(moment, device)
+    count: Counter[int] = Counter()
+    for row in rows[blocks.born[rows] < 0].tolist():
+        count[int(blocks.category[row])] += int(blocks.bytes[row])
+    return count
+
+
+Judged = tuple[Bool, Bool]
+"""Which blocks have the right answer, and which a wrong one."""
 
 
 def category(pair: Pair) -> Judged:
@@ -131,16 +162,20 @@ def _key(trace: MemoryTrace, row: int) -> str | None:
 
 
 def tensor(pair: Pair) -> Judged:
-    """Dtype and shape, where both have them."""
+    """Dtype and number of elements, where both have a tensor.
+
+    The shapes may differ: a profile in process has the view that a later operator received.
+    """
     read, known = pair.read.allocations.tensor[pair.read_rows], pair.known.allocations.tensor[pair.known_rows]
     both = (read >= 0) & (known >= 0)
-    same = np.array(
-        [
-            mine >= 0 and true >= 0 and pair.read.tensors[mine][:2] == pair.known.tensors[true][:2]
-            for mine, true in zip(read.tolist(), known.tolist(), strict=True)
-        ]
-    )
+    mine = [_elements(pair.read.tensors[row]) if row >= 0 else None for row in read.tolist()]
+    true = [_elements(pair.known.tensors[row]) if row >= 0 else None for row in known.tolist()]
+    same = np.array([one == other for one, other in zip(mine, true, strict=True)], bool)
     return both & same, both & ~same
+
+
+def _elements(tensor: TensorMetadata) -> tuple[str, int]:
+    return tensor.dtype, prod(tensor.shape)
 
 
 def _median(column: tuple[Shares, ...]) -> str:

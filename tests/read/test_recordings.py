@@ -23,7 +23,7 @@ from tb_memplugin.analysis.moments import peak
 from tb_memplugin.analysis.pool_names import pool_key, stream_key
 from tb_memplugin.analysis.steps import step_stats
 from tb_memplugin.loading import load
-from tb_memplugin.trace import Kind, MemoryTrace, Phase
+from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -238,6 +238,32 @@ def test_a_profile_and_a_snapshot_of_the_same_steps_have_the_same_requests(versi
     requested = from_history.events.kind == Kind.ALLOC
     assert from_history.events.address[requested].tolist() == addresses
     assert np.all(from_history.events.bytes[requested] <= from_profiler.events.bytes[is_block])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_profile_knows_the_parameters_and_the_state_from_before_it(version: str) -> None:
+    """By the sizes of gradients, which the profiler rounds up to 512 bytes for each."""
+    trace, holds = kineto(version), truths(version)["profiled"]["holds"]
+    on_gpu = trace.start.device == trace.device_row("cuda:0")
+    for category, tensors in ((Category.PARAMETER, 15), (Category.OPTIMIZER_STATE, 30)):
+        size = int(trace.start.bytes[on_gpu & (trace.start.category == category)].sum())
+        assert holds[category.key] <= size < holds[category.key] + 512 * tensors
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_profile_and_a_snapshot_of_the_same_steps_have_the_same_categories(version: str) -> None:
+    """But the profile alone has where operators end, and not the call of `backward`, which makes ones."""
+    from_history, from_profiler = snapshot(version, "profiled"), kineto(version)
+    is_block = (from_profiler.events.kind == Kind.ALLOC) & (
+        from_profiler.events.device == from_profiler.device_row("cuda:0")
+    )
+    in_profile = from_profiler.events.category[is_block]
+    in_history = from_history.events.category[from_history.events.kind == Kind.ALLOC]
+    assert not np.any(in_profile == Category.UNKNOWN)
+    ones = from_profiler.operators.index("aten::ones_like")
+    lasts = (in_profile != Category.TEMPORARY) & (from_profiler.events.operator[is_block] != ones)
+    for category in (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.GRADIENT):
+        assert np.array_equal(in_profile[lasts] == category, in_history[lasts] == category)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -15,7 +15,7 @@ from tb_memplugin.read.kineto.events import MemoryRows
 from tb_memplugin.read.kineto.owners import Owned
 from tb_memplugin.read.kineto.ranges import ACCUMULATE, NODE_PREFIX, OPTIMIZER_PREFIX, Ranges, innermost
 from tb_memplugin.trace import Allocations, Category, Phase, Reason, StartState
-from tb_memplugin.trace.tables import Bool, Int64, UInt8
+from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt8
 
 STATE_TENSORS = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adadelta": 2, "SGD": 0}
 """How many tensors of a parameter's bytes torch's optimizers keep for it, without options (torch/optim)."""
@@ -53,19 +53,19 @@ def with_categories(
             profiler is on, so it does not tell what was alive at the start.
     """
     gradients = _of_one_backward(memory, ranges, owners, category, blocks)
-    known = replace(start, category=start.category.copy(), reason=start.reason.copy())
+    categorised = replace(start, category=start.category.copy(), reason=start.reason.copy())
     for device in np.unique(blocks.device[gradients]).tolist():
         sizes = blocks.bytes[gradients[blocks.device[gradients] == device]]
         freed = np.flatnonzero((start.address != 0) & (start.device == device))
         freed = freed[owners.phase[blocks.freed[freed]] == Phase.OTHER]
         if np.array_equal(np.sort(start.bytes[freed]), np.sort(sizes)):
-            known.category[freed], known.reason[freed] = Category.GRADIENT, Reason.SAME_SIZES
+            categorised.category[freed], categorised.reason[freed] = Category.GRADIENT, Reason.SAME_SIZES
         parameters = int(sizes.sum())
         if in_blocks[device] and _kept(owners, category, blocks, device) < parameters:
             tensors = _state_tensors(ranges, category, blocks, device)
-            known = _split(known, device, Category.PARAMETER, parameters)
-            known = _split(known, device, Category.OPTIMIZER_STATE, tensors * parameters)
-    return known
+            categorised = _split(categorised, device, Category.PARAMETER, parameters)
+            categorised = _split(categorised, device, Category.OPTIMIZER_STATE, tensors * parameters)
+    return _rows(categorised, np.flatnonzero(categorised.bytes))
 
 
 def _of_one_backward(
@@ -81,8 +81,8 @@ def _of_one_backward(
     most = int(np.bincount(stretch).argmax())
     accumulates = np.array([name == NODE_PREFIX + ACCUMULATE for name in ranges.name], bool)
     began = np.searchsorted(starts, ranges.start_ns[accumulates], side="right")
-    rows = rows[stretch == most]
-    return rows if len(rows) == np.count_nonzero(began == most) else rows[:0]
+    in_most: Int64 = rows[stretch == most]
+    return in_most if len(in_most) == np.count_nonzero(began == most) else rows[:0]
 
 
 def _kept(owners: Owned, category: UInt8, blocks: Allocations, device: int) -> int:
@@ -114,10 +114,12 @@ def _split(start: StartState, device: int, category: Category, size: int) -> Sta
     rest = np.flatnonzero((start.address == 0) & (start.device == device))
     if not size or not len(rest) or size > start.bytes[rest[0]]:
         return start
-    rows = np.append(np.arange(len(start)), rest[0])
-    split = StartState(**{name: getattr(start, name)[rows] for name in StartState.__slots__})
+    split = _rows(start, np.append(np.arange(len(start)), rest[0]))
     split.bytes[rest[0]] -= size
     split.bytes[-1], split.category[-1], split.reason[-1] = size, category, Reason.SAME_SIZES
     split.rounded[:] = np.where(split.rounded >= 0, split.bytes, -1)
-    left = split.bytes > 0
-    return StartState(**{name: getattr(split, name)[left] for name in StartState.__slots__})
+    return split
+
+
+def _rows(start: StartState, rows: Rows) -> StartState:
+    return StartState(**{name: getattr(start, name)[rows] for name in StartState.__slots__})

@@ -34,7 +34,7 @@ OF_NETWORKS = re.compile(
 
 OF_NODE = 98
 """How sure it is that what a node allocates is of the module of its operator, in percent. Measured in
-docs/design/layers_from_stacks.md."""
+docs/design/kineto_traces.md."""
 
 FORWARD_SUFFIX = ": forward"
 MODULE_NUMBER = re.compile(r"_\d+$")
@@ -100,13 +100,14 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
     of_node, in_module = _at(node_modules(ranges, maker, module), around), _at(module, around)
     owner = owners.with_outside(np.where(is_inferred, of_node, in_module), outside, operators)
     phases = _phases(ranges, step_starts, maker)
-    phase = np.where(node >= 0, np.uint8(Phase.BACKWARD), phase_at(phases, memory.time_ns))
+    phase = phase_at(phases, memory.time_ns)
+    phase[(node >= 0) & (phase != Phase.OPTIMIZER)] = Phase.BACKWARD  # hooks of nodes may be optimizers
     stack, stacks, cut = _stacks(ranges, memory)
     return Owned(
         operator=name[np.where(called >= 0, called, inner)].astype(np.int32),
         module=owner,
         stack=stack,
-        phase=phase.astype(np.uint8),
+        phase=phase,
         operator_end_ns=_ends(ranges, called, node),
         recomputing=is_again,
         module_confidence=np.where(is_inferred & (of_node >= 0), OF_NODE, 100).astype(np.uint8),

@@ -34,7 +34,8 @@ class Ranges:
     operators, annotations, steps, Python frames, modules' frames, autograd nodes and optimizer steps;
     `frame` excludes modules, and `annotation` excludes steps but includes optimizer steps. `sequence` is
     the autograd sequence number of operators, -1 for none; `forward_thread` is the profiler's number of the
-    thread that made what autograd runs, 0 or -1 for others. `invalid` counts those that were left out.
+    thread that made what autograd runs, 0 or -1 for others; `arguments` are those of each. `invalid` counts
+    those that were left out.
     """
 
     name: list[str]
@@ -51,6 +52,7 @@ class Ranges:
     optimizer: Bool
     sequence: Int64
     forward_thread: Int64
+    arguments: list[Written]
     invalid: int = 0
 
     def __len__(self) -> int:
@@ -111,7 +113,8 @@ def _classified(kept: list[Written], start: Int64, end: Int64, thread: Int64, pa
     optimizer = _prefixed(names, OPTIMIZER_PREFIX) & ~python
     module = _prefixed(names, MODULE_PREFIX) & python
     operator &= ~step & ~optimizer
-    sequence = _numbers(kept, operator, "Sequence number")
+    arguments = list(map(arguments_of, kept))
+    sequence = _numbers(arguments, operator, "Sequence number")
     node = _prefixed(names, NODE_PREFIX) & operator
     _number_behind_hooks(names, node, parent, sequence)
     return Ranges(
@@ -128,16 +131,15 @@ def _classified(kept: list[Written], start: Int64, end: Int64, thread: Int64, pa
         node=node,
         optimizer=optimizer,
         sequence=sequence,
-        forward_thread=_numbers(kept, operator, "Fwd thread id"),
+        forward_thread=_numbers(arguments, operator, "Fwd thread id"),
+        arguments=arguments,
     )
 
 
-def _numbers(kept: Sequence[Written], rows: Bool, name: str) -> Int64:
+def _numbers(arguments: Sequence[Written], rows: Bool, name: str) -> Int64:
     """Return an argument of some events, as a column of all; -1 where it is not recorded."""
-    numbers = np.full(len(kept), -1, np.int64)
-    number, there = whole_column(
-        [arguments_of(kept[row]).get(name, -1) for row in np.flatnonzero(rows).tolist()]
-    )
+    numbers = np.full(len(arguments), -1, np.int64)
+    number, there = whole_column([arguments[row].get(name, -1) for row in np.flatnonzero(rows).tolist()])
     numbers[rows] = np.where(there, number, -1)
     return numbers
 

@@ -28,9 +28,11 @@ from tb_memplugin.read.kineto.levels import (
 )
 from tb_memplugin.read.kineto.owners import Owned, owned
 from tb_memplugin.read.kineto.ranges import CATEGORIES, STEP_PREFIX, Ranges, read_ranges
+from tb_memplugin.read.kineto.tensors import tensors_of
 from tb_memplugin.read.python_frames import note_on_cut
 from tb_memplugin.read.ranges import annotations_of, with_different_starts
 from tb_memplugin.trace import (
+    Category,
     Device,
     Events,
     Kind,
@@ -42,9 +44,12 @@ from tb_memplugin.trace import (
     events,
 )
 from tb_memplugin.trace.replay import pair
-from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Bool
+from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Bool, Int64
 
 SOURCE = "kineto"
+CERTAIN = 100
+"""The `module_confidence` of what was recorded."""
+
 LONGEST_STEP_NUMBER = 9
 PROPERTIES = (
     "schemaVersion",
@@ -100,7 +105,7 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     window = Step(0, int(memory.time_ns[0]), int(memory.time_ns[-1]) + 1)
     owners = owned(ranges, around, memory, np.array([step.start_ns for step in steps], np.int64))
     beginning = beginnings(memory)
-    trace = _trace(memory, ranges, owners, beginning, steps or (window,), _properties(head))
+    trace = _trace(memory, ranges, around, owners, beginning, steps or (window,), _properties(head))
     named = np.flatnonzero(ranges.annotation | ranges.step)
     annotations, names = annotations_of(
         [ranges.name[row] for row in named.tolist()],
@@ -134,6 +139,7 @@ def _steps(ranges: Ranges) -> tuple[Step, ...]:
 def _trace(
     memory: MemoryRows,
     ranges: Ranges,
+    around: Int64,
     owners: Owned,
     beginning: Sequence[Beginning],
     steps: tuple[Step, ...],
@@ -146,15 +152,17 @@ def _trace(
     bare = _bare_events(memory, owners, in_blocks)
     blocks = pair(bare, start)
     category, reason = judged(memory, owners, blocks)
+    tensor, tensors = tensors_of(ranges, around, memory, in_blocks)
     return MemoryTrace(
         source=SOURCE,
-        events=replace(bare, category=category, reason=reason),
+        events=replace(bare, category=category, reason=reason, tensor=tensor),
         start=with_categories(start, memory, ranges, owners, category, blocks, in_blocks),
         devices=tuple(Device(name) for name in memory.devices),
         steps=steps,
         operators=owners.operators,
         modules=modules,
         stacks=owners.stacks,
+        tensors=tensors,
         phases=owners.phases,
         calls=owners.calls,
         ooms=tuple(
@@ -207,8 +215,30 @@ def _notes(trace: MemoryTrace, invalid: int, owners: Owned, *, stepless: bool) -
             "step.",
             "no_steps",
         )
+    yield from _notes_on_inferred(trace)
     if owners.cut_stacks:
         yield note_on_cut(owners.cut_stacks, trace)
+
+
+def _notes_on_inferred(trace: MemoryTrace) -> Iterator[Note]:
+    """Yield notes on what the file does not say, but what follows from it."""
+    inferred = (trace.events.kind == Kind.ALLOC) & (trace.events.module_confidence < CERTAIN)
+    in_nodes = int(trace.events.bytes[inferred].sum())
+    if in_nodes:
+        yield Note(
+            f"The modules of {in_nodes:,} bytes that autograd allocated are inferred: those of the operators "
+            "whose sequence numbers its nodes have.",
+            "node_modules_inferred",
+            in_nodes,
+        )
+    before = int(trace.start.bytes[trace.start.category != Category.UNKNOWN].sum())
+    if before:
+        yield Note(
+            f"What {before:,} bytes from before the window are is inferred: gradients have the sizes of "
+            "parameters, and the optimizer keeps tensors of these sizes.",
+            "start_inferred",
+            before,
+        )
 
 
 def _noted(trace: MemoryTrace, notes: tuple[Note, ...]) -> MemoryTrace:
