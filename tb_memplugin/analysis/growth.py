@@ -205,6 +205,23 @@ def spread(windows: Sequence[T]) -> list[T]:
     return [windows[row] for row in chosen.tolist()] if len(windows) else []
 
 
+def steady_rise(levels: Int64, steps: Int64, peak: int) -> int:
+    """Return by how many bytes per step levels rise, 0 if they do not, or so little that it does not matter.
+
+    They do if they rise in at least three of four gaps, and in the last one; the rise is the median one.
+
+    Args:
+        levels: bytes: int64, shape (steps,), two or more.
+        steps: the number of the step that each is of, increasing; same shape.
+        peak: the measure of what matters.
+    """
+    rises = np.diff(levels)
+    if 4 * np.count_nonzero(rises > 0) < 3 * len(rises) or rises[-1] <= 0:
+        return 0
+    a_step = int(np.median(rises / np.diff(steps)))
+    return a_step if a_step * MATTERS_IN_STEPS >= MATTERS_SHARE * peak else 0
+
+
 def growth_across(trace: MemoryTrace, device: int, run: Sequence[WindowLevel]) -> Result:
     """Judge whether the memory that outlives windows grows from one window to the next.
 
