@@ -10,6 +10,7 @@ import { Allocations } from "./allocations/allocations";
 import { Allocator } from "./allocator/allocator";
 import { Compare } from "./compare/compare";
 import { Modules } from "./modules/modules";
+import { Fleet } from "./fleet/fleet";
 import { MonitoredOverview } from "./monitored/monitored_overview";
 import { OnlyFigures } from "./monitored/only_figures";
 import { Notice, Problems } from "./notices";
@@ -30,6 +31,7 @@ const CONTENT: Record<View, () => preact.JSX.Element> = {
   allocator: () => <Allocator />,
   compare: () => <Compare />,
   ranks: () => <Ranks />,
+  fleet: () => <Fleet />,
   advice: () => <Advice />,
 };
 
@@ -86,7 +88,7 @@ function Views({ answer, failure, again }: Props) {
           </Notice>
         )}
         <MissingPicks />
-        {selection.value!.stats || view === "ranks" ? CONTENT[view]() : view === "overview" ? <MonitoredOverview /> : <OnlyFigures />}
+        {selection.value!.stats || view === "ranks" || view === "fleet" ? CONTENT[view]() : view === "overview" ? <MonitoredOverview /> : <OnlyFigures />}
       </main>
     </>
   );

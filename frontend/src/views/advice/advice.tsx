@@ -4,6 +4,7 @@ import { useRemote } from "../../api/remote";
 import { alone, picked } from "../../state/app";
 import { adviceHeadline, unfound } from "../../state/advice";
 import { counted } from "../../state/numbers";
+import { OtherRanks } from "../other_ranks";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { FindingCard } from "./finding_card";
@@ -25,6 +26,7 @@ export function Advice() {
       <p class="lead" data-testid="advice-lead">
         {lead(data)}
       </p>
+      <OtherRanks />
       {data.peak && <PeakCard peak={data.peak} />}
       {data.findings.map((finding) => (
         <FindingCard key={finding.kind} finding={finding} />
