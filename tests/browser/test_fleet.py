@@ -119,7 +119,8 @@ def test_another_run_opens_on_its_worst_rank_too(tab):
 def test_the_fleet_says_first_what_ran_out_and_where(tab):
     ready(tab)
     expect(tab("headline")).to_have_text(
-        f"9 of 50 runs ran out of memory, 5 of them at the same line, {FORWARD}. 1 more grows step after step."
+        f"9 of 50 runs ran out of memory, 5 of them at the same line, {FORWARD}. "
+        "1 more grows step after step."
     )
     expect(tab("cause").nth(0)).to_contain_text(FORWARD)
     expect(tab("causes").get_by_role("row").nth(0)).to_contain_text("5 of 50")
@@ -189,6 +190,29 @@ def test_rows_are_walked_and_opened_by_keyboard(tab):
     tab.page.keyboard.press("Enter")
     expect(tab("view-overview")).to_be_visible()
     assert tab.picked()["run"] == "out/1"
+
+
+def test_of_many_runs_the_wanted_one_is_found_by_typing(tab):
+    tab.open_anew("overview", run="ddp")
+    tab("picker-run").click()
+    search, options = tab("picker-run-search"), tab("picker-run-option")
+    expect(search).to_be_focused()
+    expect(options).to_have_count(10 + WATCHED)
+    search.fill("1 SWEEP")
+    expect(options).to_have_count(13)  # 1, 10 to 19, 21 and 31
+    assert judged(tab) == [] if AXE.is_file() else True
+    tab.page.keyboard.press("ArrowDown")
+    expect(search).to_have_attribute("aria-activedescendant", "picker-run-choice-1")
+    tab.page.keyboard.press("Enter")
+    expect(tab("picker-run")).to_have_text("sweep/10")
+    expect(tab("picker-run")).to_be_focused()
+    expect(tab("picker-run-search")).to_have_count(0)
+    tab("picker-run").click()
+    search.fill("nothing like it")
+    expect(options).to_have_count(0)
+    tab.page.keyboard.press("Escape")
+    expect(tab("picker-run")).to_be_focused()
+    assert tab.picked()["run"] == "sweep/10"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
