@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -196,6 +196,7 @@ def _joined(parts: list[WorkerSteps]) -> WorkerSteps:
     capacity = next((part.capacity for part in reversed(parts) if part.capacity is not None), None)
     growths = [part.growth for part in parts if part.growth is not None]
     fails = [part.failed for part in reversed(parts) if part.failed is not None]
+    telling = next((failed for failed in fails if failed.count), fails[0] if fails else None)
     return WorkerSteps(
         parts[0].worker,
         parts[0].device,
@@ -206,5 +207,5 @@ def _joined(parts: list[WorkerSteps]) -> WorkerSteps:
         column("at_least"),
         column("recorded"),
         growth=max(growths, default=None),
-        failed=next((failed for failed in fails if failed.count), fails[0] if fails else None),
+        failed=telling and replace(telling, count=max(failed.count for failed in fails)),
     )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tb_memplugin.server.catalog import Entry
+from tb_memplugin.server.worker_steps import worker_steps
+from tb_memplugin.store.blob import read_metadata
 from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Kind, OutOfMemory
@@ -143,3 +147,29 @@ def test_a_pattern_that_never_ends_ends(tab, tmp_path, monkeypatch):
     tab.reload()
     _, error = tab.refused("fleet", pattern="^(a+)+$b")
     assert "took more than" in error["what"]
+
+
+def test_a_recording_of_an_earlier_version_does_not_say_whether_a_request_failed():
+    golden = Path(__file__).parents[1] / "store" / "golden" / "step-v1.metadata"
+    metadata = read_metadata(golden.read_bytes())
+    (cpu, cuda) = worker_steps("rank0", [Entry("run", "rank0", "run/rank0", "tag", metadata)], None)
+    assert (cpu.device, cuda.device) == ("cpu", "cuda:0")
+    assert cpu.failed is cuda.failed is None
+
+
+def test_on_the_cpu_only_steps_of_one_window_are_compared(tmp_path):
+    writer = RunWriter(str(tmp_path / "run"), "rank0")
+    writer.write(kept(50, 50, device="cpu"))
+    writer.write(kept(50, 50, device="cpu"))
+    assert Tab(tmp_path).get("fleet")["runs"][0]["growth_bytes"] is None
+    writer.write(kept(50, 50, 50, device="cpu"))
+    assert Tab(tmp_path).get("fleet")["runs"][0]["growth_bytes"] == 50
+
+
+def test_a_recording_tells_the_line_and_a_monitor_how_many(tmp_path):
+    RunWriter(str(tmp_path / "run"), "rank0").write(failing(5, 5))
+    seen = figures([100] * 5)
+    device = replace(seen.devices[0], ooms=np.array([0, 2, 0, 1, 0]))
+    StepsWriter(str(tmp_path / "run"), "rank0", 0).write(replace(seen, devices=(device,)))
+    (row,) = Tab(tmp_path).get("fleet")["runs"]
+    assert (row["failed"]["count"], row["failed"]["line"], row["steps"]) == (3, LINE, 5)
