@@ -86,7 +86,7 @@ def test_a_run_of_several_ranks_opens_on_the_worst_and_says_so(tab):
     assert tab.picked() == {"run": "ddp", "worker": "rank1", "step": "4"}
     assert exact(tab("headline").locator(".amount")) == (12 + 20 + 4) * MIB
     expect(tab("other-ranks")).to_contain_text(
-        "This is the rank that peaks highest of 2: 36.00 MiB at step 4, 111.8 % above rank0. "
+        "This one peaks highest of 2 ranks: 36.00 MiB at step 4, 111.8 % above rank0. "
     )
     expect(tab("other-ranks")).to_contain_text("It grows by 4.00 MiB with every step.")
     tab("all-ranks").click()
@@ -97,7 +97,7 @@ def test_a_run_of_several_ranks_opens_on_the_worst_and_says_so(tab):
 def test_a_rank_where_nothing_is_wrong_names_the_one_that_grows_and_leads_there(tab, view):
     tab.open_anew(view, run="ddp", worker="rank0", step=2)
     expect(tab("other-ranks")).to_contain_text(
-        "rank1 peaks highest of 2: 36.00 MiB at step 4, 111.8 % above rank0. "
+        "rank1 peaks highest of 2 ranks: 36.00 MiB at step 4, 111.8 % above rank0. "
         "It grows by 4.00 MiB with every step."
     )
     amounts = tab("other-ranks").locator(".amount")
@@ -105,7 +105,7 @@ def test_a_rank_where_nothing_is_wrong_names_the_one_that_grows_and_leads_there(
     tab("open-rank").click()
     expect(tab(f"view-{view}")).to_be_visible()
     assert tab.picked() == {"run": "ddp", "worker": "rank1", "step": "4"}
-    expect(tab("other-ranks")).to_contain_text("This is the rank")
+    expect(tab("other-ranks")).to_contain_text("This one peaks highest")
 
 
 def test_another_run_opens_on_its_worst_rank_too(tab):

@@ -1,6 +1,6 @@
 /** All runs side by side: what the view says of them, their causes and their orders. */
 import type { FleetRun } from "../api/types";
-import { percent, type Unit, unitFor, withUnit } from "./bytes";
+import { asPartOf, percent, type Unit, unitFor, withUnit } from "./bytes";
 import { counted, grouped } from "./numbers";
 import { EQUAL } from "./ranks";
 import { runName } from "./run_name";
@@ -117,11 +117,11 @@ export function otherRanks(row: FleetRun, picked: { worker: string; device: stri
   const pieces: Piece[] = [];
   if (above !== "") {
     const size: Piece = { strong: withUnit(peak_bytes, unit), exact: peak_bytes };
-    pieces.push(...(isTop ? ["This is the rank that peaks highest"] : [{ name: rankOf(row, row) }, " peaks highest"]));
-    pieces.push(` of ${grouped(ranks)}: `, size, ` at step ${row.step}, ${above}`, ...(ranks === 2 ? [{ name: rankOf(median!, row) }] : ["the median rank"]), ".");
+    pieces.push(...(isTop ? ["This one peaks highest"] : [{ name: rankOf(row, row) }, " peaks highest"]));
+    pieces.push(` of ${grouped(ranks)} ranks: `, size, ` at step ${row.step}, ${above}`, ...(ranks === 2 ? [{ name: rankOf(median!, row) }] : ["the median rank"]), ".");
   }
   if (growing) {
-    const size: Piece = { strong: withUnit(growing.bytes), exact: growing.bytes };
+    const size: Piece = { strong: asPartOf(peak_bytes, growing.bytes), exact: growing.bytes };
     const who: Piece[] = same(growing, row) && above !== "" ? ["It"] : same(growing, picked) ? ["This rank"] : [{ name: rankOf(growing, row) }];
     pieces.push(pieces.length > 0 ? " " : "", ...who, " grows by ", size, " with every step.");
   }

@@ -67,7 +67,7 @@ test("causes come first and together, then orders by any column, the least headr
 test("other ranks: which peaks highest, by how much, and which grows, seen from any rank", () => {
   const row = run("ddp", { ranks: 2, worker: "rank1", peak_bytes: 30 * MIB, median: { worker: "rank0", device: "cuda:0", bytes: 20 * MIB }, ...grows });
   expect(plain(otherRanks(row, { worker: "rank0", device: "cuda:0" }))).toBe(
-    "rank1 peaks highest of 2: 30.00 MiB at step 3, 50.0 % above rank0. It grows by 4.00 MiB with every step.",
+    "rank1 peaks highest of 2 ranks: 30.00 MiB at step 3, 50.0 % above rank0. It grows by 4.00 MiB with every step.",
   );
   expect(rankToOpen(row, { worker: "rank0", device: "cuda:0" })).toEqual({ worker: "rank1", device: "cuda:0", step: "3" });
   expect(rankToOpen(row, { worker: "rank1", device: "cuda:0" })).toBeNull();
