@@ -8,6 +8,7 @@ import stacksStyle from "./views/style/stacks.css?inline";
 import tableStyle from "./views/style/tables.css?inline";
 import controlStyle from "./views/style/controls.css?inline";
 import stateStyle from "./views/style/states.css?inline";
+import fleetStyle from "./views/style/fleet.css?inline";
 import rankStyle from "./views/style/ranks.css?inline";
 import shellStyle from "./views/style/shell.css?inline";
 import themeStyle from "./views/style/theme.css?inline";
@@ -27,6 +28,7 @@ export function render(): void {
     stacksStyle,
     adviceStyle,
     rankStyle,
+    fleetStyle,
   ].join("\n");
   document.head.append(style);
   document.documentElement.lang = "en";

@@ -205,6 +205,28 @@ def spread(windows: Sequence[T]) -> list[T]:
     return [windows[row] for row in chosen.tolist()] if len(windows) else []
 
 
+def rises_steadily(levels: Int64) -> bool:
+    """Return whether levels (int64, shape (levels,)) rise in at least three of four gaps, and in the last."""
+    rises = np.diff(levels)
+    return bool(4 * np.count_nonzero(rises > 0) >= 3 * len(rises) and rises[-1] > 0)
+
+
+def steady_rise(levels: Int64, steps: Int64, peak: int) -> int:
+    """Return by how many bytes per step levels rise, 0 if they do not, or so little that it does not matter.
+
+    The rise is the median one.
+
+    Args:
+        levels: bytes: int64, shape (steps,), two or more.
+        steps: the number of the step that each is of, increasing; same shape.
+        peak: the measure of what matters.
+    """
+    if not rises_steadily(levels):
+        return 0
+    a_step = int(np.median(np.diff(levels) / np.diff(steps)))
+    return a_step if a_step * MATTERS_IN_STEPS >= MATTERS_SHARE * peak else 0
+
+
 def growth_across(trace: MemoryTrace, device: int, run: Sequence[WindowLevel]) -> Result:
     """Judge whether the memory that outlives windows grows from one window to the next.
 
@@ -225,7 +247,7 @@ def growth_across(trace: MemoryTrace, device: int, run: Sequence[WindowLevel]) -
     levels = np.array([window.through_bytes for window in windows], np.int64)
     rises, steps = np.diff(levels), np.diff(sorted(of_step))
     grew = int(np.count_nonzero(rises > 0))
-    if 4 * grew < 3 * len(rises) or rises[-1] <= 0:
+    if not rises_steadily(levels):
         last = "" if rises[-1] > 0 or not grew else ", but not in the last"
         return Fine(
             f"The memory that outlives a window grew in {grew} of {len(rises)} gaps between windows{last}."

@@ -39,14 +39,26 @@ class StepStats(_message.Message):
     def __init__(self, peak_bytes: _Optional[int] = ..., peak_event: _Optional[int] = ..., peak_time_ns: _Optional[int] = ..., start_bytes: _Optional[int] = ..., entry_bytes: _Optional[int] = ..., end_bytes: _Optional[int] = ..., window_peak_bytes: _Optional[int] = ..., peak_reserved_bytes: _Optional[int] = ..., step_start_ns: _Optional[int] = ..., step_end_ns: _Optional[int] = ..., allocated_bytes: _Optional[int] = ..., allocations: _Optional[int] = ..., stayed_bytes: _Optional[int] = ..., stayed: _Optional[int] = ...) -> None: ...
 
 class DeviceStats(_message.Message):
-    __slots__ = ("device", "capacity_bytes", "stats")
+    __slots__ = ("device", "capacity_bytes", "stats", "failed_requests")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     device: str
     capacity_bytes: int
     stats: StepStats
-    def __init__(self, device: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., stats: _Optional[_Union[StepStats, _Mapping]] = ...) -> None: ...
+    failed_requests: FailedRequests
+    def __init__(self, device: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., stats: _Optional[_Union[StepStats, _Mapping]] = ..., failed_requests: _Optional[_Union[FailedRequests, _Mapping]] = ...) -> None: ...
+
+class FailedRequests(_message.Message):
+    __slots__ = ("count", "requested_bytes", "line")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    requested_bytes: int
+    line: str
+    def __init__(self, count: _Optional[int] = ..., requested_bytes: _Optional[int] = ..., line: _Optional[str] = ...) -> None: ...
 
 class StepMetadata(_message.Message):
     __slots__ = ("version", "worker", "writer_id", "window", "step", "epoch_ns", "side_file", "devices")

@@ -17,7 +17,7 @@ MOST_BYTES = 16 * MIB
 COMPRESSION = 1
 """The fastest level. TensorBoard's own, 3, takes longer than the network of one building saves."""
 
-CHANGING = frozenset({"/runs", "/steps", "/step_figures", "/ranks", "/export_about"})
+CHANGING = frozenset({"/runs", "/steps", "/step_figures", "/ranks", "/fleet", "/export_about"})
 """Routes whose answers are never kept: they say what is new, or write a file."""
 
 Answer = Callable[[Session, Request], Mapping[str, object]]

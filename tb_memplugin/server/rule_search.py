@@ -1,4 +1,4 @@
-"""Custom rules from a request, whose patterns are searched in a separate process.
+"""Patterns from a request, such as those of custom rules, which are searched in a separate process.
 
 A pattern may take endlessly on a single frame, and Python can neither stop a search nor run other threads
 during it, so that all of TensorBoard would hang.
@@ -7,6 +7,7 @@ during it, so that all of TensorBoard would hang.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -95,12 +96,26 @@ def _ranks(rules: Rules, texts: list[str]) -> dict[str, int]:
     if not rules.names or not texts:
         return dict.fromkeys(texts, len(rules.names))
     frames = [read_frame(text) for text in texts]
-    search = {
-        "patterns": [[pattern.pattern, int(pattern.flags)] for pattern in rules.patterns],
-        "texts": [[frame.function, frame.file] for frame in frames],
-    }
+    first = first_matches(rules.patterns, [[frame.function, frame.file] for frame in frames], "rules")
+    return dict(zip(texts, first, strict=True))
+
+
+def first_matches(
+    patterns: Sequence[re.Pattern[str]], texts: Sequence[Sequence[str]], where: str
+) -> list[int]:
+    """Return for each group of texts the first pattern that is found in one of them; else their number.
+
+    Args:
+        patterns: what to search for.
+        texts: groups of texts.
+        where: the parameter that has the patterns, which errors name.
+
+    Raises:
+        MemPluginError: the search takes too long, or other searches do.
+    """
+    search = {"patterns": [[pattern.pattern, int(pattern.flags)] for pattern in patterns], "texts": texts}
     try:
-        with without_turn(), _turn():
+        with without_turn(), _turn(where):
             done = subprocess.run(
                 [sys.executable, "-I", "-S", "-c", _SEARCH],
                 input=json.dumps(search),
@@ -112,19 +127,20 @@ def _ranks(rules: Rules, texts: list[str]) -> dict[str, int]:
             )
     except subprocess.TimeoutExpired as error:
         raise MemPluginError(
-            f"The search for the rules took more than {SECONDS:.0f} seconds.",
-            where="rules",
+            f"The search for the {where} took more than {SECONDS:.0f} seconds.",
+            where=where,
             fix="A pattern has too many ways to match: avoid nested repeats such as (a+)+.",
         ) from error
     except (OSError, subprocess.CalledProcessError) as error:
         raise MemPluginError(
-            "The search for the rules failed.", where="rules", fix="Look at TensorBoard's log."
+            f"The search for the {where} failed.", where=where, fix="Look at TensorBoard's log."
         ) from error
-    return dict(zip(texts, json.loads(done.stdout), strict=True))
+    first: list[int] = json.loads(done.stdout)
+    return first
 
 
 @contextmanager
-def _turn() -> Iterator[None]:
+def _turn(where: str) -> Iterator[None]:
     """Wait until fewer than `MOST_SEARCHES` other searches run.
 
     Raises:
@@ -132,8 +148,8 @@ def _turn() -> Iterator[None]:
     """
     if not _turns.acquire(timeout=SECONDS):
         raise MemPluginError(
-            f"{MOST_SEARCHES} other searches for rules have been running for {SECONDS:.0f} seconds.",
-            where="rules",
+            f"{MOST_SEARCHES} other searches have been running for {SECONDS:.0f} seconds.",
+            where=where,
             fix="Try again when they have ended.",
         )
     try:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
-from tb_memplugin.server.cache import Cache
+from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.server.catalog import SUMMARY_BYTES, Catalog, Entry, bytes_of
 from tb_memplugin.server.exported import Exports
-from tb_memplugin.server.monitored import Monitored
+from tb_memplugin.server.monitored import Monitored, Series
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.windows import Windows
+from tb_memplugin.server.worker_steps import WorkerSteps, in_order, worker_steps
 from tb_memplugin.store import files
 from tb_memplugin.store.fold import cut
 from tb_memplugin.store.health import unreadable_files
@@ -19,6 +22,9 @@ from tb_memplugin.store.paths import readable
 from tb_memplugin.store.reader import unfolded
 from tb_memplugin.store.summary import step_span
 from tb_memplugin.trace import MemoryTrace
+
+WORKER_STEPS_BYTES = 32 * MIB
+"""The most bytes of the cached steps of workers: about 30 per step."""
 
 LONGEST_ERROR = 1_000
 """The most characters of each text of an error, which may repeat a parameter or a run's name."""
@@ -79,6 +85,7 @@ class Session:
         self.windows, self.logdir = windows, logdir
         self.exports = Exports()
         self._unfolded = Cache(SUMMARY_BYTES)
+        self._worker_steps = Cache(WORKER_STEPS_BYTES)
 
     def unreadable_files(self) -> list[UnreadableFileError]:
         """Return errors of our files in the logdir, as found by a quick check or by earlier requests."""
@@ -86,6 +93,25 @@ class Session:
         if self.logdir and not files.is_remote(self.logdir):
             errors += unreadable_files(self.logdir)
         return errors
+
+    def worker_steps(self, request: Request, *, fresh: bool = False) -> dict[str, list[WorkerSteps]]:
+        """Return the steps of all workers on each of their devices, by run: rank2 before rank10.
+
+        Args:
+            request: the request.
+            fresh: whether to query TensorBoard anew.
+        """
+        recorded = self.catalog.listing(request.ctx, request.experiment, fresh=fresh).workers
+        watched = self.monitored.runs(request.ctx, request.experiment, fresh=fresh).workers
+        runs: dict[str, list[WorkerSteps]] = {}
+        for run, worker in {**recorded, **watched}:
+            entries, series = recorded.get((run, worker), []), watched.get((run, worker))
+            key = (request.experiment, run, worker, *_extent(entries, series))
+            compute = partial(worker_steps, worker, entries, series)
+            runs.setdefault(run, []).extend(self._worker_steps.get(key, compute))
+        for ranks in runs.values():
+            ranks.sort(key=lambda rank: (in_order(rank.worker), in_order(rank.device)))
+        return {run: ranks for run, ranks in runs.items() if ranks}
 
     def chosen(self, request: Request, prefix: str = "", step: int | None = None) -> Chosen:
         """Return the step and device that a request names.
@@ -157,6 +183,17 @@ class Session:
             )
         step = trace.step_row(chosen.entry.metadata.step)
         return Opened(trace, step, rows[0], chosen.epoch_ns, chosen.is_window)
+
+
+def _extent(entries: Sequence[Entry], series: Series | None) -> tuple[object, ...]:
+    """Return what changes whenever a worker has another step: writers only ever append."""
+    recorded = () if not entries else (entries[-1].metadata.writer_id, len(entries), entries[-1].tag)
+    watched = (
+        ()
+        if series is None
+        else (series.metadata.writer_id, len(series.figures), int(series.figures.steps[-1]))
+    )
+    return (recorded, watched)
 
 
 def error_body(error: Exception) -> dict[str, dict[str, str]]:

@@ -13,16 +13,21 @@ from tb_memplugin.analysis.curves import category_columns
 from tb_memplugin.analysis.divisions import Part
 from tb_memplugin.analysis.modules import module_table
 from tb_memplugin.analysis.moments import largest_rows, moment, tensor_name
+from tb_memplugin.analysis.oom import failed_requests
+from tb_memplugin.analysis.source_lines import leading_frame, line_key
 from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.proto import metadata_pb2, summary_pb2
 from tb_memplugin.store.outline import Outlines
 from tb_memplugin.store.paths import readable
 from tb_memplugin.store.whole_devices import packed_whole
-from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Note, Spans
+from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Note, OutOfMemory, Spans
 from tb_memplugin.trace.tables import differences
 
 SCHEMA_VERSION = 1
 CURVE_COLUMNS = 200
+
+LONGEST_LINE = 500
+"""The most characters of a source line in the metadata, which TensorBoard sends with every list of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +99,30 @@ class WindowSummaries:
                     device=readable(device.name),
                     capacity_bytes=device.capacity,
                     stats=self._stats_of(self._stats[number][row]),
+                    failed_requests=self._failed(row, number),
                 )
                 for number, device in enumerate(trace.devices)
             ],
         )
+
+    def _failed(self, row: int, device: int) -> metadata_pb2.FailedRequests:
+        trace, (first, end) = self._trace, self._trace.step_events(row)
+        failed = [oom for oom in self._failed_on[device] if first <= oom.event < end]
+        if not failed:
+            return metadata_pb2.FailedRequests()
+        frame = leading_frame(trace.stack(int(trace.events.stack[failed[-1].event])))
+        return metadata_pb2.FailedRequests(
+            count=len(failed),
+            requested_bytes=failed[-1].requested_bytes,
+            line="" if frame is None else readable(line_key(frame))[:LONGEST_LINE],
+        )
+
+    @cached_property
+    def _failed_on(self) -> list[list[OutOfMemory]]:
+        return [
+            [self._trace.ooms[number] for number in failed_requests(self._trace, device)]
+            for device in range(len(self._trace.devices))
+        ]
 
     def summary(self, row: int, limits: Limits = Limits()) -> summary_pb2.StepSummary:  # frozen
         """Return the summary of a step, given by its row in the trace's steps."""

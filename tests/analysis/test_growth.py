@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tb_memplugin.analysis.advice_rules import advice
-from tb_memplugin.analysis.growth import MOST_WINDOWS, WindowLevel, spread, window_levels
+from tb_memplugin.analysis.growth import MOST_WINDOWS, WindowLevel, spread, steady_rise, window_levels
 from tests.traces import trace
 
 SOURCE = "IterationReport"
@@ -146,3 +147,19 @@ def test_optimizer_state_that_comes_as_parts_of_the_model_are_first_used_is_no_g
     judgement, finding = growth(windows)
     assert finding is None
     assert judgement.verdict == "fine"
+
+
+@pytest.mark.parametrize(
+    ("levels", "steps", "rise"),
+    [
+        ([100, 110, 120, 130], [0, 1, 2, 3], 10),
+        ([100, 120, 130, 150], [0, 2, 3, 5], 10),  # 20 in two steps, 10 in one, 20 in two
+        ([100, 400, 410, 420], [0, 1, 2, 3], 10),  # a first step that makes more than later ones
+        ([100, 400, 400, 400], [0, 1, 2, 3], 0),
+        ([100, 110, 105, 120, 130], [0, 1, 2, 3, 4], 10),  # three of four
+        ([100, 110, 120, 130, 130], [0, 1, 2, 3, 4], 0),  # not in the last
+    ],
+)
+def test_a_steady_rise_is_the_median_one(levels, steps, rise):
+    assert steady_rise(np.array(levels), np.array(steps), peak=1_000) == rise
+    assert steady_rise(np.array(levels), np.array(steps), peak=10_000_000) == 0  # too little to matter

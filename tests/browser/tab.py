@@ -101,11 +101,16 @@ class Tab:
         return self(testid).evaluate_all("rows => rows.map((row) => row.dataset.key)")
 
     def pick(self, picker: str, label: str) -> None:
-        self(f"picker-{picker}").select_option(label=label)
+        if self(f"picker-{picker}").evaluate("(element) => element.tagName") == "SELECT":
+            self(f"picker-{picker}").select_option(label=label)
+            return
+        self(f"picker-{picker}").click()
+        self(f"picker-{picker}-search").fill(label)
+        self(f"picker-{picker}-option").get_by_text(label, exact=True).click()
 
     def picked(self) -> dict[str, str]:
         """The labels that run, worker and step show."""
-        chosen = "select => select.selectedOptions[0].label"
+        chosen = "(shown) => shown.selectedOptions ? shown.selectedOptions[0].label : shown.textContent"
         return {name: self(f"picker-{name}").evaluate(chosen) for name in ("run", "worker", "step")}
 
     def settle(self) -> str:

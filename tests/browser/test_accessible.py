@@ -31,6 +31,7 @@ VIEWS = (
     "allocator",
     "compare",
     "ranks",
+    "fleet",
     "advice",
 )
 RUNS: dict[str, dict[str, Any]] = {

@@ -35,6 +35,7 @@ CALLS: dict[str, list[dict[str, Any]]] = {
     "steps": [STEP],
     "step_figures": [STEP],
     "ranks": [STEP],
+    "fleet": [{}, {"run": "made", "pattern": "made", "filter": "rank0"}],
     "curve": [STEP, {**STEP, "by": "module", "fold": 1}, {**STEP, "step": "all", "window_step": 0}],
     "moment": [
         {**STEP, "t": 0},

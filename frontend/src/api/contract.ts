@@ -384,6 +384,79 @@ export interface MedianRank {
   recorded: boolean;
 }
 
+/** All runs. */
+export interface FleetAnswer {
+  /** Those that were asked for, in order of their names. */
+  runs: FleetRun[];
+  /** How many runs with memory there are. */
+  count: number;
+}
+
+/** A run. Its figures are of the rank that peaks highest: of accelerators, where any were recorded. */
+export interface FleetRun {
+  /** Its name. */
+  run: string;
+  /** How many devices of the same kind it has, on all workers. */
+  ranks: number;
+  /** The rank that peaks highest, and the last step that has the peak. */
+  worker: string;
+  device: string;
+  step: number;
+  /** The peak. */
+  peak_bytes: number;
+  /** Whether it may have been higher. */
+  at_least: boolean;
+  /** The memory of the device. */
+  capacity_bytes: number | null;
+  /** Null if no other rank has the step. */
+  median: RankMedian | null;
+  /** By how many bytes per step memory rises on the rank where it rises most; 0 if on none, null if none has enough steps to tell. */
+  growth_bytes: number | null;
+  /** The rank that grows most. */
+  growing: RankGrowth | null;
+  /** Null if no request failed, or that was not recorded. */
+  failed: RunFailed | null;
+  /** Whether failed requests were recorded on any rank. */
+  failed_known: boolean;
+  /** How many steps the highest rank has, and the first and last of them. */
+  steps: number;
+  first: number;
+  last: number;
+  /** The highest of its peaks in each of at most 48 columns of steps, in thousandths of the peak. */
+  curve: number[];
+}
+
+/** The rank in the middle of all that have the step of the highest, the lower one of two. */
+export interface RankMedian {
+  /** Which it is. */
+  worker: string;
+  device: string;
+  /** What it has in that step. */
+  bytes: number;
+}
+
+/** A rank whose memory grows. */
+export interface RankGrowth {
+  /** Which it is. */
+  worker: string;
+  device: string;
+  /** By how many bytes per step what is left after a step rises, by the rules of [Advice](advice.md). */
+  bytes: number;
+}
+
+/** The requests for memory that failed in a run, and the last of them. */
+export interface RunFailed {
+  /** How many, on all ranks. */
+  count: number;
+  /** Where the last one was. */
+  worker: string;
+  device: string;
+  step: number;
+  /** Its bytes and the source line that asked for them; null if only the number is known, or no stack. */
+  requested_bytes: number | null;
+  line: string | null;
+}
+
 /** Everything that a monitor recorded of one step. */
 export interface StepFiguresAnswer extends FiguresOfStep {
   /** As picked. */

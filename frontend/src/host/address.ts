@@ -48,6 +48,11 @@ export function readAddress(): Route {
   return (parent && ourKeys(parent.location.hash)) ?? parseRoute(window.location.hash);
 }
 
+/** TensorBoard's own filter of runs, a regular expression; "" where there is none, or it is not ours to read. */
+export function hostFilter(): string {
+  return new URLSearchParams(shared()?.location.search ?? "").get("runFilter") ?? "";
+}
+
 /**
  * Writes both places; `lasting` makes a step that Back returns from, in the window that people see alone.
  * The frame's document has a <base>, so the address must be written in full.

@@ -71,9 +71,9 @@ function spelledOut(now: Route, s = selection.value): Route {
   return s ? { ...now, run: s.run, worker: s.worker, device: s.device, step: String(s.step) } : now;
 }
 
-/** Another run or worker keeps the step and the device where it has them, and says nothing where it has not. */
+/** Another run opens on its worst rank. The step and the device stay where it has them, and nothing is said where not. */
 export function pick(patch: { run: string } | { worker: string }): void {
-  const next = patched(spelledOut(route.value), patch);
+  const next = patched(spelledOut(route.value), { worker: undefined, ...patch });
   const found = runs.value && resolveSelection(runs.value, next);
   navigate(found ? { run: found.run, worker: found.worker, device: found.device, step: String(found.step) } : patch);
 }

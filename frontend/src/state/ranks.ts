@@ -7,7 +7,7 @@ import type { Piece } from "./sentences";
 import { inOrder } from "./selection";
 
 /** Ranks that differ by less are called equal. */
-const EQUAL = 0.01;
+export const EQUAL = 0.01;
 
 /** "rank3 peaks highest: 18.53 GiB at step 42, 2.10 GiB (12.8 %) above the median rank." Of two ranks or more. */
 export function ranksSentence(answer: RanksAnswer, unit: Unit): Piece[] {

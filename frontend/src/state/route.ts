@@ -9,6 +9,7 @@ export const VIEWS = [
   "allocator",
   "compare",
   "ranks",
+  "fleet",
   "advice",
 ] as const;
 export type View = (typeof VIEWS)[number];
@@ -60,7 +61,11 @@ export const KEYS = [
   "rules", // stacks: lines of name=regex
   "listed", // allocations: order of the table
   "measure", // ranks: allocated | reserved | capacity
-  "ordered", // ranks: order of the table, with a leading "-" turned round
+  "ordered", // ranks, fleet: order of the table, with a leading "-" turned round
+  "filter", // fleet: a text in names of runs and ranks and in source lines
+  "pattern", // fleet: on | off, whether that text is a regular expression
+  "cause", // fleet: only runs with this cause
+  "hosts", // fleet: off, whether TensorBoard's own filter of runs counts
 ] as const;
 export type Key = (typeof KEYS)[number];
 

@@ -42,7 +42,7 @@ export function resolveSelection(answer: RunsAnswer, route: Route): Selection | 
   const run = withSteps.find((r) => r.run === route.run) ?? withSteps[0];
   if (!run) return null;
   const workers = run.workers.filter(hasSteps);
-  const worker = workers.find((w) => w.worker === route.worker) ?? workers[0]!;
+  const worker = workers.find((w) => w.worker === route.worker) ?? highestWorker(workers);
   const recorded = devicesOf(worker);
   const devices = [...new Set([...recorded, ...Object.keys(worker.monitored ?? {})])];
   const device = devices.find((d) => d === route.device) ?? busiest(worker, recorded) ?? highestMonitored(worker);
@@ -157,6 +157,23 @@ function busiest(worker: WorkerEntry, devices: string[]): string | undefined {
   const top = (d: string) => Math.max(...stepsOf(worker, d).map((s) => s.stats.peak_bytes));
   const accelerators = devices.filter((d) => d !== "cpu");
   return [...(accelerators.length > 0 ? accelerators : devices)].sort((a, b) => top(b) - top(a))[0];
+}
+
+/** The worker that peaks highest, as Fleet and Ranks have it: on an accelerator, where any has one. */
+function highestWorker(workers: WorkerEntry[]): WorkerEntry {
+  const tops = workers.map((worker) => ({ worker, ...highestDevice(worker) }));
+  return tops.reduce((top, one) => (one.kind < top.kind || (one.kind === top.kind && one.bytes > top.bytes) ? one : top)).worker;
+}
+
+/** The peak on the device that a worker opens on. Accelerators come before the CPU, and that before the process. */
+function highestDevice(worker: WorkerEntry): { kind: number; bytes: number } {
+  const kindOf = (device: string): number => ["cpu", "process"].indexOf(device) + 1;
+  const tops = new Map<string, number>();
+  const seen = (device: string, bytes: number): void => void tops.set(device, Math.max(bytes, tops.get(device) ?? 0));
+  for (const { devices } of worker.steps) for (const [device, stats] of Object.entries(devices)) seen(device, stats.peak_bytes);
+  for (const [device, whole] of Object.entries(worker.monitored ?? {})) seen(device, whole.highest_bytes);
+  const kind = Math.min(...[...tops.keys()].map(kindOf));
+  return { kind, bytes: Math.max(...[...tops].flatMap(([device, bytes]) => (kindOf(device) === kind ? [bytes] : []))) };
 }
 
 function hasSteps(worker: WorkerEntry): boolean {

@@ -1,4 +1,5 @@
-import { shortened, visible } from "../state/names";
+import { shortened, titleText, visible } from "../state/names";
+import { SearchPicker } from "./search_picker";
 
 interface Props {
   label: string;
@@ -9,9 +10,16 @@ interface Props {
   name?: (value: string) => string;
 }
 
+/** More are searched by typing. */
+const MOST_IN_SELECT = 12;
+
 /** A native select: quick, reachable by keyboard, and never longer than it may be. */
 export function Picker({ label, testid, value, options, onPick, name = (v) => v }: Props) {
   const shown = (option: string): string => shortened(visible(name(option)), 60);
+  if (options.length > MOST_IN_SELECT) {
+    const title = titleText(value);
+    return <SearchPicker {...{ label, testid, value, options, onPick, shown, title }} />;
+  }
   return (
     <label class="picker">
       <span>{label}</span>

@@ -10,6 +10,7 @@ import { Allocations } from "./allocations/allocations";
 import { Allocator } from "./allocator/allocator";
 import { Compare } from "./compare/compare";
 import { Modules } from "./modules/modules";
+import { Fleet } from "./fleet/fleet";
 import { MonitoredOverview } from "./monitored/monitored_overview";
 import { OnlyFigures } from "./monitored/only_figures";
 import { Notice, Problems } from "./notices";
@@ -30,11 +31,12 @@ const CONTENT: Record<View, () => preact.JSX.Element> = {
   allocator: () => <Allocator />,
   compare: () => <Compare />,
   ranks: () => <Ranks />,
+  fleet: () => <Fleet />,
   advice: () => <Advice />,
 };
 
 /** Views that show figures of a monitor as they show what was recorded in full. */
-const ALSO_OF_FIGURES: ReadonlySet<View> = new Set(["ranks", "advice"]);
+const ALSO_OF_FIGURES: ReadonlySet<View> = new Set(["ranks", "fleet", "advice"]);
 
 /** One line of pickers, one line of views, then the content. */
 export function Shell() {

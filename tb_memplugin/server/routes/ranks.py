@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
 import numpy as np
 
 from tb_memplugin.analysis.ranks import MISSING, RankPeak, RankSteps, rank_columns, rank_peaks
 from tb_memplugin.errors import NotRecordedError
-from tb_memplugin.server.catalog import Entry
-from tb_memplugin.server.monitored import Series
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import capacity_bytes, reserved_bytes
-from tb_memplugin.trace.tables import Bool, Int64
+from tb_memplugin.server.worker_steps import WorkerSteps, device_kind, in_order, worker_steps
+from tb_memplugin.trace.tables import Int64
 
 DEFAULT_COLUMNS = 500
 MOST_CELLS = 150_000
@@ -79,20 +75,6 @@ class RanksAnswer(TypedDict):
     """In the order of the numbers in their names (rank2 before rank10)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rank:
-    """A device of a worker, with one value per step; MISSING if reserved memory was not recorded."""
-
-    worker: str
-    device: str
-    capacity: int | None
-    steps: Int64
-    allocated: Int64
-    reserved: Int64
-    at_least: Bool
-    recorded: Bool
-
-
 def answer(session: Session, request: Request) -> RanksAnswer:
     """Answer from the metadata of recorded steps and the monitors' records; no side file is read."""
     every = _ranks(session, request)
@@ -126,9 +108,9 @@ def answer(session: Session, request: Request) -> RanksAnswer:
 _Column = list[int | None]
 
 
-def _ranks(session: Session, request: Request) -> list[_Rank]:
+def _ranks(session: Session, request: Request) -> list[WorkerSteps]:
     """Return the devices of the requested type (`cuda` for cuda:3) of all workers, rank2 before rank10."""
-    run, kind = request.text("run"), _kind(request.text("device"))
+    run, kind = request.text("run"), device_kind(request.text("device"))
     for fresh in (False, True):
         recorded = session.catalog.listing(request.ctx, request.experiment, fresh=fresh).workers
         watched = session.monitored.runs(request.ctx, request.experiment, fresh=fresh).workers
@@ -136,10 +118,11 @@ def _ranks(session: Session, request: Request) -> list[_Rank]:
             rank
             for key in {**recorded, **watched}
             if key[0] == run
-            for rank in _of_worker(key[1], recorded.get(key, []), watched.get(key), kind)
+            for rank in worker_steps(key[1], recorded.get(key, []), watched.get(key))
+            if device_kind(rank.device) == kind
         ]
         if ranks:
-            return sorted(ranks, key=lambda rank: (_natural(rank.worker), _natural(rank.device)))
+            return sorted(ranks, key=lambda rank: (in_order(rank.worker), in_order(rank.device)))
     raise NotRecordedError(
         f"Run {run!r} has no worker with a device of this kind.",
         where="run, device",
@@ -147,74 +130,19 @@ def _ranks(session: Session, request: Request) -> list[_Rank]:
     )
 
 
-def _of_worker(worker: str, entries: list[Entry], series: Series | None, kind: str) -> list[_Rank]:
-    parts: dict[str, list[_Rank]] = {}
-    for rank in [*(_watched(worker, series) if series else []), *_recorded(worker, entries)]:
-        if _kind(rank.device) == kind:
-            parts.setdefault(rank.device, []).append(rank)
-    return [_joined(of_device) for of_device in parts.values()]
-
-
-def _watched(worker: str, series: Series) -> list[_Rank]:
-    steps = series.figures.steps
-    recorded, missing = np.zeros(len(steps), np.bool_), np.full(len(steps), MISSING)
-    return [
-        _Rank(
-            worker,
-            device.name,
-            device.capacity,
-            steps,
-            device.peak,
-            missing if device.peak_reserved is None else device.peak_reserved,
-            device.at_least,
-            recorded,
-        )
-        for device in series.figures.devices
-    ]
-
-
-def _recorded(worker: str, entries: list[Entry]) -> list[_Rank]:
-    rows: dict[str, list[tuple[int, int, int]]] = {}
-    capacities: dict[str, int | None] = {}
-    for entry in entries:
-        for device in entry.metadata.devices:
-            reserved_peak = reserved_bytes(device)
-            row = (
-                entry.metadata.step,
-                device.stats.peak_bytes,
-                MISSING if reserved_peak is None else reserved_peak,
-            )
-            rows.setdefault(device.device, []).append(row)
-            capacities[device.device] = capacity_bytes(device)
-    ranks = []
-    for name, columns in rows.items():
-        steps, allocated, reserved = np.array(columns, np.int64).T
-        at_least, recorded = np.zeros(len(steps), np.bool_), np.ones(len(steps), np.bool_)
-        ranks.append(_Rank(worker, name, capacities[name], steps, allocated, reserved, at_least, recorded))
-    return ranks
-
-
-def _joined(parts: list[_Rank]) -> _Rank:
-    """Join a monitor's steps and recorded ones; a step with several values keeps the last recording's."""
-    steps = np.concatenate([part.steps for part in parts])
-    order = np.argsort(steps, kind="stable")
-    last = order[np.append(np.flatnonzero(np.diff(steps[order])), len(order) - 1)]
-    capacity = next((part.capacity for part in reversed(parts) if part.capacity is not None), None)
-    columns = [
-        np.concatenate([getattr(part, name) for part in parts])[last]
-        for name in ("steps", "allocated", "reserved", "at_least", "recorded")
-    ]
-    return _Rank(parts[0].worker, parts[0].device, capacity, *columns)
-
-
-def _steps_with(rank: _Rank, of: str) -> RankSteps:
+def _steps_with(rank: WorkerSteps, of: str) -> RankSteps:
     values = getattr(rank, of)
     present = values != MISSING
     return RankSteps(rank.steps[present], values[present])
 
 
 def _shape(
-    rank: _Rank, peak: RankPeak, ranks: list[_Rank], of: Measure, high: _Column, steps: _Column | None
+    rank: WorkerSteps,
+    peak: RankPeak,
+    ranks: list[WorkerSteps],
+    of: Measure,
+    high: _Column,
+    steps: _Column | None,
 ) -> Rank:
     row = int(np.searchsorted(rank.steps, peak.highest_step))
     median = None
@@ -237,7 +165,7 @@ def _shape(
     }
 
 
-def _median(rank: _Rank, step: int, size: int) -> MedianRank:
+def _median(rank: WorkerSteps, step: int, size: int) -> MedianRank:
     row = int(np.searchsorted(rank.steps, step))
     return {
         "worker": rank.worker,
@@ -251,13 +179,3 @@ def _values(row: Int64) -> _Column:
     if (row == MISSING).any():
         return [None if value == MISSING else value for value in row.tolist()]
     return row.tolist()  # type: ignore[no-any-return]
-
-
-def _kind(device: str) -> str:
-    return device.partition(":")[0]
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Return a key that sorts numbers in a name by value: rank2 before rank10."""
-    pieces = re.split(r"(\d{1,18})", name)  # text and numbers in turn
-    return [(1, int(piece), "") if at % 2 else (0, 0, piece) for at, piece in enumerate(pieces)]

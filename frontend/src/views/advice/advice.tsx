@@ -5,6 +5,7 @@ import { alone, picked } from "../../state/app";
 import { adviceHeadline, unfound } from "../../state/advice";
 import { counted } from "../../state/numbers";
 import { HowToRecord } from "../monitored/only_figures";
+import { OtherRanks } from "../other_ranks";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { FindingCard } from "./finding_card";
@@ -26,6 +27,7 @@ export function Advice() {
       <p class="lead" data-testid="advice-lead">
         {lead(data)}
       </p>
+      <OtherRanks />
       {data.peak && <PeakCard peak={data.peak} />}
       {data.findings.map((finding) => (
         <FindingCard key={finding.kind} finding={finding} />

@@ -10,6 +10,7 @@ import { decimals, grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
 import { Bytes, Delta } from "../amount";
 import { Notes } from "../notices";
+import { OtherRanks } from "../other_ranks";
 import { RouteLink } from "../route_link";
 import { FailureState, Loading } from "../states";
 import { HowToRecord } from "./only_figures";
@@ -41,6 +42,7 @@ export function MonitoredOverview() {
         {answer.kind === "process" ? " of resident memory." : "."}
       </h1>
       <Among answer={answer} />
+      <OtherRanks />
       <Cards answer={answer} unit={unit} />
       <PeakOfAllSteps selection={selection.value!} bytes={answer.peak_bytes} />
       <Phases answer={answer} />

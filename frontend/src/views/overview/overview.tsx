@@ -6,6 +6,7 @@ import { cellText, isModule, titleText } from "../../state/names";
 import { headline } from "../../state/sentences";
 import { useFailed } from "../failed";
 import { Notes } from "../notices";
+import { OtherRanks } from "../other_ranks";
 import { PeakOfAllSteps } from "../steps/peak_of_all_steps";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
@@ -41,6 +42,7 @@ export function Overview() {
         <Sentence pieces={headline(answer, alone.value)} />
       </h1>
       <Change answer={answer} />
+      <OtherRanks />
       <OutOfMemory failed={failed} stats={answer.stats} />
       <Cards answer={answer} />
       <AccountLine account={answer.account} />

@@ -1,0 +1,168 @@
+import type { ComponentChildren } from "preact";
+import type { FleetRun } from "../../api/types";
+import { picked, route } from "../../state/app";
+import { exactBytes, inUnit, percent, type Unit, unitFor } from "../../state/bytes";
+import { causeOf, type FleetOrder, headroom, readFleetOrder } from "../../state/fleet";
+import { grouped } from "../../state/numbers";
+import type { RoutePatch } from "../../state/route";
+import { runName } from "../../state/run_name";
+import { Name } from "../name";
+import { RouteLink } from "../route_link";
+import { walkRows } from "../row_keys";
+import { SortedHead } from "../sorted_head";
+import { Spacer, useRowsInSight } from "../windowed";
+import { CauseText } from "./causes";
+import { Curve } from "./curve";
+
+const ROW = 35;
+const COLUMNS = 8;
+const WIDTHS = [136, 92, 118, 104, 66, 72];
+
+/** A row a run, at the rank that peaks highest. Only the rows in sight are rendered. */
+export function FleetTable({ rows }: { rows: FleetRun[] }) {
+  const { box, sight } = useRowsInSight(rows.length, ROW);
+  const unit = unitFor(...rows.map((row) => row.peak_bytes));
+  const room = unitFor(...rows.map((row) => headroom(row) ?? 0));
+  const slope = unitFor(...rows.map((row) => row.growth_bytes ?? 0));
+  return (
+    <div class="scroller" ref={box} tabIndex={0} role="region" aria-label="Runs">
+      <table class="grid fleet-table" aria-rowcount={rows.length + 1}>
+        <colgroup>
+          <col style={{ width: "20%" }} />
+          {WIDTHS.slice(0, 4).map((width, i) => (
+            <col key={i} style={{ width: `${width}px` }} />
+          ))}
+          <col />
+          {WIDTHS.slice(4).map((width, i) => (
+            <col key={i} style={{ width: `${width}px` }} />
+          ))}
+        </colgroup>
+        <thead>
+          <tr>
+            <Head by="run" label="run" title="By name and number" words />
+            <th scope="col">peaks of its steps</th>
+            <Head by="peak" label={`peak, ${unit.name}`} title="The highest of all steps and ranks: allocated memory" />
+            <Head by="headroom" label={`headroom, ${room.name}`} title="What the device has beyond the peak; PyTorch's reserve and other programs take of it, too. The least first" />
+            <Head by="growth" label={`growth, ${slope.name}`} title="By how many bytes per step what is left after a step rises, on the rank where it rises most; judged as by Advice" />
+            <Head by="cause" label="cause" title="Out of memory first, then growth" />
+            <Head by="ranks" label="ranks" title="Devices of this kind, on all workers" />
+            <Head by="steps" label="steps" title="Steps of the rank that peaks highest" />
+          </tr>
+        </thead>
+        <tbody onKeyDown={walkRows}>
+          <Spacer height={sight.above} columns={COLUMNS} />
+          {rows.slice(sight.first, sight.last).map((row, i) => (
+            <Row key={row.run} row={row} unit={unit} room={room} slope={slope} index={sight.first + i} />
+          ))}
+          <Spacer height={sight.below} columns={COLUMNS} />
+        </tbody>
+      </table>
+      {rows.length === 0 && <p class="muted nothing">No run matches.</p>}
+    </div>
+  );
+}
+
+interface HeadProps {
+  by: FleetOrder;
+  label: string;
+  title: string;
+  words?: boolean;
+}
+
+function Head({ by, label, title, words = false }: HeadProps) {
+  const now = readFleetOrder(route.value.ordered);
+  return (
+    <SortedHead
+      id={by}
+      label={label}
+      title={title}
+      testid={`fleet-order-${by}`}
+      now={now.turned ? `-${now.by}` : now.by}
+      by="ordered"
+      usual="cause"
+      words={words}
+    />
+  );
+}
+
+interface RowProps {
+  row: FleetRun;
+  unit: Unit;
+  room: Unit;
+  slope: Unit;
+  index: number;
+}
+
+function Row({ row, unit, room, slope, index }: RowProps) {
+  const place = { run: row.run, worker: row.worker, device: row.device, step: String(row.step) };
+  const current = picked.value?.run === row.run;
+  return (
+    <tr aria-rowindex={index + 2} class={current ? "picked" : undefined} data-testid="fleet-row" data-key={row.run}>
+      <th scope="row">
+        <RouteLink to={{ view: "overview", ...place }} class="plain-link" title={`Open ${runName(row.run)} on ${row.worker}`}>
+          <Name text={runName(row.run)} />
+        </RouteLink>
+      </th>
+      <td>
+        <Curve row={row} />
+      </td>
+      <td class="number strong" title={`${exactBytes(row.peak_bytes)}, at step ${row.step} of ${row.worker}`}>
+        {row.at_least && "≥ "}
+        {inUnit(row.peak_bytes, unit)}
+      </td>
+      <Room row={row} unit={room} />
+      <Growth row={row} slope={slope} place={place} />
+      <td class="cause">
+        <Why row={row} />
+      </td>
+      <td class="number muted">
+        {row.ranks === 1 ? 1 : <RouteLink to={{ view: "ranks", ...place }}>{grouped(row.ranks)}</RouteLink>}
+      </td>
+      <td class="number muted">{grouped(row.steps)}</td>
+    </tr>
+  );
+}
+
+function Room({ row, unit }: { row: FleetRun; unit: Unit }) {
+  const room = headroom(row);
+  if (room === null) return <Unknown title="The memory of the device was not recorded" />;
+  return (
+    <td class="number" title={`${exactBytes(room)}; the peak is ${percent(row.peak_bytes, row.capacity_bytes!)} of the device`}>
+      {inUnit(room, unit)}
+    </td>
+  );
+}
+
+function Growth({ row, slope, place }: { row: FleetRun; slope: Unit; place: RoutePatch }) {
+  if (row.growth_bytes === null) return <Unknown title="Too few steps to tell" />;
+  if (!row.growing) return <td class="number muted">–</td>;
+  const { worker, device, bytes } = row.growing;
+  return (
+    <td class="number" title={`${exactBytes(bytes)}, on ${worker} ${device}`}>
+      <RouteLink to={{ view: "advice", ...place, worker, device }} class="plain-number grown">
+        +{inUnit(bytes, slope)}
+      </RouteLink>
+    </td>
+  );
+}
+
+function Unknown({ title }: { title: string }): ComponentChildren {
+  return (
+    <td class="number muted" title={title}>
+      ·
+    </td>
+  );
+}
+
+/** Out of memory leads to the allocator at that step, growth to the advice on the rank that grows. */
+function Why({ row }: { row: FleetRun }) {
+  const cause = causeOf(row);
+  if (cause === null || (cause === "failed" && !row.failed)) return null;
+  const { worker, device } = row.failed ?? row.growing!;
+  const step = row.failed ? String(row.failed.step) : undefined;
+  return (
+    <RouteLink to={{ view: row.failed ? "allocator" : "advice", run: row.run, worker, device, step }} class="plain-link" testid="fleet-cause">
+      <CauseText cause={cause} line={row.failed?.line ?? null} />
+    </RouteLink>
+  );
+}

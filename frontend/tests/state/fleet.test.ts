@@ -1,0 +1,79 @@
+import { expect, test } from "vitest";
+import type { FleetRun } from "../../src/api/types";
+import { causeGroups, fleetSentence, headroom, inFleetOrder, otherRanks, rankToOpen, withText } from "../../src/state/fleet";
+import { plain } from "../../src/state/sentences";
+
+const MIB = 1 << 20;
+
+function run(name: string, more: Partial<FleetRun> = {}): FleetRun {
+  return {
+    run: name,
+    ranks: 1,
+    worker: "rank0",
+    device: "cuda:0",
+    step: 3,
+    peak_bytes: 40 * MIB,
+    at_least: false,
+    capacity_bytes: 80 * MIB,
+    median: null,
+    growth_bytes: 0,
+    growing: null,
+    failed: null,
+    failed_known: true,
+    steps: 4,
+    first: 0,
+    last: 3,
+    curve: [1000],
+    ...more,
+  };
+}
+
+function out(name: string, line: string | null): FleetRun {
+  return run(name, { failed: { count: 1, worker: "rank0", device: "cuda:0", step: 3, requested_bytes: 7, line } });
+}
+
+const grows = { growth_bytes: 4 * MIB, growing: { worker: "rank1", device: "cuda:0", bytes: 4 * MIB } };
+
+test("the sentence says how many ran out, at which line most of them, and how many grow", () => {
+  const rows = [out("a", "x.py:1 (f)"), out("b", "x.py:1 (f)"), out("c", "y.py:2 (g)"), out("d", null), run("e", grows), run("f")];
+  expect(plain(fleetSentence(rows))).toBe(
+    "4 of 6 runs ran out of memory, 2 of them at the same line, x.py:1 (f). 1 more grows step after step.",
+  );
+  expect(causeGroups(rows).map(({ count, line, cause }) => [count, line, cause])).toEqual([
+    [2, "x.py:1 (f)", "failed"],
+    [1, null, "failed"],
+    [1, "y.py:2 (g)", "failed"],
+    [1, null, "growth"],
+  ]);
+  expect(plain(fleetSentence([run("a", grows), run("b")]))).toBe("None of 2 runs ran out of memory. 1 of 2 grows step after step.");
+});
+
+test("what was not recorded is not called none", () => {
+  const old = run("old", { failed_known: false });
+  expect(plain(fleetSentence([old, run("new")]))).toBe("No run of 2 is known to have run out of memory.");
+  expect(headroom(run("a", { capacity_bytes: null }))).toBeNull();
+});
+
+test("causes come first and together, then orders by any column, the least headroom first", () => {
+  const rows = [run("run10"), run("run9", { peak_bytes: 60 * MIB }), out("z", "b"), out("y", "a"), run("g", grows)];
+  const names = (order?: string): string[] => inFleetOrder(rows, order).map((row) => row.run);
+  expect(names()).toEqual(["y", "z", "g", "run9", "run10"]);
+  expect(names("headroom")[0]).toBe("run9");
+  expect(names("-peak").at(-1)).toBe("run9");
+  expect(names("run")).toEqual(["g", "run9", "run10", "y", "z"]);
+  expect(withText(rows, "RUN1").map((row) => row.run)).toEqual(["run10"]);
+});
+
+test("other ranks: which peaks highest, by how much, and which grows, seen from any rank", () => {
+  const row = run("ddp", { ranks: 2, worker: "rank1", peak_bytes: 30 * MIB, median: { worker: "rank0", device: "cuda:0", bytes: 20 * MIB }, ...grows });
+  expect(plain(otherRanks(row, { worker: "rank0", device: "cuda:0" }))).toBe(
+    "rank1 peaks highest of 2 ranks: 30.00 MiB at step 3, 50.0 % above rank0. It grows by 4.00 MiB with every step.",
+  );
+  expect(rankToOpen(row, { worker: "rank0", device: "cuda:0" })).toEqual({ worker: "rank1", device: "cuda:0", step: "3" });
+  expect(rankToOpen(row, { worker: "rank1", device: "cuda:0" })).toBeNull();
+  const even = run("ddp", { ranks: 8, median: { worker: "rank2", device: "cuda:0", bytes: 40 * MIB } });
+  expect(otherRanks(even, { worker: "rank0", device: "cuda:0" })).toEqual([]);
+  const small = { ...even, ...grows };
+  expect(plain(otherRanks(small, { worker: "rank0", device: "cuda:0" }))).toBe("rank1 grows by 4.00 MiB with every step.");
+  expect(rankToOpen(small, { worker: "rank0", device: "cuda:0" })).toEqual({ worker: "rank1", device: "cuda:0" });
+});

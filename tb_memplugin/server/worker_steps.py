@@ -1,0 +1,211 @@
+"""The steps of a worker on each of its devices: those that were recorded and those that a monitor watched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.analysis.findings import Finding, Fine
+from tb_memplugin.analysis.growth import steady_rise
+from tb_memplugin.analysis.leak_sites import FEWEST_STEPS
+from tb_memplugin.analysis.monitored_growth import monitored_growth
+from tb_memplugin.analysis.ranks import MISSING
+from tb_memplugin.proto.metadata_pb2 import DeviceStats, StepMetadata
+from tb_memplugin.server.catalog import Entry
+from tb_memplugin.server.monitored import Series
+from tb_memplugin.server.shapes import capacity_bytes, reserved_bytes
+from tb_memplugin.trace.tables import Bool, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The requests that failed in all steps: how many, and the step, bytes and source line of the last.
+
+    `step` is None if none failed. Bytes and line are None where only their number is known.
+    """
+
+    count: int
+    step: int | None = None
+    requested_bytes: int | None = None
+    line: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerSteps:
+    """The steps of a worker on one device, in order of their numbers.
+
+    Attributes:
+        capacity: the memory of the device in bytes, None if not known.
+        steps: their numbers: int64, shape (steps,).
+        allocated, reserved: the peak of each in bytes, MISSING where it was not recorded; same shape.
+        at_least: whether the peak may have been higher.
+        recorded: whether the step was recorded in full.
+        growth: by how many bytes per step what is left after a step rises, 0 if it does not by the rules of
+            Advice; None: too few steps to tell.
+        failed: the requests that failed; None if that was not recorded.
+    """
+
+    worker: str
+    device: str
+    capacity: int | None
+    steps: Int64
+    allocated: Int64
+    reserved: Int64
+    at_least: Bool
+    recorded: Bool
+    growth: int | None = None
+    failed: Failed | None = None
+
+
+def worker_steps(worker: str, entries: Sequence[Entry], series: Series | None) -> list[WorkerSteps]:
+    """Return the steps of each of a worker's devices.
+
+    Args:
+        worker: its name.
+        entries: the steps that were recorded.
+        series: what a monitor saw, if there was one.
+    """
+    parts: dict[str, list[WorkerSteps]] = {}
+    for part in [*(_watched(worker, series) if series else []), *_recorded(worker, entries)]:
+        parts.setdefault(part.device, []).append(part)
+    return [_joined(of_device) for of_device in parts.values()]
+
+
+def device_kind(device: str) -> str:
+    """Return `cuda` for cuda:3."""
+    return device.partition(":")[0]
+
+
+def in_order(name: str) -> list[tuple[int, int, str]]:
+    """Return a key that sorts numbers in a name by value: rank2 before rank10."""
+    pieces = re.split(r"(\d{1,18})", name)  # text and numbers in turn
+    return [(1, int(piece), "") if at % 2 else (0, 0, piece) for at, piece in enumerate(pieces)]
+
+
+def _watched(worker: str, series: Series) -> list[WorkerSteps]:
+    steps = series.figures.steps
+    recorded, missing = np.zeros(len(steps), np.bool_), np.full(len(steps), MISSING)
+    parts = []
+    for device in series.figures.devices:
+        judged = monitored_growth(series.figures, device.name)
+        growth = judged.bytes if isinstance(judged, Finding) else 0 if isinstance(judged, Fine) else None
+        reserved = missing if device.peak_reserved is None else device.peak_reserved
+        columns = (steps, device.peak, reserved, device.at_least, recorded)
+        failed = None if device.ooms is None else _counted(steps, device.ooms)
+        parts.append(WorkerSteps(worker, device.name, device.capacity, *columns, growth, failed))
+    return parts
+
+
+def _counted(steps: Int64, ooms: Int64) -> Failed:
+    rows = np.flatnonzero(ooms)
+    return Failed(int(ooms.sum()), int(steps[rows[-1]])) if len(rows) else Failed(0)
+
+
+def _recorded(worker: str, entries: Sequence[Entry]) -> list[WorkerSteps]:
+    of_device: dict[str, list[tuple[StepMetadata, DeviceStats]]] = {}
+    for entry in entries:
+        for device in entry.metadata.devices:
+            of_device.setdefault(device.device, []).append((entry.metadata, device))
+    return [_of_device(worker, name, steps) for name, steps in of_device.items()]
+
+
+def _of_device(worker: str, name: str, recorded: list[tuple[StepMetadata, DeviceStats]]) -> WorkerSteps:
+    rows = [
+        (
+            step.step,
+            device.stats.peak_bytes,
+            _or_missing(reserved_bytes(device)),
+            step.window,
+            device.stats.entry_bytes,
+            device.stats.end_bytes,
+        )
+        for step, device in recorded
+    ]
+    steps, allocated, reserved, window, entry, end = np.array(rows, np.int64).T
+    return WorkerSteps(
+        worker,
+        name,
+        capacity_bytes(recorded[-1][1]),
+        steps,
+        allocated,
+        reserved,
+        at_least=np.zeros(len(steps), np.bool_),
+        recorded=np.ones(len(steps), np.bool_),
+        growth=_growth(steps, entry, end, _comparable(name, steps, window), int(allocated.max())),
+        failed=_failed(recorded),
+    )
+
+
+def _comparable(device: str, steps: Int64, window: Int64) -> slice:
+    """Return the steps whose levels can be compared: increasing ones, on the CPU those of its longest window.
+
+    On the CPU, what torch.profiler counts in one window says nothing about the next.
+    """
+    breaks = np.diff(steps) <= 0
+    if device == "cpu":
+        breaks |= np.diff(window) != 0
+    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+    lengths = np.diff(np.append(starts, len(steps)))
+    longest = len(lengths) - 1 - int(np.argmax(lengths[::-1]))
+    return slice(int(starts[longest]), int(starts[longest] + lengths[longest]))
+
+
+def _growth(steps: Int64, entry: Int64, end: Int64, rows: slice, peak: int) -> int | None:
+    if rows.stop - rows.start < FEWEST_STEPS:
+        return None
+    first = rows.start
+    levels = np.concatenate(([entry[first]], end[rows]))
+    return steady_rise(levels, np.concatenate(([steps[first] - 1], steps[rows])), peak)
+
+
+def _failed(recorded: Sequence[tuple[StepMetadata, DeviceStats]]) -> Failed | None:
+    known = [
+        (step, device.failed_requests) for step, device in recorded if device.HasField("failed_requests")
+    ]
+    if not known:
+        return None
+    count = sum(failed.count for _, failed in known)
+    last = next(((step.step, failed) for step, failed in reversed(known) if failed.count), None)
+    if last is None:
+        return Failed(0)
+    step, failed = last
+    return Failed(count, step, failed.requested_bytes, failed.line or None)
+
+
+def _or_missing(value: int | None) -> int:
+    return MISSING if value is None else value
+
+
+def _joined(parts: list[WorkerSteps]) -> WorkerSteps:
+    """Join a monitor's steps and recorded ones; a step with several values keeps the last recording's."""
+    if len(parts) == 1:
+        (part,) = parts
+        if (np.diff(part.steps) > 0).all():
+            return part
+    steps = np.concatenate([part.steps for part in parts])
+    order = np.argsort(steps, kind="stable")
+    last = order[np.append(np.flatnonzero(np.diff(steps[order])), len(order) - 1)]
+
+    def column(name: str) -> Any:
+        return np.concatenate([getattr(part, name) for part in parts])[last]
+
+    capacity = next((part.capacity for part in reversed(parts) if part.capacity is not None), None)
+    growths = [part.growth for part in parts if part.growth is not None]
+    fails = [part.failed for part in reversed(parts) if part.failed is not None]
+    telling = next((failed for failed in fails if failed.count), fails[0] if fails else None)
+    return WorkerSteps(
+        parts[0].worker,
+        parts[0].device,
+        capacity,
+        steps[last],
+        column("allocated"),
+        column("reserved"),
+        column("at_least"),
+        column("recorded"),
+        growth=max(growths, default=None),
+        failed=telling and replace(telling, count=max(failed.count for failed in fails)),
+    )
