@@ -605,7 +605,7 @@ export interface ModulesAnswer {
 }
 
 /** A module. Where bytes are by category, there are no zeros. */
-export interface ModuleRow {
+export interface ModuleRow extends ModuleHighest {
   /** The place of the row and that of its parent, or null. */
   id: number;
   parent: number | null;
@@ -624,8 +624,6 @@ export interface ModuleRow {
   /** Their sums. */
   own_bytes: number;
   inclusive_bytes: number;
-  /** The highest inclusive bytes of each category within the step, each at its own moment; null without the side file. */
-  highest: Record<string, number> | null;
   /** The highest live bytes on the device while a call of it ran, or null. */
   peak_inside_bytes: number | null;
   /** In the step. */
@@ -634,6 +632,26 @@ export interface ModuleRow {
   allocated_bytes: number;
   forward_ns: number;
   backward_ns: number;
+}
+
+/** What a module holds at its highest, and what is highest while it runs. */
+export interface ModuleHighest {
+  /** The inclusive bytes at the module's own highest moment in the step; null without the side file. Modules have different moments, so their rows do not add up. */
+  highest: Record<string, number> | null;
+  /** When that was: the first of several moments, at the earliest the start of the step. Or null. */
+  highest_ns: number | null;
+  /** Null if no such call began in the step, and without the side file. */
+  highest_in_forward: HighestCall | null;
+  highest_in_backward: HighestCall | null;
+}
+
+/** Of the calls of a module and those inside it, the one with the device's highest live bytes. */
+export interface HighestCall {
+  /** The highest live bytes on the device during this call. */
+  bytes: number;
+  /** When it ran. */
+  start_ns: number;
+  end_ns: number;
 }
 
 /** What changed from the peak of one step to that of another. */
