@@ -29,6 +29,8 @@ export interface PackedWorker {
   devices: string[];
   /** The steps that were recorded. */
   steps: PackedSteps;
+  /** The same text for recordings of one model, with any number of layers; "" if it is not known. */
+  model: string;
   /** By name of a device, what a `MemoryMonitor` saw; `{}` if there was none. */
   monitored: Record<string, MonitoredWhole>;
 }
@@ -568,6 +570,28 @@ export interface Since {
   /** Those that were alive after that event and are no longer. */
   freed_bytes: number;
   freed: number;
+}
+
+/** What happened in a stretch. Its end has `start_bytes` plus `allocated` minus `freed`. */
+export interface StretchAnswer {
+  /** The stretch. */
+  over: "time" | "event";
+  t0: number;
+  t1: number;
+  /** Live bytes on the device before its first event and after its last. */
+  start_bytes: number;
+  end_bytes: number;
+  /** The highest live bytes, and after which event that was; the moment before the first event counts. */
+  highest_bytes: number;
+  highest_event: number;
+  highest_ns: number;
+  /** In the stretch; what was freed may be older than it. */
+  allocated: Sum;
+  freed: Sum;
+  /** Allocated in the stretch and alive at its end. */
+  stayed: Sum;
+  /** The 10 largest of those that stayed. */
+  largest: LargeAllocation[];
 }
 
 /** What ran during a stretch. */

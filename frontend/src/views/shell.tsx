@@ -71,6 +71,9 @@ function Views({ answer, failure, again }: Props) {
   }, [view]);
   return (
     <>
+      <button type="button" class="skip" data-testid="skip" onClick={() => content.current?.focus()}>
+        Skip to {capital(view)}
+      </button>
       <header class="top">
         <Pickers />
         <Tabs current={view} />

@@ -1,4 +1,5 @@
 import type { Evidence, Finding, Where } from "../../api/types";
+import { alone } from "../../state/app";
 import { linkTo, ruleName, titleOf } from "../../state/advice";
 import { asPartOf, exactBytes, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { capital, titleText } from "../../state/names";
@@ -18,7 +19,7 @@ export function FindingCard({ finding }: { finding: Finding }) {
           <p class="finding-kind">
             <span class="finding-level">{level === "problem" ? "Problem" : "Option"}</span>
             <span>{ruleName(kind)}</span>
-            {step !== null && <span>step {step}</span>}
+            {step !== null && <span>{alone.value ? "whole window" : `step ${step}`}</span>}
           </p>
           <h2 class="finding-title breaking" data-testid="finding-title">
             <Sentence pieces={titleOf(finding)} />

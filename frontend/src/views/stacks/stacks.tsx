@@ -4,10 +4,11 @@ import type { LineTableAnswer, SourceLine, StacksAnswer } from "../../api/types"
 import { navigate, route, stretch } from "../../state/app";
 import { asPartOf, exactBytes, percent, withUnit } from "../../state/bytes";
 import { lineParts } from "../../state/frames";
-import { capital } from "../../state/names";
+import { capital, shortened, visible } from "../../state/names";
 import { counted } from "../../state/numbers";
 import type { Piece } from "../../state/sentences";
 import { duration } from "../../state/time";
+import { Notice } from "../notices";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
@@ -39,6 +40,7 @@ export function Stacks() {
     SAME_RUN,
   );
   const top = useRemote<LineTableAnswer>(address("line_table", { ...query, count: 2 }), 0, SAME_RUN);
+  if (answer.failure && node !== undefined && (answer.status === 400 || answer.status === 404)) return <NoSuchFrame node={node} />;
   if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
   const data = answer.data;
   if (!data) return <Loading what="the call stacks" />;
@@ -87,6 +89,18 @@ export function Stacks() {
       </div>
       <Tables query={query} search={search} />
     </>
+  );
+}
+
+/** Where the address zooms to a frame that is not one of these: says so, with the way to all of them. */
+function NoSuchFrame({ node }: { node: string }) {
+  return (
+    <Notice level="warning" testid="missing-frame">
+      The address zooms to frame {shortened(visible(node), 80)}, which is not here.{" "}
+      <button type="button" class="quiet" onClick={() => navigate({ node: undefined })}>
+        Show all stacks
+      </button>
+    </Notice>
   );
 }
 
