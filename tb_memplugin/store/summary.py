@@ -104,7 +104,7 @@ class WindowSummaries:
 
     @cached_property
     def _fingerprint(self) -> str:
-        """A hash of the modules' names, with repeated layers as one; "" where only the root is known, or none."""
+        """A hash of the modules' names, with repeated layers as one; "" where no module has a name."""
         names = [module.key for module in self._trace.modules if module.is_module and module.key]
         text = "\n".join(sorted(set(folds(names).values())))
         return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16] if names else ""
