@@ -126,7 +126,7 @@ def test_what_cannot_be_saved_says_why_and_what_can_is_saved_below_a_path_prefix
     expect(tab("export-why")).to_contain_text("MemoryMonitor recorded figures of this step")
     expect(tab("export-why")).to_contain_text("The same figures are in TensorBoard's Scalars")
     expect(tab("export-csv")).to_have_count(0)
-    expect(tab("copy-link")).to_be_focused()
+    expect(tab("copy-link")).to_be_enabled()
 
     tab.open_anew("overview", run="run")
     menu(tab)
