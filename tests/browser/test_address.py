@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.tab import SIZE
+from tests.browser.test_export import copied
 from tests.browser.test_timeline import drag, span
 
 VIEWS = {
@@ -84,18 +85,9 @@ def test_a_link_holds_the_zoom_the_cursor_and_the_mark(tab, open_tab):
     expect(tab("since-mark")).to_contain_text("since")
     expect(tab("stretch-panel")).to_have_attribute("data-exact", "true")
     before = page_text(tab)
-    tab.page.evaluate(
-        "navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }"
-    )
-    tab.frame.locator("body").evaluate(
-        "() => { navigator.clipboard ? (navigator.clipboard.writeText = (text) => Promise.resolve(void (top.copied = text))) : 0; }"
-    )
-    tab("copy-link").click()
-    expect(tab("copy-link")).to_have_text("copied")
-    link = tab.page.evaluate("window.copied")
+    link = copied(tab, "copy-link", tab.home)
     for part in ("t0=", "t1=", "mark=", "event=", "run=baseline", "worker=rank0", "step=3"):
         assert f"p.tb_memplugin.{part}" in link
-    expect(tab("copy-link")).to_have_text("Copy link")
     other = open_tab(tab.home)
     other.page.goto(link)
     other("view-timeline").wait_for()

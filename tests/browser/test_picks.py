@@ -87,7 +87,7 @@ def test_the_heads_of_a_comparison_do_not_break_in_a_word(tab):
     tab.open_anew("compare", run="jobs/names", base_run="jobs/many")
     tab("compare-row").first.wait_for()
     broken = tab.frame.locator(".side-head").evaluate_all(
-        """heads => heads.flatMap((head) => [...head.childNodes].filter((node) => node.nodeType === 3).flatMap((node) =>
+        """heads => heads.flatMap((head) => [...head.childNodes].filter((node) => node.data).flatMap((node) =>
             [...node.data.matchAll(/\\S+/g)].filter((word) => {
                 const range = document.createRange();
                 range.setStart(node, word.index);

@@ -222,7 +222,7 @@ function Cell({
   const tone = value === 0 ? "number zero heat" : column.id === "bytes" ? "number strong heat" : "number heat";
   return (
     <td class={tone} title={exactBytes(value)}>
-      {share > 0 && <i style={{ width: `calc((100% - 12px) * ${(share / 100).toFixed(3)})` }} />}
+      {share >= 4 && <i style={{ width: `calc((100% - 12px) * ${(share / 100).toFixed(3)})` }} />}
       {call ? (
         <RouteLink to={timelineOf(call)} testid={column.id}>
           {text}

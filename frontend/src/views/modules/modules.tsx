@@ -166,7 +166,7 @@ function found({ count, bytes }: { count: number; bytes: number }, unit: Unit): 
 }
 
 function caption(unit: string, step: string, at: At, flat: boolean): string {
-  if (at === "highest") return `${unit}, each module at its own highest moment in ${step}, with everything inside; moments differ, so rows do not add up`;
+  if (at === "highest") return `${unit}, each module at its own highest moment in ${step}, with everything inside; of folded rows the highest one. Moments differ, so rows do not add up`;
   return flat
     ? `${unit} of each module alone, at the peak of ${step}`
     : `${unit} at the peak of ${step}, with everything inside`;

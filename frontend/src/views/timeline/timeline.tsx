@@ -44,7 +44,9 @@ export function Timeline() {
   const [from, to] = all ? [recorded.from, recorded.to] : [stats.step_start_ns, stats.step_end_ns];
   const px = columnsIn(width);
   const asked = overOf(route.value);
-  const zoomTo = zoomOf(route.value, asked);
+  const inAddress = zoomOf(route.value, asked);
+  const outside = asked === "time" && inAddress && (inAddress[1] <= from || inAddress[0] >= to);
+  const zoomTo = outside ? undefined : inAddress;
   const range = zoomTo ? { t0: zoomTo[0], t1: zoomTo[1] } : {};
   const axis = asked === "event" ? { over: asked } : {};
   const wait = zoomTo ? 70 : 0;
