@@ -21,10 +21,10 @@ interface Props {
 export function StretchPanel({ query, lanes, origin, page }: Props) {
   const answer = useRemote<StretchAnswer>(address("stretch", query), 120, ["t0", "t1"]);
   const { data, stale, failure } = answer;
-  const name = lanes && callNamed(lanes, query.t0, query.t1);
+  const name = lanes && whatRan(lanes, query.t0, query.t1);
   return (
     <section class="card side" data-testid="stretch-panel" data-exact={data && !stale ? "true" : "false"} aria-label="What is zoomed to">
-      <h2>{name ? <Name text={name} /> : "In the stretch shown"}</h2>
+      <h2>{name ? <Name text={name} prose /> : "In the stretch shown"}</h2>
       {failure ? (
         <p class="where">{failure.what}</p>
       ) : data ? (
@@ -45,7 +45,7 @@ function Figures({ data, origin, page, stale }: { data: StretchAnswer; origin: n
   const change = data.end_bytes - data.start_bytes;
   return (
     <div class={stale ? "stale" : undefined}>
-      <dl class="figures">
+      <dl class="stretch-figures">
         <dt>highest</dt>
         <dd>
           <RouteLink
@@ -88,10 +88,13 @@ function Figure({ what, sum, page }: { what: string; sum: StretchAnswer["allocat
   );
 }
 
-/** The innermost call, phase or step that ran exactly then. */
-function callNamed(lanes: LanesAnswer, t0: number, t1: number): string | undefined {
-  const found = laneRows(lanes).flatMap((lane) =>
-    lane.spans.filter((span) => span.start_ns === t0 && span.end_ns === t1).map((span) => spanLabel(lane.kind, span)),
+/** The innermost call, phase or step that ran exactly then, else that it all lies in. */
+function whatRan(lanes: LanesAnswer, t0: number, t1: number): string | undefined {
+  const around = laneRows(lanes).flatMap(({ kind, spans }) =>
+    spans.filter((span) => span.start_ns <= t0 && span.end_ns >= t1).map((span) => ({ kind, span })),
   );
-  return found.at(-1);
+  const inner = around.at(-1);
+  if (!inner) return undefined;
+  const exact = inner.span.start_ns === t0 && inner.span.end_ns === t1;
+  return `${exact ? "" : "Within "}${spanLabel(inner.kind, inner.span)}`;
 }
