@@ -102,8 +102,8 @@ def test_the_keyboard_opens_walks_and_closes_it(tab):
 
 def test_what_is_copied_leads_back_to_the_view_and_tells_the_same(tab, logdir):
     tab.open_anew("modules", **CHOSEN, shape="flat")
-    menu(tab)
     assert "p.tb_memplugin.shape=flat" in copied(tab, "copy-link", tab.home)
+    menu(tab)
     name, *words = shlex.split(copied(tab, "copy-command", "tb-memplugin "))
     assert name == "tb-memplugin"
     told = CliRunner().invoke(main, [*words, "--top", "0"])

@@ -38,5 +38,5 @@ def test_no_view_asks_the_same_twice(tab, view):
     finally:
         tab.page.remove_listener("request", count)
     answers = {path: times for path, times in asked.items() if not path.startswith("static/")}
-    assert len(answers) > 2
+    assert len(answers) >= 2
     assert {path: times for path, times in answers.items() if times > 1} == {}
