@@ -1,4 +1,4 @@
-"""Notebooks: after `%load_ext tb_memplugin`, a trace is shown as a report, and `%%memory` measures a cell."""
+"""Notebooks: traces are shown as reports, results as tables, and `%%memory` measures a cell."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import sys
 from html import escape
 from typing import Any
 
+from tb_memplugin.analysis.comparison import DeviceComparison
+from tb_memplugin.analysis.divisions import By, informative
+from tb_memplugin.analysis.findings import Advice
+from tb_memplugin.analysis.moments import Moment, peak
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.formats import report_page
+from tb_memplugin.exports.table_html import table_html
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.result import AnalysisResult
 
 HEIGHT = 640
 """Pixels of a report in a notebook."""
@@ -21,9 +27,46 @@ SHOWN = 3
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Teach IPython to show traces, and the magic `%%memory`."""
-    shell.display_formatter.formatters["text/html"].for_type(MemoryTrace, report_frame)
+    """Teach IPython the magic `%%memory`."""
     shell.register_magic_function(_measured_cell(shell), "cell", "memory")
+
+
+def html_of(shown: AnalysisResult) -> str | None:
+    """Return the HTML of a trace or result; None for one that is shown as its text.
+
+    A trace is its report. A moment is its parts, and at the peak, where the report opens, that too.
+    A table has a row for each result.
+    """
+    if isinstance(shown, MemoryTrace):
+        return report_frame(shown)
+    if isinstance(shown, Moment):
+        return _moment(shown)
+    if isinstance(shown, Advice):
+        return table_html(shown.findings)
+    if isinstance(shown, DeviceComparison):
+        return _comparison(shown)
+    return table_html(shown) if isinstance(shown, tuple) else None
+
+
+def _moment(state: Moment) -> str:
+    trace, where = (
+        state.trace,
+        f"after event {state.event:,}" if state.event >= 0 else "before the first event",
+    )
+    text = f"{state.device}: {size_text(state.bytes)} in step {state.step}, {where} ({state.phase.key})"
+    divisions = informative(trace, trace.device_row(state.device))
+    named: tuple[By, ...] = ("module", "line")
+    by = [each for each in named if each in divisions][:1]
+    tables = "".join(table_html(state.parts(each)) for each in ("category", *by))
+    is_peak = peak(trace, state.device, largest=0).event == state.event
+    return f"<p>{escape(text)}</p>{tables}{report_frame(trace) or '' if is_peak else ''}"
+
+
+def _comparison(comparison: DeviceComparison) -> str:
+    names = [name or "(none)" for name in (comparison.device, comparison.other_device)]
+    sizes = [size_text(size) for size in (comparison.base_peak_bytes, comparison.other_peak_bytes)]
+    text = f"{names[0]}: {sizes[0]} at the peak, then {names[1]}: {sizes[1]}"
+    return f"<p>{escape(text)}</p>{table_html(comparison.rows)}"
 
 
 def report_frame(trace: MemoryTrace) -> str | None:

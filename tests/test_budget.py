@@ -159,6 +159,40 @@ def test_errors_come_back_from_their_process_as_they_are(tmp_path):
         load(path, untrusted=True, limit_bytes=10)
 
 
+AS_ON_WINDOWS = """
+import asyncio, click, ctypes, mmap, os, signal, subprocess, sys, tempfile  # as this system has them
+sys.platform, sys.modules["resource"] = "win32", None
+del os.fork
+from tb_memplugin import MemPluginError, load
+from tb_memplugin.commands.apart import fork_guarded
+good, endless = sys.argv[1:]
+assert len(load(good).events) == len(load(good, untrusted=True).events) > 0
+os.environ["TB_MEMPLUGIN_LIMIT_SECONDS"] = "2"
+try:
+    load(endless, untrusted=True)
+except MemPluginError as error:
+    print(error.what)
+fork_guarded()  # returns in this process
+print("read here")
+"""
+
+
+def test_without_the_systems_limits_files_are_read_and_a_clock_ends_untrusted_ones(tmp_path):
+    good, endless = write(tmp_path / "a.pickle", step_snapshot()), tmp_path / "endless.pickle"
+    endless.write_bytes(ENDLESS)
+    done = subprocess.run(
+        [sys.executable, "-c", AS_ON_WINDOWS, str(good), str(endless)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stderr == ""
+    first, second = done.stdout.splitlines()
+    assert "not done after 2 seconds" in first
+    assert second == "read here"
+
+
 @real
 def test_a_strangers_file_is_the_same_under_the_limit():
     path = Path(next(DATA.glob("snapshots/20*")))

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -25,10 +26,12 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
 }
 TOKENS = (2, 128)
+DEVICE = os.environ.get("LAYERS_DEVICE", "cuda")
+"""The device of the programs. Asking torch for one would keep forked processes from using it."""
 
 
 def tokens(batch: int = TOKENS[0], length: int = TOKENS[1]) -> torch.Tensor:
-    return torch.ones(batch, length, dtype=torch.long, device="cuda")
+    return torch.ones(batch, length, dtype=torch.long, device=DEVICE)
 
 
 def language(config: str, model: str = "", **options: Any) -> Callable[[], Built]:
@@ -54,8 +57,8 @@ def images(config: str, model: str, size: int = 64, **options: Any) -> Callable[
         net = getattr(transformers, model)(getattr(transformers, config)(**options))
 
         def loss(net: nn.Module) -> torch.Tensor:
-            x = torch.ones(2, 3, size, size, device="cuda")
-            return net(pixel_values=x, labels=torch.ones(2, dtype=torch.long, device="cuda")).loss
+            x = torch.ones(2, 3, size, size, device=DEVICE)
+            return net(pixel_values=x, labels=torch.ones(2, dtype=torch.long, device=DEVICE)).loss
 
         return net.train(), loss
 
@@ -69,7 +72,7 @@ def speech(config: str, model: str, **options: Any) -> Callable[[], Built]:
         import transformers
 
         net = getattr(transformers, model)(getattr(transformers, config)(**{**SMALL, **options}))
-        return net.train(), lambda net: net(torch.ones(1, 16_000, device="cuda")).last_hidden_state.mean()
+        return net.train(), lambda net: net(torch.ones(1, 16_000, device=DEVICE)).last_hidden_state.mean()
 
     return build
 
@@ -93,7 +96,7 @@ def whisper() -> Built:
     )
     return (
         net.train(),
-        lambda net: net(input_features=torch.ones(2, 16, 128, device="cuda"), labels=tokens(2, 32)).loss,
+        lambda net: net(input_features=torch.ones(2, 16, 128, device=DEVICE), labels=tokens(2, 32)).loss,
     )
 
 
@@ -117,7 +120,7 @@ def clip() -> Built:
     net = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=64))
 
     def loss(net: nn.Module) -> torch.Tensor:
-        pixels = torch.ones(2, 3, 64, 64, device="cuda")
+        pixels = torch.ones(2, 3, 64, 64, device=DEVICE)
         return net(input_ids=tokens(2, 32), pixel_values=pixels, return_loss=True).loss
 
     return net.train(), loss
@@ -259,7 +262,7 @@ class UNet(nn.Module):
 
 
 def unet() -> Built:
-    return UNet(), lambda net: net(torch.ones(2, 3, 64, 64, device="cuda")).square().mean()
+    return UNet(), lambda net: net(torch.ones(2, 3, 64, 64, device=DEVICE)).square().mean()
 
 
 class Residual(nn.Module):
@@ -289,7 +292,7 @@ def residual() -> Built:
         nn.Linear(64, 10),
     )
     labels = torch.ones(4, dtype=torch.long)
-    return net, lambda net: F.cross_entropy(net(torch.ones(4, 3, 32, 32, device="cuda")), labels.cuda())
+    return net, lambda net: F.cross_entropy(net(torch.ones(4, 3, 32, 32, device=DEVICE)), labels.to(DEVICE))
 
 
 class Translator(nn.Module):
@@ -346,7 +349,7 @@ def mixer() -> Built:
     net = nn.Sequential(
         nn.Conv2d(3, 64, 8, 8), nn.Flatten(2), *(Mixer(64, 64) for _ in range(4)), nn.Linear(64, 4)
     )
-    return net, lambda net: net(torch.ones(2, 3, 64, 64, device="cuda")).square().mean()
+    return net, lambda net: net(torch.ones(2, 3, 64, 64, device=DEVICE)).square().mean()
 
 
 def with_checkpoints(config: str, **options: Any) -> Built:
@@ -411,8 +414,6 @@ def trainer() -> Built:
 
 
 def sharded() -> Built:
-    import os
-
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
 

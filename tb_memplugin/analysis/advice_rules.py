@@ -33,6 +33,7 @@ from tb_memplugin.analysis.uneven_devices import uneven_devices
 from tb_memplugin.analysis.unused_graph import unused_graph
 from tb_memplugin.analysis.unused_reserve import unused_reserve
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.result import ResultTable
 from tb_memplugin.trace.step_figures import StepFigures
 
 __all__ = [
@@ -132,7 +133,7 @@ def advice(
     findings.sort(key=lambda finding: (finding.level != "problem", -finding.bytes))
     peaks = [peak_holders(trace, row) for row in rows if trace.live(row).max()]
     peaks.sort(key=lambda peak: -peak.bytes)
-    return Advice(tuple(findings), tuple(judgements), tuple(peaks))
+    return Advice(ResultTable(findings), ResultTable(judgements), ResultTable(peaks))
 
 
 def advice_on_steps(figures: StepFigures) -> Advice:
@@ -143,8 +144,8 @@ def advice_on_steps(figures: StepFigures) -> Advice:
     results = {device.name: monitored_growth(figures, device.name) for device in figures.devices}
     no_rule = NotJudged("MemoryMonitor records figures of steps, not allocations.")
     return Advice(
-        findings=tuple(result for result in results.values() if isinstance(result, Finding)),
-        judgements=tuple(
+        findings=ResultTable(result for result in results.values() if isinstance(result, Finding)),
+        judgements=ResultTable(
             _judgement(kind, name, result if kind == "growth" else no_rule)
             for name, result in results.items()
             for kind in RULES

@@ -17,6 +17,7 @@ from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.frames import distinct
 from tb_memplugin.trace.replay import address_order
+from tb_memplugin.trace.result import AnalysisResult
 from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt64
 
 SORTS = ("bytes", "born", "lifetime", "address")
@@ -144,7 +145,7 @@ _ALLOCATION = re.compile(r"(?:0x|b(?=[0-9a-f]{12}))?([0-9a-f]{1,16})(?:_([0-9]{1
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(AnalysisResult):
     """One block and its lifetime. Bytes; epoch nanoseconds; events are indices.
 
     `version` counts the blocks at this address of the device, from 0; a block that was alive before the
@@ -167,7 +168,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(AnalysisResult):
     """The live bytes of a device before and after the event that allocated or freed a block."""
 
     device: str

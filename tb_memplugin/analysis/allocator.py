@@ -12,11 +12,12 @@ from tb_memplugin.analysis.layout import Layout, Placement, layout, pending_sinc
 from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Int64
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
+class Levels(AnalysisResult):
     """Bytes on a device over time: int64, shape (events + 1,); entry e + 1 is the level after event e.
 
     `active`: requested bytes of blocks whose free is not yet completed. `pending`: the part of them whose
@@ -30,7 +31,7 @@ class Levels:
 
 
 @dataclass(frozen=True, slots=True)
-class Fragmentation:
+class Fragmentation(AnalysisResult):
     """How much of the reserved memory is unused. Sizes are bytes; ratios are 0 to 1 if the file is sound.
 
     Attributes:
@@ -51,7 +52,7 @@ class Fragmentation:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolState:
+class PoolState(AnalysisResult):
     """What one pool holds for one stream, in bytes. The values of all pools sum to the device's.
 
     Attributes:
@@ -87,7 +88,7 @@ class PoolState:
 
 
 @dataclass(frozen=True, slots=True)
-class PeakSplit:
+class PeakSplit(AnalysisResult):
     """A device's peak as the sum of bytes allocated before the window and bytes allocated in it."""
 
     event: int
@@ -144,7 +145,7 @@ def knows_segments(trace: MemoryTrace, device: int) -> bool:
     return reserved is not None and not reserved.any() and not trace.live(device).any()
 
 
-def pools(trace: MemoryTrace, device: int, event: int) -> tuple[PoolState, ...]:
+def pools(trace: MemoryTrace, device: int, event: int) -> ResultTable[PoolState]:
     """Return every pool and stream of a device after an event (-1: before the first), largest first.
 
     Raises:
@@ -155,7 +156,7 @@ def pools(trace: MemoryTrace, device: int, event: int) -> tuple[PoolState, ...]:
 
 def pools_of(
     trace: MemoryTrace, device: int, event: int, placed: Layout, since: Int64 | None = None
-) -> tuple[PoolState, ...]:
+) -> ResultTable[PoolState]:
     """Return `pools` of a known layout; `since` is `pending_since` of the device, if it is known as well."""
     homes, of_segment, of_block = _homes(trace, placed)
     rows, count = np.concatenate((placed.rows, placed.misfits)), len(homes)
@@ -181,7 +182,7 @@ def pools_of(
         )
         for (pool, stream), *numbers in zip(homes, *(column.tolist() for column in columns), strict=True)
     ]
-    return tuple(sorted(states, key=lambda state: (-(state.reserved_bytes or 0), -state.active_bytes)))
+    return ResultTable(sorted(states, key=lambda state: (-(state.reserved_bytes or 0), -state.active_bytes)))
 
 
 def _homes(trace: MemoryTrace, placed: Layout) -> tuple[list[tuple[int, int]], Int64, Int64]:
@@ -237,7 +238,7 @@ SAMPLED_MOMENTS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentationCurve:
+class FragmentationCurve(AnalysisResult):
     """Two measures of waste over `[t0_ns, t1_ns]`; ratios of 0 to 1, float64.
 
     Attributes:

@@ -18,13 +18,14 @@ from tb_memplugin.analysis.layout import layout
 from tb_memplugin.analysis.oom import OomReport, failed_requests, oom_reports
 from tb_memplugin.analysis.segments import SegmentState, free_histogram, segments_at
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.result import AnalysisResult
 
 MOST_OOMS = 100
 """How many failed requests of a device are reported; a job that retries in a loop has thousands."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceState:
+class DeviceState(AnalysisResult):
     """A device's allocator after an event (an index into the trace's events), and its failed requests.
 
     `allocated_bytes` are requested bytes without pending blocks. `rounded_bytes` is what the allocator set

@@ -11,13 +11,14 @@ import numpy as np
 
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Int64, Rows
 
 NONE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class AnnotationRange:
+class AnnotationRange(AnalysisResult):
     """One annotation from its START to its END. Epoch nanoseconds; events as in `Annotations.event`.
 
     `end_ns` and `end_event` are None if the range was still open at the end of the trace, `start_ns` and
@@ -50,7 +51,7 @@ class _Nesting:
     innermost: list[int] = field(default_factory=list)
 
 
-def annotation_ranges(trace: MemoryTrace, device: int) -> tuple[AnnotationRange, ...]:
+def annotation_ranges(trace: MemoryTrace, device: int) -> ResultTable[AnnotationRange]:
     """Return the annotations of a device (its row) as nested ranges, in order of their start.
 
     An END closes the most recent open range of its name, because only the name identifies a range. An END
@@ -61,7 +62,7 @@ def annotation_ranges(trace: MemoryTrace, device: int) -> tuple[AnnotationRange,
     nesting = _nested(annotations.name[rows].tolist(), annotations.ends[rows].tolist())
     time_ns, event = annotations.time_ns[rows].tolist(), annotations.event[rows].tolist()
     columns = (nesting.names, nesting.starts, nesting.ends, nesting.depths, nesting.parents)
-    return tuple(
+    return ResultTable(
         AnnotationRange(
             name=trace.annotation_names[name],
             start_ns=None if start is None else time_ns[start],
@@ -149,7 +150,7 @@ END: Literal["END"] = "END"
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(AnalysisResult):
     """The live bytes of a device at the START or END of an annotation. Epoch nanoseconds.
 
     `key` is `{name}_{stage}`; from the second time on `{name}_{stage}(1)`, `(2)`, ..., counted separately on
@@ -165,7 +166,7 @@ class Stage:
     bytes: int
 
 
-def stages(trace: MemoryTrace, names: Collection[str] | None = None) -> tuple[Stage, ...]:
+def stages(trace: MemoryTrace, names: Collection[str] | None = None) -> ResultTable[Stage]:
     """Return the live bytes at every START and END of the trace's annotations, in time order.
 
     Args:
@@ -199,7 +200,7 @@ def stages(trace: MemoryTrace, names: Collection[str] | None = None) -> tuple[St
                 bytes=int(trace.live(device)[event + 1]),
             )
         )
-    return tuple(rows)
+    return ResultTable(rows)
 
 
 def _check(trace: MemoryTrace, names: Collection[str] | None) -> None:

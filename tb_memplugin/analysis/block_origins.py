@@ -55,10 +55,12 @@ class Origin:
 
 @dataclass(frozen=True)
 class StepBlocks:
-    """The blocks that are alive on a device at some time in its highest step, in the order of their birth.
+    """The blocks that are alive on a device at some time in a step, or in the window.
+
+    They are in the order of their birth.
 
     Attributes:
-        step: the highest step.
+        step: the device's highest step.
         rows: rows of `trace.allocations`; int64, shape (n,).
         bytes, born, freed: as in `trace.allocations`, shape (n,).
         at_peak: whether each is alive at the step's peak; bool, shape (n,).
@@ -105,9 +107,18 @@ class StepBlocks:
 def step_blocks(trace: MemoryTrace, device: int) -> StepBlocks:
     """Return the blocks of the step in which a device (its row) has its highest peak."""
     step, blocks = highest_step(trace, device), trace.allocations
-    rows = np.flatnonzero(
-        (blocks.device == device) & (blocks.born < step.end) & (blocks.freed >= step.first)
-    ).astype(np.int64)
+    in_step = (blocks.device == device) & (blocks.born < step.end) & (blocks.freed >= step.first)
+    return _blocks(trace, step, np.flatnonzero(in_step).astype(np.int64))
+
+
+def window_blocks(trace: MemoryTrace, device: int) -> StepBlocks:
+    """Return all blocks of a device (its row), those of its other steps, too."""
+    rows = np.flatnonzero(trace.allocations.device == device).astype(np.int64)
+    return _blocks(trace, highest_step(trace, device), rows)
+
+
+def _blocks(trace: MemoryTrace, step: HighestStep, rows: Int64) -> StepBlocks:
+    blocks = trace.allocations
     origin, origins = _origins(trace, rows)
     born, freed = blocks.born[rows], blocks.freed[rows]
     at_peak = (born <= step.peak_event) & (freed > step.peak_event)

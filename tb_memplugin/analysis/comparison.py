@@ -11,12 +11,13 @@ from tb_memplugin.analysis.module_groups import OTHER_MODULES
 from tb_memplugin.analysis.moments import peak
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 
 Status = Literal["added", "removed", "grown", "shrunk", "same"]
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(AnalysisResult):
     """One key on both sides.
 
     `category` is the category that changed most in it, None if not known, and `category_delta_bytes` by how
@@ -39,7 +40,7 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceComparison:
+class DeviceComparison(AnalysisResult):
     """The peaks of one device in two traces. The rows' deltas sum to the difference of the peaks.
 
     `device` is its name in the base, `other_device` its name in the other trace. If a trace has no such
@@ -50,7 +51,7 @@ class DeviceComparison:
     other_device: str
     base_peak_bytes: int
     other_peak_bytes: int
-    rows: tuple[Delta, ...]
+    rows: ResultTable[Delta]
 
     @property
     def delta_bytes(self) -> int:
@@ -65,7 +66,7 @@ def compare(
     device: str | None = None,
     step: int | None = None,
     by: Chosen = "category",
-) -> tuple[DeviceComparison, ...]:
+) -> ResultTable[DeviceComparison]:
     """Compare the peaks of two traces, device by device.
 
     Devices with the same name are paired. The others are paired in order of name within each device type
@@ -82,7 +83,7 @@ def compare(
         MemPluginError: `by` is no division.
     """
     pairs = compared_devices(base, other, device)
-    return tuple(_device_comparison(base, other, names, step, by) for names in pairs)
+    return ResultTable(_device_comparison(base, other, names, step, by) for names in pairs)
 
 
 def compared_devices(base: MemoryTrace, other: MemoryTrace, device: str | None) -> list[tuple[str, str]]:
@@ -138,7 +139,7 @@ def _rank(name: str) -> tuple[str, int, str]:
     return kind, int(number) if number.isdecimal() else -1, name
 
 
-def compare_parts(base: Sequence[Part], other: Sequence[Part]) -> tuple[Delta, ...]:
+def compare_parts(base: Sequence[Part], other: Sequence[Part]) -> ResultTable[Delta]:
     """Compare two breakdowns key by key, largest change first.
 
     The deltas sum to the difference of the totals. A key that is absent on one side counts 0 bytes there
@@ -147,29 +148,31 @@ def compare_parts(base: Sequence[Part], other: Sequence[Part]) -> tuple[Delta, .
     base_parts, other_parts = {part.key: part for part in base}, {part.key: part for part in other}
     keys = {**base_parts, **other_parts}
     deltas = [_delta(key, base_parts.get(key), other_parts.get(key)) for key in keys]
-    return tuple(
+    return ResultTable(
         sorted(
             deltas, key=lambda row: (-abs(row.delta_bytes), -max(row.base_bytes, row.other_bytes), row.key)
         )
     )
 
 
-def shortened_deltas(rows: Sequence[Delta], most: int, rest_key: str) -> tuple[Delta, ...]:
+def shortened_deltas(rows: Sequence[Delta], most: int, rest_key: str) -> ResultTable[Delta]:
     """Return the first `most` rows, and all others as one row under `rest_key`; the sums stay the same."""
     shown, rest = rows[:most], rows[most:]
     if not rest:
-        return tuple(shown)
+        return ResultTable(shown)
     base, other = sum(row.base_bytes for row in rest), sum(row.other_bytes for row in rest)
-    return (
-        *shown,
-        Delta(
-            key=rest_key,
-            status=_change(base, other),
-            base_bytes=base,
-            other_bytes=other,
-            base_count=sum(row.base_count for row in rest),
-            other_count=sum(row.other_count for row in rest),
-        ),
+    return ResultTable(
+        (
+            *shown,
+            Delta(
+                key=rest_key,
+                status=_change(base, other),
+                base_bytes=base,
+                other_bytes=other,
+                base_count=sum(row.base_count for row in rest),
+                other_count=sum(row.other_count for row in rest),
+            ),
+        )
     )
 
 
@@ -205,7 +208,7 @@ def _changed_category(base: dict[str, int], other: dict[str, int]) -> tuple[str 
 
 def folded_parts(
     parts: Iterable[Part], group_of: Mapping[str, str], groups: Sequence[str]
-) -> tuple[Part, ...]:
+) -> ResultTable[Part]:
     """Merge parts by module into parts by group, with the same total bytes.
 
     Args:
@@ -220,7 +223,7 @@ def folded_parts(
         key = group_of.get(part.key) or _holder(part.key.split("."), patterns)
         in_group = replace(part, key=key)
         merged_parts[key] = merged(merged_parts[key], in_group) if key in merged_parts else in_group
-    return tuple(sorted(merged_parts.values(), key=lambda part: -part.bytes))
+    return ResultTable(sorted(merged_parts.values(), key=lambda part: -part.bytes))
 
 
 def _holder(key: Sequence[str], patterns: Sequence[tuple[list[str], str]]) -> str:

@@ -12,6 +12,7 @@ from tb_memplugin.analysis.module_groups import MOST_GROUPS, OTHER_MODULES, Modu
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.result import Column, Tabular
 from tb_memplugin.trace.tables import Int64
 
 OTHERS = "(others)"
@@ -20,7 +21,7 @@ SHOWN_MODULES = MOST_GROUPS
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Tabular):
     """A device's live bytes over `[t0_ns, t1_ns]`, in columns of equal width: of time, or of events.
 
     `first_event`, `end_event`: the first event in it, and the one after its last.
@@ -42,6 +43,12 @@ class Curve:
     peak_time_ns: int
     peak_bytes: int
     peak_column: int
+
+    def columns(self) -> dict[str, Column]:
+        """Return a row for each column: its levels, and the bytes of each key, which sum to `high_bytes`."""
+        reserved: dict[str, Column] = {} if self.reserved is None else {"reserved_bytes": self.reserved}
+        levels: dict[str, Column] = {"low_bytes": self.low, "high_bytes": self.high, **reserved}
+        return levels | {f"{key}_bytes": row for key, row in zip(self.keys, self.stacks, strict=True)}
 
 
 def curve(

@@ -15,9 +15,11 @@ from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.source_lines import NO_STACK, lines_of, stacks_in_use
+from tb_memplugin.analysis.subcategories import Subcategories, subcategories
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Phase
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64, Rows
 
 By = Literal[
@@ -33,6 +35,7 @@ By = Literal[
     "annotation",
     "dtype",
     "label",
+    "subcategory",
 ]
 ALL_DIVISIONS: tuple[By, ...] = get_args(By)
 DIVISIONS: tuple[By, ...] = ALL_DIVISIONS[:4]
@@ -47,7 +50,7 @@ NONE = "(none)"
 Chosen = By | Rules | LabelKey
 """What a user may divide memory by."""
 
-Divided = Chosen | ModuleGroups
+Divided = Chosen | ModuleGroups | Subcategories
 """Everything that memory can be divided by."""
 
 _CATEGORY_KEYS = tuple(category.key for category in STACKING_ORDER)
@@ -62,7 +65,7 @@ _ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(AnalysisResult):
     """One part: `bytes` in `count` blocks. `categories` holds the bytes by category (modules only)."""
 
     key: str
@@ -93,6 +96,8 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
         return part[trace.allocations.label[rows]], values
     if isinstance(by, ModuleGroups):
         return by.part[_row_or_none(trace.allocations.module[rows])], by.keys
+    if isinstance(by, Subcategories):
+        return by.part[rows], by.keys
     if by not in ALL_DIVISIONS:
         choices = ", ".join(ALL_DIVISIONS)
         raise MemPluginError(f"Cannot divide memory by {by!r}.", where="by", fix=f"Choose one of: {choices}.")
@@ -105,6 +110,8 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
         case "module" | "pool" | "stream" | "dtype" | "label":
             column, keys = _in_table(trace, by)
             return _row_or_none(column[rows]), keys
+        case "subcategory":
+            return codes(trace, subcategories(trace), rows)
         case "operator":
             return _from_birth(trace, rows, blocks.operator[rows], (NO_OPERATOR, *trace.operators))
         case "context":
@@ -155,7 +162,7 @@ def _from_birth(
     return np.where(before, 0, _row_or_none(row) + 1), (BEFORE_WINDOW, *keys)
 
 
-def breakdown(trace: MemoryTrace, device: int, event: int, by: Divided) -> tuple[Part, ...]:
+def breakdown(trace: MemoryTrace, device: int, event: int, by: Divided) -> ResultTable[Part]:
     """Divide the live bytes on a device after an event into parts that sum to them, largest first.
 
     Args:
@@ -170,7 +177,7 @@ def breakdown(trace: MemoryTrace, device: int, event: int, by: Divided) -> tuple
     return parts_of(trace, trace.allocations.alive_at(event, device), by)
 
 
-def parts_of(trace: MemoryTrace, rows: Rows, by: Divided) -> tuple[Part, ...]:
+def parts_of(trace: MemoryTrace, rows: Rows, by: Divided) -> ResultTable[Part]:
     """Divide the bytes of some allocations (rows of `trace.allocations`) into parts, largest first.
 
     Raises:
@@ -192,16 +199,17 @@ def parts_of(trace: MemoryTrace, rows: Rows, by: Divided) -> tuple[Part, ...]:
         new = Part(keys[row], bytes_, blocks, categories)
         parts[new.key] = merged(parts[new.key], new) if new.key in parts else new
     if len(parts) == len(used):
-        return tuple(parts.values())
-    return tuple(sorted(parts.values(), key=lambda item: -item.bytes))
+        return ResultTable(parts.values())
+    return ResultTable(sorted(parts.values(), key=lambda item: -item.bytes))
 
 
-def shortened(parts: Sequence[Part], most: int, rest_key: str) -> tuple[Part, ...]:
+def shortened(parts: Sequence[Part], most: int, rest_key: str) -> ResultTable[Part]:
     """Return the first `most` parts, and all others as one part under `rest_key`; the sums stay the same."""
     shown, rest = parts[:most], parts[most:]
     if not rest:
-        return tuple(shown)
-    return (*shown, Part(rest_key, sum(part.bytes for part in rest), sum(part.count for part in rest)))
+        return ResultTable(shown)
+    last = Part(rest_key, sum(part.bytes for part in rest), sum(part.count for part in rest))
+    return ResultTable((*shown, last))
 
 
 def _named(row: list[int]) -> dict[str, int]:
@@ -233,6 +241,7 @@ def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
     available: dict[By, bool] = {
         "category": True,
         "module": bool(modules[blocks.module[own]].any()),
+        "subcategory": subcategories(trace).has_names,
         "phase": bool(np.isin(blocks.phase[own], _PARTS_OF_A_STEP).any()),
         "operator": bool((blocks.operator[own] >= 0).any()),
         "dtype": bool((blocks.tensor[own] >= 0).any()),

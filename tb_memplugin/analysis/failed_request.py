@@ -15,13 +15,13 @@ from tb_memplugin.analysis.loss_logits import loss_logits
 from tb_memplugin.analysis.oom import OomReport, oom_report
 from tb_memplugin.analysis.optimizer_state import optimizer_state
 from tb_memplugin.analysis.parameter_copies import parameter_copies
-from tb_memplugin.analysis.peak_holders import NOT_DATA
 from tb_memplugin.analysis.uneven_devices import uneven_devices
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.simulator.allocator_settings import MIB, AllocatorSettings, recorded_settings
 from tb_memplugin.simulator.replay import replay
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.kinds import NOT_DATA
 
 REMEDIES: dict[str, Callable[[MemoryTrace, int], Result]] = {
     "divide the batch evenly over the devices": uneven_devices,
@@ -44,7 +44,8 @@ def failed_request(trace: MemoryTrace, device: int) -> Result:
     """Explain a device's last failed request, and how far each change would have reached.
 
     The finding's bytes are what is missing: the request minus what was free on the device and in segments
-    that it could use; with fragmentation, minus only the largest stretch that it could use. A change is
+    that it could use; with fragmentation, minus only the largest stretch that it could use. If a limit on
+    the process refused the request, as far as the limit is not known: at most a segment for it. A change is
     enough if it saves that much at the peak and the request failed at the peak. Settings and a larger
     device are simulated with all requests up to this one.
     """
@@ -57,16 +58,20 @@ def failed_request(trace: MemoryTrace, device: int) -> Result:
     changes = [*_settings(trace, device, report), *_other_rules(trace, device, report, missing)]
     changes.append(_smaller_batch(trace, device, report, missing))
     changes.sort(key=lambda row: (row.detail.startswith(NOT_ENOUGH), -row.bytes))
+    limited, free = report.cause == "limit", size_text(report.free_bytes or 0)
+    failed_on = f"A request for {size_text(report.requested_bytes)} failed on {name}"
+    in_one_piece = "in one piece " if report.cause == "fragmented" else ""
     return Finding(
         kind="failed_request",
         level="problem",
         device=name,
         step=trace.step_at(report.event).number,
-        title=f"A request for {size_text(report.requested_bytes)} failed on {name}: {size_text(missing)} "
-        f"{'in one piece ' if report.cause == 'fragmented' else ''}were missing.",
+        title=f"{failed_on}, which had {free} free: a limit on the process refused it."
+        if limited
+        else f"{failed_on}: {size_text(missing)} {in_one_piece}were missing.",
         subject=name,
         bytes=missing,
-        measure="missing",
+        measure="missing at most" if limited else "missing",
         of_bytes=report.active_bytes + report.requested_bytes,
         evidence=(Evidence("requested", report.requested_bytes, report.why, False), *changes),
         where=Where(
@@ -77,25 +82,42 @@ def failed_request(trace: MemoryTrace, device: int) -> Result:
 
 
 def _missing(report: OomReport) -> int:
-    outside = report.free_bytes or 0
+    if report.cause == "limit":
+        return report.new_segment_bytes
     usable = report.largest_usable_bytes if report.cause == "fragmented" else report.usable_free_bytes
-    return max(report.requested_bytes - outside - (usable or 0), 0)
+    return max(report.requested_bytes - _outside(report) - (usable or 0), 0)
+
+
+def _outside(report: OomReport) -> int:
+    """Return what the process could still have taken from the device; with a limit, surely nothing."""
+    return 0 if report.cause == "limit" else report.free_bytes or 0
 
 
 def _settings(trace: MemoryTrace, device: int, report: OomReport) -> Iterator[Evidence]:
     """Simulate the recorded requests with other settings, and with the memory that the request needs."""
     if report.reserved_bytes is None or report.free_bytes is None or len(trace.events) > MOST_EVENTS:
         return
-    capacity = report.reserved_bytes + report.free_bytes
+    capacity = report.reserved_bytes + _outside(report)
     try:
         recorded = recorded_settings(trace)
         if not recorded.expandable_segments:
             yield _simulated(trace, device, report, replace(recorded, expandable_segments=True), capacity)
         if recorded.max_split_bytes > 512 * MIB and not recorded.expandable_segments:
             yield _simulated(trace, device, report, replace(recorded, max_split_bytes=512 * MIB), capacity)
-        yield _larger_device(trace, device, report, recorded, capacity)
+        yield (
+            _higher_limit(report)
+            if report.cause == "limit"
+            else _larger_device(trace, device, report, recorded, capacity)
+        )
     except MemPluginError:
         return
+
+
+def _higher_limit(report: OomReport) -> Evidence:
+    detail = f"{ENOUGH}: the device had {size_text(report.free_bytes or 0)} free"
+    return Evidence(
+        "a higher limit (torch.cuda.set_per_process_memory_fraction)", report.new_segment_bytes, detail, False
+    )
 
 
 def _larger_device(

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from tb_memplugin.analysis.lines import lines_of_rows
 from tb_memplugin.analysis.peak_holders import PeakHolders
+from tb_memplugin.analysis.units import counted
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
+from tb_memplugin.trace.tables import Rows
 
 Level = Literal["problem", "option"]
 Verdict = Literal["found", "fine", "not judged"]
 
+SHOWN_LINES = 4
+"""How many source lines are evidence of a finding."""
+
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class Where(AnalysisResult):
     """A link to a view of the Memory tab; `state` are the (key, value) pairs in its address."""
 
     view: str
@@ -20,7 +28,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(AnalysisResult):
     """One row of evidence: `what` holds `bytes`. `detail` adds how often, for how long, or when.
 
     `name` is True if `what` is a name from the user's program (a module, a line), False if it is our text.
@@ -34,7 +42,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(AnalysisResult):
     """One thing to act on. docs/advice.md explains what the bytes of each kind are.
 
     Attributes:
@@ -71,7 +79,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(AnalysisResult):
     """The verdict of a rule on a device; `why` gives the reason in a sentence."""
 
     kind: str
@@ -81,7 +89,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(AnalysisResult):
     """The answer of all rules.
 
     Attributes:
@@ -90,9 +98,9 @@ class Advice:
         peaks: who fills the peak of each device that was ever in use, the highest peak first.
     """
 
-    findings: tuple[Finding, ...]
-    judgements: tuple[Judgement, ...]
-    peaks: tuple[PeakHolders, ...] = ()
+    findings: ResultTable[Finding]
+    judgements: ResultTable[Judgement]
+    peaks: ResultTable[PeakHolders] = field(default_factory=ResultTable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,29 @@ class NotJudged:
 
 
 Result = Finding | Fine | NotJudged
+
+
+def heading(advice: Advice) -> str:
+    """Return how many findings there are and how many rules could not be judged, in one line."""
+    if not advice.findings and all(judgement.verdict == "fine" for judgement in advice.judgements):
+        return f"Nothing to fix: {counted(len(advice.judgements), 'rule')} found nothing."
+    problems = sum(finding.level == "problem" for finding in advice.findings)
+    options = len(advice.findings) - problems
+    unjudged = sum(judgement.verdict == "not judged" for judgement in advice.judgements)
+    return (
+        f"{_count(problems, 'problem')}, {_count(options, 'option')}; "
+        f"{_count(unjudged, 'rule')} could not be judged"
+    )
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count or 'no'} {word if count == 1 else word + 's'}"
+
+
+def line_evidence(trace: MemoryTrace, rows: Rows, detail: str = "alive at the peak") -> list[Evidence]:
+    """Return the lines that allocated most of some blocks (rows of `trace.allocations`), largest first."""
+    lines = lines_of_rows(trace, rows)[:SHOWN_LINES]
+    return [Evidence(line.key, line.bytes, f"{counted(line.calls, 'block')} {detail}") for line in lines]
 
 
 def share(part: int, total: int) -> str:

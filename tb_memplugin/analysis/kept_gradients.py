@@ -11,7 +11,7 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.steps import HighestStep, highest_step, step_on, stretch_on
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Bool, Int64
 
 LEAST_SHARE = 0.01
 """Least share of the peak that the gradients must cost for a finding."""
@@ -72,7 +72,9 @@ def _without_spans(trace: MemoryTrace, device: int, gradient: Int64) -> Result:
     """Find gradients that are alive in a forward after the backward that allocated them.
 
     This judges recordings without spans of phases, such as snapshots, by the phases of their blocks. A
-    gradient is needed again when the next backward allocates a block of its size, which it adds to it.
+    gradient is needed again when the next backward allocates a block of its size, which it adds to it. One
+    that the next backward adds to without an optimizer step in between is summed up on purpose: where steps
+    allocate, they show it; else a gradient that is freed between two backwards, but not before the next one.
     """
     blocks = trace.allocations
     step = highest_step(trace, device)
@@ -83,11 +85,14 @@ def _without_spans(trace: MemoryTrace, device: int, gradient: Int64) -> Result:
     firsts = forward[np.append(True, begun[1:] != begun[:-1])[: len(forward)]]
     lasts = forward[np.append(begun[1:] != begun[:-1], True)[: len(forward)]]
     end = len(trace.events) + 1
+    begins = np.append(np.sort(blocks.born[backward]), end)
+    updates = np.append(np.sort(blocks.born[own & (blocks.phase == Phase.OPTIMIZER)]), end)
     births = np.append(np.sort(blocks.bytes[backward] * end + blocks.born[backward]), -1)
     kept, gone, back = [gradient[:0]], [gradient[:0]], [gradient[:0]]
     at_peak = gradient[:0]
     for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
         rows = gradient[(blocks.born[gradient] < first) & (blocks.freed[gradient] > last)]
+        rows = rows[_is_kept(trace, rows, first, begins, updates)]
         size = blocks.bytes[rows]
         following = births[np.searchsorted(births[:-1], size * end + last, side="right")]
         again = np.where(following // end == size, following % end, end - 1)
@@ -96,7 +101,7 @@ def _without_spans(trace: MemoryTrace, device: int, gradient: Int64) -> Result:
         back.append(np.minimum(again, blocks.freed[rows]))
         if first <= step.peak_event:
             at_peak = rows
-    if not len(np.concatenate(kept)):
+    if not len(firsts) or (firsts[-1] < begins[0] and not len(np.concatenate(kept))):
         return NotJudged("This rule needs a backward, and a forward after it, in one recording.")
     sizes_kept = blocks.bytes[np.concatenate(kept)]
     lower = step.without(sizes_kept, np.concatenate(gone), np.concatenate(back))
@@ -112,6 +117,23 @@ def _without_spans(trace: MemoryTrace, device: int, gradient: Int64) -> Result:
         level="option",
         price="none, unless you accumulate gradients on purpose",
     )
+
+
+def _is_kept(trace: MemoryTrace, rows: Int64, first: int, begins: Int64, updates: Int64) -> Bool:
+    """Return which gradients (rows) that are alive in a forward are not summed up on purpose.
+
+    Args:
+        first: the first event of the forward.
+        begins, updates: the births of all blocks of backward and of optimizer steps, ascending, and an event
+            after all others.
+    """
+    behind = np.searchsorted(begins, first)
+    if behind and int(updates[np.searchsorted(updates, begins[behind - 1])]) < first:
+        return np.ones(len(rows), bool)
+    freed = trace.allocations.freed[rows]
+    never = (freed > begins[-2:].min()) & (len(updates) == 1)
+    kept: Bool = (freed <= begins[behind]) | never
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tb_memplugin.analysis.divisions import codes
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
@@ -11,7 +12,7 @@ from tb_memplugin.analysis.steps import HighestStep, highest_step
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
-from tb_memplugin.trace.tables import NO_OPERATOR, OUTSIDE, ROOT, Int64
+from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, OUTSIDE, ROOT, Int64
 
 LEAST_SHARE = 0.1
 """Least share of the peak that must be gone without the temporaries for a finding."""
@@ -52,8 +53,8 @@ ELSEWHERE = (
 def large_temporary(trace: MemoryTrace, device: int) -> Result:
     """Find a site whose temporaries (docs/categories.md) raise the peak.
 
-    A site is an operator in a module; repeated layers count as one. The finding's bytes are by how much
-    the peak of the highest step falls without these temporaries.
+    A site is an operator (where none is recorded, a source line) in a module; repeated layers count as
+    one. The finding's bytes are by how much the peak of the highest step falls without these temporaries.
     """
     blocks = trace.allocations
     if not ((blocks.category == Category.TEMPORARY) & (blocks.device == device)).any():
@@ -85,13 +86,15 @@ def large_temporary(trace: MemoryTrace, device: int) -> Result:
 
 
 def _sites(trace: MemoryTrace, rows: Int64) -> Int64:
-    """Return a number for each block that stands for its operator and folded module."""
+    """Return a number for each block that stands for its operator, else its line, and its folded module."""
     blocks = trace.allocations
     names: dict[str, int] = {}
     folded_name = folds([module.key for module in trace.modules])
     name_number = [names.setdefault(folded_name[module.key], len(names)) for module in trace.modules]
     module = np.array([*name_number, len(names)], np.int64)[blocks.module[rows]]
-    key = module * (len(trace.operators) + 1) + blocks.operator[rows] + 1
+    line, lines = codes(trace, "line", rows)
+    operator = np.where(blocks.operator[rows] >= 0, blocks.operator[rows] + len(lines), line)
+    key = module * (len(trace.operators) + len(lines)) + operator
     site: Int64 = np.unique(key, return_inverse=True)[1].astype(np.int64)
     return site
 
@@ -107,16 +110,17 @@ def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, sa
     at_peak = rows[(blocks.born[rows] <= step.peak_event) & (blocks.freed[rows] > step.peak_event)]
     largest = int(at_peak[np.argmax(blocks.bytes[at_peak])])
     operator = blocks.operator[largest]
-    name = trace.operators[operator] if operator >= 0 else NO_OPERATOR
+    frame = leading_frame(trace.stack(int(blocks.stack[largest])))
+    line = "" if frame is None else line_key(frame)
+    name = trace.operators[operator] if operator >= 0 else line or NO_OPERATOR
     key = trace.modules[blocks.module[largest]].key if blocks.module[largest] >= 0 else OUTSIDE
     folded_name = folds([module.key for module in trace.modules])
-    inside = "" if key.startswith(OUTSIDE) else f" in {folded_name[key] or ROOT}"
+    inside = "" if key.startswith(OUTSIDE) or key == NOT_NAMED else f" in {folded_name[key] or ROOT}"
     detail = f"{len(at_peak):,} alive at the peak, {len(rows):,} in the step"
-    frame = leading_frame(trace.stack(int(blocks.stack[largest])))
     lifetime, what_to_do = BY_PHASE.get(Phase(int(blocks.phase[largest])), ELSEWHERE)
     if name.startswith(FOREACH):
         what_to_do += OR_ONE_AT_A_TIME
-    line = [Evidence(line_key(frame), int(blocks.bytes[largest]), "made here")] if frame else []
+    made = [Evidence(line, int(blocks.bytes[largest]), "made here")] if line and operator >= 0 else []
     return Finding(
         kind="large_temporary",
         level="option",
@@ -129,7 +133,7 @@ def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, sa
         of_bytes=step.peak_bytes,
         evidence=(
             Evidence(f"{name}{inside}", int(blocks.bytes[at_peak].sum()), detail),
-            *line,
+            *made,
             Evidence(f"peak of step {step.number}", step.peak_bytes, "as recorded", False),
             Evidence("the same peak without them", step.peak_bytes - saved, "", False),
         ),

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tb_memplugin.analysis.repeated_calls import call_bounds
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
 
 FEWEST_STEPS = 3
@@ -26,7 +28,7 @@ STEP_ANNOTATIONS = ("ProfilerStep#", "Optimizer.step#")
 
 
 @dataclass(frozen=True, slots=True)
-class Leak:
+class Leak(AnalysisResult):
     """One site whose blocks pile up. It is only suspected: a queue or cache that still fills looks the same.
 
     Attributes:
@@ -54,17 +56,18 @@ class Leak:
     is_replaced: bool = False
 
 
-def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tuple[Leak, ...]:
+def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> ResultTable[Leak]:
     """Return the sites that grew in at least three of four steps, or in a cycle; largest first.
 
     The steps are those of the profile if it has three or more. Otherwise a step goes from one START of a
-    repeating annotation, or of the optimizer's phase, to the next. Fewer than three steps give no result.
+    repeating annotation, or of the optimizer's phase, to the next; without these, from one call of the model
+    to the next (`call_bounds`). Fewer than three steps give no result.
 
     A site grew in a step if blocks allocated in the step are alive at the end of the last step, and the
     site's live bytes rose from the step's start to its end. Memory that is replaced in each step, or filled
     once, is no leak. Memory that is replaced by something larger is a leak if that happens in every one of
     four or more steps, by amounts within a factor of two, and the other sites do not allocate more in each
-    step as well.
+    step as well; between calls it is none, because caches of generated tokens grow like that.
 
     What grows in each iteration grows only in some steps if an iteration has several, as with two optimizers
     of one class. So where annotations or phases mark the steps, a site is a leak too if the steps in which
@@ -77,9 +80,10 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
         annotation: what the name of the annotation that starts a step begins with; None tries the steps of
             the profile, then `STEP_ANNOTATIONS`, then the optimizer's phases.
     """
-    bounds = step_bounds(trace, device, annotation)
+    marked = _marked_bounds(trace, device, annotation)
+    bounds = marked if len(marked) or annotation is not None else call_bounds(trace, device)
     if len(bounds) <= FEWEST_STEPS:
-        return ()
+        return ResultTable()
     blocks = trace.allocations
     rows = np.flatnonzero(
         (blocks.device == device) & (blocks.born < bounds[-1]) & (blocks.freed >= bounds[0])
@@ -91,7 +95,7 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
     rise = np.diff(level, axis=1)
     grew = (kept > 0) & (rise > 0)
     often = 4 * np.count_nonzero(grew, axis=1) >= 3 * (len(bounds) - 1)
-    replaced = _grows_evenly(rise) & ~often
+    replaced = _grows_evenly(rise) & ~often & (len(marked) > 0)
     if (np.diff(_born(trace, rows[~replaced[site_of]], bounds)) > 0).all():
         replaced[:] = False  # the batches grow, and everything computed from them grows with them
     grew[replaced] = True
@@ -113,7 +117,7 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> tup
         )
         for row in np.flatnonzero(cycles).tolist()
     ]
-    return tuple(sorted(growing, key=lambda leak: (-leak.bytes, leak.key)))
+    return ResultTable(sorted(growing, key=lambda leak: (-leak.bytes, leak.key)))
 
 
 def kept_sites(trace: MemoryTrace, device: int, before: int) -> list[tuple[str, tuple[str, ...], int]]:
@@ -136,8 +140,14 @@ def step_bounds(trace: MemoryTrace, device: int, annotation: str | None = None) 
     """Return where whole steps begin and end: int64, shape (steps + 1,), ascending; empty without steps.
 
     Step i holds the events bounds[i] <= e < bounds[i + 1]. Steps without an event of this device are left
-    out: the device's ring buffer may begin later than another's, and end earlier.
+    out: the device's ring buffer may begin later than another's, and end earlier. If nothing marks steps and
+    no annotation is asked for, a step is a call of the model: see `call_bounds`.
     """
+    marked = _marked_bounds(trace, device, annotation)
+    return marked if len(marked) or annotation is not None else call_bounds(trace, device)
+
+
+def _marked_bounds(trace: MemoryTrace, device: int, annotation: str | None) -> Int64:
     if annotation is None and len(trace.steps) >= FEWEST_STEPS:
         first = [trace.step_events(row)[0] for row in range(len(trace.steps))]
         return _own_bounds(trace, device, np.array([*first, len(trace.events)], np.int64))

@@ -16,11 +16,12 @@ from tb_memplugin.analysis.stacks import chosen_rows
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import BACKWARD, THREAD, read_frame
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Int64, Rows
 
 
 @dataclass(frozen=True, slots=True)
-class LineRow:
+class LineRow(AnalysisResult):
     """What one line, `file:line (function)`, allocated: `bytes` in `calls` allocations.
 
     `median_bytes` is the median size; if `calls` is even, the mean of the two sizes in the middle.
@@ -32,7 +33,7 @@ class LineRow:
     median_bytes: float
 
 
-def line_table(trace: MemoryTrace, device: int, event: int | None = None) -> tuple[LineRow, ...]:
+def line_table(trace: MemoryTrace, device: int, event: int | None = None) -> ResultTable[LineRow]:
     """Return what each source line allocated, largest first; the rows sum to the whole.
 
     An allocation counts to the innermost line of user code in its stack; `source_lines.lines_of` says which
@@ -47,12 +48,12 @@ def line_table(trace: MemoryTrace, device: int, event: int | None = None) -> tup
     return lines_of_rows(trace, chosen_rows(trace, device, event))
 
 
-def lines_of_rows(trace: MemoryTrace, rows: Rows) -> tuple[LineRow, ...]:
+def lines_of_rows(trace: MemoryTrace, rows: Rows) -> ResultTable[LineRow]:
     """Return what each line allocated of some allocations (rows of `trace.allocations`), largest first."""
     return tally(*codes(trace, "line", rows), trace.allocations.bytes[rows])
 
 
-def tally(part: Int64, keys: Sequence[str], size: Int64) -> tuple[LineRow, ...]:
+def tally(part: Int64, keys: Sequence[str], size: Int64) -> ResultTable[LineRow]:
     """Sum the allocations of each key, largest first.
 
     Args:
@@ -64,7 +65,7 @@ def tally(part: Int64, keys: Sequence[str], size: Int64) -> tuple[LineRow, ...]:
     total, median = sums(part, size, len(keys)), _medians(part, size, calls)
     order = np.flatnonzero(calls)
     order = order[np.argsort(-total[order], kind="stable")]
-    return tuple(
+    return ResultTable(
         LineRow(keys[row], int(total[row]), int(calls[row]), float(median[row])) for row in order.tolist()
     )
 
@@ -125,7 +126,7 @@ def _matches(file: str, patterns: tuple[str, ...]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class LineUse:
+class LineUse(AnalysisResult):
     """What one line holds: `bytes` in `count` blocks; `cumulative_bytes` adds those of all lines before it.
 
     `location` is `file:line (function)`, or a key such as `UNTRACED`; then `line` is 0.
@@ -142,7 +143,7 @@ class LineUse:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadLines:
+class ThreadLines(AnalysisResult):
     """What the lines of one thread hold, largest first."""
 
     name: str
@@ -151,7 +152,7 @@ class ThreadLines:
 
 
 @dataclass(frozen=True, slots=True)
-class LineReport:
+class LineReport(AnalysisResult):
     """What was alive at the peak of a device, by line, largest first. Sizes are bytes.
 
     `max_bytes` is the peak: the last line's `cumulative_bytes`, and the sum of the threads' bytes.
@@ -167,7 +168,7 @@ class LineReport:
     notes: tuple[str, ...]
 
 
-def line_uses(trace: MemoryTrace, rows: Rows, choice: LineChoice) -> tuple[LineUse, ...]:
+def line_uses(trace: MemoryTrace, rows: Rows, choice: LineChoice) -> ResultTable[LineUse]:
     """Return what each line holds of some allocations (rows of `trace.allocations`), largest first."""
     part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
     frames = [trace.stack(row) for row in stacks]
@@ -200,9 +201,9 @@ def _thread(stack: Sequence[str]) -> str:
     return stack[-1][len(THREAD) : -1] if stack[-1].startswith(THREAD) else MAIN_THREAD
 
 
-def _uses(rows: Sequence[LineRow]) -> tuple[LineUse, ...]:
+def _uses(rows: Sequence[LineRow]) -> ResultTable[LineUse]:
     cumulative = accumulate(row.bytes for row in rows)
-    return tuple(
+    return ResultTable(
         LineUse(row.bytes, so_far, row.median_bytes, row.calls, row.key, *_location(row.key))
         for row, so_far in zip(rows, cumulative, strict=True)
     )

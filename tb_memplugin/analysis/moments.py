@@ -11,11 +11,12 @@ from tb_memplugin.analysis.divisions import Divided, Part, parts_of
 from tb_memplugin.analysis.steps import highest_step
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Rows
 
 
 @dataclass(frozen=True, slots=True)
-class LiveAllocation:
+class LiveAllocation(AnalysisResult):
     """One live block. `born_ns` is None if it was alive before the window, `freed_ns` if it outlived it.
 
     `row` is its row in `trace.allocations`. `module`, `operator` and `name` (a parameter's FQN, say) are
@@ -40,7 +41,7 @@ class LiveAllocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(AnalysisResult):
     """The state of a device (its name) after an event, in a step (its number). Bytes; epoch nanoseconds.
 
     `reserved` is None if the device reserves no memory, or if it is not known; see `MemoryTrace.reserved`.
@@ -55,11 +56,16 @@ class Moment:
     phase: Phase
     module: str | None
     operator: str | None
-    largest: tuple[LiveAllocation, ...]
+    largest: ResultTable[LiveAllocation]
     _trace: MemoryTrace = field(repr=False)
     _alive: Rows = field(repr=False)
 
-    def parts(self, by: Divided) -> tuple[Part, ...]:
+    @property
+    def trace(self) -> MemoryTrace:
+        """The trace of which this is a moment."""
+        return self._trace
+
+    def parts(self, by: Divided) -> ResultTable[Part]:
         """Divide the live bytes into parts that sum to them, largest first."""
         return parts_of(self._trace, self._alive, by)
 
@@ -86,7 +92,9 @@ def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) ->
         phase=_phase(trace, event) if has_event else Phase.BEFORE,
         module=_module(trace, int(events.module[event])) if has_event else None,
         operator=_named(trace.operators, int(events.operator[event])) if has_event else None,
-        largest=tuple(live_allocation(trace, row) for row in largest_rows(trace, alive, largest).tolist()),
+        largest=ResultTable(
+            live_allocation(trace, row) for row in largest_rows(trace, alive, largest).tolist()
+        ),
         _trace=trace,
         _alive=alive,
     )

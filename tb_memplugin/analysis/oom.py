@@ -15,6 +15,7 @@ from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_name, stream_name
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.result import AnalysisResult
 from tb_memplugin.trace.tables import Bool
 
 Cause = Literal["full", "fragmented", "elsewhere", "limit", "not split", "unknown"]
@@ -32,7 +33,7 @@ SERVED_ALONE = 10 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class OomReport:
+class OomReport(AnalysisResult):
     """A request that failed, and the state of its device at that event. Sizes are bytes, None if not known.
 
     Attributes:

@@ -64,7 +64,9 @@ def _repeated(blocks: StepBlocks, category: UInt8) -> tuple[Bool, str] | None:
     numbers: dict[str, int] = {}
     line = np.array([numbers.setdefault(origin.line, len(numbers)) for origin in blocks.origins])
     nameless = numbers.get("", -1)
-    group = np.where(line[blocks.origin] == nameless, -1 - category.astype(np.int64), line[blocks.origin])
+    is_parameter = category == Category.PARAMETER  # `ema = deepcopy(model.to(device))` has both in one line
+    group = 2 * line[blocks.origin] + is_parameter
+    group = np.where(line[blocks.origin] == nameless, -1 - category.astype(np.int64), group)
     candidates = blocks.at_peak & ~np.isin(category, OTHERS)
     candidates &= blocks.of(lambda origin: NEW.isdisjoint(origin.names))
     parameters = [

@@ -10,26 +10,16 @@ import numpy as np
 from tb_memplugin.analysis.divisions import By, codes, informative
 from tb_memplugin.analysis.steps import highest_step
 from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.kinds import MODELS_OWN
+from tb_memplugin.trace.result import AnalysisResult
 from tb_memplugin.trace.tables import Rows
-
-MODELS_OWN = (
-    Category.PARAMETER,
-    Category.PARAMETER_COPY,
-    Category.BUFFER,
-    Category.GRADIENT,
-    Category.OPTIMIZER_STATE,
-)
-"""Categories that are one holder each: they are spread over all layers."""
-
-NOT_DATA = (*MODELS_OWN, Category.WORKSPACE, Category.COMMUNICATION)
-"""Categories that do not grow with the batch."""
 
 NAMED_BY: tuple[By, ...] = ("line", "module", "operator")
 """What names all other memory: the first of these for which the recording has data, else the category."""
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(AnalysisResult):
     """A part of a peak: `bytes` in `blocks` blocks of the category that most of the bytes have.
 
     `name` is a source line, a module, an operator, or the category. `is_name` is False for a category.
@@ -43,7 +33,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class PeakHolders:
+class PeakHolders(AnalysisResult):
     """The peak of a device and what fills it.
 
     Attributes:

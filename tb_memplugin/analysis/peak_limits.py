@@ -77,7 +77,7 @@ def device_peaks(traces: Iterable[MemoryTrace]) -> tuple[DevicePeak, ...]:
     for trace in traces:
         for device in trace.devices:
             moment = peak(trace, device.name, largest=0)
-            parts = {by: moment.parts(by) for by in DIVISIONS}
+            parts: dict[Division, tuple[Part, ...]] = {by: moment.parts(by) for by in DIVISIONS}
             parts["line"] = _without_folders(parts["line"])
             new = DevicePeak(device.name, moment.bytes, moment.bytes, parts)
             peaks[device.name] = _joined(peaks[device.name], new) if device.name in peaks else new

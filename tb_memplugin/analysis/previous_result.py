@@ -6,9 +6,9 @@ import numpy as np
 
 from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
-from tb_memplugin.analysis.peak_holders import NOT_DATA
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import MemoryTrace, Phase
+from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import Bool, Int64
 
 LEAST_SHARE = 0.05

@@ -11,6 +11,7 @@ from pathlib import Path
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import distinct, lowest_in_stacks, read_frame
+from tb_memplugin.trace.result import AnalysisResult
 from tb_memplugin.trace.tables import Int64
 
 UNKNOWN = "unknown"
@@ -20,7 +21,7 @@ FIX = 'Write name=regex, or a JSON file: {"name": "regex"} or {"rules": [{"name"
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(AnalysisResult):
     """Named patterns in order. A stack gets the first name whose pattern occurs in any frame.
 
     As in Mosaic, a pattern is searched for (`re.search`, case-sensitive) in a frame's function and file, and

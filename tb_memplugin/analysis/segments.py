@@ -12,13 +12,14 @@ from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt8, UInt64
 
 BlockKind = Literal["allocated", "pending", "free"]
 
 
 @dataclass(frozen=True, slots=True)
-class BlockState:
+class BlockState(AnalysisResult):
     """One block of a segment, live or free.
 
     Attributes:
@@ -40,7 +41,7 @@ class BlockState:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentState:
+class SegmentState(AnalysisResult):
     """One segment and its blocks in address order, including the free ones."""
 
     address: int
@@ -51,7 +52,7 @@ class SegmentState:
     blocks: tuple[BlockState, ...]
 
 
-def segments_at(trace: MemoryTrace, device: int, event: int) -> tuple[SegmentState, ...]:
+def segments_at(trace: MemoryTrace, device: int, event: int) -> ResultTable[SegmentState]:
     """Return a device's segments after an event (-1: before the first), in address order.
 
     Blocks that lie in no segment are left out; see `layout(…).misfits`. A sound file has none.
@@ -71,7 +72,7 @@ def segments_at(trace: MemoryTrace, device: int, event: int) -> tuple[SegmentSta
     inside: list[list[BlockState]] = [[] for _ in range(len(placed.segments))]
     for segment, block in blocks:
         inside[segment].append(block)
-    return tuple(
+    return ResultTable(
         SegmentState(
             address, size, stream_name(trace, stream), pool_name(trace, pool), expandable, tuple(own)
         )

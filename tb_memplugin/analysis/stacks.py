@@ -12,17 +12,19 @@ from tb_memplugin.analysis.source_lines import NO_STACK, is_user_code, leading_f
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import read_frame
-from tb_memplugin.trace.tables import Int64, Rows
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
+from tb_memplugin.trace.tables import Int32, Int64, Rows
 
 ROOT = "(all)"
 
 
 @dataclass(frozen=True, slots=True)
-class StackRow:
+class StackRow(AnalysisResult):
     """What one call stack allocated: `bytes` in `calls` allocations.
 
     `row` is the stack's row in `trace.stacks`, -1 for none. `frames` are innermost first, empty without a
     stack. `forward`: the stack of the forward call whose backward allocated; empty if not recorded.
+    `tensor`: what lies in each of the allocations; None if they differ or it is not known of all.
     """
 
     row: int
@@ -30,6 +32,7 @@ class StackRow:
     bytes: int
     calls: int
     forward: tuple[str, ...] = ()
+    tensor: str | None = None
 
     @property
     def bytes_per_call(self) -> float:
@@ -38,7 +41,7 @@ class StackRow:
 
 
 @dataclass(frozen=True, slots=True)
-class StackNode:
+class StackNode(AnalysisResult):
     """A frame as called from the frames above it, with all that was allocated in it or below it.
 
     `children`: the frames that it called, largest first. Bytes in none of them were allocated by itself.
@@ -58,7 +61,7 @@ def chosen_rows(trace: MemoryTrace, device: int, event: int | None) -> Rows:
     return np.flatnonzero((blocks.device == device) & (blocks.born >= 0))
 
 
-def stack_table(trace: MemoryTrace, device: int, event: int | None = None) -> tuple[StackRow, ...]:
+def stack_table(trace: MemoryTrace, device: int, event: int | None = None) -> ResultTable[StackRow]:
     """Return what each call stack allocated, largest first; the rows sum to the whole.
 
     Args:
@@ -70,7 +73,7 @@ def stack_table(trace: MemoryTrace, device: int, event: int | None = None) -> tu
     return stacks_of(trace, chosen_rows(trace, device, event))
 
 
-def stacks_of(trace: MemoryTrace, rows: Rows) -> tuple[StackRow, ...]:
+def stacks_of(trace: MemoryTrace, rows: Rows) -> ResultTable[StackRow]:
     """Return what each stack allocated of some allocations (rows of `trace.allocations`), largest first."""
     blocks = trace.allocations
     part, stacks = stacks_in_use(trace, blocks.stack[rows])
@@ -84,26 +87,38 @@ def stacks_of(trace: MemoryTrace, rows: Rows) -> tuple[StackRow, ...]:
     calls = np.bincount(group, minlength=len(used))
     order = np.flatnonzero(calls)
     order = order[np.lexsort((-calls[order], -size[order]))]
-    columns = (used[order].tolist(), size[order].tolist(), calls[order].tolist())
+    tensor = _same_tensor(blocks.tensor[rows], group, len(used))
+    columns = (used[order].tolist(), size[order].tolist(), calls[order].tolist(), tensor[order].tolist())
     table = []
-    for pair, bytes_, times in zip(*columns, strict=True):
+    for pair, bytes_, times, only in zip(*columns, strict=True):
         stack, forward = stacks[pair // len(forwards)], forwards[pair % len(forwards)]
-        table.append(StackRow(stack, trace.stack(stack), bytes_, times, trace.stack(forward)))
-    return tuple(table)
+        name = str(trace.tensors[only]) if only >= 0 else None
+        table.append(StackRow(stack, trace.stack(stack), bytes_, times, trace.stack(forward), name))
+    return ResultTable(table)
+
+
+def _same_tensor(tensor: Int32, group: Int64, groups: int) -> Int64:
+    """Return the tensor (a row) that all blocks of a group have, -1 where they differ or it is not known."""
+    lowest, highest = np.full(groups, np.iinfo(np.int32).max, np.int64), np.full(groups, -1, np.int64)
+    np.minimum.at(lowest, group, tensor)
+    np.maximum.at(highest, group, tensor)
+    return np.where(lowest == highest, highest, -1)
 
 
 class _Node:
     """A frame, with what was allocated in it or below it, and `own`: bytes of the stacks that end in it."""
 
-    __slots__ = ("bytes", "calls", "children", "frame", "own")
+    __slots__ = ("bytes", "calls", "children", "frame", "own", "tensors")
 
     def __init__(self, frame: str) -> None:
         self.frame, self.bytes, self.calls, self.own = frame, 0, 0, 0
         self.children: dict[str, _Node] = {}
+        self.tensors: set[str | None] = set()
 
-    def add(self, bytes_: int, calls: int) -> None:
+    def add(self, bytes_: int, calls: int, tensor: str | None = None) -> None:
         self.bytes += bytes_
         self.calls += calls
+        self.tensors.add(tensor)
 
 
 def stack_tree(trace: MemoryTrace, device: int, event: int | None = None) -> StackNode:
@@ -151,7 +166,8 @@ class Flame:
     `runs`: the frames that a node stands for, outermost first; () for the root, which is node 0.
     `parent`: int64, -1 for the root. `bytes` and `count` of allocations include the subtree. `own`: bytes
     of stacks that end in the node. `end`: the subtree of node n is the range n to end[n], end excluded.
-    `without`: the node of allocations without a stack, which is the last; -1 if there are none.
+    `without`: the node of allocations without a stack, which is the last; -1 if there are none. `tensors`:
+    what lies in every allocation of the subtree; None if they differ or it is not known of all.
     """
 
     runs: tuple[tuple[str, ...], ...]
@@ -161,6 +177,7 @@ class Flame:
     own: Int64
     end: Int64
     without: int
+    tensors: tuple[str | None, ...]
 
     def path(self, node: int) -> list[int]:
         """Return the node and its ancestors, root first."""
@@ -187,15 +204,15 @@ def flame(rows: Sequence[StackRow], frames: Frames = "all") -> Flame:
     root, without = _Node(""), _Node(NO_STACK)
     users: dict[str, bool] = {}
     for row in rows:
-        root.add(row.bytes, row.calls)
+        root.add(row.bytes, row.calls, row.tensor)
         if not row.frames:
-            without.add(row.bytes, row.calls)
+            without.add(row.bytes, row.calls, row.tensor)
             without.own += row.bytes
             continue
         node = root
         for text in reversed(_shortened(row.frames, users) if frames == "user" else row.frames):
             node = node.children.setdefault(text, _Node(text))
-            node.add(row.bytes, row.calls)
+            node.add(row.bytes, row.calls, row.tensor)
         node.own += row.bytes
     return _columns(root, without if without.calls else None, fold=frames == "folded")
 
@@ -236,6 +253,7 @@ def _columns(root: _Node, without: _Node | None, *, fold: bool) -> Flame:
         own=np.array([node.own for node in nodes], np.int64),
         end=_ends(parent),
         without=next((index for index, node in enumerate(nodes) if node is without), -1),
+        tensors=tuple(next(iter(node.tensors)) if len(node.tensors) == 1 else None for node in nodes),
     )
 
 

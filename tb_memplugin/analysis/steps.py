@@ -9,12 +9,13 @@ import numpy as np
 
 from tb_memplugin.analysis.columns import step_columns
 from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.step_figures import StepFigures
 from tb_memplugin.trace.tables import Bool, Int64
 
 
 @dataclass(frozen=True, slots=True)
-class StepStats:
+class StepStats(AnalysisResult):
     """One step on one device. Bytes and epoch nanoseconds.
 
     Attributes:
@@ -51,9 +52,9 @@ class StepStats:
     stayed: int
 
 
-def step_stats(trace: MemoryTrace, device: int) -> tuple[StepStats, ...]:
+def step_stats(trace: MemoryTrace, device: int) -> ResultTable[StepStats]:
     """Return the statistics of every step on one device (a row in `trace.devices`), in time order."""
-    return tuple(_stats_of(trace, device, row) for row in range(len(trace.steps)))
+    return ResultTable(_stats_of(trace, device, row) for row in range(len(trace.steps)))
 
 
 def _stats_of(trace: MemoryTrace, device: int, row: int) -> StepStats:

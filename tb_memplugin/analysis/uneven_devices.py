@@ -6,10 +6,10 @@ from collections import Counter
 
 from tb_memplugin.analysis.block_origins import step_blocks
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
-from tb_memplugin.analysis.peak_holders import NOT_DATA
 from tb_memplugin.analysis.steps import highest_step
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.kinds import NOT_DATA
 
 LEAST_SHARE = 0.2
 """Least share of the peak by which a device must exceed the mean of all devices for a finding."""

@@ -5,11 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
-from tb_memplugin.analysis.lines import lines_of_rows
+from tb_memplugin.analysis.findings import (
+    Evidence,
+    Finding,
+    Fine,
+    NotJudged,
+    Result,
+    Where,
+    line_evidence,
+)
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.frames import read_frame
+from tb_memplugin.trace.tables import Bool, Int64
 
 LEAST_SHARE = 0.05
 """Least share of the peak that must be gone without the graph for a finding."""
@@ -23,16 +31,16 @@ MOST_OF_TWO = 0.8
 BEHIND = 3
 """Without a graph, a block counts as freed when so many further ones of them have been allocated."""
 
-SHOWN_LINES = 4
-
 DATA = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
 
 
 def unused_graph(trace: MemoryTrace, device: int) -> Result:
-    """Find activations of a forward that are freed all at once, in a recording without any backward.
+    """Find activations of a forward that are freed all at once, before any backward.
 
-    The finding's bytes are by how much the highest step's peak falls if each of them is freed when
-    `BEHIND` further ones have been allocated.
+    If the recording has a backward at all, only what is freed outside of module calls counts, by the stacks
+    of the frees: a function of a model may end and free what it kept for itself. The finding's bytes are by
+    how much the highest step's peak falls if each block is freed when `BEHIND` further ones have been
+    allocated.
     """
     blocks = step_blocks(trace, device)
     if not any(origin.is_known for origin in blocks.origins):
@@ -41,13 +49,17 @@ def unused_graph(trace: MemoryTrace, device: int) -> Result:
     trains = (allocations.phase == Phase.BACKWARD) | (allocations.phase == Phase.OPTIMIZER)
     trains |= np.isin(allocations.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
     if trains.any() or blocks.of(lambda origin: origin.is_backward).any():
-        return Fine("The recording has a backward or an optimizer step, or memory of one.")
+        unused = _before_backward(trace, blocks)
+        if not (unused & blocks.at_peak).any():
+            return Fine("The recording has a backward or an optimizer step, or memory of one.")
+    else:
+        unused = np.ones(len(blocks.rows), bool)
     if trace.ooms:
         return NotJudged("A request failed: what ended the forward was perhaps the error.")
-    graph = _freed_together(trace, blocks)
+    graph = _freed_together(trace, blocks, unused)
     if len(graph) < FEWEST or not _is_graph(trace, blocks, graph):
         return Fine("No activations of a forward were kept until all of them were freed at once.")
-    graph = np.flatnonzero(blocks.alike(graph)).astype(np.int64)
+    graph = np.flatnonzero(blocks.alike(graph) & unused).astype(np.int64)
     needed_until = np.append(blocks.born[graph[BEHIND:]], blocks.freed[graph[-BEHIND:]])
     step = blocks.step
     lower = step.without(blocks.bytes[graph], needed_until + 1, blocks.freed[graph])
@@ -57,10 +69,31 @@ def unused_graph(trace: MemoryTrace, device: int) -> Result:
     return _finding(trace, device, blocks, graph, saved)
 
 
-def _freed_together(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
+def _before_backward(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
+    """Return the mask of the blocks that were freed before any backward, and outside of module calls."""
+    rows, phase = blocks.rows, trace.allocations.phase
+    backward = np.isin(phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER)) & (blocks.born >= 0)
+    backward |= blocks.of(lambda origin: origin.is_backward or not origin.is_known) & (blocks.born >= 0)
+    count = np.searchsorted(np.sort(blocks.born[backward]), np.stack((blocks.born, blocks.freed)))
+    unused: Bool = (count[0] == count[1]) & (blocks.freed < len(trace.events)) & ~backward
+    stack = trace.events.stack[np.where(unused, blocks.freed, 0)]
+    is_outside = {row: _is_outside_calls(trace.stack(row)) for row in np.unique(stack[unused]).tolist()}
+    unused[unused] = [is_outside[row] for row in stack[unused].tolist()]
+    return unused
+
+
+def _is_outside_calls(stack: tuple[str, ...]) -> bool:
+    """Return whether a stack has Python frames and none of `nn.Module`'s calls."""
+    python = [frame for text in stack if (frame := read_frame(text)).is_python]
+    return bool(python) and not any(frame.function == "_call_impl" for frame in python)
+
+
+def _freed_together(trace: MemoryTrace, blocks: StepBlocks, unused: Bool) -> Int64:
     """Return the blocks (indices) alive at the peak that were freed with no allocation in between."""
     data = np.isin(trace.allocations.category[blocks.rows], DATA)
-    chosen = np.flatnonzero(blocks.at_peak & data & (blocks.born >= 0) & (blocks.freed < len(trace.events)))
+    chosen = np.flatnonzero(
+        unused & blocks.at_peak & data & (blocks.born >= 0) & (blocks.freed < len(trace.events))
+    )
     allocs = np.cumsum(
         (trace.events.kind == Kind.ALLOC) & (trace.events.device == trace.allocations.device[blocks.rows[0]])
     )
@@ -88,17 +121,14 @@ def _finding(trace: MemoryTrace, device: int, blocks: StepBlocks, graph: Int64, 
         level="problem",
         device=trace.devices[device].name,
         step=step.number,
-        title="Forward keeps its activations for a backward, and none runs.",
+        title="A forward keeps its activations for a backward that never runs.",
         subject="",
         bytes=saved,
         measure="less at the peak",
         of_bytes=step.peak_bytes,
         evidence=(
             Evidence("activations freed all at once", total, f"{counted(len(graph), 'block')}", False),
-            *(
-                Evidence(line.key, line.bytes, f"{counted(line.calls, 'block')} of them")
-                for line in lines_of_rows(trace, rows)[:SHOWN_LINES]
-            ),
+            *line_evidence(trace, rows, "of them"),
             Evidence("the same peak without a graph", step.peak_bytes - saved, "by replay", False),
         ),
         where=Where("allocations", (("step", str(step.number)), ("event", str(step.peak_event)))),

@@ -47,9 +47,14 @@ class ProfiledWindow:
             on_trace_ready=self._call_handler,
         )
         _OURS.add(self._profile)
-        self._profile.start()
-        self._is_on = True
         self._starts = _StartsOfOthers(yields)
+        self._is_on = True
+        try:
+            self._profile.start()
+            self._starts.watch()
+        except BaseException:  # Ctrl-C while the window begins: the profiler may be on already
+            self.discard()
+            raise
 
     @property
     def is_in_step(self) -> bool:
@@ -81,8 +86,11 @@ class ProfiledWindow:
 
     def _stop(self) -> None:
         if self._is_on:
-            self._is_on = False
-            call_all(self._starts.forget, self._profile.stop)
+            try:
+                self._starts.forget()
+            finally:
+                self._profile.stop()
+            self._is_on = False  # not after an error: `discard` then tries again
 
     def _call_handler(self, prof: profile) -> None:
         if self.steps:
@@ -90,20 +98,23 @@ class ProfiledWindow:
 
 
 class _StartsOfOthers:
-    """Calls a function before any profiler is prepared or started, until `forget`."""
+    """Calls a function before any profiler is prepared or started, from `watch` until `forget`."""
 
     def __init__(self, tell: Callable[[], object]) -> None:
+        self._tell = tell
         self._patched: dict[str, tuple[Any, Any]] = {}
+
+    def watch(self) -> None:
+        """Wrap torch's functions."""
         for name in (PREPARES, ENABLES):
             original = getattr(autograd_profiler, name, None)
             if original is not None:
-                self._patched[name] = original, _telling(original, tell)
+                self._patched[name] = original, _telling(original, self._tell)
                 setattr(autograd_profiler, name, self._patched[name][1])
 
     def forget(self) -> None:
-        """Put torch's functions back. Safe to call twice."""
-        while self._patched:
-            name, (original, ours) = self._patched.popitem()
+        """Put torch's functions back. Safe to call again, also if it was interrupted."""
+        for name, (original, ours) in self._patched.items():
             if getattr(autograd_profiler, name, None) is ours:  # else someone else has wrapped ours
                 setattr(autograd_profiler, name, original)
 

@@ -34,6 +34,7 @@ SUB_COMMANDS = {
     "profile": "An HTML page of memory over time, by annotation, category, context or rule.",
     "json": "Write everything in a recording as JSON.",
     "export": "Write a recording as a file for another program.",
+    "mcp": "Answer a coding agent's questions about recordings.",
     "doctor": "Find out why the Memory tab is empty, and what to do.",
 }
 """Sub-commands by name, with the line that `--help` shows. Each is `command` in the module of its name."""

@@ -25,6 +25,7 @@ from tb_memplugin.analysis.advice_rules import (
     advice,
     advice_on_steps,
 )
+from tb_memplugin.analysis.findings import heading
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.commands.opening import Opened, Reading, open_trace, reading_options
@@ -79,7 +80,7 @@ def command(
     out = console()
     for peak in result.peaks:
         _show_peak(out, peak, MOST_HOLDERS if peak is result.peaks[0] else 0)
-    out.print(_heading(result))
+    out.print(heading(result))
     if not details:
         for finding in result.findings[:MOST_FINDINGS]:
             _show_briefly(out, finding)
@@ -174,31 +175,15 @@ def _rest(result: Advice) -> str:
     return f"{begin} evidence, and what each rule says: --details"
 
 
-def _heading(result: Advice) -> str:
-    if not result.findings and all(judgement.verdict == "fine" for judgement in result.judgements):
-        return f"Nothing to fix: {counted(len(result.judgements), 'rule')} found nothing."
-    problems = sum(finding.level == "problem" for finding in result.findings)
-    options = len(result.findings) - problems
-    unjudged = sum(judgement.verdict == "not judged" for judgement in result.judgements)
-    return (
-        f"{_count(problems, 'problem')}, {_count(options, 'option')}; "
-        f"{_count(unjudged, 'rule')} could not be judged"
-    )
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count or 'no'} {word if count == 1 else word + 's'}"
-
-
 def _show(finding: Finding) -> None:
     out = console()
     size = size_text(finding.bytes)
     total = size_text(finding.of_bytes)
     percent = 100 * finding.bytes / finding.of_bytes if finding.of_bytes else 0
     step = "" if finding.step is None else f", step {finding.step}"
-    heading = f"{finding.level}, {finding.device}{step}: {finding.title}"
+    title = f"{finding.level}, {finding.device}{step}: {finding.title}"
     out.print()
-    out.print(printable(heading, 4 * LONGEST), soft_wrap=True)
+    out.print(printable(title, 4 * LONGEST), soft_wrap=True)
     out.print(f"  {size} {finding.measure}: {percent:.1f} % of {total}", soft_wrap=True)
     out.print(_evidence(finding.evidence))
     if finding.price:

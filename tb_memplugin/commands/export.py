@@ -13,6 +13,7 @@ import click
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.analysis.units import size_text
+from tb_memplugin.commands import merged_counters
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.options import PATH, SOURCE, json_option, output_option
 from tb_memplugin.commands.tables import printable
@@ -20,6 +21,8 @@ from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports import monitored_steps
 from tb_memplugin.exports.formats import FORMATS, write_as
 from tb_memplugin.exports.output import STDOUT, cannot_write
+from tb_memplugin.read.kineto.insertion import KinetoText, read_text
+from tb_memplugin.store import files
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.trace.step_figures import WatchedSteps
 
@@ -46,6 +49,12 @@ _FORMATS = "; ".join(f"{name}: {format_.description}" for name, format_ in FORMA
 @click.option(
     "--stacks/--no-stacks", default=True, help="csv: write whole call stacks, which are most of the file."
 )
+@click.option(
+    "--add-to",
+    type=PATH,
+    metavar="TRACE",
+    help="perfetto: write this Kineto trace with the memory counters added. Its own events stay as they are.",
+)
 @json_option("Print what was written as JSON.")
 @reading_options
 def command(
@@ -55,6 +64,7 @@ def command(
     by: Sequence[By],
     rules: Sequence[str],
     stacks: bool,
+    add_to: str | None,
     as_json: bool,
     reading: Reading,
 ) -> None:
@@ -65,7 +75,7 @@ def command(
     and json have the figures of every step.
     """
     refuse_own_input(file, output)
-    _refuse_unused(format_, by=bool(by), rules=bool(rules), no_stacks=not stacks)
+    _refuse_unused(format_, by=bool(by), rules=bool(rules), no_stacks=not stacks, add_to=add_to is not None)
     chosen = read_rules(rules) if rules else None
     try:
         trace = open_trace(file, reading).trace
@@ -75,13 +85,32 @@ def command(
             raise
         notes = _write_watched(watched, file, format_, output)
     else:
-        notes = write_as(format_, trace, output, Path(file).name, by=by, rules=chosen, stacks=stacks)
+        if add_to is not None:
+            refuse_own_input(add_to, output)
+            notes = tuple(merged_counters.write(trace, _kineto(add_to, reading), output))
+        else:
+            notes = write_as(format_, trace, output, Path(file).name, by=by, rules=chosen, stacks=stacks)
     report_written(file, output, format_, as_json, notes)
 
 
-def _refuse_unused(format_: str, *, by: bool, rules: bool, no_stacks: bool) -> None:
+def _kineto(path: str, reading: Reading) -> KinetoText:
+    """Read the trace to which counters are added."""
+    try:
+        with files.open_ranges(path) as (read, size):
+            return read_text(read(0, size), path, reading.limit_bytes)
+    except OSError as error:
+        message = f"The trace cannot be read: {error.strerror or error}."
+        raise MemPluginError(message, where=path, fix="Give a Kineto trace, *.pt.trace.json.") from error
+
+
+def _refuse_unused(format_: str, *, by: bool, rules: bool, no_stacks: bool, add_to: bool) -> None:
     """Refuse options that another format has."""
-    options = {"--by": (by, "html"), "--rules": (rules, "html"), "--no-stacks": (no_stacks, "csv")}
+    options = {
+        "--by": (by, "html"),
+        "--rules": (rules, "html"),
+        "--no-stacks": (no_stacks, "csv"),
+        "--add-to": (add_to, "perfetto"),
+    }
     for option, (is_given, its_format) in options.items():
         if is_given and format_ != its_format:
             raise MemPluginError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from tb_memplugin.analysis.divisions import By, codes
 from tb_memplugin.analysis.rules import Rules
-from tb_memplugin.exports import csv, html, json, perfetto, snapshot, speedscope
+from tb_memplugin.exports import allocations_table, csv, html, json, perfetto, snapshot, speedscope
 from tb_memplugin.exports.html import Division
 from tb_memplugin.trace import MemoryTrace
 
@@ -75,6 +75,13 @@ FORMATS = {
         ".csv",
         "text/csv; charset=utf-8",
         lambda export: csv.write(export.trace, export.path, export.stacks),
+    ),
+    "parquet": Format(
+        "Parquet",
+        "one row per allocation, for DuckDB and data frames",
+        ".parquet",
+        "application/vnd.apache.parquet",
+        lambda export: allocations_table.write_parquet(export.trace, export.path),
     ),
     "json": Format(
         "JSON",

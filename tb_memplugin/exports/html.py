@@ -16,8 +16,10 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from tb_memplugin.analysis.advice_rules import advice
 from tb_memplugin.analysis.annotations import annotation_ranges
 from tb_memplugin.analysis.divisions import Chosen, codes, parts_of
+from tb_memplugin.analysis.findings import heading
 from tb_memplugin.analysis.lanes import lanes
 from tb_memplugin.analysis.moments import LiveAllocation, largest_rows, live_allocation
 from tb_memplugin.analysis.oom import failed_requests
@@ -187,11 +189,33 @@ def _device(trace: MemoryTrace, row: int, divisions: Sequence[Division], epoch: 
             _division(trace, blocks, division, changes, peak, plot.allocation_order) for division in divisions
         ],
         "largest": _largest(trace, blocks.alive_at(peak), epoch),
+        "advice": _advice(trace, device.name),
         "failed": [
             [oom.event, int(trace.events.time_ns[oom.event]) - epoch, oom.requested_bytes]
             for oom in (trace.ooms[number] for number in failed_requests(trace, row))
             if plot.first <= oom.event <= plot.last
         ],
+    }
+
+
+def _advice(trace: MemoryTrace, device: str) -> Json:
+    """Return what Advice says of a device of the whole trace: its heading and findings without evidence."""
+    judged = advice(trace, device)
+    shown = (
+        "kind",
+        "level",
+        "step",
+        "title",
+        "subject",
+        "bytes",
+        "measure",
+        "of_bytes",
+        "what_to_do",
+        "price",
+    )
+    return {
+        "heading": heading(judged),
+        "findings": [{key: getattr(finding, key) for key in shown} for finding in judged.findings],
     }
 
 

@@ -20,7 +20,9 @@ from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason, Whole
 FORMAT = "tb_memplugin.trace"
 VERSION = 1
 
-AT_THE_PEAK: tuple[By, ...] = ("category", "phase", "module", "operator", "annotation", "line", "dtype")
+AT_THE_PEAK: tuple[By, ...] = (
+    *("category", "phase", "module", "operator", "annotation", "line", "dtype", "subcategory"),
+)
 """The divisions in which each device's peak is written."""
 
 TIMES = ("time_ns", "start_ns", "end_ns")

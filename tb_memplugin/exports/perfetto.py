@@ -60,15 +60,28 @@ def _records(trace: MemoryTrace) -> Iterator[str]:
     epoch = first_time(trace)
     yield _meta("process_name", PROGRAM, 0, "program")
     yield from _program(trace, epoch)
-    for row, device in enumerate(trace.devices):
-        if not is_used(trace, row):
-            continue
-        process = PROGRAM + 1 + row
-        yield _meta("process_name", process, 0, f"memory of {device.name}")
+    for row, process in _processes(trace, PROGRAM + 1):
         yield from _lanes(_annotated(trace, row, epoch), process, STEPS, "annotations")
+    yield from counters(trace, PROGRAM + 1, epoch)
+
+
+def counters(trace: MemoryTrace, first_process: int, epoch: int) -> Iterator[str]:
+    """Yield the records of each device: its name, levels, and requests that failed.
+
+    Args:
+        trace: any trace.
+        first_process: the id of the first device; the others have the following ids.
+        epoch: the epoch nanoseconds of time 0.
+    """
+    for row, process in _processes(trace, first_process):
+        yield _meta("process_name", process, 0, f"memory of {trace.devices[row].name}")
         yield from _levels(trace, row, process, epoch)
         yield from _reserved(trace, row, process, epoch)
         yield from _ooms(trace, row, process, epoch)
+
+
+def _processes(trace: MemoryTrace, first: int) -> list[tuple[int, int]]:
+    return [(row, first + row) for row in range(len(trace.devices)) if is_used(trace, row)]
 
 
 def _program(trace: MemoryTrace, epoch: int) -> Iterator[str]:

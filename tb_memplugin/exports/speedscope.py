@@ -29,7 +29,8 @@ Path = tuple[str, ...]
 def write(trace: MemoryTrace, path: str | os.PathLike[str], title: str) -> None:
     """Write one profile per device; its samples sum to the device's peak.
 
-    A block without a call stack is placed under its modules, operator, name and category instead.
+    A block without a call stack is placed under its modules, operator, name and category instead. The tensor
+    in a block is its innermost frame, where that is known.
 
     Raises:
         MemPluginError: the file cannot be written.
@@ -104,32 +105,45 @@ def _samples(trace: MemoryTrace, rows: np.ndarray, frames: _Frames) -> list[tupl
     blocks = trace.allocations
     stack = blocks.stack[rows]
     with_stack = rows[stack >= 0]
-    bytes_of = sums(blocks.stack[with_stack].astype(np.int64), blocks.bytes[with_stack], len(trace.stacks))
-    used = np.unique(blocks.stack[with_stack]).tolist()
+    different, size = _grouped(trace, with_stack, blocks.stack[with_stack])
     named = [
-        (tuple(frames.row(text, True) for text in reversed(trace.stacks[row])), int(bytes_of[row]))
-        for row in used
+        (
+            (
+                *(frames.row(text, True) for text in reversed(trace.stacks[row])),
+                *(frames.row(name, False) for name in _tensor(trace, tensor)),
+            ),
+            total,
+        )
+        for (row, tensor), total in zip(different, size, strict=True)
     ]
     return named + _without_stack(trace, rows[stack < 0], frames)
+
+
+def _grouped(trace: MemoryTrace, rows: np.ndarray, *columns: np.ndarray) -> tuple[list[list[int]], list[int]]:
+    """Return the different values of some columns of allocations and of their tensor, and their bytes."""
+    key: Int64 = np.stack((*columns, trace.allocations.tensor[rows]), axis=1).astype(np.int64)
+    different, group = np.unique(key, axis=0, return_inverse=True)
+    size = sums(group.ravel().astype(np.int64), trace.allocations.bytes[rows], len(different))
+    return different.tolist(), size.tolist()
 
 
 def _without_stack(
     trace: MemoryTrace, rows: np.ndarray, frames: _Frames
 ) -> list[tuple[tuple[int, ...], int]]:
     blocks = trace.allocations
-    owner: Int64 = np.stack(
-        (blocks.module[rows], blocks.operator[rows], blocks.label[rows], blocks.category[rows]), axis=1
-    ).astype(np.int64)
-    different, group = np.unique(owner, axis=0, return_inverse=True)
-    size = sums(group.ravel().astype(np.int64), blocks.bytes[rows], len(different))
+    owner = (blocks.module[rows], blocks.operator[rows], blocks.label[rows], blocks.category[rows])
     return [
-        (tuple(frames.row(name, False) for name in _names(trace, *key)), int(total))
-        for key, total in zip(different.tolist(), size.tolist(), strict=True)
+        (tuple(frames.row(name, False) for name in _names(trace, *key)), total)
+        for key, total in zip(*_grouped(trace, rows, *owner), strict=True)
     ]
 
 
-def _names(trace: MemoryTrace, module: int, operator: int, label: int, category: int) -> Path:
-    names = [Category(category).key]
+def _tensor(trace: MemoryTrace, tensor: int) -> Path:
+    return (str(trace.tensors[tensor]),) if tensor >= 0 else ()
+
+
+def _names(trace: MemoryTrace, module: int, operator: int, label: int, category: int, tensor: int) -> Path:
+    names = [*_tensor(trace, tensor), Category(category).key]
     if label >= 0:
         names.append(trace.labels[label])
     if operator >= 0:

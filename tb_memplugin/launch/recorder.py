@@ -122,9 +122,9 @@ class ProgramRecorder:
 
     def _count(self, optimizer: torch.optim.Optimizer) -> None:
         """Count steps by this optimizer from now on."""
-        self._counting = weakref.ref(optimizer)
         if not (self._step == 0 and self._steps.wants(0)):
             self._recorder.begin_training(Training(self._folder, self._models, ()), self._step)
+        self._counting = weakref.ref(optimizer)
 
     def _folder(self) -> str:
         return self._settings.folder

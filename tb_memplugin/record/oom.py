@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.record.guard import UNOWNED, Guard, guarded
 from tb_memplugin.record.handler import default_worker_name
@@ -254,7 +255,7 @@ class OomRecorder:
             return None
 
     def _import(self, device_type: str, snapshot: Snapshot, cards: Mapping[str, CardMemory]) -> None:
-        trace = trace_from_snapshot(snapshot, "out of memory", device_type)
+        trace = with_inferred_layers(trace_from_snapshot(snapshot, "out of memory", device_type))
         trace = replace(trace, whole_devices=whole_devices(None, WholeReading(cards), trace))
         if self._writer is None:
             self._writer = RunWriter(self.dir_name, f"oom_{self._worker_name or default_worker_name()}")

@@ -46,7 +46,7 @@ LONGEST_NS = 1_000_000_000
 """What a search may take at most: blocks, objects upwards of them, items of one container, nanoseconds."""
 
 LOCAL = f"{HELD_BY}a local variable, or C++"
-"""The label of what nothing refers to of what the garbage collector knows."""
+"""The label of what nothing refers to of what the garbage collector knows, and of what has no tensor."""
 
 _EXPLAINED = (
     *(Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE),
@@ -105,7 +105,7 @@ def _survivors(trace: MemoryTrace) -> Int64:
 
 
 def _chains(row_of: Mapping[Key, int]) -> tuple[dict[int, str], bool]:
-    """Return the label of each block that has a tensor, or that the graph of one has saved.
+    """Return what holds each block, by its tensor, or by the graph that has saved it.
 
     The second value is False where a limit ended the search.
     """
@@ -130,6 +130,8 @@ def _chains(row_of: Mapping[Key, int]) -> tuple[dict[int, str], bool]:
         for row, held in holds.items()
     }
     labels = {row: min(texts, key=_is_local) for row, texts in chains.items() if texts}
+    if search.is_complete:
+        labels = dict.fromkeys(row_of.values() - holds.keys(), LOCAL) | labels
     return labels, search.is_complete
 
 
@@ -267,7 +269,7 @@ def _root_name(thing: Any, spaces: Mapping[int, str]) -> str | None:
 def _link(holder: Any, held: Any, is_namespace: bool) -> str | None:
     """Return how an object holds another: `.name` or `[3]`; None where it has no name for it."""
     if type(holder) is FunctionType and type(held) is tuple:
-        return " → closure"
+        return ".__defaults__" if held is holder.__defaults__ else " → closure"
     if CellType in (type(holder), type(held)):
         return ""
     for key, inner, is_attribute in held_by(holder, MOST_ITEMS):

@@ -10,6 +10,7 @@ import numpy as np
 from tb_memplugin.analysis.comparison import folded_parts
 from tb_memplugin.analysis.divisions import By, Divided, Part, codes
 from tb_memplugin.analysis.module_groups import ModuleGroups, module_groups
+from tb_memplugin.analysis.subcategories import subcategories
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.selection import Request
@@ -28,11 +29,13 @@ class Group(TypedDict):
 
 
 def divided(request: Request, opened: Opened, by: By) -> Divided:
-    """Return the division `by`, or module groups if it is `module` and the request has `fold=1`.
+    """Return the division `by`; for subcategories theirs, and module groups for `module` with `fold=1`.
 
     The groups named in `open`, one per line, are divided further. The groups are those of the device's peak
     in the window, so that they do not change when the user zooms.
     """
+    if by == "subcategory":
+        return RESULTS.of_window(opened.trace, (by,), lambda: subcategories(opened.trace))
     return _cached_groups(request, opened) if wants_groups(request, by) else by
 
 

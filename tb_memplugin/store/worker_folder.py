@@ -41,14 +41,12 @@ class WorkerFolder:
             self._events = PartFiles(self._event_file, first_record())
 
     def is_gone(self) -> bool:
-        """Whether the local folder was deleted; logs a warning. A remote folder is created by writing.
+        """Whether the local folder was deleted. A remote folder is created by writing.
 
         An error of the file system is no answer: the folder then counts as there, and writing to it tells.
         """
         with suppress(OSError):
-            if not files.is_remote(self.path) and not files.exists(files.join(self.path, SIDE_FOLDER, CLAIM)):
-                _log.warning("%s was deleted; later recordings go into a new folder.", self.path)
-                return True
+            return not (files.is_remote(self.path) or files.exists(files.join(self.path, SIDE_FOLDER, CLAIM)))
         return False
 
     @property
@@ -114,7 +112,7 @@ class WriterFolder:
         self, logdir: str, worker: str, end: str = "", *, claimed: WorkerFolder | None = None
     ) -> None:
         self._wanted = logdir, worker, end
-        self._writer_id = uuid.uuid4().hex
+        self._next_id = uuid.uuid4().hex
         self._pid = os.getpid()
         self._folder = claimed
 
@@ -125,10 +123,13 @@ class WriterFolder:
             OSError: the folder cannot be created.
             MemPluginError: too many writers have used the worker's name.
         """
-        if self._pid != os.getpid() or (self._folder is not None and self._folder.is_gone()):
-            self._folder, self._writer_id, self._pid = None, uuid.uuid4().hex, os.getpid()
-        if self._folder is None:
-            self._folder = claim_free_folder(*self._wanted, writer_id=self._writer_id)
+        if self._pid != os.getpid():
+            self._folder, self._next_id, self._pid = None, uuid.uuid4().hex, os.getpid()
+        if self._folder is None or self._folder.is_gone():
+            claimed = claim_free_folder(*self._wanted, writer_id=self._next_id)
+            if self._folder is not None:
+                _log.warning("%s was deleted; later recordings go into a new folder.", self._folder.path)
+            self._folder, self._next_id = claimed, uuid.uuid4().hex
         return self._folder
 
     def settle(self) -> None:

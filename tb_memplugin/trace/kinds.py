@@ -71,6 +71,19 @@ STACKING_ORDER = (
 """The categories in the order in which charts stack them, from the bottom: what lives longest comes first."""
 
 
+MODELS_OWN = (
+    Category.PARAMETER,
+    Category.PARAMETER_COPY,
+    Category.BUFFER,
+    Category.GRADIENT,
+    Category.OPTIMIZER_STATE,
+)
+"""Categories that are one holder each: they are spread over all layers."""
+
+NOT_DATA = (*MODELS_OWN, Category.WORKSPACE, Category.COMMUNICATION)
+"""Categories that do not grow with the batch."""
+
+
 class Reason(IntEnum):
     """Why a block has its category. The values are written to disk: append new ones, never renumber.
 

@@ -7,6 +7,9 @@ import json
 JOIN = " + "
 """Stands between the labels of a block that has several."""
 
+BUCKET = "bucket of gradients"
+"""The label of a bucket of `DistributedDataParallel` whose size torch tells."""
+
 HELD_BY = "held by "
 """The beginning of the label of a block that outlives its window; what holds it follows."""
 

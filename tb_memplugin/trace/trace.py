@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
+from importlib import import_module
 
 import numpy as np
 
@@ -13,12 +14,13 @@ from tb_memplugin.trace.allocator import Annotations, OutOfMemory, Segments
 from tb_memplugin.trace.counters import CounterReading
 from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.replay import Allocations, live_levels, pair, reserved_levels, window_levels
+from tb_memplugin.trace.result import Column, Tabular
 from tb_memplugin.trace.tables import Device, Events, Int64, Module, Spans, StartState, Step, TensorMetadata
 from tb_memplugin.trace.whole_device import WholeDevice
 
 
 @dataclass(frozen=True)
-class MemoryTrace:
+class MemoryTrace(Tabular):
     """Columns of allocator events on named devices, plus the tables they point into.
 
     A trace is built once, then read-only. Derived values (`allocations`, `live`, `reserved`, `window`) are
@@ -78,6 +80,12 @@ class MemoryTrace:
         """Return what it is in a line; columns of millions of events are not for reading."""
         devices = ", ".join(device.name for device in self.devices) or "no device"
         return f"<MemoryTrace of {self.source!r}: {len(self.events):,} events on {devices}>"
+
+    def columns(self) -> dict[str, Column]:
+        """Return the allocations, one a row: see `exports.allocations_table`."""
+        # By name: lines and divisions are told by the analyses, which stand above the trace.
+        columns: dict[str, Column] = import_module("tb_memplugin.exports.allocations_table").columns(self)
+        return columns
 
     @cached_property
     def allocations(self) -> Allocations:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tb_memplugin.analysis import Finding, advice
 from tb_memplugin.analysis.advice_rules import RULES
 from tb_memplugin.errors import NotRecordedError
-from tb_memplugin.trace import MemoryTrace, Step
+from tb_memplugin.trace import Kind, MemoryTrace, Step
 from tests.analysis.histories import M, allocator_trace, steps_of
 from tests.traces import EPOCH, MICROSECOND, trace
 
@@ -300,6 +301,15 @@ def test_one_parameter_at_a_time_is_advice_where_all_are_updated_together(
     line = f"alloc 500 t category=temporary operator={operator} phase=optimizer"
     finding = found(trace("start 100 w", line, "free t"), "large_temporary")
     assert ("foreach=False" in finding.what_to_do) is is_told
+
+
+def test_temporaries_without_an_operator_are_those_of_their_line() -> None:
+    history = trace("start 100 w", "alloc 500 t category=temporary phase=optimizer", "free t")
+    stacks = (("_multi_tensor_adamw /lib/torch/optim/adamw.py:9", "train train.py:7"),)
+    at = replace(history.events, stack=np.where(history.events.kind == Kind.ALLOC, 0, -1).astype(np.int32))
+    finding = found(replace(history, events=at, stacks=stacks), "large_temporary")
+    assert finding.title.startswith("Temporaries of train.py:7 (train) set the peak:")
+    assert [row.bytes for row in finding.evidence] == [500, 600, 100]
 
 
 def test_temporaries_of_the_model_itself_are_those_of_the_root() -> None:

@@ -114,7 +114,7 @@ def test_divisions_that_hold_nothing_are_not_offered():
     assert informative(PROGRAM, 0) == ("category", "line", "stack")
     assert informative(PROGRAM, 1) == ("category",)
     told = program("START epoch", "alloc 1 a stream=1 context=0/0", "alloc 1 b pool=1")
-    assert informative(told, 0) == ("category", "annotation", "pool", "stream", "context")
+    assert informative(told, 0) == ("category", "subcategory", "annotation", "pool", "stream", "context")
     step = trace("alloc 1 a module=m phase=forward operator=aten::mm")
     assert informative(step, 0) == ("category", "module", "phase", "operator")
 

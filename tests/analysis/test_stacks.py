@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from tb_memplugin.analysis.lines import line_table
 from tb_memplugin.analysis.source_lines import is_user_code, leading_frame
-from tb_memplugin.analysis.stacks import ROOT, stack_table, stack_tree
+from tb_memplugin.analysis.stacks import ROOT, flame, stack_table, stack_tree
+from tb_memplugin.trace import TensorMetadata
 from tests.recorded_program import program
 
 TORCH = "/usr/lib/python3.12/site-packages/torch"
@@ -43,6 +47,23 @@ def test_the_table_sums_to_what_is_alive():
         (STACKS["native"], 2, 1),
     ]
     assert sum(row.bytes for row in rows) == PROGRAM.live(0)[-1]
+
+
+def test_a_stack_has_the_tensor_that_each_of_its_allocations_holds():
+    """Both of `linear` hold the same, the one of `attend` another; of `native`'s second nothing is known."""
+    small, large = TensorMetadata("float32", (2,), (1,)), TensorMetadata("int8", (5,), (1,))
+    rows = np.array([0, 0, 1, -1, 0, -1, -1], np.int32)
+    seen = replace(PROGRAM, tensors=(small, large), events=replace(PROGRAM.events, tensor=rows))
+    table = stack_table(seen, 0)
+    of_stack = {(row.frames, row.forward): row.tensor for row in table}
+    assert of_stack[STACKS["linear"], ()] == "float32 [2]"
+    assert of_stack[STACKS["attend"], ()] == "int8 [5]"
+    assert of_stack[STACKS["library"], ()] is None
+    assert of_stack[STACKS["native"], STACKS["linear"]] == "float32 [2]"
+    tree = flame(table)
+    names = dict(zip((run[-1:] for run in tree.runs), tree.tensors, strict=True))
+    assert (names[(ATTEND,)], names[(TRAIN,)]) == (None, None)
+    assert "int8 [5]" in tree.tensors
 
 
 def test_without_an_event_the_table_holds_every_allocation_of_the_trace():

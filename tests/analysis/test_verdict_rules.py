@@ -11,7 +11,7 @@ import pytest
 from tb_memplugin.analysis import Finding, advice
 from tb_memplugin.analysis.advice_rules import RULES, advice_on_steps
 from tb_memplugin.analysis.peak_holders import peak_holders
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace import Kind, MemoryTrace
 from tests.analysis.histories import M, allocator_trace
 from tests.step_figures import figures
 from tests.traces import trace
@@ -55,6 +55,15 @@ def test_scores_of_attention_are_what_a_fused_kernel_would_not_store() -> None:
     finding = found(trace("start 100 w", *layers(*ATTENTION, count=2)), "attention_scores")
     assert (finding.bytes, finding.of_bytes) == (1600, 1900)
     assert "keeps 400 B in each of 2 blocks" in finding.title
+
+
+def test_attention_that_no_fused_kernel_took_is_not_told_to_call_it() -> None:
+    history = trace("start 100 w", *layers(*ATTENTION, count=2))
+    assert "Call torch.nn.functional.scaled" in found(history, "attention_scores").what_to_do
+    math = ("at::_ops::{}::call ??:0", "at::_ops::_scaled_dot_product_attention_math::call ??:0")
+    names = ("matmul", "softmax", "linear")
+    called = stacked(history, *((math[0].format(name), *math[1:], "attend model.py:3") for name in names))
+    assert "ran its math kernel here" in found(called, "attention_scores").what_to_do
 
 
 def test_a_softmax_over_what_a_layer_computed_is_no_attention() -> None:
@@ -103,6 +112,11 @@ def test_parameters_in_memory_twice(numerator: int, denominator: int, detail: st
     assert finding.evidence[0].detail == f"4 blocks; {detail}"
 
 
+def test_a_copy_that_is_made_in_the_line_of_the_parameters() -> None:
+    history = trace(*PARAMETERS, *(f"alloc {size} c{size}" for size in SIZES))
+    assert found(stacked(history, MODEL), "parameter_copies").bytes == sum(SIZES)
+
+
 @pytest.mark.parametrize("sizes", [(10, 20, 30, 41), (10, 20, 30)])
 def test_other_sizes_are_no_copy_of_the_parameters(sizes: tuple[int, ...]) -> None:
     history = trace(*PARAMETERS, *(f"alloc {size} c{size}" for size in sizes))
@@ -133,6 +147,31 @@ def test_gradients_that_a_recording_of_forward_alone_keeps() -> None:
     assert "unless you accumulate gradients" in finding.price
 
 
+def accumulated(*between: str) -> MemoryTrace:
+    """Two forwards of 500 at their highest, each before a backward; a gradient of 100 outlives the second."""
+    forward = (
+        "alloc 300 a# phase=forward category=activation",
+        "alloc 200 t# phase=forward category=activation",
+        "free t#",
+        "alloc 100 g# phase=backward category=gradient",
+        "free a#",
+    )
+    first, second = ([line.replace("#", number) for line in forward] for number in "12")
+    end = ("free g1", "alloc 1 x phase=backward")
+    return trace("start 100 w category=parameter", *first, *between, *second, "free g2", *end)
+
+
+STEPPED = ("alloc 7 t phase=optimizer", "free t")
+
+
+def test_gradients_that_are_summed_up_over_two_backwards_are_needed() -> None:
+    assert "by only 0 B" in why(accumulated(), "kept_gradients")
+
+
+def test_gradients_that_are_alive_in_a_forward_after_an_optimizer_step_are_kept() -> None:
+    assert found(accumulated(*STEPPED), "kept_gradients").bytes == 100
+
+
 def graph(*, count: int, end: tuple[str, ...] = ()) -> MemoryTrace:
     operators = ("linear", "gelu", "layer_norm", "add")
     lines = [
@@ -151,6 +190,36 @@ def test_activations_that_are_freed_together_without_a_backward() -> None:
 def test_a_training_uses_its_graph() -> None:
     end = ("alloc 5 g phase=backward category=gradient",)
     assert "has a backward" in why(graph(count=12, end=end), "unused_graph")
+
+
+def freed_in(history: MemoryTrace, *stack: str) -> MemoryTrace:
+    """The history whose frees have a stack, and no other event has one."""
+    rows = np.where(history.events.kind == Kind.FREE_COMPLETED, 0, -1).astype(np.int32)
+    return replace(history, events=replace(history.events, stack=rows), stacks=(stack,))
+
+
+TRAINED = ("alloc 5 g phase=backward category=gradient", "free g")
+
+
+@pytest.mark.parametrize(
+    ("stack", "is_found"),
+    [(("validate train.py:9",), True), (("_call_impl module.py:7", "validate train.py:9"), False)],
+)
+def test_a_validation_beside_a_training_keeps_a_graph_that_is_freed_outside_of_its_calls(
+    stack: tuple[str, ...], is_found: bool
+) -> None:
+    history = freed_in(graph(count=12, end=TRAINED), *stack)
+    if is_found:
+        assert found(history, "unused_graph").bytes == 1200 - 300
+    else:
+        assert "has a backward" in why(history, "unused_graph")
+
+
+def test_what_a_backward_ends_was_used() -> None:
+    """The backward begins between the last allocation and the first free."""
+    lines = [f"alloc 100 a{n} phase=forward category=activation operator=aten::op{n % 4}" for n in range(12)]
+    history = trace(*lines, *TRAINED, *(f"free a{n}" for n in range(12)))
+    assert "has a backward" in why(freed_in(history, "train train.py:9"), "unused_graph")
 
 
 def test_results_in_a_list_are_no_graph() -> None:
@@ -254,6 +323,19 @@ def test_a_failed_request_says_what_is_missing_and_what_would_have_been_enough()
     assert changes["expandable_segments:True"][1] == "not enough"
     # the request and the block of the window shrink, the block of before it does not: 20 of 90
     assert changes["a batch smaller by 22.2 %"][0] == 20 * M
+
+
+def test_a_request_that_a_limit_refused_says_so_and_not_that_nothing_was_missing() -> None:
+    """900M are free; the limit is not known: a new segment of 30M is the most that is missing."""
+    finding = found(allocator_trace(*FULL[:3], "oom 900M 30M"), "failed_request")
+    assert (finding.bytes, finding.measure) == (30 * M, "missing at most")
+    assert "which had 900.00 MiB free: a limit on the process refused it" in finding.title
+    changes = {
+        row.what.partition(" (")[0]: (row.bytes, row.detail.partition(":")[0]) for row in finding.evidence
+    }
+    assert changes["a higher limit"] == (30 * M, "enough")
+    assert changes["expandable_segments:True"][1] == "not enough"
+    assert "a device with more memory" not in changes
 
 
 def test_a_failed_request_that_expandable_segments_would_have_served() -> None:

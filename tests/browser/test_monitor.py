@@ -217,6 +217,16 @@ def test_views_that_need_more_than_figures_say_so_and_what_to_add(watched, open_
     assert tab.picked()["step"] == "201"
 
 
+def test_advice_judges_the_growth_of_a_run_that_was_only_watched(watched, open_tab):
+    server, _ = watched
+    tab = open_tab(server.url).open("advice", run="mixed", step=30)
+    expect(tab("only-figures")).to_have_count(0)
+    expect(tab("headline")).to_contain_text("watched steps")
+    expect(tab("finding").first).to_have_attribute("data-key", "growth")
+    assert exact(tab("finding-bytes").first) == 1 << 20
+    tab("how-to-record").wait_for()
+
+
 def test_a_phase_with_a_hostile_name_is_text(watched, open_tab):
     server, _ = watched
     tab = open_tab(server.url).open(run="mixed", step=30)

@@ -95,6 +95,24 @@ def test_names_are_text(report):
     assert report.page.locator("main script, main img").count() == 0
 
 
+def test_advice_is_said_as_on_the_command_line(chromium, tmp_path):
+    growing = [
+        line for step in range(4) for line in (f"step {step}", f"alloc 1024 l{step} operator={SCRIPT}")
+    ]
+    html.write(
+        trace("start 40000 w", *growing), tmp_path / "report.html", [Division("category", "Category")], "t"
+    )
+    context = chromium.new_context(offline=True)
+    page = Page(context.new_page(), tmp_path / "report.html")
+    expect(page("advice").locator("h2").first).to_contain_text("Advice: 1 problem, no options; ")
+    expect(page("finding")).to_have_attribute("data-key", "growth")
+    expect(page("finding-title")).to_contain_text(SCRIPT)
+    assert page.exact("finding-bytes") == 1024
+    expect(page("finding")).to_contain_text("Find what still holds these tensors after the step")
+    context.close()
+    assert page.wrong == []
+
+
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.55, 0.9])
 def test_hovering_shows_the_exact_state_under_the_pointer(report, share):
     report.page.mouse.move(*report.point(share))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,21 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tb_memplugin.commands import main
+from tb_memplugin.exports.formats import FORMATS
 from tests.snapshots import block, entries, segment, snapshot
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 real = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} holds strangers' files; it is absent")
+
+WRITTEN_FORMATS = [
+    pytest.param(
+        name,
+        marks=[pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")]
+        * (name == "parquet"),
+    )
+    for name in FORMATS
+]
+"""Every format of `export`, as parameters of a test."""
 
 PROGRAM = [sys.executable, "-c", "from tb_memplugin.commands import main; main()"]
 """The command in a process of its own."""

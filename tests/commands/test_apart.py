@@ -118,4 +118,4 @@ def children(process: int) -> list[str]:
 
 
 def test_every_command_that_reads_files_is_guarded():
-    assert set(SUB_COMMANDS) > IN_THIS_PROCESS == {"estimate", "doctor", "run", "view"}
+    assert set(SUB_COMMANDS) > IN_THIS_PROCESS == {"estimate", "doctor", "run", "view", "mcp"}

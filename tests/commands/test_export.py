@@ -9,9 +9,8 @@ import re
 import pytest
 
 from tb_memplugin import load
-from tb_memplugin.exports.formats import FORMATS
 from tb_memplugin.store.writer import RunWriter
-from tests.commands.files import refused, run, told
+from tests.commands.files import WRITTEN_FORMATS, refused, run, told
 from tests.snapshots import block, entries, segment, snapshot
 from tests.traces import trace
 
@@ -47,7 +46,7 @@ def test_a_runs_folder_is_its_window_with_the_highest_peak(tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["devices"][0]["peak_bytes"] == 300
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", WRITTEN_FORMATS)
 def test_every_format_is_written_and_told(recording, tmp_path, format_):
     output = tmp_path / "out"
     assert told("export", recording, "--to", format_, "-o", output) == {

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tb_memplugin.exports.formats import FORMATS, write_as
+from tests.commands.files import WRITTEN_FORMATS
 from tests.traces import trace
 
 MADE = trace(
@@ -14,7 +15,7 @@ MADE = trace(
 )
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", WRITTEN_FORMATS)
 def test_every_format_is_written_the_same_twice(tmp_path, format_):
     for name in ("first", "second"):
         notes = write_as(format_, MADE, tmp_path / name, "a title")

@@ -12,12 +12,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tb_memplugin.analysis import advice
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
 from tb_memplugin.exports.drawn import Plot
-from tb_memplugin.exports.html import OTHERS, SHOWN_KEYS, Division, pack, pack_steps, report_data
+from tb_memplugin.exports.html import OTHERS, SHOWN_KEYS, Division, pack, pack_steps, page_with, report_data
 from tb_memplugin.trace import Note
 from tests.analysis.histories import allocator_trace
 from tests.traces import trace
@@ -45,6 +46,32 @@ def unpacked(column):
 
 def steps(column):
     return np.cumsum(unpacked(column)).tolist()
+
+
+def test_the_page_says_what_advice_says():
+    lines = [
+        line
+        for step in range(4)
+        for line in (
+            f"step {step}",
+            f"alloc 100 loss{step} module={{}} operator=add",
+            f"alloc 8 x{step} device=cuda:0",
+        )
+    ]
+    growing = trace("start 70 w", *(line.format("<b>&") for line in lines))
+    cpu, cuda = report_data(growing, [CATEGORY], "t")["devices"]
+    judged = advice(growing)
+    for device, name in ((cpu, "cpu"), (cuda, "cuda:0")):
+        found = [finding for finding in judged.findings if finding.device == name]
+        shown = [
+            {key: one[key] for key in ("kind", "title", "bytes")} for one in device["advice"]["findings"]
+        ]
+        assert shown == [{"kind": one.kind, "title": one.title, "bytes": one.bytes} for one in found]
+    (finding,) = (one for one in cpu["advice"]["findings"] if one["kind"] == "growth")
+    assert (finding["bytes"], finding["subject"], finding["level"]) == (100, "<b>& · add", "problem")
+    assert cpu["advice"]["heading"].startswith("1 problem, no options; ")
+    page = page_with(report_data(growing, [CATEGORY], "t"))
+    assert "<b>&" not in page
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import jsonschema
 import numpy as np
 
 from tb_memplugin.exports import speedscope
+from tb_memplugin.trace import TensorMetadata
 from tests.traces import trace
 
 SPEEDSCOPE = Path(__file__).parents[2] / "frontend" / "node_modules" / "speedscope" / "dist" / "release"
@@ -73,6 +74,24 @@ def test_live_bytes_at_the_peak_stand_under_their_stacks(tmp_path):
     }
     assert {"name": "inner", "file": "a.py", "line": 1} in document["shared"]["frames"]
     assert {"name": "other(int, char)"} in document["shared"]["frames"]
+
+
+def test_what_lies_in_a_block_is_its_innermost_frame():
+    """Of the three blocks of one stack that are alive, two hold the same tensor, and one is not known."""
+    seen = replace(
+        STACKED,
+        tensors=(TensorMetadata("float32", (25,), (1,)),),
+        events=replace(STACKED.events, tensor=np.array([0, -1, -1, -1, -1], np.int32)),
+        start=replace(STACKED.start, tensor=np.array([0], np.int32)),
+    )
+    document = speedscope.document(seen, "t")
+    check(document)
+    assert stacks(document) == {
+        ("main", "inner", "float32 [25]"): 100,
+        ("main", "inner"): 7,
+        ("main", "other(int, char)"): 20,
+        ("(no stack)", "unknown", "float32 [25]"): 40,
+    }
 
 
 def test_a_block_without_a_stack_stands_under_its_modules_and_operator():

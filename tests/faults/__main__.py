@@ -1,6 +1,7 @@
-"""Raises every kind of error in every function of a handler's recording: `python -m tests.faults`.
+"""Raises every kind of error in every function that a recording calls: `python -m tests.faults [WHO]`.
 
-The tests raise one kind in each. All three take about ten minutes.
+WHO is `handler`, `callbacks` or `run`. The tests raise one kind in each function, or in some of them. All
+three take about ten minutes, those of `run` twenty.
 """
 
 from __future__ import annotations
@@ -11,19 +12,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.sweep import sweep
+from tests.faults.sweep import Session, sweep
+from tests.faults.test_callbacks import RecorderSession
 from tests.faults.test_handler import HandlerSession, prepare
+from tests.faults.test_launch import ProgramSession
+
+SESSIONS: dict[str, type[Session]] = {
+    "handler": HandlerSession,
+    "callbacks": RecorderSession,
+    "run": ProgramSession,
+}
 
 
-def main() -> int:
+def main(who: str = "handler") -> int:
     """Print what an error has cost besides its window. Return 1 if anything."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         prepare(patch)
-        fired, problems = sweep(HandlerSession, Path(folder), 0, 1, every_error=True)
+        fired, problems = sweep(SESSIONS[who], Path(folder), 0, 1, every_error=True)
     lines = [f"{fired:,} errors raised, {len(problems)} problems.", *problems, ""]
     sys.stdout.write("\n".join(lines))
     return int(bool(problems))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -8,7 +8,7 @@ import pytest
 
 from tb_memplugin.callbacks.recorder import StepRecorder
 from tb_memplugin.callbacks.recorder import Training as LibraryTraining
-from tests.faults.sweep import Session, Training, sweep
+from tests.faults.sweep import Session, Training, functions_called, run, sweep
 from tests.faults.test_handler import WRITTEN, HandlerSession, prepare
 
 
@@ -52,3 +52,18 @@ def test_an_error_in_any_function_costs_at_most_that_window(tmp_path, part):
     fired, problems = sweep(RecorderSession, tmp_path, part, parts=16)
     assert problems == []
     assert fired > 10
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "warnings"),
+    [("forget", KeyboardInterrupt, 0), ("forget", ValueError, 1), ("_call_handler", ValueError, 1)],
+)
+def test_an_error_while_a_window_closes_is_told_and_leaves_no_function_of_torch_replaced(
+    tmp_path, method, error, warnings
+):
+    called = functions_called(RecorderSession, tmp_path / "called")
+    function = next(
+        name for name in called if name.startswith("callbacks/window.py") and name.endswith(method)
+    )
+    one = run(RecorderSession, tmp_path / "failing", function, error("injected"))
+    assert (one.fired, one.left, len(one.warnings)) == (True, {}, warnings)

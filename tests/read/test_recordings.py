@@ -251,6 +251,27 @@ def test_each_pool_has_the_bytes_of_its_tensors(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_what_a_graph_allocated_is_in_its_pool(version: str) -> None:
+    trace = snapshot(version, "pools")
+    by_name = parts(trace, "subcategory", len(trace.events) - 1)
+    held = {tuple(truth["pool"]): truth["bytes"] for truth in truths(version)["pools"]["pools"]}
+    of_graph = sum(size for (first, _), size in held.items() if first)
+    assert sum(size for key, size in by_name.items() if key.endswith(": CUDA graph pool")) == of_graph > 0
+    own = sum(size for (_, second), size in held.items() if second)
+    assert sum(size for key, size in by_name.items() if key.endswith(": private pool")) == own
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_stays_beside_model_and_optimizer_is_cublas_workspace(version: str) -> None:
+    """Without frames of C++, and among tensors of its size."""
+    trace = snapshot(version, "expandable")
+    truth = truths(version)["expandable"]
+    end = truth["marks"][-1]["devices"][0]["requested_bytes"]["now"]
+    workspaces = parts(trace, "category", len(trace.events) - 1).get("workspace", 0)
+    assert workspaces == end - sum(truth["holds"].values())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_each_stream_has_the_bytes_of_its_tensors(version: str) -> None:
     trace = snapshot(version, "streams")
     by_stream = parts(trace, "stream", len(trace.events) - 1)

@@ -95,6 +95,24 @@ def test_a_closure_holds_what_it_uses() -> None:
     assert labels(recorded(run)) == {3600: f"held by {HERE}[0] → closure"}
 
 
+def test_a_default_of_a_parameter_is_none_of_a_closure() -> None:
+    def run() -> None:
+        tensor = torch.ones(900)
+        KEPT.append(lambda held=tensor: held)
+
+    assert labels(recorded(run)) == {3600: f"held by {HERE}[0].__defaults__[0]"}
+
+
+def test_what_no_object_of_python_refers_to_is_of_cpp() -> None:
+    """The graph of a script holds its constant; Python has no tensor for it."""
+
+    def run() -> torch.jit.ScriptFunction[..., Any]:
+        constant = torch.ones(900)
+        return torch.jit.trace(lambda x: x + constant, torch.ones(1), check_trace=False)
+
+    assert labels(recorded(run))[3600] == why_alive.LOCAL
+
+
 def test_a_local_variable_is_no_cycle() -> None:
     assert labels(recorded(lambda: torch.ones(800))) == {3200: "held by a local variable, or C++"}
 

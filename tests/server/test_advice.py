@@ -45,7 +45,7 @@ def ask(tab, device):
 
 def test_findings_have_their_evidence_and_where_to_see_it(growing):
     answer = ask(growing, "cpu")
-    assert answer["steps"] == [0, 1, 2, 3]
+    assert (answer["steps"], answer["watched_steps"]) == ([0, 1, 2, 3], 0)
     (finding,) = answer["findings"]
     assert {key: finding[key] for key in ("kind", "level", "step", "bytes", "of_bytes", "subject")} == {
         "kind": "growth",
@@ -78,6 +78,25 @@ def test_growth_that_only_the_monitor_of_the_worker_saw(tmp_path):
     answer = Tab(tmp_path).get("advice", run="run", worker="rank0", step=0, device="cpu")
     assert [(one["kind"], one["bytes"]) for one in answer["findings"]] == [("growth", 100)]
     assert (answer["peak"]["bytes"], sum(one["bytes"] for one in answer["peak"]["holders"])) == (70, 70)
+
+
+def test_a_run_that_was_only_watched_is_judged_by_its_figures(tmp_path):
+    StepsWriter(str(tmp_path / "run"), "rank0", 0).write(figures(2 * (1000 + 100 * np.arange(1000))))
+    tab = Tab(tmp_path)
+    chosen = {"run": "run", "worker": "rank0", "device": "cuda:0"}
+    answer = tab.get("advice", **chosen, step=7)
+    assert (answer["steps"], answer["watched_steps"], answer["peak"]) == ([], 1000, None)
+    assert [(one["kind"], one["bytes"]) for one in answer["findings"]] == [("growth", 100)]
+    verdicts = {one["kind"]: one["verdict"] for one in answer["judgements"]}
+    assert (verdicts.pop("growth"), set(verdicts), set(verdicts.values())) == (
+        "found",
+        KINDS - {"growth"},
+        {"not judged"},
+    )
+    status, error = tab.refused("advice", **chosen, step=1000)
+    assert (status, "did not see step 1000" in json.dumps(error)) == (404, True)
+    status, error = tab.refused("advice", **chosen | {"run": "other"}, step=7)
+    assert (status, "did not see" in json.dumps(error)) == (404, False)
 
 
 def test_without_the_side_file_the_absent_file_is_named(growing, tmp_path):

@@ -16,6 +16,7 @@ from tb_memplugin.exports.formats import FORMATS
 from tb_memplugin.server import exported
 from tb_memplugin.server.routes.export import disposition, file_name
 from tb_memplugin.store.writer import RunWriter
+from tests.commands.files import WRITTEN_FORMATS
 from tests.server.conftest import BASELINE
 from tests.server.tab import Tab
 
@@ -49,7 +50,7 @@ def commanded(side_file, format_, folder):
     return output.read_bytes()
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", WRITTEN_FORMATS)
 def test_every_format_is_what_the_command_writes(tab, baseline, side_file, tmp_path, format_):
     about = tab.get("export_about", **baseline, to=format_)
     answer = asked(tab, **baseline, to=format_)
@@ -68,7 +69,7 @@ def test_a_snapshot_tells_what_was_made_up_for_it(tab, baseline):
     assert notes[0] in content["allocator_settings"]["tb_memplugin"]
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", WRITTEN_FORMATS)
 def test_no_file_can_run_in_tensorboards_origin(tab, baseline, format_):
     headers = asked(tab, **baseline, to=format_).headers
     assert headers["Content-Disposition"].startswith("attachment;")

@@ -95,6 +95,21 @@ def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path, caplog):
     assert "was deleted" in told
 
 
+def test_a_folder_that_comes_back_is_gone_on_with_and_nothing_is_said_to_be_deleted(tmp_path, caplog):
+    logdir = tmp_path / "logdir"
+    writer = RunWriter(str(logdir), "w")
+    writer.write(STEP)
+    logdir.rename(tmp_path / "away")
+    logdir.write_text("a file in its place")
+    with pytest.raises(MemPluginError, match="could not be written"):
+        writer.write(STEP)
+    logdir.unlink()
+    (tmp_path / "away").rename(logdir)
+    assert writer.write(NEXT).worker == "w"
+    assert steps_in(logdir) == [5, 6, 7]
+    assert caplog.messages == []
+
+
 def test_a_folder_with_a_strangers_event_file_is_left_alone(tmp_path):
     (tmp_path / "rank0").mkdir()
     (tmp_path / "rank0" / "events.out.tfevents.1.host").write_bytes(b"")

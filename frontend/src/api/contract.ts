@@ -850,7 +850,7 @@ export interface FailedRequest {
 export interface SegmentsAnswer {
   /** As asked. */
   event: number;
-  by: "category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label";
+  by: "category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label" | "subcategory";
   order: "pool" | "size" | "free" | "address";
   /** All segments, in that order. */
   segments: Segments;
@@ -1003,7 +1003,7 @@ export interface OtherLines {
 /** By what it is worth dividing the memory of a window. */
 export interface DivisionsAnswer {
   /** In the order in which to offer them. Only `category` without the side file. */
-  divisions: ("category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label")[];
+  divisions: ("category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label" | "subcategory")[];
 }
 
 /** A file that was written. */
@@ -1018,8 +1018,10 @@ export interface ExportAbout {
 
 /** What of a device's memory could be saved. */
 export interface AdviceAnswer {
-  /** Numbers of the window's steps. */
+  /** Numbers of the window's steps; empty if only a monitor watched the step. */
   steps: number[];
+  /** How many steps of `MemoryMonitor` were judged in place of a window; else 0. */
+  watched_steps: number;
   /** Problems first, then the largest first. */
   findings: Finding[];
   /** One per rule. */
@@ -1176,6 +1178,8 @@ export interface Nodes {
   count: number[];
   /** Bytes of the stacks that end here. */
   own: number[];
+  /** What lies in each of its allocations; null where they differ or it is not known of all. */
+  tensor: (string | null)[];
   /** 1 if `find` finds one of its frames. */
   found: number[];
 }
@@ -1201,6 +1205,8 @@ export interface StackLine {
   count: number;
   /** Bytes of an allocation. */
   per_call: number;
+  /** What lies in each; null where they differ or it is not known of all. */
+  tensor: string | null;
   /** Places in `frames`, innermost first: the stack, and that of the forward call whose backward this is. */
   stack: number[];
   forward: number[];
@@ -1271,6 +1277,8 @@ export interface BandColumns {
   last: number[];
   /** Place in `keys`. */
   key: number[];
+  /** What lies in it; null where it is not known. */
+  tensor: (string | null)[];
 }
 
 /** A page of allocations that were alive at some time of a stretch. */
@@ -1347,7 +1355,7 @@ export const RULES: Record<string, { name: string; looks: string }> = {
 };
 
 /** By what memory can be divided. */
-export const DIVISIONS: readonly string[] = ["category", "module", "operator", "phase", "stack", "line", "context", "pool", "stream", "annotation", "dtype", "label"];
+export const DIVISIONS: readonly string[] = ["category", "module", "operator", "phase", "stack", "line", "context", "pool", "stream", "annotation", "dtype", "label", "subcategory"];
 
 /** Every format of Export, by the value of the parameter `to`. */
 export const FORMATS: readonly { id: string; name: string; what: string }[] = [
@@ -1355,6 +1363,7 @@ export const FORMATS: readonly { id: string; name: string; what: string }[] = [
   { id: "perfetto", name: "Perfetto trace", what: "levels and ranges over time, for ui.perfetto.dev" },
   { id: "speedscope", name: "speedscope", what: "the peak as a flame graph, for speedscope.app" },
   { id: "csv", name: "CSV", what: "one row per allocation" },
+  { id: "parquet", name: "Parquet", what: "one row per allocation, for DuckDB and data frames" },
   { id: "json", name: "JSON", what: "the whole trace, for programs" },
   { id: "snapshot", name: "Snapshot pickle", what: "for pytorch.org/memory_viz and Mosaic" },
 ];

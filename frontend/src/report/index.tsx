@@ -1,6 +1,7 @@
 /** The page of `tb-memplugin export --to html`: its data stand in the page itself. */
 import { render } from "preact";
 import { followTheme } from "../host/theme";
+import adviceStyle from "../views/style/advice.css?inline";
 import controlStyle from "../views/style/controls.css?inline";
 import shellStyle from "../views/style/shell.css?inline";
 import stateStyle from "../views/style/states.css?inline";
@@ -12,7 +13,7 @@ import { Report } from "./report";
 import reportStyle from "./report.css?inline";
 
 const style = document.createElement("style");
-style.textContent = [themeStyle, shellStyle, controlStyle, stateStyle, tableStyle, viewStyle, reportStyle].join("\n");
+style.textContent = [themeStyle, shellStyle, controlStyle, stateStyle, tableStyle, viewStyle, adviceStyle, reportStyle].join("\n");
 document.head.append(style);
 followTheme();
 const root = document.createElement("div");

@@ -1,5 +1,5 @@
 /** What the page was given, unpacked: every allocation and free of each device, in time order. */
-import type { Allocation, LanesAnswer } from "../api/types";
+import type { Allocation, Finding, LanesAnswer } from "../api/types";
 import { type Packed, unpack, unpackSteps } from "./packed";
 
 export interface ReportData {
@@ -30,6 +30,7 @@ interface DeviceData {
   lanes: LanesAnswer | null;
   divisions: DivisionData[];
   largest: Largest[];
+  advice: { heading: string; findings: BriefFinding[] };
   failed: [event: number, time_ns: number, bytes: number][];
 }
 
@@ -48,6 +49,9 @@ export interface Peak {
   time_ns: number;
   bytes: number;
 }
+
+/** A finding without evidence: nothing on this page leads to it. */
+export type BriefFinding = Omit<Finding, "evidence" | "levels" | "where">;
 
 export type Largest = Omit<Allocation, "address"> & { address: string | null; line: string | null };
 

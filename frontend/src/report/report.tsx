@@ -8,6 +8,7 @@ import { grouped } from "../state/numbers";
 import { Segmented } from "../views/segmented";
 import { Chart } from "../views/timeline/chart";
 import { countTo, curveOf, Levels, neighbor, stateAfter, stateAt } from "./levels";
+import { Findings } from "./findings";
 import { Moment } from "./moment";
 import { PeakTables } from "./peak_tables";
 import { type AxisName, type Device, openDevice, type ReportData, wholeOf } from "./recording";
@@ -172,6 +173,7 @@ function DeviceView({ data, device }: { data: ReportData; device: Device }) {
           onPeak={() => setPinned(undefined)}
         />
       </div>
+      <Findings device={device} />
       <PeakTables device={device} division={division} timed={data.timed} />
     </>
   );

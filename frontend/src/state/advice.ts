@@ -2,7 +2,7 @@
 import { RULES } from "../api/contract";
 import type { AdviceAnswer, Finding, Verdict, Where } from "../api/types";
 import { moduleLabel } from "./names";
-import { grouped } from "./numbers";
+import { counted, grouped } from "./numbers";
 import { KEYS, type RoutePatch, VIEWS } from "./route";
 import { type Piece, stepName } from "./sentences";
 
@@ -14,10 +14,12 @@ export function ruleName(kind: string): string {
 export function adviceHeadline(answer: AdviceAnswer, alone = false): Piece[] {
   const problems = answer.findings.filter((f) => f.level === "problem").length;
   const options = answer.findings.length - problems;
-  const where = ` in ${alone ? stepName(answer.steps[0] ?? 0, true) : stepsOf(answer.steps)}.`;
+  const watched = answer.watched_steps;
+  const judged = watched > 0 ? counted(watched, "watched step") : stepsOf(answer.steps);
+  const where = ` in ${alone ? stepName(answer.steps[0] ?? 0, true) : judged}.`;
   const price = `${options === 1 ? "option that has" : "options that have"} a price`;
   const rules = (verdict: Verdict): number => answer.judgements.filter((one) => one.verdict === verdict).length;
-  const few = rules("not judged") > rules("fine");
+  const few = watched > 0 ? rules("fine") === 0 : rules("not judged") > rules("fine");
   if (problems === 0 && options === 0 && few) return ["The recording lacks what most rules need."];
   const nothing = rules("not judged") === 0 ? "Nothing to fix" : "No problem found";
   if (problems === 0 && options === 0) return [nothing, where];

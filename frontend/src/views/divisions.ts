@@ -9,6 +9,7 @@ import type { Pick } from "../state/selection";
 
 const LABELS: Record<string, string> = {
   category: "Category",
+  subcategory: "Subcategory",
   module: "Module",
   phase: "Phase",
   operator: "Operator",
@@ -41,7 +42,7 @@ export function useDivisions(pick: Pick | null, few: readonly string[], asked?: 
 /** A part's label as people read it: source lines without the folders, before them what tells stacks of one line apart. */
 export function partLabel(by: string, label: string, own = ""): string {
   if (own !== "") return `${own} · ${partLabel(by, label)}`;
-  if (isOurs(by)) return categoryLabel(label);
+  if (isOurs(by) || by === "subcategory") return categoryLabel(label);
   if (by === "module") return moduleLabel(label);
   if (by !== "line" && by !== "stack") return label;
   const { place, name } = lineParts(label);

@@ -33,6 +33,9 @@ const CONTENT: Record<View, () => preact.JSX.Element> = {
   advice: () => <Advice />,
 };
 
+/** Views that show figures of a monitor as they show what was recorded in full. */
+const ALSO_OF_FIGURES: ReadonlySet<View> = new Set(["ranks", "advice"]);
+
 /** One line of pickers, one line of views, then the content. */
 export function Shell() {
   const answer = runs.value;
@@ -89,7 +92,7 @@ function Views({ answer, failure, again }: Props) {
           </Notice>
         )}
         <MissingPicks />
-        {selection.value!.stats || view === "ranks" ? CONTENT[view]() : view === "overview" ? <MonitoredOverview /> : <OnlyFigures />}
+        {selection.value!.stats || ALSO_OF_FIGURES.has(view) ? CONTENT[view]() : view === "overview" ? <MonitoredOverview /> : <OnlyFigures />}
       </main>
     </>
   );

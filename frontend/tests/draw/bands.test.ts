@@ -10,7 +10,7 @@ const answer: BandsAnswer = {
   px: 4,
   min: [70, 70, 60, 60],
   max: [80, 100, 60, 70],
-  bands: { row: [5, 6, 9], bytes: [40, 30, 20], first: [0, 0, 1], last: [3, 1, 3], key: [0, 0, 1] },
+  bands: { row: [5, 6, 9], bytes: [40, 30, 20], first: [0, 0, 1], last: [3, 1, 3], key: [0, 0, 1], tensor: [null, null, null] },
   rest: [10, 10, 0, 10],
   others: 3,
   parts: [[10, 0, 0, 0], [0, 10, 0, 10]],

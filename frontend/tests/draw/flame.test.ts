@@ -11,6 +11,7 @@ const nodes: Nodes = {
   bytes: [100, 60, 45, 15, 40],
   count: [4, 2, 1, 1, 2],
   own: [0, 0, 45, 15, 40],
+  tensor: [null, null, null, null, null],
   found: [0, 0, 0, 0, 0],
 };
 

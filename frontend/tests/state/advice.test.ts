@@ -6,7 +6,7 @@ import { plain } from "../../src/state/sentences";
 
 function answer(levels: Finding["level"][], steps = [2, 3, 4]): AdviceAnswer {
   const findings = levels.map((level) => ({ level }) as Finding);
-  return { steps, findings, judgements: [], peak: null };
+  return { steps, watched_steps: 0, findings, judgements: [], peak: null };
 }
 
 describe("the headline", () => {
@@ -26,6 +26,14 @@ describe("the headline", () => {
     const judgements = [{ verdict: "fine" }, { verdict: "not judged" }, { verdict: "not judged" }] as AdviceAnswer["judgements"];
     const told = { ...answer([], [0]), judgements };
     expect(plain(adviceHeadline(told, true))).toBe("The recording lacks what most rules need.");
+  });
+
+  it("counts the steps of a monitor, whose figures judge growth alone", () => {
+    const watched = { ...answer([], []), watched_steps: 1000 };
+    const judgements = [{ verdict: "fine" }, { verdict: "not judged" }, { verdict: "not judged" }] as AdviceAnswer["judgements"];
+    expect(plain(adviceHeadline({ ...watched, judgements }))).toBe("No problem found in 1,000 watched steps.");
+    const open = { ...watched, judgements: judgements.slice(1) };
+    expect(plain(adviceHeadline(open))).toBe("The recording lacks what most rules need.");
   });
 
   it.each([

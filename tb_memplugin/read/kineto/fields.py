@@ -79,3 +79,20 @@ def _number(value: object) -> int | float:
             except ValueError:
                 continue
     return float("nan")
+
+
+EPOCH_FROM_NS = 10**18
+"""Times from this on (September 2001) are already counted from the epoch."""
+
+
+def base_ns(written: object, first_ns: int) -> int:
+    """Return the epoch nanoseconds of a trace's time 0; 0 if its times count from the epoch.
+
+    Args:
+        written: its `baseTimeNanoseconds`.
+        first_ns: its first time, as it is written.
+    """
+    number, there = whole_column([written])
+    base = int(number[0])
+    usable = there[0] and 0 <= base < LATEST_US * 1_000 and first_ns < EPOCH_FROM_NS
+    return base if usable else 0

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.read.kineto.events import MemoryRows
+from tb_memplugin.read.kineto.nodes import graph_makers, makers, node_modules, recomputing
 from tb_memplugin.read.kineto.ranges import (
+    ACCUMULATE,
     MODULE_PREFIX,
     NODE_PREFIX,
     Ranges,
@@ -24,6 +26,17 @@ from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int32, Int64, UInt8
 
 OWN_PREFIXES = ("aten::", "prims::", "quantized::", "c10d::")
 
+OF_NETWORKS = re.compile(
+    r"aten::(conv(_transpose)?[123]d|linear|embedding(_bag)?|(layer|batch|group|instance|rms)_norm|lstm|gru"
+    r"|scaled_dot_product_attention|(max|avg|adaptive_avg)_pool[123]d|cross_entropy_loss)"
+)
+"""Operators that only forwards call: where gradients are off they make no nodes."""
+
+OF_NODE = 98
+"""How sure it is that what a node allocates is of the module of its operator, in percent. Measured in
+docs/design/layers_from_stacks.md."""
+
+FORWARD_SUFFIX = ": forward"
 MODULE_NUMBER = re.compile(r"_\d+$")
 
 
@@ -31,7 +44,8 @@ MODULE_NUMBER = re.compile(r"_\d+$")
 class Owned:
     """Columns for the memory rows, and the tables that they point into.
 
-    `operator_end_ns` is when the outermost operator (or autograd node) around a row ended, 0 for none.
+    `operator_end_ns` is when the operator (or autograd node) around a row ended, 0 for none;
+    `recomputing` marks rows in a forward that ran again in a node. `module_confidence` is that of `Events`.
     """
 
     operator: Int32
@@ -39,6 +53,8 @@ class Owned:
     stack: Int32
     phase: UInt8
     operator_end_ns: Int64
+    recomputing: Bool
+    module_confidence: UInt8
     operators: tuple[str, ...]
     modules: tuple[Module, ...]
     stacks: tuple[tuple[str, ...], ...]
@@ -52,9 +68,10 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
 
     The operator is the outermost of PyTorch's own inside an autograd node, as in `profiler.tree`; if there
     is none, the innermost operator of any name, or else the innermost annotation. The module is the
-    innermost `nn.Module` frame; rows in an autograd node or without such a frame belong to the node, or
-    else to the outermost operator. Phases follow from autograd nodes, optimizer steps, module frames, and
-    operators outside of these that made an autograd node that ran.
+    innermost `nn.Module` frame; in an autograd node, that of the operator that made the node. Rows without
+    one belong to that operator, or else to the one that was called. Phases follow from autograd nodes,
+    optimizer steps, module frames, and operators outside of these that made an autograd node or that only
+    forwards call.
 
     Args:
         ranges: what ran.
@@ -68,15 +85,21 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
     inner_operator = _at(innermost(ranges.parent, ranges.operator), around)
     inner_annotation = _at(innermost(ranges.parent, ranges.annotation), around)
     inner = np.where(inner_operator >= 0, inner_operator, inner_annotation)
-    called = _at(_called_operators(ranges), around)
-    outer = _at(_outer_operators(ranges), around)
+    maker, again = makers(ranges), recomputing(ranges)
+    is_again = np.append(again, False)[around]
+    called = _called_operators(ranges, again)
+    called_maker = np.append(called, -1)[maker]
+    called = _at(called, around)
     node = _at(innermost(ranges.parent, ranges.node), around)
     module, modules, calls_module, depth = _modules(ranges)
     owners = Owners(modules)
-    outside = name[np.where(node >= 0, node, np.where(outer >= 0, outer, inner))]
-    in_module = _at(module, around)
-    owner = owners.with_outside(np.where(node >= 0, -1, in_module), outside, operators)
-    phases = _phases(ranges, step_starts)
+    is_inferred = (node >= 0) & ~is_again
+    made_by = _at(called_maker, node)
+    outer = np.where(is_inferred, np.where(made_by >= 0, made_by, node), np.where(called >= 0, called, inner))
+    outside = name[outer]
+    of_node, in_module = _at(node_modules(ranges, maker, module), around), _at(module, around)
+    owner = owners.with_outside(np.where(is_inferred, of_node, in_module), outside, operators)
+    phases = _phases(ranges, step_starts, maker)
     phase = np.where(node >= 0, np.uint8(Phase.BACKWARD), phase_at(phases, memory.time_ns))
     stack, stacks, cut = _stacks(ranges, memory)
     return Owned(
@@ -84,7 +107,9 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
         module=owner,
         stack=stack,
         phase=phase.astype(np.uint8),
-        operator_end_ns=np.append(ranges.end_ns, 0)[outer],
+        operator_end_ns=_ends(ranges, called, node),
+        recomputing=is_again,
+        module_confidence=np.where(is_inferred & (of_node >= 0), OF_NODE, 100).astype(np.uint8),
         operators=operators.as_tuple(),
         modules=owners.as_tuple(),
         stacks=stacks,
@@ -99,43 +124,64 @@ def _at(column: Int64, around: Int64) -> Int64:
     return np.append(column, -1)[around]
 
 
-def _outer_operators(ranges: Ranges) -> Int64:
-    """Return the outermost `aten::` operator or autograd node at or around each range, -1 for none.
+def _called_operators(ranges: Ranges, again: Bool) -> Int64:
+    """Return the operator that was called at or around each range, -1 for none.
 
-    Other names are left out because wrappers (`DistributedDataParallel.forward`) are operators for the
-    profiler, but enclose whole models.
+    That is PyTorch's outermost, inside a node if any, and there inside a forward that runs again. Other names
+    are left out because wrappers (`DistributedDataParallel.forward`) are operators for the profiler, but
+    enclose whole models.
     """
-    own = np.array([text.startswith("aten::") for text in ranges.name], bool) & ranges.operator
-    return outermost(ranges.parent, own | ranges.node)
-
-
-def _called_operators(ranges: Ranges) -> Int64:
-    """Return PyTorch's outermost operator at or around each range, inside a node if any; -1 for none."""
     own = np.array([text.startswith(OWN_PREFIXES) for text in ranges.name], bool)
+    in_again = own & ranges.operator & again
     own |= np.append(ranges.node, False)[ranges.parent]
-    return outermost(ranges.parent, own & ranges.operator & ~ranges.node)
+    called = outermost(ranges.parent, own & ranges.operator & ~ranges.node)
+    return np.where(again, outermost(ranges.parent, in_again), called)
+
+
+def _ends(ranges: Ranges, called: Int64, node: Int64) -> Int64:
+    """Return when the operator called, or else the node, ended: 0 for none.
+
+    Hooks, which may be whole optimizers, run in the operator that accumulates a gradient: the node counts.
+    """
+    in_hook = np.array([*(name == NODE_PREFIX + ACCUMULATE for name in ranges.name), False], bool)[node]
+    return np.append(ranges.end_ns, 0)[np.where((called < 0) | in_hook, node, called)]
 
 
 def _modules(ranges: Ranges) -> tuple[Int64, list[Module], Int64, Int64]:
     """Return each range's innermost module (a row), the modules, and the rows and depths of module calls.
 
-    Modules are distinguished by name. A module's parent is the module around its first call.
+    The profiler numbers the modules of each class, but writes only the last part of the class's name. So
+    modules are distinguished by name and `forward`. A module's parent is the module around its first call.
     """
     calls = np.flatnonzero(ranges.module)
     names = [ranges.name[row].removeprefix(MODULE_PREFIX) for row in calls.tolist()]
     enclosing = innermost(ranges.parent, ranges.module)
     above = np.append(enclosing, -1)[ranges.parent[calls]]
-    rows: dict[str, int] = {}
+    forwards = _forwards(ranges, enclosing)
+    rows: dict[tuple[str, str], int] = {}
+    files: dict[str, str] = {}
     modules: list[Module] = []
     row_of = np.full(len(ranges) + 1, -1, np.int64)
     depth_of = np.full(len(ranges) + 1, -1, np.int64)
-    for call, key, outer in zip(calls.tolist(), names, above.tolist(), strict=True):
-        if key not in rows:
-            rows[key] = len(modules)
-            modules.append(Module(key, int(row_of[outer]), MODULE_NUMBER.sub("", key)))
-        row_of[call] = rows[key]
+    for call, name, outer in zip(calls.tolist(), names, above.tolist(), strict=True):
+        file = forwards.get(call, "")
+        if (name, file) not in rows:
+            is_first = files.setdefault(name, file) == file
+            rows[name, file] = len(modules)
+            key = name if is_first else f"{name} ({file})"
+            modules.append(Module(key, int(row_of[outer]), MODULE_NUMBER.sub("", name)))
+        row_of[call] = rows[name, file]
         depth_of[call] = depth_of[outer] + 1
     return row_of[enclosing], modules, row_of[calls], depth_of[calls]
+
+
+def _forwards(ranges: Ranges, enclosing: Int64) -> dict[int, str]:
+    """Return the file and line of the first `forward` in each module's call, by the call's row."""
+    is_forward = np.array([text.endswith(FORWARD_SUFFIX) for text in ranges.name], bool) & ranges.frame
+    rows = np.flatnonzero(is_forward & (enclosing >= 0))
+    calls, first = np.unique(enclosing[rows], return_index=True)
+    texts = [ranges.name[row].removesuffix(FORWARD_SUFFIX) for row in rows[first].tolist()]
+    return dict(zip(calls.tolist(), texts, strict=True))
 
 
 def _calls(ranges: Ranges, row: Int64, depth: Int64, phases: Spans) -> Spans:
@@ -151,12 +197,17 @@ def _calls(ranges: Ranges, row: Int64, depth: Int64, phases: Spans) -> Spans:
     )
 
 
-def _phases(ranges: Ranges, step_starts: Int64) -> Spans:
+def _phases(ranges: Ranges, step_starts: Int64, maker: Int64) -> Spans:
     node = innermost(ranges.parent, ranges.node) >= 0
     optimizer = innermost(ranges.parent, ranges.optimizer) >= 0
     roots = _marks(ranges.node & ~np.append(node, False)[ranges.parent])
-    forward = (ranges.module | _makers_of_nodes(ranges, node | optimizer)) & ~node & ~optimizer
-    outer = outermost(ranges.parent, forward)
+    makes = graph_makers(ranges)
+    makes[maker[maker >= 0]] = True
+    makes |= np.array([OF_NETWORKS.fullmatch(name) is not None for name in ranges.name], bool)
+    outer = outermost(ranges.parent, ranges.operator)
+    is_forward = ranges.module & ~node & ~optimizer
+    is_forward[outer[makes & ~node & ~optimizer]] = True
+    outer = outermost(ranges.parent, is_forward)
     return phase_spans(
         _stretch(ranges, np.unique(outer[outer >= 0])),
         _stretch(ranges, roots),
@@ -171,28 +222,6 @@ def _marks(mask: Bool) -> Int64:
 
 def _stretch(ranges: Ranges, rows: Int64) -> tuple[Int64, Int64]:
     return ranges.start_ns[rows], ranges.end_ns[rows]
-
-
-def _makers_of_nodes(ranges: Ranges, beside: Bool) -> Bool:
-    """Return a mask of outermost operators that contain the maker of an autograd node that ran.
-
-    An operator's sequence number is that of the next node, so a node was made by the last operator with the
-    node's number.
-    """
-    mask = np.zeros(len(ranges), bool)
-    candidates = np.flatnonzero(ranges.operator & ~beside & (ranges.sequence >= 0))
-    nodes = np.flatnonzero(ranges.node & (ranges.sequence >= 0))
-    if not len(candidates) or not len(nodes):
-        return mask
-    order = np.lexsort((ranges.start_ns[candidates], ranges.sequence[candidates]))
-    candidates = candidates[order]
-    number, start = ranges.sequence[candidates], ranges.start_ns[candidates]
-    last = np.searchsorted(number, ranges.sequence[nodes], side="right") - 1
-    has_maker = (
-        (last >= 0) & (number[last] == ranges.sequence[nodes]) & (start[last] <= ranges.start_ns[nodes])
-    )
-    mask[outermost(ranges.parent, ranges.operator)[candidates[last[has_maker]]]] = True
-    return mask
 
 
 def _stacks(ranges: Ranges, memory: MemoryRows) -> tuple[Int32, tuple[tuple[str, ...], ...], int]:

@@ -22,6 +22,8 @@ STEP_PREFIX = "ProfilerStep#"
 OPTIMIZER_PREFIX = "Optimizer.step#"
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 MODULE_PREFIX = "nn.Module: "
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+"""The function of nodes that add a gradient to that of a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class Ranges:
     `parent` is the row of the innermost range around each range on its thread, -1 for none. The masks mark
     operators, annotations, steps, Python frames, modules' frames, autograd nodes and optimizer steps;
     `frame` excludes modules, and `annotation` excludes steps but includes optimizer steps. `sequence` is
-    the autograd sequence number of operators, -1 for none. `invalid` counts those that were left out.
+    the autograd sequence number of operators, -1 for none; `forward_thread` is the profiler's number of the
+    thread that made what autograd runs, 0 or -1 for others. `invalid` counts those that were left out.
     """
 
     name: list[str]
@@ -47,6 +50,7 @@ class Ranges:
     node: Bool
     optimizer: Bool
     sequence: Int64
+    forward_thread: Int64
     invalid: int = 0
 
     def __len__(self) -> int:
@@ -107,12 +111,9 @@ def _classified(kept: list[Written], start: Int64, end: Int64, thread: Int64, pa
     optimizer = _prefixed(names, OPTIMIZER_PREFIX) & ~python
     module = _prefixed(names, MODULE_PREFIX) & python
     operator &= ~step & ~optimizer
-    sequence = np.full(len(kept), -1, np.int64)
-    rows = np.flatnonzero(operator)
-    number, there = whole_column(
-        [arguments_of(kept[row]).get("Sequence number", -1) for row in rows.tolist()]
-    )
-    sequence[rows] = np.where(there, number, -1)
+    sequence = _numbers(kept, operator, "Sequence number")
+    node = _prefixed(names, NODE_PREFIX) & operator
+    _number_behind_hooks(names, node, parent, sequence)
     return Ranges(
         name=names,
         start_ns=start,
@@ -124,10 +125,34 @@ def _classified(kept: list[Written], start: Int64, end: Int64, thread: Int64, pa
         step=step,
         frame=python & ~module,
         module=module,
-        node=_prefixed(names, NODE_PREFIX) & operator,
+        node=node,
         optimizer=optimizer,
         sequence=sequence,
+        forward_thread=_numbers(kept, operator, "Fwd thread id"),
     )
+
+
+def _numbers(kept: Sequence[Written], rows: Bool, name: str) -> Int64:
+    """Return an argument of some events, as a column of all; -1 where it is not recorded."""
+    numbers = np.full(len(kept), -1, np.int64)
+    number, there = whole_column(
+        [arguments_of(kept[row]).get(name, -1) for row in np.flatnonzero(rows).tolist()]
+    )
+    numbers[rows] = np.where(there, number, -1)
+    return numbers
+
+
+def _number_behind_hooks(names: Sequence[str], node: Bool, parent: Int64, sequence: Int64) -> None:
+    """Give nodes without a sequence number that of their own function.
+
+    torch takes a node's number from the first event inside it, which is that of a hook if a tensor has one
+    (csrc/profiler/collection.cpp, `set_autograd_evaluate`).
+    """
+    inner = np.flatnonzero((sequence >= 0) & np.append(node, False)[parent])
+    inner = inner[sequence[parent[inner]] < 0]
+    for row in inner.tolist():
+        if names[parent[row]] == NODE_PREFIX + names[row]:
+            sequence[parent[row]] = sequence[row]
 
 
 def _prefixed(names: Sequence[str], prefix: str) -> Bool:

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.read.categories import of_known
 from tb_memplugin.read.faults import Tally, notes_on
+from tb_memplugin.read.kineto.before import with_categories
+from tb_memplugin.read.kineto.categories import judged
 from tb_memplugin.read.kineto.events import FIX, MemoryRows, Threads, read_memory
-from tb_memplugin.read.kineto.fields import LATEST_US, whole_column
+from tb_memplugin.read.kineto.fields import base_ns
 from tb_memplugin.read.kineto.levels import (
     Beginning,
     beginnings,
@@ -30,8 +31,6 @@ from tb_memplugin.read.kineto.ranges import CATEGORIES, STEP_PREFIX, Ranges, rea
 from tb_memplugin.read.python_frames import note_on_cut
 from tb_memplugin.read.ranges import annotations_of, with_different_starts
 from tb_memplugin.trace import (
-    Allocations,
-    Category,
     Device,
     Events,
     Kind,
@@ -39,18 +38,13 @@ from tb_memplugin.trace import (
     Module,
     Note,
     OutOfMemory,
-    Reason,
-    StartState,
     Step,
     events,
 )
 from tb_memplugin.trace.replay import pair
-from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Bool, UInt8
+from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Bool
 
 SOURCE = "kineto"
-EPOCH_FROM_NS = 10**18
-"""Times from this on (September 2001) are already counted from the epoch."""
-
 LONGEST_STEP_NUMBER = 9
 PROPERTIES = (
     "schemaVersion",
@@ -99,14 +93,14 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
         threads,
         memory,
     )
-    base = _base(head, memory)
+    base = base_ns(head.get("baseTimeNanoseconds"), int(memory.time_ns[0]))
     memory = replace(memory, time_ns=memory.time_ns + base)
     ranges = replace(ranges, start_ns=ranges.start_ns + base, end_ns=ranges.end_ns + base)
     steps = _steps(ranges)
     window = Step(0, int(memory.time_ns[0]), int(memory.time_ns[-1]) + 1)
     owners = owned(ranges, around, memory, np.array([step.start_ns for step in steps], np.int64))
     beginning = beginnings(memory)
-    trace = _trace(memory, owners, beginning, steps or (window,), _properties(head))
+    trace = _trace(memory, ranges, owners, beginning, steps or (window,), _properties(head))
     named = np.flatnonzero(ranges.annotation | ranges.step)
     annotations, names = annotations_of(
         [ranges.name[row] for row in named.tolist()],
@@ -125,14 +119,6 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     return _noted(trace, notes)
 
 
-def _base(head: dict[str, Any], memory: MemoryRows) -> int:
-    """Return the epoch nanoseconds of the file's time 0; 0 if its times count from the epoch."""
-    number, there = whole_column([head.get("baseTimeNanoseconds")])
-    base = int(number[0])
-    usable = there[0] and 0 <= base < LATEST_US * 1_000 and memory.time_ns[0] < EPOCH_FROM_NS
-    return base if usable else 0
-
-
 def _steps(ranges: Ranges) -> tuple[Step, ...]:
     """Return the profiled steps in time order; of several with the same number, only the first."""
     by_number: dict[int, Step] = {}
@@ -147,6 +133,7 @@ def _steps(ranges: Ranges) -> tuple[Step, ...]:
 
 def _trace(
     memory: MemoryRows,
+    ranges: Ranges,
     owners: Owned,
     beginning: Sequence[Beginning],
     steps: tuple[Step, ...],
@@ -156,10 +143,13 @@ def _trace(
     # A caching allocator reports whole blocks to the profiler (c10/cuda/CUDACachingAllocator.cpp).
     in_blocks = np.array([Device(name).has_reserved for name in memory.devices], bool)
     start = start_of(beginning, len(modules) - 1, in_blocks)
+    bare = _bare_events(memory, owners, in_blocks)
+    blocks = pair(bare, start)
+    category, reason = judged(memory, owners, blocks)
     return MemoryTrace(
         source=SOURCE,
-        events=_events(memory, owners, start, in_blocks),
-        start=start,
+        events=replace(bare, category=category, reason=reason),
+        start=with_categories(start, memory, ranges, owners, category, blocks, in_blocks),
         devices=tuple(Device(name) for name in memory.devices),
         steps=steps,
         operators=owners.operators,
@@ -175,41 +165,25 @@ def _trace(
     )
 
 
-def _events(memory: MemoryRows, owners: Owned, start: StartState, in_blocks: Bool) -> Events:
+def _bare_events(memory: MemoryRows, owners: Owned, in_blocks: Bool) -> Events:
+    """Return the events without categories."""
     kind = np.where(memory.bytes > 0, Kind.ALLOC, Kind.FREE_COMPLETED)
     kind[memory.bytes == 0] = Kind.MARK
     kind[memory.oom] = Kind.OOM
-    columns = {
-        "kind": kind,
-        "device": memory.device,
-        "address": memory.address,
-        "bytes": np.abs(memory.bytes),
-        "operator": owners.operator,
-        "module": owners.module,
-        "stack": owners.stack,
-        "phase": owners.phase,
-        "reserved": np.where(in_blocks[memory.device], memory.reserved, -1),
-        "rounded": np.where(in_blocks[memory.device] & (kind == Kind.ALLOC), memory.bytes, -1),
-    }
-    bare = events(memory.time_ns, **columns)
-    category = _categories(memory, owners, pair(bare, start))
-    columns["reason"] = np.where(kind == Kind.ALLOC, of_known(category), Reason.NOT_RECORDED)
-    return events(memory.time_ns, **columns, category=category)
-
-
-def _categories(memory: MemoryRows, owners: Owned, blocks: Allocations) -> UInt8:
-    """Return `TEMPORARY` for blocks that an operator allocates and frees on its own thread before it ends."""
-    count = len(memory.bytes)
-    lived = np.flatnonzero((blocks.born >= 0) & (blocks.freed < count))
-    born, freed = blocks.born[lived], blocks.freed[lived]
-    inside = (
-        (memory.bytes[freed] < 0)
-        & (memory.thread[freed] == memory.thread[born])
-        & (memory.time_ns[freed] <= owners.operator_end_ns[born])
+    return events(
+        memory.time_ns,
+        kind=kind,
+        device=memory.device,
+        address=memory.address,
+        bytes=np.abs(memory.bytes),
+        operator=owners.operator,
+        module=owners.module,
+        module_confidence=owners.module_confidence,
+        stack=owners.stack,
+        phase=owners.phase,
+        reserved=np.where(in_blocks[memory.device], memory.reserved, -1),
+        rounded=np.where(in_blocks[memory.device] & (kind == Kind.ALLOC), memory.bytes, -1),
     )
-    category = np.full(count, Category.UNKNOWN, np.uint8)
-    category[born[inside]] = Category.TEMPORARY
-    return category
 
 
 def _properties(head: dict[str, Any]) -> dict[str, str]:

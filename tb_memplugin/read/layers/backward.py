@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from tb_memplugin.read.layers.calls import Call
@@ -77,16 +78,24 @@ def meaning_of(stack: Sequence[str]) -> Meaning:
     Args:
         stack: the texts of its frames, innermost first.
     """
-    node, is_backward, operators = "", False, set()
-    for text in stack:
-        if not node and (match := _NODE.search(text)):
-            node = _plain(match[1] or match[2])
-        is_backward = is_backward or bool(node) or bool(_ENGINE.match(text))
-        if match := _OPERATOR.search(text):
-            operators.add(_plain(match[1] or match[2]))
-        elif _PYTHON_FUNCTION.match(text):
-            operators.add(CUSTOM)
-    return Meaning(node, is_backward, frozenset(operators))
+    frames = [_meaning_of_frame(text) for text in stack]
+    return Meaning(
+        next((frame.node for frame in frames if frame.node), ""),
+        any(frame.is_backward for frame in frames),
+        frozenset().union(*(frame.operators for frame in frames)),
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def _meaning_of_frame(text: str) -> Meaning:
+    node, operators = "", frozenset[str]()
+    if match := _NODE.search(text):
+        node = _plain(match[1] or match[2])
+    if match := _OPERATOR.search(text):
+        operators = frozenset((_plain(match[1] or match[2]),))
+    elif _PYTHON_FUNCTION.match(text):
+        operators = frozenset((CUSTOM,))
+    return Meaning(node, bool(node) or bool(_ENGINE.match(text)), operators)
 
 
 def _plain(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.read.cublas import MOST_WORKSPACES, WORKSPACE
+from tb_memplugin.read.cublas import LARGE_WORKSPACE, LT_WORKSPACE, MOST_WORKSPACES, WORKSPACE
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
@@ -31,6 +31,7 @@ def by_sizes(trace: MemoryTrace, category: UInt8, certain: Bool, phase: UInt8, e
     categories: UInt8 = category.copy()
     blocks = trace.allocations
     categories[_workspaces(trace, certain)] = Category.WORKSPACE
+    categories[_large_workspaces(trace, certain, phase)] = Category.WORKSPACE
     for device in range(len(trace.devices)):
         rows = np.flatnonzero((categories == Category.UNKNOWN) & (blocks.device == device))
         categories[_replaced_state(trace, categories, phase, rows, ends_step)] = Category.OPTIMIZER_STATE
@@ -55,6 +56,54 @@ def _workspaces(trace: MemoryTrace, certain: Bool) -> Int64:
         if not (here & ~kept).any() and np.count_nonzero(here) <= MOST_WORKSPACES[WORKSPACE]:
             found += np.flatnonzero(here & ~certain).tolist()
     return np.array([row for row in found if not _has_native_frames(trace, row)], np.int64)
+
+
+def _large_workspaces(trace: MemoryTrace, certain: Bool, phase: UInt8) -> Int64:
+    """Return the blocks of the size of a cuBLAS workspace on Hopper, which tensors have, too, that are one.
+
+    A product allocates it once, next to its result, and cuBLASLt's with it. So they are workspaces if they
+    stay, and each other call of their stack allocated all but them. Autograd's thread has its own, without
+    Python's frames: the only other block of this size that stays.
+    """
+    blocks = trace.allocations
+    kept = (blocks.freed == len(trace.events)) & (blocks.born >= 0) & ~certain
+    large = blocks.bytes == LARGE_WORKSPACE
+    found: list[int] = []
+    for device in np.unique(blocks.device[kept & large]).tolist():
+        here = blocks.device == device
+        once = _allocated_once(trace, np.flatnonzero(here & (blocks.born >= 0)), kept)
+        stays = here & large & (blocks.freed == len(trace.events))
+        silent = np.flatnonzero(stays & kept & (blocks.stack < 0)).tolist()
+        silent = [row for row in silent if phase[blocks.born[row]] == Phase.BACKWARD]
+        if np.count_nonzero(stays[once]) == len(silent) == 1 and np.count_nonzero(stays) == 2:
+            once += silent
+        found += once if np.count_nonzero(stays) <= MOST_WORKSPACES[LARGE_WORKSPACE] else []
+    return np.array(found, np.int64)
+
+
+def _allocated_once(trace: MemoryTrace, rows: Int64, kept: Bool) -> list[int]:
+    """Return the kept blocks of workspaces that one call of a stack in Python allocated, and no other.
+
+    Args:
+        trace: a trace.
+        rows: the allocations of a device, in order.
+        kept: which of all allocations may be workspaces.
+    """
+    stack, size = trace.allocations.stack[rows], trace.allocations.bytes[rows]
+    fits = kept[rows] & (stack >= 0)
+    first = np.flatnonzero(np.diff(stack, prepend=-2))
+    length = np.diff(np.append(first, len(rows)))
+    once: list[int] = []
+    for at in np.flatnonzero(fits & (size == LARGE_WORKSPACE)).tolist():
+        call = int(np.searchsorted(first, at, side="right")) - 1
+        within = np.arange(first[call], first[call] + length[call])
+        extra = within[fits[within] & np.isin(size[within], (LARGE_WORKSPACE, LT_WORKSPACE))]
+        others = stack[first] == stack[at]
+        others[call] = False
+        is_once = others.any() and length[call] == length[others].max() + len(extra)
+        if is_once and not _has_native_frames(trace, int(rows[at])):
+            once += rows[extra].tolist()
+    return once
 
 
 def _has_native_frames(trace: MemoryTrace, row: int) -> bool:

@@ -13,9 +13,6 @@ from tb_memplugin.record.storages import storages
 from tb_memplugin.record.torch_private.modules import bucket_figures
 from tb_memplugin.record.torch_private.tensors import storage_address
 
-BUCKET = "bucket of gradients"
-"""The label of a bucket whose size torch tells."""
-
 
 def buckets_alive(models: Mapping[str, nn.Module], names: ModuleNames) -> list[tuple[int, int]]:
     """Return (module row, bytes) of every bucket of the models that is alive and out of Python's reach.

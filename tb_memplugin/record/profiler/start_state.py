@@ -19,12 +19,12 @@ from tb_memplugin.read.cublas import (
 from tb_memplugin.read.shared_memory import SHARED
 from tb_memplugin.read.snapshot.rounding import SMALL_REQUEST, UNIT
 from tb_memplugin.read.tables import Names, Owners
-from tb_memplugin.record.profiler.ddp_buckets import BUCKET
 from tb_memplugin.record.profiler.memory_events import MemoryEvents
 from tb_memplugin.record.profiler.window import Window
 from tb_memplugin.record.storages import Sighting
 from tb_memplugin.trace import Category, Note, Reason, StartState
 from tb_memplugin.trace import start_state as as_start_state
+from tb_memplugin.trace.labels import BUCKET
 from tb_memplugin.trace.replay import match_frees
 from tb_memplugin.trace.tables import Bool
 

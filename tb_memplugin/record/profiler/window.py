@@ -532,7 +532,8 @@ class WindowRecorder:
             )
         elif window.has_models and before:
             window.in_problems.update((sighting.device, sighting.address) for sighting in before)
-            window.problems.append(
+            has_failed = any(window.open_problems.values())  # the search that would have found them
+            (window.notes if has_failed else window.problems).append(
                 Note(
                     f"{type(optimizer).__name__} was not given to memory_trace_handler. The {size:,} "
                     "bytes of its state from before this window are not in the curve of this window, but "

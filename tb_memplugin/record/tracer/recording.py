@@ -23,7 +23,7 @@ from tb_memplugin.record.guard import UNOWNED, Guard, call_all
 from tb_memplugin.record.modules import ModuleNames, is_compiled
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
-from tb_memplugin.record.profiler.ddp_buckets import BUCKET, buckets_alive
+from tb_memplugin.record.profiler.ddp_buckets import buckets_alive
 from tb_memplugin.record.profiler.dtypes import dtypes_of
 from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
 from tb_memplugin.record.storages import (
@@ -53,6 +53,7 @@ from tb_memplugin.record.tracer.trace import Recorded, sighting_of, trace_from_l
 from tb_memplugin.record.tracer.without_operator import listen, stop_listening
 from tb_memplugin.record.weight_copies import fqns, held_copies
 from tb_memplugin.trace import Category, MemoryTrace, Note, Phase
+from tb_memplugin.trace.labels import BUCKET
 
 Named = tuple[torch.Tensor, Category, int, str]
 

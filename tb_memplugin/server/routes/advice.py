@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from tb_memplugin.analysis import findings
-from tb_memplugin.analysis.advice_rules import advice
+from tb_memplugin.analysis.advice_rules import advice, advice_on_steps
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.peak_holders import PeakHolders
-from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.catalog import Entry
+from tb_memplugin.server.routes.steps import requested_series, watched_row
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.trace.step_figures import StepFigures
@@ -119,7 +120,9 @@ class AdviceAnswer(TypedDict):
     """What of a device's memory could be saved."""
 
     steps: list[int]
-    """Numbers of the window's steps."""
+    """Numbers of the window's steps; empty if only a monitor watched the step."""
+    watched_steps: int
+    """How many steps of `MemoryMonitor` were judged in place of a window; else 0."""
     findings: list[Finding]
     """Problems first, then the largest first."""
     judgements: list[Judgement]
@@ -129,8 +132,14 @@ class AdviceAnswer(TypedDict):
 
 
 def answer(session: Session, request: Request) -> AdviceAnswer:
-    """Answer from the side file."""
-    chosen = session.chosen(request)
+    """Answer from the side file; for a step of which there are figures alone, from all figures."""
+    try:
+        chosen = session.chosen(request)
+    except NotRecordedError:
+        watched_workers = session.monitored.runs(request.ctx, request.experiment).workers
+        if (request.text("run"), request.text("worker")) not in watched_workers:
+            raise
+        return _of_figures(session, request)
     opened = session.opened(chosen)
     trace, name = opened.trace, opened.trace.devices[opened.device].name
     windows = _windows(session, request, chosen.entry)
@@ -140,12 +149,25 @@ def answer(session: Session, request: Request) -> AdviceAnswer:
     judged = RESULTS.of_window(
         trace, key, lambda: advice(trace, name, lambda: _levels(session, windows), watched)
     )
+    return _answer(judged, name, [step.number for step in trace.steps])
+
+
+def _of_figures(session: Session, request: Request) -> AdviceAnswer:
+    series, device = requested_series(session, request)
+    watched_row(series.figures, request.number("step"))
+    judged = advice_on_steps(series.figures)
+    return _answer(judged, series.figures.devices[device].name, [], len(series.figures))
+
+
+def _answer(judged: findings.Advice, device: str, steps: list[int], watched_steps: int = 0) -> AdviceAnswer:
     return {
-        "steps": [step.number for step in trace.steps],
-        "findings": [_finding(finding) for finding in judged.findings],
+        "steps": steps,
+        "watched_steps": watched_steps,
+        "findings": [_finding(finding) for finding in judged.findings if finding.device == device],
         "judgements": [
             {"kind": judgement.kind, "verdict": judgement.verdict, "why": judgement.why}
             for judgement in judged.judgements
+            if judgement.device == device
         ],
         "peak": _peak(judged.peaks[0]) if judged.peaks else None,
     }

@@ -8,6 +8,7 @@ import numpy as np
 
 from tb_memplugin.analysis.allocations import Bands, bands, divided_rest
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, Divided
+from tb_memplugin.analysis.moments import tensor_name
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.grouping import divided
 from tb_memplugin.server.keys import keys_of
@@ -33,6 +34,8 @@ class BandColumns(TypedDict):
     """The columns of the chart in which it is alive."""
     key: list[int]
     """Place in `keys`."""
+    tensor: list[str | None]
+    """What lies in it; null where it is not known."""
 
 
 class BandsAnswer(TypedDict):
@@ -113,6 +116,7 @@ def _bands_shape(opened: Opened, drawn: Bands, by: By, division: Divided) -> _Di
             "first": drawn.first.tolist(),
             "last": drawn.last.tolist(),
             "key": key[:count].tolist(),
+            "tensor": [tensor_name(opened.trace, row) for row in drawn.rows.tolist()],
         },
         "keys": keys,
         "parts": None if parts is None else parts.tolist(),

@@ -36,6 +36,8 @@ class StackLine(TypedDict):
     """What it allocated."""
     per_call: float
     """Bytes of an allocation."""
+    tensor: str | None
+    """What lies in each; null where they differ or it is not known of all."""
     stack: list[int]
     forward: list[int]
     """Places in `frames`, innermost first: the stack, and that of the forward call whose backward this is."""
@@ -182,6 +184,7 @@ def _stack_shape(named: Named, table: FrameTable) -> StackLine:
         "bytes": row.bytes,
         "count": row.calls,
         "per_call": row.bytes_per_call,
+        "tensor": row.tensor,
         "stack": table.rows(row.frames),
         "forward": table.rows(row.forward),
     }

@@ -39,6 +39,8 @@ class Nodes(TypedDict):
     """With its children."""
     own: list[int]
     """Bytes of the stacks that end here."""
+    tensor: list[str | None]
+    """What lies in each of its allocations; null where they differ or it is not known of all."""
     found: list[int]
     """1 if `find` finds one of its frames."""
 
@@ -115,6 +117,7 @@ def _tree_shape(tree: Flame, root: int, columns: int, finder: Finder) -> _Tree:
             "bytes": tree.bytes[nodes].tolist(),
             "count": tree.count[nodes].tolist(),
             "own": tree.own[nodes].tolist(),
+            "tensor": [tree.tensors[node] for node in shown],
             "found": [int(bool(finder) and finder.has(tree.runs[node])) for node in shown],
         },
         "frames": table.shape(),

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-import numpy as np
-
 from tb_memplugin.analysis.steps import highest_row
 from tb_memplugin.analysis.whole_device import whole_of_step
-from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.exports.json import WholeJson, whole_json
-from tb_memplugin.server.routes.steps import requested_series
+from tb_memplugin.server.routes.steps import requested_series, watched_row
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import Note
@@ -114,13 +111,7 @@ def answer(session: Session, request: Request) -> StepFiguresAnswer:
     """Answer from the monitor's records only."""
     series, device = requested_series(session, request)
     figures, step = series.figures, request.number("step")
-    row = int(np.searchsorted(figures.steps, step))
-    if row == len(figures) or figures.steps[row] != step:
-        raise NotRecordedError(
-            f"The monitor did not see step {step}.",
-            where="step",
-            fix=f"Choose one from {figures.steps[0]} to {figures.steps[-1]}.",
-        )
+    row = watched_row(figures, step)
     device_figures = figures.devices[device]
     return {
         "run": request.text("run"),

@@ -11,6 +11,7 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.server.monitored import Series
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
+from tb_memplugin.trace.step_figures import StepFigures
 from tb_memplugin.trace.tables import Int64
 
 DEFAULT_COLUMNS = 1_000
@@ -74,6 +75,22 @@ def requested_series(session: Session, request: Request) -> tuple[Series, int]:
             "No monitor watched this device.", where="device", fix=f"Choose one of: {', '.join(names)}."
         )
     return series, device
+
+
+def watched_row(figures: StepFigures, step: int) -> int:
+    """Return the row of a step that a monitor watched.
+
+    Raises:
+        NotRecordedError: it did not.
+    """
+    row = int(np.searchsorted(figures.steps, step))
+    if row == len(figures) or figures.steps[row] != step:
+        raise NotRecordedError(
+            f"The monitor did not see step {step}.",
+            where="step",
+            fix=f"Choose one from {figures.steps[0]} to {figures.steps[-1]}.",
+        )
+    return row
 
 
 def _marks(steps: Int64, counts: Int64 | None, first: int, last: int) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tb_memplugin.read.cublas import MOST_WORKSPACES, WORKSPACE
+from tb_memplugin.read.cublas import LARGE_WORKSPACE, LT_WORKSPACE, MOST_WORKSPACES, WORKSPACE
 from tb_memplugin.read.snapshot.categories import categorised
 from tb_memplugin.read.snapshot.same_sizes import FEWEST
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
@@ -101,6 +101,27 @@ def test_a_workspace_is_one_with_and_without_a_python_stack_and_inside_a_window(
 )
 def test_a_tensor_of_the_size_of_a_workspace_is_none(lines):
     assert "workspace" not in all_categories(program(*lines, stacks={**STACKS, **PYTHON}))
+
+
+ONCE = [
+    *("alloc 9 h at=python", f"alloc {LARGE_WORKSPACE} a at=python", f"alloc {LT_WORKSPACE} b at=python"),
+    *("alloc 5 other", "free h", f"alloc {LARGE_WORKSPACE} tensor at=python", "free tensor"),
+]
+
+
+def test_of_tensors_of_the_size_on_hopper_what_only_the_first_call_allocates_and_keeps_is_a_workspace():
+    first, large, of_lt, _, tensor = all_categories(program(*ONCE, stacks=PYTHON))
+    assert (first, tensor) == ("activation", "activation")
+    assert (large, of_lt) == ("workspace", "workspace")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [ONCE[:4], [*ONCE, "free a"], [*ONCE, "alloc 9 h at=python", f"alloc {LARGE_WORKSPACE} c at=python"]],
+    ids=["one call alone", "freed", "in another call, too"],
+)
+def test_else_it_is_what_its_stack_says(lines):
+    assert "workspace" not in all_categories(program(*lines, stacks=PYTHON))
 
 
 def test_a_snapshot_without_a_trace_may_know_gradients_by_their_stacks():

@@ -4,6 +4,7 @@ import { useRemote } from "../../api/remote";
 import { alone, picked } from "../../state/app";
 import { adviceHeadline, unfound } from "../../state/advice";
 import { counted } from "../../state/numbers";
+import { HowToRecord } from "../monitored/only_figures";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { FindingCard } from "./finding_card";
@@ -30,6 +31,7 @@ export function Advice() {
         <FindingCard key={finding.kind} finding={finding} />
       ))}
       <Judgements judgements={unfound(data)} alone={data.findings.length === 0} />
+      {data.watched_steps > 0 && <HowToRecord />}
     </div>
   );
 }

@@ -1,52 +1,23 @@
 import type { Evidence, Finding, Where } from "../../api/types";
 import { alone } from "../../state/app";
-import { linkTo, ruleName, titleOf } from "../../state/advice";
-import { asPartOf, exactBytes, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
+import { linkTo, ruleName } from "../../state/advice";
+import { type Unit, unitFor } from "../../state/bytes";
 import { capital, titleText } from "../../state/names";
 import { Bytes } from "../amount";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
-import { Sentence } from "../sentence";
+import { FindingAction, FindingHead } from "./finding_text";
 import { Levels } from "./levels";
 
 /** One thing to act on: what, how much, the evidence, what to do about it, and where to see it. */
 export function FindingCard({ finding }: { finding: Finding }) {
-  const { kind, level, step, bytes, of_bytes, measure, price, levels } = finding;
+  const { kind, level, levels } = finding;
   return (
     <section class={`card finding ${level}`} data-testid="finding" data-key={kind} data-level={level} aria-label={ruleName(kind)}>
-      <header class="finding-head">
-        <div class="grow">
-          <p class="finding-kind">
-            <span class="finding-level">{level === "problem" ? "Problem" : "Option"}</span>
-            <span>{ruleName(kind)}</span>
-            {step !== null && <span>{alone.value ? "whole window" : `step ${step}`}</span>}
-          </p>
-          <h2 class="finding-title breaking" data-testid="finding-title">
-            <Sentence pieces={titleOf(finding)} />
-          </h2>
-        </div>
-        <div class="finding-size">
-          <span class="value amount" data-testid="finding-bytes" title={exactBytes(bytes)}>
-            {asPartOf(of_bytes, bytes)}
-          </span>
-          <span class="under">{measure}</span>
-          <span class="under" title={exactBytes(of_bytes)}>
-            {percent(bytes, of_bytes)} of {withUnit(of_bytes)}
-          </span>
-        </div>
-      </header>
+      <FindingHead finding={finding} alone={alone.value} />
       {levels.length > 1 && <Levels levels={levels} />}
       <EvidenceTable rows={finding.evidence} />
-      <dl class="finding-do">
-        <dt>What to do</dt>
-        <dd class="breaking">{titleText(finding.what_to_do)}</dd>
-        {price !== "" && (
-          <>
-            <dt>Its price</dt>
-            <dd class="breaking">{titleText(price)}</dd>
-          </>
-        )}
-      </dl>
+      <FindingAction finding={finding} />
       <Show where={finding.where} />
     </section>
   );

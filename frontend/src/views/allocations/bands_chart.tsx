@@ -6,6 +6,7 @@ import { kept, panned, turned, zoomed } from "../../draw/stack";
 import { sharpness, watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { exactBytes, withUnit } from "../../state/bytes";
+import { cellText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { asPartOfPeak } from "../../state/part_of_peak";
 import { partLabel } from "../divisions";
@@ -149,7 +150,8 @@ function tip({ bands, keys, parts }: BandsAnswer, hovered: number, column: numbe
   const pile = hovered - bands.row.length;
   const size = (pile < 0 ? bands.bytes[hovered] : parts?.[pile]?.[column]) ?? 0;
   const words = `${asPartOfPeak(size)} (${exactBytes(size)})`;
-  return pile < 0 ? words : `${partLabel(color, keys[pile]?.label ?? "")}: ${words} in small allocations`;
+  const tensor = bands.tensor[hovered] ?? null;
+  return pile < 0 ? (tensor === null ? words : `${words} ${cellText(tensor)}`) : `${partLabel(color, keys[pile]?.label ?? "")}: ${words} in small allocations`;
 }
 
 function largestOf({ bands }: BandsAnswer): number {

@@ -123,6 +123,12 @@ function Details({ block, moment, origin, stale }: DetailsProps) {
         {titleText(block.why)}
       </p>
       <dl class="facts">
+        {block.tensor !== null && (
+          <>
+            <dt>tensor</dt>
+            <dd class="mono">{titleText(block.tensor)}</dd>
+          </>
+        )}
         {block.rounded_bytes !== null && (
           <>
             <dt>takes</dt>

@@ -3,6 +3,7 @@ import type { Frame, StacksAnswer } from "../../api/types";
 import { asPartOf, exactBytes, percent } from "../../state/bytes";
 import { titleText } from "../../state/names";
 import { counted, grouped } from "../../state/numbers";
+import { Tensor } from "../tensor";
 
 const MOST = 9;
 
@@ -28,6 +29,7 @@ export function FlameTip({ answer, place }: Props) {
       <div>
         {percent(bytes, answer.bytes)} of {answer.of === "step" ? "all allocated" : "all alive"}
         {answer.node !== 0 && `, ${percent(bytes, zoom)} of the zoomed frame`} · {counted(nodes.count[place]!, "allocation")}
+        <Tensor text={nodes.tensor[place]!} />
       </div>
       {nodes.own[place]! > 0 && nodes.own[place] !== bytes && <div>{exactBytes(nodes.own[place]!)} end in this frame</div>}
       {label === ROOT && <div class="tip-frame">all allocations</div>}

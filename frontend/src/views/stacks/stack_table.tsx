@@ -4,6 +4,7 @@ import type { Query } from "../../api/request";
 import type { Frame, StackLine, StackTableAnswer } from "../../api/types";
 import { frameName, toldApart } from "../../state/frames";
 import { Fold } from "../fold";
+import { Tensor } from "../tensor";
 import { FrameList } from "./frame_list";
 import { Line, Ranked, RankedCells, type Scale } from "./ranked";
 
@@ -54,6 +55,7 @@ function Row({ row, scale, frames, own }: RowProps) {
         <th scope="row">
           <Fold open={open} onFlip={() => setOpen(!open)}>
             <Line line={row.line} kind={row.kind} by={[own && `→ ${own}`, callers(row, frames)].filter(Boolean).join(" ")} />
+            <Tensor text={row.tensor} />
           </Fold>
         </th>
         <RankedCells row={row} size={row.per_call} scale={scale} />
