@@ -74,10 +74,10 @@ function Views({ answer, failure, again }: Props) {
   }, [view]);
   return (
     <>
-      <button type="button" class="skip" data-testid="skip" onClick={() => content.current?.focus()}>
-        Skip to {capital(view)}
-      </button>
       <header class="top">
+        <button type="button" class="skip" data-testid="skip" onClick={() => content.current?.focus()}>
+          Skip to {capital(view)}
+        </button>
         <Pickers />
         <Tabs current={view} />
       </header>
