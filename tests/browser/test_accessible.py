@@ -39,6 +39,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "stacks": {"run": "stacks"},
     "figures": {"run": "monitored", "step": 30},
 }
+GRAVE = {"serious", "critical"}
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +64,21 @@ def tab(server, kept_tabs):
 
 
 def judged(tab):
-    """What axe-core finds in our frame: rule, how many elements, and the first of them."""
+    """What axe-core finds grave in our frame: rule, how many elements, and the first of them."""
     frame = next(frame for frame in tab.page.frames if "name=tb_memplugin" in frame.url)
     if not frame.evaluate("typeof axe === 'object'"):
         frame.evaluate(AXE.read_text("utf-8"))
     found = frame.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
-    return [(rule["id"], len(rule["nodes"]), rule["nodes"][0]["html"][:200]) for rule in found]
+    return [
+        (rule["id"], len(rule["nodes"]), rule["nodes"][0]["html"][:200])
+        for rule in found
+        if rule["impact"] in GRAVE
+    ]
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed in frontend/node_modules")
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_in_any_view(open_tab, server, theme):
+def test_axe_finds_nothing_serious_in_any_view(open_tab, server, theme):
     tab = open_tab(server.url)
     tab.open(query=f"?darkMode={'true' if theme == 'dark' else 'false'}", **RUNS["baseline"])
     grave = {}
