@@ -48,7 +48,7 @@ def test_a_cell_is_measured_by_layer(shell: Any, capsys: pytest.CaptureFixture[s
     shell.run_cell("import torch; net = torch.nn.Linear(100, 50); rows = torch.ones(10, 100)")
     result = shell.run_cell("%%memory net\nout = net(rows)")
     assert result.success
-    assert "cpu: at most 2,000 B more than before; the peak: (root) " in capsys.readouterr().out
+    assert "cpu: at most 1.95 KiB more than before; the peak: (root) " in capsys.readouterr().out
     assert shell.user_ns["out"].shape == (10, 50)
 
 

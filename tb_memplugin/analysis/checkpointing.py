@@ -10,7 +10,7 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.recomputed_calls import by_stack
 from tb_memplugin.analysis.steps import HighestStep, highest_step
-from tb_memplugin.analysis.units import FEWEST, Unit, part_text, size_text
+from tb_memplugin.analysis.units import Unit, part_text, size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import ROOT, Bool, Int64
 
@@ -58,7 +58,7 @@ def checkpointing(trace: MemoryTrace, device: int) -> Result:
     shown = [(name, estimate) for name, estimate in estimates if estimate.saved_bytes >= least]
     shown.sort(key=lambda item: (-item[1].saved_bytes, item[1].forward_ns))
     calls = f"{best.calls:,} calls" if best.calls > 1 else "one call"
-    rates = Unit.for_bytes(FEWEST * _per_ms(estimate) for _, estimate in shown)  # the highest is 1 or more
+    rates = Unit.for_bytes(_per_ms(estimate) for _, estimate in shown)
     return Finding(
         kind="checkpointing",
         level="option",

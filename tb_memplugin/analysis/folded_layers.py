@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from tb_memplugin.trace.tables import OUTSIDE
 
-FEWEST_DEEP, FEWEST_BARE = 2, 4
-"""Fewest layers that fold: if they have submodules, and if not, as net.0 and net.2 often differ."""
+FEWEST = 2
+"""Fewest layers that fold. Layers without submodules never do: net.0 and net.1 of a Sequential differ."""
 
 _LONGEST_NUMBER = 9
 _STAR = "\0"
@@ -57,8 +57,8 @@ def _row_name(rows: Sequence[Sequence[str]]) -> str:
 def _folded_numbers(keys: Sequence[str]) -> list[tuple[list[str], list[int]]]:
     """Return the segments of each key, and the indices of the numbers in them that fold.
 
-    The segments before a number name a list. It folds if it has at least `FEWEST_DEEP` numbers
-    (`FEWEST_BARE` if none of them has submodules). Lists within folded layers count as one list, such as
+    The segments before a number name a list. It folds if it has at least `FEWEST` numbers, and one of them
+    has submodules. Lists within folded layers count as one list, such as
     layers.0.experts and layers.1.experts. So the first number of every key is decided first, then the
     second, and so on.
     """
@@ -83,9 +83,7 @@ def _alike(lists: Iterable[tuple[str, list[str], int]]) -> set[str]:
         layers[name].add(int(segments[at]))
         if at + 1 < len(segments):
             deep.add(name)
-    return {
-        name for name, have in layers.items() if len(have) >= (FEWEST_DEEP if name in deep else FEWEST_BARE)
-    }
+    return {name for name in deep if len(layers[name]) >= FEWEST}
 
 
 def _is_number(segment: str) -> bool:

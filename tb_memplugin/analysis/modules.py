@@ -23,11 +23,14 @@ class ModuleTable:
             Every module is included, other keys only if they hold or allocate something.
         parent: int64 (n,), indices into this table, -1 for roots.
         own: int64 (n, categories), bytes at the event by `Category`, without submodules.
-        inclusive: int64 (n, 12), the same with submodules. The roots sum to the live bytes.
-        highest: int64 (n, 12), the highest inclusive bytes of each category in the step; None if not asked
-            for.
-        peak_inside: int64 (n,), the device's highest live bytes while the module or a submodule ran; -1 if
-            none ran.
+        inclusive: int64 (n, categories), the same with submodules. The roots sum to the live bytes.
+        highest: int64 (n, categories), the inclusive bytes at each owner's own highest moment in the step;
+            None if not asked for. Owners have different moments, so their rows do not add up.
+        highest_event: int64 (n,), the index of the event after which that was, the first of several; -1 is
+            the moment before the first event. None if not asked for.
+        inside: int64 (n, 2), the device's highest live bytes while the module or a submodule ran: in forward,
+            and in backward; -1 if none ran.
+        inside_call: int64 (n, 2), rows of the trace's `calls`: the outermost of those calls; -1 if none ran.
         calls: int64 (n,), forward calls that began in the step.
         allocations, allocated_bytes: int64 (n,), allocated in the step, inclusive.
         forward_ns, backward_ns: int64 (n,), time in forward calls, and in autograd nodes, inclusive.
@@ -38,12 +41,20 @@ class ModuleTable:
     own: Int64
     inclusive: Int64
     highest: Int64 | None
-    peak_inside: Int64
+    highest_event: Int64 | None
+    inside: Int64
+    inside_call: Int64
     calls: Int64
     allocations: Int64
     allocated_bytes: Int64
     forward_ns: Int64
     backward_ns: Int64
+
+    @property
+    def peak_inside(self) -> Int64:
+        """The device's highest live bytes while the module or a submodule ran: int64 (n,), -1 if none ran."""
+        top: Int64 = self.inside.max(axis=1, initial=-1)
+        return top
 
 
 def module_table(
@@ -56,7 +67,7 @@ def module_table(
         device: row in `trace.devices`.
         step: row in `trace.steps`.
         event: index of the event at which bytes are divided (the step's peak, say).
-        with_highest: also compute `highest`, which costs a sort per tree level.
+        with_highest: also compute `highest` and its events, which costs a sort per tree level.
     """
     tree = _Tree.of(trace)
     first, end = trace.step_events(step)
@@ -69,13 +80,17 @@ def module_table(
     allocations = tree.inclusive(np.bincount(owner, minlength=tree.size))
     allocated = tree.inclusive(sums(owner, blocks.bytes[born][own_births], tree.size))
     calls, forward_ns, backward_ns = _times(trace, tree, step)
+    highest, highest_event = _highest(trace, tree, device, first, end) if with_highest else (None, None)
+    inside, inside_call = _inside(trace, tree, device, step)
     table = ModuleTable(
         rows=np.arange(tree.size),
         parent=tree.parent,
         own=own,
         inclusive=tree.inclusive(own),
-        highest=_highest(trace, tree, device, first, end) if with_highest else None,
-        peak_inside=_peak_inside(trace, tree, device, first, end),
+        highest=highest,
+        highest_event=highest_event,
+        inside=inside,
+        inside_call=inside_call,
         calls=calls,
         allocations=allocations,
         allocated_bytes=allocated,
@@ -154,11 +169,16 @@ def _by_owner_and_category(tree: _Tree, module: np.ndarray, category: np.ndarray
     return sums(key, size, tree.size * _CATEGORIES).reshape(tree.size, _CATEGORIES)
 
 
-def _times(trace: MemoryTrace, tree: _Tree, step: int) -> tuple[Int64, Int64, Int64]:
-    calls = trace.calls
+def _calls_of(trace: MemoryTrace, step: int) -> slice:
+    """Return the rows of the calls that began in a step."""
     began = trace.steps[step].start_ns
     ended = trace.steps[step + 1].start_ns if step + 1 < len(trace.steps) else np.iinfo(np.int64).max
-    rows = slice(*np.searchsorted(calls.start_ns, (began, ended)))
+    first, end = np.searchsorted(trace.calls.start_ns, (began, ended)).tolist()
+    return slice(first, end)
+
+
+def _times(trace: MemoryTrace, tree: _Tree, step: int) -> tuple[Int64, Int64, Int64]:
+    calls, rows = trace.calls, _calls_of(trace, step)
     start, end, name, phase = calls.start_ns[rows], calls.end_ns[rows], calls.name[rows], calls.phase[rows]
     forward = phase == Phase.FORWARD
     count = np.bincount(name[forward], minlength=tree.size)
@@ -170,47 +190,60 @@ def _times(trace: MemoryTrace, tree: _Tree, step: int) -> tuple[Int64, Int64, In
     return count, tree.filled(own_forward, count > 0), tree.inclusive(own_backward)
 
 
-def _peak_inside(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int) -> Int64:
-    """Return the highest live bytes during the calls of each owner, from range maxima of the live curve."""
-    top = np.full(tree.size, -1, np.int64)
-    if first == end:
-        return top
-    time, calls = trace.events.time_ns, trace.calls
-    in_step = slice(*np.searchsorted(calls.start_ns, (time[first], time[end - 1] + 1)))
+def _inside(trace: MemoryTrace, tree: _Tree, device: int, step: int) -> tuple[Int64, Int64]:
+    """Return `inside` and `inside_call`, from range maxima of the live curve."""
+    top, call = np.full((2, tree.size, 2), -1, np.int64)
+    time, calls, in_step = trace.events.time_ns, trace.calls, _calls_of(trace, step)
+    end = trace.step_events(step)[1]
     low = np.searchsorted(time, calls.start_ns[in_step], side="left")
     high = np.searchsorted(time, calls.end_ns[in_step], side="right").clip(max=end)
     if not len(low):
-        return top
+        return top, call
     level = np.append(trace.live(device), np.iinfo(np.int64).min)
     ranges = np.stack((low, np.maximum(high, low) + 1), axis=1).ravel()
-    np.maximum.at(top, calls.name[in_step], np.maximum.reduceat(level, ranges)[::2])
-    return tree.highest_inside(top)
+    peak = np.maximum.reduceat(level, ranges)[::2]
+    by_peak = np.lexsort((calls.end_ns[in_step] - calls.start_ns[in_step], peak))
+    is_backward = (calls.phase[in_step] != Phase.FORWARD)[by_peak].astype(np.int64)
+    place = np.full((tree.size, 2), -1, np.int64)
+    np.maximum.at(place, (calls.name[in_step][by_peak], is_backward), np.arange(len(by_peak)))
+    place = tree.highest_inside(place)
+    ran = place >= 0
+    top[ran] = peak[by_peak][place[ran]]
+    call[ran] = in_step.start + by_peak[place[ran]]
+    return top, call
 
 
-def _highest(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int) -> Int64:
-    """Return each owner's highest inclusive bytes by category in a step, including those at its start."""
+def _highest(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int) -> tuple[Int64, Int64]:
+    """Return `highest` and `highest_event` of a step; the moment before its first event counts."""
     blocks = trace.allocations
     overlaps = np.flatnonzero((blocks.device == device) & (blocks.born < end) & (blocks.freed >= first))
     born, freed = np.maximum(blocks.born[overlaps], first - 1), np.minimum(blocks.freed[overlaps], end)
     size, category = blocks.bytes[overlaps], blocks.category[overlaps]
     highest = np.zeros((tree.size, _CATEGORIES), np.int64)
+    event = np.full(tree.size, first - 1, np.int64)
     owner = tree.index(blocks.module[overlaps])
     for around in tree.around():
         ancestor = around[owner]
         deep = np.flatnonzero(ancestor >= 0)
         if not len(deep):  # no module this deep, or deeper, has bytes in the step
             break
-        key = np.tile(ancestor[deep] * _CATEGORIES + category[deep], 2)
+        key = np.tile(ancestor[deep], 2)
         moment = np.concatenate((born[deep], freed[deep]))
         delta = np.concatenate((size[deep], np.where(freed[deep] < end, -size[deep], 0)))
         order = np.lexsort((delta > 0, moment, key))
         key, moment = key[order], moment[order]
         level = np.cumsum(delta[order])
         starts = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
-        level -= np.repeat(np.concatenate(([0], level[starts[1:] - 1])), np.diff(np.append(starts, len(key))))
-        top = np.maximum.reduceat(level, starts)
-        np.maximum.at(highest.reshape(-1), key[starts], top)
-    return highest
+        lengths = np.diff(np.append(starts, len(key)))
+        level -= np.repeat(np.concatenate(([0], level[starts[1:] - 1])), lengths)
+        top = np.flatnonzero(level == np.repeat(np.maximum.reduceat(level, starts), lengths))
+        owners, place = np.unique(key[top], return_index=True)
+        event[owners] = moment[top[place]]
+        then = event[ancestor[deep]]
+        alive = deep[(born[deep] <= then) & (then < freed[deep])]
+        of = ancestor[alive] * _CATEGORIES + category[alive]
+        highest += sums(of, size[alive], tree.size * _CATEGORIES).reshape(highest.shape)
+    return highest, event
 
 
 def _without_idle(trace: MemoryTrace, table: ModuleTable) -> ModuleTable:
@@ -226,10 +259,12 @@ def _without_idle(trace: MemoryTrace, table: ModuleTable) -> ModuleTable:
         table.own[keep],
         table.inclusive[keep],
         None if table.highest is None else table.highest[keep],
+        None if table.highest_event is None else table.highest_event[keep],
         *(
             getattr(table, name)[keep]
             for name in (
-                "peak_inside",
+                "inside",
+                "inside_call",
                 "calls",
                 "allocations",
                 "allocated_bytes",

@@ -17,10 +17,6 @@ BYTES_OF = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB"
 BYTES_OF |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 MOST_BYTES = 1 << 60
 
-FEWEST = 4
-"""Fewer of a unit are shown in the next smaller one, because two decimals would hide too much: 1,290.24 MiB
-instead of 1.26 GiB."""
-
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -31,16 +27,18 @@ class Unit:
 
     @classmethod
     def for_bytes(cls, sizes: Iterable[float]) -> Unit:
-        """Return the largest unit of which the largest of these sizes has at least four."""
+        """Return the largest unit of which the largest of these sizes has at least one."""
         largest = max((abs(size) for size in sizes), default=0)
         power = 0
-        while power + 1 < len(NAMES) and largest >= FEWEST * 1024 ** (power + 1):
+        while power + 1 < len(NAMES) and largest >= 1024 ** (power + 1):
             power += 1
         return cls(NAMES[power], 1024**power)
 
     def show(self, size: float) -> str:
-        """Return a size without its unit: `12.50`, or the whole number in bytes."""
-        return f"{size:,.0f}" if self.bytes == 1 else f"{size / self.bytes:,.2f}"
+        """Return a size without its unit, in three or four digits: `12.50`, `154.8`; in bytes, whole."""
+        value = size / self.bytes
+        decimals = 0 if self.bytes == 1 or abs(value) >= 999.95 else 1 if abs(value) >= 99.995 else 2
+        return f"{value:,.{decimals}f}"
 
     def text(self, size: float) -> str:
         """Return a size with its unit."""

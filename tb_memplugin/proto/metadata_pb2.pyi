@@ -61,7 +61,7 @@ class FailedRequests(_message.Message):
     def __init__(self, count: _Optional[int] = ..., requested_bytes: _Optional[int] = ..., line: _Optional[str] = ...) -> None: ...
 
 class StepMetadata(_message.Message):
-    __slots__ = ("version", "worker", "writer_id", "window", "step", "epoch_ns", "side_file", "devices")
+    __slots__ = ("version", "worker", "writer_id", "window", "step", "epoch_ns", "side_file", "devices", "model_fingerprint")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     WRITER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class StepMetadata(_message.Message):
     EPOCH_NS_FIELD_NUMBER: _ClassVar[int]
     SIDE_FILE_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     version: int
     worker: str
     writer_id: str
@@ -78,4 +79,5 @@ class StepMetadata(_message.Message):
     epoch_ns: int
     side_file: str
     devices: _containers.RepeatedCompositeFieldContainer[DeviceStats]
-    def __init__(self, version: _Optional[int] = ..., worker: _Optional[str] = ..., writer_id: _Optional[str] = ..., window: _Optional[int] = ..., step: _Optional[int] = ..., epoch_ns: _Optional[int] = ..., side_file: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceStats, _Mapping]]] = ...) -> None: ...
+    model_fingerprint: str
+    def __init__(self, version: _Optional[int] = ..., worker: _Optional[str] = ..., writer_id: _Optional[str] = ..., window: _Optional[int] = ..., step: _Optional[int] = ..., epoch_ns: _Optional[int] = ..., side_file: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceStats, _Mapping]]] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...

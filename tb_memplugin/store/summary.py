@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,7 @@ import numpy as np
 from tb_memplugin.analysis.account import Account, accounts
 from tb_memplugin.analysis.curves import category_columns
 from tb_memplugin.analysis.divisions import Part
+from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.modules import module_table
 from tb_memplugin.analysis.moments import largest_rows, moment, tensor_name
 from tb_memplugin.analysis.oom import failed_requests
@@ -94,6 +96,7 @@ class WindowSummaries:
             step=trace.steps[row].number,
             epoch_ns=self._epoch,
             side_file=self._window.side_file,
+            model_fingerprint=self._fingerprint,
             devices=[
                 metadata_pb2.DeviceStats(
                     device=readable(device.name),
@@ -123,6 +126,13 @@ class WindowSummaries:
             [self._trace.ooms[number] for number in failed_requests(self._trace, device)]
             for device in range(len(self._trace.devices))
         ]
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        """A hash of the modules' names, with repeated layers as one; "" where no module has a name."""
+        names = [module.key for module in self._trace.modules if module.is_module and module.key]
+        text = "\n".join(sorted(set(folds(names).values())))
+        return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16] if names else ""
 
     def summary(self, row: int, limits: Limits = Limits()) -> summary_pb2.StepSummary:  # frozen
         """Return the summary of a step, given by its row in the trace's steps."""

@@ -142,20 +142,61 @@ def test_the_module_table_adds_up_along_the_tree(training):
     fc = rows["net.fc"]
     assert table.own[fc, Category.ACTIVATION] == 300
     assert table.highest is not None
-    assert table.highest[fc, Category.GRADIENT] == 400
+    assert table.highest[fc].sum() == 1100
 
 
-def test_highest_is_each_categorys_own_moment():
+def test_highest_is_one_moment_of_each_module_and_its_parts_sum_to_it():
     found = trace(
-        "alloc 100 a category=activation module=m",
+        "alloc 100 a category=activation module=m.x",
+        "alloc 30 b category=temporary module=m.y",
         "free a",
-        "alloc 70 g category=gradient module=m",
-        "alloc 5 h module=m",
+        "alloc 70 g category=gradient module=m.y",
+        "alloc 5 h category=gradient module=m.x",
     )
     table = module_table(found, 0, 0, 3, with_highest=True)
-    place = [found.modules[row].key for row in table.rows].index("m")
     assert table.highest is not None
-    assert (table.highest[place, Category.ACTIVATION], table.highest[place, Category.GRADIENT]) == (100, 70)
+    assert table.highest_event is not None
+    place = {found.modules[row].key: at for at, row in enumerate(table.rows.tolist()) if row >= 0}
+    by_hand = {
+        "m": (1, {Category.ACTIVATION: 100, Category.TEMPORARY: 30}),  # 130, and never the 200 of all maxima
+        "m.x": (0, {Category.ACTIVATION: 100}),
+        "m.y": (3, {Category.TEMPORARY: 30, Category.GRADIENT: 70}),
+    }
+    for key, (event, parts) in by_hand.items():
+        row = table.highest[place[key]]
+        assert table.highest_event[place[key]] == event
+        assert {category: row[category] for category in Category if row[category]} == parts
+
+
+def test_what_was_highest_in_a_call_names_the_outermost_such_call_of_each_phase():
+    found = trace(
+        "alloc 10 a module=net.fc",
+        "alloc 20 b module=net.fc",
+        "free b",
+        "alloc 40 g module=net.fc",
+        "free g",
+        "alloc 3 h",
+        calls=[
+            ("net", 0, 2, "forward"),
+            ("net.fc", 1, 2, "forward"),
+            ("net.fc", 3, 4, "backward"),
+            ("net.fc", 5, 5, "backward"),
+        ],
+    )
+    table = module_table(found, 0, 0, 0)
+    place = {found.modules[row].key: at for at, row in enumerate(table.rows.tolist()) if row >= 0}
+    calls = [found.modules[row].key for row in found.calls.name.tolist()]
+    net, fc = place["net"], place["net.fc"]
+    assert table.inside[[net, fc]].tolist() == [[30, 50], [30, 50]]
+    assert table.peak_inside[[net, fc]].tolist() == [50, 50]
+    assert [calls[row] for row in table.inside_call[[net, fc]].ravel()] == [
+        "net",
+        "net.fc",
+        "net.fc",
+        "net.fc",
+    ]
+    start = found.calls.start_ns[table.inside_call[fc, 1]]
+    assert found.events.time_ns[2] < start < found.events.time_ns[3]
 
 
 def test_a_containers_forward_time_is_that_of_what_is_just_inside():
@@ -220,7 +261,12 @@ def test_parts_and_stacks_sum_to_the_live_bytes_at_every_moment(rows, columns, b
     table = module_table(found, 0, 0, len(found.events) // 2, with_highest=True)
     assert table.inclusive[table.parent < 0].sum() == found.live(0)[len(found.events) // 2 + 1]
     assert table.highest is not None
-    assert (table.highest >= table.inclusive).all()
+    assert (table.highest.sum(axis=1) >= table.inclusive.sum(axis=1)).all()
+    assert table.highest_event is not None
+    for place, event in enumerate(table.highest_event.tolist()):
+        then = module_table(found, 0, 0, event)
+        row = then.inclusive[then.rows == table.rows[place]]
+        assert np.array_equal(row.sum(axis=0), table.highest[place])
 
 
 @pytest.mark.parametrize("columns", [1, 3, 8, 50])

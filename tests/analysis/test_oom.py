@@ -24,9 +24,9 @@ def test_memory_is_full() -> None:
     assert (found.reserve_free_bytes, found.usable_free_bytes) == (40 * M, 40 * M)
     assert (found.largest_free_bytes, found.largest_usable_bytes) == (20 * M, 20 * M)
     assert found.why == (
-        "PyTorch uses 60.00 MiB of the 100.00 MiB that it has reserved. The request needs one free block of "
+        "PyTorch uses 60.00 MiB of the 100.0 MiB that it has reserved. The request needs one free block of "
         "90.00 MiB in the default pool for the default stream; the largest block that it could use has "
-        "20.00 MiB, of 40.00 MiB free in all. The device had 3,072.00 KiB free. Memory is full: all free "
+        "20.00 MiB, of 40.00 MiB free in all. The device had 3.00 MiB free. Memory is full: all free "
         "memory together is 47.00 MiB less than the request."
     )
 
@@ -116,7 +116,7 @@ def test_without_segments_the_report_says_less() -> None:
         None,
     )
     assert found.why.endswith(
-        "The request needs one free block of 90.00 MiB. The device had 3,072.00 KiB free. "
+        "The request needs one free block of 90.00 MiB. The device had 3.00 MiB free. "
         "The recording does not show why the request failed."
     )
 

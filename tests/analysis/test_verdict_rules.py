@@ -336,7 +336,7 @@ def test_a_request_that_a_limit_refused_says_so_and_not_that_nothing_was_missing
     """900M are free; the limit is not known: a new segment of 30M is the most that is missing."""
     finding = found(allocator_trace(*FULL[:3], "oom 900M 30M"), "failed_request")
     assert (finding.bytes, finding.measure) == (30 * M, "missing at most")
-    assert "which had 900.00 MiB free: a limit on the process refused it" in finding.title
+    assert "which had 900.0 MiB free: a limit on the process refused it" in finding.title
     changes = {
         row.what.partition(" (")[0]: (row.bytes, row.detail.partition(":")[0]) for row in finding.evidence
     }

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.tab import SIZE
+from tests.browser.test_export import copied
 from tests.browser.test_timeline import drag, span
 
 VIEWS = {
@@ -70,6 +71,43 @@ def test_what_is_clicked_is_in_the_address_and_comes_back_from_it(tab):
     assert span(tab) == zoomed
     expect(tab("by-phase")).to_have_attribute("aria-pressed", "true")
     assert tab.picked() == {"run": "checkpointed", "worker": "rank0", "step": "3"}
+
+
+def test_a_link_holds_the_zoom_the_cursor_and_the_mark(tab, open_tab):
+    tab.open_anew("timeline", run="baseline", worker="rank0", step=3)
+    expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+    drag(tab, 0.2, 0.6)
+    expect(tab("reset-zoom")).to_be_visible()
+    tab.page.mouse.move(0, 0)
+    expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+    tab("flip-mark").click()
+    tab("event-next").click()
+    expect(tab("since-mark")).to_contain_text("since")
+    expect(tab("stretch-panel")).to_have_attribute("data-exact", "true")
+    before = page_text(tab)
+    link = copied(tab, "copy-link", tab.home)
+    for part in ("t0=", "t1=", "mark=", "event=", "run=baseline", "worker=rank0", "step=3"):
+        assert f"p.tb_memplugin.{part}" in link
+    other = open_tab(tab.home)
+    other.page.goto(link)
+    other("view-timeline").wait_for()
+    other.wait_until(lambda: page_text(other) == before, "the same text from the link")
+
+
+def test_a_base_that_is_gone_is_told(tab):
+    tab.open_anew("compare", run="baseline", step=3, base_run="gone", base_step=2)
+    expect(tab("missing")).to_contain_text("run gone to compare with")
+    tab("missing").get_by_role("button").click()
+    expect(tab("missing")).to_have_count(0)
+    assert "base_run" not in tab.page.url
+
+
+def test_the_content_is_one_key_away(tab):
+    tab.open_anew("modules", run="baseline", step=2)
+    tab("skip").focus()
+    expect(tab("skip")).to_be_in_viewport()
+    tab.page.keyboard.press("Enter")
+    assert focused(tab) == "view-modules"
 
 
 def test_an_address_that_was_typed_is_followed_and_back_returns(open_tab, server):

@@ -134,14 +134,3 @@ def _match(tab):
         "(canvas) => getComputedStyle(canvas).getPropertyValue('--flame-match').trim()"
     )
     return tuple(int(found[at : at + 2], 16) for at in (1, 3, 5))
-
-
-def test_at_the_highest_every_bar_tells_its_own_number(tab, logdir):
-    found = recorded(logdir)
-    row = found.trace.step_row(found.step)
-    table = module_table(found.trace, 0, row, found.stats.peak_event, with_highest=True)
-    assert table.highest is not None
-    highest = [sum(row) for row in table.highest.tolist()]
-    root = [found.trace.modules[module].key for module in table.rows.tolist()].index("")
-    ready(tab, at="highest")
-    assert told(hover(tab, 0.3, 1, "(root)"))[0] == highest[root]

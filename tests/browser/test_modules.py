@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
 from tb_memplugin.analysis.modules import module_table
 from tb_memplugin.trace import Category
 from tests.browser.recorded import recorded
-from tests.browser.tab import assert_rounds, bytes_in
+from tests.browser.tab import assert_rounds, bytes_in, exact
 
 GROUPS = {
     "parameters": {Category.PARAMETER, Category.BUFFER},
@@ -18,22 +20,27 @@ GROUPS = {
     "temporaries": {Category.TEMPORARY, Category.WORKSPACE},
     "other": {Category.INPUT, Category.COMMUNICATION, Category.UNKNOWN},
 }
-COLUMNS = ["bytes", *GROUPS, "inside", "allocations"]
+COLUMNS = {
+    "peak": ["bytes", *GROUPS, "in-forward", "in-backward", "allocations"],
+    "highest": ["bytes", "when", *GROUPS, "in-forward", "in-backward", "allocations"],
+}
 
 
-def shown(tab):
+def shown(tab, at="peak"):
     """Key -> the exact numbers of its row, None for a dash."""
     rows = tab("module-row").evaluate_all(
         """rows => rows.map((row) => [row.dataset.key, [...row.querySelectorAll("td.number")].map(
             (cell) => [cell.title, cell.innerText.trim()])])"""
     )
-    return {key: dict(zip(COLUMNS, map(_number, cells), strict=False)) for key, cells in rows}
+    return {key: dict(zip(COLUMNS[at], map(_number, cells), strict=False)) for key, cells in rows}
 
 
 def _number(cell):
     title, text = cell
     if "bytes" in title:
         return bytes_in(title)
+    if title.endswith(" ns"):
+        return int(title.removesuffix(" ns").replace(",", ""))
     return None if text == "–" else int(text.replace(",", "")) if text.replace(",", "").isdigit() else text
 
 
@@ -41,17 +48,21 @@ def wanted(there, highest=False):
     """The same of every owner, from the analysis."""
     row = there.trace.step_row(there.step)
     table = module_table(there.trace, 0, row, there.stats.peak_event, with_highest=True)
+    assert table.highest is not None
+    assert table.highest_event is not None
     cells = table.highest if highest else table.inclusive
-    assert cells is not None
+    start = there.trace.steps[row].start_ns
     found = {}
     for place, module in enumerate(table.rows.tolist()):
         key = there.trace.modules[module].key if module >= 0 else "(not named)"
         groups = {name: int(cells[place, sorted(group)].sum()) for name, group in GROUPS.items()}
-        inside = int(table.peak_inside[place])
+        inside = [None if most < 0 else most for most in table.inside[place].tolist()]
+        when = {"when": there.trace.time_of(int(table.highest_event[place])) - start} if highest else {}
         found[key] = {
-            "bytes": int(table.inclusive[place].sum()),
+            "bytes": int(cells[place].sum()),
+            **when,
             **groups,
-            "inside": None if inside < 0 else inside,
+            **dict(zip(("in-forward", "in-backward"), inside, strict=True)),
             "allocations": int(table.allocations[place]),
         }
     return found
@@ -69,10 +80,41 @@ def test_every_number_is_the_recordings(each_tab, logdir, at):
     ready(each_tab, fold="off")
     if at == "highest":
         each_tab("at-highest").click()
-        expect(each_tab("modules-caption")).to_contain_text("highest within step 2")
-    rows = shown(each_tab)
+        expect(each_tab("modules-caption")).to_contain_text("each module at its own highest moment in step 2")
+    rows = shown(each_tab, at)
     assert len(rows) > 5
     assert rows == {key: there[key] for key in rows}
+
+
+def test_nothing_is_shown_that_never_was(tab, logdir):
+    """The sum of each category's own maximum was shown as memory that a step had; it was above the peak."""
+    there = recorded(logdir)
+    ready(tab, at="highest")
+    folded = [row["bytes"] for row in shown(tab, "highest").values()]
+    assert max(folded) <= there.stats.peak_bytes
+    tab("shape-icicle").click()
+    tab("icicle-canvas").wait_for()
+    expect(tab("at")).to_have_count(0)
+    expect(tab("icicle-canvas")).to_have_attribute(
+        "aria-label", re.compile(f"{there.stats.peak_bytes:,} bytes")
+    )
+
+
+@pytest.mark.parametrize(("phase", "column"), [("forward", 0), ("backward", 1)])
+def test_a_layers_highest_moment_in_a_phase_is_one_click_away(tab, logdir, phase, column):
+    there = recorded(logdir)
+    row = there.trace.step_row(there.step)
+    table = module_table(there.trace, 0, row, there.stats.peak_event)
+    keys = [there.trace.modules[module].key for module in table.rows.tolist() if module >= 0]
+    place = keys.index("blocks.3.mlp")
+    ready(tab, find="blocks.3.mlp")
+    tab("module-row", key="blocks.3.mlp").get_by_test_id(f"in-{phase}").click()
+    expect(tab("stretch-panel")).to_have_attribute("data-exact", "true")
+    name = r"blocks\.3\.mlp$" if phase == "forward" else r"blocks\.3\.mlp.* \(backward\)$"
+    expect(tab("stretch-panel").locator("h2")).to_have_text(re.compile(name))
+    expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+    highest = int(table.inside[place, column])
+    assert exact(tab("stretch-highest")) == exact(tab("moment-panel").locator(".big")) == highest
 
 
 def test_the_outermost_rows_sum_to_the_peak(each_tab, logdir):

@@ -34,10 +34,11 @@ def server(tmp_path_factory):
     )
     weights = f"start {2 * GIB} weights device=cuda:0 category=parameter reserved={60 * GIB}"
     RunWriter(str(folder / "another"), "rank0").write(trace(weights, *on_a_gpu(GIB)))
+    RunWriter(str(folder / "imported"), "imported").write(trace(weights))
     hollow: dict[str, Any] = {"segments": [], "device_traces": [[]]}
     RunWriter(str(folder / "hollow"), "rank0").write(tb_memplugin.load(hollow))
     with tensorboard(folder) as running:
-        running.wait_for("runs", lambda answer: sum(len(run["workers"]) for run in answer["runs"]) == 6)
+        running.wait_for("runs", lambda answer: sum(len(run["workers"]) for run in answer["runs"]) == 7)
         yield running
 
 
@@ -68,9 +69,49 @@ def test_a_recording_without_steps_is_its_whole_window(tab):
     assert tab.picked()["step"] == "whole window"
 
 
-def test_a_lone_recording_is_held_against_one_of_the_same_folder(tab):
+def test_a_lone_recording_is_held_against_none_of_another_model_unless_asked(tab):
     tab.open_anew("compare", run="jobs/names", worker="rank0")
+    expect(tab("nothing-to-compare")).to_contain_text("same model on the same kind of device")
+    tab("picker-base").click()
+    tab("picker-base-run").select_option(label="jobs/many")
     expect(tab("headline")).to_contain_text("jobs/many")
+    expect(tab("missing")).to_have_count(0)
+
+
+def test_a_lone_recording_is_held_against_one_of_the_same_model(tab):
+    tab.open_anew("compare", run="another")
+    expect(tab("headline")).to_contain_text("jobs/many")
+
+
+def test_the_heads_of_a_comparison_do_not_break_in_a_word(tab):
+    tab.open_anew("compare", run="jobs/names", base_run="jobs/many")
+    tab("compare-row").first.wait_for()
+    broken = tab.frame.locator(".side-head").evaluate_all(
+        """heads => heads.flatMap((head) => [...head.childNodes].filter((node) => node.data).flatMap((node) =>
+            [...node.data.matchAll(/\\S+/g)].filter((word) => {
+                const range = document.createRange();
+                range.setStart(node, word.index);
+                range.setEnd(node, word.index + word[0].length);
+                return new Set([...range.getClientRects()].map((box) => box.top)).size > 1;
+            }).map((word) => word[0])))"""
+    )
+    assert broken == []
+
+
+def test_a_worker_that_only_repeats_its_runs_name_is_not_shown_twice(tab):
+    tab.open_anew("overview", run="imported")
+    expect(tab("picker-worker")).to_have_count(0)
+    expect(tab("picker-run")).to_have_attribute("title", "imported")
+    tab.pick("run", "another")
+    expect(tab("picker-worker")).to_be_visible()
+
+
+def test_a_recording_without_steps_is_called_the_whole_window_everywhere(tab):
+    tab.open_anew("advice", run="another")
+    expect(tab("view-advice")).not_to_contain_text("step 0")
+    expect(tab("peak-holders").locator("h2")).to_contain_text("whole window")
+    tab.open_anew("overview", run="jobs/many", worker="rank0", base_run="another")
+    expect(tab("picker-base")).not_to_contain_text("step 0")
 
 
 def test_the_panel_of_what_to_compare_with_stays_within_a_narrow_window(open_tab, server):

@@ -394,3 +394,12 @@ def test_pictures_are_taken(open_tab, server, pictures, theme):  # noqa: F811
     picture = pictures / f"stacks-{theme}.png"
     tab.page.screenshot(path=picture, animations="disabled")
     assert 20_000 < picture.stat().st_size < 300_000
+
+
+def test_a_frame_in_the_address_that_is_not_here_is_told(tab, made):
+    ready(tab, node="zzz")
+    expect(tab("missing-frame")).to_contain_text("frame zzz")
+    expect(tab("flame-canvas")).to_have_attribute("data-node", "0")
+    tab("missing-frame").get_by_role("button").click()
+    expect(tab("missing-frame")).to_have_count(0)
+    tab.wait_until(lambda: "node=" not in tab.page.url, "the address without it")

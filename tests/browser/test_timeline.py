@@ -329,3 +329,99 @@ def test_a_click_on_a_lane_zooms_to_it(tab, logdir):
     t0, t1 = (int(time) + there.epoch_ns for time in span(tab))
     phases = there.trace.phases
     assert (t0, t1) in zip(phases.start_ns.tolist(), phases.end_ns.tolist(), strict=True)
+
+
+def counted_in(there, t0, t1):
+    """What the recording itself says of a stretch, by a walk through its allocations."""
+    time = there.trace.events.time_ns - there.epoch_ns
+    inside = [event for event, at in enumerate(time.tolist()) if t0 <= at <= t1]
+    first, last = inside[0], inside[-1]
+    blocks = there.trace.allocations
+    rows = list(zip(blocks.bytes.tolist(), blocks.born.tolist(), blocks.freed.tolist(), strict=True))
+    live = [
+        sum(size for size, born, freed in rows if born <= at < freed) for at in range(first - 1, last + 1)
+    ]
+    return {
+        "highest": max(live),
+        "allocated": sum(size for size, born, _ in rows if first <= born <= last),
+        "freed": sum(size for size, _, freed in rows if first <= freed <= last),
+        "stayed": sum(size for size, born, freed in rows if first <= born <= last < freed),
+    }
+
+
+def assert_answered(tab, there):
+    expect(tab("stretch-panel")).to_have_attribute("data-exact", "true")
+    expect(tab("moment-panel")).to_have_attribute("data-exact", "true")
+    wanted = counted_in(there, *span(tab))
+    assert {name: exact(tab(f"stretch-{name}")) for name in wanted} == wanted
+    assert exact(tab("moment-panel").locator(".big")) == wanted["highest"]  # which is in sight
+
+
+def test_a_range_that_was_dragged_says_its_highest_and_what_came_went_and_stayed(each_tab, logdir):
+    ready(each_tab, run="baseline", worker="rank0")
+    drag(each_tab, 0.1, 0.3)
+    expect(each_tab("reset-zoom")).to_be_visible()
+    each_tab.page.mouse.move(0, 0)
+    assert_answered(each_tab, recorded(logdir))
+
+
+def test_a_module_call_answers_by_keyboard(tab, logdir):
+    ready(tab, run="baseline", worker="rank0")
+    expect(tab("stretch-panel")).to_have_count(0)
+    tab("lanes-canvas").focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):
+        tab.page.keyboard.press(key)
+    name = tab("lanes-walked").inner_text().partition(" · ")[0]
+    tab.page.keyboard.press("Enter")
+    expect(tab("stretch-panel").locator("h2")).to_have_text(name)
+    assert_answered(tab, recorded(logdir))
+    tab.page.keyboard.press("Escape")
+    expect(tab("stretch-panel")).to_have_count(0)
+
+
+@pytest.mark.parametrize("by", ["category", "module", "phase"])
+def test_every_color_of_the_picture_has_its_name(tab, by):
+    """Gradients had none, because no gradient is alive at the peak of a forward."""
+    ready(tab, run="baseline", worker="rank0", by=by)
+    tab.settle()
+    named = (
+        tab("timeline-key")
+        .locator(".swatch")
+        .evaluate_all(
+            """swatches => swatches.map((one) =>
+            getComputedStyle(one).backgroundColor.match(/[0-9]+/g).slice(0, 3).join())"""
+        )
+    )
+    assert len(set(named)) == len(named) > 3
+    drawn = {",".join(map(str, color)): count for color, count in colors(tab("timeline-canvas")).items()}
+    neutral = [
+        tab("timeline-canvas").evaluate(
+            """(canvas, name) => {
+                const box = document.body.appendChild(document.createElement("i"));
+                box.style.color = `var(${name})`;
+                const color = getComputedStyle(box).color.match(/[0-9]+/g).slice(0, 3).join();
+                box.remove();
+                return color;
+            }""",
+            name,
+        )
+        for name in ("--card", "--rule", "--peak", "--muted", "--outline")
+    ]
+    large = [color for color, count in drawn.items() if count > 2_500 and color not in neutral]
+    assert set(large) <= set(named)
+
+
+def test_other_divisions_leave_the_strip_without_the_colors_of_categories(tab):
+    ready(tab, run="baseline", worker="rank0", by="module")
+    tab.settle()
+    assert tab("moment-panel").locator(".large-list .swatch").count() == 0
+    categories = tab("overview-strip").evaluate(
+        """(canvas) => [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).flatMap((rule) =>
+            [...(rule.style ?? [])].filter((name) => name.startsWith("--cat-"))).map((name) =>
+                getComputedStyle(canvas).getPropertyValue(name).trim())"""
+    )
+    assert len(categories) > 10
+    of_categories = {tuple(int(color[at : at + 2], 16) for at in (1, 3, 5)) for color in categories}
+    assert not of_categories & set(colors(tab("overview-strip")))
+    tab("by-category").click()
+    tab.wait_until(lambda: bool(of_categories & set(colors(tab("overview-strip")))), "those of categories")

@@ -109,8 +109,8 @@ def test_of_very_many_failed_requests_the_last_are_told(tmp_path):
 
 def test_people_get_pools_and_segments(step):
     shown = run("allocator", step).stdout
-    assert "reserved 2,048.00 KiB" in shown
-    assert "0x1000 (not known), default stream   2,048.00     1.00   2,047.00        2" in shown
+    assert "reserved 2.00 MiB" in shown
+    assert "0x1000 (not known), default stream    2.00     0.00   2.00        2" in shown
 
 
 def test_what_the_source_does_not_tell_is_said_not_guessed(tmp_path):
@@ -129,7 +129,7 @@ def test_a_profilers_sizes_are_whole_blocks_and_are_called_so(tmp_path):
     path = tmp_path / "a.pt.trace.json"
     path.write_text(json.dumps({"traceEvents": [{"name": "[memory]", "ph": "i", "ts": 5, "args": event}]}))
     shown = run("allocator", path).stdout
-    assert "allocated 1,536 B in whole blocks (requested sizes are not recorded), pending 0 B" in shown
+    assert "allocated 1.50 KiB in whole blocks (requested sizes are not recorded), pending 0 B" in shown
     (device,) = told("allocator", path)["devices"]
     assert (device["rounded_bytes"], device["rounded_exact"]) == (1536, True)
 
@@ -158,8 +158,8 @@ def test_a_device_with_less_memory_than_the_blocks_at_the_start_need_is_said_to_
     path = write(tmp_path / "start.pickle", snapshot([kept]))
     out = run("allocator", path, "--capacity", "1MiB").stdout
     assert (
-        "cuda:0: 2,048.00 KiB are needed for the blocks that are alive at the start: more than the capacity "
-        "of 1,024.00 KiB. Nothing was simulated.\n"
+        "cuda:0: 2.00 MiB are needed for the blocks that are alive at the start: more than the capacity "
+        "of 1.00 MiB. Nothing was simulated.\n"
     ) in out
     assert "reserved before the first event" not in out
 

@@ -126,7 +126,7 @@ def test_sizes_have_a_persons_units():
     assert [size(count) for count in (None, 0, 1536, -8192, 5 << 30)] == [
         "not known",
         "0 B",
-        "1,536 B",
+        "1.50 KiB",
         "-8.00 KiB",
         "5.00 GiB",
     ]

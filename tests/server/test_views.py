@@ -239,8 +239,14 @@ def test_modules_are_a_tree_that_sums_to_the_peak(tab, baseline):
     assert (inner["parent"], inner["depth"], inner["name"]) == (layer["id"], 1, "inner")
     assert layer["own"] == layer["inclusive"] == {"parameter": 400, "activation": 100, "gradient": 60}
     assert (layer["own_bytes"], layer["inclusive_bytes"], inner["inclusive_bytes"]) == (560, 560, 0)
-    assert layer["highest"] == {"parameter": 400, "activation": 100, "gradient": 60, "temporary": 20}
+    assert (layer["highest"], layer["highest_ns"]) == (
+        layer["inclusive"],
+        tab.get("step", **baseline)["peak"]["time_ns"],
+    )
     assert inner["highest"] == {"temporary": 20}
+    assert inner["highest_in_forward"]["bytes"] == 520
+    assert inner["highest_in_backward"] is None
+    assert layer["highest_in_backward"]["bytes"] == 560
     assert (inner["peak_inside_bytes"], layer["calls"], layer["allocations"]) == (520, 1, 3)
     assert (layer["allocated_bytes"], layer["forward_ns"], layer["backward_ns"]) == (180, 3_000, 2_000)
     assert sum(row["inclusive_bytes"] for row in answer["rows"] if row["parent"] is None) == 560

@@ -45,6 +45,20 @@ def test_the_list_of_the_window_has_what_either_step_made(tab):
     assert tab.get("allocations", **STEP)["rows_found"] == 3
 
 
+def test_a_stretch_has_what_came_and_went_in_it_and_what_stayed(tab):
+    """Events 1 to 4: b and its free, then c and d; before them w and a are alive."""
+    answer = tab.get("stretch", **WINDOW, over="event", t0=1, t1=5)
+    assert (answer["start_bytes"], answer["end_bytes"]) == (500, 807)
+    assert (answer["highest_bytes"], answer["highest_event"]) == (807, 4)
+    assert answer["allocated"] == {"bytes": 327, "count": 3}
+    assert answer["freed"] == {"bytes": 20, "count": 1}
+    assert answer["stayed"] == {"bytes": 307, "count": 2}
+    assert [row["bytes"] for row in answer["largest"]] == [300, 7]
+    last = tab.get("stretch", **WINDOW, over="event", t0=5, t1=6)
+    assert (last["highest_bytes"], last["highest_event"], last["stayed"]["count"]) == (807, 4, 0)
+    assert last["freed"] == {"bytes": 100, "count": 1}
+
+
 def test_a_moment_since_an_event_has_what_came_and_what_went(tab):
     """After b live are w, a and b; at the end w, c and d."""
     answer = tab.get("moment", **STEP, event=5, since=1)

@@ -29,6 +29,8 @@ export interface PackedWorker {
   devices: string[];
   /** The steps that were recorded. */
   steps: PackedSteps;
+  /** The same text for recordings of one model, with any number of layers; "" if it is not known. */
+  model: string;
   /** By name of a device, what a `MemoryMonitor` saw; `{}` if there was none. */
   monitored: Record<string, MonitoredWhole>;
 }
@@ -643,6 +645,28 @@ export interface Since {
   freed: number;
 }
 
+/** What happened in a stretch. Its end has `start_bytes` plus `allocated` minus `freed`. */
+export interface StretchAnswer {
+  /** The stretch. */
+  over: "time" | "event";
+  t0: number;
+  t1: number;
+  /** Live bytes on the device before its first event and after its last. */
+  start_bytes: number;
+  end_bytes: number;
+  /** The highest live bytes, and after which event that was; the moment before the first event counts. */
+  highest_bytes: number;
+  highest_event: number;
+  highest_ns: number;
+  /** In the stretch; what was freed may be older than it. */
+  allocated: Sum;
+  freed: Sum;
+  /** Allocated in the stretch and alive at its end. */
+  stayed: Sum;
+  /** The 10 largest of those that stayed. */
+  largest: LargeAllocation[];
+}
+
 /** What ran during a stretch. */
 export interface LanesAnswer {
   /** The stretch. */
@@ -678,7 +702,7 @@ export interface ModulesAnswer {
 }
 
 /** A module. Where bytes are by category, there are no zeros. */
-export interface ModuleRow {
+export interface ModuleRow extends ModuleHighest {
   /** The place of the row and that of its parent, or null. */
   id: number;
   parent: number | null;
@@ -697,8 +721,6 @@ export interface ModuleRow {
   /** Their sums. */
   own_bytes: number;
   inclusive_bytes: number;
-  /** The highest inclusive bytes of each category within the step, each at its own moment; null without the side file. */
-  highest: Record<string, number> | null;
   /** The highest live bytes on the device while a call of it ran, or null. */
   peak_inside_bytes: number | null;
   /** In the step. */
@@ -707,6 +729,26 @@ export interface ModuleRow {
   allocated_bytes: number;
   forward_ns: number;
   backward_ns: number;
+}
+
+/** What a module holds at its highest, and what is highest while it runs. */
+export interface ModuleHighest {
+  /** The inclusive bytes at the module's own highest moment in the step; null without the side file. Modules have different moments, so their rows do not add up. */
+  highest: Record<string, number> | null;
+  /** When that was: the first of several moments, at the earliest the start of the step. Or null. */
+  highest_ns: number | null;
+  /** Null if no such call began in the step, and without the side file. */
+  highest_in_forward: HighestCall | null;
+  highest_in_backward: HighestCall | null;
+}
+
+/** Of the calls of a module and those inside it, the one with the device's highest live bytes. */
+export interface HighestCall {
+  /** The highest live bytes on the device during this call. */
+  bytes: number;
+  /** When it ran. */
+  start_ns: number;
+  end_ns: number;
 }
 
 /** What changed from the peak of one step to that of another. */

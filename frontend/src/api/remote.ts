@@ -24,6 +24,28 @@ export function forgetAnswers(): void {
   generation.value += 1;
 }
 
+/** What is under way, and how many wait for it: parts of a page that ask the same share one request. */
+const underway = new Map<string, { answer: Promise<unknown>; abort: AbortController; waiting: number }>();
+
+/** The answer of a path; the request is aborted once all who wait for it have been released. */
+function shared<T>(path: string): { answer: Promise<T>; release: () => void } {
+  let one = underway.get(path);
+  if (!one) {
+    const abort = new AbortController();
+    one = { answer: request(path, abort.signal), abort, waiting: 0 };
+    underway.set(path, one);
+  }
+  const mine = one;
+  mine.waiting += 1;
+  const release = (): void => {
+    mine.waiting -= 1;
+    if (mine.waiting > 0) return;
+    if (underway.get(path) === mine) underway.delete(path);
+    mine.abort.abort();
+  };
+  return { answer: mine.answer as Promise<T>, release };
+}
+
 function remember(path: string, answer: unknown): void {
   cache.delete(path);
   cache.set(path, answer);
@@ -35,6 +57,10 @@ interface Settled<T> {
   data: T | undefined;
   failure: Failure | undefined;
   status: number;
+}
+
+function settledOf<T>(path: string): Settled<T> {
+  return { path, data: cache.get(path) as T, failure: undefined, status: 200 };
 }
 
 /**
@@ -50,22 +76,31 @@ export function useRemote<T>(path: string | null, wait = 0, mayDiffer: readonly 
 
   useEffect(() => {
     if (path === null || cache.has(path)) return;
-    const abort = new AbortController();
+    let release: (() => void) | undefined;
+    let left = false;
     const start = async (): Promise<void> => {
+      const asked = shared<T>(path);
+      release = asked.release;
       try {
-        const data = await request<T>(path, abort.signal);
+        const data = await asked.answer;
+        if (left) return;
         remember(path, data);
         settle({ path, data, failure: undefined, status: 200 });
       } catch (error) {
-        if (abort.signal.aborted) return;
+        if (left) return;
         const status = error instanceof RequestFailed ? error.status : 0;
         settle({ path, data: undefined, failure: failureOf(error, path), status });
+      } finally {
+        release?.();
+        release = undefined;
       }
     };
-    const timer = setTimeout(() => void start(), wait);
+    const timer = setTimeout(() => (cache.has(path) ? settle(settledOf(path)) : void start()), wait);
     return () => {
+      left = true;
       clearTimeout(timer);
-      abort.abort();
+      release?.();
+      release = undefined;
     };
   }, [path, attempt, born, wait]);
 

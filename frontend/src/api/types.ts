@@ -27,7 +27,7 @@ export interface StepEntry {
   devices: Record<string, StepPeaks>;
 }
 
-export interface WorkerEntry extends Absent<Omit<contract.PackedWorker, "steps">, "monitored"> {
+export interface WorkerEntry extends Absent<Omit<contract.PackedWorker, "steps">, "monitored" | "model"> {
   steps: StepEntry[];
 }
 

@@ -9,7 +9,7 @@ import { onDataChanged, onShown } from "../host/refresh";
 import { comeBack, leave } from "../host/scroll";
 import { patched, type Route, type RoutePatch } from "./route";
 import { logdir } from "./run_name";
-import { type Pick, resolveBase, resolveSelection, stepsOf } from "./selection";
+import { missingBase, type Pick, resolveBase, resolveSelection, stepsOf } from "./selection";
 import { type Stretch, stretchOf } from "./stretch";
 
 export const route = signal<Route>({ view: "overview" });
@@ -20,6 +20,12 @@ export const selection = computed(() => (runs.value ? resolveSelection(runs.valu
 export const base = computed(() =>
   runs.value && selection.value ? resolveBase(runs.value, route.value, selection.value) : null,
 );
+
+/** What the address asks for and is not here. */
+export const missing = computed(() => [
+  ...(selection.value?.missing ?? []),
+  ...(selection.value?.stats ? missingBase(route.value, base.value) : []),
+]);
 
 /** Whether the picked step is the only one, and is step 0: as where nothing marked any steps. */
 export const alone = computed(() => selection.value?.steps.length === 1 && selection.value.step === 0);

@@ -1,4 +1,4 @@
-/** Bytes as people read them: one unit per table, two decimals, the exact count on hover. */
+/** Bytes as people read them: one unit per table, three or four digits, the exact count on hover. */
 
 import { decimals, grouped } from "./numbers";
 
@@ -15,13 +15,10 @@ const UNITS: readonly Unit[] = [
   { name: "TiB", size: 2 ** 40 },
 ];
 
-/** Below this many of a unit, two decimals hide too much, and the unit below is clearer: 1.26 GiB is 1,290.24 MiB. */
-const FEWEST = 4;
-
-/** The largest unit in which the largest of these values still shows its parts. */
+/** The largest unit of which the largest of these values is at least one. */
 export function unitFor(...values: number[]): Unit {
   const largest = Math.max(0, ...values.map(Math.abs));
-  return UNITS.findLast((unit) => largest >= FEWEST * unit.size) ?? UNITS[0]!;
+  return UNITS.findLast((unit) => largest >= unit.size) ?? UNITS[0]!;
 }
 
 /** The page's unit, or a smaller one where even the largest of these values is less than one of it. */
@@ -38,7 +35,12 @@ export function asPartOf(whole: number, bytes: number): string {
 export function inUnit(bytes: number, unit: Unit): string {
   if (unit.size === 1) return grouped(bytes);
   if (bytes !== 0 && roundsAway(bytes, unit)) return bytes > 0 ? "< 0.01" : "> −0.01";
-  return decimals(bytes / unit.size, 2);
+  return decimals(bytes / unit.size, digitsOf(Math.abs(bytes) / unit.size));
+}
+
+/** Decimals that make three or four digits: 3.42, 28.09, 154.8, 1,023. */
+function digitsOf(value: number): number {
+  return value < 99.995 ? 2 : value < 999.95 ? 1 : 0;
 }
 
 export function withUnit(bytes: number, unit: Unit = unitFor(bytes)): string {

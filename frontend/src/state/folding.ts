@@ -16,17 +16,11 @@ export interface FoldedPart {
   members: Part[];
 }
 
-/** Fewest layers with something inside them that fold, and fewest bare ones: net.0 and net.2 are often unlike. */
-const FEWEST_DEEP = 2;
-const FEWEST_BARE = 4;
+/** Fewest layers that fold. By their names alone bare ones never do: net.0 and net.1 of a Sequential are unlike. */
+export const FEWEST = 2;
 
 /** Stands for a folded number where patterns are compared: no segment of a name is this. */
 const STAR = "\0";
-
-/** How many layers of a list it takes to fold them, by whether any has something inside. */
-export function fewestLayers(deep: boolean): number {
-  return deep ? FEWEST_DEEP : FEWEST_BARE;
-}
 
 function segmentsOf(key: string): string[] {
   return key.startsWith("outside:") ? [key] : key.split(".");
@@ -54,7 +48,7 @@ function patterns(keys: readonly string[]): string[] {
       lists.set(name, list);
     });
     for (const { layers, deep, rows } of lists.values())
-      if (layers.size >= fewestLayers(deep)) for (const row of rows) starred[row]![numbers[row]![turn]!] = STAR;
+      if (deep && layers.size >= FEWEST) for (const row of rows) starred[row]![numbers[row]![turn]!] = STAR;
   }
   return starred.map((segments) => segments.join("."));
 }

@@ -4,15 +4,12 @@ import { added, total } from "./categories";
 import { moduleLabel } from "./names";
 import { type ModuleNode, together } from "./module_tree";
 
-export type At = "peak" | "highest";
-
 /** Columns of one length, parents first, in the model's order. Place 0 is all memory. */
 export interface Icicle {
   id: number[];
   parent: number[];
-  /** What it is drawn as wide as: its own bytes, or what is inside it where that is more. */
   bytes: number[];
-  /** What it is made of; at one moment these sum to its bytes. */
+  /** What it is made of; these sum to its bytes. */
   categories: Categories[];
   node: (ModuleNode | null)[];
   /** What it goes by in the address; each once. */
@@ -24,26 +21,24 @@ export interface Icicle {
 const ALL = "all memory";
 const ROOT = "(root)";
 
-/** Lays out a tree. At the highest, each category has its own moment, so that parts may be more than their whole. */
-export function icicleOf(roots: readonly ModuleNode[], at: At): Icicle {
-  const madeOf = (node: ModuleNode): Categories => (at === "highest" ? node.highest : node.atPeak);
-  const all = roots.reduce<Categories>((sum, node) => added(sum, madeOf(node)), {});
-  const found: Icicle = { id: [0], parent: [-1], bytes: [0], categories: [all], node: [null], key: [""], name: [ALL] };
+/** Lays out a tree at the peak: modules have their highest at different moments, so none are parts of one whole there. */
+export function icicleOf(roots: readonly ModuleNode[]): Icicle {
+  const all = roots.reduce<Categories>((sum, node) => added(sum, node.atPeak), {});
+  const found: Icicle = { id: [0], parent: [-1], bytes: [total(all)], categories: [all], node: [null], key: [""], name: [ALL] };
   const taken = new Set([""]);
-  const place = (node: ModuleNode, parent: number): number => {
+  const place = (node: ModuleNode, parent: number): void => {
     const at = found.id.length;
     const above = found.node[parent]?.key;
     found.id.push(at);
     found.parent.push(parent);
-    found.bytes.push(0);
-    found.categories.push(madeOf(node));
+    found.bytes.push(total(node.atPeak));
+    found.categories.push(node.atPeak);
     found.node.push(node);
     found.key.push(unique(node, taken));
     found.name.push(barName(node, above));
-    const inside = node.children.reduce((sum, child) => sum + place(child, at), 0);
-    return (found.bytes[at] = Math.max(total(madeOf(node)), inside));
+    node.children.forEach((child) => place(child, at));
   };
-  found.bytes[0] = roots.reduce((sum, node) => sum + place(node, 0), 0);
+  roots.forEach((node) => place(node, 0));
   return found;
 }
 

@@ -1,7 +1,7 @@
 /** The Modules table's rows: a tree of modules with repeated siblings folded, sorted and filtered. */
 import type { Categories, ModuleRow } from "../api/types";
-import { added } from "./categories";
-import { fewestLayers, inRows } from "./folding";
+import { added, total } from "./categories";
+import { FEWEST, inRows } from "./folding";
 
 export interface ModuleNode {
   /** Unique within one tree; stays the same when the table is sorted or filtered. */
@@ -16,8 +16,12 @@ export interface ModuleNode {
   /** The bytes of this row: inclusive in a tree, its own in a flat list. */
   bytes: number;
   atPeak: Categories;
+  /** At the row's own highest moment in the step; of a folded row, at that of the layer that is highest. */
   highest: Categories;
-  peakInside: number | null;
+  highestNs: number | null;
+  /** The calls with the highest allocated on the device; of a folded row, those of all its layers. */
+  inForward: ModuleRow["highest_in_forward"];
+  inBackward: ModuleRow["highest_in_backward"];
   calls: number;
   allocations: number;
   allocatedBytes: number;
@@ -67,7 +71,9 @@ export function ownPart(node: ModuleNode): ModuleNode | null {
     bytes: rest((one) => one.bytes),
     atPeak,
     highest: {},
-    peakInside: null,
+    highestNs: null,
+    inForward: null,
+    inBackward: null,
     allocations: rest((one) => one.allocations),
     allocatedBytes: rest((one) => one.allocatedBytes),
     forwardNs: 0,
@@ -107,7 +113,9 @@ function treeNode(row: ModuleRow): ModuleNode {
     bytes: row.inclusive_bytes,
     atPeak: row.inclusive,
     highest: row.highest ?? {}, // not known without the side file
-    peakInside: row.peak_inside_bytes,
+    highestNs: row.highest_ns,
+    inForward: row.highest_in_forward,
+    inBackward: row.highest_in_backward,
     calls: row.calls,
     allocations: row.allocations,
     allocatedBytes: row.allocated_bytes,
@@ -117,11 +125,20 @@ function treeNode(row: ModuleRow): ModuleNode {
   };
 }
 
+/** Fewest layers with nothing inside them that stand in one row, where all of their list are alike. */
+const FEWEST_BARE = 4;
+
+/** Of one class, and with as many bytes of parameters: a Sequential's layers may differ in either. */
+function areAlike(layers: readonly ModuleNode[]): boolean {
+  const kind = ({ className, atPeak }: ModuleNode): string => `${atPeak["parameter"] ?? 0} ${className ?? ""}`;
+  return new Set(layers.map(kind)).size === 1;
+}
+
 /** Numbered siblings of one class become one row; where they are all there is, their parent is that row. */
 function foldChildren(parent: ModuleNode): void {
   const layers = parent.children.filter((child) => child.kind === "module" && /(^|\.)[0-9]{1,9}$/.test(child.key));
-  const fewest = fewestLayers(layers.some((layer) => layer.children.length > 0));
-  if (layers.length < fewest) return;
+  const deep = layers.some((layer) => layer.children.length > 0);
+  if (layers.length < (deep ? FEWEST : FEWEST_BARE) || !(deep || areAlike(layers))) return;
   for (const group of byClass(layers)) {
     if (group.length < 2) continue;
     if (group.length === parent.children.length && parent.calls === 0) parent.layers = group.length;
@@ -137,10 +154,12 @@ function replaceWithFold(parent: ModuleNode, group: ModuleNode[]): void {
   parent.children = [...rest.slice(0, at), folded, ...rest.slice(at)];
 }
 
-/** One row for several, with their sums. */
+/** One row for several, with their sums; what is highest is that of one of them, as each has its own moment. */
 export function together(key: string, group: ModuleNode[]): ModuleNode {
   const sum = (of: (node: ModuleNode) => number) => group.reduce((s, node) => s + of(node), 0);
-  const insides = group.flatMap((node) => (node.peakInside === null ? [] : [node.peakInside]));
+  const most = (of: (node: ModuleNode) => number): ModuleNode =>
+    group.reduce((top, node) => (of(node) > of(top) ? node : top), group[0]!);
+  const { highest, highestNs } = most((node) => total(node.highest));
   return {
     ...group[0]!,
     id: `f${group[0]!.id}`,
@@ -149,8 +168,10 @@ export function together(key: string, group: ModuleNode[]): ModuleNode {
     layers: group.length,
     bytes: sum((node) => node.bytes),
     atPeak: group.reduce<Categories>((s, node) => added(s, node.atPeak), {}),
-    highest: group.reduce<Categories>((s, node) => added(s, node.highest), {}),
-    peakInside: insides.length > 0 ? Math.max(...insides) : null,
+    highest,
+    highestNs,
+    inForward: most((node) => node.inForward?.bytes ?? -1).inForward,
+    inBackward: most((node) => node.inBackward?.bytes ?? -1).inBackward,
     calls: sum((node) => node.calls),
     allocations: sum((node) => node.allocations),
     allocatedBytes: sum((node) => node.allocatedBytes),

@@ -87,20 +87,45 @@ function windowOf(worker: WorkerEntry, window: number): RecordedWindow {
   return { from, to: steps.reduce((high, s) => Math.max(high, s.end), from), steps };
 }
 
-/** What to compare with: the URL's choice, else the step before, else the nearest thing there is in any run. */
+/**
+ * What to compare with: the URL's choice, else the step before, else the nearest recording of the same model on the
+ * same kind of device; null where there is none, as any other comparison would be of our own invention.
+ */
 export function resolveBase(answer: RunsAnswer, route: Route, picked: Selection): Pick | null {
   const run = find(answer.runs, route.base_run ?? picked.run) ?? find(answer.runs, picked.run);
   const wanted = route.base_worker ?? picked.worker;
   const worker = run?.workers.find((w) => w.worker === wanted) ?? run?.workers[0];
   if (!run || !worker) return null;
   const chosen = within(run, worker, route, picked);
-  if (chosen || route.base_run !== undefined) return chosen;
+  if (chosen || BASE_PICKS.some((key) => route[key] !== undefined)) return chosen;
   const next = runBefore(answer, picked); // the run that the page offers to compare with, by the same rule
   const others = [...answer.runs]
     .sort((a, b) => Number(b.run === next) - Number(a.run === next) || apart(a.run, picked.run) - apart(b.run, picked.run))
     .flatMap((r) => r.workers.filter(hasSteps).map((w) => ({ r, w })));
-  const other = others.find(({ r, w }) => w.steps.length > 0 && !(r === run && w === worker));
+  const other = others.find(({ r, w }) => !(r === run && w === worker) && isAlike(answer, picked, r, w));
   return other ? within(other.r, other.w, route, picked) : null;
+}
+
+const BASE_PICKS = ["base_run", "base_worker", "base_device", "base_step"] as const;
+
+/** What the URL asks to compare with and is not there, in words. */
+export function missingBase(route: Route, base: Pick | null): string[] {
+  return BASE_PICKS.flatMap((key) => {
+    const [asked, name] = [route[key], key.slice("base_".length) as keyof Pick];
+    return asked === undefined || (base && asked === String(base[name])) ? [] : [`${name} ${asked} to compare with`];
+  });
+}
+
+/** "cuda" of "cuda:0". */
+function kindOf(device: string): string {
+  return device.split(":")[0]!;
+}
+
+/** Whether a worker recorded the picked one's model, or another rank of its run, on the same kind of device. */
+function isAlike(answer: RunsAnswer, picked: Pick, run: RunEntry, worker: WorkerEntry): boolean {
+  const own = answer.runs.find((r) => r.run === picked.run)?.workers.find((w) => w.worker === picked.worker);
+  const sameModel = run.run === picked.run || (worker.model !== undefined && worker.model !== "" && worker.model === own?.model);
+  return sameModel && devicesOf(worker).some((device) => kindOf(device) === kindOf(picked.device));
 }
 
 /** 0 for a run of the same folder, 1 for another's. */
@@ -109,11 +134,10 @@ function apart(run: string, other: string): number {
   return run === other || folder(run) === folder(other) ? 0 : 1;
 }
 
-/** The run that comes before this one by name, as yesterday's does: of its folder, if that has others with the device. */
-export function runBefore(answer: RunsAnswer, { run, device }: Pick): string | null {
-  const others = answer.runs.filter(
-    (r) => r.run !== run && r.workers.some((w) => w.steps.some((s) => Object.hasOwn(s.devices, device))),
-  );
+/** Of the runs of the same model and kind of device, the one before by name, as yesterday's is: of its folder, if that has any. */
+export function runBefore(answer: RunsAnswer, picked: Pick): string | null {
+  const { run } = picked;
+  const others = answer.runs.filter((r) => r.run !== run && r.workers.some((w) => isAlike(answer, picked, r, w)));
   const near = others.filter((r) => apart(r.run, run) === 0);
   const names = (near.length > 0 ? near : others).map((r) => r.run).sort(inOrder);
   return names.findLast((name) => inOrder(name, run) < 0) ?? names[0] ?? null;
@@ -122,7 +146,8 @@ export function runBefore(answer: RunsAnswer, { run, device }: Pick): string | n
 function within(run: RunEntry, worker: WorkerEntry, route: Route, picked: Selection): Pick | null {
   const devices = devicesOf(worker);
   const named = (name: string | undefined) => devices.find((d) => d === name);
-  const device = named(route.base_device) ?? named(picked.device) ?? busiest(worker, devices);
+  const alikeDevices = devices.filter((d) => kindOf(d) === kindOf(picked.device));
+  const device = named(route.base_device) ?? named(picked.device) ?? busiest(worker, alikeDevices) ?? busiest(worker, devices);
   if (device === undefined) return null;
   const steps = stepsOf(worker, device);
   const asked = steps.find((s) => String(s.step) === route.base_step);

@@ -24,28 +24,28 @@ export function BasePicker() {
         aria-haspopup="dialog"
         onClick={flip}
       >
-        {b ? baseLabel(b) : "nothing to compare with"}
+        {b ? baseLabel(b) : "nothing picked"}
       </button>
-      {open && b && <BasePanel b={b} onDone={close} />}
+      {open && <BasePanel b={b} onDone={close} />}
     </div>
   );
 }
 
 function baseLabel(b: Pick): string {
   const s = selection.value;
-  const step = `step ${b.step}`;
+  const step = isAlone(b) ? "whole window" : `step ${b.step}`;
   if (s && b.run !== s.run && isAlone(b)) return shortened(visible(runName(b.run)), 28);
   if (!s || b.run !== s.run) return `${step} of ${shortened(visible(runName(b.run)), 28)}`;
   return b.worker === s.worker ? step : `${step} of ${shortened(visible(b.worker), 20)}`;
 }
 
-function BasePanel({ b, onDone }: { b: Pick; onDone: () => void }) {
+function BasePanel({ b, onDone }: { b: Pick | null; onDone: () => void }) {
   const { panel, shift } = useOpened("select");
   const all = runs.value?.runs.filter((r) => r.workers.some((w) => w.steps.length > 0)) ?? [];
-  const run = all.find((r) => r.run === b.run);
+  const run = all.find((r) => r.run === b?.run);
   const workers = run?.workers.filter((w) => w.steps.length > 0) ?? [];
-  const worker = workers.find((w) => w.worker === b.worker);
-  const steps = worker ? stepsOf(worker, b.device).map((s) => s.step) : [];
+  const worker = workers.find((w) => w.worker === b?.worker);
+  const steps = worker && b ? stepsOf(worker, b.device).map((s) => s.step) : [];
   const pick = (patch: Partial<Pick>): void => {
     const next = { ...b, ...patch };
     navigate({
@@ -67,19 +67,21 @@ function BasePanel({ b, onDone }: { b: Pick; onDone: () => void }) {
       <Picker
         label="Run"
         testid="picker-base-run"
-        value={b.run}
+        value={b?.run ?? ""}
         options={all.map((r) => r.run).sort(inOrder)}
         onPick={(v) => pick({ run: v })}
         name={runName}
       />
-      <Picker
-        label="Worker"
-        testid="picker-base-worker"
-        value={b.worker}
-        options={workers.map((w) => w.worker).sort(inOrder)}
-        onPick={(v) => pick({ worker: v })}
-      />
-      {steps.length > MOST_LISTED ? (
+      {b && (
+        <Picker
+          label="Worker"
+          testid="picker-base-worker"
+          value={b.worker}
+          options={workers.map((w) => w.worker).sort(inOrder)}
+          onPick={(v) => pick({ worker: v })}
+        />
+      )}
+      {b === null ? null : steps.length > MOST_LISTED ? (
         <label class="picker">
           <span>Step</span>
           <span class="stepper">

@@ -6,10 +6,11 @@ interface Props {
   text: () => string;
   testid: string;
   title?: string | undefined;
+  look?: string;
 }
 
 /** Copies a text. Where the browser keeps the clipboard shut, it says so. */
-export function CopyButton({ label, text, testid, title }: Props) {
+export function CopyButton({ label, text, testid, title, look = "quiet" }: Props) {
   const [shown, show] = useState(label);
   const copy = (): void => {
     copyText(text()).then(
@@ -19,7 +20,7 @@ export function CopyButton({ label, text, testid, title }: Props) {
     setTimeout(() => show(label), 2500);
   };
   return (
-    <button type="button" class="quiet" data-testid={testid} title={title} onClick={copy}>
+    <button type="button" class={look} data-testid={testid} title={title} onClick={copy}>
       {shown}
     </button>
   );

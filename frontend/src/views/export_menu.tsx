@@ -3,7 +3,6 @@ import { FORMATS } from "../api/contract";
 import { useRemote } from "../api/remote";
 import { address, type Failure, failureOf, request } from "../api/request";
 import type { ExportAbout, StepAnswer } from "../api/types";
-import { addressOf } from "../host/address";
 import { picked, route, runs, selection, stretch } from "../state/app";
 import { exactBytes, withUnit } from "../state/bytes";
 import { commandOf } from "../state/exports";
@@ -105,7 +104,6 @@ function ExportPanel({ s, job, onWrite }: Props) {
       )}
       <Progress job={job} />
       <div class="row copies">
-        <CopyButton label="Copy link to this view" testid="copy-link" text={linkToThis} />
         <CopyCommand sideFile={step.data?.source.side_file} />
       </div>
     </div>
@@ -183,10 +181,4 @@ function CopyCommand({ sideFile }: { sideFile: string | undefined }) {
   const command = commandOf({ route: route.value, logdir, sideFile, device, step: shown.whole ? null : step });
   if (command === null) return null;
   return <CopyButton label="Copy command" testid="copy-command" title={visible(command)} text={() => command} />;
-}
-
-/** The whole address of what is in sight, with what the page picked by itself spelled out. */
-function linkToThis(): string {
-  const { run, worker, device, step } = picked.value!;
-  return `${window.location.origin}${addressOf({ ...route.value, run, worker, device, step: String(step) })}`;
 }

@@ -1,10 +1,12 @@
 import { withUnit } from "../state/bytes";
-import { alone, navigate, pick, route, selection } from "../state/app";
+import { addressOf } from "../host/address";
+import { alone, missing, navigate, pick, picked, route, selection } from "../state/app";
 import { shortened, visible } from "../state/names";
 import { runName } from "../state/run_name";
 import type { Selection } from "../state/selection";
 import { showsWindows } from "../state/stretch";
 import { BasePicker } from "./base_picker";
+import { CopyButton } from "./copy_button";
 import { ExportMenu } from "./export_menu";
 import { Picker } from "./picker";
 import { MOST_LISTED, nearestStep, TypedStep } from "./typed_step";
@@ -23,13 +25,15 @@ export function Pickers() {
         onPick={(run) => pick({ run })}
         name={runName}
       />
-      <Picker
-        label="Worker"
-        testid="picker-worker"
-        value={s.worker}
-        options={s.workers}
-        onPick={(worker) => pick({ worker })}
-      />
+      {!namesOnlyItsRun(s) && (
+        <Picker
+          label="Worker"
+          testid="picker-worker"
+          value={s.worker}
+          options={s.workers}
+          onPick={(worker) => pick({ worker })}
+        />
+      )}
       <Picker
         label="Device"
         testid="picker-device"
@@ -40,9 +44,30 @@ export function Pickers() {
       />
       <StepPicker s={s} />
       {s.stats && <BasePicker />}
+      <Share />
       <ExportMenu />
     </nav>
   );
+}
+
+/** An imported file's lone worker goes by its run's name: once is enough. */
+function namesOnlyItsRun({ run, worker, workers }: Selection): boolean {
+  return workers.length === 1 && worker === run.split("/").at(-1);
+}
+
+/** The address of all that is picked, zoomed to and marked. */
+function Share() {
+  return (
+    <div class="picker share">
+      <CopyButton label="Copy link" testid="copy-link" look="boxed" title="A link to exactly this: picks, zoom, cursor and mark" text={linkToThis} />
+    </div>
+  );
+}
+
+/** The whole address of what is in sight, with what the page picked by itself spelled out. */
+function linkToThis(): string {
+  const { run, worker, device, step } = picked.value!;
+  return `${window.location.origin}${addressOf({ ...route.value, run, worker, device, step: String(step) })}`;
 }
 
 function deviceName(device: string, s: Selection): string {
@@ -157,14 +182,16 @@ function neighbors({ step, monitored }: Selection): [number | undefined, number 
   return [step > monitored.first ? step - 1 : undefined, step < monitored.last ? step + 1 : undefined];
 }
 
+const FOUND_BASE = { base_run: undefined, base_worker: undefined, base_device: undefined, base_step: undefined } as const;
+
 /** Says so when the address asked for something that is not here. */
 export function MissingPicks() {
   const s = selection.value;
-  if (!s || s.missing.length === 0) return null;
-  const asked = s.missing.map((m) => shortened(visible(m), 80)).join(", ");
+  if (!s || missing.value.length === 0) return null;
+  const asked = missing.value.map((m) => shortened(visible(m), 80)).join(", ");
   const why = s.holdsNothing
     ? ", which recorded no memory of any device"
-    : `, which ${s.missing.length === 1 ? "is" : "are"} not here`;
+    : `, which ${missing.value.length === 1 ? "is" : "are"} not here`;
   return (
     <p class="missing" role="status" data-testid="missing">
       The address asks for {asked}
@@ -173,7 +200,7 @@ export function MissingPicks() {
         type="button"
         class="quiet"
         onClick={() =>
-          navigate({ run: s.run, worker: s.worker, device: s.device, step: String(s.step), view: route.value.view })
+          navigate({ run: s.run, worker: s.worker, device: s.device, step: String(s.step), ...FOUND_BASE })
         }
       >
         Keep this

@@ -77,6 +77,9 @@ function Views({ answer, failure, again }: Props) {
   return (
     <>
       <header class="top">
+        <button type="button" class="skip" data-testid="skip" onClick={() => content.current?.focus()}>
+          Skip to {capital(view)}
+        </button>
         <Pickers />
         <Tabs current={view} />
       </header>

@@ -1,6 +1,9 @@
+import { readFileSync } from "node:fs";
 import { describe, expect, it } from "vitest";
 import { asPartOf, deltaInUnit, deltaWithUnit, exactBytes, inUnit, percent, unitFor, withUnit } from "../../src/state/bytes";
 
+/** The same table that the Python side is held to: tests/analysis/test_units.py. */
+const CASES: [number, string][] = JSON.parse(readFileSync(new URL("../../../tests/analysis/sizes.json", import.meta.url), "utf-8"));
 const MiB = 2 ** 20;
 const GiB = 2 ** 30;
 
@@ -8,7 +11,7 @@ describe("the unit of a table", () => {
   it("is the largest that still shows the parts", () => {
     expect(unitFor(18.53 * GiB).name).toBe("GiB");
     expect(unitFor(3 * MiB, 5 * GiB).name).toBe("GiB");
-    expect(unitFor(1.26 * GiB).name).toBe("MiB");
+    expect(unitFor(1.26 * GiB).name).toBe("GiB");
     expect(unitFor(113.4 * MiB).name).toBe("MiB");
   });
   it("is bytes for a few bytes and for nothing", () => {
@@ -18,17 +21,17 @@ describe("the unit of a table", () => {
   });
   it("is the whole's for its parts, unless they are less than one of it", () => {
     expect(asPartOf(94 * MiB, 1.91 * MiB)).toBe("1.91 MiB");
-    expect(asPartOf(94 * MiB, MiB / 2)).toBe("512.00 KiB");
+    expect(asPartOf(94 * MiB, MiB / 2)).toBe("512.0 KiB");
   });
   it("looks at sizes, not signs", () => expect(unitFor(-8 * MiB).name).toBe("MiB"));
 });
 
 describe("bytes", () => {
   const mib = unitFor(100 * MiB);
-  it("have two decimals", () => {
-    expect(withUnit(113.4 * MiB)).toBe("113.40 MiB");
+  it("have three or four digits, as everywhere", () => {
+    for (const [bytes, text] of CASES) expect(withUnit(bytes)).toBe(text);
     expect(inUnit(1.5 * MiB, mib)).toBe("1.50");
-    expect(inUnit(1290.875 * MiB, mib)).toBe("1,290.88");
+    expect(inUnit(1290.875 * MiB, mib)).toBe("1,291");
   });
   it("never read as zero when something is there", () => {
     expect(inUnit(512, mib)).toBe("< 0.01");

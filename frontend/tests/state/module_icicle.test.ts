@@ -7,7 +7,6 @@ interface Given {
   own: number;
   kind?: ModuleRow["kind"];
   className?: string;
-  highest?: number;
 }
 
 /** Rows from keys with their own bytes; a module's parent is the longest other key that it begins with. */
@@ -20,12 +19,12 @@ function rows(given: Record<string, Given>): ModuleRow[] {
   const inclusive = (key: string): number =>
     given[key]!.own + keys.filter((k) => parentOf(k) === keys.indexOf(key)).reduce((sum, k) => sum + inclusive(k), 0);
   return keys.map((key, id) => {
-    const { own, kind = "module", className = null, highest } = given[key]!;
+    const { own, kind = "module", className = null } = given[key]!;
     const all = inclusive(key);
     return {
       ...{ id, parent: parentOf(key), key, name: key, depth: 0, class_name: className, kind },
       ...{ own: { activation: own }, inclusive: { activation: all }, own_bytes: own, inclusive_bytes: all },
-      ...{ highest: { activation: highest ?? all }, peak_inside_bytes: null, calls: key === "blocks" ? 0 : 1 },
+      ...{ highest: { activation: all }, highest_ns: 0, highest_in_forward: null, highest_in_backward: null, peak_inside_bytes: null, calls: key === "blocks" ? 0 : 1 },
       ...{ allocations: 1, allocated_bytes: 0, forward_ns: 0, backward_ns: 0 },
     };
   });
@@ -56,7 +55,7 @@ function bars(icicle: Icicle): Record<string, number> {
 
 describe("the icicle of modules", () => {
   it("hangs modules under those that hold them, as wide as their bytes, and all under the whole", () => {
-    const found = bars(icicleOf(buildTree(rows(MODEL), false), "peak"));
+    const found = bars(icicleOf(buildTree(rows(MODEL), false)));
     expect(found).toMatchObject({
       "": 127,
       "(root)": 120,
@@ -69,7 +68,7 @@ describe("the icicle of modules", () => {
   });
 
   it("shows repeated layers as one, with what each holds summed over all", () => {
-    const icicle = icicleOf(layersAsOne(buildTree(rows(MODEL), true)), "peak");
+    const icicle = icicleOf(layersAsOne(buildTree(rows(MODEL), true)));
     expect(bars(icicle)).toEqual({
       "": 127,
       "(root)": 120,
@@ -90,7 +89,7 @@ describe("the icicle of modules", () => {
     for (const stage of [0, 1, 2]) for (const layer of [0, 1, 2]) given[`stages.${stage}.${layer}`] = { own: 10 };
     given["stages"] = { own: 0 };
     const sorted = Object.fromEntries(Object.entries(given).sort(([a], [b]) => a.length - b.length));
-    const found = bars(icicleOf(layersAsOne(buildTree(rows(sorted), true)), "peak"));
+    const found = bars(icicleOf(layersAsOne(buildTree(rows(sorted), true))));
     expect(found[""]).toBe(99);
     expect(Object.entries(found).filter(([way]) => way.endsWith("up ×9"))).toEqual([[expect.any(String), 9]]);
     expect(Object.keys(found).length).toBeLessThan(8);
@@ -103,22 +102,15 @@ describe("the icicle of modules", () => {
       ...Object.fromEntries([0, 1, 2, 3].map((n) => [`layers.${n}`, { own: 1, className: n % 2 ? "Odd" : "Even" }])),
       ...Object.fromEntries([0, 1, 2, 3].map((n) => [`layers.${n}.a`, { own: 10 ** n }])),
     };
-    const icicle = icicleOf(layersAsOne(buildTree(rows(given), true)), "peak");
+    const icicle = icicleOf(layersAsOne(buildTree(rows(given), true)));
     expect(icicle.bytes.filter((bytes) => bytes === 101 || bytes === 1010)).toHaveLength(2);
     expect(new Set(icicle.key).size).toBe(icicle.key.length);
-  });
-
-  it("is at least as wide as what is inside it, where each part has its own moment", () => {
-    const given = { "": { own: 0, highest: 50 }, a: { own: 40, highest: 40 }, b: { own: 10, highest: 30 } };
-    const icicle = icicleOf(buildTree(rows(given), false), "highest");
-    expect(icicle.bytes).toEqual([70, 70, 40, 30]);
-    expect(icicle.categories[1]).toEqual({ activation: 50 });
   });
 
   it("sums to the whole at every bar: its own and what is inside", () => {
     for (const fold of [true, false]) {
       const tree = buildTree(rows(MODEL), fold);
-      const icicle = icicleOf(fold ? layersAsOne(tree) : tree, "peak");
+      const icicle = icicleOf(fold ? layersAsOne(tree) : tree);
       icicle.bytes.forEach((bytes, place) => {
         const inside = icicle.id.filter((at) => icicle.parent[at] === place);
         expect(inside.reduce((sum, at) => sum + icicle.bytes[at]!, 0)).toBeLessThanOrEqual(bytes);

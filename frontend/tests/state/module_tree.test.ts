@@ -23,7 +23,10 @@ const row = (
   inclusive: { parameter: inclusive },
   own_bytes: own,
   inclusive_bytes: inclusive,
-  highest: {},
+  highest: { parameter: inclusive + id },
+  highest_ns: 1000 * id,
+  highest_in_forward: { bytes: 100 + id, start_ns: id, end_ns: id + 5 },
+  highest_in_backward: null,
   peak_inside_bytes: 100 + id,
   calls,
   allocations: 1,
@@ -76,24 +79,30 @@ describe("the tree", () => {
     const blocks = buildTree(rows, true)[0]!.children[0]!;
     expect([blocks.key, blocks.layers, blocks.children.length, blocks.bytes]).toEqual(["blocks", 2, 2, 10]);
   });
-  it("puts equal layers beside others under a row of their own", () => {
+  it("puts equal layers beside others under a row of their own, and their highest is that of one of them", () => {
     const mixed = [
       row(0, null, "net", 0, 9, "Net"),
-      row(1, 0, "net.0", 3, 3),
-      row(2, 0, "net.1", 3, 3),
-      row(3, 0, "net.2", 3, 3, "Norm"),
-      row(4, 0, "net.3", 0, 0, "ReLU"),
+      row(1, 0, "net.0", 1, 3, "Block"),
+      row(2, 1, "net.0.fc", 2, 2),
+      row(3, 0, "net.1", 1, 3, "Block"),
+      row(4, 3, "net.1.fc", 2, 2),
+      row(5, 0, "net.2", 3, 3, "Norm"),
     ];
     const [folded, norm] = buildTree(mixed, true)[0]!.children;
-    expect([folded!.key, folded!.layers, folded!.bytes, folded!.forwardNs, folded!.peakInside]).toEqual([
-      "net.*",
-      2,
-      6,
-      20,
-      102,
-    ]);
+    expect([folded!.key, folded!.layers, folded!.bytes, folded!.forwardNs]).toEqual(["net.*", 2, 6, 20]);
+    expect([folded!.highest, folded!.highestNs, folded!.inForward!.bytes]).toEqual([{ parameter: 6 }, 3000, 103]);
     expect(norm!.key).toBe("net.2");
-    expect(buildTree(mixed.slice(0, 4), true)[0]!.children).toHaveLength(3); // three bare ones are a sequence
+  });
+  it("leaves the layers of a Sequential apart, which differ in class or in size", () => {
+    const layers = (kinds: [number, string][]) => [
+      row(0, null, "net", 0, 0, "Sequential"),
+      ...kinds.map(([own, cls], n) => row(n + 1, 0, `net.${n}`, own, own, cls)),
+    ];
+    const unlike = layers([[8, "Linear"], [0, "ReLU"], [8, "Linear"], [0, "ReLU"]]);
+    expect(keys(buildTree(unlike, true)[0]!.children.map((node) => ({ node })))).toEqual(["net.0", "net.1", "net.2", "net.3"]);
+    expect(buildTree(layers([[8, "Linear"], [4, "Linear"], [2, "Linear"], [1, "Linear"]]), true)[0]!.children).toHaveLength(4);
+    expect(buildTree(layers([[8, "Linear"], [8, "Linear"], [8, "Linear"], [8, "Linear"]]), true)[0]!.layers).toBeNull();
+    expect(buildFlat(unlike, true)).toHaveLength(5);
   });
   it("stars the number that differs, not the first", () => {
     const experts = [0, 1, 2, 3].map((n) => row(n + 1, 0, `h.0.experts.${n}`, 1, 1));

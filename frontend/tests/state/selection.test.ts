@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { MonitoredWhole, RunsAnswer, StepStats, WorkerEntry } from "../../src/api/types";
-import { resolveBase, resolveSelection, runBefore } from "../../src/state/selection";
+import { missingBase, resolveBase, resolveSelection, runBefore } from "../../src/state/selection";
 
 const stats = (peak: number): StepStats => ({
   peak_bytes: peak,
@@ -19,6 +19,7 @@ const stats = (peak: number): StepStats => ({
 });
 const worker = (name: string, peaks: Record<number, number>, device = "cpu") => ({
   worker: name,
+  model: "net",
   devices: [device],
   steps: Object.entries(peaks).map(([step, peak]) => ({
     step: Number(step),
@@ -130,6 +131,31 @@ describe("what it is compared with", () => {
     const runs = ["a/x", "b/y", "b/z"].map((run) => ({ run, workers: [worker("rank0", { 1: 1 })] }));
     const picked = resolveSelection({ ...answer, runs }, { view: "compare", run: "b/z" })!;
     expect(resolveBase({ ...answer, runs }, { view: "compare", run: "b/z" }, picked)).toMatchObject({ run: "b/y" });
+  });
+  it("is nothing of another model, of one that is not known, or on another kind of device, unless it is asked for", () => {
+    const lone = { run: "lone", workers: [worker("rank0", { 4: 1 })] };
+    const others = [
+      { run: "gpu", workers: [worker("rank0", { 4: 1 }, "cuda:0")] },
+      { run: "other", workers: [{ ...worker("rank0", { 4: 1 }), model: "another" }] },
+      { run: "snapshot", workers: [{ ...worker("rank0", { 4: 1 }), model: "" }] },
+    ];
+    const route = { view: "compare", run: "lone" } as const;
+    const baseOf = (runs: RunsAnswer["runs"], more: object = {}) =>
+      resolveBase({ ...answer, runs }, { ...route, ...more }, resolveSelection({ ...answer, runs }, route)!);
+    for (const other of others) {
+      expect(baseOf([lone, other])).toBeNull();
+      expect(baseOf([lone, other], { base_run: other.run })).toMatchObject({ run: other.run });
+    }
+    const second = { run: "lone", workers: [...lone.workers, { ...worker("rank1", { 4: 1 }), model: "" }] };
+    expect(baseOf([second])).toMatchObject({ worker: "rank1" });
+  });
+  it("says what the URL asks for and is not here", () => {
+    const asked = { view: "compare" as const, run: "a", step: "3", base_run: "gone", base_step: "2" };
+    const found = resolveBase(answer, asked, resolveSelection(answer, asked)!);
+    expect(found).toMatchObject({ run: "a", step: 2 });
+    expect(missingBase(asked, found)).toEqual(["run gone to compare with"]);
+    expect(missingBase({ view: "compare" }, found)).toEqual([]);
+    expect(missingBase({ view: "compare", base_step: "7" }, null)).toEqual(["step 7 to compare with"]);
   });
   it("is the URL's own choice", () => expect(base({ run: "a", step: "3", base_step: "1" })).toMatchObject({ step: 1 }));
 });

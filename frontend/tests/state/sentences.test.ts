@@ -21,20 +21,20 @@ const step = (peak: object) =>
 
 describe("the headline", () => {
   it("says what peaked, when and where", () =>
-    expect(plain(headline(step({})))).toBe("Step 5 peaked at 113.40 MiB in backward, in blocks.3.mlp."));
+    expect(plain(headline(step({})))).toBe("Step 5 peaked at 113.4 MiB in backward, in blocks.3.mlp."));
   it("names the operator where no module owns the moment", () =>
-    expect(plain(headline(step({ module: null })))).toBe("Step 5 peaked at 113.40 MiB in backward, in aten::mm."));
+    expect(plain(headline(step({ module: null })))).toBe("Step 5 peaked at 113.4 MiB in backward, in aten::mm."));
   it("says less where less is known", () =>
-    expect(plain(headline(step({ module: null, operator: null, phase: null })))).toBe("Step 5 peaked at 113.40 MiB."));
+    expect(plain(headline(step({ module: null, operator: null, phase: null })))).toBe("Step 5 peaked at 113.4 MiB."));
   it("says nothing of a phase that nothing tells, and of an owner without a name", () => {
     const snapshot = { module: "(not named)", operator: null, phase: "other", by_phase: [{ key: "other", bytes: 1, count: 1 }] };
-    expect(plain(headline(step(snapshot)))).toBe("Step 5 peaked at 113.40 MiB.");
+    expect(plain(headline(step(snapshot)))).toBe("Step 5 peaked at 113.4 MiB.");
     const named = { ...snapshot, operator: "aten::mm" };
-    expect(plain(headline(step(named)))).toBe("Step 5 peaked at 113.40 MiB in aten::mm.");
+    expect(plain(headline(step(named)))).toBe("Step 5 peaked at 113.4 MiB in aten::mm.");
   });
   it("tells that a moment is in no phase where the others are known", () =>
     expect(plain(headline(step({ phase: "other", module: "outside:aten::mm" })))).toBe(
-      "Step 5 peaked at 113.40 MiB outside forward, backward and optimizer, in aten::mm.",
+      "Step 5 peaked at 113.4 MiB outside forward, backward and optimizer, in aten::mm.",
     ));
   it("calls what has no steps the recording", () => {
     const whole = { ...step({}), step: 0 };

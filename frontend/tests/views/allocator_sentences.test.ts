@@ -13,7 +13,7 @@ function curve(peak: number, reserved: number | null): ReserveCurve {
 describe("the headline", () => {
   it("says how much was reserved, and used of it", () =>
     expect(plain(headline("cuda:0", curve(80 * MiB, 100 * MiB), undefined))).toBe(
-      "PyTorch reserved up to 100.00 MiB on cuda:0 and used up to 80.00 MiB of it.",
+      "PyTorch reserved up to 100.0 MiB on cuda:0 and used up to 80.00 MiB of it.",
     ));
   it("says so where a file contradicts itself", () =>
     expect(plain(headline("cuda:0", curve(80 * MiB, 10 * MiB), undefined))).toContain("contradicts itself"));

@@ -16,9 +16,11 @@ it("a table that shrank while scrolled down shows its end", () =>
 
 it("a column sorts downwards, upwards, then as the model is", () => {
   const first = nextSorting(null, "forward");
-  const second = nextSorting(readSorting(first), "forward");
-  const third = nextSorting(readSorting(second), "forward");
+  const second = nextSorting(readSorting(first, "peak"), "forward");
+  const third = nextSorting(readSorting(second, "peak"), "forward");
   expect([first, second, third]).toEqual(["forward", "-forward", "model"]);
-  expect(readSorting("model")).toBeNull();
-  expect(readSorting("nonsense")).toEqual({ id: "bytes", descending: true });
+  expect(readSorting("model", "peak")).toBeNull();
+  expect(readSorting("when", "peak")).toEqual({ id: "bytes", descending: true });
+  expect(readSorting("when", "highest")).toEqual({ id: "when", descending: true });
+  expect(readSorting("nonsense", "peak")).toEqual({ id: "bytes", descending: true });
 });

@@ -31,6 +31,7 @@ from tb_memplugin.server.routes import (
     step,
     step_figures,
     steps,
+    stretch,
 )
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
@@ -44,6 +45,7 @@ ROUTES: dict[str, Callable[[Session, Request], Mapping[str, object]]] = {
     "/step_figures": step_figures.answer,
     "/curve": curve.answer,
     "/moment": moment.answer,
+    "/stretch": stretch.answer,
     "/lanes": lanes.answer,
     "/modules": modules.answer,
     "/compare": compare.answer,

@@ -11,7 +11,7 @@ from tb_memplugin.analysis.modules import module_table
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.selection import Request
-from tb_memplugin.server.session import Chosen, Session
+from tb_memplugin.server.session import Chosen, Opened, Session
 from tb_memplugin.server.shapes import CATEGORIES
 from tb_memplugin.store.reader import category_bytes, module_keys
 from tb_memplugin.trace.tables import NOT_NAMED, Int64, Module
@@ -19,7 +19,30 @@ from tb_memplugin.trace.tables import NOT_NAMED, Int64, Module
 ModuleKind = Literal["module", "outside", "unnamed"]
 
 
-class ModuleRow(TypedDict):
+class HighestCall(TypedDict):
+    """Of the calls of a module and those inside it, the one with the device's highest live bytes."""
+
+    bytes: int
+    """The highest live bytes on the device during this call."""
+    start_ns: int
+    end_ns: int
+    """When it ran."""
+
+
+class ModuleHighest(TypedDict):
+    """What a module holds at its highest, and what is highest while it runs."""
+
+    highest: dict[str, int] | None
+    """The inclusive bytes at the module's own highest moment in the step; null without the side file. Modules
+    have different moments, so their rows do not add up."""
+    highest_ns: int | None
+    """When that was: the first of several moments, at the earliest the start of the step. Or null."""
+    highest_in_forward: HighestCall | None
+    highest_in_backward: HighestCall | None
+    """Null if no such call began in the step, and without the side file."""
+
+
+class ModuleRow(ModuleHighest):
     """A module. Where bytes are by category, there are no zeros."""
 
     id: int
@@ -40,9 +63,6 @@ class ModuleRow(TypedDict):
     own_bytes: int
     inclusive_bytes: int
     """Their sums."""
-    highest: dict[str, int] | None
-    """The highest inclusive bytes of each category within the step, each at its own moment; null without the
-    side file."""
     peak_inside_bytes: int | None
     """The highest live bytes on the device while a call of it ran, or null."""
     calls: int
@@ -62,29 +82,56 @@ class ModulesAnswer(TypedDict):
     """Parents before children. The `inclusive_bytes` of the rows without a parent sum to `peak_bytes`."""
 
 
-Highest = list[dict[str, int]]
-
-
 def answer(session: Session, request: Request) -> ModulesAnswer:
-    """Answer from the summary; the highest of each category needs the side file, and is null without it."""
+    """Answer from the summary; what is highest needs the side file, and is null without it."""
     chosen = session.chosen(request)
     summary, device = session.device_summary(request, chosen)
-    highest = _highest(session, chosen, device)
-    return {"peak_bytes": device.peak.bytes, "rows": _rows(summary, device, highest)}
+    return {
+        "peak_bytes": device.peak.bytes,
+        "rows": _rows(summary, device, _highest(session, chosen, device)),
+    }
 
 
-def _highest(session: Session, chosen: Chosen, device: DeviceSummary) -> Highest | None:
+NOT_KNOWN: ModuleHighest = {
+    "highest": None,
+    "highest_ns": None,
+    "highest_in_forward": None,
+    "highest_in_backward": None,
+}
+
+
+def _highest(session: Session, chosen: Chosen, device: DeviceSummary) -> list[ModuleHighest] | None:
     try:
         opened = session.opened(chosen)
     except UnreadableFileError:
         return None
-    table = module_table(opened.trace, opened.device, opened.step, device.stats.peak_event, with_highest=True)
-    if table.highest is None or len(table.rows) != len(device.modules.modules):
+    trace = opened.trace
+    table = module_table(trace, opened.device, opened.step, device.stats.peak_event, with_highest=True)
+    if table.highest is None or table.highest_event is None or len(table.rows) != len(device.modules.modules):
         return None
-    return [category_bytes(row) for row in table.highest.tolist()]
+    start = trace.steps[opened.step].start_ns - opened.epoch_ns
+    return [
+        {
+            "highest": category_bytes(table.highest[row].tolist()),
+            "highest_ns": max(start, opened.time_ns(int(table.highest_event[row]))),
+            "highest_in_forward": _call(opened, int(table.inside_call[row, 0]), int(table.inside[row, 0])),
+            "highest_in_backward": _call(opened, int(table.inside_call[row, 1]), int(table.inside[row, 1])),
+        }
+        for row in range(len(table.rows))
+    ]
 
 
-def _rows(summary: StepSummary, device: DeviceSummary, highest: Highest | None) -> list[ModuleRow]:
+def _call(opened: Opened, call: int, size: int) -> HighestCall | None:
+    if call < 0:
+        return None
+    calls = opened.trace.calls
+    start, end = int(calls.start_ns[call]), int(calls.end_ns[call])
+    return {"bytes": size, "start_ns": start - opened.epoch_ns, "end_ns": end - opened.epoch_ns}
+
+
+def _rows(
+    summary: StepSummary, device: DeviceSummary, highest: list[ModuleHighest] | None
+) -> list[ModuleRow]:
     table = device.modules
     keys = module_keys(summary, table.modules)
     classes = ["", *summary.modules.class_names]
@@ -108,7 +155,7 @@ def _rows(summary: StepSummary, device: DeviceSummary, highest: Highest | None) 
                 "inclusive": category_bytes(inclusive[row].tolist()),
                 "own_bytes": int(own[row].sum()),
                 "inclusive_bytes": int(inclusive[row].sum()),
-                "highest": highest[row] if highest is not None else None,
+                **(highest[row] if highest is not None else NOT_KNOWN),
                 "peak_inside_bytes": table.peak_inside[row] if table.peak_inside[row] >= 0 else None,
                 "calls": table.calls[row],
                 "allocations": table.allocations[row],

@@ -50,6 +50,8 @@ class PackedWorker(TypedDict):
     """Names of the devices that were recorded."""
     steps: PackedSteps
     """The steps that were recorded."""
+    model: str
+    """The same text for recordings of one model, with any number of layers; "" if it is not known."""
     monitored: dict[str, MonitoredWhole]
     """By name of a device, what a `MemoryMonitor` saw; `{}` if there was none."""
 
@@ -104,6 +106,7 @@ def _runs(listing: Listing, monitored: MonitoredRuns) -> list[PackedRun]:
                 "worker": worker,
                 "devices": list(dict.fromkeys(device for entry in entries for device in entry.devices)),
                 "steps": _steps(entries),
+                "model": entries[-1].metadata.model_fingerprint if entries else "",
                 "monitored": _monitored(monitored.workers.get((run, worker))),
             }
         )

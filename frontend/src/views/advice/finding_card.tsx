@@ -1,4 +1,5 @@
 import type { Evidence, Finding, Where } from "../../api/types";
+import { alone } from "../../state/app";
 import { linkTo, ruleName } from "../../state/advice";
 import { type Unit, unitFor } from "../../state/bytes";
 import { capital, titleText } from "../../state/names";
@@ -13,7 +14,7 @@ export function FindingCard({ finding }: { finding: Finding }) {
   const { kind, level, levels } = finding;
   return (
     <section class={`card finding ${level}`} data-testid="finding" data-key={kind} data-level={level} aria-label={ruleName(kind)}>
-      <FindingHead finding={finding} />
+      <FindingHead finding={finding} alone={alone.value} />
       {levels.length > 1 && <Levels levels={levels} />}
       <EvidenceTable rows={finding.evidence} />
       <FindingAction finding={finding} />

@@ -6,8 +6,8 @@ import { Sentence } from "../sentence";
 
 type Brief = Pick<Finding, "kind" | "level" | "step" | "title" | "subject" | "bytes" | "of_bytes" | "measure">;
 
-/** What was found, and how much. */
-export function FindingHead({ finding }: { finding: Brief }) {
+/** What was found, and how much; `alone` where its step is the whole window. */
+export function FindingHead({ finding, alone = false }: { finding: Brief; alone?: boolean }) {
   const { kind, level, step, bytes, of_bytes, measure } = finding;
   return (
     <header class="finding-head">
@@ -15,7 +15,7 @@ export function FindingHead({ finding }: { finding: Brief }) {
         <p class="finding-kind">
           <span class="finding-level">{level === "problem" ? "Problem" : "Option"}</span>
           <span>{ruleName(kind)}</span>
-          {step !== null && <span>step {step}</span>}
+          {step !== null && <span>{alone ? "whole window" : `step ${step}`}</span>}
         </p>
         <h2 class="finding-title breaking" data-testid="finding-title">
           <Sentence pieces={titleOf(finding)} />

@@ -1,4 +1,5 @@
 import type { Holder, Peak } from "../../api/types";
+import { alone } from "../../state/app";
 import { percent, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
 import { grouped } from "../../state/numbers";
@@ -12,7 +13,7 @@ export function PeakCard({ peak }: { peak: Peak }) {
   return (
     <section class="card" data-testid="peak-holders" aria-label="Who fills the peak">
       <h2>
-        Who fills the peak of step {peak.step}: {withUnit(peak.bytes)}
+        Who fills the peak of {alone.value ? "the whole window" : `step ${peak.step}`}: {withUnit(peak.bytes)}
       </h2>
       <table class="plain evidence">
         <thead>

@@ -147,12 +147,12 @@ const TONE: Record<Status, string> = {
   same: "same",
 };
 
-/** In two lines at most, both ends kept. */
+/** Both ends kept; a line ends between words or behind a separator, and never within a word. */
 function SideHead({ name }: { name: string }) {
   return (
-    <span class="breaking" title={titleText(name)}>
+    <span class="side-head" title={titleText(name)}>
       {shortened(visible(name), 44)
-        .split(/(?<=\/)/)
+        .split(/(?<=[/_.-])/)
         .flatMap((piece, i) => (i === 0 ? [piece] : [<wbr key={i} />, piece]))}
     </span>
   );

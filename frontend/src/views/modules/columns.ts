@@ -1,10 +1,9 @@
 /** The columns of the Modules table: what each shows, and how it sorts. */
-import type { Categories } from "../../api/types";
-import { GROUPS, groupBytes } from "../../state/categories";
-import type { At } from "../../state/module_icicle";
+import type { Categories, ModuleRow } from "../../api/types";
+import { GROUPS, groupBytes, total } from "../../state/categories";
 import type { ModuleNode } from "../../state/module_tree";
 
-export type { At };
+export type At = "peak" | "highest";
 
 export interface Column {
   id: string;
@@ -16,22 +15,25 @@ export interface Column {
   /** Shaded by its share of the column's largest. */
   heat: boolean;
   value: (node: ModuleNode, at: At) => number | null;
+  /** The call that a number is about; a click on it shows that call in the Timeline. */
+  call?: (node: ModuleNode) => ModuleRow["highest_in_forward"];
 }
 
 export function categoriesAt(node: ModuleNode, at: At): Categories {
   return at === "highest" ? node.highest : node.atPeak;
 }
 
-export const COLUMNS: readonly Column[] = [
-  {
-    id: "bytes",
-    width: 82,
-    label: "at peak",
-    title: "Bytes alive at the step's peak",
-    kind: "bytes",
-    heat: false,
-    value: (n) => n.bytes,
-  },
+const AT_PEAK: Column = {
+  id: "bytes",
+  width: 82,
+  label: "at peak",
+  title: "Bytes alive at the step's peak",
+  kind: "bytes",
+  heat: false,
+  value: (n) => n.bytes,
+};
+
+const REST: readonly Column[] = [
   ...GROUPS.map((group): Column => ({
     id: group.id,
     label: group.label,
@@ -42,13 +44,24 @@ export const COLUMNS: readonly Column[] = [
     value: (n, at) => groupBytes(categoriesAt(n, at), group),
   })),
   {
-    id: "inside",
-    width: 76,
-    label: "highest inside",
-    title: "Highest allocated on the device while a call of it ran",
+    id: "in-forward",
+    width: 84,
+    label: "highest in forward",
+    title: "Highest allocated on the device while a forward call of it ran; click to see that call",
     kind: "bytes",
     heat: false,
-    value: (n) => n.peakInside,
+    value: (n) => n.inForward?.bytes ?? null,
+    call: (n) => n.inForward,
+  },
+  {
+    id: "in-backward",
+    width: 84,
+    label: "highest in backward",
+    title: "Highest allocated on the device while a backward call of it ran; click to see that call",
+    kind: "bytes",
+    heat: false,
+    value: (n) => n.inBackward?.bytes ?? null,
+    call: (n) => n.inBackward,
   },
   {
     id: "allocations",
@@ -79,16 +92,26 @@ export const COLUMNS: readonly Column[] = [
   },
 ];
 
+/** By the moment that the table is of. */
+export const COLUMNS: Record<At, readonly Column[]> = {
+  peak: [AT_PEAK, ...REST],
+  highest: [
+    { ...AT_PEAK, label: "highest", title: "Its most bytes at any moment of the step", value: (n) => total(n.highest) },
+    { id: "when", width: 72, label: "when", title: "Time from the step's start", kind: "time", heat: false, value: (n) => n.highestNs },
+    ...REST,
+  ],
+};
+
 export interface Sorting {
   id: string;
   descending: boolean;
 }
 
 /** "bytes" sorts downwards, "-bytes" upwards, "model" keeps the model's order. */
-export function readSorting(text: string | undefined): Sorting | null {
+export function readSorting(text: string | undefined, at: At): Sorting | null {
   if (text === "model") return null;
   const id = (text ?? "bytes").replace(/^-/, "");
-  const known = id === "name" || COLUMNS.some((c) => c.id === id);
+  const known = id === "name" || COLUMNS[at].some((c) => c.id === id);
   return known ? { id, descending: !(text ?? "").startsWith("-") } : { id: "bytes", descending: true };
 }
 

@@ -7,28 +7,20 @@ import type { ModuleNode } from "../../state/module_tree";
 import { moduleLabel, shortened, titleText, visible } from "../../state/names";
 import { Swatch } from "../category";
 import { FlameChart } from "../flame_chart";
-import type { At } from "./columns";
 import { moduleBars } from "./module_bars";
 
 interface Props {
   roots: ModuleNode[];
-  at: At;
   filter: ((node: ModuleNode) => boolean) | null;
 }
 
 /** Modules under the modules that hold them, as wide as their bytes. */
-export function IcicleView({ roots, at, filter }: Props) {
-  const icicle = useMemo(() => icicleOf(roots, at), [roots, at]);
+export function IcicleView({ roots, filter }: Props) {
+  const icicle = useMemo(() => icicleOf(roots), [roots]);
   const look = useMemo(() => moduleBars(icicle, filter), [icicle, filter]);
   const zoom = Math.max(0, icicle.key.indexOf(route.value.inside ?? ""));
   const zoomTo = (place: number): void => navigate({ inside: icicle.key[place] || undefined });
   const all = icicle.categories[0]!;
-  if (total(all) === 0)
-    return (
-      <p class="card nothing" data-testid="icicle-nothing">
-        The highest within the step is not known, because the recording's side file is missing.
-      </p>
-    );
   return (
     <section class="card flame-card">
       <div class="row icicle-head">
@@ -48,8 +40,8 @@ export function IcicleView({ roots, at, filter }: Props) {
         tree={icicle}
         zoom={zoom}
         look={look}
-        label={spoken(icicle, at)}
-        tip={(place) => <BarTip icicle={icicle} place={place} zoom={zoom} at={at} />}
+        label={spoken(icicle)}
+        tip={(place) => <BarTip icicle={icicle} place={place} zoom={zoom} />}
         tipKey={(place) => icicle.key[place]!}
         fresh={[icicle, zoom]}
         onZoom={zoomTo}
@@ -57,7 +49,6 @@ export function IcicleView({ roots, at, filter }: Props) {
       <p class="foot">
         width is bytes; a module's own part has nothing below it · click or Enter zooms in, Esc zooms out, arrow keys
         move from bar to bar
-        {at === "highest" && " · parts can be wider than their module's own number: each is highest at its own moment"}
       </p>
     </section>
   );
@@ -94,7 +85,7 @@ function Way({ icicle, zoom, onZoom }: { icicle: Icicle; zoom: number; onZoom: (
 }
 
 /** A bar in words: its exact bytes, its shares, and what they are. */
-function BarTip({ icicle, place, zoom, at }: { icicle: Icicle; place: number; zoom: number; at: At }) {
+function BarTip({ icicle, place, zoom }: { icicle: Icicle; place: number; zoom: number }) {
   const node = icicle.node[place];
   const bytes = total(icicle.categories[place]!);
   const inside = icicle.bytes.reduce((sum, size, one) => (icicle.parent[one] === place ? sum + size : sum), 0);
@@ -108,7 +99,7 @@ function BarTip({ icicle, place, zoom, at }: { icicle: Icicle; place: number; zo
         {percent(bytes, total(icicle.categories[0]!))} of all
         {zoom > 0 && place > 0 && `, ${percent(bytes, total(icicle.categories[zoom]!))} of what is zoomed to`}
       </div>
-      {at === "peak" && inside > 0 && inside < bytes && <div>{exactBytes(bytes - inside)} its own</div>}
+      {inside > 0 && inside < bytes && <div>{exactBytes(bytes - inside)} its own</div>}
       {node && (
         <div class="tip-frame">
           <b>{titleText(moduleLabel(node.label))}</b>
@@ -131,7 +122,7 @@ function BarTip({ icicle, place, zoom, at }: { icicle: Icicle; place: number; zo
 }
 
 /** The picture in words: the widest modules. */
-function spoken(icicle: Icicle, at: At): string {
+function spoken(icicle: Icicle): string {
   const all = total(icicle.categories[0]!);
   const widest = icicle.id
     .filter((place) => icicle.node[place]?.key)
@@ -139,6 +130,5 @@ function spoken(icicle: Icicle, at: At): string {
     .sort((a, b) => icicle.bytes[b]! - icicle.bytes[a]!)
     .slice(0, 6)
     .map((place) => `${visible(icicle.node[place]!.label).slice(0, 60)} ${percent(total(icicle.categories[place]!), all)}`);
-  const when = at === "highest" ? "highest" : "at the peak";
-  return `Modules, ${withUnit(all)} (${exactBytes(all)}) ${when}. ${widest.join(", ")}. Arrow keys walk, Enter zooms.`;
+  return `Modules, ${withUnit(all)} (${exactBytes(all)}) at the peak. ${widest.join(", ")}. Arrow keys walk, Enter zooms.`;
 }

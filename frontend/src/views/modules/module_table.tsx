@@ -5,9 +5,11 @@ import type { VisibleRow } from "../../state/module_rows";
 import type { ModuleNode } from "../../state/module_tree";
 import { exactTime, inTimeUnit, type TimeUnit, timeUnitFor } from "../../state/time";
 import { titleText } from "../../state/names";
+import type { RoutePatch } from "../../state/route";
 import { CategoryBar } from "../category";
 import { Fold } from "../fold";
 import { Name } from "../name";
+import { RouteLink } from "../route_link";
 import { reusedKey, Spacer, useRowsInSight } from "../windowed";
 import { type At, categoriesAt, type Column, COLUMNS, type Sorting } from "./columns";
 import { walkRows } from "../row_keys";
@@ -27,14 +29,15 @@ interface Props {
 export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) {
   const { box, sight } = useRowsInSight(rows.length, ROW);
   const { largest, widest, clock } = useMemo(() => measured(rows, at), [rows, at]);
+  const columns = COLUMNS[at];
   return (
     <section class="card grid-card">
       <div class="scroller" ref={box} data-testid="module-table" tabIndex={0} role="region" aria-label="Modules">
-        <table class="grid" style={{ minWidth: "1220px" }} aria-rowcount={rows.length + 1}>
+        <table class="grid" style={{ minWidth: "1300px" }} aria-rowcount={rows.length + 1}>
           <colgroup>
             <col />
             <col style={{ width: "11%" }} />
-            {COLUMNS.map((c) => (
+            {columns.map((c) => (
               <col key={c.id} style={{ width: `${c.width}px` }} />
             ))}
           </colgroup>
@@ -44,7 +47,7 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
               <th scope="col">
                 <span class="unseen">categories</span>
               </th>
-              {COLUMNS.map((c) => (
+              {columns.map((c) => (
                 <Head
                   key={c.id}
                   id={c.id}
@@ -58,7 +61,7 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
             </tr>
           </thead>
           <tbody onKeyDown={walkRows}>
-            <Spacer height={sight.above} columns={COLUMNS.length + 2} />
+            <Spacer height={sight.above} columns={columns.length + 2} />
             {rows.slice(sight.first, sight.last).map((row, i) => (
               <tr
                 key={reusedKey(sight.first + i, sight)}
@@ -71,7 +74,7 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
                 <td>
                   <CategoryBar categories={categoriesAt(row.node, at)} full={widest} unit={unit} />
                 </td>
-                {COLUMNS.map((c) => (
+                {columns.map((c) => (
                   <Cell
                     key={c.id}
                     column={c}
@@ -84,7 +87,7 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
                 ))}
               </tr>
             ))}
-            <Spacer height={sight.below} columns={COLUMNS.length + 2} />
+            <Spacer height={sight.below} columns={columns.length + 2} />
           </tbody>
         </table>
         {rows.length === 0 && (
@@ -101,9 +104,10 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
 function measured(rows: VisibleRow[], at: At) {
   const highest = (of: (node: ModuleNode) => number): number =>
     rows.reduce((top, { node }) => Math.max(top, of(node)), 0);
-  const longest = highest((node) => Math.max(node.forwardNs, node.backwardNs));
+  const times = COLUMNS[at].filter((c) => c.kind === "time");
+  const longest = highest((node) => Math.max(...times.map((c) => c.value(node, at) ?? 0)));
   return {
-    largest: new Map(COLUMNS.filter((c) => c.heat).map((c) => [c.id, highest((node) => c.value(node, at) ?? 0)])),
+    largest: new Map(COLUMNS[at].filter((c) => c.heat).map((c) => [c.id, highest((node) => c.value(node, at) ?? 0)])),
     widest: highest((node) => sumOf(node, at)),
     clock: longest > 0 ? timeUnitFor(longest / 4) : null, // no unit where no time is known
   };
@@ -201,7 +205,7 @@ function Cell({
   const value = column.value(node, at);
   if (value === null)
     return (
-      <td class="number zero" title="It was not called in this step">
+      <td class="number zero" title={column.call ? "No such call began in this step, or the side file is missing" : "Not known"}>
         –
       </td>
     );
@@ -209,15 +213,29 @@ function Cell({
   if (column.kind === "time")
     return (
       <td class="number muted" title={exactTime(value)}>
-        {value === 0 || clock === null ? "–" : inTimeUnit(value, clock)}
+        {(value === 0 && column.id !== "when") || clock === null ? "–" : inTimeUnit(value, clock)}
       </td>
     );
   const share = column.heat && largest > 0 ? (100 * value) / largest : 0;
+  const call = column.call?.(node);
+  const text = <span>{value === 0 ? "0.00" : inUnit(value, unit)}</span>;
   const tone = value === 0 ? "number zero heat" : column.id === "bytes" ? "number strong heat" : "number heat";
   return (
     <td class={tone} title={exactBytes(value)}>
-      {share > 0 && <i style={{ width: `calc((100% - 12px) * ${(share / 100).toFixed(3)})` }} />}
-      <span>{value === 0 ? "0.00" : inUnit(value, unit)}</span>
+      {share >= 4 && <i style={{ width: `calc((100% - 12px) * ${(share / 100).toFixed(3)})` }} />}
+      {call ? (
+        <RouteLink to={timelineOf(call)} testid={column.id}>
+          {text}
+        </RouteLink>
+      ) : (
+        text
+      )}
     </td>
   );
+}
+
+/** The Timeline of one call, at its highest moment. */
+function timelineOf({ start_ns, end_ns }: NonNullable<ModuleNode["inForward"]>): RoutePatch {
+  const stretch = { t0: String(start_ns), t1: String(end_ns) };
+  return { view: "timeline", over: undefined, t: undefined, event: undefined, mark: undefined, ...stretch };
 }

@@ -2,7 +2,7 @@ import { useMemo } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { ModulesAnswer, StepAnswer } from "../../api/types";
-import { alone, navigate, picked, route } from "../../state/app";
+import { alone, navigate, picked, route, selection } from "../../state/app";
 import { exactBytes, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { counted } from "../../state/numbers";
 import { layersAsOne } from "../../state/module_icicle";
@@ -58,11 +58,13 @@ function Table({ answer, step, sentences }: { answer: ModulesAnswer; step: numbe
   const shape = SHAPES.find(([key]) => key === shapeText)?.[0] ?? "tree";
   const flat = shape === "flat";
   const fold = foldText !== "off";
-  const at: At = atText === "highest" ? "highest" : "peak";
-  const sorting = readSorting(sort);
+  const known = answer.rows.some((row) => row.highest !== null);
+  const at: At = atText === "highest" && known && shape === "tree" ? "highest" : "peak";
+  const sorting = readSorting(sort, at);
   const flippedText = route.value.flipped ?? "";
   const flipped = useMemo(() => new Set(flippedText.split(",")), [flippedText]);
-  const roots = useMemo(() => rootsOf(answer, shape, fold), [answer, shape, fold]);
+  const start = selection.value?.stats?.step_start_ns ?? 0;
+  const roots = useMemo(() => rootsOf(sinceStart(answer, start), shape, fold), [answer, start, shape, fold]);
   const filter = useMemo(() => matcher(find), [find]);
   const rows = useMemo(() => {
     if (shape === "icicle") return [];
@@ -103,24 +105,26 @@ function Table({ answer, step, sentences }: { answer: ModulesAnswer; step: numbe
           on={fold}
           onFlip={() => navigate({ fold: fold ? "off" : undefined })}
         />
-        <Segmented
-          label="Moment"
-          testid="at"
-          options={
-            [
-              ["peak", "At the peak"],
-              ["highest", "Highest in the step"],
-            ] as const
-          }
-          value={at}
-          onPick={(v) => navigate({ at: v === "peak" ? undefined : v })}
-        />
+        {known && shape === "tree" && (
+          <Segmented
+            label="Moment"
+            testid="at"
+            options={
+              [
+                ["peak", "At the peak"],
+                ["highest", "Each at its highest"],
+              ] as const
+            }
+            value={at}
+            onPick={(v) => navigate({ at: v === "peak" ? undefined : v })}
+          />
+        )}
         <span class="hint" data-testid="modules-caption">
           {caption(unit.name, stepName(step, alone.value), at, flat)}
         </span>
       </div>
       {shape === "icicle" ? (
-        <IcicleView roots={roots} at={at} filter={filter} />
+        <IcicleView roots={roots} filter={filter} />
       ) : (
         <ModuleTable
           rows={rows}
@@ -132,8 +136,9 @@ function Table({ answer, step, sentences }: { answer: ModulesAnswer; step: numbe
         />
       )}
       <p class="foot" data-testid="modules-sum" title={exactBytes(roots.reduce((s, n) => s + n.bytes, 0))}>
-        {filter && found(matches(roots, filter), unit)}
-        {counted(answer.rows.length, "row")} · {flat ? "all rows" : "the outermost rows"} sum to{" "}
+        {filter && at === "peak" && found(matches(roots, filter), unit)}
+        {counted(answer.rows.length, "row")} · {at === "highest" ? "at the peak, " : ""}
+        {flat ? "all rows" : "the outermost rows"} sum to{" "}
         {withUnit(
           roots.reduce((s, n) => s + n.bytes, 0),
           whole,
@@ -142,6 +147,12 @@ function Table({ answer, step, sentences }: { answer: ModulesAnswer; step: numbe
       </p>
     </>
   );
+}
+
+/** With the times of what is highest as the page shows them. */
+function sinceStart(answer: ModulesAnswer, start: number): ModulesAnswer {
+  const rows = answer.rows.map((row) => ({ ...row, highest_ns: row.highest_ns === null ? null : row.highest_ns - start }));
+  return { ...answer, rows };
 }
 
 function rootsOf(answer: ModulesAnswer, shape: Shape, fold: boolean): ModuleNode[] {
@@ -155,7 +166,7 @@ function found({ count, bytes }: { count: number; bytes: number }, unit: Unit): 
 }
 
 function caption(unit: string, step: string, at: At, flat: boolean): string {
-  if (at === "highest") return `${unit}, each category's highest within ${step} (not all at one moment)`;
+  if (at === "highest") return `${unit}, each module at its own highest moment in ${step}, with everything inside; of folded rows the highest one. Moments differ, so rows do not add up`;
   return flat
     ? `${unit} of each module alone, at the peak of ${step}`
     : `${unit} at the peak of ${step}, with everything inside`;
@@ -168,6 +179,6 @@ function opened(node: ModuleNode, depth: number, flat: boolean): boolean {
 
 function orderBy(id: string, descending: boolean, at: At): Order {
   if (id === "name") return { value: (node) => node.key, descending };
-  const column = COLUMNS.find((c) => c.id === id) ?? COLUMNS[0]!;
+  const column = COLUMNS[at].find((c) => c.id === id) ?? COLUMNS[at][0]!;
   return { value: (node) => column.value(node, at) ?? -1, descending };
 }

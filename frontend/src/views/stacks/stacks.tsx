@@ -4,10 +4,11 @@ import type { LineTableAnswer, SourceLine, StacksAnswer } from "../../api/types"
 import { navigate, route, stretch } from "../../state/app";
 import { asPartOf, exactBytes, percent, withUnit } from "../../state/bytes";
 import { lineParts } from "../../state/frames";
-import { capital } from "../../state/names";
+import { capital, shortened, visible } from "../../state/names";
 import { counted } from "../../state/numbers";
 import type { Piece } from "../../state/sentences";
 import { duration } from "../../state/time";
+import { Notice } from "../notices";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
@@ -29,7 +30,8 @@ type When = ReturnType<typeof WHENS>[number][0];
 export function Stacks() {
   const shown = stretch.value!;
   const pick = shown.query;
-  const { search = "", node } = route.value;
+  const { search = "", node: wanted } = route.value;
+  const node = /^\d{1,15}$/.test(wanted ?? "") ? wanted : undefined;
   const chosen = choice();
   const frames = FRAMES.find(([key]) => key === route.value.frames)?.[0] ?? "folded";
   const query = { ...pick, ...chosen.query };
@@ -39,6 +41,7 @@ export function Stacks() {
     SAME_RUN,
   );
   const top = useRemote<LineTableAnswer>(address("line_table", { ...query, count: 2 }), 0, SAME_RUN);
+  if (answer.failure && node !== undefined && answer.status === 400) return <NoSuchFrame node={node} />;
   if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
   const data = answer.data;
   if (!data) return <Loading what="the call stacks" />;
@@ -81,12 +84,25 @@ export function Stacks() {
           </span>
         )}
       </div>
+      {wanted !== node && <NoSuchFrame node={wanted!} />}
       {when !== "step" && <MomentStrip pick={pick} event={data.event} time={data.time_ns} />}
       <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
         <FlameView answer={data} searching={search !== ""} frames={frames} />
       </div>
       <Tables query={query} search={search} />
     </>
+  );
+}
+
+/** Where the address zooms to a frame that is not one of these: says so, with the way to all of them. */
+function NoSuchFrame({ node }: { node: string }) {
+  return (
+    <Notice level="warning" testid="missing-frame">
+      The address zooms to frame {shortened(visible(node), 80)}, which is not here.{" "}
+      <button type="button" class="quiet" onClick={() => navigate({ node: undefined })}>
+        Forget it
+      </button>
+    </Notice>
   );
 }
 

@@ -15,6 +15,7 @@ import type { Cursor } from "./cursor";
 import { type Failed, paintCurve, paintLanes } from "./paint";
 import { Strip } from "./strip";
 import { useDrag } from "./drag";
+import { type Hit, spanIn, walk, type Walked } from "./lane_walk";
 import { usePlotHeight } from "../plot_height";
 
 interface ChartProps {
@@ -51,9 +52,10 @@ export function Chart(props: ChartProps) {
   const main = useRef<HTMLCanvasElement>(null);
   const lower = useRef<HTMLCanvasElement>(null);
   const [width, setWidth] = useState(0);
+  const [walked, setWalked] = useState<Walked | null>(null);
   const [tip, setTip] = useState<{ x: number; y: number; text: string } | null>(null);
   const theme = dark.value;
-  const height = usePlotHeight(OTHERS, 280, 640);
+  const height = usePlotHeight(OTHERS, 280, 960);
   const reserve = props.reserve ?? true;
   const rows: Lane[] = lanes ? laneRows(lanes) : [];
   const lowerHeight = lanesHeight(rows);
@@ -90,19 +92,33 @@ export function Chart(props: ChartProps) {
     else return;
     event.preventDefault();
   };
+  const spanWords = ({ lane, span }: Hit): string =>
+    `${spanLabel(lane.kind, span)} · ${words(span.end_ns - span.start_ns)} from ${place(span.start_ns, whole[0])}`;
   const overLane = (event: PointerEvent): void => {
     const hit = spanAt(rows, event.offsetY, x.invert(event.offsetX));
     setTip(
       hit && {
         x: event.offsetX,
         y: height + event.offsetY,
-        text: `${spanLabel(hit.lane.kind, hit.span)} · ${words(hit.span.end_ns - hit.span.start_ns)} from ${place(hit.span.start_ns, whole[0])}`,
+        text: spanWords(hit),
       },
     );
   };
   const intoLane = (event: MouseEvent): void => {
     const hit = spanAt(rows, event.offsetY, x.invert(event.offsetX));
     if (hit && props.canZoom) onZoom(kept([hit.span.start_ns, hit.span.end_ns], whole));
+  };
+  const here = walked && spanIn(rows, walked);
+  const alongLanes = (event: KeyboardEvent): void => {
+    if (event.key === "Enter" && here && props.canZoom) onZoom(kept([here.span.start_ns, here.span.end_ns], whole));
+    else if (event.key === "Escape") (onZoom(whole), setWalked(null));
+    else {
+      const next = walk(rows, walked, event.key, window);
+      if (!next) return;
+      setWalked(next);
+      setTip(null);
+    }
+    event.preventDefault();
   };
   const at = cursor.place === undefined ? undefined : x(cursor.place);
   const visible = at !== undefined && at >= x.range[0] && at <= x.range[1];
@@ -126,12 +142,16 @@ export function Chart(props: ChartProps) {
       <canvas
         ref={lower}
         data-testid="lanes-canvas"
-        role="img"
-        aria-label={spokenLanes(rows, words)}
+        tabIndex={rows.length > 0 ? 0 : -1}
+        role="application"
+        aria-roledescription="chart"
+        aria-label={`${spokenLanes(rows, words)}. Arrow keys walk from call to call, Enter zooms to one, Escape shows everything.`}
         style={{ height: `${lowerHeight}px` }}
         onPointerMove={overLane}
         onPointerLeave={() => setTip(null)}
         onClick={intoLane}
+        onKeyDown={alongLanes}
+        onBlur={() => setWalked(null)}
       />
       {cursor.mark?.place !== undefined && width > 0 && (
         <Mark at={x(cursor.mark.place)} cursor={at} range={x.range} height={height + lowerHeight} />
@@ -145,6 +165,14 @@ export function Chart(props: ChartProps) {
           style={{ left: `${drag.box[0]}px`, width: `${drag.box[1] - drag.box[0]}px`, height: `${height - 24}px` }}
         />
       )}
+      {here && width > 0 && (
+        <>
+          <span class="walked" style={boxOf(here, x, height)} />
+          <Tip x={Math.max(x.range[0], x(here.span.start_ns))} y={height + here.lane.top + here.lane.height} testid="lanes-walked" live>
+            {spanWords(here)}
+          </Tip>
+        </>
+      )}
       {tip && (
         <Tip x={tip.x} y={tip.y} testid="lanes-tip">
           {tip.text}
@@ -152,7 +180,7 @@ export function Chart(props: ChartProps) {
       )}
       <Strip
         curve={props.strip}
-        by={props.stripBy ?? "category"}
+        by={props.stripBy ?? (props.by === "category" ? "category" : undefined)}
         window={window}
         whole={whole}
         width={width}
@@ -163,6 +191,12 @@ export function Chart(props: ChartProps) {
       />
     </div>
   );
+}
+
+/** Around a span, as far as it is in sight. */
+function boxOf({ lane, span }: Hit, x: Scale, top: number): Record<string, string> {
+  const [from, to] = [Math.max(x.range[0], x(span.start_ns)), Math.min(x.range[1], x(span.end_ns))];
+  return { left: `${from}px`, width: `${Math.max(3, to - from)}px`, top: `${top + lane.top}px`, height: `${lane.height}px` };
 }
 
 interface MarkProps {

@@ -14,6 +14,8 @@ export interface Cursor {
   hovering: boolean;
   atPeak: boolean;
   pinned: boolean;
+  /** Whether it rests at the highest moment of what is zoomed to. */
+  atHighest: boolean;
   /** Of folded modules, how many a key stands for, and whether it can be opened. */
   groups: Map<string, { modules: number; opens: boolean }>;
   /** The exact state, once the server has answered. */
@@ -30,6 +32,8 @@ export interface Cursor {
   approximate: { key: string; label: string; bytes: number }[];
   hover: (place: number | undefined) => void;
   pin: (place: number | undefined) => void;
+  /** To the peak, wherever it is. */
+  toPeak: () => void;
   /** One event further (+1) or back (-1). */
   step: (by: 1 | -1) => void;
 }
@@ -47,6 +51,8 @@ interface Drawn {
   curve: CurveAnswer | undefined;
   /** All of it, whatever the zoom. */
   whole: CurveAnswer | undefined;
+  /** The highest moment of what is zoomed to; undefined where all is shown, or while it is not known. */
+  highest: Moment | undefined;
   /** Without the side file: then there are no moments. */
   coarse: boolean;
 }
@@ -56,17 +62,19 @@ function labeled(curve: CurveAnswer, column: number): Cursor["approximate"] {
 }
 
 export function useCursor(drawn: Drawn, onReached: (place: number) => void): Cursor {
-  const { pick, of, over, by, folding, curve, whole, coarse } = drawn;
+  const { pick, of, over, by, folding, curve, whole, highest, coarse } = drawn;
   const [hovered, setHovered] = useState<number | undefined>(undefined);
   const peak = useRef<({ of: string } & Moment) | undefined>(undefined);
   if (whole && peak.current?.of !== of) peak.current = { of, t: whole.peak.time_ns, event: whole.peak.event };
   const top = peak.current?.of === of ? peak.current : undefined;
 
   const pinned = momentIn(route.value);
-  const isTop = top && (pinned.event === undefined ? pinned.t === undefined || pinned.t === top.t : pinned.event === top.event);
-  const onPeak = hovered === undefined && (isTop ?? (pinned.t === undefined && pinned.event === undefined));
+  const free = pinned.t === undefined && pinned.event === undefined && hovered === undefined;
+  const atHighest = free && highest !== undefined && highest.event !== top?.event;
+  const isTop = top && !atHighest && (pinned.event === undefined ? pinned.t === undefined || pinned.t === top.t : pinned.event === top.event);
+  const onPeak = hovered === undefined && (isTop ?? free);
   const pointed = hovered === undefined ? undefined : over === "event" ? { event: eventUnder(hovered, whole) } : { t: hovered };
-  const wanted: Moment | undefined = pointed ?? (onPeak ? top : pinned);
+  const wanted: Moment | undefined = pointed ?? (atHighest ? highest : onPeak ? top : pinned);
   const queryOf = ({ t, event }: Moment, since?: number): string =>
     address("moment", { ...pick, ...(event !== undefined ? { event } : { t: Math.round(t ?? 0) }), by, ...folding, since });
   const marked = coarse ? undefined : momentIn({ event: route.value.mark }).event;
@@ -80,6 +88,7 @@ export function useCursor(drawn: Drawn, onReached: (place: number) => void): Cur
     place,
     hovering: hovered !== undefined,
     atPeak: top !== undefined && (onPeak || moment.data?.event === top.event) && hovered === undefined,
+    atHighest,
     pinned: pinned.t !== undefined || pinned.event !== undefined,
     moment,
     folding,
@@ -102,6 +111,11 @@ export function useCursor(drawn: Drawn, onReached: (place: number) => void): Cur
           ? { t: undefined, event: String(eventUnder(at, whole)) }
           : { t: at === undefined ? undefined : String(Math.round(at)), event: undefined },
       ),
+    toPeak: () => {
+      if (!top) return;
+      navigate({ t: String(top.t), event: String(top.event) });
+      onReached(placeOf(top, over)!);
+    },
     step: (way) => {
       const now = moment.data;
       if (!now || moment.stale) return;

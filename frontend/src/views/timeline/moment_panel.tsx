@@ -1,18 +1,15 @@
 import type { LabeledPart, MomentAnswer, Over } from "../../api/types";
-import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
+import { exactBytes, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { counted, grouped } from "../../state/numbers";
-import { lineParts } from "../../state/frames";
-import { allocationName, NOT_NAMED, titleText } from "../../state/names";
+import { NOT_NAMED } from "../../state/names";
 import { knownPhase } from "../../state/sentences";
 import { duration, exactTime } from "../../state/time";
 import { Delta } from "../amount";
-import { Swatch } from "../category";
 import { EventButtons } from "../event_buttons";
 import { Name } from "../name";
-import { RouteLink } from "../route_link";
-import { Tensor } from "../tensor";
 import type { RecordedWindow } from "../../state/selection";
 import { Breakdown } from "./breakdown";
+import { LargeAllocations } from "./large_allocations";
 import { partsOf } from "./change";
 import type { Cursor } from "./cursor";
 
@@ -44,7 +41,7 @@ export function MomentPanel({ by, over, cursor, origin, peakBytes, within }: Pro
           cursor.atPeak || place === undefined ? "At the peak" : "At"
         ) : (
           <span title={exactTime(time - origin)}>
-            {cursor.atPeak ? "At the peak, " : "At "}
+            {cursor.atPeak ? "At the peak, " : cursor.atHighest ? "Highest shown, at " : "At "}
             {duration(time - origin)}
           </span>
         )}{" "}
@@ -72,12 +69,19 @@ export function MomentPanel({ by, over, cursor, origin, peakBytes, within }: Pro
       <p class="unseen" role="status">
         {exact && cursor.pinned && !cursor.hovering && `${withUnit(bytes, unit)} after event ${grouped(exact.event)}`}
       </p>
-      {exact && <Alive moment={exact} page={unit} />}
+      {exact && (
+        <LargeAllocations
+          title={`Largest ${exact.since ? "of these" : "alive"}`}
+          rows={exact.largest.slice(0, exact.since ? 10 : 5)}
+          page={unit}
+          coloured={by === "category"}
+        />
+      )}
       <EventButtons
         before={exact !== undefined && exact.previous_event_ns !== null}
         after={exact !== undefined && exact.next_event_ns !== null}
         onStep={cursor.step}
-        onPeak={!cursor.atPeak && !waiting && (() => cursor.pin(undefined))}
+        onPeak={!cursor.atPeak && !waiting && cursor.toPeak}
       >
         <button
           type="button"
@@ -188,42 +192,5 @@ function Sum({ bytes, count, page, testid }: SumProps) {
     <strong title={`${exactBytes(bytes)} in ${counted(count, "allocation")}`} data-testid={testid}>
       {withUnit(bytes, unitWithin(page, bytes))}
     </strong>
-  );
-}
-
-/** What an allocation is called; where nothing names it, the code that asked for it, else where it lies. */
-function nameOrLine(a: MomentAnswer["largest"][number]): string {
-  return allocationName(a) ?? (a.line === null ? a.address : lineParts(a.line).place);
-}
-
-function Alive({ moment, page }: { moment: MomentAnswer; page: Unit }) {
-  if (moment.largest.length === 0) return null;
-  const unit = unitWithin(page, moment.largest[0]!.bytes);
-  return (
-    <>
-      <h3>
-        Largest {moment.since ? "of these" : "alive"}, {unit.name}
-      </h3>
-      <table class="plain large-list">
-        <tbody>
-          {moment.largest.slice(0, moment.since ? 10 : 5).map((a, i) => (
-            <tr key={i}>
-              <td class="number" title={exactBytes(a.bytes)}>
-                {inUnit(a.bytes, unit)}
-              </td>
-              <td>
-                <span class="flexed" title={titleText(a.why)}>
-                  <Swatch of={a.category} />
-                  <RouteLink to={{ view: "allocations", block: String(a.row) }}>
-                    <Name text={nameOrLine(a)} />
-                  </RouteLink>
-                  <Tensor text={a.tensor} />
-                </span>
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </>
   );
 }

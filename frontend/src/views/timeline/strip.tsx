@@ -1,6 +1,6 @@
 import { useEffect, useRef } from "preact/hooks";
 import type { CurveAnswer } from "../../api/types";
-import { drawLayers, drawOutline, drawReserved } from "../../draw/area";
+import { columnEdges, drawLayers, drawOutline, drawReserved, fillBetween } from "../../draw/area";
 import { across } from "../../draw/axes";
 import { readPalette } from "../../draw/palette";
 import { linear } from "../../draw/scale";
@@ -16,7 +16,8 @@ interface Props {
   enabled: boolean;
   /** The least that it zooms to. */
   least: number;
-  by?: string;
+  /** What it is colored by, as the picture above; undefined: by nothing, since that has other colors. */
+  by: string | undefined;
   reserve: boolean;
   onZoom: (window: [number, number]) => void;
 }
@@ -27,7 +28,7 @@ const HANDLE = 6;
 type Grip = { kind: "move" | "left" | "right" | "new"; time: number; window: [number, number] };
 
 /** The whole step in a strip, with the shown window as a frame that can be moved and pulled. */
-export function Strip({ curve, window, whole, width, enabled, least, by = "category", reserve, onZoom }: Props) {
+export function Strip({ curve, window, whole, width, enabled, least, by, reserve, onZoom }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const grip = useRef<Grip | null>(null);
   const theme = dark.value;
@@ -35,7 +36,7 @@ export function Strip({ curve, window, whole, width, enabled, least, by = "categ
   useEffect(() => {
     const drawn = curve && !reserve ? { ...curve, reserved: null } : curve;
     if (canvas.current && drawn) paintStrip(canvas.current, drawn, by, window, x, width);
-  }, [curve, width, theme, reserve, window[0], window[1]]);
+  }, [curve, by, width, theme, reserve, window[0], window[1]]);
 
   const down = (event: PointerEvent): void => {
     if (!enabled) return;
@@ -101,7 +102,7 @@ function clamped([a, b]: [number, number], whole: [number, number]): [number, nu
 function paintStrip(
   canvas: HTMLCanvasElement,
   curve: CurveAnswer,
-  by: string,
+  by: string | undefined,
   window: [number, number],
   x: ReturnType<typeof linear>,
   width: number,
@@ -110,7 +111,8 @@ function paintStrip(
   if (!context) return;
   const palette = readPalette(canvas, context);
   const frame = { x, y: linear([0, ceiling([curve])], [HEIGHT - 1, 2]) };
-  drawLayers(context, curve, by, frame, palette);
+  if (by !== undefined) drawLayers(context, curve, by, frame, palette);
+  else fillBetween(context, columnEdges(curve, x), curve.max, curve.max.map(() => 0), frame.y, palette.lane);
   drawOutline(context, curve, frame, palette, false);
   drawReserved(context, curve, frame, palette);
   const [a, b] = [x(window[0]), x(window[1])];

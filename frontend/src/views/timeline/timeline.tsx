@@ -6,6 +6,7 @@ import { columnsIn, EVENT_AXIS, plotWidth, TIME_AXIS } from "../../draw/axes";
 import { DEEPEST } from "../../draw/lanes";
 import { kept, reserveFits } from "../../draw/stack";
 import { alone, navigate, picked, route, selection } from "../../state/app";
+import { unitFor } from "../../state/bytes";
 import { openedGroups, withClosed } from "../../state/module_groups";
 import { shortened, titleText, visible } from "../../state/names";
 import { counted } from "../../state/numbers";
@@ -20,8 +21,10 @@ import { aboutTimes } from "../times";
 import { Chart } from "./chart";
 import { useCursor } from "./cursor";
 import { wantFocus } from "./group_focus";
+import { Legend } from "./legend";
 import { MomentPanel } from "./moment_panel";
 import { type Moment, placeOf } from "./place";
+import { StretchPanel } from "./stretch_panel";
 
 /** Offered until it is known what the window can be divided by. */
 const FEW = ["category", "module", "phase"];
@@ -41,7 +44,9 @@ export function Timeline() {
   const [from, to] = all ? [recorded.from, recorded.to] : [stats.step_start_ns, stats.step_end_ns];
   const px = columnsIn(width);
   const asked = overOf(route.value);
-  const zoomTo = zoomOf(route.value, asked);
+  const inAddress = zoomOf(route.value, asked);
+  const outside = asked === "time" && inAddress && (inAddress[1] <= from || inAddress[0] >= to);
+  const zoomTo = outside ? undefined : inAddress;
   const range = zoomTo ? { t0: zoomTo[0], t1: zoomTo[1] } : {};
   const axis = asked === "event" ? { over: asked } : {};
   const wait = zoomTo ? 70 : 0;
@@ -80,7 +85,9 @@ export function Timeline() {
     const same = to === "event" ? answered?.events : answered?.times;
     if (to !== over) navigate({ over: to, ...zoomPatch(over, null), ...zoomPatch(to, zoomed && same && same[1] > same[0] ? same : null) });
   };
-  const cursor = useCursor({ pick, of: JSON.stringify(drawn), over, by, folding, curve: shown, whole: strip, coarse }, follow);
+  const inSight = zoomed && !curve.stale ? curve.data?.peak : undefined;
+  const highest = inSight && { t: inSight.time_ns, event: inSight.event };
+  const cursor = useCursor({ pick, of: JSON.stringify(drawn), over, by, folding, curve: shown, whole: strip, highest, coarse }, follow);
   const peak = strip?.peak ?? (all ? undefined : { bytes: stats.peak_bytes, time_ns: stats.peak_time_ns, event: undefined });
   const reports = useFailed(pick, stats, all ? recorded.steps.map((one) => one.step) : [pick.step]);
   const failed = useMemo(
@@ -161,6 +168,7 @@ export function Timeline() {
             onZoom={zoom}
           />
           {!shown && <Loading what="the curve" />}
+          {shown && <Legend curve={shown} by={by} reserve={reserve} />}
           {times && <p class="foot" data-testid="about-times">{times}</p>}
           {lanes.failure && <p class="foot">The lanes could not be read: {lanes.failure.what}</p>}
           {lanes.data && lanes.data.omitted > 0 && (
@@ -175,14 +183,24 @@ export function Timeline() {
             </p>
           )}
         </section>
-        <MomentPanel
-          by={by}
-          over={over}
-          cursor={cursor}
-          origin={from}
-          peakBytes={peak?.bytes ?? stats.peak_bytes}
-          within={all ? recorded : undefined}
-        />
+        <div class="column">
+          {zoomed && !coarse && (
+            <StretchPanel
+              query={{ ...drawn, ...axis, t0: window[0], t1: window[1] }}
+              lanes={lanes.stale ? undefined : lanes.data}
+              origin={from}
+              page={unitFor(peak?.bytes ?? stats.peak_bytes)}
+            />
+          )}
+          <MomentPanel
+            by={by}
+            over={over}
+            cursor={cursor}
+            origin={from}
+            peakBytes={peak?.bytes ?? stats.peak_bytes}
+            within={all ? recorded : undefined}
+          />
+        </div>
       </div>
     </>
   );
