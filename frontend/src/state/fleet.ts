@@ -118,7 +118,8 @@ export function otherRanks(row: FleetRun, picked: { worker: string; device: stri
   if (above !== "") {
     const size: Piece = { strong: withUnit(peak_bytes, unit), exact: peak_bytes };
     pieces.push(...(isTop ? ["This one peaks highest"] : [{ name: rankOf(row, row) }, " peaks highest"]));
-    pieces.push(` of ${grouped(ranks)} ranks: `, size, ` at step ${row.step}, ${above}`, ...(ranks === 2 ? [{ name: rankOf(median!, row) }] : ["the median rank"]), ".");
+    const when = row.steps === 1 ? "" : ` at step ${row.step}`;
+    pieces.push(` of ${grouped(ranks)} ranks: `, size, `${when}, ${above}`, ...(ranks === 2 ? [{ name: rankOf(median!, row) }] : ["the median rank"]), ".");
   }
   if (growing) {
     const size: Piece = { strong: asPartOf(peak_bytes, growing.bytes), exact: growing.bytes };

@@ -11,7 +11,7 @@ const MOST = 5;
 export function Causes({ groups, of }: { groups: CauseGroup[]; of: number }) {
   const [whole, setWhole] = useState(false);
   const { cause } = route.value;
-  if (groups.length === 0) return null;
+  if (groups.every((group) => group.count === 1)) return null;
   const shown = whole ? groups : groups.slice(0, MOST);
   const most = groups[0]!.count;
   return (

@@ -42,8 +42,8 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
             <Head by="run" label="run" title="By name and number" words />
             <th scope="col">peaks of its steps</th>
             <Head by="peak" label={`peak, ${unit.name}`} title="The highest of all steps and ranks: allocated memory" />
-            <Head by="headroom" label={`headroom, ${room.name}`} title="What the device has beyond the peak; PyTorch's reserve and other programs take of it, too. The least first" />
-            <Head by="growth" label={`growth, ${slope.name}`} title="By how many bytes per step what is left after a step rises, on the rank where it rises most; judged as by Advice" />
+            <Head by="headroom" label={rows.some((row) => headroom(row) !== null) ? `headroom, ${room.name}` : "headroom"} title="What the device has beyond the peak; PyTorch's reserve and other programs take of it, too. The least first" />
+            <Head by="growth" label={rows.some((row) => row.growth_bytes) ? `growth, ${slope.name}` : "growth"} title="By how many bytes per step what is left after a step rises, on the rank where it rises most; judged as by Advice" />
             <Head by="cause" label="cause" title="Out of memory first, then growth" />
             <Head by="ranks" label="ranks" title="Devices of this kind, on all workers" />
             <Head by="steps" label="steps" title="Steps of the rank that peaks highest" />
