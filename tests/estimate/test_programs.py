@@ -8,13 +8,30 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tb_memplugin import MemPluginError
 from tb_memplugin.estimate.answer.script import Program, read_program
 from tb_memplugin.estimate.answer.step_estimate import StepEstimate, estimate_program
 from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.read.cublas import keeps_workspaces
 
 MIB = 1 << 20
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+PEAKS = {
+    "classifier": (110_090_240, 136_314_880),
+    "gan": (85_929_472, 96_468_992),
+    "dqn": (67_295_232, 69_206_016),
+    "cuda_graph": (143_664_640, 180_355_072),
+    "memory_calls": (237_060_096, 283_115_520),
+    "language_model": (254_991_360, 283_115_520),
+}
+"""Bytes at the peak, allocated and reserved, of PyTorch 2.13's allocator as on an H100.
+
+Counted by `python -m tests.gpu.standin -m tests.estimate.programs.counted NAME`.
+"""
 
 TRAINING = """
 import argparse, torch
@@ -49,6 +66,19 @@ def estimated(folder: Path, text: str, *arguments: str, limit_s: int = 60) -> St
     script = folder / "train.py"
     script.write_text(text, "utf-8")
     return estimate_program(read_program([str(script), *arguments]), GpuSpec.named("h100"), limit_s=limit_s)
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13.") or not keeps_workspaces(), reason="counted with PyTorch 2.13"
+)
+@pytest.mark.parametrize("name", PEAKS)
+def test_a_programs_estimate_equals_the_allocators_counters(name: str) -> None:
+    if name == "language_model":
+        pytest.importorskip("transformers")
+    program = read_program(["python", str(PROGRAMS / f"{name}.py")])
+    step = estimate_program(program, GpuSpec.named("h100"), steps=1000)
+    assert step.notes[0] == "The program ran to its end."
+    assert (step.estimate.peak_allocated_bytes, step.estimate.peak_reserved_bytes) == PEAKS[name]
 
 
 def test_a_training_runs_until_its_optimizer_has_stepped(

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tb_memplugin.estimate.answer.hints import UnansweredError
+from tb_memplugin.estimate.answer.hints import Question, UnansweredError, unanswered
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
@@ -40,7 +40,7 @@ class AssumedCounts(Correction):
                     f"The whole number that {error.asked.place} reads from a tensor is not known; what is "
                     "calculated from it is assumed to be 1.0. A hint can set it."
                 )
-                return AssumedCount(error)
+                return AssumedCount(error.asked)
 
         patches.set(FakeTensor, "item", item)
 
@@ -49,14 +49,15 @@ class AssumedCount:
     """A whole number whose value is not known.
 
     Args:
-        unanswered: what is raised where the value would decide.
+        asked: the question that has no answer; it is raised where the value would decide. (The error itself
+            would keep the tensors of its traceback alive.)
     """
 
-    def __init__(self, unanswered: UnansweredError) -> None:
-        self._unanswered = unanswered
+    def __init__(self, asked: Question) -> None:
+        self._asked = asked
 
     def _refuse(self, *_: Any) -> NoReturn:
-        raise self._unanswered
+        raise unanswered(self._asked)
 
     def _calculated(self, other: Any = 0) -> Any:
         """Return the result of a calculation: unknown, too, or a float where one is part of it."""

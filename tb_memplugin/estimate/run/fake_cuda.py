@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -147,16 +148,29 @@ class FakeGenerator(torch.Generator):
         return self.named_device
 
 
+class _RandomState:
+    """The seed and offset that all graphs share: two numbers on the GPU (CUDAGeneratorImpl.cpp)."""
+
+    def __init__(self) -> None:
+        self.seed = torch.empty(1, dtype=torch.int64, device="cuda")
+        self.offset = torch.empty(1, dtype=torch.int64, device="cuda")
+
+
 class FakeGraph:
     """A stand-in for `torch.cuda.CUDAGraph`: what is captured runs once, from a pool of the graph's own."""
 
+    random_state: ClassVar[Callable[[], _RandomState | None]] = staticmethod(lambda: None)
+
     def __init__(self, keep_graph: bool = False) -> None:
         self._pool: PoolId | None = None
+        self._random_state: _RandomState | None = None
 
     def capture_begin(self, pool: Any = None, *_: Any, **__: Any) -> None:
         """Let allocations come from the graph's pool, or from one that is given."""
         self._pool = pool if pool is not None else new_pool()
         PrivatePools.entered.append(self._pool)
+        self._random_state = self._random_state or FakeGraph.random_state() or _RandomState()
+        FakeGraph.random_state = weakref.ref(self._random_state)
 
     def capture_end(self) -> None:
         """Let allocations come from where they did before."""

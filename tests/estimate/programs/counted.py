@@ -1,0 +1,15 @@
+"""Run programs and print their peaks, on a GPU or on the stand-in (docs/gpu.md)."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import torch
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        torch.cuda.reset_peak_memory_stats()
+        runpy.run_path(str(Path(__file__).with_name(f"{name}.py")), run_name="__main__")
+        print(name, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
