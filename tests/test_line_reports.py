@@ -54,7 +54,7 @@ def test_the_report_is_a_table():
     assert lines[3].split() == ["Mem", "Cumulative", "Mem", "Median", "Count", "Location"]
     assert lines[4].endswith("  untraced")
     assert lines[5].split()[:2] == ["11.72", "KiB"]
-    assert lines[5].split()[4:] == ["4,000", "B", "3", *line_of(two_lines, "parts =").split()]
+    assert lines[5].split()[4:] == ["3.91", "KiB", "3", *line_of(two_lines, "parts =").split()]
     del before
 
 
