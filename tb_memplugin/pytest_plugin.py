@@ -75,7 +75,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 def _hold(limit: int, used: MeasuredMemory) -> None:
     for device, size in used.peak_bytes_of().items():
         if size > limit:
-            text = f"The test had {size_text(size)} allocated on {device}; its limit is {size_text(limit)}."
+            over = f"{size - limit:,} bytes above its limit of {size_text(limit)}"
+            text = f"The test had {size_text(size)} allocated on {device}, {over}."
             pytest.fail("\n".join([text, *_parts(used, device)]), pytrace=False)
 
 

@@ -46,8 +46,8 @@ def test_peak(count):
 """
     printed = run(tmp_path, tests)
     assert "1 failed, 1 passed" in printed
-    assert "The test had 4,004 B allocated on cpu; its limit is 4,000 B." in printed
-    assert "(test_peak): 4,004 B" in printed
+    assert "The test had 3.91 KiB allocated on cpu, 4 bytes above its limit of 3.91 KiB." in printed
+    assert "(test_peak): 3.91 KiB" in printed
 
 
 def test_what_was_there_before_does_not_count(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_cache():
 """
     printed = run(tmp_path, tests)
     assert "1 failed, 2 passed" in printed
-    assert "Memory on cpu grew in each of 4 runs of the test, by 4,000 B (median)." in printed
+    assert "Memory on cpu grew in each of 4 runs of the test, by 3.91 KiB (median)." in printed
     assert "(test_leak): 19.53 KiB" in printed  # five tensors are kept beside the first
 
 

@@ -102,7 +102,7 @@ def test_the_overview_begins_with_the_request_that_failed(tab):
 def test_the_timeline_marks_the_request_that_failed(tab):
     tab.open_anew("timeline", run="snapshot")
     canvas = tab("timeline-canvas")
-    expect(canvas).to_have_attribute("aria-label", re.compile(r"A request of 292\.97 MiB failed at "))
+    expect(canvas).to_have_attribute("aria-label", re.compile(r"A request of 293\.0 MiB failed at "))
     tab.settle()
     assert canvas.evaluate(RED_NEAR_THE_FLOOR) > 100
 
