@@ -157,3 +157,10 @@ def test_generators_are_of_the_device_that_is_named(device: Any) -> None:
         generator = torch.Generator(device=device).manual_seed(3)
         assert generator.device.type == "cuda"
         assert torch.randn(4, device="cuda", generator=generator).shape == (4,)
+
+
+def test_classes_are_classes() -> None:
+    replaced = ("device", "ExternalStream", "Stream", "StreamContext", "Event", "CUDAGraph", "MemPool", "graph")
+    with MemoryEstimator(gpu="h100"):
+        assert all(isinstance(getattr(torch.cuda, name), type) for name in (*replaced, "device_of"))
+        assert isinstance(torch.Generator, type)  # dynamo asks `isinstance(value, torch.cuda.StreamContext)`

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import weakref
 from collections import Counter
@@ -75,6 +74,29 @@ class FakeStream:
 
     def __exit__(self, *_: object) -> None:
         self.current.pop()
+
+
+class FakeExternalStream(FakeStream):
+    """A stand-in for `torch.cuda.ExternalStream`: a stream that the program made with CUDA itself."""
+
+    def __init__(self, pointer: int, device: Any = None, **_: Any) -> None:
+        super().__init__(device)
+        self.cuda_stream = self.stream_id = pointer
+
+
+class FakeStreamContext:
+    """A stand-in for `torch.cuda.StreamContext`; None changes no stream."""
+
+    def __init__(self, stream: FakeStream | None) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._stream.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.__exit__()
 
 
 class FakeEvent:
@@ -301,11 +323,11 @@ def _in_python(note: Callable[[str], None]) -> dict[str, Any]:
         "_maybe_exchange_device": lambda index: 0,
         "current_stream": lambda device=None: current[-1],
         "default_stream": lambda device=None: current[0],
-        "get_stream_from_external": lambda pointer, device=None: _external(pointer),
-        "ExternalStream": lambda pointer, device=None, **_: _external(pointer),
+        "get_stream_from_external": FakeExternalStream,
+        "ExternalStream": FakeExternalStream,
         "set_stream": lambda stream: current.__setitem__(-1, stream),
-        "stream": _stream,
-        "StreamContext": _stream,
+        "stream": FakeStreamContext,
+        "StreamContext": FakeStreamContext,
         "is_current_stream_capturing": _capturing,
         "default_generators": (torch.Generator(),),
         "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
@@ -393,16 +415,6 @@ _CUDART = SimpleNamespace(
     cudaMemGetInfo=lambda device=0: torch.cuda.mem_get_info(device),
 )
 """The functions of CUDA's runtime that torch offers."""
-
-
-def _stream(stream: Any) -> Any:
-    return stream if stream is not None else contextlib.nullcontext()
-
-
-def _external(pointer: int) -> FakeStream:
-    stream = FakeStream()
-    stream.cuda_stream = stream.stream_id = pointer
-    return stream
 
 
 def _idle(name: str, note: Callable[[str], None]) -> Callable[..., int]:

@@ -267,4 +267,5 @@ def _uncompiled(code: CodeType, error: Exception) -> str:
 def _is_a_device(owner: Any) -> bool:
     """Whether a replaced attribute belongs to what describes the device, which compilers ask too."""
     name = getattr(owner, "__name__", "")
-    return name.startswith(("torch.cuda", "torch.accelerator", "torch.backends")) or owner is fake_tensor
+    parts = ("torch.cuda", "torch.accelerator", "torch.backends", "torch._C")
+    return name.startswith(parts) or owner is fake_tensor
