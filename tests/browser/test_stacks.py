@@ -196,7 +196,7 @@ def test_the_table_of_stacks_is_the_analysis_and_sums_to_the_peak(tab, made):
     assert [size for _, size in rows(tab, "stack-row")] == [row.bytes for row in table]
     assert exact(tab("stacks-sum")) == sum(row.bytes for row in table) == made.live(0)[peak_of(made) + 1]
     first = tab("stack-row").first.locator("td.number")
-    assert_rounds(f"{first.first.inner_text()} MiB", table[0].bytes)
+    assert_rounds(f"{first.first.inner_text()} GiB", table[0].bytes)
 
 
 def test_a_line_of_the_overview_leads_to_its_stacks(tab):
