@@ -148,12 +148,12 @@ def test_torchrun_makes_it_one_rank_of_many(tmp_path: Path, capsys: pytest.Captu
         "for _ in range(9):\n"
         "    model(torch.ones(8, 512).cuda(rank)).sum().backward()\n"
         "    optimizer.step()\n"
-        "    print(dist.get_rank(), dist.get_world_size())\n",
+        "    print(dist.get_rank(), dist.get_world_size(), os.environ['LOCAL_WORLD_SIZE'])\n",
         "utf-8",
     )
     words = ["torchrun", "--nnodes", "2", "--nproc-per-node", "4", str(script)]
     step = estimate_program(read_program(words), GpuSpec.named("h100"))
-    assert capsys.readouterr().out == "0 8\n0 8\n"
+    assert capsys.readouterr().out == "0 8 4\n0 8 4\n"
     assert step.ranks is not None
     assert step.ranks.mesh.world_size == 8
     assert "communication" in dict(step.estimate.breakdown)  # DDP's buckets
@@ -166,7 +166,7 @@ def test_command_lines(tmp_path: Path) -> None:
     assert read_program(["python", "-u", path, "--lr", "1"]) == Program(path, ("--lr", "1"))
     assert read_program([path]) == Program(path, ())
     assert read_program(["python3.11", "-m", "package.train", "a"]) == Program("package.train", ("a",), True)
-    four = Program(path, ("--x",), ranks=4)
+    four = Program(path, ("--x",), ranks=4, ranks_per_node=4)
     assert read_program(["torchrun", "--nproc-per-node=4", path, "--x"]) == four
     module = ["python", "-m", "torch.distributed.run", "--nproc-per-node", "4", path, "--x"]
     assert read_program(module) == four

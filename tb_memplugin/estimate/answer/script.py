@@ -40,13 +40,14 @@ class Program:
     """A Python program as it is started.
 
     `main` is the path of a script, or the name of a module where `is_module`. `ranks` is the number of
-    processes that a launcher would start, 1 without one.
+    processes that a launcher would start, and `ranks_per_node` those on one node; 1 without a launcher.
     """
 
     main: str
     arguments: tuple[str, ...]
     is_module: bool = False
     ranks: int = 1
+    ranks_per_node: int = 1
 
     @property
     def name(self) -> str:
@@ -113,7 +114,8 @@ def _launched(words: Sequence[str]) -> Program:
     if not options.module and not Path(options.training_script).is_file():
         raise MemPluginError("There is no such script.", where=options.training_script, fix=USAGE)
     arguments = tuple(options.training_script_args)
-    return Program(options.training_script, arguments, bool(options.module), int(nodes) * int(per_node))
+    ranks = int(nodes) * int(per_node)
+    return Program(options.training_script, arguments, bool(options.module), ranks, int(per_node))
 
 
 def run_program(
@@ -179,8 +181,9 @@ def _as_started(program: Program, rank: int) -> Iterator[None]:
     sys.argv = [program.main, *program.arguments]
     sys.path.insert(0, str(Path.cwd() if program.is_module else Path(program.main).resolve().parent))
     if program.ranks > 1:
-        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": program.ranks, "GROUP_RANK": 0}
-        places |= {"LOCAL_WORLD_SIZE": program.ranks}
+        node, local = divmod(rank, program.ranks_per_node)
+        places = {"RANK": rank, "WORLD_SIZE": program.ranks, "GROUP_RANK": node}
+        places |= {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": program.ranks_per_node}
         os.environ |= {name: str(number) for name, number in places.items()}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "estimate"}
     try:
