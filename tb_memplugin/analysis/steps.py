@@ -62,6 +62,8 @@ def _stats_of(trace: MemoryTrace, device: int, row: int) -> StepStats:
     step = trace.steps[row]
     live, window, reserved = trace.live(device), trace.window(device), trace.reserved(device)
     peak_event = first - 1 + int(np.argmax(live[first : end + 1]))
+    time_ns = trace.events.time_ns
+    begin_ns = min(step.start_ns, int(time_ns[first])) if end > first else step.start_ns
     reported = window[first + 1 : end + 1][_reported(trace, device, first, end)]
     blocks = trace.allocations
     born_first, born_end = np.searchsorted(blocks.born, (first, end))
@@ -74,7 +76,7 @@ def _stats_of(trace: MemoryTrace, device: int, row: int) -> StepStats:
         end_ns=step.end_ns,
         peak_bytes=int(live[peak_event + 1]),
         peak_event=peak_event,
-        peak_time_ns=int(trace.events.time_ns[peak_event]) if peak_event >= first else step.start_ns,
+        peak_time_ns=int(time_ns[peak_event]) if peak_event >= first else begin_ns,
         start_bytes=int(live[0]),
         entry_bytes=int(live[first]),
         end_bytes=int(live[end]),

@@ -171,7 +171,7 @@ def test_a_second_run_says_what_changed(tmp_path: Path) -> None:
     runs = [run(tmp_path, path, width, 5).stderr for width in (128, 128, 1024)]
     assert "changed" not in runs[0]
     assert "nothing since" in runs[1]
-    assert re.search(r"changed +\+[\d,.]+ KiB since \d{8}-\d{6}: \w+ \+", runs[2])
+    assert re.search(r"changed +\+[\d,.]+ [KM]iB since \d{8}-\d{6}: \w+ \+", runs[2])
 
 
 def test_steps_can_be_chosen_and_a_signal_adds_two(tmp_path: Path) -> None:
