@@ -120,7 +120,7 @@ def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, sa
     lifetime, what_to_do = BY_PHASE.get(Phase(int(blocks.phase[largest])), ELSEWHERE)
     if name.startswith(FOREACH):
         what_to_do += OR_ONE_AT_A_TIME
-    made = [Evidence(line, int(blocks.bytes[largest]), "made here")] if line and operator >= 0 else []
+    maker = [Evidence(line, int(blocks.bytes[largest]), "made here")] if line and operator >= 0 else []
     return Finding(
         kind="large_temporary",
         level="option",
@@ -133,7 +133,7 @@ def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, sa
         of_bytes=step.peak_bytes,
         evidence=(
             Evidence(f"{name}{inside}", int(blocks.bytes[at_peak].sum()), detail),
-            *made,
+            *maker,
             Evidence(f"peak of step {step.number}", step.peak_bytes, "as recorded", False),
             Evidence("the same peak without them", step.peak_bytes - saved, "", False),
         ),

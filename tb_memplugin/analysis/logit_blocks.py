@@ -67,9 +67,9 @@ def loss_copies(trace: MemoryTrace, blocks: StepBlocks, losses: Int64, backward:
     copies[casts] = True
     logits = blocks.of(lambda origin: not LAYERS.isdisjoint(origin.names)) & ~backward
     nameless = ~blocks.of(lambda origin: origin.is_known) & (blocks.born > blocks.born[losses[0]])
-    others = alike & ~backward & ~nameless & ~copies & ~logits & (blocks.born >= 0)
+    other_blocks = alike & ~backward & ~nameless & ~copies & ~logits & (blocks.born >= 0)
     in_backward = alike & (backward | nameless)
-    copies |= in_backward if not others.any() else in_backward & blocks.of(_is_loss_backward)
+    copies |= in_backward if not other_blocks.any() else in_backward & blocks.of(_is_loss_backward)
     return copies, casts
 
 

@@ -204,12 +204,12 @@ def _inside(trace: MemoryTrace, tree: _Tree, device: int, step: int) -> tuple[In
     peak = np.maximum.reduceat(level, ranges)[::2]
     by_peak = np.lexsort((calls.end_ns[in_step] - calls.start_ns[in_step], peak))
     is_backward = (calls.phase[in_step] != Phase.FORWARD)[by_peak].astype(np.int64)
-    place = np.full((tree.size, 2), -1, np.int64)
-    np.maximum.at(place, (calls.name[in_step][by_peak], is_backward), np.arange(len(by_peak)))
-    place = tree.highest_inside(place)
-    ran = place >= 0
-    top[ran] = peak[by_peak][place[ran]]
-    call[ran] = in_step.start + by_peak[place[ran]]
+    peak_index = np.full((tree.size, 2), -1, np.int64)
+    np.maximum.at(peak_index, (calls.name[in_step][by_peak], is_backward), np.arange(len(by_peak)))
+    peak_index = tree.highest_inside(peak_index)
+    ran = peak_index >= 0
+    top[ran] = peak[by_peak][peak_index[ran]]
+    call[ran] = in_step.start + by_peak[peak_index[ran]]
     return top, call
 
 
@@ -237,8 +237,8 @@ def _highest(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int)
         lengths = np.diff(np.append(starts, len(key)))
         level -= np.repeat(np.concatenate(([0], level[starts[1:] - 1])), lengths)
         top = np.flatnonzero(level == np.repeat(np.maximum.reduceat(level, starts), lengths))
-        owners, place = np.unique(key[top], return_index=True)
-        event[owners] = moment[top[place]]
+        owners, rows = np.unique(key[top], return_index=True)
+        event[owners] = moment[top[rows]]
         then = event[ancestor[deep]]
         alive = deep[(born[deep] <= then) & (then < freed[deep])]
         of = ancestor[alive] * _CATEGORIES + category[alive]

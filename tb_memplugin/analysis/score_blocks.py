@@ -42,14 +42,14 @@ def score_blocks(trace: MemoryTrace, blocks: StepBlocks) -> tuple[Bool, Int64]:
     for origin in np.unique(blocks.origin[softmax]).tolist():
         sizes = np.unique(blocks.bytes[softmax[blocks.origin[softmax] == origin]])
         site = _site(blocks.origins[origin])
-        others = np.concatenate((sizes // 2, sizes * 2, sizes // 4))
-        alike = ~own & (np.isin(blocks.bytes, sizes) | (np.isin(blocks.bytes, others) & other_width))
+        related_sizes = np.concatenate((sizes // 2, sizes * 2, sizes // 4))
+        alike = ~own & (np.isin(blocks.bytes, sizes) | (np.isin(blocks.bytes, related_sizes) & other_width))
         makers = np.unique(blocks.origin[alike]).tolist()
         inside = [maker for maker in makers if _is_inside(blocks.origins[maker], site)]
         scores |= alike & np.isin(blocks.origin, inside)
     sizes = np.unique(blocks.bytes[softmax])
-    others = ~scores & ~backward & ~own & blocks.of(lambda origin: origin.is_known) & (blocks.born >= 0)
-    only = sizes[~np.isin(sizes, blocks.bytes[others])]
+    other_blocks = ~scores & ~backward & ~own & blocks.of(lambda origin: origin.is_known) & (blocks.born >= 0)
+    only = sizes[~np.isin(sizes, blocks.bytes[other_blocks])]
     nameless = ~blocks.of(lambda origin: origin.is_known) & (blocks.born >= 0)
     scores |= (backward | nameless) & ~own & np.isin(blocks.bytes, only)
     scores |= backward & ~own & blocks.of(_is_softmax) & np.isin(blocks.bytes, sizes)

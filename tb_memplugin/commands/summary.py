@@ -76,21 +76,21 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
             yield name, text
     if changed := _changed(path, trace):
         yield "changed", changed
-    found = advice(trace, state.device)
-    if found.findings:
-        first = found.findings[0]
+    answer = advice(trace, state.device)
+    if answer.findings:
+        first = answer.findings[0]
         yield "advice", f"{first.title} {size_text(first.bytes)} {first.measure}."
         yield "", first.what_to_do
-        if more := len(found.findings) - 1:
+        if more := len(answer.findings) - 1:
             yield "", f"{counted(more, 'more finding')}: tb-memplugin advice {shlex.quote(path)}"
 
 
 def _parts(state: Moment, parts: Sequence[Part]) -> str:
     """Return the largest parts of the peak, the rest, and how much is not known; "" if nothing is known."""
-    known = [part for part in parts if part.key not in NOT_KNOWN]
-    named = known[:SHOWN]
+    named_parts = [part for part in parts if part.key not in NOT_KNOWN]
+    named = named_parts[:SHOWN]
     rest = [
-        ("others", sum(part.bytes for part in known[SHOWN:])),
+        ("others", sum(part.bytes for part in named_parts[SHOWN:])),
         ("not known", sum(part.bytes for part in parts if part.key in NOT_KNOWN)),
     ]
     shown = [(shown_key(part.key), part.bytes) for part in named] + [part for part in rest if part[1]]

@@ -163,13 +163,13 @@ def _growth(steps: Int64, entry: Int64, end: Int64, rows: slice, peak: int) -> i
 
 
 def _failed(recorded: Sequence[tuple[StepMetadata, DeviceStats]]) -> Failed | None:
-    known = [
+    counts = [
         (step, device.failed_requests) for step, device in recorded if device.HasField("failed_requests")
     ]
-    if not known:
+    if not counts:
         return None
-    count = sum(failed.count for _, failed in known)
-    last = next(((step.step, failed) for step, failed in reversed(known) if failed.count), None)
+    count = sum(failed.count for _, failed in counts)
+    last = next(((step.step, failed) for step, failed in reversed(counts) if failed.count), None)
     if last is None:
         return Failed(0)
     step, failed = last

@@ -109,9 +109,9 @@ class Names:
 
     def __init__(self, row: Any, names: Iterable[str]) -> None:
         kept: dict[str, int] = {}
-        place = [kept.setdefault(readable(name), len(kept)) for name in names]
+        rows = [kept.setdefault(readable(name), len(kept)) for name in names]
         self.names = list(kept)
-        self.row: Int64 = np.array([*place, -1], np.int64)[np.asarray(row, np.int64)]
+        self.row: Int64 = np.array([*rows, -1], np.int64)[np.asarray(row, np.int64)]
 
 
 Column = np.ndarray | Names | list[Any]

@@ -182,9 +182,9 @@ def _as_started(program: Program, rank: int) -> Iterator[None]:
     sys.path.insert(0, str(Path.cwd() if program.is_module else Path(program.main).resolve().parent))
     if program.ranks > 1:
         node, local = divmod(rank, program.ranks_per_node)
-        places = {"RANK": rank, "WORLD_SIZE": program.ranks, "GROUP_RANK": node}
-        places |= {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": program.ranks_per_node}
-        os.environ |= {name: str(number) for name, number in places.items()}
+        variables = {"RANK": rank, "WORLD_SIZE": program.ranks, "GROUP_RANK": node}
+        variables |= {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": program.ranks_per_node}
+        os.environ |= {name: str(number) for name, number in variables.items()}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "estimate"}
     try:
         yield

@@ -66,12 +66,12 @@ class KnownValues:
                 keeps the values itself.
         """
         tensors = list(_tensors((*args, *kwargs.values())))
-        known = [tensor for tensor in tensors if values_of(tensor) is not None]
-        if not known:
+        with_values = [tensor for tensor in tensors if values_of(tensor) is not None]
+        if not with_values:
             raise UnknownValuesError
-        if len(known) == 1 and len(tensors) == 2 and func in _DOMINATED:
-            return _dominated(known[0], tensors, by=_DOMINATED[func])
-        if len(known) < len(tensors) or torch.Tag.nondeterministic_seeded in func.tags:
+        if len(with_values) == 1 and len(tensors) == 2 and func in _DOMINATED:
+            return _dominated(with_values[0], tensors, by=_DOMINATED[func])
+        if len(with_values) < len(tensors) or torch.Tag.nondeterministic_seeded in func.tags:
             if func._schema.is_mutable:
                 self._forget_written(func, args, kwargs)
             raise UnknownValuesError
@@ -105,13 +105,13 @@ def values_of(tensor: Any) -> torch.Tensor | None:
     return tensor if type(tensor) is torch.Tensor and tensor.numel() <= MOST else None
 
 
-def _dominated(known: Any, tensors: Sequence[Any], *, by: bool) -> torch.Tensor:
+def _dominated(deciding: Any, tensors: Sequence[Any], *, by: bool) -> torch.Tensor:
     """Return the result of an operator that one input decides alone.
 
     Raises:
         UnknownValuesError: it does not.
     """
-    values = values_of(known)
+    values = values_of(deciding)
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
     if values is None or values.dtype is not torch.bool or math.prod(shape) > MOST:
         raise UnknownValuesError

@@ -17,9 +17,11 @@ def makers(ranges: Ranges) -> Int64:
     """
     maker = np.full(len(ranges), -1, np.int64)
     numbered = np.flatnonzero(ranges.node & (ranges.sequence >= 0))
-    made = np.flatnonzero(_may_make(ranges))
-    made = made[np.lexsort((ranges.start_ns[made], ranges.sequence[made], ranges.thread[made]))]
-    threads = [made[ranges.thread[made] == thread] for thread in np.unique(ranges.thread[made]).tolist()]
+    makers = np.flatnonzero(_may_make(ranges))
+    makers = makers[np.lexsort((ranges.start_ns[makers], ranges.sequence[makers], ranges.thread[makers]))]
+    threads = [
+        makers[ranges.thread[makers] == thread] for thread in np.unique(ranges.thread[makers]).tolist()
+    ]
     for forward_thread in np.unique(ranges.forward_thread[numbered]).tolist():
         nodes = numbered[ranges.forward_thread[numbered] == forward_thread]
         by_thread = [_last_with_number(ranges, operators, nodes) for operators in threads]

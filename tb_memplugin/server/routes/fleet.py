@@ -119,7 +119,7 @@ def _row(run: str, every: Sequence[WorkerSteps]) -> FleetRun:
     peaks = rank_peaks([RankSteps(rank.steps, rank.allocated) for rank in ranks])
     row = max(range(len(ranks)), key=lambda row: peaks[row].highest_bytes)
     rank, peak = ranks[row], peaks[row]
-    known = [rank.growth for rank in ranks if rank.growth is not None]
+    growths = [rank.growth for rank in ranks if rank.growth is not None]
     growing = max(ranks, key=lambda rank: rank.growth or 0)
     median: RankMedian | None = None
     if peak.median_rank is not None and peak.median_bytes is not None:
@@ -135,7 +135,7 @@ def _row(run: str, every: Sequence[WorkerSteps]) -> FleetRun:
         "at_least": bool(rank.at_least[np.searchsorted(rank.steps, peak.highest_step)]),
         "capacity_bytes": rank.capacity,
         "median": median,
-        "growth_bytes": max(known, default=None),
+        "growth_bytes": max(growths, default=None),
         "growing": {"worker": growing.worker, "device": growing.device, "bytes": growing.growth}
         if growing.growth
         else None,

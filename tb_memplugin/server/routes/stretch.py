@@ -45,7 +45,7 @@ def answer(session: Session, request: Request) -> StretchAnswer:
     opened = session.opened(session.chosen(request))
     part = stretch(request, opened)
     first, end = part.cuts(opened, 1).tolist()
-    found = turnover(opened.trace, opened.device, first, end)
+    moved = turnover(opened.trace, opened.device, first, end)
     live = opened.trace.live(opened.device)
     return {
         "over": part.over,
@@ -53,13 +53,13 @@ def answer(session: Session, request: Request) -> StretchAnswer:
         "t1": part.t1,
         "start_bytes": int(live[first]),
         "end_bytes": int(live[end]),
-        "highest_bytes": found.highest_bytes,
-        "highest_event": found.highest_event,
-        "highest_ns": opened.time_ns(found.highest_event),
-        "allocated": _sum(opened, found.allocated),
-        "freed": _sum(opened, found.freed),
-        "stayed": _sum(opened, found.stayed),
-        "largest": _largest(opened, found.stayed),
+        "highest_bytes": moved.highest_bytes,
+        "highest_event": moved.highest_event,
+        "highest_ns": opened.time_ns(moved.highest_event),
+        "allocated": _sum(opened, moved.allocated),
+        "freed": _sum(opened, moved.freed),
+        "stayed": _sum(opened, moved.stayed),
+        "largest": _largest(opened, moved.stayed),
     }
 
 
