@@ -21,6 +21,9 @@ from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.run.known_values import MOST
 from tb_memplugin.estimate.run.patches import Patches
 
+_DRAWN = ("randperm", "randint")
+"""Operators whose whole numbers are really drawn, on the CPU: programs shuffle and choose with them."""
+
 _MAKERS = ("arange", "linspace", "logspace", "full", "ones", "zeros", "scalar_tensor", "eye")
 
 
@@ -45,10 +48,10 @@ class Constants(Correction):
 
     def rules(self) -> dict[Any, Rule]:
         """Return a rule for every operator that creates a tensor from numbers."""
-        packets = [getattr(torch.ops.aten, name) for name in _MAKERS]
         return {
-            getattr(packet, overload): _created
-            for packet in packets
+            getattr(packet, overload): rule
+            for rule, names in ((_created, _MAKERS), (_drawn, _DRAWN))
+            for packet in (getattr(torch.ops.aten, name) for name in names)
             for overload in packet.overloads()
             if "out" not in overload.split("_")
         }
@@ -69,6 +72,11 @@ def _copied(mode: CountingFakeMode, tensor: Any, memo: dict[int, Any]) -> Any:
         out = nn.Parameter(out, tensor.requires_grad)
     out.grad = copy.deepcopy(tensor.grad, memo)
     return out
+
+
+def _drawn(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    on_cpu = torch.device(kwargs.get("device") or "cpu").type == "cpu"
+    return _created(mode, func, args, kwargs) if on_cpu else mode.quietly(func, *args, **kwargs)
 
 
 def _created(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

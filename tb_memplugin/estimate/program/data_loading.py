@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils.data import DataLoader
+from torch.utils import data
+from torch.utils.data import DataLoader, dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from tb_memplugin.estimate.run.correction import Correction
@@ -18,7 +19,9 @@ class DataLoading(Correction):
     """Makes batches real CPU tensors. They become fake in the first operator that takes them."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Leave fake mode while a loader starts and while it fetches a batch."""
+        """Leave fake mode while a loader starts, while it fetches a batch, and while data are split."""
+        for module in (data, dataset):
+            patches.set(module, "random_split", _real(dataset.random_split))
         patches.set(DataLoader, "_get_iterator", _real(DataLoader._get_iterator))
         patches.set(_BaseDataLoaderIter, "__next__", _real(_BaseDataLoaderIter.__next__))
 

@@ -50,8 +50,13 @@ class KnownValues:
     def keep(self, fake: Any, real: Any) -> None:
         """Keep the values of an operator's real results for its fake ones, where these are small."""
         for tensor, values in zip(_leaves(fake), _leaves(real), strict=False):
-            on_gpu = type(tensor) is FakeTensor and tensor.fake_device != _CPU
-            if on_gpu and tensor.shape == values.shape and values.numel() <= MOST:
+            if type(tensor) is not FakeTensor or tensor.shape != values.shape or values.numel() > MOST:
+                continue
+            if tensor.fake_device == _CPU:
+                if tensor.constant is None:
+                    tensor.constant = values
+                    tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
+            else:
                 setattr(tensor, _KNOWN, values)
                 storage = StorageWeakRef(values.untyped_storage())
                 self._tensors.setdefault(storage, []).append(weakref.ref(tensor))
@@ -75,8 +80,8 @@ class KnownValues:
             if func._schema.is_mutable:
                 self._forget_written(func, args, kwargs)
             raise UnknownValuesError
-        on_cpu = all(tensor.device == _CPU for tensor in tensors)
-        if on_cpu and not any(isinstance(each, torch.device) for each in (*args, *kwargs.values())):
+        constants = all(type(tensor) is FakeTensor and tensor.fake_device == _CPU for tensor in tensors)
+        if constants and not any(isinstance(each, torch.device) for each in (*args, *kwargs.values())):
             raise UnknownValuesError
         try:
             with no_dispatch():

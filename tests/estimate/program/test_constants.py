@@ -97,3 +97,27 @@ def test_copies_of_models_and_of_optimizer_states_keep_the_values() -> None:
     read: list[float] = []
     estimated(run)
     assert read == [2.0]
+
+
+def test_what_follows_from_a_batch_of_a_loader_is_known() -> None:
+    read: list[Any] = []
+
+    def run() -> None:
+        lengths: Any = [3, 5, 2, 4]
+        for batch in torch.utils.data.DataLoader(lengths, batch_size=2):
+            longest = int(batch.max())
+            read.append((longest, torch.zeros(2, longest, device="cuda").shape, batch.cuda().sum().item()))
+
+    estimated(run)
+    assert read == [(5, (2, 5), 8), (4, (2, 4), 6)]
+
+
+def test_what_is_drawn_on_the_cpu_is_known() -> None:
+    def run() -> None:
+        assert sorted(torch.randperm(9).tolist()) == list(range(9))
+        assert 3 <= int(torch.randint(3, 5, (1,))) < 5
+        rows: Any = range(5_000)
+        parts: Any = torch.utils.data.random_split(rows, [4_000, 1_000])
+        assert sorted([*parts[0], *parts[1]]) == list(rows)
+
+    estimated(run)
