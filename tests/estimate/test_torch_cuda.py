@@ -164,3 +164,17 @@ def test_classes_are_classes() -> None:
     with MemoryEstimator(gpu="h100"):
         assert all(isinstance(getattr(torch.cuda, name), type) for name in (*replaced, "device_of"))
         assert isinstance(torch.Generator, type)  # dynamo asks `isinstance(value, torch.cuda.StreamContext)`
+
+
+def test_a_graphs_stream_is_of_its_own_estimate() -> None:
+    peaks = []
+    for _ in range(2):
+        with MemoryEstimator(gpu="h100") as estimator:
+            weight = torch.zeros(64, 64, device="cuda")
+            side = torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                weight @ weight  # the first workspace, of 32 MiB
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                weight @ weight  # the second, of the graph's own stream
+        peaks.append(estimator.estimate().workspace_bytes)
+    assert peaks == [64 * MIB, 64 * MIB]

@@ -264,6 +264,7 @@ def stand_in(
         torch.cuda: _in_python(note),
         torch: {"Generator": FakeGenerator},
         torch.cuda.graphs: {"is_current_stream_capturing": _capturing},
+        torch.cuda.graph: {"default_capture_stream": None},  # the class would keep one of an earlier estimate
         torch.cuda.memory: {
             "MemPool": FakeMemPool,
             "_cuda_beginAllocateCurrentThreadToPool": lambda device, pool: PrivatePools.entered.append(pool),
