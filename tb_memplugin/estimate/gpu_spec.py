@@ -94,6 +94,11 @@ class GpuSpec:
         return LARGE_WORKSPACE if self.compute_capability[0] in LARGE_WORKSPACE_MAJORS else WORKSPACE
 
     @property
+    def driver_name(self) -> str:
+        """The device's name as NVIDIA's driver tells it; `name` for a GPU that the table has not."""
+        return DRIVER_NAMES.get(self.name, self.name)
+
+    @property
     def threads(self) -> int:
         """How many threads a multiprocessor runs at once (CUDA programming guide, technical data)."""
         return {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(self.compute_capability, 2048)
@@ -137,6 +142,27 @@ GPUS = (
     GpuSpec("rtx5090", 32_112 * MIB, (12, 0), 595 * MIB, processors=170),
 )
 """The source of each number is in docs/gpus.md."""
+
+DRIVER_NAMES = {
+    "v100-16gb": "Tesla V100-SXM2-16GB",
+    "v100-32gb": "Tesla V100-SXM2-32GB",
+    "t4": "Tesla T4",
+    "a100-40gb": "NVIDIA A100-SXM4-40GB",
+    "a100-80gb": "NVIDIA A100-SXM4-80GB",
+    "a10": "NVIDIA A10",
+    "a10g": "NVIDIA A10G",
+    "rtx3090": "NVIDIA GeForce RTX 3090",
+    "rtxa6000": "NVIDIA RTX A6000",
+    "l4": "NVIDIA L4",
+    "l40s": "NVIDIA L40S",
+    "rtx4090": "NVIDIA GeForce RTX 4090",
+    "h100": "NVIDIA H100 80GB HBM3",
+    "h100-nvl": "NVIDIA H100 NVL",
+    "h200": "NVIDIA H200",
+    "b200": "NVIDIA B200",
+    "rtx5090": "NVIDIA GeForce RTX 5090",
+}
+"""Names of `torch.cuda.get_device_name`, which programs compare; the SXM form where there are several."""
 
 OTHER_NAMES = {
     "v100": "v100-32gb",

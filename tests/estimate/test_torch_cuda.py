@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tb_memplugin import MemoryEstimator, MemPluginError
+from tb_memplugin.estimate.gpu_spec import GpuSpec
 
 MIB = 1 << 20
 MODULES = (torch.cuda, torch.cuda.nvtx, torch.cuda.profiler, torch.cuda.tunable, torch.accelerator)
@@ -178,3 +179,12 @@ def test_a_graphs_stream_is_of_its_own_estimate() -> None:
                 weight @ weight  # the second, of the graph's own stream
         peaks.append(estimator.estimate().workspace_bytes)
     assert peaks == [64 * MIB, 64 * MIB]
+
+
+@pytest.mark.parametrize("name", GpuSpec.names())
+def test_a_gpu_has_its_drivers_name(name: str) -> None:
+    with MemoryEstimator(gpu=name):
+        told = torch.cuda.get_device_name()
+        assert told == torch.cuda.get_device_properties(0).name
+    assert told.startswith(("NVIDIA ", "Tesla "))
+    assert GpuSpec.named(told) == GpuSpec.named(name)

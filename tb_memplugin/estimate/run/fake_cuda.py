@@ -126,7 +126,7 @@ def properties_of(gpu: GpuSpec) -> SimpleNamespace:
     """Return what `torch.cuda.get_device_properties` returns on a GPU, as far as it is known."""
     major, minor = gpu.compute_capability
     return SimpleNamespace(
-        name=gpu.name,
+        name=gpu.driver_name,
         major=major,
         minor=minor,
         total_memory=gpu.memory_bytes,
@@ -149,7 +149,7 @@ def describe(patches: Patches, gpu: GpuSpec | None) -> None:
     major, minor = gpu.compute_capability
     patches.set(torch.cuda, "get_device_properties", lambda device=None: properties)
     patches.set(torch.cuda, "get_device_capability", lambda device=None: (major, minor))
-    patches.set(torch.cuda, "get_device_name", lambda device=None: gpu.name)
+    patches.set(torch.cuda, "get_device_name", lambda device=None: gpu.driver_name)
     patches.set(torch.cuda, "is_bf16_supported", lambda including_emulation=True: major >= 8)
 
 
