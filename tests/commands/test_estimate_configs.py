@@ -239,6 +239,7 @@ def test_where_no_change_alone_fits_all_of_them_and_more_gpus_are_tried(llama):
     *single, together, sharded = answer["changes"]
     assert not any(change["fits"] for change in (*single, together))
     assert together["options"].split("--")[1:] == [
+        "free-output ",
         "checkpointing ",
         "optimizer adafactor ",
         "alloc-conf expandable_segments:True",

@@ -204,8 +204,9 @@ class StepEstimator:
             with suppress(MemPluginError):
                 if self.mesh is None and isinstance(self.target, ConfigTarget):
                     saving.append(self._sharded(base, base.workload))
-                    if not base.workload.checkpointing:
-                        saving.append(self._sharded(base, replace(base.workload, checkpointing=True)))
+                    recomputing = self._sharded(base, replace(base.workload, checkpointing=True))
+                    if recomputing.what != saving[-1].what:  # it takes fewer GPUs
+                        saving.append(recomputing)
         return Changes(tuple(saving), tuple(impossible))
 
     def _saved_by(self, candidate: Candidate, base: StepEstimate) -> Change:
