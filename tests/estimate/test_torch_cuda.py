@@ -17,6 +17,7 @@ MIB = 1 << 20
 MODULES = (torch.cuda, torch.cuda.nvtx, torch.cuda.profiler, torch.cuda.tunable, torch.accelerator)
 
 REFUSED = {
+    "get_device_capability": "_accelerator_getDeviceCapability",  # torch.accelerator's; torch.cuda's answers
     "current_blas_handle": "_cuda_getCurrentBlasHandle",
     "current_solver_handle": "_cuda_getCurrentSolverHandle",
     "change_current_allocator": "_cuda_changeCurrentAllocator",
@@ -139,8 +140,10 @@ def test_what_a_graph_captures_is_in_a_pool_of_its_own() -> None:
         assert not torch.cuda.is_current_stream_capturing()
         graph.replay()
         after = given * 3
-        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
             pooled = given * 4
+        assert [segment["requested_size"] for segment in pool.snapshot()] == [4 * MIB]
         called: Any = torch.cuda.make_graphed_callables(
             torch.nn.Linear(4, 4).cuda(), (torch.zeros(2, 4).cuda(),)
         )

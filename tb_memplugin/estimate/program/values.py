@@ -1,8 +1,8 @@
 """Operators that depend on values: `.item()`, `if tensor`, boolean masks, `nonzero` and `unique`.
 
-Hints give the values. Without one, a float is 1.0 and a mask selects everything, which is an upper bound;
-both are noted. Integers and booleans raise an error instead, since a wrong guess could change what the
-program does.
+Hints give the values. Without one, a float is 1.0, a mask selects everything, which is an upper bound, and an
+index that was chosen or drawn is 0; all are noted. Other integers and booleans raise an error, since a wrong
+guess could change what the program does (assumed_counts.py says what `item()` does with it).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GENERATES = "transformers/generation/"
 """Files that ask whether sequences are padded, and after each token whether all are finished."""
 
 _CHOICES = (aten.argmax, aten.argmin, aten.multinomial, aten.randint)
-"""Operators whose results are indices that depend on parameters or chance."""
+"""Operators that choose or draw indices by parameters or chance: any of them is as good as another."""
 
 _ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_attn_mask_utils.py")
 """Files that check whether a mask selects everything, in order to omit it (attention_masks.py)."""
@@ -132,7 +132,7 @@ class Values(Asking):
                 "While transformers generates, it is assumed that no sequence is padded, and that all "
                 "are generated to their greatest length; a hint can change that."
             )
-            return False
+            return self._is_made_by(mode, tensor, (aten.all,))  # whether a mask is 1 everywhere
         if kind == "truth" and (checked_for := self._passing(mode, asked)) is not None:
             return checked_for
         if _asked_by_lbfgs():
@@ -143,7 +143,7 @@ class Values(Asking):
                     "Estimate with another optimizer, and add at most 2 * history_size times the parameters."
                 ),
             )
-        if kind == "count" and self._is_choice(mode, tensor):
+        if kind == "count" and self._is_made_by(mode, tensor, _CHOICES):
             self.target.note(f"The index that {asked.place} reads is assumed to be 0; a hint can set it.")
             return 0
         if not real:
@@ -153,10 +153,11 @@ class Values(Asking):
         )
         return 1.0
 
-    def _is_choice(self, mode: CountingFakeMode, tensor: torch.Tensor) -> bool:
-        """Whether a tensor holds indices that were chosen or drawn: any of them is as good as another."""
+    @staticmethod
+    def _is_made_by(mode: CountingFakeMode, tensor: torch.Tensor, operators: tuple[Any, ...]) -> bool:
+        """Whether one of these operators made a tensor of the estimated device."""
         block = mode.ledger.block_of(tensor.untyped_storage())
-        return block is not None and getattr(block.made_by, "overloadpacket", None) in _CHOICES
+        return block is not None and getattr(block.made_by, "overloadpacket", None) in operators
 
     def _nonzero(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
         (tensor,) = args

@@ -5,7 +5,7 @@ torch's own Python code runs; what it asks torch's C code is answered by the sim
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.live_allocator import LiveAllocator
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
+from tb_memplugin.trace.allocator import DEFAULT_POOL
 
 
 class CudaMemory:
@@ -45,7 +46,7 @@ class CudaMemory:
             "_cuda_memoryStats": self._statistics,
             "_cuda_resetPeakMemoryStats": lambda device: self._of(device).reset_peaks(),
             "_cuda_resetAccumulatedMemoryStats": lambda device: self._of(device).reset_totals(),
-            "_cuda_hostMemoryStats": dict,
+            "_cuda_hostMemoryStats": self._host_statistics,
             "_cuda_resetPeakHostMemoryStats": _nothing,
             "_cuda_resetAccumulatedHostMemoryStats": _nothing,
             "_cuda_memorySnapshot": self._snapshot,
@@ -103,9 +104,17 @@ class CudaMemory:
             self._allocators[row] = LiveAllocator(ledger, row, self._settings)
         return self._allocators[row]
 
-    def _snapshot(self, *_: Any) -> dict[str, Any]:
+    def _host_statistics(self) -> dict[str, Any]:
+        self._note(
+            "The program asks for statistics of pinned host memory, which is not counted: it gets none."
+        )
+        return {}
+
+    def _snapshot(self, asked: Sequence[int] = (), *_: Any) -> dict[str, Any]:
         self._note("The program asks for a memory snapshot: it gets the segments, without a history.")
-        segments = [segment for device in (0,) for segment in self._of(device).segments()]
+        segments, pool = self._of(0).segments(), tuple(asked[:2])
+        if pool not in ((), DEFAULT_POOL):  # all pools, as torch does
+            segments = [segment for segment in segments if segment["segment_pool_id"] == pool]
         return {
             "segments": segments,
             "device_traces": [[]],

@@ -303,7 +303,6 @@ def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
         "_host_emptyCache": _nothing,
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_getDeviceIndex": lambda: 0,
-        "_accelerator_getDeviceCapability": lambda index: {"supported_dtypes": set()},
         "_accelerator_getStream": lambda index: current[-1],
         "_accelerator_setStream": lambda stream: current.__setitem__(-1, stream),
         "_accelerator_exchangeDevice": lambda index: 0,
@@ -362,6 +361,7 @@ _SEEDS = ("manual_seed", "manual_seed_all", "seed", "seed_all")
 _NOTHING = ("init", "_lazy_init", "_sleep", "set_rng_state", *_SEEDS)
 _MEASURED = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
 _REFUSED_IN_C = (
+    "_accelerator_getDeviceCapability",
     "_cuda_getCurrentBlasHandle",
     "_cuda_getCurrentSolverHandle",
     "_cuda_customAllocator",

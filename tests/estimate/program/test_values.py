@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +119,11 @@ def test_a_whole_number_that_decides_is_refused(use: Callable[[Any], Any]) -> No
     with pytest.raises(MemPluginError, match="a whole number") as refused:
         estimated(lambda: use(unknown(3).long().sum().item()))
     assert "test_values.py" in str(refused.value)
+
+
+def test_a_size_that_is_read_is_refused() -> None:
+    with pytest.raises(MemPluginError, match="A size that is read from a tensor"):
+        estimated(lambda: torch.zeros(unknown(3).long().sum().item()))  # type: ignore[call-overload]
 
 
 def test_a_whole_number_that_is_counted_and_printed_is_assumed() -> None:
@@ -351,3 +357,21 @@ def test_masks_of_transformers_that_mask_nothing_leave_flash_attention_as_it_is(
     done = estimated(run, gpu="a100")
     assert 2 * 2 * 32 * 64 in sizes(done, "_scaled_dot_product_flash_attention")
     assert any("nothing is padded or packed" in note for note in done.estimate().notes)
+
+
+def test_generation_pads_nothing_and_goes_on(tmp_path: Path) -> None:
+    """As transformers asks: whether a mask is 1 everywhere, and whether all sequences are finished."""
+    folder = tmp_path / "transformers" / "generation"
+    folder.mkdir(parents=True)
+    file = folder / "utils.py"
+    text = "answers.append(((mask == 1).all().item(), bool(left.max() == 0), torch.any(mask == 0).item()))"
+    file.write_text(text, "utf-8")
+    answers: list[Any] = []
+
+    def run() -> None:
+        names = {"torch": torch, "answers": answers, "mask": unknown(4, 8).long(), "left": unknown(4).long()}
+        exec(compile(text, str(file), "exec"), names)
+
+    done = estimated(run)
+    assert answers == [(True, False, False)]
+    assert any("While transformers generates" in note for note in done.estimate().notes)
