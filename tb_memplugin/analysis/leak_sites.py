@@ -137,15 +137,15 @@ def kept_sites(trace: MemoryTrace, device: int, before: int) -> list[tuple[str, 
     return [(*_key(trace, number), total) for number, total in totals]
 
 
-def step_bounds(trace: MemoryTrace, device: int, annotation: str | None = None) -> Int64:
+def step_bounds(trace: MemoryTrace, device: int) -> Int64:
     """Return where whole steps begin and end: int64, shape (steps + 1,), ascending; empty without steps.
 
     Step i holds the events bounds[i] <= e < bounds[i + 1]. Steps without an event of this device are left
-    out: the device's ring buffer may begin later than another's, and end earlier. If nothing marks steps and
-    no annotation is asked for, a step is a call of the model: see `call_bounds`.
+    out: the device's ring buffer may begin later than another's, and end earlier. If nothing marks steps, a
+    step is a call of the model: see `call_bounds`.
     """
-    marked = _marked_bounds(trace, device, annotation)
-    return marked if len(marked) or annotation is not None else call_bounds(trace, device)
+    marked = _marked_bounds(trace, device, None)
+    return marked if len(marked) else call_bounds(trace, device)
 
 
 def _marked_bounds(trace: MemoryTrace, device: int, annotation: str | None) -> Int64:

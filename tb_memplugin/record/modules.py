@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tb_memplugin.record.beside_dynamo import not_compiled_alone
+from tb_memplugin.record.beside_compiler import not_compiled_alone
 from tb_memplugin.record.guard import UNOWNED, Failed
 from tb_memplugin.record.module_calls import Entered, Left, ModuleCalls, compiled_call
 from tb_memplugin.record.torch_private.autograd import sequence_number

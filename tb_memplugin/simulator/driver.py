@@ -47,15 +47,12 @@ class DeviceMemory:
 
     Args:
         capacity: total bytes that the allocator can get; None for no limit.
-        used: bytes of it that are in use already.
         first_address: the address of the first segment.
     """
 
-    def __init__(
-        self, capacity: int | None = None, used: int = 0, first_address: int = FIRST_ADDRESS
-    ) -> None:
+    def __init__(self, capacity: int | None = None, first_address: int = FIRST_ADDRESS) -> None:
         self.capacity = capacity
-        self.used = used
+        self.used = 0
         self._next = first_address
 
     def allocate(self, size: int) -> int | None:
