@@ -20,8 +20,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate import AllocatorSettings, FirstMiss, Replay, replay, simulated_trace
 from tb_memplugin.exports import snapshot
 from tb_memplugin.exports.output import STDOUT
-from tb_memplugin.simulator.allocator_settings import records_settings
-from tb_memplugin.simulator.conf_text import not_followed
+from tb_memplugin.simulator.allocator_settings import not_followed, records_settings
 from tb_memplugin.simulator.replay_run import Failure
 
 

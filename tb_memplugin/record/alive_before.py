@@ -139,18 +139,23 @@ def memory_of(storage: torch.UntypedStorage) -> str:
 
 def _saved_in(roots: Iterable[Any]) -> Iterator[_Described]:
     """Yield the storages that the graph below some nodes saved. Hooks of saved tensors do not run."""
-    pending, visited = list(roots), set[Any]()
-    while pending and len(visited) < MOST_NODES:
-        node = pending.pop()
-        if node in visited:
-            continue
-        visited.add(node)
-        pending += [following for following, _ in node.next_functions if following is not None]
+    for node in nodes_below(roots):
         for saved in saved_by(node):
             tensor = getattr(saved, "data", None)  # not in older versions of torch
             if isinstance(tensor, torch.Tensor):
                 for storage in storages_behind(tensor):
                     yield storage, Category.ACTIVATION, f"saved for {node.name()}", _dense(tensor)
+
+
+def nodes_below(roots: Iterable[Any]) -> Iterator[Any]:
+    """Yield some nodes of autograd and all below them, each once, at most `MOST_NODES`."""
+    pending, visited = list(roots), set[Any]()
+    while pending and len(visited) < MOST_NODES:
+        node = pending.pop()
+        if node not in visited:
+            visited.add(node)
+            pending += [following for following, _ in node.next_functions if following is not None]
+            yield node
 
 
 def saved_by(node: Any) -> Iterator[Any]:

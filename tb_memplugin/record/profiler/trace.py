@@ -33,7 +33,7 @@ from tb_memplugin.record.profiler.start_state import start_state
 from tb_memplugin.record.profiler.tree import walk
 from tb_memplugin.record.profiler.window import Window
 from tb_memplugin.record.provenance import with_later_names
-from tb_memplugin.record.sightings import match_sightings
+from tb_memplugin.record.storages import match_sightings
 from tb_memplugin.record.tensor_metadata import seen_in, seen_tensors
 from tb_memplugin.record.weight_copies import fqns, held_copies
 from tb_memplugin.record.whole_device.window import whole_devices

@@ -1,7 +1,7 @@
 """Record when layers begin and end, in forward and backward, and mark what each layer allocates.
 
-The hooks run at each call of each layer, so they only note numbers: `calls` computes the rest when the block
-ends.
+The hooks run at each call of each layer, so they only note numbers: `history_calls.py` computes the rest when
+the block ends.
 """
 
 from __future__ import annotations
