@@ -420,11 +420,11 @@ def _kept(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
 def _callers(trace: MemoryTrace, blocks: StepBlocks, kept: Int64) -> list[str]:
     """Return the frames under which most of the kept bytes were allocated, but not by the frame itself."""
     total = sums(blocks.origin[kept], blocks.bytes[kept], len(blocks.origins))
-    held: dict[str, int] = {}
+    size_under: dict[str, int] = {}
     for number in np.flatnonzero(total).tolist():
         for text in set(_calling(trace.stack(blocks.origins[number].stack))[1:]):
-            held[text] = held.get(text, 0) + int(total[number])
-    return sorted(held, key=lambda text: (-held[text], text))[:TRIED]
+            size_under[text] = size_under.get(text, 0) + int(total[number])
+    return sorted(size_under, key=lambda text: (-size_under[text], text))[:TRIED]
 
 
 @lru_cache(maxsize=4_096)
@@ -452,8 +452,8 @@ def _calls(trace: MemoryTrace, blocks: StepBlocks, kept: Int64, text: str) -> Ca
     if calls < FEWEST_CALLS:
         return None
     saved = blocks.step.peak_bytes - _peak_with_recomputation(trace, blocks, inside, call)
-    held = int(blocks.bytes[inside[at_peak]].sum())
-    return CallsOfLine(line_key(text.partition(FX)[0]), calls, held, saved)
+    held_bytes = int(blocks.bytes[inside[at_peak]].sum())
+    return CallsOfLine(line_key(text.partition(FX)[0]), calls, held_bytes, saved)
 
 
 def _callees(trace: MemoryTrace, blocks: StepBlocks, kept: Int64, text: str) -> tuple[Int64, Int64]:

@@ -70,6 +70,6 @@ def _cells(column: Column) -> Iterator[str]:
         names = [*map(cell, column.names), ""]
         return map(names.__getitem__, column.row.tolist())
     values = np.ma.asarray(column)
-    known = ~np.ma.getmaskarray(values)
-    numbers = map(str, values.data[known].tolist())
-    return (next(numbers) if is_known else "" for is_known in known.tolist())
+    valid = ~np.ma.getmaskarray(values)
+    numbers = map(str, values.data[valid].tolist())
+    return (next(numbers) if is_known else "" for is_known in valid.tolist())

@@ -41,8 +41,8 @@ class MosaicGroup(click.Group):
         try:
             return super().invoke(ctx)
         except (MemPluginError, OSError) as error:
-            told = error if isinstance(error, MemPluginError) else MemPluginError(str(error))
-            click.echo(refusal(told), err=True)
+            refused = error if isinstance(error, MemPluginError) else MemPluginError(str(error))
+            click.echo(refusal(refused), err=True)
             raise SystemExit(2) from error
 
 

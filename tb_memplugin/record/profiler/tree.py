@@ -14,7 +14,9 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
-from tb_memplugin.record.profiler.found import (
+from tb_memplugin.record.profiler.operator_tensors import OperatorTensors
+from tb_memplugin.record.profiler.roles import NODE_PREFIX, Role, role_of
+from tb_memplugin.record.profiler.tree_columns import (
     ProfilerTree,
     pack_maker,
     pack_memory,
@@ -22,8 +24,6 @@ from tb_memplugin.record.profiler.found import (
     pack_operator,
     pack_position,
 )
-from tb_memplugin.record.profiler.operator_tensors import OperatorTensors
-from tb_memplugin.record.profiler.roles import NODE_PREFIX, Role, role_of
 from tb_memplugin.record.torch_private.profiler import (
     AllocationFields,
     Event,

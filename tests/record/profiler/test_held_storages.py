@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tb_memplugin.record import profiler_windows
 from tb_memplugin.record.modules import ModuleNames
-from tb_memplugin.record.profiler.held import HeldByModels, HeldByOptimizer, unique_sightings
+from tb_memplugin.record.profiler.held_storages import HeldByModels, HeldByOptimizer, unique_sightings
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.record.storages import Sighting
 from tb_memplugin.trace import Category, TensorMetadata
