@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -12,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -20,6 +19,7 @@ import torch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.estimator import MemoryEstimator
 from tb_memplugin.estimate.answer.workload import errors_as_refusals
+from tb_memplugin.main_module import run_as_main
 from tb_memplugin.record.optimizer_hooks import StepHooks
 
 STEPS = 3
@@ -39,7 +39,7 @@ USAGE = "Write what you would type to train: tb-memplugin estimate -- python tra
 class Program:
     """A Python program as it is started.
 
-    `main` is the path of a script, or the name of a module where `is_module`. `ranks` is the number of
+    `main` is the path of a script, folder or archive, or the name of a module where `is_module`. `ranks` is the number of
     processes that a launcher would start, and `ranks_per_node` those on one node; 1 without a launcher.
     """
 
@@ -90,7 +90,7 @@ def read_program(words: Sequence[str]) -> Program:
         raise MemPluginError("There is no program to estimate.", where="--", fix=USAGE)
     if Path(rest[0]).name in LAUNCHERS:
         return _launched(rest[1:])
-    if not is_module and not Path(rest[0]).is_file():
+    if not is_module and not Path(rest[0]).exists():
         raise MemPluginError("There is no such script.", where=rest[0], fix=USAGE)
     return Program(rest[0], tuple(rest[1:]), is_module)
 
@@ -144,7 +144,7 @@ def run_program(
         errors_as_refusals(program.name, "run"),
     ):
         try:
-            _execute(program)
+            run_as_main(program.main, program.arguments, is_module=program.is_module)
         except ProgramEnded:
             pass
         except KeyboardInterrupt:
@@ -162,24 +162,12 @@ def import_libraries() -> None:
             import_module(name)
 
 
-def _execute(program: Program) -> None:
-    if program.is_module:
-        runpy.run_module(program.main, run_name="__main__", alter_sys=True)
-        return
-    script = Path(program.main)
-    module = ModuleType("__main__")
-    vars(module).update(__file__=str(script), __builtins__=__builtins__)
-    sys.modules["__main__"] = module
-    exec(compile(script.read_bytes(), str(script), "exec"), vars(module))
-
-
 @contextmanager
 def _as_started(program: Program, rank: int) -> Iterator[None]:
-    """Give the process the program's arguments, import path and main module, and a rank's environment."""
+    """Give the process an import path and a rank's environment, and restore what the program leaves behind."""
     arguments, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     environment = dict(os.environ)
-    sys.argv = [program.main, *program.arguments]
-    sys.path.insert(0, str(Path.cwd() if program.is_module else Path(program.main).resolve().parent))
+    sys.path.insert(0, str(Path.cwd()))
     if program.ranks > 1:
         node, local = divmod(rank, program.ranks_per_node)
         variables = {"RANK": rank, "WORLD_SIZE": program.ranks, "GROUP_RANK": node}

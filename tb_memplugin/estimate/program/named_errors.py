@@ -35,6 +35,11 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Leave pin_memory out: it is host memory, which is not estimated.",
     ),
     (
+        "'torch._C' has no attribute '_c",  # _cuda_..., _cudart, _cudnn
+        "Functions of PyTorch's CUDA builds that this build does not have",
+        "Install a CUDA build of PyTorch, which needs no GPU here; or leave that part out.",
+    ),
+    (
         "but its data is not allocated yet",
         "A kernel of an extension that is not an operator of PyTorch",
         "Make it one with torch.library.custom_op, and give it a fake implementation with register_fake.",
@@ -60,9 +65,7 @@ def by_name(error: BaseException) -> MemPluginError | None:
     text = str(error)[:2000]
     for part, cause, fix in _KNOWN:
         if part in text:
-            return MemPluginError(
-                f"{cause} cannot be estimated, because fake tensors do not support it.", fix=fix
-            )
+            return MemPluginError(f"{cause} cannot be estimated on fake tensors.", fix=fix)
     return None
 
 

@@ -102,6 +102,8 @@ class FakeStreamContext:
 class FakeEvent:
     """A stand-in for `torch.cuda.Event` that has always happened already."""
 
+    note: ClassVar[Callable[[str], None]] = staticmethod(lambda _: None)
+
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def record(self, stream: Any = None) -> None:
@@ -118,8 +120,9 @@ class FakeEvent:
         return True
 
     def elapsed_time(self, other: Any) -> float:
-        """Return 0.0 milliseconds."""
-        return 0.0
+        """Return 1.0 milliseconds: programs divide by it."""
+        self.note("The time between two CUDA events is assumed to be 1.0 ms: no GPU works in an estimate.")
+        return 1.0
 
 
 def properties_of(gpu: GpuSpec) -> SimpleNamespace:
@@ -256,6 +259,7 @@ def stand_in(
     """
     FakeStream.begin()
     PrivatePools.begin()
+    FakeEvent.note = staticmethod(note)
     current = FakeStream.current
     mode.ledger.stream = lambda: current[-1].cuda_stream
     mode.ledger.pool = PrivatePools.current
@@ -297,6 +301,8 @@ def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
         "_cuda_getDevice": lambda: 0,
         "_cuda_getDeviceCount": lambda: 1,
         "_cuda_canDeviceAccessPeer": lambda device, peer: False,
+        "_cuda_getCurrentRawStream": lambda device: current[-1].cuda_stream,
+        "_cuda_hasPrimaryContext": lambda device: True,
         "_cuda_getArchFlags": lambda: f"sm_{major}{minor}",
         "_cuda_get_sync_debug_mode": lambda: _SyncDebug.mode,
         "_cuda_set_sync_debug_mode": _SyncDebug.set,
