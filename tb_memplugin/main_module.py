@@ -13,8 +13,8 @@ from zipfile import is_zipfile
 def run_as_main(main: str, arguments: Sequence[str], *, is_module: bool = False) -> None:
     """Run a program to its end, with its own arguments.
 
-    Of the process, `sys.argv`, the first entry of `sys.path` and `sys.modules["__main__"]` become the program's, and
-    stay so: its threads may go on.
+    Of the process, `sys.argv`, the first entry of `sys.path` and `sys.modules["__main__"]` become the
+    program's, and stay so: its threads may go on.
 
     Args:
         main: the path of a script, folder or archive, or the name of a module where `is_module`.

@@ -19,9 +19,9 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Use plain tensors; give lazy modules their sizes (nn.Linear in place of nn.LazyLinear).",
     ),
     (
-        "has no attribute '_scatter'",
-        "nn.DataParallel",
-        "Use DistributedDataParallel in estimate_ranks: docs/estimate_ranks.md.",
+        "WeakValueDictionary.__init__.<locals>.remove",
+        "Tensors that are pickled, as for another process,",
+        "Leave that part out. torch.save writes nothing in an estimate.",
     ),
     ("no rule registered for HigherOrderOperator", "Control flow such as torch.cond", _FUNCTION),
     (

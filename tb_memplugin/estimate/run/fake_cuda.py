@@ -121,7 +121,9 @@ class FakeEvent:
 
     def elapsed_time(self, other: Any) -> float:
         """Return 1.0 milliseconds: programs divide by it."""
-        self.note("The time between two CUDA events is assumed to be 1.0 ms: no GPU works in an estimate.")
+        FakeEvent.note(
+            "The time between two CUDA events is assumed to be 1.0 ms: no GPU works in an estimate."
+        )
         return 1.0
 
 
@@ -185,6 +187,8 @@ class FakeGraph:
     """A stand-in for `torch.cuda.CUDAGraph`: what is captured runs once, from a pool of the graph's own."""
 
     random_state: ClassVar[Callable[[], _RandomState | None]] = staticmethod(lambda: None)
+    replayed: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
+    """Called by each replay."""
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._pool: PoolId | None = None
@@ -205,10 +209,14 @@ class FakeGraph:
         """Return the pool's id."""
         return self._pool or new_pool()
 
-    def _nothing(self, *_: Any, **__: Any) -> None:
-        """Do nothing: a replay allocates nothing."""
+    def replay(self) -> None:
+        """Allocate nothing, as a replay does."""
+        FakeGraph.replayed()
 
-    replay = reset = instantiate = enable_debug_mode = debug_dump = _nothing
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    reset = instantiate = enable_debug_mode = debug_dump = _nothing
 
 
 class FakeMemPool:
@@ -307,6 +315,7 @@ def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
         "_cuda_get_sync_debug_mode": lambda: _SyncDebug.mode,
         "_cuda_set_sync_debug_mode": _SyncDebug.set,
         "_host_emptyCache": _nothing,
+        "_scatter": lambda tensor, devices, *_: (tensor.to(f"cuda:{devices[0]}"),),  # to the only device
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_getDeviceIndex": lambda: 0,
         "_accelerator_getStream": lambda index: current[-1],
