@@ -178,7 +178,7 @@ class Values(Asking):
 
     def _left_aligned(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> bool:
         self.target.note(
-            "nn.TransformerEncoder is estimated with its padding, which real runs leave out without gradients."
+            "nn.TransformerEncoder is estimated with its padding; real runs leave it out without gradients."
         )
         return False
 
