@@ -209,6 +209,21 @@ def test_a_single_number_on_the_cpu_is_drawn() -> None:
     assert drawn[0] < 1 < 5 <= drawn[1]
 
 
+def test_an_encoder_in_eval_keeps_its_padding() -> None:
+    """Real runs would use nested tensors, which leave it out."""
+    shapes = []
+
+    def run() -> None:
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        encoder = torch.nn.TransformerEncoder(layer, 2).cuda().eval()
+        with torch.no_grad():
+            shapes.append(encoder(unknown(4, 10, 16), src_key_padding_mask=unknown(4, 10) > 0).shape)
+
+    done = estimated(run)
+    assert shapes == [(4, 10, 16)]
+    assert [note for note in done.estimate().notes if "nn.TransformerEncoder" in note]
+
+
 def test_a_hint_answers_by_line_or_by_kind() -> None:
     line = inspect.currentframe().f_lineno + 4  # type: ignore[union-attr]
 
