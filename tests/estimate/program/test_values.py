@@ -209,6 +209,23 @@ def test_a_single_number_on_the_cpu_is_drawn() -> None:
     assert drawn[0] < 1 < 5 <= drawn[1]
 
 
+@pytest.mark.parametrize(("rows", "is_known"), [(128, True), (1024, False)])
+def test_the_mask_of_a_batch_is_known(rows: int, is_known: bool) -> None:
+    """A batch of 128 sequences of 77 tokens tells which attention kernel runs; 1,024 are too many."""
+    lengths = torch.tensor([76] + [77] * (rows - 1))
+
+    def run() -> bool:
+        return bool(((torch.arange(77)[None] < lengths[:, None]).cuda()).all())
+
+    if is_known:
+        done: list[bool] = []
+        estimated(lambda: done.append(run()))
+        assert done == [False]
+    else:
+        with pytest.raises(MemPluginError, match="whether a condition holds"):
+            estimated(run)
+
+
 def test_an_encoder_in_eval_keeps_its_padding() -> None:
     """Real runs would use nested tensors, which leave it out."""
     shapes = []
