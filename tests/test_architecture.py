@@ -38,8 +38,9 @@ KNOWS = {
     "loading": {"trace", "read", "store", "budget", "untrusted"},
     "record": {"trace", "analysis", "read", "store", "exports", "logs", "extras"},
     "callbacks": {"trace", "analysis", "record", "store", "logs"},
-    "launch": {"trace", "record", "store", "callbacks"},
-    "estimate": {"trace", "analysis", "simulator", "read", "record", "store", "logs"},
+    "main_module": set[str](),
+    "launch": {"trace", "record", "store", "callbacks", "main_module"},
+    "estimate": {"trace", "analysis", "simulator", "read", "record", "store", "logs", "main_module"},
     "server": {"trace", "analysis", "simulator", "store", "exports", "proto"},
     "commands": {
         *("trace", "analysis", "simulator", "read", "estimate", "store", "exports", "loading", "proto"),
