@@ -8,7 +8,6 @@ import torch
 
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, operators
 
-
 _HAS_FLOAT_MOMENTS = torch.torch_version.TorchVersion(torch.__version__) >= "2.12"
 """Measured on 2.11, which has none, and on 2.13; 2.12 was not."""
 
