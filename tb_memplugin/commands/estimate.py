@@ -34,8 +34,10 @@ DTYPES = ("fp32", "bf16", "fp16")
 PROGRAM = "tb_memplugin.program"
 """The key in `Context.meta` of the words after `--`."""
 
-OF_PROGRAMS = ("gpu", "capacity", "alloc_conf", "hints", "steps", "limit", "logdir", "as_json")
+OF_PROGRAMS = ("gpu", "capacity", "alloc_conf", "hints", "engine", "steps", "limit", "logdir", "as_json")
 """Parameters of the command that hold for programs, too."""
+
+ENGINES = ("fake", "runtime")
 
 OPTIMIZERS = ("adamw", "adamw-fused", "adam", "adam-fused", "adafactor", "momentum", "sgd")
 
@@ -108,6 +110,13 @@ class EstimateCommand(click.Command):
     "--inference", is_flag=True, help="Estimate one forward without gradients instead of training steps."
 )
 @click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="fake",
+    show_default=True,
+    help="How a program runs: on fake tensors, or on PyTorch's own CUDA code (its CUDA build, g++).",
+)
+@click.option(
     "--steps", type=click.IntRange(1), help="Optimizer steps after which a program is ended. Default: 3."
 )
 @click.option(
@@ -155,6 +164,7 @@ class EstimateCommand(click.Command):
 @json_option("Print JSON, with sizes in bytes and times in seconds.")
 def command(
     target: str | None,
+    engine: str,
     steps: int | None,
     limit: int | None,
     gpu: str,
@@ -185,6 +195,8 @@ def command(
         raise _without(error) from error
     if (words := click.get_current_context().meta.get(PROGRAM)) is not None:
         _refuse_beside_a_program(click.get_current_context())
+        if engine == "runtime":
+            from tb_memplugin.dryrun.engine import estimate_program
         with redirect_stdout(sys.stderr):
             step = estimate_program(
                 read_program(words),

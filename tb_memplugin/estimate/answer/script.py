@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.answer.estimator import MemoryEstimator
 from tb_memplugin.estimate.answer.workload import errors_as_refusals
 from tb_memplugin.record.optimizer_hooks import StepHooks
 
@@ -53,6 +52,13 @@ class Program:
     def name(self) -> str:
         """The name for reports and errors."""
         return f"-m {self.main}" if self.is_module else self.main
+
+
+class StepRecorder(Protocol):
+    """What records a program, and is told where its steps end."""
+
+    def step(self) -> None:
+        """End a training step."""
 
 
 @dataclass(slots=True)
@@ -119,29 +125,36 @@ def _launched(words: Sequence[str]) -> Program:
 
 
 def run_program(
-    program: Program, estimator: MemoryEstimator, *, steps: int = STEPS, limit_s: int = LIMIT_S, rank: int = 0
+    program: Program,
+    recorder: StepRecorder,
+    *,
+    steps: int = STEPS,
+    limit_s: int = LIMIT_S,
+    rank: int = 0,
+    where: str = "on fake tensors",
 ) -> Ending:
-    """Run a program as the main module inside an entered estimator, until it has stepped often enough.
+    """Run a program as the main module, until it has stepped often enough.
 
     The first optimizer that steps counts the steps. What the program saves goes nowhere.
 
     Args:
         program: what to run, on this thread.
-        estimator: the entered estimator.
+        recorder: what records it: an entered estimator, for fake tensors.
         steps: optimizer steps after which the program is ended.
         limit_s: seconds after which it is ended all the same; ignored outside the main thread.
         rank: the rank that the environment tells the program where it has several.
+        where: what it runs on, for errors.
 
     Raises:
-        MemPluginError: the program failed, or cannot run on fake tensors; it names the line.
+        MemPluginError: the program failed, or cannot run there; it names the line.
     """
     ending = Ending()
-    counting = _StepCount(ending, estimator, steps)
+    counting = _StepCount(ending, recorder, steps)
     with (
         _as_started(program, rank),
         _stepped(counting),
         _ended_in_time(ending, limit_s),
-        errors_as_refusals(program.name, "run"),
+        errors_as_refusals(program.name, "run", where),
     ):
         try:
             _execute(program)
@@ -198,8 +211,8 @@ def _as_started(program: Program, rank: int) -> Iterator[None]:
 class _StepCount:
     """Counts the steps of the first optimizer that steps, and ends the program after so many."""
 
-    def __init__(self, ending: Ending, estimator: MemoryEstimator, steps: int) -> None:
-        self._ending, self._estimator, self._steps = ending, estimator, steps
+    def __init__(self, ending: Ending, recorder: StepRecorder, steps: int) -> None:
+        self._ending, self._recorder, self._steps = ending, recorder, steps
         self._counting: torch.optim.Optimizer | None = None
 
     def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -208,7 +221,7 @@ class _StepCount:
         if optimizer is not self._counting:
             return
         self._ending.steps += 1
-        self._estimator.step()
+        self._recorder.step()
         if self._ending.steps >= self._steps:
             self._ending.why = f"The program was ended after {self._ending.steps} optimizer steps"
             raise ProgramEnded

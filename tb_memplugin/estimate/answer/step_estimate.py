@@ -91,7 +91,7 @@ def estimate_program(
         estimate = estimator.estimate()
         if logdir is not None:
             estimator.save(logdir)
-    estimate = replace(estimate, phases=_highest(estimate.phases))
+    estimate = replace(estimate, phases=highest(estimate.phases))
     notes = (f"{endings[0].why}.", *estimate.notes)
     return StepEstimate(program.name, Workload(inference=not endings[0].steps), gpu, estimate, notes, ranks)
 
@@ -127,7 +127,7 @@ class StepEstimator:
             if self.mesh is None
             else self._ranks(workload, settings, logdir)
         )
-        return replace(result, estimate=replace(result.estimate, phases=_highest(result.estimate.phases)))
+        return replace(result, estimate=replace(result.estimate, phases=highest(result.estimate.phases)))
 
     def _alone(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:
         with MemoryEstimator(device="cuda", gpu=self.gpu, conf=conf, hints=self.hints) as estimator:
@@ -286,7 +286,7 @@ class StepEstimator:
         return isinstance(self.target, ConfigTarget) or "mesh" not in self.target.takes
 
 
-def _highest(phases: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+def highest(phases: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     """Return the highest value of each phase over its repetitions, in order of first appearance."""
     names = dict.fromkeys(name for name, _ in phases)
     return tuple((name, max(peak for other, peak in phases if other == name)) for name in names)

@@ -1,10 +1,12 @@
-// NCCL between processes of this machine: short messages arrive, through files, so that ranks learn what others tell
-// them (numbers, shapes, objects). What is longer is data of kernels, which nobody wrote: it is said to have arrived.
+// NCCL between processes of this machine: messages arrive, through files, so that ranks learn what others tell them
+// (numbers, shapes, objects, which are bytes). Other long ones are data of kernels, which nobody wrote: they are said to
+// have arrived.
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -15,7 +17,7 @@
 
 namespace {
 
-constexpr size_t kLongestMessage = 64 << 10;
+constexpr size_t kLongestMessage = 64 << 10, kLongestObject = 256 << 20;
 constexpr int kSystemError = 2;
 constexpr std::chrono::seconds kPatience(120);
 
@@ -76,8 +78,9 @@ int ncclGetUniqueId(UniqueId* id) {
     static int made = 0;
     std::memset(id, 0, sizeof *id);
     auto now = (long long)(std::chrono::system_clock::now().time_since_epoch().count());
-    std::snprintf(id->bytes, sizeof id->bytes, "%s/standin-nccl-%lld-%d-%d",
-                  std::filesystem::temp_directory_path().c_str(), now, int(getpid()), made++);
+    const char* folder = std::getenv("STANDIN_FOLDER");
+    std::snprintf(id->bytes, sizeof id->bytes, "%s/nccl-%lld-%d-%d",
+                  folder ? folder : std::filesystem::temp_directory_path().c_str(), now, int(getpid()), made++);
     return 0;
 }
 int ncclCommInitRank(void** out, int ranks, UniqueId id, int rank) { return begin(out, id.bytes, ranks, rank); }
