@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.record.compiling import CACHE_VARIABLE, cache_folder
+from tb_memplugin.record.compiling import CACHE_VARIABLE, cache_folder, compile_library
 
 SOURCES = Path(__file__).parent / "standin"
 _PARTS = ("convolutions", "cudart", "libraries", "nccl", "pool", "recurrent", "transformer_engine")
@@ -29,6 +29,7 @@ _LINKED = ("libc10_cuda", "libtorch_cuda", "libtorch_python", "libtorch_cuda_lin
 _TRANSFORMER_ENGINE = "transformer_engine/wheel_lib/libtransformer_engine.so"
 _MATHEMATICS = ("cublas", "cudnn", "cupti", "nccl")
 _NOT_SUPPORTED = 801
+_FIX = "Install g++ 10 or newer. Or use --engine fake."
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,43 @@ def stand_in() -> StandIn:
                 fix=f"Set the environment variable {CACHE_VARIABLE} to a folder that can be written.",
             ) from error
     return StandIn(folder / "standin.so", folder / "lib")
+
+
+def values_library() -> Path:
+    """Return the library that computes values (values.cpp), compiled once.
+
+    Raises:
+        MemPluginError: PyTorch is not a build with CUDA, or compiling fails.
+    """
+    site, cuda = _installed()
+    torch, source = site / "torch", SOURCES.parent / "values.cpp"
+    words = f"{version('torch')} {torch}".encode()
+    key = hashlib.sha256(b"\0".join([source.read_bytes(), Path(__file__).read_bytes(), words])).hexdigest()[
+        :16
+    ]
+    path = cache_folder() / f"dryrun_values-{key}.so"
+    if not path.is_file():
+        include = (torch / "include", cuda / "include", *_headers_beside(site))
+        command = [
+            *(
+                "g++",
+                "-std=c++20",
+                "-shared",
+                "-fPIC",
+                "-O1",
+                "-w",
+                "-DNDEBUG",
+                *(f"-I{folder}" for folder in include),
+            ),
+            *(str(source), f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-lc10_cuda"),
+        ]
+        compile_library(path, command, purpose="computes values in dry runs", fix=_FIX)
+    return path
+
+
+def _headers_beside(site: Path) -> tuple[Path, Path]:
+    """Return folders with headers that are not beside the CUDA runtime's."""
+    return site / "triton/backends/nvidia/include", site / "nvidia/cuda_nvcc/include"
 
 
 def _installed() -> tuple[Path, Path]:
@@ -106,8 +144,7 @@ def _build(folder: Path, site: Path, cuda: Path) -> None:
             fix="Install gcc, g++ and binutils. Or use --engine fake.",
         )
     torch = site / "torch"
-    others = (site / "triton/backends/nvidia/include", site / "nvidia/cuda_nvcc/include")
-    include = [f"-I{folder}" for folder in (cuda / "include", *others)]
+    include = [f"-I{folder}" for folder in (cuda / "include", *_headers_beside(site))]
     numbers = [f"-DSTANDIN_CUDA={_cuda_version(cuda)}", f"-DSTANDIN_CUDNN={_cudnn_version(site)}"]
     driver = folder / "lib" / "libcuda.so.1"
     driver.parent.mkdir(parents=True)
@@ -180,7 +217,7 @@ def _compile(sources: list[Path], library: Path, options: list[str], *, others: 
             raise MemPluginError(
                 f"The compiler failed:\n{ran.stderr[:2000].strip()}",
                 where=command[0],
-                fix="Install g++ 9 or newer. Or use --engine fake.",
+                fix=_FIX,
             )
     rest.unlink()
     made.unlink()

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from tb_memplugin.dryrun.values import Values
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.script import Program, import_libraries, run_program
 from tb_memplugin.estimate.program.saved_files import SAVES
@@ -85,6 +86,7 @@ def run(request: Request, folder: Path) -> Outcome:
         allocator.when_in_use(partial(_turn_on, allocator))
     _keep_history(patches, outcome)
     _write_nothing(patches, outcome)
+    Values(request.hints, outcome.note).start(patches)
     began = monotonic()
     try:
         ending = run_program(

@@ -292,7 +292,18 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* it, const void* at) 
     it->devicePointer = it->hostPointer = const_cast<void*>(at);
     return cudaSuccess;
 }
+// What the host reads on this thread while one operator runs, where a kernel would have counted it (values.cpp).
+static thread_local long read_answer = 0;
+static thread_local bool has_answer = false;
+void standin_answer_reads(long value, int set) { read_answer = value; has_answer = set; }
+int standin_take_answer(void* to, size_t bytes) {
+    if (!has_answer || bytes > sizeof read_answer) return 0;
+    std::memcpy(to, &read_answer, bytes);
+    return 1;
+}
+
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+    if (kind == cudaMemcpyDeviceToHost && standin_take_answer(to, bytes)) return cudaSuccess;
     // What is on the device is never computed: long copies within it would only touch pages.
     const bool within = kind == cudaMemcpyDeviceToDevice ||
                         (kind == cudaMemcpyDefault && accessible(to) && accessible(from));

@@ -357,7 +357,7 @@ def errors_as_refusals(name: str, action: str, where: str = "on fake tensors") -
             where=f"{name}, at {line.filename}:{line.lineno}",
             fix=(refusal and refusal.fix)
             or (
-                "If the model itself is correct, see docs/estimate.md for what fake tensors cannot do. A "
+                "If the model itself is correct, see docs/estimate.md for what an estimate cannot do. A "
                 "function that returns (model, inputs) can leave that part out."
             ),
         ) from error
