@@ -39,7 +39,7 @@ KNOWS = {
     "callbacks": {"trace", "analysis", "record", "store", "logs"},
     "launch": {"trace", "record", "store", "callbacks"},
     "estimate": {"trace", "analysis", "simulator", "read", "record", "store", "logs"},
-    "dryrun": {"trace", "simulator", "record", "store", "estimate", "loading"},
+    "dryrun": {"trace", "analysis", "simulator", "record", "store", "estimate", "loading"},
     "server": {"trace", "analysis", "simulator", "store", "exports", "proto"},
     "commands": {
         *("trace", "analysis", "simulator", "read", "estimate", "store", "exports", "loading", "proto"),

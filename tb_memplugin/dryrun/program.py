@@ -33,7 +33,7 @@ MOST_ENTRIES = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to run: the fields of a `Program`, the optimizer steps and seconds that end it, hints, and its rank."""
+    """What to run: the fields of a `Program`, the steps and seconds that end it, hints, and its rank."""
 
     program: dict[str, Any]
     steps: int

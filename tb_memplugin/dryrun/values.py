@@ -1,7 +1,7 @@
-"""Values in a dry run: small tensors are computed on the host, and what was not computed is asked or assumed.
+"""Values in a dry run: small tensors are computed on the host, others are asked for or assumed.
 
-values.cpp computes. What the program reads of other tensors is answered here as on fake tensors: by a hint, by
-a note where a guess does no harm, or refused with the line that reads it.
+values.cpp computes. What the program reads of other tensors is answered here as on fake tensors: by a hint,
+by a note where a guess does no harm, or refused with the line that reads it.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Values:
 
     def _chosen(self, operator: bytes) -> None:
         self._note(
-            f"Indices that {operator.decode()} chooses by values that were not computed are assumed: the first, or "
-            "several spread evenly."
+            f"Indices that {operator.decode()} chooses by values that were not computed are assumed: the "
+            "first, or several spread evenly."
         )
 
     @staticmethod

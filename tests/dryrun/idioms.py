@@ -1,4 +1,4 @@
-"""What programs do with values of small tensors on the GPU; prints a line of JSON, after which it asks in vain."""
+"""What programs do with values of small tensors on the GPU. Prints a line of JSON, then asks for more."""
 
 import json
 

@@ -21,7 +21,7 @@ LAST_LINE = len(IDIOMS.read_text("utf-8").splitlines()) - 1
 
 def test_small_values_are_computed_and_others_are_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(MemPluginError, match="whether a condition holds") as caught:
-        estimate_program(read_program([str(IDIOMS)]), GpuSpec.named("h100"))
+        estimate_program(read_program([str(IDIOMS)]), GpuSpec.named("h100"), steps=1000)
     assert caught.value.where == f"{IDIOMS}:{LAST_LINE}"
     assert f"--hint idioms.py:{LAST_LINE}=True" in (caught.value.fix or "")
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("SAID")]
@@ -52,7 +52,10 @@ def test_small_values_are_computed_and_others_are_asked_for(capfd: pytest.Captur
 
 def test_a_hint_answers_what_was_not_computed() -> None:
     step = estimate_program(
-        read_program([str(IDIOMS)]), GpuSpec.named("h100"), hints={f"idioms.py:{LAST_LINE}": False}
+        read_program([str(IDIOMS)]),
+        GpuSpec.named("h100"),
+        steps=1000,
+        hints={f"idioms.py:{LAST_LINE}": False},
     )
     assert step.notes[0] == "The program ran to its end."
     assert any("idioms.py:50 copies 2 values that were not computed" in note for note in step.notes)
