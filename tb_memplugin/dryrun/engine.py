@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from tb_memplugin.dryrun.build import stand_in
@@ -58,22 +60,77 @@ def estimate_program(
             ended without an answer.
     """
     settings, built = AllocatorSettings.from_conf(conf), stand_in()
+    ran: list[tuple[StepEstimate, MemoryTrace]] = []
     with tempfile.TemporaryDirectory(prefix="tb_memplugin-dryrun-") as name:
-        folder = Path(name)
-        variables = environment(built, gpu, folder, unlimited=True)
-        if conf:
-            variables["PYTORCH_CUDA_ALLOC_CONF"] = conf
-        outcome = _run(
-            Request(asdict(program), steps, limit_s, dict(hints or {})), folder, variables, program.name
-        )
-        trace = _trace(folder / HISTORY, gpu)
-    outcome.notes += _lost(trace, outcome)
-    estimate = answer(trace, trace, settings, gpu, (), outcome.seconds, outcome.notes)
-    estimate = replace(estimate, phases=highest(estimate.phases))
-    notes = (f"{outcome.why}.", *estimate.notes, NOT_COUNTED)
+        variables = environment(built, gpu, Path(name), devices=program.ranks_per_node, unlimited=True)
+        variables |= {"MASTER_PORT": str(_free_port())} if program.ranks > 1 else {}
+        variables |= {"PYTORCH_CUDA_ALLOC_CONF": conf} if conf else {}
+        folders = [Path(name) / f"rank{rank}" for rank in range(program.ranks)]
+        for rank, folder in enumerate(folders):
+            folder.mkdir()
+            request = Request(asdict(program), steps, limit_s, dict(hints or {}), rank)
+            (folder / REQUEST).write_text(json.dumps(asdict(request)), "utf-8")
+        _run(folders, variables, limit_s)
+        for folder in folders:
+            outcome = _outcome(folder, program.name)
+            trace = _trace(folder / HISTORY, gpu)
+            outcome.notes += _lost(trace, outcome)
+            estimate = answer(trace, trace, settings, gpu, (), outcome.seconds, outcome.notes)
+            estimate = replace(estimate, phases=highest(estimate.phases))
+            notes = (f"{outcome.why}.", *estimate.notes, NOT_COUNTED)
+            workload = Workload(inference=not outcome.steps)
+            ran.append((StepEstimate(program.name, workload, gpu, estimate, notes), trace))
     if logdir is not None:
-        RunWriter(logdir, WORKER).write(trace)
-    return StepEstimate(program.name, Workload(inference=not outcome.steps), gpu, estimate, notes)
+        for rank, (_, trace) in enumerate(ran):
+            RunWriter(logdir, WORKER if len(ran) == 1 else f"{WORKER}_rank{rank}").write(trace)
+    worst = max(range(len(ran)), key=lambda rank: (ran[rank][0].estimate.peak_reserved_bytes, -rank))
+    step = ran[worst][0]
+    if len(ran) == 1:
+        return step
+    return replace(step, notes=(f"Rank {worst} reserves the most of {len(ran)} ranks.", *step.notes))
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def _run(folders: Sequence[Path], variables: Mapping[str, str], limit_s: int) -> None:
+    """Run the request in each folder in a process of its own, all at once; none is left running."""
+    words = [sys.executable, "-m", "tb_memplugin.dryrun.program"]
+    ranks = [subprocess.Popen([*words, str(folder)], env=dict(variables), stdout=2) for folder in folders]
+    end = monotonic() + limit_s + START_S
+    try:
+        with suppress(KeyboardInterrupt):  # the programs have it, too, and end
+            _wait(ranks, end)
+        _wait(ranks, min(end, monotonic() + START_S))
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], end: float) -> None:
+    """Wait until every process has ended, one has failed, or the time is over."""
+    while monotonic() < end and any(rank.poll() is None for rank in ranks):
+        if any(rank.poll() for rank in ranks):
+            return
+        sleep(0.05)
+
+
+def _outcome(folder: Path, name: str) -> Outcome:
+    """Return how a program went."""
+    if not (folder / OUTCOME).is_file():
+        raise MemPluginError(
+            "The program's process ended without an answer.",
+            where=name,
+            fix="What it printed last is above. Try --engine fake, which runs in this process.",
+        )
+    outcome = Outcome(**json.loads((folder / OUTCOME).read_text("utf-8")))
+    if outcome.error is not None:
+        raise MemPluginError(**outcome.error)
+    return outcome
 
 
 def _lost(trace: MemoryTrace, outcome: Outcome) -> list[str]:
@@ -82,32 +139,6 @@ def _lost(trace: MemoryTrace, outcome: Outcome) -> list[str]:
     if counted <= recorded:
         return []
     return [f"The allocator counted a peak of {counted:,} bytes; its history, which is shown, lost a part."]
-
-
-def _run(request: Request, folder: Path, variables: Mapping[str, str], name: str) -> Outcome:
-    """Run a request in a process of its own, and return its outcome."""
-    (folder / REQUEST).write_text(json.dumps(asdict(request)), "utf-8")
-    words = [sys.executable, "-m", "tb_memplugin.dryrun.program", str(folder)]
-    process = subprocess.Popen(words, env=dict(variables), stdout=2)
-    try:
-        with suppress(KeyboardInterrupt):  # the program has it, too, and ends
-            process.wait(request.limit_s + START_S)
-        process.wait(START_S)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        process.kill()
-        process.wait()
-    if not (folder / OUTCOME).is_file():
-        raise MemPluginError(
-            f"The program's process ended with status {process.returncode}, without an answer.",
-            where=name,
-            fix="What it printed last is above. Try --engine fake, which runs in this process.",
-        )
-    outcome = Outcome(**json.loads((folder / OUTCOME).read_text("utf-8")))
-    if outcome.error is not None:
-        raise MemPluginError(**outcome.error)
-    return outcome
 
 
 def _trace(history: Path, gpu: GpuSpec) -> MemoryTrace:

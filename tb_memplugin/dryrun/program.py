@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -153,6 +154,9 @@ def main() -> None:
     request = Request(**json.loads((folder / REQUEST).read_text("utf-8")))
     outcome = run(request, folder)
     (folder / OUTCOME).write_text(json.dumps(asdict(outcome)), "utf-8")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # without waiting for threads of the program, and for ranks that have ended
 
 
 if __name__ == "__main__":

@@ -291,7 +291,8 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
     for (const IValue& value : fn.inputs()) each_tensor(value, [&](const Tensor& it) { on_device |= it.is_cuda(); });
     if (!on_device) return nullptr;
     const Operator* op = operator_of(fn);
-    if (!op || (!op->computed && op->name.rfind("aten::", 0) == 0)) return nullptr;
+    const bool foreign = op && op->name.rfind("aten::", 0) != 0 && op->name.rfind("c10d::", 0) != 0;  // c10d: nccl.cpp
+    if (!op || (!op->computed && !foreign)) return nullptr;
     auto it = std::make_unique<Observed>();
     it->op = op;
     const auto inputs = fn.inputs();
@@ -390,5 +391,5 @@ void tb_memplugin_values_start(long (*selected)(const char*, long), double (*rea
 }
 
 int tb_memplugin_values_known(uintptr_t at, size_t bytes) { return known.has(at, at + bytes); }
-void tb_memplugin_values_forget(uintptr_t at, size_t bytes) { known.set(at, at + bytes, false); }
+void tb_memplugin_values_set(uintptr_t at, size_t bytes, int is_known) { known.set(at, at + bytes, is_known); }
 }

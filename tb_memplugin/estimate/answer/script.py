@@ -198,7 +198,8 @@ def _as_started(program: Program, rank: int) -> Iterator[None]:
         variables = {"RANK": rank, "WORLD_SIZE": program.ranks, "GROUP_RANK": node}
         variables |= {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": program.ranks_per_node}
         os.environ |= {name: str(number) for name, number in variables.items()}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "estimate"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "estimate"}
+        os.environ.setdefault("MASTER_PORT", "29500")
     try:
         yield
     finally:
