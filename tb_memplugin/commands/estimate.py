@@ -209,7 +209,7 @@ def command(
         raise _without(error) from error
     if (words := click.get_current_context().meta.get(PROGRAM)) is not None:
         _refuse_beside_a_program(click.get_current_context())
-        options = {"conf": alloc_conf, "hints": read_hints(hints)}
+        options: dict[str, Any] = {"conf": alloc_conf, "hints": read_hints(hints)}
         options |= {"steps": steps or STEPS, "limit_s": limit or LIMIT_S}
         if check:
             _check(read_program(words), spec, options, as_json=as_json)

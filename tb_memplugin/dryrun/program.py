@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from threading import Thread
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -148,9 +149,17 @@ def _write_history(recorded: tuple[Allocator, ...], outcome: Outcome, folder: Pa
             pickle.dump(allocator.snapshot(), file)
 
 
+def _end_with(parent: int) -> None:
+    """End this process once the one that started it is gone."""
+    while os.getppid() == parent:
+        sleep(1)
+    os._exit(1)
+
+
 def main() -> None:
     """Run what the folder in `sys.argv` asks for."""
     folder = Path(sys.argv[1])
+    Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     request = Request(**json.loads((folder / REQUEST).read_text("utf-8")))
     outcome = run(request, folder)
     (folder / OUTCOME).write_text(json.dumps(asdict(outcome)), "utf-8")
