@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from tb_memplugin.dryrun.build import stand_in
+from tb_memplugin.dryrun.build import stand_in, values_library
 from tb_memplugin.dryrun.environment import environment
 from tb_memplugin.dryrun.program import HISTORY, OUTCOME, REQUEST, Outcome, Request
 from tb_memplugin.errors import MemPluginError
@@ -60,6 +60,7 @@ def estimate_program(
             ended without an answer.
     """
     settings, built = AllocatorSettings.from_conf(conf), stand_in()
+    values_library()  # compiled before the time of the program begins
     ran: list[tuple[StepEstimate, MemoryTrace]] = []
     with tempfile.TemporaryDirectory(prefix="tb_memplugin-dryrun-") as name:
         variables = environment(built, gpu, Path(name), devices=program.ranks_per_node, unlimited=True)

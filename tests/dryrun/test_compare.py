@@ -1,4 +1,4 @@
-"""Tests of `tb-memplugin estimate --check`; fake tensors stand for the second engine, which needs a CUDA build."""
+"""Tests of `tb-memplugin estimate --check`, with fake tensors in place of the second engine."""
 
 from __future__ import annotations
 
