@@ -69,6 +69,38 @@ def test_a_program_that_ends_in_its_own_way_is_reported(tmp_path: Path, end: str
     assert step.estimate.peak_allocated_bytes >= 4 * MIB
 
 
+RANKS = """
+import os, torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+model = nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024).cuda(), device_ids=[rank])
+optimizer = torch.optim.SGD(model.parameters())
+objects = [None] * dist.get_world_size()
+dist.all_gather_object(objects, {"rank": rank, "text": "y" * 100_000})
+print("GATHERED", [(each["rank"], len(each["text"])) for each in objects], flush=True)
+while True:
+    model(torch.randn(1024 + 8192 * rank, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@needs_cuda_build
+def test_ranks_run_at_once_and_exchange_objects(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RANKS, "utf-8")
+    words = ["torchrun", "--nproc-per-node", "2", str(script)]
+    step = estimate_program(read_program(words), GpuSpec.named("h100"))
+    assert step.notes[:2] == (
+        "Rank 1 reserves the most of 2 ranks.",
+        "The program was ended after 3 optimizer steps.",
+    )
+    assert step.estimate.peak_allocated_bytes >= 2 * 9216 * 1024 * 4  # its larger batch, and the output
+    assert capfd.readouterr().err.count("GATHERED [(0, 100000), (1, 100000)]") == 2
+
+
 @needs_cuda_build
 def test_a_step_larger_than_the_gpu_tells_its_need(tmp_path: Path) -> None:
     text = "import torch\nx = torch.empty(20 << 30, dtype=torch.uint8, device='cuda')"
