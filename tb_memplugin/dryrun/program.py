@@ -84,11 +84,13 @@ def run(request: Request, folder: Path) -> Outcome:
     outcome, patches = Outcome(), Patches()
     recorded = allocators()
     import_libraries()
+    values = Values(request.hints, outcome.note)
     for allocator in recorded:
         allocator.when_in_use(partial(_turn_on, allocator))
+        allocator.when_in_use(values.watch_allocations)
     _keep_history(patches, outcome)
     _write_nothing(patches, outcome)
-    Values(request.hints, outcome.note).start(patches)
+    values.start(patches)
     began = monotonic()
     try:
         ending = run_program(

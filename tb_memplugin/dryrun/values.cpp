@@ -141,21 +141,35 @@ size_t span(const Tensor& it) {
 }
 
 uintptr_t begin_of(const Tensor& it) { return it.numel() ? uintptr_t(it.const_data_ptr()) : 0; }
-bool is_known(const Tensor& it) { return !it.numel() || known.has(begin_of(it), begin_of(it) + span(it)); }
-void forget(const Tensor& it) { known.set(begin_of(it), begin_of(it) + span(it), false); }
 
-void learn(const Tensor& it) {
-    if (it.is_non_overlapping_and_dense() || it.dim() == 0) return known.set(begin_of(it), begin_of(it) + span(it), true);
-    if (it.numel() > 4096) return forget(it);
-    for (int64_t index = 0; index < it.numel(); ++index) {  // a part of a tensor: element by element
+// Call with each range of a tensor's bytes, until a call says no: all at once, or element by element in a part of a
+// tensor. False if a call said so, or the part has too many elements.
+template <class F>
+bool each_range(const Tensor& it, F&& call) {
+    const uintptr_t begin = begin_of(it);
+    if (it.dim() == 0 || it.is_non_overlapping_and_dense()) return call(begin, begin + span(it));
+    if (it.numel() > 4096) return false;
+    for (int64_t index = 0; index < it.numel(); ++index) {
         int64_t rest = index, offset = 0;
         for (int64_t dim = it.dim() - 1; dim >= 0; --dim) {
             offset += rest % it.size(dim) * it.stride(dim);
             rest /= it.size(dim);
         }
-        uintptr_t at = begin_of(it) + size_t(offset) * it.element_size();
-        known.set(at, at + it.element_size(), true);
+        const uintptr_t at = begin + size_t(offset) * it.element_size();
+        if (!call(at, at + it.element_size())) return false;
     }
+    return true;
+}
+
+bool is_known(const Tensor& it) {
+    const auto has = [](uintptr_t begin, uintptr_t end) { return known.has(begin, end); };
+    return !it.numel() || has(begin_of(it), begin_of(it) + span(it)) || each_range(it, has);
+}
+void forget(const Tensor& it) { known.set(begin_of(it), begin_of(it) + span(it), false); }
+
+void learn(const Tensor& it) {
+    const auto set = [](uintptr_t begin, uintptr_t end) { known.set(begin, end, true); return true; };
+    if (!each_range(it, set)) forget(it);
 }
 
 Tensor on_host(const Tensor& it) {
@@ -382,12 +396,16 @@ void tb_memplugin_values_start(long (*selected)(const char*, long), double (*rea
     say_chosen = chosen;
     say_finite = finite;
     answer_reads = reinterpret_cast<void (*)(long, int)>(dlsym(RTLD_DEFAULT, "standin_answer_reads"));
+    at::addGlobalCallback(at::RecordFunctionCallback(start, end).needsInputs(true).needsOutputs(true).scopes(
+        {at::RecordScope::FUNCTION}));
+}
+
+// Forget what was in memory that is allocated; once the devices' allocators are there.
+void tb_memplugin_values_watch() {
     c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([](const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
         if (entry.action_ == c10::cuda::CUDACachingAllocator::TraceEntry::ALLOC)
             known.set(uintptr_t(entry.addr_), uintptr_t(entry.addr_) + entry.size_, false);
     });
-    at::addGlobalCallback(at::RecordFunctionCallback(start, end).needsInputs(true).needsOutputs(true).scopes(
-        {at::RecordScope::FUNCTION}));
 }
 
 int tb_memplugin_values_known(uintptr_t at, size_t bytes) { return known.has(at, at + bytes); }

@@ -52,6 +52,10 @@ class Values:
         patches.register("_local_scalar_dense", self._item, "CUDA")
         self._library.tb_memplugin_values_start(*self._functions)
 
+    def watch_allocations(self) -> None:
+        """Forget what was in memory when it is allocated; called once the process uses the GPU."""
+        self._library.tb_memplugin_values_watch()
+
     def _item(self, tensor: torch.Tensor) -> Any:
         """Answer `tensor.item()`, and what asks for the truth of a tensor."""
         size, kind = tensor.element_size(), tensor.dtype
