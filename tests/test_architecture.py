@@ -41,10 +41,11 @@ KNOWS = {
     "main_module": set[str](),
     "launch": {"trace", "record", "store", "callbacks", "main_module"},
     "estimate": {"trace", "analysis", "simulator", "read", "record", "store", "logs", "main_module"},
+    "dryrun": {"trace", "analysis", "simulator", "record", "store", "estimate", "loading"},
     "server": {"trace", "analysis", "simulator", "store", "exports", "proto"},
     "commands": {
         *("trace", "analysis", "simulator", "read", "estimate", "store", "exports", "loading", "proto"),
-        *("budget", "launch", "extras"),
+        *("dryrun", "budget", "launch", "extras"),
     },
     "__main__": {"commands"},
     "notebook": {"trace", "analysis", "exports", "callbacks"},
@@ -52,7 +53,7 @@ KNOWS = {
     "coming_from": {"trace", "analysis", "exports", "loading", "record", "estimate", "logs", "commands"},
 }
 NUMPY_ALONE = ("trace", "analysis", "simulator")
-MAY_IMPORT_TORCH = ("record", "estimate", "callbacks", "launch", "coming_from.memory_profiler")
+MAY_IMPORT_TORCH = ("record", "estimate", "dryrun", "callbacks", "launch", "coming_from.memory_profiler")
 """What watches a live training or runs a model on fake tensors; everything else reads what was recorded."""
 
 VAGUE_NAMES = {"utils", "util", "helpers", "common", "manager", "misc"}

@@ -24,6 +24,7 @@ from tb_memplugin.estimate.gpu_spec import GpuSpec
 if TYPE_CHECKING:
     from tb_memplugin.estimate.answer.changes import Change, Changes
     from tb_memplugin.estimate.answer.max_batch import MaxBatch
+    from tb_memplugin.estimate.answer.script import Program
     from tb_memplugin.estimate.answer.step_estimate import StepEstimate
 
 MOST = 1 << 20
@@ -34,8 +35,21 @@ DTYPES = ("fp32", "bf16", "fp16")
 PROGRAM = "tb_memplugin.program"
 """The key in `Context.meta` of the words after `--`."""
 
-OF_PROGRAMS = ("gpu", "capacity", "alloc_conf", "hints", "steps", "limit", "logdir", "as_json")
+OF_PROGRAMS = (
+    "gpu",
+    "capacity",
+    "alloc_conf",
+    "hints",
+    "engine",
+    "check",
+    "steps",
+    "limit",
+    "logdir",
+    "as_json",
+)
 """Parameters of the command that hold for programs, too."""
+
+ENGINES = ("fake", "runtime")
 
 OPTIMIZERS = ("adamw", "adamw-fused", "adam", "adam-fused", "adafactor", "momentum", "sgd")
 
@@ -108,6 +122,14 @@ class EstimateCommand(click.Command):
     "--inference", is_flag=True, help="Estimate one forward without gradients instead of training steps."
 )
 @click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="fake",
+    show_default=True,
+    help="How a program runs: on fake tensors, or on PyTorch's own CUDA code (its CUDA build, g++).",
+)
+@click.option("--check", is_flag=True, help="Run a program on both engines, and say where they differ.")
+@click.option(
     "--steps", type=click.IntRange(1), help="Optimizer steps after which a program is ended. Default: 3."
 )
 @click.option(
@@ -155,6 +177,8 @@ class EstimateCommand(click.Command):
 @json_option("Print JSON, with sizes in bytes and times in seconds.")
 def command(
     target: str | None,
+    engine: str,
+    check: bool,
     steps: int | None,
     limit: int | None,
     gpu: str,
@@ -185,16 +209,15 @@ def command(
         raise _without(error) from error
     if (words := click.get_current_context().meta.get(PROGRAM)) is not None:
         _refuse_beside_a_program(click.get_current_context())
+        options: dict[str, Any] = {"conf": alloc_conf, "hints": read_hints(hints)}
+        options |= {"steps": steps or STEPS, "limit_s": limit or LIMIT_S}
+        if check:
+            _check(read_program(words), spec, options, as_json=as_json)
+            return
+        if engine == "runtime":
+            from tb_memplugin.dryrun.engine import estimate_program
         with redirect_stdout(sys.stderr):
-            step = estimate_program(
-                read_program(words),
-                spec,
-                conf=alloc_conf,
-                hints=read_hints(hints),
-                steps=steps or STEPS,
-                limit_s=limit or LIMIT_S,
-                logdir=logdir,
-            )
+            step = estimate_program(read_program(words), spec, logdir=logdir, **options)
         if not as_json:
             show_step(step)
         _show_rest(Report(step, None, None), as_json=as_json, logdir=logdir)
@@ -224,6 +247,42 @@ def command(
             estimator.changes(step) if changes else None,
         )
     _show_rest(report, as_json=as_json, logdir=logdir)
+
+
+def _check(program: Program, spec: GpuSpec, options: dict[str, Any], *, as_json: bool) -> None:
+    """Run a program on both engines, and print what each says and where they differ."""
+    from tb_memplugin.dryrun.compare import compare_engines
+
+    with redirect_stdout(sys.stderr):
+        comparison = compare_engines(program, spec, **options)
+    differences = comparison.differences
+    if as_json:
+        fields: dict[str, Any] = {
+            engine: report_json(Report(step, None, None)) for engine, step in comparison.steps.items()
+        }
+        fields["errors"] = {engine: str(error) for engine, error in comparison.errors.items()}
+        fields["differences"] = [asdict(difference) for difference in differences]
+        click.echo(json.dumps(fields, indent=2))
+        return
+    out = console()
+    for engine, step in comparison.steps.items():
+        reserved, unit = step.estimate.peak_reserved_bytes, _unit(step)
+        allocated = unit.text(step.estimate.peak_allocated_bytes)
+        out.print(f"{engine}: peak {allocated} allocated, {unit.text(reserved)} reserved", soft_wrap=True)
+        for note in step.notes:
+            click.echo(f"note: {engine}: {printable(note)}", err=True)
+    for engine, error in comparison.errors.items():
+        click.echo(f"note: {engine}: {printable(str(error))}", err=True)
+    if not differences:
+        if not comparison.errors:
+            out.print("Both engines agree, to the byte, in every phase.")
+        return
+    unit = Unit.for_bytes([max(each.fake_bytes, each.runtime_bytes) for each in differences])
+    rows = [
+        (f"{each.kind} {each.name}", *(unit.show(size) for size in (each.fake_bytes, each.runtime_bytes)))
+        for each in differences
+    ]
+    out.print(table(("differs", f"fake ({unit.name})", "runtime"), rows))
 
 
 @contextmanager

@@ -104,6 +104,11 @@ class GpuSpec:
         return {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(self.compute_capability, 2048)
 
     @property
+    def blocks(self) -> int:
+        """How many blocks a multiprocessor runs at once (CUDA programming guide, technical data)."""
+        return {(7, 5): 16, (8, 6): 16, (8, 9): 24, (12, 0): 24}.get(self.compute_capability, 32)
+
+    @property
     def shared_bytes(self) -> int:
         """The most bytes of shared memory that a block of threads can have (sharedMemPerBlockOptin)."""
         return SHARED_KIB.get(self.compute_capability, 99) << 10

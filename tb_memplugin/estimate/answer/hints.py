@@ -155,7 +155,7 @@ def unanswered(asked: Question) -> UnansweredError:
     how, example = (", True or False", "True") if asked.kind == "truth" else ("", "7")
     error = UnansweredError(
         f"The program reads {value} from a tensor ({asked.operator} of shape {asked.shape}, "
-        f"{asked.dtype}), but fake tensors have no values.",
+        f"{asked.dtype}), which an estimate does not know.",
         where=f"{asked.file}:{asked.line}",
         fix=f'Say it{how}: MemoryEstimator(hints={{"{asked.place}": {example}}}), or on the command line '
         f"--hint {asked.place}={example}.",

@@ -15,12 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from traceback import walk_stack, walk_tb
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.answer.estimator import MemoryEstimator
 from tb_memplugin.estimate.answer.workload import errors_as_refusals
 from tb_memplugin.estimate.run.fake_cuda import FakeGraph
 from tb_memplugin.estimate.run.patches import Patches
@@ -67,6 +66,13 @@ class Program:
     def name(self) -> str:
         """The name for reports and errors."""
         return f"-m {self.main}" if self.is_module else self.main
+
+
+class StepRecorder(Protocol):
+    """What records a program, and is told where its steps end."""
+
+    def step(self) -> None:
+        """End a training step."""
 
 
 @dataclass(slots=True)
@@ -142,32 +148,37 @@ def _launched(words: Sequence[str]) -> Program:
 
 
 def run_program(
-    program: Program, estimator: MemoryEstimator, *, steps: int = STEPS, limit_s: int = LIMIT_S, rank: int = 0
+    program: Program,
+    recorder: StepRecorder,
+    *,
+    steps: int = STEPS,
+    limit_s: int = LIMIT_S,
+    rank: int = 0,
+    where: str = "on fake tensors",
 ) -> Ending:
-    """Run a program as the main module inside an entered estimator, until it has stepped often enough.
+    """Run a program as the main module, until it has stepped often enough.
 
     The first optimizer that steps counts the steps. What the program saves goes nowhere.
 
     Args:
         program: what to run, on this thread.
-        estimator: the entered estimator.
+        recorder: what records it: an entered estimator, for fake tensors.
         steps: optimizer steps after which the program is ended.
         limit_s: seconds after which it is ended all the same; ignored outside the main thread.
         rank: the rank that the environment tells the program where it has several.
+        where: what it runs on, for errors.
 
     Raises:
-        MemPluginError: the program failed, or cannot run on fake tensors; it names the line.
-        StartsRanks: it makes itself one of several ranks, and was not started as one.
+        MemPluginError: the program failed, or cannot run there; it names the line.
     """
     ending = Ending()
-    counting = _StepCount(ending, estimator, steps)
+    counting = _StepCount(ending, recorder, steps)
     with (
         _children_ended(),
         _as_started(program, rank),
         _stepped(counting),
-        _distributed(program, ending),
         _ended_in_time(ending, limit_s),
-        errors_as_refusals(program.name, "run"),
+        errors_as_refusals(program.name, "run", where),
     ):
         try:
             run_as_main(program.main, program.arguments, is_module=program.is_module)
@@ -201,7 +212,8 @@ def _as_started(program: Program, rank: int) -> Iterator[None]:
         variables = {"RANK": rank, "WORLD_SIZE": program.ranks, "GROUP_RANK": node}
         variables |= {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": program.ranks_per_node}
         os.environ |= {name: str(number) for name, number in variables.items()}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "estimate"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "estimate"}
+        os.environ.setdefault("MASTER_PORT", "29500")
     try:
         yield
     finally:
@@ -214,8 +226,8 @@ def _as_started(program: Program, rank: int) -> Iterator[None]:
 class _StepCount:
     """Counts the steps of the first optimizer that steps, and ends the program after so many."""
 
-    def __init__(self, ending: Ending, estimator: MemoryEstimator, steps: int) -> None:
-        self._ending, self._estimator, self._steps = ending, estimator, steps
+    def __init__(self, ending: Ending, recorder: StepRecorder, steps: int) -> None:
+        self._ending, self._recorder, self._steps = ending, recorder, steps
         self._counting: torch.optim.Optimizer | None = None
         self._is_captured = False
 
@@ -234,7 +246,7 @@ class _StepCount:
 
     def _count(self, most: int) -> None:
         self._ending.steps += 1
-        self._estimator.step()
+        self._recorder.step()
         if self._ending.steps >= most:
             self._ending.why = f"The program was ended after {self._ending.steps} optimizer steps"
             raise ProgramEnded
@@ -288,8 +300,16 @@ def _stepped(counting: _StepCount) -> Iterator[None]:
 
 
 @contextmanager
-def _distributed(program: Program, ending: Ending) -> Iterator[None]:
-    """Run the first of the processes that a program spawns, as one rank of them all."""
+def as_one_rank(program: Program) -> Iterator[list[str]]:
+    """Run the first of the processes that a program spawns, as one rank of them all.
+
+    Yields:
+        notes for the reader, once the program has run.
+
+    Raises:
+        StartsRanks: the program makes itself one of several ranks, and was not started as one.
+    """
+    notes: list[str] = []
 
     def init_process_group(*_: Any, world_size: int = -1, **__: Any) -> NoReturn:
         raise StartsRanks(world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1")))
@@ -297,7 +317,7 @@ def _distributed(program: Program, ending: Ending) -> Iterator[None]:
     def spawn(function: Callable[..., object], args: Sequence[Any] = (), nprocs: int = 1, **_: Any) -> None:
         if program.ranks is None:
             raise StartsRanks(nprocs)
-        ending.notes.append(f"Of the {nprocs} processes that the program spawns, the first is estimated.")
+        notes.append(f"Of the {nprocs} processes that the program spawns, the first is estimated.")
         function(0, *args)
 
     patches = Patches()
@@ -306,7 +326,7 @@ def _distributed(program: Program, ending: Ending) -> Iterator[None]:
         for module in (torch.distributed, torch.distributed.distributed_c10d):
             patches.set(module, "init_process_group", init_process_group)
     try:
-        yield
+        yield notes
     finally:
         patches.undo()
 

@@ -27,6 +27,7 @@ from tb_memplugin.estimate.answer.script import (
     Ending,
     Program,
     StartsRanks,
+    as_one_rank,
     import_libraries,
     run_program,
 )
@@ -78,7 +79,9 @@ def estimate_program(
     endings: list[Ending] = []
 
     def run_in(estimator: MemoryEstimator, _mesh: object = None) -> None:
-        endings.append(run_program(program, estimator, steps=steps, limit_s=limit_s))
+        with as_one_rank(program) as notes:
+            endings.append(run_program(program, estimator, steps=steps, limit_s=limit_s))
+        endings[-1].notes.extend(notes)
 
     options: dict[str, Any] = {"gpu": gpu, "conf": conf, "hints": hints}
     ranks = None
@@ -97,7 +100,7 @@ def estimate_program(
         estimate = estimator.estimate()
         if logdir is not None:
             estimator.save(logdir)
-    estimate = replace(estimate, phases=_highest(estimate.phases))
+    estimate = replace(estimate, phases=highest(estimate.phases))
     notes = (f"{endings[0].why}.", *endings[0].notes, *estimate.notes)
     return StepEstimate(program.name, Workload(inference=not endings[0].steps), gpu, estimate, notes, ranks)
 
@@ -133,7 +136,7 @@ class StepEstimator:
             if self.mesh is None
             else self._ranks(workload, settings, logdir)
         )
-        return replace(result, estimate=replace(result.estimate, phases=_highest(result.estimate.phases)))
+        return replace(result, estimate=replace(result.estimate, phases=highest(result.estimate.phases)))
 
     def _alone(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:
         with MemoryEstimator(device="cuda", gpu=self.gpu, conf=conf, hints=self.hints) as estimator:
@@ -292,7 +295,7 @@ class StepEstimator:
         return isinstance(self.target, ConfigTarget) or "mesh" not in self.target.takes
 
 
-def _highest(phases: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+def highest(phases: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     """Return the highest value of each phase over its repetitions, in order of first appearance."""
     names = dict.fromkeys(name for name, _ in phases)
     return tuple((name, max(peak for other, peak in phases if other == name)) for name in names)

@@ -338,7 +338,7 @@ def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 @contextmanager
-def errors_as_refusals(name: str, action: str) -> Iterator[None]:
+def errors_as_refusals(name: str, action: str, where: str = "on fake tensors") -> Iterator[None]:
     """Convert any error of the target's code into a MemPluginError that names the line that raised it."""
     try:
         yield
@@ -353,11 +353,11 @@ def errors_as_refusals(name: str, action: str) -> Iterator[None]:
         raise MemPluginError(
             refusal.what
             if refusal is not None
-            else f"The step could not be {action} on fake tensors: {type(error).__name__}: {text_of(error)}",
+            else f"The step could not be {action} {where}: {type(error).__name__}: {text_of(error)}",
             where=f"{name}, at {line.filename}:{line.lineno}",
             fix=(refusal and refusal.fix)
             or (
-                "If the model itself is correct, see docs/estimate.md for what fake tensors cannot do. A "
+                "If the model itself is correct, see docs/estimate.md for what an estimate cannot do. A "
                 "function that returns (model, inputs) can leave that part out."
             ),
         ) from error

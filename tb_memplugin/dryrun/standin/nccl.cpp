@@ -1,10 +1,13 @@
-// NCCL between processes of this machine: short messages arrive, through files, so that ranks learn what others tell
-// them (numbers, shapes, objects). What is longer is data of kernels, which nobody wrote: it is said to have arrived.
+// NCCL between processes of this machine: messages arrive, through files, so that ranks learn what others tell them
+// (numbers, shapes, objects, which are bytes). Other long ones are data of kernels, which nobody wrote: they are said to
+// have arrived.
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -15,7 +18,7 @@
 
 namespace {
 
-constexpr size_t kLongestMessage = 64 << 10;
+constexpr size_t kLongestMessage = 64 << 10, kLongestObject = 256 << 20;
 constexpr int kSystemError = 2;
 constexpr std::chrono::seconds kPatience(120);
 
@@ -32,6 +35,9 @@ struct Communicator {
 
 struct Message { Communicator* group; int other; void* at; size_t bytes; };
 
+// Bytes and characters (ncclInt8, ncclUint8) are objects: they arrive whatever their length.
+bool arrives(size_t bytes, int type) { return bytes <= (type <= 1 ? kLongestObject : kLongestMessage); }
+
 thread_local int depth = 0;
 thread_local std::vector<Message> expected;  // receives of the open group
 
@@ -39,22 +45,34 @@ std::string path(const Communicator& group, int from, int to, size_t number) {
     return group.folder + "/" + std::to_string(from) + "-" + std::to_string(to) + "-" + std::to_string(number);
 }
 
-int send(Communicator& group, int to, const void* at, size_t bytes) {
-    if (bytes > kLongestMessage) return 0;
+// Whether bytes have values, and what becomes of those that they are written over (values.cpp, where it is loaded).
+bool has_values(const void* at, size_t bytes) {
+    static auto known = reinterpret_cast<int (*)(uintptr_t, size_t)>(dlsym(RTLD_DEFAULT, "tb_memplugin_values_known"));
+    return !known || known(uintptr_t(at), bytes);
+}
+void set_values(const void* at, size_t bytes, bool known) {
+    static auto set = reinterpret_cast<void (*)(uintptr_t, size_t, int)>(dlsym(RTLD_DEFAULT, "tb_memplugin_values_set"));
+    if (set) set(uintptr_t(at), bytes, known);
+}
+
+// A message is whether it has values, and its bytes.
+int send(Communicator& group, int to, const void* at, size_t bytes, bool known) {
     std::string name = path(group, group.rank, to, group.sent[to]++), unfinished = name + ".unfinished";
-    std::ofstream(unfinished, std::ios::binary).write(static_cast<const char*>(at), std::streamsize(bytes));
+    std::ofstream(unfinished, std::ios::binary).put(known).write(static_cast<const char*>(at), std::streamsize(bytes));
     return std::rename(unfinished.c_str(), name.c_str()) ? kSystemError : 0;
 }
 
 int receive(const Message& it) {
-    if (it.bytes > kLongestMessage) return 0;
     std::string name = path(*it.group, it.other, it.group->rank, it.group->received[it.other]++);
     auto end = std::chrono::steady_clock::now() + kPatience;
     while (access(name.c_str(), R_OK)) {
         if (std::chrono::steady_clock::now() > end) return kSystemError;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    std::ifstream(name, std::ios::binary).read(static_cast<char*>(it.at), std::streamsize(it.bytes));
+    std::ifstream file(name, std::ios::binary);
+    const bool known = file.get() == 1;
+    file.read(static_cast<char*>(it.at), std::streamsize(it.bytes));
+    set_values(it.at, it.bytes, known);
     return std::remove(name.c_str()) ? kSystemError : 0;
 }
 
@@ -76,8 +94,9 @@ int ncclGetUniqueId(UniqueId* id) {
     static int made = 0;
     std::memset(id, 0, sizeof *id);
     auto now = (long long)(std::chrono::system_clock::now().time_since_epoch().count());
-    std::snprintf(id->bytes, sizeof id->bytes, "%s/standin-nccl-%lld-%d-%d",
-                  std::filesystem::temp_directory_path().c_str(), now, int(getpid()), made++);
+    const char* folder = std::getenv("STANDIN_FOLDER");
+    std::snprintf(id->bytes, sizeof id->bytes, "%s/nccl-%lld-%d-%d",
+                  folder ? folder : std::filesystem::temp_directory_path().c_str(), now, int(getpid()), made++);
     return 0;
 }
 int ncclCommInitRank(void** out, int ranks, UniqueId id, int rank) { return begin(out, id.bytes, ranks, rank); }
@@ -99,10 +118,12 @@ int ncclGroupEnd() {
     return 0;
 }
 int ncclSend(const void* from, size_t count, int type, int to, Communicator* it, void*) {
-    return send(*it, to, from, count * kElement[type]);
+    const size_t bytes = count * kElement[type];
+    return arrives(bytes, type) ? send(*it, to, from, bytes, has_values(from, bytes)) : 0;
 }
 int ncclRecv(void* to, size_t count, int type, int from, Communicator* it, void*) {
     Message message{it, from, to, count * kElement[type]};
+    if (!arrives(message.bytes, type)) { set_values(to, message.bytes, false); return 0; }
     if (!depth) return receive(message);
     expected.push_back(message);
     return 0;
@@ -118,11 +139,11 @@ int ncclAlltoAll(const void* from, void* to, size_t count, int type, Communicato
 }
 int ncclAllGather(const void* from, void* to, size_t count, int type, Communicator* it, void* stream) {
     const size_t bytes = count * kElement[type];
-    std::vector<char> mine(bytes <= kLongestMessage ? bytes : 0);  // it may be a part of the result
-    if (!mine.empty()) std::memcpy(mine.data(), from, bytes);
+    if (!arrives(bytes, type)) { set_values(to, bytes * size_t(it->ranks), false); return 0; }
+    const bool known = has_values(from, bytes);
     ncclGroupStart();
     for (int rank = 0; rank < it->ranks; ++rank) {
-        ncclSend(mine.data(), count, type, rank, it, stream);
+        if (int error = send(*it, rank, from, bytes, known)) return error;
         ncclRecv(static_cast<char*>(to) + bytes * size_t(rank), count, type, rank, it, stream);
     }
     return ncclGroupEnd();
@@ -131,8 +152,14 @@ int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, 
     if (it->rank != root) return ncclRecv(to, count, type, root, it, stream);
     for (int rank = 0; rank < it->ranks; ++rank)
         if (rank != root) ncclSend(from, count, type, rank, it, stream);
-    if (from != to && count * kElement[type] <= kLongestMessage) std::memcpy(to, from, count * kElement[type]);
+    if (from != to && arrives(count * kElement[type], type)) {
+        std::memcpy(to, from, count * kElement[type]);
+        set_values(to, count * kElement[type], has_values(from, count * kElement[type]));
+    }
     return 0;
+}
+int ncclBcast(void* at, size_t count, int type, int root, Communicator* it, void* stream) {
+    return ncclBroadcast(at, at, count, type, root, it, stream);
 }
 int ncclCommSplit(Communicator* it, int color, int key, void** out, void*) {
     struct Wish { int color, key; } wish{color, key};
@@ -156,7 +183,10 @@ int ncclCommDestroy(Communicator* it) {
 }
 // A sum is not computed: every rank is told its own part of it.
 int ncclAllReduce(const void* from, void* to, size_t count, int type, int, void*, void*) {
-    if (from != to && count * kElement[type] <= kLongestMessage) std::memcpy(to, from, count * kElement[type]);
+    if (from != to && count * kElement[type] <= kLongestMessage) {
+        std::memcpy(to, from, count * kElement[type]);
+        set_values(to, count * kElement[type], has_values(from, count * kElement[type]));
+    }
     return 0;
 }
 }

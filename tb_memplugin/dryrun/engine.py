@@ -1,0 +1,153 @@
+"""Estimate a program with PyTorch's own CUDA code: start it on the stand-in, and read what was recorded."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from tb_memplugin.dryrun.build import stand_in, values_library
+from tb_memplugin.dryrun.environment import environment
+from tb_memplugin.dryrun.program import HISTORY, OUTCOME, REQUEST, Outcome, Request
+from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.answer.estimation import allocated_levels, answer
+from tb_memplugin.estimate.answer.estimator import WORKER
+from tb_memplugin.estimate.answer.script import LIMIT_S, STEPS, Program
+from tb_memplugin.estimate.answer.step_estimate import StepEstimate, highest
+from tb_memplugin.estimate.answer.workload import Workload
+from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.loading import load
+from tb_memplugin.simulator.allocator_settings import AllocatorSettings
+from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace import MemoryTrace
+
+START_S = 120
+"""Seconds that a process may take beyond the program's limit: to import torch, and to write its history."""
+
+NOT_COUNTED = "Not counted: what cuBLAS and NCCL allocate by themselves, outside PyTorch's allocator."
+
+
+def estimate_program(
+    program: Program,
+    gpu: GpuSpec,
+    *,
+    conf: str = "",
+    hints: Mapping[str, Any] | None = None,
+    steps: int = STEPS,
+    limit_s: int = LIMIT_S,
+    logdir: str | None = None,
+) -> StepEstimate:
+    """Run a program on PyTorch's CUDA code and allocator, unchanged, and return its memory.
+
+    Args:
+        program: what to run; what it prints goes to standard error.
+        gpu: the GPU that the program sees. Requests beyond its memory succeed: the answer is the need.
+        conf: settings of the allocator, as in PYTORCH_CUDA_ALLOC_CONF.
+        hints: values that only a real run knows.
+        steps, limit_s: optimizer steps, and seconds, after which the program is ended.
+        logdir: where to write the trace for the Memory tab; None for nowhere.
+
+    Raises:
+        MemPluginError: there is no CUDA build of PyTorch or no compiler, the program failed, or its process
+            ended without an answer.
+    """
+    settings, built = AllocatorSettings.from_conf(conf), stand_in()
+    values_library()  # compiled before the time of the program begins
+    ran: list[tuple[StepEstimate, MemoryTrace]] = []
+    with tempfile.TemporaryDirectory(prefix="tb_memplugin-dryrun-") as name:
+        variables = environment(built, gpu, Path(name), devices=program.ranks_per_node, unlimited=True)
+        variables |= {"MASTER_PORT": str(_free_port())} if (program.ranks or 1) > 1 else {}
+        variables |= {"PYTORCH_CUDA_ALLOC_CONF": conf} if conf else {}
+        folders = [Path(name) / f"rank{rank}" for rank in range(program.ranks or 1)]
+        for rank, folder in enumerate(folders):
+            folder.mkdir()
+            request = Request(asdict(program), steps, limit_s, dict(hints or {}), rank)
+            (folder / REQUEST).write_text(json.dumps(asdict(request)), "utf-8")
+        _run(folders, variables, limit_s)
+        for folder in folders:
+            outcome = _outcome(folder, program.name)
+            trace = _trace(folder / HISTORY, gpu)
+            outcome.notes += _lost(trace, outcome)
+            estimate = answer(trace, trace, settings, gpu, (), outcome.seconds, outcome.notes)
+            estimate = replace(estimate, phases=highest(estimate.phases))
+            notes = (f"{outcome.why}.", *estimate.notes, NOT_COUNTED)
+            workload = Workload(inference=not outcome.steps)
+            ran.append((StepEstimate(program.name, workload, gpu, estimate, notes), trace))
+    if logdir is not None:
+        for rank, (_, trace) in enumerate(ran):
+            RunWriter(logdir, WORKER if len(ran) == 1 else f"{WORKER}_rank{rank}").write(trace)
+    worst = max(range(len(ran)), key=lambda rank: (ran[rank][0].estimate.peak_reserved_bytes, -rank))
+    step = ran[worst][0]
+    if len(ran) == 1:
+        return step
+    return replace(step, notes=(f"Rank {worst} reserves the most of {len(ran)} ranks.", *step.notes))
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def _run(folders: Sequence[Path], variables: Mapping[str, str], limit_s: int) -> None:
+    """Run the request in each folder in a process of its own, all at once; none is left running."""
+    words = [sys.executable, "-m", "tb_memplugin.dryrun.program"]
+    ranks = [subprocess.Popen([*words, str(folder)], env=dict(variables), stdout=2) for folder in folders]
+    end = monotonic() + limit_s + START_S
+    try:
+        with suppress(KeyboardInterrupt):  # the programs have it, too, and end
+            _wait(ranks, end)
+        _wait(ranks, min(end, monotonic() + START_S))
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], end: float) -> None:
+    """Wait until every process has ended, one has failed, or the time is over."""
+    while monotonic() < end and any(rank.poll() is None for rank in ranks):
+        if any(rank.poll() for rank in ranks):
+            return
+        sleep(0.05)
+
+
+def _outcome(folder: Path, name: str) -> Outcome:
+    """Return how a program went."""
+    if not (folder / OUTCOME).is_file():
+        raise MemPluginError(
+            "The program's process ended without an answer.",
+            where=name,
+            fix="What it printed last is above. Try --engine fake, which runs in this process.",
+        )
+    outcome = Outcome(**json.loads((folder / OUTCOME).read_text("utf-8")))
+    if outcome.error is not None:
+        raise MemPluginError(**outcome.error)
+    return outcome
+
+
+def _lost(trace: MemoryTrace, outcome: Outcome) -> list[str]:
+    """Return a note if the allocator counted a higher peak than its history has."""
+    counted, recorded = max(outcome.allocated, default=0), int(allocated_levels(trace, 0).max())
+    if counted <= recorded:
+        return []
+    return [f"The allocator counted a peak of {counted:,} bytes; its history, which is shown, lost a part."]
+
+
+def _trace(history: Path, gpu: GpuSpec) -> MemoryTrace:
+    """Return the trace of a history, which names the GPU."""
+    if not history.is_file():
+        raise MemPluginError(
+            "The program put nothing on the GPU.",
+            where=gpu.name,
+            fix="Create the model and the inputs on the device 'cuda'.",
+        )
+    return load(history)

@@ -1,0 +1,122 @@
+"""Values in a dry run: small tensors are computed on the host, others are asked for or assumed.
+
+values.cpp computes. What the program reads of other tensors is answered here as on fake tensors: by a hint,
+by a note where a guess does no harm, or refused with the line that reads it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from tb_memplugin.dryrun.build import values_library
+from tb_memplugin.estimate.answer.hints import Question, answer, checked, question, unanswered
+from tb_memplugin.estimate.program.checks import passing
+from tb_memplugin.estimate.run.patches import Patches
+
+_SELECTED = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, ctypes.c_long)
+_READ = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_char_p, ctypes.c_long)
+_CHOSEN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_FINITE = ctypes.CFUNCTYPE(None)
+
+GRADIENTS_ARE_FINITE = "Scaled gradients are assumed to be finite: every optimizer step is taken."
+
+
+class Values:
+    """The values of one dry run.
+
+    Args:
+        hints: the user's hints; see docs/estimate.md.
+        note: called with sentences for the reader of the report.
+    """
+
+    def __init__(self, hints: Mapping[str, Any] | None, note: Callable[[str], None]) -> None:
+        self._hints, self._note = checked(hints), note
+        self._library = ctypes.CDLL(str(values_library()), mode=ctypes.RTLD_GLOBAL)
+        self._standin = ctypes.CDLL(None)
+        self._known = self._library.tb_memplugin_values_known
+        self._known.argtypes = (ctypes.c_size_t, ctypes.c_size_t)
+        self._functions = (
+            _SELECTED(self._selected),
+            _READ(self._read),
+            _CHOSEN(self._chosen),
+            _FINITE(lambda: note(GRADIENTS_ARE_FINITE)),
+        )
+
+    def start(self, patches: Patches) -> None:
+        """Begin to compute values; ends with the process."""
+        patches.register("_local_scalar_dense", self._item, "CUDA")
+        self._library.tb_memplugin_values_start(*self._functions)
+
+    def watch_allocations(self) -> None:
+        """Forget what was in memory when it is allocated; called once the process uses the GPU."""
+        self._library.tb_memplugin_values_watch()
+
+    def _item(self, tensor: torch.Tensor) -> Any:
+        """Answer `tensor.item()`, and what asks for the truth of a tensor."""
+        size, kind = tensor.element_size(), tensor.dtype
+        read = ctypes.create_string_buffer(size)
+        answered = self._standin.standin_take_answer(read, ctypes.c_size_t(size))
+        if not answered and self._known(tensor.data_ptr(), size):
+            ctypes.memmove(read, tensor.data_ptr(), size)
+            answered = True
+        if answered:
+            return torch.frombuffer(read, dtype=kind)[0].item()
+        asked = question(_kind(kind), "item", tensor, sys._getframe(1))
+        hint = answer(self._hints, asked)
+        if hint is not None:
+            return torch.tensor(hint, dtype=kind).item()
+        if asked.kind == "truth" and (passes := passing(sys._getframe(1))) is not None:
+            self._note(f"{asked.place} checks values: the check is assumed to pass; a hint can change that.")
+            return passes
+        if asked.kind != "number":
+            raise unanswered(asked)
+        self._note(
+            f"The number that {asked.place} reads from a tensor is assumed to be 1.0; a hint can set it."
+        )
+        return 1.0
+
+    def _selected(self, operator: bytes, elements: int) -> int:
+        """Return how many elements a mask selects, or how many are different."""
+        asked = self._question("share", operator.decode(), elements, torch.bool)
+        hint = answer(self._hints, asked)
+        if hint is None:
+            self._note(
+                f"How many elements {asked.place} selects depends on values: the maximum, all {elements:,}, "
+                "is assumed; a hint can set it."
+            )
+            return elements
+        return min(hint, elements) if isinstance(hint, int) else round(elements * hint)
+
+    def _read(self, dtype: bytes, elements: int) -> float:
+        """Return what a copy on the host has in place of values that were not computed."""
+        kind = getattr(torch, dtype.decode().lower(), torch.float32)
+        asked = self._question(_kind(kind), "copy_", elements, kind)
+        hint = answer(self._hints, asked)
+        value = float(kind.is_floating_point or kind.is_complex) if hint is None else float(hint)
+        if hint is None:
+            self._note(
+                f"{asked.place} copies {elements:,} values that were not computed to the host: they are "
+                f"assumed to be {value:g}; a hint can set them."
+            )
+        return value
+
+    def _chosen(self, operator: bytes) -> None:
+        self._note(
+            f"Indices that {operator.decode()} chooses by values that were not computed are assumed: the "
+            "first, or several spread evenly."
+        )
+
+    @staticmethod
+    def _question(kind: str, operator: str, elements: int, dtype: torch.dtype) -> Question:
+        return question(kind, operator, torch.empty(elements, dtype=dtype, device="meta"), sys._getframe(2))
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype is torch.bool:
+        return "truth"
+    return "number" if dtype.is_floating_point or dtype.is_complex else "count"

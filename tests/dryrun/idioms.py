@@ -1,0 +1,53 @@
+"""What programs do with values of small tensors on the GPU. Prints a line of JSON, then asks for more."""
+
+import json
+
+import torch
+
+d = "cuda"
+v = torch.tensor([0, 1, 0, 2], device=d)
+said = {
+    "randint": all(0 <= n < 10 for n in torch.randint(0, 10, (50,), device=d).tolist()),
+    "isfinite": torch.isfinite(torch.randn(4, device=d)).all().item(),
+    "mask": bool(torch.ones(4, 4, dtype=torch.bool, device=d).all()),
+    "maximum": torch.tensor([3, 5, 2], device=d).max().item(),
+    "nonzero": v.nonzero().tolist(),
+    "selected": v[v > 0].tolist(),
+    "unique": torch.unique(v).tolist(),
+    "counts": torch.unique(v, return_counts=True)[1].tolist(),
+    "repeated": torch.repeat_interleave(v).tolist(),
+    "bincount": torch.bincount(v).tolist(),
+    "equal": [torch.equal(v, v.clone()), torch.equal(v, v + 1)],
+    "allclose": torch.allclose(v.float(), v.float()),
+    "cumsum": v.cumsum(0).tolist(),
+    "scatter": torch.zeros(4, device=d).scatter_add(0, v, torch.ones(4, device=d)).tolist(),
+    "scaled": torch.amp.GradScaler().scale(torch.ones(1, device=d)).item(),
+    "drawn": torch.distributions.Categorical(logits=torch.randn(4, 6, device=d)).sample().shape[0],
+}
+column = torch.empty(4, 4, device=d)
+column[:, 1] = 5
+said["column"] = column[:, 1].tolist()
+net = torch.nn.Linear(8, 3).to(d)
+optimizer = torch.optim.Adam(net.parameters(), 0.1)
+data = torch.randn(16, 8, device=d)
+losses = []
+for _ in range(40):
+    loss = (net(data) - data.sum(1, keepdim=True)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    losses.append(loss.item())
+    optimizer.step()
+said["learns"] = losses[-1] < losses[0] / 10
+torch.manual_seed(0)
+expected = torch.rand(2)
+torch.manual_seed(0)
+torch.nn.functional.dropout(torch.ones(8, device=d))
+said["host's numbers stay"] = torch.rand(2).equal(expected)
+stale = torch.full((1024,), 7.0, device=d)
+del stale
+said["new memory"] = torch.empty(1024, device=d)[:2].tolist()
+large = torch.randn(2048, 2048, device=d)
+said["large"] = [large.mean().item(), large[:1, :2].tolist(), large.argmax().item()]
+print("SAID", json.dumps(said), flush=True)
+if (large > 0).any():
+    print("not here")

@@ -1,0 +1,80 @@
+"""Tests of `tb-memplugin estimate --check`, with fake tensors in place of the second engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tb_memplugin import MemPluginError
+from tb_memplugin.commands import main
+from tb_memplugin.dryrun import compare
+from tb_memplugin.dryrun.compare import Difference, compare_engines
+from tb_memplugin.estimate.answer.script import Program, read_program
+from tb_memplugin.estimate.answer.step_estimate import StepEstimate, estimate_program
+from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.read.cublas import LARGE_WORKSPACE, WORKSPACE, keeps_workspaces
+
+MIB = 1 << 20
+
+PRODUCT = """
+import torch
+a = torch.zeros(1024, 1024, device="cuda")
+b = a @ a
+"""
+
+
+def as_an_a100(program: Program, gpu: GpuSpec, **options: Any) -> StepEstimate:
+    """Another engine: the same, but with the workspaces of another GPU."""
+    return estimate_program(program, GpuSpec.named("a100-40gb"), **options)
+
+
+def failing(program: Program, gpu: GpuSpec, **options: Any) -> StepEstimate:
+    raise MemPluginError("It does not run here.")
+
+
+@pytest.fixture
+def product(tmp_path: Path) -> str:
+    script = tmp_path / "product.py"
+    script.write_text(PRODUCT, "utf-8")
+    return str(script)
+
+
+@pytest.mark.skipif(not keeps_workspaces(), reason="PyTorch 2.15 keeps no workspace")
+def test_differences_are_named_in_bytes(product: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compare.ENGINES, "runtime", as_an_a100)
+    comparison = compare_engines(read_program([product]), GpuSpec.named("h100"))
+    # Two matrices of 4 MiB, and the workspace of the product.
+    allocated = Difference("peak", "allocated", 8 * MIB + LARGE_WORKSPACE, 8 * MIB + WORKSPACE)
+    assert comparison.differences[0] == allocated
+    modules = [each for each in comparison.differences if each.kind == "module"]
+    assert sum(each.fake_bytes - each.runtime_bytes for each in modules) == LARGE_WORKSPACE - WORKSPACE
+
+
+def test_engines_that_agree_have_no_differences(product: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compare.ENGINES, "runtime", estimate_program)
+    result = CliRunner().invoke(main, ["estimate", "--check", "--", "python", product])
+    assert result.exit_code == 0, result.output
+    assert "Both engines agree, to the byte, in every phase." in result.output
+
+
+def test_an_engine_that_cannot_run_it_leaves_the_other_ones_figures(
+    product: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(compare.ENGINES, "runtime", failing)
+    result = CliRunner().invoke(main, ["estimate", "--check", "--json", "--", "python", product])
+    said = json.loads(result.stdout)
+    assert said["errors"] == {"runtime": "It does not run here."}
+    assert said["fake"]["peak_allocated_bytes"] >= 8 * MIB
+    assert "runtime" not in said
+    assert said["differences"] == []
+
+
+def test_a_program_that_no_engine_runs_is_an_error(product: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for engine in compare.ENGINES:
+        monkeypatch.setitem(compare.ENGINES, engine, failing)
+    with pytest.raises(MemPluginError, match="It does not run here"):
+        compare_engines(read_program([product]), GpuSpec.named("h100"))
