@@ -172,6 +172,8 @@ def test_a_second_run_says_what_changed(tmp_path: Path) -> None:
     assert "changed" not in runs[0]
     assert "nothing since" in runs[1]
     assert re.search(r"changed +\+[\d,.]+ [KM]iB since \d{8}-\d{6}: \w+ \+", runs[2])
+    assert re.search(r"layers: first \+[\d,.]+ [KM]iB, ", runs[2])
+    assert not re.search(r"[+-]0 B", runs[2])  # what did not change is no change
 
 
 def test_steps_can_be_chosen_and_a_signal_adds_two(tmp_path: Path) -> None:
