@@ -56,8 +56,8 @@ def command(
 ) -> None:
     """Run PROGRAM, record its memory, and say at its end what filled it.
 
-    PROGRAM is a Python script, a module (with -m), or a command such as torchrun; child processes are
-    recorded, too. kill -USR1 records the next two steps of a running process. Without this command:
+    PROGRAM is a Python script, - (standard input), -c CODE, a module (with -m), or a command such as torchrun;
+    child processes are recorded, too. kill -USR1 records the next two steps of a running process. Without this command:
     TB_MEMPLUGIN=runs python train.py
     """
     settings.read_steps(steps, "--steps")
@@ -74,13 +74,13 @@ def command(
     }
     if module:
         words = [*_python(), "-m", program, *arguments]
-    elif _is_python(Path(program)):
+    elif program in settings.CODE or _is_python(Path(program)):
         words = [*_python(), program, *arguments]
     elif found := shutil.which(program):
         words = [found, *arguments]
     else:
         raise MemPluginError(
-            "There is no such script, and no such command.", where=program, fix="Give a script, or -m MODULE."
+            "There is no such script, and no such command.", where=program, fix="Give a script, - for standard input, -c CODE, or -m MODULE."
         )
     if os.name == "nt":  # where exec would end this process before the program
         raise SystemExit(subprocess.run(words, env=environment, check=False).returncode)

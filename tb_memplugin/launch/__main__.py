@@ -1,4 +1,4 @@
-"""Run and record a program without the start file: `python -m tb_memplugin.launch SCRIPT` or `-m MODULE`."""
+"""Run and record a program without the start file: `python -m tb_memplugin.launch SCRIPT`, `-`, `-c CODE` or `-m MODULE`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import ModuleType
 from zipfile import is_zipfile
 
 import tb_memplugin.launch.start  # noqa: F401  # begins to record, if this process has not
+from tb_memplugin.launch.settings import CODE
 
 
 def main() -> None:
@@ -19,15 +20,26 @@ def main() -> None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
     sys.argv = sys.argv[1:]
+    if sys.argv[0] in CODE:
+        sys.path[0] = ""
+        is_text = sys.argv[0] == "-c"
+        source = sys.argv.pop(1) if is_text else sys.stdin.buffer.read()
+        _execute(source, "<string>" if is_text else "<stdin>")
+        return
     script = Path(sys.argv[0])
     if script.is_dir() or is_zipfile(script):
         runpy.run_path(str(script), run_name="__main__")
         return
     sys.path[0] = str(script.resolve().parent)
-    code = compile(script.read_bytes(), str(script), "exec")
+    _execute(script.read_bytes(), str(script), __file__=str(script))
+
+
+def _execute(source: str | bytes, name: str, **variables: str) -> None:
+    """Run a source as the main module; `name` stands in tracebacks."""
+    code = compile(source, name, "exec")
     # Not by runpy, which takes the module away when the script has ended, while its threads go on.
     program = ModuleType("__main__")
-    vars(program).update(__file__=str(script), __builtins__=__builtins__)
+    vars(program).update(__builtins__=__builtins__, **variables)
     sys.modules["__main__"] = program
     exec(code, vars(program))
 

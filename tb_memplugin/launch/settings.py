@@ -22,6 +22,9 @@ STEPS, SNAPSHOT, STACKS, EVERY_STEP, LOG_TO = (
 DEFAULT_STEPS = "2:4"
 """The third and fourth step: the optimizer has its state by then, and two steps show what stays allocated."""
 
+CODE = ("-", "-c")
+"""In place of a script: the program is read from standard input, or is the next argument."""
+
 TIME = "%Y%m%d-%H%M%S"
 
 
@@ -104,7 +107,7 @@ def run_name(program: str, environment: Mapping[str, str]) -> str:
 
     The processes that torchrun starts at once get the same name.
     """
-    name = folder_name(Path(program).stem if program not in ("", "-c") else "python")
+    name = folder_name(Path(program).stem if program not in ("", *CODE) else "python")
     job = environment.get("TORCHELASTIC_RUN_ID")
     if job is None:
         return f"{name}/{datetime.now().astimezone().strftime(TIME)}"
