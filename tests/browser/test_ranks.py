@@ -145,6 +145,9 @@ def test_the_highest_rank_its_step_and_how_far_it_is_above_the_median(tab):
         ranks = sorted((peak(one, step), one) for one in range(RANKS) if step in steps_of(one))
         median, name = ranks[(len(ranks) - 1) // 2]
         assert rows[f"rank{rank}"] == (peak(rank, step), step, peak(rank, step) - median, f"rank{name}")
+    assert set(tab("category-key").locator("li").all_inner_texts()) == {
+        *("parameter", "optimizer state", "activation", "temporary"),
+    }
     tab("ranks-compare").click()
     expect(tab("headline")).to_contain_text(
         "Step 47 of rank3 peaks 3.50 GiB (38.9 %) above step 47 of rank4."

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tb_memplugin.store.reader import Recordings, read_recordings
+from tb_memplugin.analysis.moments import peak
+from tb_memplugin.store.reader import Recordings, load_window, read_recordings
+from tb_memplugin.trace import Category
 
 TRAINING = """
 import sys
@@ -122,17 +124,26 @@ dist.destroy_process_group()
 """
 
 
-def python(*arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def python(
+    *arguments: object, cwd: Path, source: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TB_MEMPLUGIN")}
     environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False
+        command,
+        cwd=cwd,
+        env=environment,
+        input=source,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
 
 
-def run(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return python("-m", "tb_memplugin", "run", *arguments, cwd=cwd)
+def run(cwd: Path, *arguments: object, source: str | None = None) -> subprocess.CompletedProcess[str]:
+    return python("-m", "tb_memplugin", "run", *arguments, cwd=cwd, source=source)
 
 
 def script(folder: Path, text: str) -> Path:
@@ -164,6 +175,31 @@ def test_a_training_runs_as_without_us_and_two_steps_and_all_figures_are_recorde
     assert re.search(r"layers +first ", with_us.stderr)
     assert "train.py:" in with_us.stderr
     assert f"tensorboard --logdir {tmp_path / 'runs'}" in with_us.stderr
+
+
+@pytest.mark.parametrize("shapes", [False, True])
+def test_the_shapes_of_activations_are_recorded_on_demand(tmp_path: Path, shapes: bool) -> None:
+    """The output of the first layer, before relu, is 32 rows of 128 numbers."""
+    done = run(tmp_path, *["--shapes"] * shapes, script(tmp_path, TRAINING), 128, 4)
+    assert done.returncode == 0, done.stderr
+    step = recorded(tmp_path).steps[0]
+    trace = load_window(step.side_file or "", step.metadata.epoch_ns)
+    kept = [block for block in peak(trace, largest=100).largest if block.category == Category.ACTIVATION]
+    tensors = {block.tensor for block in kept}
+    assert ("float32 [32, 128]" in tensors) is shapes, tensors
+    assert shapes or tensors == {None}
+
+
+@pytest.mark.parametrize("arguments", [("-",), ("-c", TRAINING)], ids=["standard input", "an argument"])
+def test_code_without_a_file_runs_as_with_python(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    source = TRAINING if arguments == ("-",) else None
+    alone = python(*arguments, 16, 5, cwd=tmp_path, source=source)
+    with_us = run(tmp_path, *arguments, 16, 5, source=source)
+    launched = python("-m", "tb_memplugin.launch", *arguments, 16, 5, cwd=tmp_path, source=source)
+    assert alone.returncode == 0, alone.stderr
+    assert with_us.stdout == launched.stdout == alone.stdout
+    assert numbers(recorded(tmp_path)) == [2, 3]
+    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["python"]
 
 
 def test_a_second_run_says_what_changed(tmp_path: Path) -> None:

@@ -64,6 +64,9 @@ export function Largest({ pick, peak }: { pick: Pick; peak: StepAnswer["peak"] }
           ))}
         </tbody>
       </table>
+      {peak.largest.every((a) => a.category === "parameter" || a.tensor === null) && (
+        <p class="foot">Dtypes and shapes were not recorded. Record with record_shapes=True, or tb-memplugin run --shapes.</p>
+      )}
     </section>
   );
 }
