@@ -151,8 +151,8 @@ def _moved(rows: Sequence[Delta]) -> str:
     for name in moved[:SHOWN]:
         became = " (new)" if base[name] == 0 else " (gone)" if base[name] == -deltas[name] else ""
         texts.append(f"{shown_key(name)} {_signed(deltas[name])}{became}")
-    if others := moved[SHOWN:]:
-        texts.append(f"others {_signed(sum(deltas[name] for name in others))}")
+    if rest := moved[SHOWN:]:
+        texts.append(f"others {_signed(sum(deltas[name] for name in rest))}")
     return ", ".join(texts)
 
 
