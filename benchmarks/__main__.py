@@ -28,6 +28,7 @@ SUBJECTS = (
     "loop",
     "disk",
     "server",
+    "fleet",
     "clients",
     "snapshot",
     "tracer",

@@ -44,8 +44,9 @@ def failed_request(trace: MemoryTrace, device: int) -> Result:
     """Explain a device's last failed request, and how far each change would have reached.
 
     The finding's bytes are what is missing: the request minus what was free on the device and in segments
-    that it could use; with fragmentation, minus only the largest stretch that it could use. If a limit on
-    the process refused the request, as far as the limit is not known: at most a segment for it. A change is
+    that it could use; with fragmentation, what is missing in one piece: in the largest stretch that it could
+    use, or on the device for a segment of its own, whichever is less. If a limit on the process refused the
+    request, as far as the limit is not known: at most a segment for it. A change is
     enough if it saves that much at the peak and the request failed at the peak. Settings and a larger
     device are simulated with all requests up to this one.
     """
@@ -84,8 +85,10 @@ def failed_request(trace: MemoryTrace, device: int) -> Result:
 def _missing(report: OomReport) -> int:
     if report.cause == "limit":
         return report.new_segment_bytes
-    usable = report.largest_usable_bytes if report.cause == "fragmented" else report.usable_free_bytes
-    return max(report.requested_bytes - _outside(report) - (usable or 0), 0)
+    if report.cause == "fragmented":
+        in_a_segment = report.new_segment_bytes - _outside(report)
+        return min(report.requested_bytes - (report.largest_usable_bytes or 0), in_a_segment)
+    return max(report.requested_bytes - _outside(report) - (report.usable_free_bytes or 0), 0)
 
 
 def _outside(report: OomReport) -> int:

@@ -55,6 +55,7 @@ class StepRecorder:
         folder: where to write; None means where the training logs.
         worker_name, snapshot, log_to: as for `memory_trace_handler`.
         with_stack: record Python stacks.
+        record_shapes: record what operators receive, which tells the tensors in blocks.
         log_level: level of this recorder's own messages; None means that of the package.
 
     Raises:
@@ -69,6 +70,7 @@ class StepRecorder:
         folder: str | os.PathLike[str] | None = None,
         worker_name: str | None = None,
         with_stack: bool = False,
+        record_shapes: bool = False,
         snapshot: bool = False,
         log_level: int | str | None = None,
         log_to: LogTo = None,
@@ -76,7 +78,7 @@ class StepRecorder:
         self._chosen = ChosenSteps(steps)
         self._folder = None if folder is None else os.fspath(folder)
         self._worker_name = worker_name
-        self._with_stack, self._snapshot = with_stack, snapshot
+        self._with_stack, self._record_shapes, self._snapshot = with_stack, record_shapes, snapshot
         self._log_level, self._log_to = log_level, chosen(log_to)
         self._guard = Guard(_LOST, instance_logger(log_level))
         self._trainings: Counter[str] = Counter()
@@ -169,7 +171,12 @@ class StepRecorder:
             return
         if self._handler is None:
             self._handler = self._new_handler()
-        self._window = ProfiledWindow(self._handler, with_stack=self._with_stack, yields=self._yield)
+        self._window = ProfiledWindow(
+            self._handler,
+            with_stack=self._with_stack,
+            record_shapes=self._record_shapes,
+            yields=self._yield,
+        )
 
     def _yield(self) -> None:
         """Discard the open window, because the program starts a profiler of its own."""

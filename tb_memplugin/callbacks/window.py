@@ -32,11 +32,19 @@ class ProfiledWindow:
     Args:
         handler: called with the profile when the window closes, if a step was marked.
         with_stack: record Python stacks.
+        record_shapes: record what operators receive, which tells the tensors in blocks.
         yields: called before the program prepares or starts a profiler of its own, which would fail while
             this one runs.
     """
 
-    def __init__(self, handler: Handler, *, with_stack: bool, yields: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        with_stack: bool,
+        yields: Callable[[], object],
+        record_shapes: bool = False,
+    ) -> None:
         self.steps: list[int] = []
         self._handler = handler
         self._mark: record_function | None = None
@@ -44,6 +52,7 @@ class ProfiledWindow:
             activities=[ProfilerActivity.CPU],
             profile_memory=True,
             with_stack=with_stack,
+            record_shapes=record_shapes,
             on_trace_ready=self._call_handler,
         )
         _OURS.add(self._profile)

@@ -31,6 +31,7 @@ START_FILE = "tb_memplugin.pth"
 @click.option(
     "--stacks/--no-stacks", default=True, show_default=True, help="Record Python stacks in these steps."
 )
+@click.option("--shapes", is_flag=True, help="Record dtypes and shapes of tensors in these steps.")
 @click.option(
     "--every-step/--no-every-step", default=True, show_default=True, help="Keep figures of every step."
 )
@@ -48,6 +49,7 @@ def command(
     steps: str,
     snapshot: bool,
     stacks: bool,
+    shapes: bool,
     every_step: bool,
     log_to: tuple[str, ...],
     module: bool,
@@ -56,8 +58,9 @@ def command(
 ) -> None:
     """Run PROGRAM, record its memory, and say at its end what filled it.
 
-    PROGRAM is a Python script, a module (with -m), or a command such as torchrun; child processes are
-    recorded, too. kill -USR1 records the next two steps of a running process. Without this command:
+    PROGRAM is a Python script, - (standard input), -c CODE, a module (with -m), or a command such as
+    torchrun; child processes are recorded, too. kill -USR1 records the next two steps of a running process.
+    Without this command:
     TB_MEMPLUGIN=runs python train.py
     """
     settings.read_steps(steps, "--steps")
@@ -69,18 +72,21 @@ def command(
         settings.STEPS: steps,
         settings.SNAPSHOT: str(int(snapshot)),
         settings.STACKS: str(int(stacks)),
+        settings.SHAPES: str(int(shapes)),
         settings.EVERY_STEP: str(int(every_step)),
         settings.LOG_TO: ",".join(log_to),
     }
     if module:
         words = [*_python(), "-m", program, *arguments]
-    elif _is_python(Path(program)):
+    elif program in settings.CODE or _is_python(Path(program)):
         words = [*_python(), program, *arguments]
     elif found := shutil.which(program):
         words = [found, *arguments]
     else:
         raise MemPluginError(
-            "There is no such script, and no such command.", where=program, fix="Give a script, or -m MODULE."
+            "There is no such script, and no such command.",
+            where=program,
+            fix="Give a script, - for standard input, -c CODE, or -m MODULE.",
         )
     if os.name == "nt":  # where exec would end this process before the program
         raise SystemExit(subprocess.run(words, env=environment, check=False).returncode)

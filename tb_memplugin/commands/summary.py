@@ -9,9 +9,10 @@ from pathlib import PurePath
 import click
 
 from tb_memplugin.analysis.advice_rules import advice
-from tb_memplugin.analysis.comparison import compare
+from tb_memplugin.analysis.comparison import Delta, compare
 from tb_memplugin.analysis.divisions import NONE, By, Part
 from tb_memplugin.analysis.findings import Finding
+from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.growth import monitored_growth
 from tb_memplugin.analysis.moments import Moment, peak
 from tb_memplugin.analysis.source_lines import NO_STACK
@@ -74,8 +75,7 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
     for name, by in DIVIDED:
         if text := _parts(state, state.parts(by)):
             yield name, text
-    if changed := _changed(path, trace):
-        yield "changed", changed
+    yield from _changed(path, trace)
     answer = advice(trace, state.device)
     if answer.findings:
         first = answer.findings[0]
@@ -117,8 +117,8 @@ def _watched(series: WatchedSteps) -> str:
     return text
 
 
-def _changed(path: str, trace: MemoryTrace) -> str:
-    """Return what changed against the run before this one in the same folder, "" if there is none."""
+def _changed(path: str, trace: MemoryTrace) -> Iterator[tuple[str, str]]:
+    """Yield what changed against the run before this one in the same folder, by category and by module."""
     folder, _, own = path.rstrip("/").rpartition("/")
     earlier = [name for name in files.folders_in(folder) if name < own] if folder else []
     for name in reversed(earlier):
@@ -129,10 +129,31 @@ def _changed(path: str, trace: MemoryTrace) -> str:
         base = load_window(before.side_file or "", before.metadata.epoch_ns)
         comparison = compare(base, trace)[0]
         if not comparison.delta_bytes:
-            return f"nothing since {name}: the peaks are equal"
-        rows = ", ".join(f"{row.key} {_signed(row.delta_bytes)}" for row in comparison.rows[:SHOWN])
-        return f"{_signed(comparison.delta_bytes)} since {name}: {rows}"
-    return ""
+            yield "changed", f"nothing since {name}: the peaks are equal"
+            return
+        yield "changed", f"{_signed(comparison.delta_bytes)} since {name}: {_moved(comparison.rows)}"
+        modules = compare(base, trace, by="module")[0].rows
+        if any(row.key not in NOT_KNOWN for row in modules):
+            yield "", f"layers: {_moved(modules)}"
+        return
+
+
+def _moved(rows: Sequence[Delta]) -> str:
+    """Return what changed most, repeated layers as one, whether it is new or gone, and the others' sum."""
+    names = folds([row.key for row in rows])
+    deltas: dict[str, int] = {}
+    base: dict[str, int] = {}
+    for row in rows:
+        deltas[names[row.key]] = deltas.get(names[row.key], 0) + row.delta_bytes
+        base[names[row.key]] = base.get(names[row.key], 0) + row.base_bytes
+    moved = sorted((name for name in deltas if deltas[name]), key=lambda name: -abs(deltas[name]))
+    texts = []
+    for name in moved[:SHOWN]:
+        became = " (new)" if base[name] == 0 else " (gone)" if base[name] == -deltas[name] else ""
+        texts.append(f"{shown_key(name)} {_signed(deltas[name])}{became}")
+    if rest := moved[SHOWN:]:
+        texts.append(f"others {_signed(sum(deltas[name] for name in rest))}")
+    return ", ".join(texts)
 
 
 def _highest(recordings: Recordings) -> RecordedStep | None:

@@ -1,4 +1,7 @@
-"""Run and record a program without the start file: `python -m tb_memplugin.launch SCRIPT` or `-m MODULE`."""
+"""Run and record a program without the start file: `python -m tb_memplugin.launch SCRIPT`.
+
+In place of a script it takes what `python` does: `-`, `-c CODE` or `-m MODULE`.
+"""
 
 from __future__ import annotations
 

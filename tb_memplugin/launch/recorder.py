@@ -57,6 +57,7 @@ class ProgramRecorder:
             self._steps,
             folder=settings.folder,
             with_stack=settings.stacks,
+            record_shapes=settings.shapes,
             snapshot=settings.snapshot,
             log_level=self._log_level,
             log_to=settings.log_to,

@@ -10,14 +10,15 @@ from datetime import datetime
 from pathlib import Path
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.main_module import CODE
 from tb_memplugin.store.paths import folder_name
 
 LOGDIR = "TB_MEMPLUGIN"
 """The variable that switches recording on: the logdir. Others begin with its name."""
 
 RUN, OWNER = f"{LOGDIR}_RUN", f"{LOGDIR}_OWNER"
-STEPS, SNAPSHOT, STACKS, EVERY_STEP, LOG_TO = (
-    f"{LOGDIR}_{name}" for name in ("STEPS", "SNAPSHOT", "STACKS", "EVERY_STEP", "LOG_TO")
+STEPS, SNAPSHOT, STACKS, SHAPES, EVERY_STEP, LOG_TO = (
+    f"{LOGDIR}_{name}" for name in ("STEPS", "SNAPSHOT", "STACKS", "SHAPES", "EVERY_STEP", "LOG_TO")
 )
 DEFAULT_STEPS = "2:4"
 """The third and fourth step: the optimizer has its state by then, and two steps show what stays allocated."""
@@ -36,6 +37,7 @@ class Settings:
         steps: the numbers of the steps to record in full.
         snapshot: record the allocator's history in these steps, too.
         stacks: record Python stacks in these steps.
+        shapes: record dtypes and shapes of tensors in these steps.
         every_step: keep figures of every step.
         log_to: the experiment trackers that get figures and reports.
     """
@@ -46,6 +48,7 @@ class Settings:
     steps: tuple[range, ...] = (range(2, 4),)
     snapshot: bool = False
     stacks: bool = True
+    shapes: bool = False
     every_step: bool = True
     log_to: tuple[str, ...] = ()
 
@@ -77,6 +80,7 @@ def from_environment(environment: MutableMapping[str, str] = os.environ) -> Sett
         steps=read_steps(environment.get(STEPS) or DEFAULT_STEPS, STEPS),
         snapshot=_is_on(environment, SNAPSHOT, default=False),
         stacks=_is_on(environment, STACKS, default=True),
+        shapes=_is_on(environment, SHAPES, default=False),
         every_step=_is_on(environment, EVERY_STEP, default=True),
         log_to=tuple(filter(None, environment.get(LOG_TO, "").split(","))),
     )
@@ -104,7 +108,7 @@ def run_name(program: str, environment: Mapping[str, str]) -> str:
 
     The processes that torchrun starts at once get the same name.
     """
-    name = folder_name(Path(program).stem if program not in ("", "-c") else "python")
+    name = folder_name(Path(program).stem if program not in ("", *CODE) else "python")
     job = environment.get("TORCHELASTIC_RUN_ID")
     if job is None:
         return f"{name}/{datetime.now().astimezone().strftime(TIME)}"

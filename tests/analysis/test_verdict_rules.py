@@ -345,15 +345,27 @@ def test_a_request_that_a_limit_refused_says_so_and_not_that_nothing_was_missing
     assert "a device with more memory" not in changes
 
 
+IN_PIECES = (
+    *("segment_alloc 0M 40M", "alloc 0M 40M", "segment_alloc 100M 20M", "alloc 100M 20M"),
+    *("segment_alloc 200M 40M", "alloc 200M 40M", "free_requested 0M 40M", "free_completed 0M 40M"),
+    *("free_requested 200M 40M", "free_completed 200M 40M"),
+    *("alloc 0M 4M", "alloc 200M 4M"),
+)
+"""36M and 36M are free, each in a segment of its own."""
+
+
+@pytest.mark.parametrize(
+    ("free", "missing"), [(2, 24), (54, 6)], ids=["in the largest block", "for a segment of its own"]
+)
+def test_what_is_missing_in_one_piece_is_never_added_up_from_two(free: int, missing: int) -> None:
+    """60M are requested: a segment lacks 6M where the device has 54M, the largest free block lacks 24M."""
+    finding = found(allocator_trace(*IN_PIECES, f"oom {free}M 60M"), "failed_request")
+    assert finding.bytes == missing * M
+    assert f"{missing}.00 MiB in one piece were missing" in finding.title
+
+
 def test_a_failed_request_that_expandable_segments_would_have_served() -> None:
-    """40M and 40M are free, but not in one piece of 80M."""
-    history = allocator_trace(
-        *("segment_alloc 0M 40M", "alloc 0M 40M", "segment_alloc 100M 20M", "alloc 100M 20M"),
-        *("segment_alloc 200M 40M", "alloc 200M 40M", "free_requested 0M 40M", "free_completed 0M 40M"),
-        *("free_requested 200M 40M", "free_completed 200M 40M"),
-        *("alloc 0M 4M", "alloc 200M 4M", "oom 2M 60M"),
-    )
-    finding = found(history, "failed_request")
+    finding = found(allocator_trace(*IN_PIECES, "oom 2M 60M"), "failed_request")
     row = next(row for row in finding.evidence if row.what == "expandable_segments:True")
     assert row.detail.startswith("enough: simulated")
     assert "in one piece" in finding.title

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
 from tb_memplugin.analysis.comparison import compare_parts
+from tb_memplugin.store.writer import RunWriter
 from tests.browser.recorded import recorded
-from tests.browser.tab import bytes_in, colors, exact
+from tests.browser.tab import UNITS, bytes_in, colors, exact
+from tests.recorded_program import program
 
 
 def shown(tab):
@@ -44,6 +48,53 @@ def test_two_runs_differ_as_their_recordings_do(each_tab, logdir, by):
     assert sum(row[3] for row in there.values()) == delta == exact(each_tab("delta-sum"))
     assert abs(delta) == abs(exact(each_tab("headline").locator(".amount")))
     expect(each_tab("headline")).to_contain_text("below")
+
+
+AMOUNT = re.compile(r"([+−])([0-9.]+) (B|KiB|MiB)")
+
+
+@pytest.mark.parametrize("testid", ["compare-detail", "reasons-category"])
+def test_words_say_why_a_step_takes_less_and_sum_to_it(tab, logdir, testid):
+    """Recomputing in backward keeps fewer activations of forward."""
+    base, other = recorded(logdir, "baseline"), recorded(logdir, "checkpointed")
+    ready(tab)
+    words = tab(testid)
+    expect(words).to_contain_text(re.compile("Smaller: .*activation"))
+    signed = [
+        (1 if sign == "+" else -1) * float(size) * UNITS[unit]
+        for sign, size, unit in AMOUNT.findall(words.inner_text())
+    ]
+    assert 2 <= len(signed) <= 5
+    assert sum(signed) == pytest.approx(
+        other.stats.peak_bytes - base.stats.peak_bytes, abs=0.03 * UNITS["MiB"]
+    )
+
+
+STACKS = {
+    name: (f"{name} /work/model.py:{line}", "main train.py:3")
+    for name, line in (("up", 1), ("act", 2), ("norm", 3))
+}
+
+
+def test_words_name_the_source_lines_and_sum_to_the_change(open_tab, start_tensorboard, tmp_path):
+    """4 MiB of `act` are gone, `up` takes 4 MiB less, and 1 MiB of `norm` is new: 7 MiB less."""
+    plain = program(f"alloc {4 << 20} a at=act", f"alloc {6 << 20} b at=up", stacks=STACKS)
+    less = program(f"alloc {2 << 20} b at=up", f"alloc {1 << 20} c at=norm", stacks=STACKS)
+    RunWriter(str(tmp_path / "plain"), "rank0").write(plain)
+    RunWriter(str(tmp_path / "less"), "rank0").write(less)
+    server = start_tensorboard(tmp_path)
+    server.wait_for("runs", lambda answer: len(answer["runs"]) == 2)
+    tab = open_tab(server.url).open("compare", run="less", base_run="plain")
+    expect(tab("headline")).to_contain_text("Recording less peaks 7.00 MiB (70.0 %) below recording plain.")
+    expect(tab("reasons-line")).to_have_text(
+        "By source line: Gone: act model.py:2 −4.00 MiB. Smaller: up model.py:1 −4.00 MiB. "
+        "New: norm model.py:3 +1.00 MiB."
+    )
+    tab("swap").click()
+    expect(tab("reasons-line")).to_have_text(
+        "By source line: New: act model.py:2 +4.00 MiB. Larger: up model.py:1 +4.00 MiB. "
+        "Gone: norm model.py:3 −1.00 MiB."
+    )
 
 
 def test_the_other_way_round_every_sign_and_status_turns(tab, logdir):

@@ -116,6 +116,32 @@ def test_another_run_opens_on_its_worst_rank_too(tab):
     assert tab.picked()["worker"] == "rank1"
 
 
+def test_what_advice_finds_first_stands_where_a_run_has_no_other_cause(open_tab, start_tensorboard, tmp_path):
+    """24 MiB of optimizer state on 12 MiB of parameters: with 8 bits, 6 of its bytes in 8 are less."""
+    state = trace(
+        f"start {12 * MIB} w category=parameter module=layer",
+        f"start {24 * MIB} s category=optimizer_state module=layer",
+        "step 0",
+        f"alloc {8 * MIB} a category=activation phase=forward module=layer",
+        "free a",
+    )
+    RunWriter(str(tmp_path / "state"), "rank0").write(state)
+    RunWriter(str(tmp_path / "out"), "rank0").write(kept(2, 3, line=LOSS))
+    StepsWriter(str(tmp_path / "fine"), "rank0", 0).write(figures(20 * MIB + np.arange(100) % 5 * MIB))
+    server = start_tensorboard(tmp_path)
+    server.wait_for("runs", lambda answer: len(answer["runs"]) == 3)
+    tab = ready(open_tab(server.url), ordered="run")
+    cause = {run: tab("fleet-row", key=run).locator(".cause") for run in ("state", "out", "fine")}
+    assert cause["state"].inner_text() == cause["fine"].inner_text() == ""
+    tab("fleet-findings").click()
+    expect(cause["state"]).to_contain_text("18.00 MiB less with 8-bit state, at least: Optimizer state takes")
+    expect(cause["fine"]).to_have_text("nothing found")
+    expect(cause["out"]).to_contain_text("out of memory at")
+    tab.wait_until(lambda: "findings=on" in tab.page.url, "the choice in the address")
+    tab("fleet-finding").click()
+    expect(tab("finding").first).to_contain_text("Optimizer state takes")
+
+
 def test_the_fleet_says_first_what_ran_out_and_where(tab):
     ready(tab)
     expect(tab("headline")).to_have_text(

@@ -197,3 +197,14 @@ def test_the_root_has_one_name_in_all_views_with_its_class_beside_it(tab, shape)
     row = tab("module-row", key="").locator("th")
     expect(row.locator(".name")).to_have_text("(root)")
     expect(row.locator(".class")).to_have_text("Transformer")
+
+
+def test_the_colors_of_the_bars_have_names_below_and_no_column_is_cut(tab):
+    tab.open_anew("modules", run="baseline", step=6)
+    tab("module-row").first.wait_for()
+    tab.settle()
+    words = tab("module-row").locator(".bar").evaluate_all("bars => bars.map((bar) => bar.title)")
+    drawn = {re.sub(r" (< )?[0-9.,]+ \w+$", "", part) for text in words for part in text.split(", ") if part}
+    assert set(tab("category-key").locator("li").all_inner_texts()) == drawn != set()
+    box = tab("module-table")
+    assert box.evaluate("box => box.scrollWidth <= box.clientWidth")

@@ -135,7 +135,8 @@ def test_the_highest_rank_its_step_and_how_far_it_is_above_the_median(tab):
     assert exact(amounts.nth(0)) == peak(TOP, TOP_STEP)
     assert exact(amounts.nth(1)) == peak(TOP, TOP_STEP) - peak(4, TOP_STEP)
     expect(tab("ranks-why")).to_contain_text(
-        "3.50 GiB more than step 47 of rank4, most of it in layers.2.experts, as activation memory."
+        "3.50 GiB more than step 47 of rank4. New: layers.2.experts +3.00 GiB (activation). "
+        "Larger: layers.*.attn +0.50 GiB (activation)."
     )
     rows = shown(tab)
     assert list(rows) == ["rank3", "rank0", "rank1", "rank2", "rank4", "rank5", "rank6", "rank7"]
@@ -144,6 +145,9 @@ def test_the_highest_rank_its_step_and_how_far_it_is_above_the_median(tab):
         ranks = sorted((peak(one, step), one) for one in range(RANKS) if step in steps_of(one))
         median, name = ranks[(len(ranks) - 1) // 2]
         assert rows[f"rank{rank}"] == (peak(rank, step), step, peak(rank, step) - median, f"rank{name}")
+    assert set(tab("category-key").locator("li").all_inner_texts()) == {
+        *("parameter", "optimizer state", "activation", "temporary"),
+    }
     tab("ranks-compare").click()
     expect(tab("headline")).to_contain_text(
         "Step 47 of rank3 peaks 3.50 GiB (38.9 %) above step 47 of rank4."
@@ -247,7 +251,7 @@ def test_pictures_of_ranks_are_taken_and_a_narrow_window_is_wide_enough(server, 
     tab = open_tab(server.url)
     query = f"?darkMode={'true' if theme == 'dark' else 'false'}"
     tab.open("ranks", query=query, run="pipeline", worker="rank3", step=47)
-    expect(tab("ranks-why")).to_contain_text("most of it in")
+    expect(tab("ranks-why")).to_contain_text("New: layers.2.experts")
     tab.settle()
     tab.page.mouse.move(*cell(tab, 1, 8, LAST - FIRST + 1))
     expect(tab("ranks-tip")).to_contain_text("step 38")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tb_memplugin.store.reader import Recordings, read_recordings
+from tb_memplugin.store.reader import Recordings, load_window, read_recordings
 
 TRAINING = """
 import sys
@@ -122,17 +122,26 @@ dist.destroy_process_group()
 """
 
 
-def python(*arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def python(
+    *arguments: object, cwd: Path, source: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TB_MEMPLUGIN")}
     environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False
+        command,
+        cwd=cwd,
+        env=environment,
+        input=source,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
 
 
-def run(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return python("-m", "tb_memplugin", "run", *arguments, cwd=cwd)
+def run(cwd: Path, *arguments: object, source: str | None = None) -> subprocess.CompletedProcess[str]:
+    return python("-m", "tb_memplugin", "run", *arguments, cwd=cwd, source=source)
 
 
 def script(folder: Path, text: str) -> Path:
@@ -166,12 +175,37 @@ def test_a_training_runs_as_without_us_and_two_steps_and_all_figures_are_recorde
     assert f"tensorboard --logdir {tmp_path / 'runs'}" in with_us.stderr
 
 
+@pytest.mark.parametrize("shapes", [False, True])
+def test_the_shapes_of_activations_are_recorded_on_demand(tmp_path: Path, shapes: bool) -> None:
+    """The output of the first layer, before relu, is 32 rows of 128 numbers."""
+    done = run(tmp_path, *["--shapes"] * shapes, script(tmp_path, TRAINING), 128, 4)
+    assert done.returncode == 0, done.stderr
+    step = recorded(tmp_path).steps[0]
+    trace = load_window(step.side_file or "", step.metadata.epoch_ns)
+    assert ("float32 [32, 128]" in map(str, trace.tensors)) is shapes
+    assert "float32 [128, 64]" in map(str, trace.tensors)  # the weight of the first layer
+
+
+@pytest.mark.parametrize("arguments", [("-",), ("-c", TRAINING)], ids=["standard input", "an argument"])
+def test_code_without_a_file_runs_as_with_python(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    source = TRAINING if arguments == ("-",) else None
+    alone = python(*arguments, 16, 5, cwd=tmp_path, source=source)
+    with_us = run(tmp_path, *arguments, 16, 5, source=source)
+    launched = python("-m", "tb_memplugin.launch", *arguments, 16, 5, cwd=tmp_path, source=source)
+    assert alone.returncode == 0, alone.stderr
+    assert with_us.stdout == launched.stdout == alone.stdout
+    assert numbers(recorded(tmp_path)) == [2, 3]
+    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["python"]
+
+
 def test_a_second_run_says_what_changed(tmp_path: Path) -> None:
     path = script(tmp_path, TRAINING)
     runs = [run(tmp_path, path, width, 5).stderr for width in (128, 128, 1024)]
     assert "changed" not in runs[0]
     assert "nothing since" in runs[1]
     assert re.search(r"changed +\+[\d,.]+ [KM]iB since \d{8}-\d{6}: \w+ \+", runs[2])
+    assert re.search(r"layers: first \+[\d,.]+ [KM]iB, ", runs[2])
+    assert not re.search(r"[+-]0 B", runs[2])  # what did not change is no change
 
 
 def test_steps_can_be_chosen_and_a_signal_adds_two(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ export const KEYS = [
   "filter", // fleet: a text in names of runs and ranks and in source lines
   "pattern", // fleet: on | off, whether that text is a regular expression
   "cause", // fleet: only runs with this cause
+  "findings", // fleet: on | off, whether Advice judges the runs without a cause
   "hosts", // fleet: off, whether TensorBoard's own filter of runs counts
 ] as const;
 export type Key = (typeof KEYS)[number];

@@ -1,6 +1,6 @@
 /** The sentences that open each view, as pieces, so that names and numbers get their own look. */
-import type { CompareAnswer, CompareRow, CompareSide, Part, StepAnswer } from "../api/types";
-import { asPartOf, changeWithUnit, deltaWithUnit, percent, type Unit, unitFor, withUnit } from "./bytes";
+import type { CompareAnswer, CompareRow, CompareSide, Part, Status, StepAnswer } from "../api/types";
+import { asPartOf, changeWithUnit, deltaWithUnit, percent, type Unit, withUnit } from "./bytes";
 import { counted, grouped } from "./numbers";
 import { CATEGORIES, categoryLabel } from "./categories";
 import { foldChanges, mainCategory } from "./change_folding";
@@ -49,7 +49,7 @@ export function changeSince(answer: CompareAnswer, unit: Unit): Piece[] {
   if (answer.delta_bytes === 0) return [...sameAs(base, answer)];
   const size = changeWithUnit(answer.delta_bytes, unit);
   const direction = answer.delta_bytes > 0 ? "more" : "less";
-  return [{ strong: size, exact: answer.delta_bytes }, ` ${direction} than ${base}`, ...whereItIs(answer, ", ")];
+  return [{ strong: size, exact: answer.delta_bytes }, ` ${direction} than ${base}. `, ...whereItIs(answer, unit)];
 }
 
 /** "Step 42 peaks 0.31 GiB (1.7 %) above step 41." */
@@ -71,13 +71,9 @@ export function comparison(answer: CompareAnswer, unit: Unit): Piece[] {
 }
 
 /** "All of it in `loss`, as temporary memory. 6,769 allocations against 6,768." */
-export function comparisonDetail(answer: CompareAnswer): Piece[] {
+export function comparisonDetail(answer: CompareAnswer, unit: Unit): Piece[] {
   const counts = `${counted(answer.other.allocations, "allocation")} against ${grouped(answer.base.allocations)}.`;
-  if (answer.delta_bytes === 0) return [...sameDetail(answer), ` ${counts}`];
-  const where = whereItIs(answer, "");
-  const [first, ...rest] = where;
-  const opened = typeof first === "string" ? [capital(first), ...rest] : where;
-  return [...opened, ` ${counts}`];
+  return [...(answer.delta_bytes === 0 ? sameDetail(answer) : whereItIs(answer, unit)), ` ${counts}`];
 }
 
 function sameAs(base: string, answer: CompareAnswer): Piece[] {
@@ -91,19 +87,54 @@ function sameDetail(answer: CompareAnswer): Piece[] {
   return [`${counted(changed, "row differs", "rows differ")}, and the differences cancel.`];
 }
 
-/** Which row explains the change: all of it, most of it, or the largest part with its own size. */
-function whereItIs(answer: CompareAnswer, lead: string): Piece[] {
-  const sign = Math.sign(answer.delta_bytes);
+/** Of more rows that changed, only as many are named. */
+const NAMED = 4;
+
+const BECAME: Record<Status, string> = { removed: "gone", shrunk: "smaller", added: "new", grown: "larger", same: "same" };
+const [LESS, MORE] = [["removed", "shrunk"] as const, ["added", "grown"] as const];
+
+/**
+ * "Gone: `act` −24.00 MiB (activation). Smaller: `up` −24.00 MiB (activation). 3 others −0.02 MiB." What became of the
+ * rows that changed most, first those that changed as the whole did. The amounts sum to the change.
+ */
+export function reasons(rows: CompareRow[], unit: Unit, label: (row: CompareRow) => string): Piece[] {
+  const moved = rows.filter((row) => row.delta_bytes !== 0).sort((a, b) => Math.abs(b.delta_bytes) - Math.abs(a.delta_bytes));
+  const named = moved.length === NAMED + 1 ? moved : moved.slice(0, NAMED);
+  const others = moved.slice(named.length);
+  const statuses = sum(moved) < 0 ? [...LESS, ...MORE] : [...MORE, ...LESS];
+  const groups = statuses.map((status) => named.filter((row) => row.status === status)).filter((group) => group.length > 0);
+  const rest = sum(others) === 0 ? "cancel" : deltaWithUnit(sum(others), unit);
+  return [
+    ...groups.flatMap((group, i) => [
+      `${i === 0 ? "" : " "}${capital(BECAME[group[0]!.status])}: `,
+      ...group.flatMap((row, at) => [at === 0 ? "" : ", ", ...amountOf(row, unit, label(row))]),
+      ".",
+    ]),
+    others.length === 0 ? "" : ` ${counted(others.length, "other")} ${rest}.`,
+  ];
+}
+
+function sum(rows: CompareRow[]): number {
+  return rows.reduce((total, row) => total + row.delta_bytes, 0);
+}
+
+function amountOf(row: CompareRow, unit: Unit, name: string): Piece[] {
+  const category = mainCategory(row);
+  const kind = category === null || category === row.key ? "" : ` (${mostly(row)}${categoryLabel(category)})`;
+  return [{ name }, ` ${deltaWithUnit(row.delta_bytes, unit)}${kind}`];
+}
+
+function partName({ key, label }: CompareRow): string {
+  return (CATEGORIES as readonly string[]).includes(key) ? categoryLabel(key) : moduleLabel(label);
+}
+
+/** Where the change is if it is all in one row, else what became of the rows. */
+function whereItIs(answer: CompareAnswer, unit: Unit): Piece[] {
   const rows = foldChanges(answer.rows);
-  const top = rows.find((row) => Math.sign(row.delta_bytes) === sign);
-  if (!top) return ["."];
-  const tail = [...placeOf(top.key, asCategory(top)), "."];
-  const share = top.delta_bytes / answer.delta_bytes;
-  const unit = unitFor(answer.base.peak_bytes, answer.other.peak_bytes);
-  const alone = rows.every((row) => row === top || row.delta_bytes === 0);
-  if (alone) return [`${lead}all of it `, ...tail];
-  if (share >= 0.5 && share <= 1) return [`${lead}most of it `, ...tail];
-  return [`${lead}the largest part, ${deltaWithUnit(top.delta_bytes, unit)}, `, ...tail];
+  const [top, ...others] = rows.filter((row) => row.delta_bytes !== 0);
+  if (!top || others.length > 0) return reasons(rows, unit, partName);
+  const became = top.status === "removed" || top.status === "added" ? `, which is ${BECAME[top.status]}` : "";
+  return ["All of it ", ...placeOf(top.key, asCategory(top)), `${became}.`];
 }
 
 /** "At the peak of step 42, 4.91 GiB of 18.53 GiB (26.5 %) are in `blocks.*.mlp`." Of what the modules themselves hold. */
@@ -127,8 +158,11 @@ function placeOf(key: string, kind: string): Piece[] {
 function asCategory(row: CompareRow): string {
   const category = mainCategory(row);
   if (category === null || category === row.key) return "";
-  const most = row.category_delta_bytes === row.delta_bytes ? "" : "mostly ";
-  return most + (category === "unknown" ? "of unknown category" : `as ${categoryLabel(category)} memory`);
+  return mostly(row) + (category === "unknown" ? "of unknown category" : `as ${categoryLabel(category)} memory`);
+}
+
+function mostly(row: CompareRow): string {
+  return row.category_delta_bytes === row.delta_bytes ? "" : "mostly ";
 }
 
 /** Whether the rows by module name any on this side. */

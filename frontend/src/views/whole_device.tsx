@@ -13,7 +13,7 @@ const COLORS: Record<string, string> = {
   outside: "--cat-communication",
   other_processes: "--cat-gradient",
   driver: "--cat-workspace",
-  resident: "--cat-parameter",
+  resident: "--cat-parameter_copy",
   process: "--cat-parameter",
   children: "--cat-cache",
   files: "--cat-input",

@@ -91,25 +91,46 @@ describe("what changed", () => {
   it("lies all in one module", () => {
     const answer = compare({ loss: 3 * MiB, head: 0 });
     expect(plain(comparison(answer, mib))).toBe("Step 42 peaks 3.00 MiB (3.0 %) above step 41.");
-    expect(plain(comparisonDetail(answer))).toBe(
+    expect(plain(comparisonDetail(answer, mib))).toBe(
       "All of it in loss, as temporary memory. 6,769 allocations against 6,768.",
     );
-    expect(plain(changeSince(answer, mib))).toBe("3.00 MiB more than step 41, all of it in loss, as temporary memory.");
+    expect(plain(changeSince(answer, mib))).toBe("3.00 MiB more than step 41. All of it in loss, as temporary memory.");
   });
   it("is of one category, mostly of one, or of several", () => {
     const answer = compare({ loss: 36 * MiB });
     const told = (of: number) =>
       changeSince({ ...answer, rows: [{ ...change("loss", 36 * MiB), category_delta_bytes: of * MiB }] }, mib);
-    expect(plain(told(24))).toBe("36.00 MiB more than step 41, all of it in loss, mostly as temporary memory.");
-    expect(plain(told(12))).toBe("36.00 MiB more than step 41, all of it in loss.");
+    expect(plain(told(24))).toBe("36.00 MiB more than step 41. All of it in loss, mostly as temporary memory.");
+    expect(plain(told(12))).toBe("36.00 MiB more than step 41. All of it in loss.");
   });
-  it("lies mostly in one module", () =>
+  it("names the rows that changed most, and sums the others", () => {
     expect(plain(changeSince(compare({ loss: 3 * MiB, head: MiB }), mib))).toBe(
-      "4.00 MiB more than step 41, most of it in loss, as temporary memory.",
-    ));
-  it("names the largest part where several share it or cancel", () => {
+      "4.00 MiB more than step 41. Larger: loss +3.00 MiB (temporary), head +1.00 MiB (temporary).",
+    );
+    const many = Object.fromEntries([9, 8, 7, 6, 2, 1].map((mib, i) => [`part${i}`, mib * MiB]));
+    expect(plain(changeSince(compare(many), mib))).toBe(
+      "33.00 MiB more than step 41. Larger: part0 +9.00 MiB (temporary), part1 +8.00 MiB (temporary), " +
+        "part2 +7.00 MiB (temporary), part3 +6.00 MiB (temporary). 2 others +3.00 MiB.",
+    );
+  });
+  it("says what moved against it", () => {
     expect(plain(changeSince(compare({ loss: 8 * MiB, head: -7 * MiB }), mib))).toBe(
-      "1.00 MiB more than step 41, the largest part, +8.00 MiB, in loss, as temporary memory.",
+      "1.00 MiB more than step 41. Larger: loss +8.00 MiB (temporary). Smaller: head −7.00 MiB (temporary).",
+    );
+  });
+  it("says why a step takes less: what is gone before what is smaller, and last what is larger", () => {
+    const rows: CompareRow[] = [
+      change("up", -24 * MiB),
+      { ...change("act", -20 * MiB), other_bytes: 0, status: "removed" },
+      { ...change("loss", 6 * MiB), base_bytes: 0, status: "added" },
+    ];
+    expect(plain(changeSince({ ...compare({ all: -38 * MiB }), rows }, mib))).toBe(
+      "38.00 MiB less than step 41. Gone: act −20.00 MiB (temporary). Smaller: up −24.00 MiB (temporary). " +
+        "New: loss +6.00 MiB (temporary).",
+    );
+    const alone = { ...compare({ act: -20 * MiB }), rows: [rows[1]!] };
+    expect(plain(changeSince(alone, mib))).toBe(
+      "20.00 MiB less than step 41. All of it in act, as temporary memory, which is gone.",
     );
   });
   it("may be less", () =>
@@ -119,7 +140,7 @@ describe("what changed", () => {
     expect(plain(changeSince(compare({ loss: MiB, head: -MiB }), mib))).toBe(
       "The same total as step 41, though parts of it moved.",
     );
-    expect(plain(comparisonDetail(compare({ loss: MiB, head: -MiB })))).toBe(
+    expect(plain(comparisonDetail(compare({ loss: MiB, head: -MiB }), mib))).toBe(
       "2 rows differ, and the differences cancel. 6,769 allocations against 6,768.",
     );
   });
@@ -135,14 +156,14 @@ describe("what changed", () => {
   it("lies in a category where the rows are categories", () => {
     const answer = compare({ optimizer_state: MiB });
     const told = { ...answer, rows: answer.rows.map((row) => ({ ...row, category: null })) };
-    expect(plain(changeSince(told, mib))).toBe("1.00 MiB more than step 41, all of it in optimizer state.");
+    expect(plain(changeSince(told, mib))).toBe("1.00 MiB more than step 41. All of it in optimizer state.");
   });
   it("says of what no module owns that it is outside, and of what nobody named only what it is", () => {
     expect(plain(changeSince(compare({ "outside:cross_entropy_loss": MiB }), mib))).toBe(
-      "1.00 MiB more than step 41, all of it in cross_entropy_loss, outside the modules, as temporary memory.",
+      "1.00 MiB more than step 41. All of it in cross_entropy_loss, outside the modules, as temporary memory.",
     );
     expect(plain(changeSince(compare({ "(not named)": MiB }), mib))).toBe(
-      "1.00 MiB more than step 41, all of it as temporary memory.",
+      "1.00 MiB more than step 41. All of it as temporary memory.",
     );
   });
   it("knows which side names modules", () => {

@@ -5,6 +5,7 @@ import { categoryLabel } from "../../state/categories";
 import { grouped } from "../../state/numbers";
 import { titleText } from "../../state/names";
 import { Bytes } from "../amount";
+import { Swatch } from "../category";
 import { Name } from "../name";
 
 /** Who fills the peak: parts that sum to it. */
@@ -25,7 +26,9 @@ export function PeakCard({ peak }: { peak: Peak }) {
             <th scope="col" class="number">
               share
             </th>
-            <th scope="col">category</th>
+            <th scope="col" class="after-number">
+              category
+            </th>
             <th scope="col" class="number">
               blocks
             </th>
@@ -50,7 +53,14 @@ function Row({ holder, of, unit }: { holder: Holder; of: number; unit: Unit }) {
         <Bytes bytes={bytes} unit={unit} />
       </td>
       <td class="number">{percent(bytes, of)}</td>
-      <td class="muted">{is_name ? categoryLabel(category) : ""}</td>
+      <td class="muted after-number">
+        {is_name && (
+          <>
+            <Swatch of={category} />
+            {categoryLabel(category)}
+          </>
+        )}
+      </td>
       <td class="number">{grouped(blocks)}</td>
     </tr>
   );

@@ -2,11 +2,11 @@ import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CompareAnswer, CompareBy } from "../../api/types";
 import { base, isAlone, navigate, picked, route, runs } from "../../state/app";
-import { unitFor } from "../../state/bytes";
+import { type Unit, unitFor } from "../../state/bytes";
 import type { Pick } from "../../state/selection";
-import { comparison, comparisonDetail, namesModules } from "../../state/sentences";
+import { comparison, comparisonDetail, namesModules, reasons } from "../../state/sentences";
 import { AnotherRun } from "../another_run";
-import { useDivisions } from "../divisions";
+import { divisionLabel, partLabel, useDivisions } from "../divisions";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
@@ -48,8 +48,12 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
         <Sentence pieces={comparison(answer, unit)} />
       </h1>
       <p class="lead" data-testid="compare-detail">
-        <Sentence pieces={comparisonDetail(answer)} />
+        <Sentence pieces={comparisonDetail(answer, unit)} />
       </p>
+      {answer.delta_bytes !== 0 &&
+        ["category", "line"].map(
+          (by) => by !== usual && whats.includes(by) && <Reasons key={by} by={by as CompareBy} sides={sides} unit={unit} />,
+        )}
       <div class="tools">
         <Segmented
           label="Curves"
@@ -75,6 +79,17 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
       <Curves pick={pick} basis={basis} answer={answer} unit={unit} over={over} />
       <Changes answer={withNames(table.data)} by={by} usual={usual} whats={whats} unit={unit} stale={table.stale} />
     </>
+  );
+}
+
+/** The same change by another division: what of it is gone, smaller, new or larger. */
+function Reasons({ by, sides, unit }: { by: CompareBy; sides: Record<string, string | number>; unit: Unit }) {
+  const { data } = useRemote<CompareAnswer>(address("compare", { by, ...sides }));
+  return (
+    <p class="lead" data-testid={`reasons-${by}`} aria-busy={!data}>
+      By {divisionLabel(by).toLowerCase()}:{" "}
+      {data && <Sentence pieces={reasons(data.rows, unit, (row) => partLabel(by, row.label))} />}
+    </p>
   );
 }
 

@@ -95,6 +95,12 @@ function Tools({ filter, isPattern, shown, of }: { filter: string; isPattern: bo
         onFlip={() => navigate({ pattern: isPattern ? undefined : "on" })}
         testid="fleet-pattern"
       />
+      <Toggle
+        text="Findings of Advice"
+        on={route.value.findings === "on"}
+        onFlip={() => navigate({ findings: route.value.findings === "on" ? undefined : "on" })}
+        testid="fleet-findings"
+      />
       <span class="hint" role="status" data-testid="fleet-count">
         {shown === of ? `${grouped(of)} runs` : `${grouped(shown)} of ${grouped(of)} runs`}
       </span>

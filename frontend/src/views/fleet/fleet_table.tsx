@@ -13,6 +13,7 @@ import { SortedHead } from "../sorted_head";
 import { Spacer, useRowsInSight } from "../windowed";
 import { CauseText } from "./causes";
 import { Curve } from "./curve";
+import { type Findings, FirstFinding, keyOf, useFindings } from "./findings";
 
 const ROW = 35;
 const COLUMNS = 8;
@@ -24,6 +25,8 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
   const unit = unitFor(...rows.map((row) => row.peak_bytes));
   const room = unitFor(...rows.map((row) => headroom(row) ?? 0));
   const slope = unitFor(...rows.map((row) => row.growth_bytes ?? 0));
+  const judges = route.value.findings === "on";
+  const findings = useFindings(rows.slice(sight.first, sight.last), judges);
   return (
     <div class="scroller" ref={box} tabIndex={0} role="region" aria-label="Runs">
       <table class="grid fleet-table" aria-rowcount={rows.length + 1}>
@@ -44,7 +47,7 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
             <Head by="peak" label={`peak, ${unit.name}`} title="The highest of all steps and ranks: allocated memory" />
             <Head by="headroom" label={rows.some((row) => headroom(row) !== null) ? `headroom, ${room.name}` : "headroom"} title="What the device has beyond the peak; PyTorch's reserve and other programs take of it, too. The least first" />
             <Head by="growth" label={rows.some((row) => row.growth_bytes) ? `growth, ${slope.name}` : "growth"} title="By how many bytes per step what is left after a step rises, on the rank where it rises most; judged as by Advice" />
-            <Head by="cause" label="cause" title="Out of memory first, then growth" />
+            <Head by="cause" label="cause" title="Out of memory first, then growth; of other runs the first finding of Advice, if asked for" />
             <Head by="ranks" label="ranks" title="Devices of this kind, on all workers" />
             <Head by="steps" label="steps" title="Steps of the rank that peaks highest" />
           </tr>
@@ -52,7 +55,7 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
         <tbody onKeyDown={walkRows}>
           <Spacer height={sight.above} columns={COLUMNS} />
           {rows.slice(sight.first, sight.last).map((row, i) => (
-            <Row key={row.run} row={row} unit={unit} room={room} slope={slope} index={sight.first + i} />
+            <Row key={row.run} row={row} unit={unit} room={room} slope={slope} findings={judges ? findings : null} index={sight.first + i} />
           ))}
           <Spacer height={sight.below} columns={COLUMNS} />
         </tbody>
@@ -90,10 +93,12 @@ interface RowProps {
   unit: Unit;
   room: Unit;
   slope: Unit;
+  /** Null where Advice is not asked. */
+  findings: Findings | null;
   index: number;
 }
 
-function Row({ row, unit, room, slope, index }: RowProps) {
+function Row({ row, unit, room, slope, findings, index }: RowProps) {
   const place = { run: row.run, worker: row.worker, device: row.device, step: String(row.step) };
   const current = picked.value?.run === row.run;
   return (
@@ -113,7 +118,7 @@ function Row({ row, unit, room, slope, index }: RowProps) {
       <Room row={row} unit={room} />
       <Growth row={row} slope={slope} place={place} />
       <td class="cause">
-        <Why row={row} />
+        {findings !== null && causeOf(row) === null ? <FirstFinding row={row} finding={findings.get(keyOf(row))} /> : <Why row={row} />}
       </td>
       <td class="number muted">
         {row.ranks === 1 ? 1 : <RouteLink to={{ view: "ranks", ...place }}>{grouped(row.ranks)}</RouteLink>}

@@ -45,7 +45,7 @@ const REST: readonly Column[] = [
   })),
   {
     id: "in-forward",
-    width: 84,
+    width: 78,
     label: "highest in forward",
     title: "Highest allocated on the device while a forward call of it ran; click to see that call",
     kind: "bytes",
@@ -55,7 +55,7 @@ const REST: readonly Column[] = [
   },
   {
     id: "in-backward",
-    width: 84,
+    width: 80,
     label: "highest in backward",
     title: "Highest allocated on the device while a backward call of it ran; click to see that call",
     kind: "bytes",
@@ -65,7 +65,7 @@ const REST: readonly Column[] = [
   },
   {
     id: "allocations",
-    width: 88,
+    width: 86,
     label: "allocations",
     title: "Allocations made in this step",
     kind: "count",
@@ -83,7 +83,7 @@ const REST: readonly Column[] = [
   },
   {
     id: "backward",
-    width: 84,
+    width: 76,
     label: "backward",
     title: "Time in its backward calls",
     kind: "time",

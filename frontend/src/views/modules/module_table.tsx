@@ -33,10 +33,10 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
   return (
     <section class="card grid-card">
       <div class="scroller" ref={box} data-testid="module-table" tabIndex={0} role="region" aria-label="Modules">
-        <table class="grid" style={{ minWidth: "1300px" }} aria-rowcount={rows.length + 1}>
+        <table class="grid" style={{ minWidth: "1224px" }} aria-rowcount={rows.length + 1}>
           <colgroup>
+            <col style={{ width: "16.5%" }} />
             <col />
-            <col style={{ width: "11%" }} />
             {columns.map((c) => (
               <col key={c.id} style={{ width: `${c.width}px` }} />
             ))}

@@ -9,11 +9,12 @@ import { layersAsOne } from "../../state/module_icicle";
 import { buildFlat, buildTree, type ModuleNode } from "../../state/module_tree";
 import { matcher, matches, type Order, visibleRows } from "../../state/module_rows";
 import { largestModule, stepName } from "../../state/sentences";
+import { CategoryKey } from "../category";
 import { Segmented, Toggle } from "../segmented";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { aboutModules, aboutTimes } from "../times";
-import { type At, COLUMNS, nextSorting, readSorting } from "./columns";
+import { type At, categoriesAt, COLUMNS, nextSorting, readSorting } from "./columns";
 import { IcicleView } from "./icicle_view";
 import { ModuleTable } from "./module_table";
 import { NoModules } from "./no_modules";
@@ -135,6 +136,7 @@ function Table({ answer, step, sentences }: { answer: ModulesAnswer; step: numbe
           onFlip={flip}
         />
       )}
+      {shape !== "icicle" && <CategoryKey keys={rows.flatMap(({ node }) => Object.keys(categoriesAt(node, at)))} />}
       <p class="foot" data-testid="modules-sum" title={exactBytes(roots.reduce((s, n) => s + n.bytes, 0))}>
         {filter && at === "peak" && found(matches(roots, filter), unit)}
         {counted(answer.rows.length, "row")} · {at === "highest" ? "at the peak, " : ""}

@@ -15,7 +15,7 @@ import { Tensor } from "../tensor";
 const MOST = 8;
 
 /** The largest allocations alive at the peak: what each is, where it was made, how long it lives. */
-export function Largest({ pick, peak }: { pick: Pick; peak: StepAnswer["peak"] }) {
+export function Largest({ pick, answer: { peak, source } }: { pick: Pick; answer: StepAnswer }) {
   const listed = useWithCode(pick, peak);
   if (peak.largest.length === 0) return null;
   const rows: Allocation[] = listed ?? peak.largest;
@@ -64,6 +64,9 @@ export function Largest({ pick, peak }: { pick: Pick; peak: StepAnswer["peak"] }
           ))}
         </tbody>
       </table>
+      {source.kind === "torch.profiler" && peak.largest.every((a) => a.category === "parameter" || a.tensor === null) && (
+        <p class="foot">Dtypes and shapes were not recorded. Record with record_shapes=True, or tb-memplugin run --shapes.</p>
+      )}
     </section>
   );
 }

@@ -59,7 +59,7 @@ export function Overview() {
         {namesModules(answer) || !answer.source.side_file_present ? <ByModule peak={answer.peak} /> : <ByLine peak={answer.peak} />}
       </div>
       <WholeDevice whole={answer.whole_device} />
-      <Largest pick={pick} peak={answer.peak} />
+      <Largest pick={pick} answer={answer} />
       <Notes notes={withoutFailures(answer.notes, pick, failed)} />
       <Source answer={answer} />
     </div>

@@ -1,4 +1,4 @@
-import { useMemo } from "preact/hooks";
+import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { Rank, RanksAnswer, StepAnswer } from "../../api/types";
@@ -6,7 +6,7 @@ import { navigate, picked, route } from "../../state/app";
 import { exactBytes, inUnit, percent, type Unit } from "../../state/bytes";
 import { highestRank, measured, type Order, ordered, overMedian, rankName, readOrder, severalDevices } from "../../state/ranks";
 import { Delta } from "../amount";
-import { CategoryBar } from "../category";
+import { CategoryBar, CategoryKey } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { walkRows } from "../row_keys";
@@ -31,6 +31,8 @@ export function RankTable({ answer, run, unit }: Props) {
   const top = highestRank(answer.rows);
   const { box, sight } = useRowsInSight(rows.length, ROW);
   const steps = Math.max(...answer.rows.map((row) => row.count));
+  const [drawn, draw] = useState<ReadonlySet<string>>(new Set());
+  const onDrawn = useCallback((keys: string[]) => draw((known) => (keys.every((key) => known.has(key)) ? known : new Set([...known, ...keys]))), []);
   return (
     <section class="card">
       <div class="tools">
@@ -82,6 +84,7 @@ export function RankTable({ answer, run, unit }: Props) {
                 unit={unit}
                 several={steps > 1}
                 bars={answer.of === "allocated"}
+                onDrawn={onDrawn}
                 index={sight.first + i}
               />
             ))}
@@ -89,6 +92,7 @@ export function RankTable({ answer, run, unit }: Props) {
           </tbody>
         </table>
       </div>
+      {drawn.size > 0 && <CategoryKey keys={drawn} />}
     </section>
   );
 }
@@ -117,10 +121,12 @@ interface RowProps {
   unit: Unit;
   several: boolean;
   bars: boolean;
+  /** Is told the categories of its bar. */
+  onDrawn: (keys: string[]) => void;
   index: number;
 }
 
-function Row({ row, rows, top, run, unit, several, bars, index }: RowProps) {
+function Row({ row, rows, top, run, unit, several, bars, onDrawn, index }: RowProps) {
   const place = { worker: row.worker, device: row.device, step: String(row.highest_step) };
   const delta = overMedian(row);
   const now = picked.value!;
@@ -139,7 +145,7 @@ function Row({ row, rows, top, run, unit, several, bars, index }: RowProps) {
         </button>
       </th>
       <td class="wide">
-        <AtPeak row={row} run={run} unit={unit} full={top.highest_bytes} bars={bars} />
+        <AtPeak row={row} run={run} unit={unit} full={top.highest_bytes} bars={bars} onDrawn={onDrawn} />
       </td>
       <td class="number strong" title={exactBytes(row.highest_bytes)}>
         <RouteLink to={{ view: "overview", ...place }} class="plain-number">
@@ -177,13 +183,14 @@ function share(delta: number, median: number): string {
 }
 
 /** The categories of the peak where the step was recorded in full, else its length alone. */
-function AtPeak({ row, run, unit, full, bars }: { row: Rank; run: string; unit: Unit; full: number; bars: boolean }) {
+function AtPeak({ row, run, unit, full, bars, onDrawn }: Pick<RowProps, "row" | "run" | "unit" | "bars" | "onDrawn"> & { full: number }) {
   const { worker, device, highest_step, recorded, highest_bytes } = row;
   const step = useRemote<StepAnswer>(
     bars && recorded ? address("step", { run, worker, step: highest_step, device }) : null,
     80,
   );
   const parts = step.data?.peak.by_category;
+  useEffect(() => parts && onDrawn(parts.map((part) => part.key)), [parts, onDrawn]);
   if (parts)
     return <CategoryBar categories={Object.fromEntries(parts.map((part) => [part.key, part.bytes]))} full={full} unit={unit} />;
   return <ShareBar share={highest_bytes / full} />;
