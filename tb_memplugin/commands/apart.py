@@ -19,9 +19,6 @@ from types import FrameType
 from tb_memplugin.budget import confine, too_much_time
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 
-IN_THIS_PROCESS = frozenset(("estimate", "doctor", "run", "view", "mcp"))
-"""Sub-commands that do not run in a child process: they read no file of others into memory."""
-
 PATIENCE_SECONDS = 2
 """How many seconds a command may take to end after Ctrl-C."""
 

@@ -6,15 +6,14 @@ import functools
 import io
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tb_memplugin.commands.refusals import refusal
 from tb_memplugin.commands.tables import printable
@@ -22,8 +21,10 @@ from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFile
 from tb_memplugin.loading import load
 from tb_memplugin.store import files
 from tb_memplugin.store.paths import readable
-from tb_memplugin.store.reader import RecordedStep, load_window, read_recordings
 from tb_memplugin.trace import MemoryTrace
+
+if TYPE_CHECKING:
+    from tb_memplugin.store.reader import RecordedStep
 
 PATH_HELP = (
     "a snapshot, a Kineto trace, a raw memory timeline, a recorded window, a recorded run's folder, or - for "
@@ -101,6 +102,8 @@ def open_trace(
         NotRecordedError: the folder has no such recordings.
     """
     if files.is_folder(path):
+        from tb_memplugin.store.reader import load_window  # only folders need TensorBoard
+
         steps = chosen_steps(path, step, device, worker)
         best = highest(steps, device)
         print_others(steps, best.folder)
@@ -169,10 +172,13 @@ def print_notes(trace: MemoryTrace, path: str) -> None:
 @contextmanager
 def _progress(path: str) -> Iterator[Callable[[int, int], None] | None]:
     """Show a progress bar on stderr until the block ends; if stderr is not a terminal, show nothing."""
-    screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    if not screen.is_terminal:
+    if not sys.stderr.isatty():
         yield None
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -192,6 +198,8 @@ def chosen_steps(path: str, step: int | None, device: str | None, worker: str | 
     Raises:
         NotRecordedError: no step matches; the message names the values that exist.
     """
+    from tb_memplugin.store.reader import read_recordings
+
     recordings = read_recordings(path)
     for problem in recordings.problems:
         click.echo(refusal(problem, "warning"), err=True)

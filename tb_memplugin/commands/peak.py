@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -36,16 +36,10 @@ from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printa
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.exports.json import account_json, parts_json, whole_json
 from tb_memplugin.store import files
-from tb_memplugin.store.reader import (
-    RecordedStep,
-    full_summary,
-    largest_at_peak,
-    load_window,
-    peak_parts,
-    recorded_accounts,
-    recorded_whole,
-)
 from tb_memplugin.trace import MemoryTrace, Phase, WholeDevice
+
+if TYPE_CHECKING:
+    from tb_memplugin.store.reader import RecordedStep
 
 LARGEST = 30
 """How many single blocks JSON has at most."""
@@ -167,6 +161,8 @@ def _recorded_peak(
 def _window(
     step: RecordedStep, traces: dict[str, MemoryTrace | UnreadableFileError]
 ) -> MemoryTrace | UnreadableFileError:
+    from tb_memplugin.store.reader import load_window
+
     path = step.side_file or ""
     if path not in traces:
         try:
@@ -410,6 +406,14 @@ def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
     Raises:
         UnreadableFileError: the summary is damaged, or newer than this reader.
     """
+    from tb_memplugin.store.reader import (
+        full_summary,
+        largest_at_peak,
+        peak_parts,
+        recorded_accounts,
+        recorded_whole,
+    )
+
     summary, metadata = full_summary(step), step.metadata
     device_summary = next(candidate for candidate in summary.devices if candidate.name == device)
     stats = device_summary.stats

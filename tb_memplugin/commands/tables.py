@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-
-from rich import box
-from rich.console import Console, RenderableType
-from rich.segment import Segment, Segments
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from tb_memplugin.analysis.units import Unit
 from tb_memplugin.exports.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.segment import Segments
 
 __all__ = ("NOT_KNOWN", "Unit", "console", "doing", "percent", "printable", "shown", "table")
 
@@ -29,6 +28,10 @@ MOST_LAID_OUT = 1_000
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
     """Return a table whose first column is text and whose other columns are numbers; no cell has markup."""
+    from rich import box  # rich is imported when something is drawn: errors and JSON need none of it
+    from rich.table import Table
+    from rich.text import Text
+
     cells = [[printable(cell, LONGEST) for cell in row] for row in rows]
     if len(cells) > MOST_LAID_OUT:
         return _lines([list(columns), *cells])
@@ -42,6 +45,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableTy
 
 def _lines(rows: Sequence[Sequence[str]]) -> Segments:
     """Return a long table with one line per row, whatever the terminal's width."""
+    from rich.segment import Segment, Segments
+
     first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         [row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True))]
@@ -62,6 +67,8 @@ def percent(size: int, total: int) -> str:
 
 def console() -> Console:
     """Return a console that prints tables to stdout, without markup, highlighting or emoji codes."""
+    from rich.console import Console
+
     screen = Console(markup=False, highlight=False, emoji=False)
     screen.width = max(screen.width, LEAST_WIDTH)
     return screen
@@ -73,6 +80,9 @@ def doing() -> Iterator[Callable[[str], None]]:
 
     The context manager returns a function that sets the text. If stderr is not a terminal, it does nothing.
     """
+    from rich.console import Console
+    from rich.text import Text
+
     screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
     if not screen.is_terminal:
         yield lambda _: None

@@ -9,14 +9,14 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import BinaryIO
 
+from tb_memplugin import __version__
 from tb_memplugin.descriptor_stream import DescriptorStream, flush
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.temporary import delete, delete_left, new_name
 
-WRITTEN_BY = f"tb_memplugin {version('tb-memplugin')}"
+WRITTEN_BY = f"tb_memplugin {__version__}"
 """The name of the writer, for formats that record it."""
 
 STDOUT = "-"
