@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import click
 
-from tb_memplugin import __version__
 from tb_memplugin.errors import MemPluginError
 
 SUB_COMMANDS = {
@@ -133,6 +132,6 @@ def _refuse(error: MemPluginError) -> NoReturn:
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="tb-memplugin")
+@click.version_option(package_name="tb-memplugin", prog_name="tb-memplugin")
 def main() -> None:
     """Where the memory of a training step goes, by layer and category."""

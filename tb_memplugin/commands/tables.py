@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -89,3 +90,39 @@ def doing() -> Iterator[Callable[[str], None]]:
         return
     with screen.status("") as status:
         yield lambda text: status.update(Text(printable(text, screen.width - 4)))
+
+
+@contextmanager
+def files_done(total: int) -> Iterator[Callable[[int, int], None]]:
+    """Show on stderr how many of several files are done, and erase it at the end.
+
+    The context manager returns a function that takes the number of files that are done, and of those that
+    failed. If stderr is not a terminal, it does nothing. No thread is started, so that processes can fork.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _done, _failed: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=screen, transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("Importing", total=total)
+
+        def show(done: int, failed: int) -> None:
+            text = f"Importing, {failed:,} failed" if failed else "Importing"
+            bar.update(task, completed=done, description=text, refresh=True)
+
+        yield show
+
+
+def files_text(count: int) -> str:
+    """Return a number of files in words: `1 file`, `1,024 files`."""
+    return f"{count:,} file{'' if count == 1 else 's'}"
