@@ -73,6 +73,8 @@ def imported_as(run_folder: str, worker: str, origin: str, state: str) -> str | 
             for folder in older:
                 if folder != newest and not _is_in_progress(folder):
                     _delete(folder)
+            if not files.is_remote(newest):
+                clear_folder(newest)  # killed before it deleted its temporary files
             return max(complete)[1]
     return None
 
@@ -131,12 +133,13 @@ def _claim_worker(run_folder: str, wanted: str, origin: str, state: str) -> _Cla
         older: list[str] = []
         free: _Claim | None = None
         for worker, paths in _workers(run_folder, wanted):
-            folder = files.join(run_folder, generation_folder(worker, max(paths, default=0) + 1))
             if free is not None and not paths:
                 break  # further names have not been used, so that no import of this file has one
-            if free is None and folder not in refused and not _are_anothers(paths, origin):
+            owners = {number: owner for number, path in paths.items() if (owner := _owner(path)) is not None}
+            older += [paths[number] for number, owner in owners.items() if owner in (origin, ABANDONED)]
+            folder = files.join(run_folder, generation_folder(worker, max(owners, default=0) + 1))
+            if free is None and folder not in refused and {origin, ABANDONED}.issuperset(owners.values()):
                 free = _Claim(folder, worker, writer_id)
-            older += [path for path in paths.values() if _owner(path) in (origin, ABANDONED)]
         if free is None:
             raise MemPluginError(
                 f"{_MOST_NAMES} files of this name have been imported.",
@@ -146,6 +149,8 @@ def _claim_worker(run_folder: str, wanted: str, origin: str, state: str) -> _Cla
         if any(map(_is_in_progress, older)) and time.monotonic() < patience:
             time.sleep(FILL_SECONDS)
             continue
+        if not files.is_remote(free.folder):
+            clear_folder(free.folder)  # killed between creating and claiming it
         if not claim_folder(free.folder, writer_id, origin, state):  # another process was faster
             refused.add(free.folder)
             continue
