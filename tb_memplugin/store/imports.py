@@ -178,7 +178,7 @@ def _folders_of(names: Sequence[str], run_folder: str, worker: str) -> dict[int,
 def _is_in_progress(folder: str) -> bool:
     """Whether another process writes an import into a folder now, as far as that is known."""
     claim = _claim_of(folder)
-    if not claim or has_events(folder):
+    if not claim or _has_content(folder):
         return False
     process = claim.partition(b"\n")[0].decode("ascii", "replace").split(" ")[1:2]
     if not process or process[0] == this_process():
@@ -190,8 +190,12 @@ def _is_in_progress(folder: str) -> bool:
 
 
 def _has_content(folder: str) -> bool:
-    """Whether an import into a folder was completed: its steps are written last, all at once."""
-    return any(name.endswith(EVENT_FILE_END) for name in files.names_in(folder)) and any(
+    """Whether an import into a folder was completed: its steps are written last, all at once.
+
+    Where there are no hard links, an empty event file is there before.
+    """
+    steps = [files.join(folder, name) for name in files.names_in(folder) if name.endswith(EVENT_FILE_END)]
+    return any(files.is_remote(folder) or files.read_begin(path, 1) for path in steps) and any(
         map(is_side_file_name, files.names_in(files.join(folder, SIDE_FOLDER)))
     )
 
