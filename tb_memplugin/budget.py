@@ -46,11 +46,16 @@ _AVAILABLE = re.compile(r"^MemAvailable:\s+([0-9]{1,15}) kB$", re.MULTILINE)
 _PRIVATE = re.compile(r"^VmData:\s+([0-9]{1,15}) kB$", re.MULTILINE)
 
 
+class OverBudgetError(UnreadableFileError):
+    """Reading the file takes more memory than it may. With more memory, it may succeed."""
+
+
 @dataclass(slots=True)
 class _Confined:
     """A process that only reads files: its private bytes when it opened the last one, and its limits."""
 
     tell: Callable[[str, int], None]
+    jobs: int = 1
     begin: int = 0
     bytes: int = 0
     seconds: int = 0
@@ -98,7 +103,7 @@ def from_environment(variable: str, unit: str) -> int | None:
     return int(told)
 
 
-def confine(tell: Callable[[str, int], None]) -> None:
+def confine(tell: Callable[[str, int], None], jobs: int = 1) -> None:
     """Hold this process to the budget of each file that it opens from now on, until it ends.
 
     Memory is limited on Linux (`RLIMIT_DATA`, which unlike `RLIMIT_AS` does not count what numpy and torch
@@ -108,6 +113,7 @@ def confine(tell: Callable[[str, int], None]) -> None:
 
     Args:
         tell: called as `tell(path, seconds)` when a file is opened, with the CPU seconds that it may take.
+        jobs: how many such processes read beside each other, and so share what memory is free.
 
     Raises:
         MemPluginError: an environment variable that sets a limit is no number.
@@ -115,7 +121,7 @@ def confine(tell: Callable[[str, int], None]) -> None:
     global _process  # limits belong to the process
     for budget in (memory_budget, seconds_budget):
         budget(0)
-    _process = _Confined(tell)
+    _process = _Confined(tell, jobs)
 
 
 def open_file(path: str, size: int) -> None:
@@ -136,7 +142,7 @@ def open_content(size: int) -> None:
     """In a confined process, allow the memory for a content of this size, which may exceed its file's."""
     if _process is None or not sys.platform.startswith("linux"):
         return
-    allowed = _process.begin + min(memory_budget(size), free_bytes())
+    allowed = _process.begin + min(memory_budget(size), free_bytes() // _process.jobs)
     if allowed > _process.bytes:
         _process.bytes = allowed
         _limit(resource.RLIMIT_DATA, allowed)
@@ -148,9 +154,9 @@ def _limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def too_much_memory(where: str, budget: int, what: str = "The file") -> UnreadableFileError:
+def too_much_memory(where: str, budget: int, what: str = "The file") -> OverBudgetError:
     """Return the error for a file whose reading takes more than its budget of memory."""
-    return UnreadableFileError(
+    return OverBudgetError(
         f"{what} takes more memory to read than a file of this size may: {budget:,} bytes.",
         where=where,
         fix=(
@@ -160,11 +166,11 @@ def too_much_memory(where: str, budget: int, what: str = "The file") -> Unreadab
     )
 
 
-def out_of_memory(where: str, what: str = "The file") -> UnreadableFileError:
+def out_of_memory(where: str, what: str = "The file") -> OverBudgetError:
     """Return the error for a MemoryError: of a confined process the budget is spent, else all memory."""
     if _process is not None:
         return too_much_memory(where, _process.bytes - _process.begin, what)
-    return UnreadableFileError(
+    return OverBudgetError(
         f"{what} needs more memory than there is.", where=where, fix="Load it on a machine with more memory."
     )
 

@@ -23,15 +23,12 @@ from tb_memplugin.read.content import (
     standard_input,
     too_large,
 )
-from tb_memplugin.read.kineto.trace import trace_from_kineto
 from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.snapshot.from_json import as_pickled, check_not_shared
 from tb_memplugin.read.snapshot.safe_pickle import RefusedPickleError, read_pickle
 from tb_memplugin.read.snapshot.trace import from_traces, is_snapshot, trace_from_snapshot
-from tb_memplugin.read.timeline import is_timeline, trace_from_timeline
 from tb_memplugin.store import files
-from tb_memplugin.store.envelope import HEAD_MAGIC
-from tb_memplugin.store.windows import read_window
+from tb_memplugin.store.paths import HEAD_MAGIC
 from tb_memplugin.trace import MemoryTrace, Note
 
 HEAD_BYTES = 4096
@@ -110,6 +107,8 @@ def load(
         with opened as (read, size), collector_at_rest():
             head = read(0, HEAD_BYTES)
             if head.startswith(HEAD_MAGIC):
+                from tb_memplugin.store.windows import read_window  # only recorded windows need protobuf
+
                 return read_window(read, size, name)
             stream: Any = FileStream(read, size, progress)
             is_packed = head.startswith(GZIP_MAGIC)
@@ -162,11 +161,15 @@ def _trace_of(
     prepared: Callable[[object], object] = lambda content: content,
 ) -> MemoryTrace:
     """Return the trace in an object, whose format is recognized by its keys and elements."""
+    from tb_memplugin.read.timeline import is_timeline, trace_from_timeline
+
     content = from_traces(content)
     first = content[0] if isinstance(content, list) and content else None
     if (isinstance(content, dict) and "traceEvents" in content) or (
         isinstance(first, dict) and "ph" in first
     ):
+        from tb_memplugin.read.kineto.trace import trace_from_kineto  # snapshots need none of it
+
         return trace_from_kineto(content, name)
     if is_timeline(content):
         return trace_from_timeline(content, name, "cpu" if device_type == "cpu" else f"{device_type}:0")

@@ -34,14 +34,19 @@ def this_process() -> str:
 
 def has_ended(process: str) -> bool:
     """Whether a process, by the text of `this_process`, is known to have ended."""
+    return is_running(process) is False
+
+
+def is_running(process: str) -> bool | None:
+    """Whether a process, by the text of `this_process`, is running; None if that is not known."""
     match = _PROCESS.fullmatch(process)
     if match is None or match[1] != _machine():
-        return False
+        return None
     try:
         os.kill(int(match[2]), 0)
     except OSError as error:
-        return error.errno == errno.ESRCH
-    return False
+        return error.errno != errno.ESRCH
+    return True
 
 
 def delete(path: str) -> bool:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from tb_memplugin.budget import confine, out_of_memory, seconds_budget, too_much_time
+from tb_memplugin.budget import OverBudgetError, confine, out_of_memory, seconds_budget, too_much_time
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.read.snapshot.safe_pickle import RefusedPickleError
 from tb_memplugin.store import files
@@ -22,7 +22,7 @@ from tb_memplugin.trace import MemoryTrace
 
 ERRORS = {
     kind.__name__: kind
-    for kind in (MemPluginError, UnreadableFileError, NotRecordedError, RefusedPickleError)
+    for kind in (MemPluginError, UnreadableFileError, NotRecordedError, RefusedPickleError, OverBudgetError)
 }
 """The errors that a reader raises, by the names under which they pass from the child."""
 

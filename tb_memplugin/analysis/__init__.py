@@ -6,94 +6,145 @@ Example:
     >>> peak(load("snapshot.pickle")).bytes
 """
 
-from tb_memplugin.analysis.advice_rules import Advice, Evidence, Finding, Judgement, Where, advice
-from tb_memplugin.analysis.allocations import Action, Allocation, Usage, read_allocation, usage
-from tb_memplugin.analysis.allocator import (
-    Fragmentation,
-    FragmentationCurve,
-    Levels,
-    PeakSplit,
-    PoolState,
-    fragmentation,
-    fragmentation_curve,
-    levels,
-    peak_split,
-    pools,
-)
-from tb_memplugin.analysis.allocator_state import DeviceState, device_state
-from tb_memplugin.analysis.annotations import AnnotationRange, Stage, annotation_ranges, stages
-from tb_memplugin.analysis.comparison import Delta, DeviceComparison, compare
-from tb_memplugin.analysis.curves import Curve, curve, profile_over_time
-from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, Part, breakdown
-from tb_memplugin.analysis.leak_sites import Leak, leaks
-from tb_memplugin.analysis.lines import LineRow, line_table
-from tb_memplugin.analysis.moments import LiveAllocation, Moment, events_between, moment, peak
-from tb_memplugin.analysis.oom import OomReport, oom_report
-from tb_memplugin.analysis.reasons import why
-from tb_memplugin.analysis.rules import Rules, read_rules
-from tb_memplugin.analysis.segments import BlockState, SegmentState, segments_at
-from tb_memplugin.analysis.stacks import StackNode, StackRow, stack_table, stack_tree
-from tb_memplugin.analysis.steps import StepStats, step_stats
+from __future__ import annotations
 
-__all__ = [
-    "ALL_DIVISIONS",
-    "Action",
-    "Advice",
-    "Allocation",
-    "AnnotationRange",
-    "BlockState",
-    "By",
-    "Curve",
-    "Delta",
-    "DeviceComparison",
-    "DeviceState",
-    "Evidence",
-    "Finding",
-    "Fragmentation",
-    "FragmentationCurve",
-    "Judgement",
-    "Leak",
-    "Levels",
-    "LineRow",
-    "LiveAllocation",
-    "Moment",
-    "OomReport",
-    "Part",
-    "PeakSplit",
-    "PoolState",
-    "Rules",
-    "SegmentState",
-    "StackNode",
-    "StackRow",
-    "Stage",
-    "StepStats",
-    "Usage",
-    "Where",
-    "advice",
-    "annotation_ranges",
-    "breakdown",
-    "compare",
-    "curve",
-    "device_state",
-    "events_between",
-    "fragmentation",
-    "fragmentation_curve",
-    "leaks",
-    "levels",
-    "line_table",
-    "moment",
-    "oom_report",
-    "peak",
-    "peak_split",
-    "pools",
-    "profile_over_time",
-    "read_allocation",
-    "read_rules",
-    "segments_at",
-    "stack_table",
-    "stack_tree",
-    "stages",
-    "step_stats",
-    "usage",
-    "why",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tb_memplugin.analysis.advice_rules import Advice as Advice
+    from tb_memplugin.analysis.advice_rules import Evidence as Evidence
+    from tb_memplugin.analysis.advice_rules import Finding as Finding
+    from tb_memplugin.analysis.advice_rules import Judgement as Judgement
+    from tb_memplugin.analysis.advice_rules import Where as Where
+    from tb_memplugin.analysis.advice_rules import advice as advice
+    from tb_memplugin.analysis.allocations import Action as Action
+    from tb_memplugin.analysis.allocations import Allocation as Allocation
+    from tb_memplugin.analysis.allocations import Usage as Usage
+    from tb_memplugin.analysis.allocations import read_allocation as read_allocation
+    from tb_memplugin.analysis.allocations import usage as usage
+    from tb_memplugin.analysis.allocator import Fragmentation as Fragmentation
+    from tb_memplugin.analysis.allocator import FragmentationCurve as FragmentationCurve
+    from tb_memplugin.analysis.allocator import Levels as Levels
+    from tb_memplugin.analysis.allocator import PeakSplit as PeakSplit
+    from tb_memplugin.analysis.allocator import PoolState as PoolState
+    from tb_memplugin.analysis.allocator import fragmentation as fragmentation
+    from tb_memplugin.analysis.allocator import fragmentation_curve as fragmentation_curve
+    from tb_memplugin.analysis.allocator import levels as levels
+    from tb_memplugin.analysis.allocator import peak_split as peak_split
+    from tb_memplugin.analysis.allocator import pools as pools
+    from tb_memplugin.analysis.allocator_state import DeviceState as DeviceState
+    from tb_memplugin.analysis.allocator_state import device_state as device_state
+    from tb_memplugin.analysis.annotations import AnnotationRange as AnnotationRange
+    from tb_memplugin.analysis.annotations import Stage as Stage
+    from tb_memplugin.analysis.annotations import annotation_ranges as annotation_ranges
+    from tb_memplugin.analysis.annotations import stages as stages
+    from tb_memplugin.analysis.comparison import Delta as Delta
+    from tb_memplugin.analysis.comparison import DeviceComparison as DeviceComparison
+    from tb_memplugin.analysis.comparison import compare as compare
+    from tb_memplugin.analysis.curves import Curve as Curve
+    from tb_memplugin.analysis.curves import curve as curve
+    from tb_memplugin.analysis.curves import profile_over_time as profile_over_time
+    from tb_memplugin.analysis.divisions import ALL_DIVISIONS as ALL_DIVISIONS
+    from tb_memplugin.analysis.divisions import By as By
+    from tb_memplugin.analysis.divisions import Part as Part
+    from tb_memplugin.analysis.divisions import breakdown as breakdown
+    from tb_memplugin.analysis.leak_sites import Leak as Leak
+    from tb_memplugin.analysis.leak_sites import leaks as leaks
+    from tb_memplugin.analysis.lines import LineRow as LineRow
+    from tb_memplugin.analysis.lines import line_table as line_table
+    from tb_memplugin.analysis.moments import LiveAllocation as LiveAllocation
+    from tb_memplugin.analysis.moments import Moment as Moment
+    from tb_memplugin.analysis.moments import events_between as events_between
+    from tb_memplugin.analysis.moments import moment as moment
+    from tb_memplugin.analysis.moments import peak as peak
+    from tb_memplugin.analysis.oom import OomReport as OomReport
+    from tb_memplugin.analysis.oom import oom_report as oom_report
+    from tb_memplugin.analysis.reasons import why as why
+    from tb_memplugin.analysis.rules import Rules as Rules
+    from tb_memplugin.analysis.rules import read_rules as read_rules
+    from tb_memplugin.analysis.segments import BlockState as BlockState
+    from tb_memplugin.analysis.segments import SegmentState as SegmentState
+    from tb_memplugin.analysis.segments import segments_at as segments_at
+    from tb_memplugin.analysis.stacks import StackNode as StackNode
+    from tb_memplugin.analysis.stacks import StackRow as StackRow
+    from tb_memplugin.analysis.stacks import stack_table as stack_table
+    from tb_memplugin.analysis.stacks import stack_tree as stack_tree
+    from tb_memplugin.analysis.steps import StepStats as StepStats
+    from tb_memplugin.analysis.steps import step_stats as step_stats
+
+_HOMES = {
+    "ALL_DIVISIONS": "divisions",
+    "Action": "allocations",
+    "Advice": "advice_rules",
+    "Allocation": "allocations",
+    "AnnotationRange": "annotations",
+    "BlockState": "segments",
+    "By": "divisions",
+    "Curve": "curves",
+    "Delta": "comparison",
+    "DeviceComparison": "comparison",
+    "DeviceState": "allocator_state",
+    "Evidence": "advice_rules",
+    "Finding": "advice_rules",
+    "Fragmentation": "allocator",
+    "FragmentationCurve": "allocator",
+    "Judgement": "advice_rules",
+    "Leak": "leak_sites",
+    "Levels": "allocator",
+    "LineRow": "lines",
+    "LiveAllocation": "moments",
+    "Moment": "moments",
+    "OomReport": "oom",
+    "Part": "divisions",
+    "PeakSplit": "allocator",
+    "PoolState": "allocator",
+    "Rules": "rules",
+    "SegmentState": "segments",
+    "StackNode": "stacks",
+    "StackRow": "stacks",
+    "Stage": "annotations",
+    "StepStats": "steps",
+    "Usage": "allocations",
+    "Where": "advice_rules",
+    "advice": "advice_rules",
+    "annotation_ranges": "annotations",
+    "breakdown": "divisions",
+    "compare": "comparison",
+    "curve": "curves",
+    "device_state": "allocator_state",
+    "events_between": "moments",
+    "fragmentation": "allocator",
+    "fragmentation_curve": "allocator",
+    "leaks": "leak_sites",
+    "levels": "allocator",
+    "line_table": "lines",
+    "moment": "moments",
+    "oom_report": "oom",
+    "peak": "moments",
+    "peak_split": "allocator",
+    "pools": "allocator",
+    "profile_over_time": "curves",
+    "read_allocation": "allocations",
+    "read_rules": "rules",
+    "segments_at": "segments",
+    "stack_table": "stacks",
+    "stack_tree": "stacks",
+    "stages": "annotations",
+    "step_stats": "steps",
+    "usage": "allocations",
+    "why": "reasons",
+}
+"""The file of each name. It is imported on first use: a command needs a few of them."""
+
+__all__ = list(_HOMES)
+
+
+def __dir__() -> list[str]:
+    return [*_HOMES, *filter(lambda name: name.startswith("__"), globals())]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

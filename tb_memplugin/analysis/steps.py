@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tb_memplugin.analysis.columns import step_columns
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
-from tb_memplugin.trace.step_figures import StepFigures
 from tb_memplugin.trace.tables import Bool, Int64
+
+if TYPE_CHECKING:
+    from tb_memplugin.trace.step_figures import StepFigures
 
 
 @dataclass(frozen=True, slots=True)

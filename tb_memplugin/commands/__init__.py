@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import io
@@ -12,7 +11,6 @@ from typing import Any, NoReturn
 
 import click
 
-from tb_memplugin.commands.apart import IN_THIS_PROCESS, fork_guarded
 from tb_memplugin.errors import MemPluginError
 
 SUB_COMMANDS = {
@@ -42,6 +40,9 @@ SUB_COMMANDS = {
 FILES = {"import": "import_", "json": "json_"}
 """Modules of sub-commands whose names are a keyword or a standard module in Python."""
 
+IN_THIS_PROCESS = frozenset(("estimate", "doctor", "run", "view", "mcp"))
+"""Sub-commands that do not run in a child process: they read no file of others into memory."""
+
 
 class LazyGroup(click.Group):
     """A click group that imports a sub-command only when it runs, so that `--help` is fast."""
@@ -65,6 +66,8 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            import difflib
+
             near = difflib.get_close_matches(args[0], SUB_COMMANDS)
             if not near or "Did you mean" in error.message:
                 raise
@@ -78,6 +81,8 @@ class LazyGroup(click.Group):
     def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
         """Run the command line. If `args` is None, commands that read files go on in a child process."""
         if args is None and sys.argv[1:2] and sys.argv[1] in SUB_COMMANDS.keys() - IN_THIS_PROCESS:
+            from tb_memplugin.commands.apart import fork_guarded
+
             try:
                 fork_guarded()
             except MemPluginError as error:

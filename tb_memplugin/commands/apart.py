@@ -19,9 +19,6 @@ from types import FrameType
 from tb_memplugin.budget import confine, too_much_time
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 
-IN_THIS_PROCESS = frozenset(("estimate", "doctor", "run", "view", "mcp"))
-"""Sub-commands that do not run in a child process: they read no file of others into memory."""
-
 PATIENCE_SECONDS = 2
 """How many seconds a command may take to end after Ctrl-C."""
 
@@ -47,7 +44,7 @@ def fork_guarded() -> None:
     """
     if not hasattr(os, "fork"):
         return
-    opened = _Opened()
+    opened = Opened()
     confine(opened.report)
     child = os.fork()
     if child:
@@ -55,16 +52,18 @@ def fork_guarded() -> None:
 
 
 @dataclass(slots=True)
-class _Opened:
+class Opened:
     """Memory that parent and child share: which file the child opened last, and how long that may take."""
 
     memory: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, OPENED.size))
 
     def report(self, path: str, seconds: int) -> None:
+        """In the child, say that a file is opened, and the CPU seconds that it may take."""
         text = path.encode("utf-8", "surrogateescape")[:LONGEST_PATH]
         self.memory[:] = OPENED.pack(seconds, len(text), text)
 
     def last(self) -> tuple[str, int]:
+        """Return both for the file that was opened last; "" and 0 if none was."""
         seconds, length, text = OPENED.unpack(self.memory[:])
         return text[:length].decode("utf-8", "replace"), seconds
 
@@ -74,7 +73,7 @@ class _Guard:
     """The parent's side: it waits for the child that runs the command, and says what ended it."""
 
     child: int
-    opened: _Opened
+    opened: Opened
     was_killed: bool = False
 
     def wait(self) -> int:
@@ -90,23 +89,9 @@ class _Guard:
     def _code(self, code: int) -> int:
         if code >= 0:
             return code
-        path, seconds = self.opened.last()
-        ended_by = signal.Signals(-code).name
-        if ended_by == OUT_OF_TIME:
-            _refuse(too_much_time(path or _the_command(), seconds))
-        elif ended_by not in CRASHES:
+        if signal.Signals(-code).name not in {*CRASHES, OUT_OF_TIME}:
             return BY_SIGNAL - code
-        elif path:
-            message = (
-                f"The process that read the file crashed (signal {-code}): the file is nested too deeply, or "
-                "the system ran out of memory."
-            )
-            fix = "Ask the sender for the file that torch.cuda.memory._dump_snapshot() or the profiler wrote."
-            _refuse(UnreadableFileError(message, where=path, fix=fix))
-        else:
-            message = f"The command was killed (signal {-code}): the system may have run out of memory."
-            fix = "Run it on a machine with more memory."
-            _refuse(UnreadableFileError(message, where=_the_command(), fix=fix))
+        _refuse(ended_by(-code, self.opened))
         return REFUSED
 
     def _kill(self, _number: int, _frame: FrameType | None) -> None:
@@ -119,6 +104,23 @@ class _Guard:
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         with suppress(ProcessLookupError):  # the child has just ended
             os.kill(self.child, number)
+
+
+def ended_by(number: int, opened: Opened) -> UnreadableFileError:
+    """Return the error for a process that read files and was ended by a signal of this number."""
+    path, seconds = opened.last()
+    if signal.Signals(number).name == OUT_OF_TIME:
+        return too_much_time(path or _the_command(), seconds)
+    if not path:
+        message = f"The command was killed (signal {number}): the system may have run out of memory."
+        fix = "Run it on a machine with more memory."
+        return UnreadableFileError(message, where=_the_command(), fix=fix)
+    message = (
+        f"The process that read the file crashed (signal {number}): the file is nested too deeply, or "
+        "the system ran out of memory."
+    )
+    fix = "Ask the sender for the file that torch.cuda.memory._dump_snapshot() or the profiler wrote."
+    return UnreadableFileError(message, where=path, fix=fix)
 
 
 def _the_command() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -68,7 +69,10 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
         )
     yield from _check_neighbors(events)
     yield from _check_claims(names, events)
-    errors = [*recordings.problems, *(() if files.is_remote(logdir) else unreadable_files(logdir))]
+    errors = [
+        *recordings.problems,
+        *(() if files.is_remote(logdir) else unreadable_files(logdir, sys.maxsize)),
+    ]
     # A file that two checks name is told once.
     broken = {error.where: error for error in errors if error.where not in closed}
     for error in broken.values():

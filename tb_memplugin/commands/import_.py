@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
 import shlex
+import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 import click
 
 from tb_memplugin.analysis.units import size_text
-from tb_memplugin.commands.opening import Reading, load_file, reading_options
+from tb_memplugin.commands.apart import INTERRUPTED, REFUSED
+from tb_memplugin.commands.opening import Reading, print_shared_notes, read_file, reading_options
 from tb_memplugin.commands.options import PATH, json_option
-from tb_memplugin.commands.tables import printable, refusal
+from tb_memplugin.commands.processes import outcomes
+from tb_memplugin.commands.tables import files_done, files_text, printable, refusal
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.read.content import STDIN
 from tb_memplugin.store import files
-from tb_memplugin.store.imports import write_import
+from tb_memplugin.store.imports import imported_as, write_import
 from tb_memplugin.store.paths import SIDE_FOLDER, folder_name, readable
+from tb_memplugin.trace import Note
 
 ENDINGS = (".gz", ".pickle", ".pkl", ".json", ".raw", ".trace", ".pt", ".mem")
 """Endings that are removed from a file's name, because they only say which format it has."""
+
+
+WATCH_SECONDS = 5
+"""How often `--watch` looks. A file is imported when two looks in a row found the same size and time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +47,30 @@ class _Imported:
     steps: int
     peaks: dict[str, int]
     replaced: bool
+    notes: tuple[Note, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unchanged:
+    file: str
+    run: str
+    worker: str
 
 
 _IN_JSON = ("file", "run", "worker", "folder", "steps", "replaced")
+
+_Outcomes = dict[str, _Imported | _Unchanged | MemPluginError]
+"""What became of each file; of a file that was tried again, the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where to, and how: the logdir, the name of the run, and whether to import again what is unchanged."""
+
+    logdir: str
+    run: str | None
+    again: bool
+    reading: Reading
 
 
 @click.command("import")
@@ -52,6 +83,15 @@ _IN_JSON = ("file", "run", "worker", "folder", "steps", "replaced")
 )
 @click.option(
     "--run", help="Name of the run; use / for nested runs. Default: one run per file, named after the file."
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Number of files read at a time."
+)
+@click.option("--again", is_flag=True, help="Import files again that have not changed since their import.")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Go on until Ctrl-C, and import files when they are there and whole; FILE may be a folder of dumps.",
 )
 @json_option("Print what was imported as JSON.")
 @click.option(
@@ -67,6 +107,9 @@ def command(
     sources: Sequence[str],
     logdir: str,
     run: str | None,
+    jobs: int,
+    again: bool,
+    watch: bool,
     as_json: bool,
     scheduler: str | None,
     reading: Reading,
@@ -74,64 +117,120 @@ def command(
     """Put files into a logdir, so that the Memory tab shows them.
 
     FILE is a memory snapshot (pickle or JSON), a Kineto trace, a raw memory timeline, each also as .gz,
-    or a recorded window. Importing a file again replaces its earlier import in that run. If a file cannot
-    be imported, the others still are, and the exit code is 2.
+    or a recorded window; or a pattern in quotes. A file that changed since its import in that run replaces
+    it; one that did not is left out: so an import that was killed goes on when it is started again. If a
+    file cannot be imported, the others still are, and the exit code is 2.
     """
-    imported: list[_Imported] = []
-    failed: list[tuple[str, MemPluginError]] = []
-    wanted = list(dict.fromkeys(match for source in sources for match in files.matching(source)))
-    for source, outcome in _outcomes(wanted, logdir, run, reading, scheduler):
-        if isinstance(outcome, MemPluginError):
-            failed.append((source, outcome))
-            click.echo(refusal(outcome), err=True)
+    target = _Target(absolute(logdir) if scheduler else logdir, run, again, reading)
+    done: _Outcomes = {}
+    interrupted = False
+    try:
+        if watch:
+            _watch(sources, target, jobs, scheduler, done)
         else:
-            imported.append(outcome)
+            listed = [path for source in sources for path in _listed([source]) or [source]]
+            _import_all(list(dict.fromkeys(listed)), target, jobs, scheduler, done)
+    except KeyboardInterrupt:
+        interrupted = not watch
+    failed = [(file, outcome) for file, outcome in done.items() if isinstance(outcome, MemPluginError)]
     if as_json:
-        click.echo(json.dumps(_document(imported, failed), indent=2))
-    elif imported:
-        _show(imported, logdir)
+        click.echo(json.dumps(_document(done, failed), indent=2))
+    else:
+        _show(done, logdir)
+    _show_failed(failed, len(done))
+    if interrupted:
+        click.echo("Interrupted. Give the same command to go on.", err=True)
+        raise SystemExit(INTERRUPTED)
     if failed:
-        raise SystemExit(2)
+        raise SystemExit(REFUSED)
 
 
-def _outcomes(
-    sources: Sequence[str], logdir: str, run: str | None, reading: Reading, scheduler: str | None
-) -> Iterator[tuple[str, _Imported | MemPluginError]]:
-    """Yield the outcome of each file: in order on this machine, or on a cluster as workers finish."""
-    work = partial(_import, logdir=logdir, run=run, reading=reading)
-    if scheduler is not None:
-        work = partial(_import, logdir=absolute(logdir), run=run, reading=reading)
-        for source, outcome in read_on(scheduler, sources, work):
-            yield source, outcome if isinstance(outcome, MemPluginError) else replace(outcome, file=source)
-        return
+def _listed(sources: Iterable[str], *, of_folders: bool = False) -> dict[str, str]:
+    """Return the files that paths, patterns and, if wanted, folders stand for, each with its state."""
+    listed: dict[str, str] = {}
     for source in sources:
-        try:
-            yield source, work(source)
-        except MemPluginError as error:
-            yield source, error
+        if source == STDIN:
+            listed[source] = ""
+        elif of_folders and files.is_folder(source):
+            found = files.states(files.join(glob.escape(source), "*"))
+            listed |= {path: state for path, state in found.items() if path.lower().endswith(ENDINGS)}
+        else:
+            listed |= files.states(source)
+    return listed
 
 
-def _import(source: str, logdir: str, run: str | None, reading: Reading) -> _Imported:
+def _import_all(
+    sources: Sequence[str], target: _Target, jobs: int, scheduler: str | None, done: _Outcomes
+) -> None:
+    """Import files, and enter the outcome of each when it is known."""
+    work = partial(_import, target=target)
+    if scheduler is not None:
+        for source, outcome in read_on(scheduler, sources, work):
+            done[source] = outcome if isinstance(outcome, MemPluginError) else replace(outcome, file=source)
+        return
+    with files_done(len(sources)) as show:
+        if STDIN in sources:  # other processes cannot read it
+            try:
+                done[STDIN] = work(STDIN)
+            except MemPluginError as error:
+                done[STDIN] = error
+        others = [source for source in sources if source != STDIN]
+        finished = failed = 0
+        for ended in outcomes(others, work, jobs):
+            if ended is not None:
+                source, done[source] = ended
+                finished, failed = finished + 1, failed + isinstance(done[source], MemPluginError)
+            show(finished, failed)
+
+
+def _watch(
+    sources: Sequence[str], target: _Target, jobs: int, scheduler: str | None, done: _Outcomes
+) -> None:
+    """Import files as they appear and change, until Ctrl-C."""
+    before: dict[str, str] = {}
+    tried: dict[str, str] = {}
+    while True:
+        now = _listed(sources, of_folders=True)
+        whole = [
+            path
+            for path, state in now.items()
+            if before.get(path) == state
+            and tried.get(path) != state
+            and (state or path.startswith(files.WEB))
+        ]
+        if whole:
+            _import_all(whole, target, jobs, scheduler, done)
+            tried |= {path: now[path] for path in whole}
+        before = now
+        time.sleep(WATCH_SECONDS)
+
+
+def _import(source: str, target: _Target) -> _Imported | _Unchanged:
     name = "stdin" if source == STDIN else worker_name(source)
-    run_name = name if run is None else run
-    trace = load_file(source, reading)
+    folders = run_folders(name if target.run is None else target.run)
+    run_folder, run = files.join(target.logdir, *folders), "/".join(folders)
     origin = f"{STDIN} {uuid.uuid4()}" if source == STDIN else absolute(source)
-    done = write_import(files.join(logdir, *run_folders(run_name)), name, origin, trace)
-    written = done.written
+    state = "" if source == STDIN else files.states(source).get(source, "")
+    if state:
+        state = f"{state}-{target.reading.device_type}-{version('tb-memplugin')}"
+        worker = None if target.again else imported_as(run_folder, name, origin, state)
+        if worker is not None:
+            return _Unchanged(source, run, worker)
+    trace = read_file(source, target.reading)
+    done = write_import(run_folder, name, origin, trace, state)
+    written, notes = done.written, trace.notes
     if written.worker != name:
-        warning = (
-            f"{source}: another file in this run is already named {name!r}, so this one became worker "
-            f"{written.worker!r}."
-        )
-        click.echo(printable(warning), err=True)
+        taken = f"another file in this run is already named {name!r}"
+        notes = (Note(f"{taken}, so this one became worker {written.worker!r}.", "worker_renamed"), *notes)
     return _Imported(
         file=source,
-        run="/".join(run_folders(run_name)),
+        run=run,
         worker=written.worker,
         folder=written.folder,
         steps=len(written.steps),
         peaks={device.name: int(trace.live(row).max()) for row, device in enumerate(trace.devices)},
         replaced=done.replaced,
+        notes=notes,
     )
 
 
@@ -163,14 +262,20 @@ def run_folders(run: str) -> list[str]:
     return parts
 
 
-def _document(imported: Sequence[_Imported], failed: Sequence[tuple[str, MemPluginError]]) -> dict[str, Any]:
+def _document(done: _Outcomes, failed: Sequence[tuple[str, MemPluginError]]) -> dict[str, Any]:
     return {
         "imported": [
             {
                 **{field: getattr(item, field) for field in _IN_JSON},
                 "devices": [{"device": name, "peak_bytes": peak} for name, peak in item.peaks.items()],
             }
-            for item in imported
+            for item in done.values()
+            if isinstance(item, _Imported)
+        ],
+        "unchanged": [
+            {"file": item.file, "run": item.run, "worker": item.worker}
+            for item in done.values()
+            if isinstance(item, _Unchanged)
         ],
         "failed": [
             {"file": file, "what": error.what, "where": error.where, "fix": error.fix}
@@ -179,7 +284,10 @@ def _document(imported: Sequence[_Imported], failed: Sequence[tuple[str, MemPlug
     }
 
 
-def _show(imported: Sequence[_Imported], logdir: str) -> None:
+def _show(done: _Outcomes, logdir: str) -> None:
+    imported = [item for item in done.values() if isinstance(item, _Imported)]
+    unchanged = [item for item in done.values() if isinstance(item, _Unchanged)]
+    print_shared_notes([(item.file, item.notes) for item in imported])
     for item in imported:
         run = item.run if item.run.endswith(item.worker) else f"{item.run}, worker {item.worker}"
         peaks = ", ".join(f"{name} {size_text(peak)}" for name, peak in item.peaks.items())
@@ -189,7 +297,19 @@ def _show(imported: Sequence[_Imported], logdir: str) -> None:
                 f"peak {peaks or 'none: it has no device'}"
             )
         )
-    click.echo(f"See it in the Memory tab: tensorboard --logdir {printable(shlex.quote(logdir))}")
+    if unchanged:
+        click.echo(f"imported before, and not changed since: {files_text(len(unchanged))}")
+    if imported or unchanged:
+        click.echo(f"See it in the Memory tab: tensorboard --logdir {printable(shlex.quote(logdir))}")
+
+
+def _show_failed(failed: Sequence[tuple[str, MemPluginError]], count: int) -> None:
+    """Print what failed to stderr: one line for each of several files."""
+    for file, error in failed:
+        line = f"error: {file}: {error.what} {error.fix}".rstrip()
+        click.echo(refusal(error) if count == 1 else printable(line), err=True)
+    if len(failed) > 1:
+        click.echo(f"{len(failed):,} of {files_text(count)} could not be imported.", err=True)
 
 
 Result = TypeVar("Result")

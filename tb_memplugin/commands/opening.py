@@ -6,23 +6,27 @@ import functools
 import io
 import os
 import shlex
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tb_memplugin.commands.tables import printable, refusal
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.loading import load
+from tb_memplugin.read.content import Progress
 from tb_memplugin.store import files
 from tb_memplugin.store.paths import readable
-from tb_memplugin.store.reader import RecordedStep, load_window, read_recordings
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace import MemoryTrace, Note
+from tb_memplugin.trace.notes import OTHER
+
+if TYPE_CHECKING:
+    from tb_memplugin.store.reader import RecordedStep
 
 PATH_HELP = (
     "a snapshot, a Kineto trace, a raw memory timeline, a recorded window, a recorded run's folder, or - for "
@@ -100,6 +104,8 @@ def open_trace(
         NotRecordedError: the folder has no such recordings.
     """
     if files.is_folder(path):
+        from tb_memplugin.store.reader import load_window  # only folders need TensorBoard
+
         steps = chosen_steps(path, step, device, worker)
         best = highest(steps, device)
         print_others(steps, best.folder)
@@ -119,11 +125,20 @@ def load_file(path: str, reading: Reading) -> MemoryTrace:
     Raises:
         MemPluginError: the file does not exist or cannot be read.
     """
+    with _progress(path) as progress:
+        trace = read_file(path, reading, progress)
+    print_notes(trace, path)
+    return trace
+
+
+def read_file(path: str, reading: Reading, progress: Progress | None = None) -> MemoryTrace:
+    """Read the trace in a file; print nothing.
+
+    Raises:
+        MemPluginError: the file does not exist or cannot be read.
+    """
     try:
-        with _progress(path) as progress:
-            trace = load(
-                path, device_type=reading.device_type, limit_bytes=reading.limit_bytes, progress=progress
-            )
+        return load(path, device_type=reading.device_type, limit_bytes=reading.limit_bytes, progress=progress)
     except (FileNotFoundError, IsADirectoryError) as error:  # the latter for "", which `is_folder` denies
         raise MemPluginError(
             "This file or folder does not exist.", where=path or "''", fix=f"Give {PATH_HELP}."
@@ -137,8 +152,6 @@ def load_file(path: str, reading: Reading) -> MemoryTrace:
         if files.is_remote(path):
             why, fix = "The file or its host cannot be reached", "Check the URL, and who may read it."
         raise UnreadableFileError(f"{why}: {error.strerror or error}.", where=path, fix=fix) from error
-    print_notes(trace, path)
-    return trace
 
 
 def naming_files(error: MemPluginError, context: click.Context) -> MemPluginError:
@@ -158,27 +171,54 @@ def print_notes(trace: MemoryTrace, path: str) -> None:
     context = click.get_current_context(silent=True)
     if context is not None:
         context.meta.setdefault(_OPENED, []).append((path, trace.source))
+    _print_notes(path, trace.notes)
+
+
+def _print_notes(path: str, notes: Sequence[Note]) -> None:
     name = printable(Path(path).name, 80)
-    for note in trace.notes[:MOST_NOTES]:
+    for note in notes[:MOST_NOTES]:
         click.echo(f"note: {name}: {printable(note)}", err=True)
-    if len(trace.notes) > MOST_NOTES:
-        click.echo(f"note: {name}: {len(trace.notes) - MOST_NOTES:,} more notes.", err=True)
+    if len(notes) > MOST_NOTES:
+        click.echo(f"note: {name}: {len(notes) - MOST_NOTES:,} more notes.", err=True)
+
+
+def print_shared_notes(files_notes: Sequence[tuple[str, Sequence[Note]]]) -> None:
+    """Print to stderr the notes of several files: one that many have once, with their number.
+
+    Notes are the same if they have the same code, because figures in their texts differ from file to file.
+    """
+    if len(files_notes) == 1:
+        _print_notes(*files_notes[0])
+        return
+    first: dict[str, tuple[str, Note]] = {}
+    counts: Counter[str] = Counter()
+    for path, notes in files_notes:
+        kinds = {note.code if note.code != OTHER else str(note): note for note in reversed(notes)}
+        counts.update(kinds.keys())
+        for kind, note in kinds.items():
+            first.setdefault(kind, (path, note))
+    for kind, (path, note) in first.items():
+        others = f" ({counts[kind] - 1:,} more files have such a note.)" if counts[kind] > 1 else ""
+        click.echo(f"note: {printable(Path(path).name, 80)}: {printable(note)}{others}", err=True)
 
 
 @contextmanager
-def _progress(path: str) -> Iterator[Callable[[int, int], None] | None]:
+def _progress(path: str) -> Iterator[Progress | None]:
     """Show a progress bar on stderr until the block ends; if stderr is not a terminal, show nothing."""
-    screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    if not screen.is_terminal:
+    if not sys.stderr.isatty():
         yield None
         return
+    from rich import progress
+    from rich.console import Console
+
+    screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=screen, transient=True) as bar:
+    with progress.Progress(*columns, console=screen, transient=True) as bar:
         task = bar.add_task(printable(f"Reading {Path(path).name}", 36))
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -191,6 +231,8 @@ def chosen_steps(path: str, step: int | None, device: str | None, worker: str | 
     Raises:
         NotRecordedError: no step matches; the message names the values that exist.
     """
+    from tb_memplugin.store.reader import read_recordings
+
     recordings = read_recordings(path)
     for problem in recordings.problems:
         click.echo(refusal(problem, "warning"), err=True)

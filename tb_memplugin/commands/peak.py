@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -14,7 +14,6 @@ import numpy as np
 from tb_memplugin.analysis.account import Account, account_line, accounts
 from tb_memplugin.analysis.divisions import DIVISIONS, By, Chosen, Part
 from tb_memplugin.analysis.moments import LiveAllocation, highest_within, moment
-from tb_memplugin.analysis.oom import OomReport, failed_requests, oom_report
 from tb_memplugin.analysis.reasons import reason_of
 from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.analysis.whole_device import whole_line, whole_of
@@ -33,18 +32,12 @@ from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.ranges import Range, own_number, range_options
 from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
-from tb_memplugin.exports.json import account_json, parts_json, whole_json
 from tb_memplugin.store import files
-from tb_memplugin.store.reader import (
-    RecordedStep,
-    full_summary,
-    largest_at_peak,
-    load_window,
-    peak_parts,
-    recorded_accounts,
-    recorded_whole,
-)
 from tb_memplugin.trace import MemoryTrace, Phase, WholeDevice
+
+if TYPE_CHECKING:
+    from tb_memplugin.analysis.oom import OomReport
+    from tb_memplugin.store.reader import RecordedStep
 
 LARGEST = 30
 """How many single blocks JSON has at most."""
@@ -166,6 +159,8 @@ def _recorded_peak(
 def _window(
     step: RecordedStep, traces: dict[str, MemoryTrace | UnreadableFileError]
 ) -> MemoryTrace | UnreadableFileError:
+    from tb_memplugin.store.reader import load_window
+
     path = step.side_file or ""
     if path not in traces:
         try:
@@ -178,6 +173,8 @@ def _window(
 
 
 def _json(peak: DevicePeak, top: int) -> dict[str, Any]:
+    from tb_memplugin.exports.json import account_json, parts_json, whole_json
+
     return {
         "device": peak.device,
         **{field: getattr(peak, field) for field in FIGURES},
@@ -317,8 +314,7 @@ def trace_peak(
     shown = _last_at_peak(trace, device, stats) if last else stats.peak_event
     state = moment(trace, device, shown, largest=largest)
     between = trace.live(device)[stats.peak_event + 1 : shown + 2]
-    failed = failed_requests(trace, device)
-    oom = oom_report(trace, failed[-1]) if failed else None
+    failed, oom = _failed_requests(trace, device, (0, len(trace.events)))
     return DevicePeak(
         device=trace.devices[device].name,
         step=stats.step,
@@ -336,7 +332,7 @@ def trace_peak(
         parts=state.parts(by),
         oom=oom,
         oom_event=own_number(trace, device, oom.event) if oom else None,
-        failed_requests=len(failed),
+        failed_requests=failed,
         again=bool((between < stats.peak_bytes).any()),
         largest=state.largest,
         accounts=accounts(trace, device),
@@ -361,10 +357,7 @@ def range_peak(
     state = moment(trace, device, event, largest=largest)
     levels = slice(first, last + 2)
     reserved = trace.reserved(device)
-    failed = [
-        number for number in failed_requests(trace, device) if first <= trace.ooms[number].event <= last
-    ]
-    oom = oom_report(trace, failed[-1]) if failed else None
+    failed, oom = _failed_requests(trace, device, within)
     number = own_number(trace, device, event)
     return DevicePeak(
         device=trace.devices[device].name,
@@ -383,12 +376,25 @@ def range_peak(
         parts=state.parts(by),
         oom=oom,
         oom_event=own_number(trace, device, oom.event) if oom else None,
-        failed_requests=len(failed),
+        failed_requests=failed,
         largest=state.largest,
         accounts=accounts(trace, device),
         whole_devices=whole_of(trace, device),
         is_range=True,
     )
+
+
+def _failed_requests(
+    trace: MemoryTrace, device: int, within: tuple[int, int]
+) -> tuple[int, OomReport | None]:
+    """Return how many requests failed on a device in a range of events, and the report of the last."""
+    if not trace.ooms:
+        return 0, None
+    from tb_memplugin.analysis.oom import failed_requests, oom_report  # most recordings need none of it
+
+    first, last = within
+    failed = [row for row in failed_requests(trace, device) if first <= trace.ooms[row].event <= last]
+    return len(failed), oom_report(trace, failed[-1]) if failed else None
 
 
 def _last_at_peak(trace: MemoryTrace, device: int, stats: StepStats) -> int:
@@ -409,6 +415,14 @@ def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
     Raises:
         UnreadableFileError: the summary is damaged, or newer than this reader.
     """
+    from tb_memplugin.store.reader import (
+        full_summary,
+        largest_at_peak,
+        peak_parts,
+        recorded_accounts,
+        recorded_whole,
+    )
+
     summary, metadata = full_summary(step), step.metadata
     device_summary = next(candidate for candidate in summary.devices if candidate.name == device)
     stats = device_summary.stats

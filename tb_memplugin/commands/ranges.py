@@ -6,16 +6,18 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from tb_memplugin.analysis.allocations import Action, read_allocation, usage
 from tb_memplugin.analysis.moments import events_between
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports.recorded import times_are_known
 from tb_memplugin.trace import MemoryTrace
+
+if TYPE_CHECKING:
+    from tb_memplugin.analysis.allocations import Action
 
 
 def own_number(trace: MemoryTrace, device: int, event: int) -> int:
@@ -81,6 +83,8 @@ class Range:
             trace, _nanoseconds(trace, self.start, "--start"), _nanoseconds(trace, self.end, "--end", 999)
         )
         if self.until is not None:
+            from tb_memplugin.analysis.allocations import read_allocation, usage
+
             address, version = read_allocation(self.until)
             event = usage(trace, address, version, self.action, device).event
             if event < first:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-
-from rich import box
-from rich.console import Console, RenderableType
-from rich.segment import Segment, Segments
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from tb_memplugin.analysis.units import Unit
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.segment import Segments
 
 __all__ = ("NOT_KNOWN", "Unit", "console", "doing", "percent", "printable", "shown", "table")
 
@@ -31,6 +30,10 @@ MOST_LAID_OUT = 1_000
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
     """Return a table whose first column is text and whose other columns are numbers; no cell has markup."""
+    from rich import box  # rich is imported when something is drawn: errors and JSON need none of it
+    from rich.table import Table
+    from rich.text import Text
+
     cells = [[printable(cell, LONGEST) for cell in row] for row in rows]
     if len(cells) > MOST_LAID_OUT:
         return _lines([list(columns), *cells])
@@ -44,6 +47,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableTy
 
 def _lines(rows: Sequence[Sequence[str]]) -> Segments:
     """Return a long table with one line per row, whatever the terminal's width."""
+    from rich.segment import Segment, Segments
+
     first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         [row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True))]
@@ -64,6 +69,8 @@ def percent(size: int, total: int) -> str:
 
 def console() -> Console:
     """Return a console that prints tables to stdout, without markup, highlighting or emoji codes."""
+    from rich.console import Console
+
     screen = Console(markup=False, highlight=False, emoji=False)
     screen.width = max(screen.width, LEAST_WIDTH)
     return screen
@@ -75,6 +82,9 @@ def doing() -> Iterator[Callable[[str], None]]:
 
     The context manager returns a function that sets the text. If stderr is not a terminal, it does nothing.
     """
+    from rich.console import Console
+    from rich.text import Text
+
     screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
     if not screen.is_terminal:
         yield lambda _: None
@@ -96,3 +106,39 @@ def refusal(error: MemPluginError, level: str = "error") -> str:
         error.fix and f"  fix: {error.fix}",
     ]
     return "\n".join(printable(line) for line in lines if line)
+
+
+@contextmanager
+def files_done(total: int) -> Iterator[Callable[[int, int], None]]:
+    """Show on stderr how many of several files are done, and erase it at the end.
+
+    The context manager returns a function that takes the number of files that are done, and of those that
+    failed. If stderr is not a terminal, it does nothing. No thread is started, so that processes can fork.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _done, _failed: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=screen, transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("Importing", total=total)
+
+        def show(done: int, failed: int) -> None:
+            text = f"Importing, {failed:,} failed" if failed else "Importing"
+            bar.update(task, completed=done, description=text, refresh=True)
+
+        yield show
+
+
+def files_text(count: int) -> str:
+    """Return a number of files in words: `1 file`, `1,024 files`."""
+    return f"{count:,} file{'' if count == 1 else 's'}"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tb_memplugin.analysis.account import Account, AccountLevel, account_line, accounts
 from tb_memplugin.analysis.divisions import By, Part, breakdown
 from tb_memplugin.analysis.whole_device import moment_text, part_name, whole_name, whole_of
-from tb_memplugin.exports.output import WRITTEN_BY, replacing
+from tb_memplugin.exports.output import replacing, written_by
 from tb_memplugin.exports.recorded import first_time, times_are_known
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason, WholeDevice
 
@@ -62,7 +62,7 @@ def _head(trace: MemoryTrace) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "written_by": WRITTEN_BY,
+        "written_by": written_by(),
         "source": trace.source,
         "epoch_ns": str(epoch),
         "times_known": times_are_known(trace),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.exports.csv import cell
-from tb_memplugin.exports.output import WRITTEN_BY, replacing
+from tb_memplugin.exports.output import replacing, written_by
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseFigures, StepFigures, WatchedSteps
 
 FORMAT = "tb_memplugin.steps"
@@ -78,7 +78,7 @@ def write_json(workers: Sequence[WatchedSteps], path: str | os.PathLike[str]) ->
     Raises:
         MemPluginError: the file cannot be written.
     """
-    head = {"format": FORMAT, "version": VERSION, "written_by": WRITTEN_BY}
+    head = {"format": FORMAT, "version": VERSION, "written_by": written_by()}
     with replacing(path) as stream:
         stream.write(f'{json.dumps(head)[:-1]}, "workers": ['.encode())
         for number, worker in enumerate(workers):

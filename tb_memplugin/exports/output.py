@@ -9,15 +9,11 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import BinaryIO
 
 from tb_memplugin.descriptor_stream import DescriptorStream, flush
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.temporary import delete, delete_left, new_name
-
-WRITTEN_BY = f"tb_memplugin {version('tb-memplugin')}"
-"""The name of the writer, for formats that record it."""
 
 STDOUT = "-"
 """The path that stands for stdout, as in other programs; a file of this name is `./-`."""
@@ -25,6 +21,13 @@ STDOUT = "-"
 FIX = "Choose another file with -o: in an existing folder that you can write to, on a disk that has space."
 
 _BINARY = getattr(os, "O_BINARY", 0)
+
+
+def written_by() -> str:
+    """Return the name and the version of the writer, for formats that record them."""
+    from importlib.metadata import version  # it imports more than a command that writes no file
+
+    return f"tb_memplugin {version('tb-memplugin')}"
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.analysis.layout import Layout, layout, pending_since, rounded_by_rule
-from tb_memplugin.exports.output import WRITTEN_BY, replacing
+from tb_memplugin.exports.output import replacing, written_by
 from tb_memplugin.exports.recorded import is_used, times_are_known
 from tb_memplugin.trace import Kind, MemoryTrace, Phase
 from tb_memplugin.trace.frames import read_frame
@@ -100,7 +100,7 @@ def snapshot_of(trace: MemoryTrace) -> tuple[Json, tuple[str, ...]]:
                 "around the live blocks: only their sum is meaningful."
             )
     settings = {key: value for key, value in trace.properties.items() if ".reserved_bytes_at_" not in key}
-    about = f"Written by {WRITTEN_BY} from: {trace.source}. {' '.join(notes)}".rstrip()
+    about = f"Written by {written_by()} from: {trace.source}. {' '.join(notes)}".rstrip()
     content = {
         "segments": segments,
         "device_traces": traces,

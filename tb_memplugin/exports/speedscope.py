@@ -14,7 +14,7 @@ import numpy as np
 
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.sums import sums
-from tb_memplugin.exports.output import WRITTEN_BY, replacing
+from tb_memplugin.exports.output import replacing, written_by
 from tb_memplugin.exports.recorded import is_used
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.frames import read_frame
@@ -46,7 +46,7 @@ def document(trace: MemoryTrace, title: str) -> dict[str, Any]:
     peaks = [profile["endValue"] for profile in profiles]
     return {
         "$schema": SCHEMA,
-        "exporter": WRITTEN_BY,
+        "exporter": written_by(),
         "name": title,
         "activeProfileIndex": peaks.index(max(peaks)) if peaks else 0,
         "shared": {"frames": frames.written},

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from tb_memplugin.analysis.lines import LineReport, LineUse
 from tb_memplugin.analysis.units import size_text
+
+if TYPE_CHECKING:
+    from tb_memplugin.analysis.lines import LineReport, LineUse
 
 
 def printable(text: str, most: int | None = None) -> str:

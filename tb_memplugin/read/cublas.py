@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from enum import Enum, auto
 from functools import cache
-from importlib.metadata import version
 
 WORKSPACE = 8_519_680
 """Bytes of a cuBLAS workspace before Hopper: 2 buffers of 4 MiB and 8 of 16 KiB."""
@@ -78,5 +77,7 @@ def lt_needs_cublas() -> bool:
 @cache
 def _torch_version() -> tuple[int, int]:
     """Return the installed torch's major and minor version, which takes milliseconds to look up."""
+    from importlib.metadata import version  # it needs as long as all of this package
+
     major, minor = map(int, version("torch").split(".")[:2])
     return major, minor

@@ -12,11 +12,11 @@ from google.protobuf.message import DecodeError
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.side_file_pb2 import Chunk, Footer
+from tb_memplugin.store.paths import HEAD_MAGIC
 
 VERSION = 1
 """The version of the envelope and its content. Readers accept their own version and older ones."""
 
-HEAD_MAGIC = b"\x89TBMEM\r\n"
 TAIL_MAGIC = b"TBMEMEND"
 HEAD = struct.Struct("<8sII")  # magic, version, zero
 TAIL = struct.Struct("<QIi8s")  # footer's length, its CRC-32, version, magic

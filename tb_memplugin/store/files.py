@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
+import hashlib
 import io
 import os
 import posixpath
@@ -25,6 +27,9 @@ BINARY = getattr(os, "O_BINARY", 0)
 """A flag for `os.open` that Windows needs."""
 
 WEB = ("http://", "https://")
+VERSION_KEYS = ("ETag", "etag", "md5Hash", "mtime", "modified", "last_modified", "LastModified", "created")
+"""What fsspec's clients call the version or the time of a file."""
+
 PATTERN = re.compile(r"[*?[]")
 """What makes a path a pattern, as in a shell."""
 
@@ -359,9 +364,53 @@ def matching(path: str) -> list[str]:
     """
     if not is_remote(path) or path.startswith(WEB) or not PATTERN.search(path):
         return [path]
+    return list(states(path)) or [path]
+
+
+def states(path: str) -> dict[str, str]:
+    """Return the files that a path or a pattern stands for, sorted, each with a text that changes as it does.
+
+    The text is a hash of the size and of the time or the version that the file system names; "" where it
+    names none, as on the web, or has no such file. A local path that exists is no pattern.
+
+    Raises:
+        OSError: a remote file system failed.
+    """
+    if path.startswith(WEB):
+        return {path: ""}
+    if not is_remote(path):
+        is_pattern = PATTERN.search(path) and not os.path.lexists(path)
+        names = sorted(glob.glob(path, recursive=True)) if is_pattern else [path]
+        return {name: _local_state(name) for name in names}
     file_system, inner = _remote(path)
     with _as_os_errors(path):
-        return sorted(map(file_system.unstrip_protocol, file_system.glob(inner))) or [path]
+        if PATTERN.search(path):
+            entries = file_system.glob(inner, detail=True)
+            return {
+                file_system.unstrip_protocol(name): _remote_state(entries[name]) for name in sorted(entries)
+            }
+        try:
+            return {path: _remote_state(file_system.info(inner))}
+        except FileNotFoundError:
+            return {path: ""}
+
+
+def _local_state(path: str) -> str:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return ""
+    return _hashed(status.st_size, status.st_mtime_ns)
+
+
+def _remote_state(entry: dict[str, Any]) -> str:
+    """Return the state of a file by what fsspec's clients say of it: each has names of its own."""
+    versions = [str(entry[key]) for key in VERSION_KEYS if entry.get(key)]
+    return _hashed(entry.get("size"), *versions) if versions else ""
+
+
+def _hashed(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def exists(path: str) -> bool:

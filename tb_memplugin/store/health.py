@@ -17,6 +17,10 @@ from tb_memplugin.store.records import checked, framed
 MOST_FOLDERS = 5_000
 """The largest number of folders to check. Files in further folders are checked when a view opens them."""
 
+MOST_SIDE_FILES = 100
+"""The largest number of side files that are opened for a list. Of more none is: a view that opens one says
+what is wrong with it."""
+
 SUM_SECONDS = 0.2
 """How many seconds one check spends on the checksums of event files. Then it reads one record of each; the
 next check goes on there. TensorBoard does not help: its fast data server does not check them, and shows
@@ -29,13 +33,15 @@ _summed: dict[str, tuple[int, os.stat_result]] = {}
 """By path: up to where the checksums of an event file's records are right, and the file's state then."""
 
 
-def unreadable_files(logdir: str) -> tuple[UnreadableFileError, ...]:
+def unreadable_files(logdir: str, most_side_files: int = MOST_SIDE_FILES) -> tuple[UnreadableFileError, ...]:
     """Return an error for each unreadable event file and side file under a logdir.
 
     A file is unreadable if it is truncated, of another format, damaged, or newer than this reader. Of side
-    files only heads and ends are read. What has not changed is not read again.
+    files only heads and ends are read, and of more than `most_side_files` nothing. What has not changed is
+    not read again.
     """
     errors: list[UnreadableFileError] = []
+    side_files: list[Path] = []
     until = time.monotonic() + SUM_SECONDS
     failed = lambda error: errors.extend(unlisted_folder(error))  # noqa: E731
     for number, (folder, names) in enumerate(files.walk(logdir, failed)):
@@ -43,10 +49,12 @@ def unreadable_files(logdir: str) -> tuple[UnreadableFileError, ...]:
             break
         ours = folder.replace("\\", "/").endswith(SIDE_FOLDER)
         for name in names:
-            if (ours and name.endswith(".mem")) or _is_event_file(folder, name):
-                error = _checked(Path(folder, name), until)
-                if error is not None:
-                    errors.append(error)
+            if ours and name.endswith(".mem"):
+                side_files.append(Path(folder, name))
+            elif _is_event_file(folder, name):
+                errors += _checked(Path(folder, name), until)
+    for path in side_files if len(side_files) <= most_side_files else ():
+        errors += _checked(path, until)
     return tuple(errors)
 
 
@@ -68,7 +76,7 @@ def _is_event_file(folder: str, name: str) -> bool:
     )
 
 
-def _checked(path: Path, until: float) -> UnreadableFileError | None:
+def _checked(path: Path, until: float) -> Iterator[UnreadableFileError]:
     try:
         status = path.stat()
         error = _check(str(path), status.st_size, status.st_mtime_ns)
@@ -77,13 +85,14 @@ def _checked(path: Path, until: float) -> UnreadableFileError | None:
         if error is not None and time.time() - status.st_mtime < _WRITE_SECONDS:
             time.sleep(_WRITE_SECONDS)
             if path.stat().st_size != status.st_size:
-                return None
-        return error
+                return
+        if error is not None:
+            yield error
     except FileNotFoundError:  # deleted meanwhile
-        return None
+        return
     except OSError as error:
         message = f"The file cannot be read: {error.strerror or error}."
-        return UnreadableFileError(
+        yield UnreadableFileError(
             message, where=str(path), fix="Give the user who runs TensorBoard permission to read it."
         )
 

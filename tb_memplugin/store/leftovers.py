@@ -45,8 +45,8 @@ def clear_folder(folder: str) -> None:
                 files.remove_empty_folder(path)
             return
         claim = files.read_begin(files.join(side, CLAIM))
-        writer = claim.partition(b"\n")[0].decode("ascii", "replace").partition(" ")[2]
-        if has_ended(writer):
+        writer = claim.partition(b"\n")[0].decode("ascii", "replace").split(" ")
+        if has_ended("".join(writer[1:2])):
             _clear_unfinished(folder, side)
 
 

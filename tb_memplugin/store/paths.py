@@ -11,6 +11,9 @@ PLUGIN_NAME = "tb_memplugin"
 SIDE_FOLDER = f"plugins/{PLUGIN_NAME}"
 """The folder of a worker's side files, relative to the worker's folder."""
 
+HEAD_MAGIC = b"\x89TBMEM\r\n"
+"""The first bytes of a side file."""
+
 CLAIM = "claimed"
 """The file in the side folder that marks the worker's folder as taken by a writer."""
 

@@ -173,13 +173,14 @@ def claim_free_folder(logdir: str, worker: str, end: str, writer_id: str) -> Wor
     )
 
 
-def claim_folder(folder: str, writer_id: str, origin: str = "") -> bool:
+def claim_folder(folder: str, writer_id: str, origin: str = "", state: str = "") -> bool:
     """Create a worker's folder and claim it for one writer. Return False if another writer has used it.
 
     Args:
         folder: a worker's folder. It need not exist.
         writer_id: an id that is unique per writer.
         origin: the imported file, for an import. The claim then waits for the disk.
+        state: what changes when that file does.
 
     Raises:
         OSError: the folder cannot be created.
@@ -187,7 +188,7 @@ def claim_folder(folder: str, writer_id: str, origin: str = "") -> bool:
     if has_events(folder):
         return False
     files.make_folder(files.join(folder, SIDE_FOLDER))
-    writer = f"{writer_id} {this_process()}"
+    writer = f"{writer_id} {this_process()} {state}".rstrip()
     content = f"{writer}\n{origin}" if origin else writer
     path = files.join(folder, SIDE_FOLDER, CLAIM)
     return files.claim(path, content.encode("utf-8", "surrogatepass"), flushed=bool(origin))

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 from playwright.sync_api import expect
 
-from tb_memplugin.store.envelope import HEAD, HEAD_MAGIC, VERSION
+from tb_memplugin.store.envelope import HEAD, VERSION
+from tb_memplugin.store.paths import HEAD_MAGIC
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.store.writer import RunWriter
 from tests.browser.conftest import count_steps

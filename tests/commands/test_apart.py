@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tb_memplugin.commands import SUB_COMMANDS, main
-from tb_memplugin.commands.apart import IN_THIS_PROCESS
+from tb_memplugin.commands import IN_THIS_PROCESS, SUB_COMMANDS, main
 from tests.commands.files import PROGRAM, step_snapshot, write
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")

@@ -94,7 +94,7 @@ def test_one_bad_file_does_not_stop_the_others(step, logdir, tmp_path):
     bad.write_bytes(b"\x80\x04]")
     result = run("import", bad, step, tmp_path / "absent.json", "--logdir", logdir)
     assert result.exit_code == 2
-    assert f"where: {bad}" in result.stderr
+    assert f"error: {bad}: " in result.stderr
     assert "file or folder does not exist" in result.stderr
     assert recorded(logdir) == [("step", "step", [390])]
     told_failures = json.loads(run("import", bad, step, "--logdir", logdir, "--json").stdout)["failed"]

@@ -1,5 +1,8 @@
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -204,12 +207,45 @@ def test_text_is_cut_and_what_cannot_be_seen_is_written_out():
 
 
 def test_help_imports_no_sub_command():
-    import sys
-
     for name in [name for name in sys.modules if name.startswith("tb_memplugin.commands.")]:
         del sys.modules[name]
     assert "doctor" in run("--help").stdout
     assert "tb_memplugin.commands.peak" not in sys.modules
+
+
+HEAVY = {
+    "torch",
+    "tensorboard",
+    "google.protobuf",
+    "zstandard",
+    "fsspec",
+    "importlib.metadata",
+    "rich.progress",
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "not_imported"),
+    [(["--help"], {*HEAVY, "numpy", "rich", "difflib"}), (["peak", "FILE"], HEAVY)],
+)
+def test_a_command_imports_what_it_needs(tmp_path, arguments, not_imported):
+    path = str(files.write(tmp_path / "a.pickle", files.step_snapshot()))
+    program = f"""
+import sys
+from tb_memplugin.commands import main
+main({[path if argument == "FILE" else argument for argument in arguments]}, standalone_mode=False)
+print(*{not_imported} & set(sys.modules), file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert "cuda:0" in done.stdout or "doctor" in done.stdout
+    assert done.stderr.strip() == ""
 
 
 def test_the_side_file_of_another_run_is_not_shown(logdir, tmp_path):

@@ -18,8 +18,12 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from tb_memplugin.commands import main as main_command
 from tb_memplugin.exports.formats import write_as
 from tb_memplugin.store.imports import write_import
+from tb_memplugin.store.paths import CLAIM, SIDE_FOLDER
+from tb_memplugin.store.reader import read_recordings
+from tests.commands.files import step_snapshot, told, write
 from tests.faults.test_faults import (
     NEW,
     NEW_STEPS,
@@ -38,11 +42,15 @@ Child = Callable[[Callable[[int], object]], object]
 
 
 def killed(child: Child, seconds: float) -> tuple[set[int], bool]:
-    """Run a program in a process, and kill it. Return what it told, and whether it was still running."""
+    """Run a program in a process, and kill it and those that it started.
+
+    Return what it told, and whether it was still running.
+    """
     told, tell = os.pipe()
     process = os.fork()
     if process == 0:
         try:
+            os.setpgid(0, 0)
             silent = os.open(os.devnull, os.O_WRONLY)
             os.dup2(silent, 2)
             child(lambda number: os.write(tell, bytes([number])))
@@ -51,10 +59,15 @@ def killed(child: Child, seconds: float) -> tuple[set[int], bool]:
     os.close(tell)
     time.sleep(seconds)
     with suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
+        os.killpg(process, signal.SIGKILL)
     with os.fdopen(told, "rb") as stream:
         written = set(stream.read())
-    return written, os.WIFSIGNALED(os.waitpid(process, 0)[1])
+    was_running = os.WIFSIGNALED(os.waitpid(process, 0)[1])
+    with suppress(ProcessLookupError):
+        while True:  # until those that it started have ended, too
+            os.killpg(process, 0)
+            time.sleep(0.01)
+    return written, was_running
 
 
 def kill_recorder(recorder: Recorder, seconds: float) -> bool:
@@ -98,6 +111,44 @@ def kill_import(seconds: float) -> bool:
     return was_running
 
 
+FILES = 6
+
+
+def kill_import_of_files(seconds: float) -> bool:
+    """Kill an import of several files by two jobs after some time. Return whether it was still running.
+
+    Raises:
+        AssertionError: something is lost, is there twice, or was imported again.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(FILES):
+            write(Path(folder, f"rank{rank}.pickle"), step_snapshot(300 + rank))
+        sources = ["import", f"{folder}/rank*.pickle", "--logdir", f"{folder}/logdir", "--run", "job"]
+        command = [*sources, "--jobs", "2"]
+        _, was_running = killed(lambda _: main_command(command, standalone_mode=False), seconds)
+        before = claims_of(f"{folder}/logdir")
+        again = told(*command)
+        assert {each["worker"] for each in again["unchanged"]} == before.keys()
+        assert len(again["imported"]) == FILES - len(before)
+        after = claims_of(f"{folder}/logdir")
+        assert before.items() <= after.items()
+        assert after.keys() == {f"rank{rank}" for rank in range(FILES)}
+        assert len(list(Path(folder, "logdir/job").iterdir())) == FILES
+        assert list(Path(folder).rglob("*.tmp")) == []
+    return was_running
+
+
+def claims_of(logdir: str) -> dict[str, bytes]:
+    """Return the claim of each worker in the run `job`, whose import is complete and right."""
+    claims = {}
+    for step in read_recordings(logdir).steps if Path(logdir).exists() else ():
+        worker, (device,) = step.metadata.worker, step.metadata.devices
+        assert worker not in claims
+        assert device.stats.peak_bytes == 390 + int(worker.removeprefix("rank"))
+        claims[worker] = Path(step.folder, SIDE_FOLDER, CLAIM).read_bytes()
+    return claims
+
+
 ROWS = 2_000
 
 
@@ -127,6 +178,7 @@ WRITERS: dict[str, Callable[[float], bool]] = {
     "handler": partial(kill_recorder, RECORDERS["handler"]),
     "monitor": partial(kill_recorder, RECORDERS["monitor"]),
     "import": kill_import,
+    "import --jobs 2": kill_import_of_files,
     "export": kill_export,
 }
 

@@ -18,7 +18,7 @@ from tb_memplugin import MemoryMonitor, MemPluginError
 from tb_memplugin.record.guard import Guard
 from tb_memplugin.record.steps.counters import AllocatorCounters
 from tb_memplugin.record.steps.shared_peaks import SharedPeaks
-from tb_memplugin.store.imports import write_import
+from tb_memplugin.store.imports import imported_as, write_import
 from tb_memplugin.store.reader import Recordings, read_recordings
 from tb_memplugin.store.windows import read_window
 from tb_memplugin.store.writer import RunWriter
@@ -370,14 +370,20 @@ def test_an_import_that_is_killed_leaves_the_old_one_or_the_new_one_and_can_be_r
             status = 1
             try:
                 with files.failing(Fault(kind, at=at)):
-                    write_import(files.root, "w", ORIGIN, NEW)
+                    write_import(files.root, "w", ORIGIN, NEW, "new")
                 status = 0
             finally:
                 os._exit(status)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert imported(files.root) in (OLD_STEPS, NEW_STEPS), at
-        assert write_import(files.root, "w", ORIGIN, NEW).written.worker == "w"
+        found = imported(files.root)
+        assert found in (OLD_STEPS, NEW_STEPS), at
+        assert imported_as(files.root, "w", ORIGIN, "new") == ("w" if found == NEW_STEPS else None), at
+        if found == OLD_STEPS:
+            assert write_import(files.root, "w", ORIGIN, NEW, "new").written.worker == "w"
         assert imported(files.root) == NEW_STEPS
+        assert imported_as(files.root, "w", ORIGIN, "new") == "w"
+        assert imported_as(files.root, "w", ORIGIN, "newer") is None
+        assert len(list(Path(files.root).glob("*/events*"))) == 1, at
     assert status == 0
     assert at > 40
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.worker_steps import worker_steps
 from tb_memplugin.store.blob import read_metadata
+from tb_memplugin.store.health import MOST_SIDE_FILES
 from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Kind, OutOfMemory
@@ -173,3 +176,21 @@ def test_a_recording_tells_the_line_and_a_monitor_how_many(tmp_path):
     StepsWriter(str(tmp_path / "run"), "rank0", 0).write(replace(seen, devices=(device,)))
     (row,) = Tab(tmp_path).get("fleet")["runs"]
     assert (row["failed"]["count"], row["failed"]["line"], row["steps"]) == (3, LINE, 5)
+
+
+def test_many_runs_are_listed_without_opening_a_side_file(tmp_path):
+    RunWriter(str(tmp_path / "run0"), "rank0").write(kept(5, 6, 7))
+    for number in range(1, MOST_SIDE_FILES + 1):
+        shutil.copytree(tmp_path / "run0", tmp_path / f"run{number}")
+    opened, listens = [], [True]
+
+    def hear(event, arguments):
+        if event == "open" and listens:
+            opened.append(str(arguments[0]))
+
+    sys.addaudithook(hear)  # it stays until the process ends
+    tab = Tab(tmp_path)
+    assert len(tab.get("runs")["runs"]) == tab.get("fleet")["count"] == MOST_SIDE_FILES + 1
+    listens.clear()
+    assert sum(path.endswith(".tb_memplugin") for path in opened) > MOST_SIDE_FILES
+    assert [path for path in opened if path.endswith(".mem")] == []

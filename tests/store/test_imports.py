@@ -56,9 +56,9 @@ def test_another_import_that_takes_the_name_meanwhile_keeps_it(tmp_path, monkeyp
     side = tmp_path / "w/plugins/tb_memplugin"
     side.mkdir(parents=True)
 
-    def late(folder, writer_id, origin):
+    def late(folder, writer_id, origin, state):
         (side / "claimed").write_bytes(claim)
-        return claim_folder(folder, writer_id, origin)
+        return claim_folder(folder, writer_id, origin, state)
 
     def filled(seconds):
         (side / "claimed").write_bytes(b"someone\n/b/w.pickle")
