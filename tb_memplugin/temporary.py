@@ -32,13 +32,18 @@ def this_process() -> str:
     return f"{_machine() or '0' * 16}.{os.getpid()}"
 
 
+def is_here(process: str) -> bool:
+    """Whether a process, by the text of `this_process`, was started on this machine since its boot."""
+    match = _PROCESS.fullmatch(process)
+    return match is not None and match[1] == _machine()
+
+
 def has_ended(process: str) -> bool:
     """Whether a process, by the text of `this_process`, is known to have ended."""
-    match = _PROCESS.fullmatch(process)
-    if match is None or match[1] != _machine():
+    if not is_here(process):
         return False
     try:
-        os.kill(int(match[2]), 0)
+        os.kill(int(process.partition(".")[2]), 0)
     except OSError as error:
         return error.errno == errno.ESRCH
     return False

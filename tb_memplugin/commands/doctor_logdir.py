@@ -25,6 +25,7 @@ from tb_memplugin.store.reader import (
     recorded_accounts,
     recorded_whole,
 )
+from tb_memplugin.store.repair import repair
 from tb_memplugin.trace import DevicePart, WholeDevice
 
 READ_SECONDS = 10
@@ -77,6 +78,25 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
     yield from _check_accounts(recordings.steps)
     yield from _check_whole_devices(recordings.steps)
     yield from _check_access(logdir, recordings)
+
+
+def repaired(logdir: str) -> Iterator[Finding]:
+    """Save what is intact of damaged recordings, and report what was saved."""
+    if files.is_remote(logdir):
+        yield problem(f"{logdir} is not on this machine.", "Copy it here, and repair the copy.")
+        return
+    try:
+        for done in repair(logdir):
+            if done.waits:
+                text = f"{done.folder} is damaged, but the process that writes it may still run."
+                yield hint(text, "Repair it when that process has ended.")
+                continue
+            saved = f"{counted(done.records, 'record')} and {counted(done.steps, 'step')} of side files"
+            kept = f"; the damaged files are now {', '.join(done.kept)}" if done.kept else ""
+            yield fine(f"{done.folder}: {saved} were saved in new event files{kept}")
+    except OSError as error:
+        where = error.filename or logdir
+        yield problem(f"{where} cannot be repaired: {error.strerror or error}.", "Then try again.")
 
 
 def _check_folder(logdir: str) -> Finding | None:

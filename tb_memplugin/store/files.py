@@ -117,7 +117,7 @@ def flush_path(path: str) -> None:
     access = os.O_RDWR if os.name == "nt" else os.O_RDONLY | os.O_NONBLOCK  # to open a pipe blocks without
     try:
         descriptor = os.open(path, access | BINARY)
-    except (FileNotFoundError, PermissionError):  # Windows opens no folders
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # Windows opens no folders
         return
     try:
         mode = os.fstat(descriptor).st_mode

@@ -193,6 +193,17 @@ def claim_folder(folder: str, writer_id: str, origin: str = "") -> bool:
     return files.claim(path, content.encode("utf-8", "surrogatepass"), flushed=bool(origin))
 
 
+def claimed_by(folder: str) -> tuple[str, str]:
+    """Return the id of a folder's writer and the text of its process, see `this_process`; "" if not known.
+
+    Raises:
+        OSError: the claim cannot be read: FileNotFoundError if there is none.
+    """
+    claim = files.read_begin(files.join(folder, SIDE_FOLDER, CLAIM))
+    writer_id, _, process = claim.partition(b"\n")[0].decode("ascii", "replace").partition(" ")
+    return writer_id, process
+
+
 def has_events(folder: str) -> bool:
     """Whether the folder contains event files. TensorBoard's Python loader would read only the newest.
 

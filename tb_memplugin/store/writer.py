@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import pack
 from tb_memplugin.store.disk_sync import DiskSync
@@ -70,8 +71,7 @@ class RunWriter:
             lambda error: warn(str(_not_written(logdir, error))), idle=lambda: clear_logdir(logdir)
         )
         self._claimed = WriterFolder(self._logdir, worker)
-        self._folder: WorkerFolder | None = None
-        self._windows = 0
+        self._windows = self._failed = 0
 
     @classmethod
     def into(cls, folder: str, worker: str, writer_id: str) -> RunWriter:
@@ -99,25 +99,22 @@ class RunWriter:
         if "\0" in self._logdir:
             self._refuse(OSError("a folder's name cannot have a NUL character"))
         folder = self._claimed.current()
-        if folder is not self._folder:
-            self._folder, self._windows = folder, 0
-        if folder.is_unsettled:
-            folder.settle()
-            self._windows += 1
+        folder.settle()
         while True:
             try:
-                return self._write_to(folder, trace)
-            except FileExistsError:  # the side file of a window that failed could not be deleted
+                written = self._write_to(folder, trace, self._windows + self._failed)
+            except OSError as error:
+                self._failed += 1  # no number is used again
+                if not isinstance(error, FileExistsError):  # as where someone else put a side file there
+                    raise
+            else:
                 self._windows += 1
+                return written
 
-    def _write_to(self, folder: WorkerFolder, trace: MemoryTrace) -> WrittenWindow:
-        window = Window(folder.worker, folder.writer_id, self._windows, side_file_name(self._windows))
-        summaries = WindowSummaries(trace, window)
-        steps, summarized = range(len(trace.steps)), whole_summaries(trace)
-        metadata = [summaries.metadata(row) for row in steps]
-        blobs = [pack(lambda limits, row=row: summaries.summary(row, limits)) for row in steps[:summarized]]  # type: ignore[misc]
-        blobs += [pack(lambda _, row=row: summaries.outline(row)) for row in steps[summarized:]]  # type: ignore[misc]
-        events = b"".join(map(step_record, metadata, blobs))
+    def _write_to(self, folder: WorkerFolder, trace: MemoryTrace, number: int) -> WrittenWindow:
+        window = Window(folder.worker, folder.writer_id, number, side_file_name(number))
+        steps = window_steps(trace, window)
+        events = b"".join(step_record(metadata, blob) for metadata, blob in steps)
         side_file = files.join(folder.path, SIDE_FOLDER, window.side_file)
         size = files.write_new(side_file, lambda stream: write_window(stream, trace), flushed=folder.flushed)
         try:
@@ -132,7 +129,6 @@ class RunWriter:
             with suppress(OSError):
                 files.remove(side_file)
             raise
-        self._windows += 1
         if not folder.flushed:
             self._disk.add(side_file, event_file)
         return WrittenWindow(
@@ -143,11 +139,24 @@ class RunWriter:
             side_file=side_file,
             event_file=event_file,
             side_file_bytes=size,
-            summary_bytes=tuple(map(len, blobs)),
+            summary_bytes=tuple(len(blob) for _, blob in steps),
         )
 
     def _refuse(self, error: OSError) -> NoReturn:
         raise _not_written(self._logdir, error) from error
+
+
+def window_steps(trace: MemoryTrace, window: Window) -> list[tuple[StepMetadata, bytes]]:
+    """Return the metadata and the blob of each step of a window, as its event file has them."""
+    summaries, summarized = WindowSummaries(trace, window), whole_summaries(trace)
+    steps = []
+    for row in range(len(trace.steps)):
+        if row < summarized:
+            blob = pack(lambda limits, row=row: summaries.summary(row, limits))  # type: ignore[misc]
+        else:
+            blob = pack(lambda _, row=row: summaries.outline(row))  # type: ignore[misc]
+        steps.append((summaries.metadata(row), blob))
+    return steps
 
 
 def _not_written(logdir: str, error: OSError) -> MemPluginError:
