@@ -272,7 +272,7 @@ class _MemoryTraceHandler:
         self._windows += 1
         if self._writer is None:
             worker = self._settings.worker_name or default_worker_name()
-            self._writer = RunWriter(self._dir_name, worker, self._guard.warn)
+            self._writer = RunWriter(self._dir_name, worker, lambda error: self._guard.end("the disk", error))
         self._writer.write(self._with_holders(trace, self._recorder))
         for problem in window.problems:
             self._guard.warn(problem)

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from tb_memplugin.analysis.account import Account
 from tb_memplugin.analysis.divisions import By, Part, merged
 from tb_memplugin.analysis.moments import LiveAllocation
-from tb_memplugin.errors import MemPluginError, UnreadableFileError
+from tb_memplugin.errors import PERMIT, MemPluginError, UnreadableFileError, fix_of
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, ModuleTable, Parts, StepSummary
 from tb_memplugin.store import files
@@ -84,7 +84,7 @@ def load_window(path: str, epoch_ns: int | None = None) -> MemoryTrace:
         ) from error
     except OSError as error:
         message = f"The side file cannot be read: {error.strerror or error}."
-        raise UnreadableFileError(message, where=path, fix="Give this user permission to read it.") from error
+        raise UnreadableFileError(message, where=path, fix=fix_of(error, PERMIT)) from error
     if epoch_ns not in (None, epoch_of(trace)):
         message = "The side file belongs to another window."
         raise UnreadableFileError(
@@ -213,7 +213,8 @@ def read_recordings(path: str) -> Recordings:
     try:
         is_there = files.exists(path)
     except OSError as error:
-        message, fix = f"The folder cannot be read: {error.strerror or error}.", "Give this user permission."
+        message = f"The folder cannot be read: {error.strerror or error}."
+        fix = fix_of(error, PERMIT)
         raise MemPluginError(message, where=path, fix=fix) from error
     if not is_there:
         raise MemPluginError(
@@ -239,7 +240,7 @@ def read_recordings(path: str) -> Recordings:
                 problems.append(error)
             except OSError as error:
                 message = f"The event file cannot be read: {error.strerror or error}."
-                where, fix = files.join(folder, name), "Give this user permission to read it."
+                where, fix = files.join(folder, name), fix_of(error, PERMIT)
                 problems.append(UnreadableFileError(message, where=where, fix=fix))
     steps = list(found.values())
     replaced = superseded({step.folder: step.metadata.worker for step in steps})

@@ -127,7 +127,7 @@ class WriterFolder:
             self._folder, self._next_id, self._pid = None, uuid.uuid4().hex, os.getpid()
         if self._folder is None or self._folder.is_gone():
             claimed = claim_free_folder(*self._wanted, writer_id=self._next_id)
-            if self._folder is not None:
+            if self._folder is not None and claimed.worker == self._wanted[1]:  # else that was told
                 _log.warning("%s was deleted; later recordings go into a new folder.", self._folder.path)
             self._folder, self._next_id = claimed, uuid.uuid4().hex
         return self._folder

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, fix_of
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import pack
@@ -60,15 +60,17 @@ class RunWriter:
     Args:
         logdir: a local path or an fsspec URL. It need not exist.
         worker: the worker's name, any text; the folder's name is made safe from it.
-        warn: called with the message of an error of the disk that came only after `write`, on another thread.
+        failed: called with an error of the disk that came only after `write`, on another thread.
     """
 
-    def __init__(self, logdir: str, worker: str, warn: Callable[[str], object] = _log.warning) -> None:
+    def __init__(
+        self, logdir: str, worker: str, failed: Callable[[MemPluginError], object] = _log.warning
+    ) -> None:
         self._logdir = files.absolute(os.fspath(logdir))
         self._lock = threading.Lock()
         logdir = self._logdir
         self._disk = DiskSync(
-            lambda error: warn(str(_not_written(logdir, error))), idle=lambda: clear_logdir(logdir)
+            lambda error: failed(_not_written(logdir, error)), idle=lambda: clear_logdir(logdir)
         )
         self._claimed = WriterFolder(self._logdir, worker)
         self._windows = self._failed = 0
@@ -143,7 +145,7 @@ class RunWriter:
         )
 
     def _refuse(self, error: OSError) -> NoReturn:
-        raise _not_written(self._logdir, error) from error
+        raise _not_written(self._logdir, error)
 
 
 def window_steps(trace: MemoryTrace, window: Window) -> list[tuple[StepMetadata, bytes]]:
@@ -160,8 +162,10 @@ def window_steps(trace: MemoryTrace, window: Window) -> list[tuple[StepMetadata,
 
 
 def _not_written(logdir: str, error: OSError) -> MemPluginError:
-    return MemPluginError(
+    refusal = MemPluginError(
         f"The memory profile could not be written: {error.strerror or error}.",
         where=logdir,  # the same for every operation, so that one fault is logged once
-        fix="Free some disk space, or choose a folder that this process can write to.",
+        fix=fix_of(error, "Choose a folder that this process can write to."),
     )
+    refusal.__cause__ = error
+    return refusal

@@ -293,3 +293,24 @@ def test_remote_logdirs_take_one_event_file_a_window(memory_url):
 def test_a_path_whose_client_is_not_installed_is_refused_in_words():
     with pytest.raises(MemPluginError, match="not installed"):
         RunWriter("nosuchprotocol://bucket/x", "rank0").write(STEP)
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.ENOSPC, "Free some disk space"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.EROFS, "not read-only"),
+        (errno.EBUSY, "the object store works"),  # so s3fs tells of 503
+        (errno.EACCES, "that this process can write to"),
+    ],
+)
+def test_the_error_of_a_window_says_what_to_do_about_its_cause(tmp_path, monkeypatch, number, fix):
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tb_memplugin.store.files.write_new", fail)
+    with pytest.raises(MemPluginError) as caught:
+        RunWriter(str(tmp_path), "rank0").write(STEP)
+    assert fix in caught.value.fix
+    assert os.strerror(number) in caught.value.what
