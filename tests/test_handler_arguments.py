@@ -8,6 +8,7 @@ from torch import nn
 from torch.profiler import profile
 
 from tb_memplugin import memory_trace_handler
+from tb_memplugin.store.disk_sync import DiskSync
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,13 @@ def test_a_handler_that_was_not_called_ends_no_training_and_says_so(caplog):
         torch.ones(8)
     (told,) = caplog.messages
     assert "on_trace_ready=memory_trace_handler(DIR)" in told
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_durable_handler_waits_until_the_disk_has_the_window(tmp_path, monkeypatch, durable):
+    waits = []
+    monkeypatch.setattr(DiskSync, "wait", lambda _, seconds=1.0: waits.append(seconds))
+    handler = memory_trace_handler(tmp_path, durable=durable)
+    with profile(profile_memory=True, on_trace_ready=handler):
+        torch.ones(8)
+    assert waits == [None] * durable

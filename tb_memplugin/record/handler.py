@@ -40,6 +40,7 @@ def memory_trace_handler(
     snapshot: bool = False,
     start: Literal["all", "given"] = "all",
     exact_cpu: bool = False,
+    durable: bool = False,
     log_to: LogTo = None,
     log_level: int | str | None = None,
 ) -> Handler:
@@ -70,6 +71,9 @@ def memory_trace_handler(
             library that is compiled once (Linux). It makes the CPU's bytes exact. What is alive already is
             counted as far as Python can reach it; to miss nothing, set TB_MEMPLUGIN_EXACT_CPU=1 before
             tb_memplugin is imported, and import it before the first tensor.
+        durable: wait at the end of each window until the disk has it, so that it outlives a crash of the
+            machine from then on (docs/design/store.md says what is promised without). If False, a thread of
+            its own flushes it.
         log_to: "wandb", "mlflow" or "trackio", or several: its run, which the program has begun, gets
             the peaks of recorded steps and a report of each window (docs/trackers.md).
         log_level: the level for this handler's own messages, as a name or number. None uses the package's
@@ -103,6 +107,7 @@ def memory_trace_handler(
         snapshot=snapshot,
         finds_all=start == "all",
         exact_cpu=exact_cpu,
+        durable=durable,
         log_to=chosen(log_to),
         log_level=log_level,
     )
@@ -157,6 +162,7 @@ class _Settings:
     snapshot: bool = False
     finds_all: bool = True
     exact_cpu: bool = False
+    durable: bool = False
     log_to: tuple[str, ...] = ()
     log_level: int | str | None = None
 
@@ -272,7 +278,12 @@ class _MemoryTraceHandler:
         self._windows += 1
         if self._writer is None:
             worker = self._settings.worker_name or default_worker_name()
-            self._writer = RunWriter(self._dir_name, worker, lambda error: self._guard.end("the disk", error))
+            self._writer = RunWriter(
+                self._dir_name,
+                worker,
+                lambda error: self._guard.end("the disk", error),
+                durable=self._settings.durable,
+            )
         self._writer.write(self._with_holders(trace, self._recorder))
         for problem in window.problems:
             self._guard.warn(problem)

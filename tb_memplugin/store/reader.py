@@ -298,4 +298,4 @@ def _recordings_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSte
 def _damaged_parts(lost: Sequence[tuple[int, int]]) -> str:
     total, (begin, end) = sum(end - begin for begin, end in lost), lost[0]
     more = f", and {total - (end - begin):,} bytes further on" if len(lost) > 1 else ""
-    return f"The event file is damaged from byte {begin} to {end}{more}. The records around that are read."
+    return f"The event file is damaged at byte {begin}, up to {end}{more}. The records around that are read."

@@ -61,10 +61,16 @@ class RunWriter:
         logdir: a local path or an fsspec URL. It need not exist.
         worker: the worker's name, any text; the folder's name is made safe from it.
         failed: called with an error of the disk that came only after `write`, on another thread.
+        durable: whether `write` waits until the disk has the window.
     """
 
     def __init__(
-        self, logdir: str, worker: str, failed: Callable[[MemPluginError], object] = _log.warning
+        self,
+        logdir: str,
+        worker: str,
+        failed: Callable[[MemPluginError], object] = _log.warning,
+        *,
+        durable: bool = False,
     ) -> None:
         self._logdir = files.absolute(os.fspath(logdir))
         self._lock = threading.Lock()
@@ -74,6 +80,7 @@ class RunWriter:
         )
         self._claimed = WriterFolder(self._logdir, worker)
         self._windows = self._failed = 0
+        self._durable = durable
 
     @classmethod
     def into(cls, folder: str, worker: str, writer_id: str) -> RunWriter:
@@ -133,6 +140,8 @@ class RunWriter:
             raise
         if not folder.flushed:
             self._disk.add(side_file, event_file)
+        if self._durable:
+            self._disk.wait(None)
         return WrittenWindow(
             folder=folder.path,
             worker=folder.worker,

@@ -55,7 +55,7 @@ def test_after_a_damaged_record_the_others_are_read_and_the_place_is_named(event
     damaged = bytearray(event_file.read_bytes())
     damaged[begin + at] ^= 1
     event_file.write_bytes(damaged)
-    where = f"from byte {begin} to {begin + len(found[2])}"
+    where = f"at byte {begin}, up to {begin + len(found[2])}"
     assert read(event_file) == (
         {0: 1, 2: 3, 3: 4},
         [f"The event file is damaged {where}. The records around that are read."],
@@ -66,7 +66,7 @@ def test_a_torn_and_a_foreign_record_are_left_out_and_counted(event_file):
     first, *steps = parts(event_file)
     event_file.write_bytes(first + steps[0][:-9] + steps[1] + b"foreign" + steps[2] + steps[3])
     begin = len(first)
-    where = f"from byte {begin} to {begin + len(steps[0]) - 9}, and 7 bytes further on"
+    where = f"at byte {begin}, up to {begin + len(steps[0]) - 9}, and 7 bytes further on"
     assert read(event_file) == (
         {1: 2, 2: 3, 3: 4},
         [f"The event file is damaged {where}. The records around that are read."],

@@ -6,6 +6,7 @@ import resource
 import shutil
 import stat
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import fsspec
 import pytest
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.store import files
 from tb_memplugin.store.reader import load_window, read_recordings
 from tb_memplugin.store.writer import RunWriter
 from tests.traces import same, trace
@@ -314,3 +316,17 @@ def test_the_error_of_a_window_says_what_to_do_about_its_cause(tmp_path, monkeyp
         RunWriter(str(tmp_path), "rank0").write(STEP)
     assert fix in caught.value.fix
     assert os.strerror(number) in caught.value.what
+
+
+def test_a_durable_window_is_on_the_disk_when_write_returns(tmp_path, monkeypatch):
+    flushed, flush_path = list[str](), files.flush_path
+
+    def slowly(path):
+        time.sleep(0.02)
+        flush_path(path)
+        flushed.append(path)
+
+    monkeypatch.setattr(files, "flush_path", slowly)
+    written = RunWriter(str(tmp_path), "rank0", durable=True).write(STEP)
+    folders = {written.folder, str(Path(written.side_file).parent)}
+    assert {written.side_file, written.event_file} | folders <= set(flushed)
