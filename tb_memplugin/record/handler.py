@@ -71,13 +71,10 @@ def memory_trace_handler(
             library that is compiled once (Linux). It makes the CPU's bytes exact. What is alive already is
             counted as far as Python can reach it; to miss nothing, set TB_MEMPLUGIN_EXACT_CPU=1 before
             tb_memplugin is imported, and import it before the first tensor.
-        durable: wait at the end of each window until the disk has it, so that it outlives a crash of the
-            machine from then on (docs/design/store.md says what is promised without). If False, a thread of
-            its own flushes it.
+        durable: wait at the end of each window until the disk has it (docs/design/store.md), not only begin.
         log_to: "wandb", "mlflow" or "trackio", or several: its run, which the program has begun, gets
             the peaks of recorded steps and a report of each window (docs/trackers.md).
-        log_level: the level for this handler's own messages, as a name or number. None uses the package's
-            level.
+        log_level: the level for this handler's own messages, a name or number. None: the package's level.
 
     Raises:
         TypeError: a model, an optimizer or the worker's name has the wrong type.

@@ -43,6 +43,7 @@ class Repair:
     Attributes:
         folder: the worker's folder.
         waits: whether nothing was done, because a process may still write there.
+        failed: an error of the file system. Nothing is lost by that, and to try again is safe.
         records: how many records of damaged event files are saved that no other event file has.
         steps: how many steps of side files are saved of which no record was left.
         kept: where the damaged event files are now.
@@ -50,6 +51,7 @@ class Repair:
 
     folder: str
     waits: bool = False
+    failed: OSError | None = None
     records: int = 0
     steps: int = 0
     kept: tuple[str, ...] = ()
@@ -65,15 +67,14 @@ class _EventFile:
 
 
 def repair(logdir: str) -> Iterator[Repair]:
-    """Save what is intact in each worker's folder, under a local logdir, in which something is damaged.
-
-    Raises:
-        OSError: a folder cannot be read or written. Nothing is lost by that, and to try again is safe.
-    """
+    """Save what is intact in each worker's folder, under a local logdir, in which something is damaged."""
     for folder, names in files.walk(logdir):
         if files.is_folder(files.join(folder, SIDE_FOLDER)):
             paths = [files.join(folder, name) for name in names if name.endswith(EVENT_FILE_END)]
-            done = _repair_folder(folder, {path: _read(path) for path in paths})
+            try:
+                done = _repair_folder(folder, {path: _read(path) for path in paths})
+            except OSError as error:
+                done = Repair(folder, failed=error)
             if done is not None:
                 yield done
 
@@ -99,7 +100,7 @@ def _repair_folder(folder: str, events: Mapping[str, _EventFile]) -> Repair | No
     if missing:
         _write(files.join(folder, f"events.out.tfevents.{int(time.time()):010d}"), missing)
     kept = tuple(_set_aside(folder, path) for path in damaged)  # by them, a second try knows what is missing
-    return Repair(folder, False, saved, len(missing), kept)
+    return Repair(folder, records=saved, steps=len(missing), kept=kept)
 
 
 def _read(path: str) -> _EventFile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,7 @@ def test_records_of_strangers_are_left_out(tmp_path):
 def test_whatever_fails_while_it_is_repaired_nothing_is_lost_and_it_can_be_repeated(
     tmp_path, monkeypatch, kind
 ):
+    before = damage(recorded(tmp_path / "whole"), 3)
     files = FailingFiles(str(tmp_path))
     files.install(monkeypatch)
     files.install_reads(monkeypatch)
@@ -172,20 +174,31 @@ def test_whatever_fails_while_it_is_repaired_nothing_is_lost_and_it_can_be_repea
     while files.hit or not at:
         at += 1
         logdir = tmp_path / str(at)
-        before = damage(recorded(logdir), 3)
+        shutil.copytree(tmp_path / "whole", logdir)
+        aged(logdir / "w")
         with files.failing(Fault(kind, errno.EIO, at)):
-            try:
-                list(repair(str(logdir)))
-            except OSError:
-                failed += 1
+            failed += any(done.failed for done in repair(str(logdir)))
         assert peaks(logdir).items() >= {step: PEAKS[step] for step in PEAKS if step != 2}.items()
         assert before in contents(logdir)
-        aged(logdir)
+        aged(logdir / "w")
         list(repair(str(logdir)))
         assert peaks(logdir) == PEAKS
         assert read_recordings(str(logdir)).problems == ()
+        shutil.rmtree(logdir)
     assert at > 40
     assert failed > 10
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_folder_that_cannot_be_read_does_not_keep_others_from_being_repaired(tmp_path):
+    for run in ("a", "b"):
+        damage(recorded(tmp_path / run), 3)
+    os.mkfifo(tmp_path / "a/w/events.out.tfevents.9.tb_memplugin")
+    first, second = sorted(repair(str(tmp_path)), key=lambda done: done.folder)
+    assert (str(first.failed), first.records) == ("it is a pipe", 0)
+    assert (second.failed, second.records, second.steps) == (None, 7, 1)
+    done = CliRunner().invoke(command, [str(tmp_path), "--repair"])
+    assert "was not repaired: it is a pipe." in done.output
 
 
 def test_the_command_says_what_it_did(tmp_path):
