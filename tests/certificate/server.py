@@ -19,8 +19,9 @@ import sys
 import traceback
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 PR_SET_PDEATHSIG = 1
 SECONDS = 120
@@ -67,13 +68,16 @@ def _without_gpu() -> Iterator[None]:
     """Hide the GPU from what is imported and compiled here: a process that has used it cannot be forked."""
     import torch
 
-    cuda = torch.cuda
-    shown = cuda.is_available, cuda.device_count
-    cuda.is_available, cuda.device_count = lambda: False, lambda: 0
-    try:
+    hidden = [
+        patch.object(torch.cuda, "is_available", lambda: False),
+        patch.object(torch.cuda, "device_count", lambda: 0),
+        patch.object(torch.accelerator, "is_available", lambda: False),
+        patch.object(torch.accelerator, "current_accelerator", lambda *_, **__: None),
+    ]
+    with ExitStack() as stack:
+        for each in hidden:
+            stack.enter_context(each)
         yield
-    finally:
-        cuda.is_available, cuda.device_count = shown
 
 
 def _start(program: str, recorder: str, folder: Path, rank: int, names, device: str) -> tuple[int, str]:
