@@ -7,6 +7,7 @@ import socket
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, SupportsIndex
 
 import torch
@@ -278,7 +279,7 @@ class _MemoryTraceHandler:
             self._writer = RunWriter(
                 self._dir_name,
                 worker,
-                lambda error: self._guard.end("the disk", error),
+                partial(self._guard.end, "the disk"),  # and not the handler, which then would outlive itself
                 durable=self._settings.durable,
             )
         self._writer.write(self._with_holders(trace, self._recorder))
