@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -41,3 +44,16 @@ def test_a_durable_handler_waits_until_the_disk_has_the_window(tmp_path, monkeyp
     with profile(profile_memory=True, on_trace_ready=handler):
         torch.ones(8)
     assert waits == [None] * durable
+
+
+def test_a_handler_that_has_written_is_freed_at_once(tmp_path):
+    handler = memory_trace_handler(tmp_path)
+    with profile(profile_memory=True, on_trace_ready=handler) as prof:
+        torch.ones(8)
+    known, prof.on_trace_ready = weakref.ref(handler), None  # a profiler is part of a cycle
+    gc.disable()  # so that only references count
+    try:
+        del handler
+        assert known() is None
+    finally:
+        gc.enable()
