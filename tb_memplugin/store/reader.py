@@ -220,7 +220,7 @@ def read_recordings(path: str) -> Recordings:
         raise MemPluginError(
             "There is no such folder.", where=path, fix="Give the folder passed to the handler."
         )
-    found: dict[tuple[str, str, int, int], RecordedStep] = {}
+    by_key: dict[tuple[str, str, int, int], RecordedStep] = {}
     watched: dict[str, list[WatchedSteps]] = {}
     problems: list[UnreadableFileError] = []
     for folder, names in files.walk(path, lambda error: problems.extend(unlisted_folder(error))):
@@ -233,7 +233,7 @@ def read_recordings(path: str) -> Recordings:
                     if isinstance(recording, RecordedStep):
                         about = recording.metadata
                         key = folder, about.writer_id, about.window, about.step
-                        found.setdefault(key, recording)  # written twice, it is there once
+                        by_key.setdefault(key, recording)  # written twice, it is there once
                     else:
                         watched.setdefault(folder, []).append(recording)
             except UnreadableFileError as error:
@@ -242,7 +242,7 @@ def read_recordings(path: str) -> Recordings:
                 message = f"The event file cannot be read: {error.strerror or error}."
                 where, fix = files.join(folder, name), fix_of(error, PERMIT)
                 problems.append(UnreadableFileError(message, where=where, fix=fix))
-    steps = list(found.values())
+    steps = list(by_key.values())
     replaced = superseded({step.folder: step.metadata.worker for step in steps})
     steps = [step for step in steps if step.folder not in replaced]
     steps.sort(key=lambda step: (step.folder, step.metadata.window, step.metadata.step))

@@ -76,9 +76,9 @@ def _next_head(read: Callable[[int, int], bytes], size: int, at: int) -> int | N
         stored = np.zeros(count, np.uint32)
         for place in range(4):
             stored |= block[8 + place : 8 + place + count].astype(np.uint32) << np.uint32(8 * place)
-        for found in np.flatnonzero(crcs == stored).tolist():
-            if _is_head(block[found : found + _HEAD.size].tobytes(), at + found, size):
-                return at + int(found)
+        for offset in np.flatnonzero(crcs == stored).tolist():
+            if _is_head(block[offset : offset + _HEAD.size].tobytes(), at + offset, size):
+                return at + int(offset)
         at += count
     return None
 

@@ -90,13 +90,13 @@ def _repair_folder(folder: str, events: Mapping[str, _EventFile]) -> Repair | No
         return None
     if _may_be_written(process, [files.join(folder, SIDE_FOLDER), *events]):
         return Repair(folder, waits=True)
-    known = {digest for content in events.values() if content.is_whole for digest in content.hashes}
+    in_whole_files = {digest for content in events.values() if content.is_whole for digest in content.hashes}
     saved = 0
     for path in damaged:
-        lost = events[path].hashes - known
+        lost = events[path].hashes - in_whole_files
         if lost:
             _write(path.removesuffix(EVENT_FILE_END), _records_with(path, lost))
-        saved, known = saved + len(lost), known | lost
+        saved, in_whole_files = saved + len(lost), in_whole_files | lost
     if missing:
         _write(files.join(folder, f"events.out.tfevents.{int(time.time()):010d}"), missing)
     kept = tuple(_set_aside(folder, path) for path in damaged)  # by them, a second try knows what is missing
@@ -132,7 +132,7 @@ def _steps_without_record(folder: str, writer_id: str, events: Mapping[str, _Eve
     """Yield the records of steps of intact side files that no event file has."""
     side = files.join(folder, SIDE_FOLDER)
     steps = [step for content in events.values() for step in content.steps]
-    known, named = {(step.side_file, step.step) for step in steps}, {step.side_file for step in steps}
+    recorded, named = {(step.side_file, step.step) for step in steps}, {step.side_file for step in steps}
     worker = next((step.worker for step in steps), Path(folder).name)
     all_are_whole = all(content.is_whole for content in events.values())
     for name in filter(is_side_file_name, files.names_in(side)):
@@ -146,7 +146,7 @@ def _steps_without_record(folder: str, writer_id: str, events: Mapping[str, _Eve
             continue
         window = Window(worker, writer_id, int(name[len("window-") : -len(".mem")]), name)
         for metadata, blob in window_steps(trace, window):
-            if (name, metadata.step) not in known:
+            if (name, metadata.step) not in recorded:
                 yield step_record(metadata, blob)
 
 
