@@ -2,6 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+
+NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+"""What file systems answer where there is no space left, or no quota."""
+
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+"""What the system answers to a process that has too many files open."""
+
+PERMIT = "Give this user permission to read it."
+"""What to do about a file that cannot be read, where its error tells nothing better."""
+
+_BROKEN = (
+    *(errno.EIO, errno.EBUSY, errno.EAGAIN, errno.ETIMEDOUT, getattr(errno, "ESTALE", errno.EIO)),
+    *(errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH),
+)
+_FIXES = {
+    **dict.fromkeys(NO_SPACE, "Free some disk space, or choose a folder on another disk."),
+    **dict.fromkeys(NO_DESCRIPTORS, "Close files in this process, or let it open more: ulimit -n."),
+    **dict.fromkeys(_BROKEN, "See whether the disk, the network file system or the object store works."),
+    errno.EROFS: "Choose a folder that is not read-only.",
+}
+
 
 class MemPluginError(Exception):
     """Base class of the errors that tb_memplugin raises. The message has up to three parts.
@@ -27,3 +49,8 @@ class UnreadableFileError(MemPluginError):
 
 class NotRecordedError(MemPluginError):
     """The requested run, worker, step or device was not recorded."""
+
+
+def fix_of(error: OSError, otherwise: str) -> str:
+    """Return what the user can do about an error of a file system: by its errno, where that tells it."""
+    return _FIXES.get(error.errno or 0, otherwise)

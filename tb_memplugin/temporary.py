@@ -32,6 +32,12 @@ def this_process() -> str:
     return f"{_machine() or '0' * 16}.{os.getpid()}"
 
 
+def is_here(process: str) -> bool:
+    """Whether a process, by the text of `this_process`, was started on this machine since its boot."""
+    match = _PROCESS.fullmatch(process)
+    return match is not None and match[1] == _machine()
+
+
 def has_ended(process: str) -> bool:
     """Whether a process, by the text of `this_process`, is known to have ended."""
     return is_running(process) is False
@@ -39,11 +45,10 @@ def has_ended(process: str) -> bool:
 
 def is_running(process: str) -> bool | None:
     """Whether a process, by the text of `this_process`, is running; None if that is not known."""
-    match = _PROCESS.fullmatch(process)
-    if match is None or match[1] != _machine():
+    if not is_here(process):
         return None
     try:
-        os.kill(int(match[2]), 0)
+        os.kill(int(process.partition(".")[2]), 0)
     except OSError as error:
         return error.errno != errno.ESRCH
     return True

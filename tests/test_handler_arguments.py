@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
 from torch.profiler import profile
 
 from tb_memplugin import memory_trace_handler
+from tb_memplugin.store.disk_sync import DiskSync
 
 
 @pytest.mark.parametrize(
@@ -30,3 +34,26 @@ def test_a_handler_that_was_not_called_ends_no_training_and_says_so(caplog):
         torch.ones(8)
     (told,) = caplog.messages
     assert "on_trace_ready=memory_trace_handler(DIR)" in told
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_durable_handler_waits_until_the_disk_has_the_window(tmp_path, monkeypatch, durable):
+    waits = []
+    monkeypatch.setattr(DiskSync, "wait", lambda _, seconds=1.0: waits.append(seconds))
+    handler = memory_trace_handler(tmp_path, durable=durable)
+    with profile(profile_memory=True, on_trace_ready=handler):
+        torch.ones(8)
+    assert waits == [None] * durable
+
+
+def test_a_handler_that_has_written_is_freed_at_once(tmp_path):
+    handler = memory_trace_handler(tmp_path)
+    with profile(profile_memory=True, on_trace_ready=handler) as prof:
+        torch.ones(8)
+    known, prof.on_trace_ready = weakref.ref(handler), None  # a profiler is part of a cycle
+    gc.disable()  # so that only references count
+    try:
+        del handler
+        assert known() is None
+    finally:
+        gc.enable()

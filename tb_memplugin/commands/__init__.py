@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import NO_SPACE, MemPluginError, fix_of
 
 SUB_COMMANDS = {
     "run": "Run a program, record its memory, and say what filled it.",
@@ -106,8 +106,10 @@ class LazyGroup(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of our output is gone: click exits silently
                 raise
-            message = f"A file or its host cannot be reached: {error.strerror or error}."
-            _refuse_all(message, "Check the paths, and that this machine can reach them.")
+            is_output = error.errno in NO_SPACE  # files have messages of their own
+            what = "The output cannot be written" if is_output else "A file or its host cannot be reached"
+            fix = fix_of(error, "Check the paths, and that this machine can reach them.")
+            _refuse_all(f"{what}: {error.strerror or error}.", fix)
 
 
 def _write_any_text() -> None:

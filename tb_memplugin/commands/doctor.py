@@ -20,14 +20,19 @@ _SIGNS = {Level.FINE: ("ok", "green"), Level.HINT: ("note", "yellow"), Level.PRO
 
 @click.command("doctor")
 @click.argument("logdir", type=PATH)
-def command(logdir: str) -> None:
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="First save what is intact of damaged recordings in new files. No data are deleted.",
+)
+def command(logdir: str, repair: bool) -> None:
     """Find out why the Memory tab is empty, and what to do.
 
     LOGDIR is the folder that you give to tensorboard --logdir. The exit code is 1 if there is a problem,
     else 0.
     """
     problems = 0
-    for finding in _findings(logdir):
+    for finding in _findings(logdir, repair=repair):
         sign, color = _SIGNS[finding.level]
         click.echo(f"{click.style(f'{sign:>7}', fg=color)}  {printable(finding.text)}")
         if finding.fix:
@@ -38,13 +43,15 @@ def command(logdir: str) -> None:
     click.echo(f"\nThe Memory tab should show it: tensorboard --logdir {printable(shlex.quote(logdir))}")
 
 
-def _findings(logdir: str) -> Iterator[Finding]:
+def _findings(logdir: str, *, repair: bool) -> Iterator[Finding]:
     yield from check_installation()
     try:
-        from tb_memplugin.commands.doctor_logdir import check_logdir
+        from tb_memplugin.commands.doctor_logdir import check_logdir, repaired
     except ImportError as error:
         yield problem(f"Recordings cannot be read here: {error}.", "Fix the installation first.")
         return
+    if repair:
+        yield from repaired(logdir)
     yield from check_logdir(logdir)
 
 

@@ -14,7 +14,7 @@ from tb_memplugin.analysis.account import AccountLevel, AccountLine, account_lin
 from tb_memplugin.analysis.units import counted
 from tb_memplugin.analysis.whole_device import whole_line
 from tb_memplugin.commands.doctor_findings import Finding, fine, hint, problem
-from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.errors import UnreadableFileError, fix_of
 from tb_memplugin.store import files
 from tb_memplugin.store.health import unreadable_files
 from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER
@@ -26,6 +26,7 @@ from tb_memplugin.store.reader import (
     recorded_accounts,
     recorded_whole,
 )
+from tb_memplugin.store.repair import repair
 from tb_memplugin.trace import DevicePart, WholeDevice
 
 READ_SECONDS = 10
@@ -81,6 +82,24 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
     yield from _check_accounts(recordings.steps)
     yield from _check_whole_devices(recordings.steps)
     yield from _check_access(logdir, recordings)
+
+
+def repaired(logdir: str) -> Iterator[Finding]:
+    """Save what is intact of damaged recordings, and report what was saved."""
+    if files.is_remote(logdir):
+        yield problem(f"{logdir} is not on this machine.", "Copy it here, and repair the copy.")
+        return
+    for done in repair(logdir):
+        if done.failed is not None:
+            text = f"{done.folder} was not repaired: {done.failed.strerror or done.failed}."
+            yield problem(text, fix_of(done.failed, "Let this user write there, and repair it again."))
+        elif done.waits:
+            text = f"{done.folder} is damaged, but the process that writes it may still run."
+            yield hint(text, "Repair it when that process has ended.")
+        else:
+            saved = f"{counted(done.records, 'record')} and {counted(done.steps, 'step')} of side files"
+            kept = f"; the damaged files are now {', '.join(done.kept)}" if done.kept else ""
+            yield fine(f"{done.folder}: {saved} were saved in new event files{kept}")
 
 
 def _check_folder(logdir: str) -> Finding | None:

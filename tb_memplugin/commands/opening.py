@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tb_memplugin.commands.tables import printable, refusal
-from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
+from tb_memplugin.errors import PERMIT, MemPluginError, NotRecordedError, UnreadableFileError, fix_of
 from tb_memplugin.loading import load
 from tb_memplugin.read.content import Progress
 from tb_memplugin.store import files
@@ -148,10 +148,11 @@ def read_file(path: str, reading: Reading, progress: Progress | None = None) -> 
             "A pipe cannot be read: the file must be seekable.", where=path, fix="Save it to a file first."
         ) from error
     except OSError as error:
-        why, fix = "The file cannot be read", "Give this user permission to read it."
+        why, fix = "The file cannot be read", PERMIT
         if files.is_remote(path):
             why, fix = "The file or its host cannot be reached", "Check the URL, and who may read it."
-        raise UnreadableFileError(f"{why}: {error.strerror or error}.", where=path, fix=fix) from error
+        message = f"{why}: {error.strerror or error}."
+        raise UnreadableFileError(message, where=path, fix=fix_of(error, fix)) from error
 
 
 def naming_files(error: MemPluginError, context: click.Context) -> MemPluginError:

@@ -14,6 +14,7 @@ import click
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.launch import settings
+from tb_memplugin.main_module import CODE
 
 START_FILE = "tb_memplugin.pth"
 """What pip installs beside the package: Python runs it whenever it starts."""
@@ -78,7 +79,7 @@ def command(
     }
     if module:
         words = [*_python(), "-m", program, *arguments]
-    elif program in settings.CODE or _is_python(Path(program)):
+    elif program in CODE or _is_python(Path(program)):
         words = [*_python(), program, *arguments]
     elif found := shutil.which(program):
         words = [found, *arguments]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import NO_DESCRIPTORS, MemPluginError, fix_of
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -91,7 +91,7 @@ class Guard:
         if not isinstance(error, MemPluginError):
             message = (
                 f"{loss} ({type(error).__name__}: {error}). The training continues without it.\n"
-                f"  where: {where}\n  fix: {REPORT}"
+                f"  where: {where}\n  fix: {fix_of(error, REPORT) if isinstance(error, OSError) else REPORT}"
             )
         if later:
             self._waiting = message, kind
@@ -173,8 +173,10 @@ def call_all(*functions: Callable[[], object]) -> None:
 
 def kind_of(error: Exception) -> str:
     """Return what tells the kind of an error."""
+    cause = error.__cause__ if isinstance(error, MemPluginError) else error
+    if isinstance(cause, OSError) and cause.errno in NO_DESCRIPTORS:
+        return "too many open files"  # wherever the first one was missed
     if isinstance(error, MemPluginError):
-        cause = error.__cause__
         if not isinstance(cause, OSError) or cause.errno is None:
             return str(error)
         is_remote = "://" in error.where  # an object store's client has several errnos for one fault

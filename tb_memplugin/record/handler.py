@@ -7,6 +7,7 @@ import socket
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, SupportsIndex
 
 import torch
@@ -40,6 +41,7 @@ def memory_trace_handler(
     snapshot: bool = False,
     start: Literal["all", "given"] = "all",
     exact_cpu: bool = False,
+    durable: bool = False,
     log_to: LogTo = None,
     log_level: int | str | None = None,
 ) -> Handler:
@@ -70,10 +72,10 @@ def memory_trace_handler(
             library that is compiled once (Linux). It makes the CPU's bytes exact. What is alive already is
             counted as far as Python can reach it; to miss nothing, set TB_MEMPLUGIN_EXACT_CPU=1 before
             tb_memplugin is imported, and import it before the first tensor.
+        durable: wait at the end of each window until the disk has it (docs/design/store.md), not only begin.
         log_to: "wandb", "mlflow" or "trackio", or several: its run, which the program has begun, gets
             the peaks of recorded steps and a report of each window (docs/trackers.md).
-        log_level: the level for this handler's own messages, as a name or number. None uses the package's
-            level.
+        log_level: the level for this handler's own messages, a name or number. None: the package's level.
 
     Raises:
         TypeError: a model, an optimizer or the worker's name has the wrong type.
@@ -103,6 +105,7 @@ def memory_trace_handler(
         snapshot=snapshot,
         finds_all=start == "all",
         exact_cpu=exact_cpu,
+        durable=durable,
         log_to=chosen(log_to),
         log_level=log_level,
     )
@@ -157,6 +160,7 @@ class _Settings:
     snapshot: bool = False
     finds_all: bool = True
     exact_cpu: bool = False
+    durable: bool = False
     log_to: tuple[str, ...] = ()
     log_level: int | str | None = None
 
@@ -272,7 +276,12 @@ class _MemoryTraceHandler:
         self._windows += 1
         if self._writer is None:
             worker = self._settings.worker_name or default_worker_name()
-            self._writer = RunWriter(self._dir_name, worker, self._guard.warn)
+            self._writer = RunWriter(
+                self._dir_name,
+                worker,
+                partial(self._guard.end, "the disk"),  # and not the handler, which then would outlive itself
+                durable=self._settings.durable,
+            )
         self._writer.write(self._with_holders(trace, self._recorder))
         for problem in window.problems:
             self._guard.warn(problem)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, fix_of
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.record.guard import Guard, call_all, guarded
 from tb_memplugin.record.handler import default_worker_name
@@ -407,7 +407,7 @@ class _Stream:
                 f"Figures of steps could not be written: {error.strerror or error}. They will be written "
                 "later; the training continues.",
                 where=self._logdir,
-                fix="Free some disk space, or choose a folder that this process can write to.",
+                fix=fix_of(error, "Choose a folder that this process can write to."),
             )
             refusal.__cause__, error = error, refusal
         self._guard.end(self._logdir, error, loss=_NOT_WRITTEN)

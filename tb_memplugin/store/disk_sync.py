@@ -77,8 +77,8 @@ class DiskSync:
         except RuntimeError:  # no thread can be started, as at the end of the interpreter
             self._run()
 
-    def wait(self, seconds: float = LONGEST_WAIT_SECONDS) -> None:
-        """Wait until all is flushed, some seconds at the most. Returns at once in a forked child."""
+    def wait(self, seconds: float | None = LONGEST_WAIT_SECONDS) -> None:
+        """Wait until all is flushed, so many seconds at the most. Returns at once in a forked child."""
         if self._pid == os.getpid():
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_running, seconds)

@@ -29,7 +29,7 @@ ReadRange = Callable[[int, int], bytes]
 """`read(offset, size)` returns at most `size` bytes of the file."""
 
 RERECORD = "Record the window again, or delete the file: the other windows stay readable."
-KEEP = "Keep the file: everything before this point is shown. Record again what is missing."
+KEEP = "Keep the file: what is intact in it is read. tb-memplugin doctor --repair LOGDIR saves that."
 UPGRADE = "Install the newest version of tb-memplugin on this machine."
 
 

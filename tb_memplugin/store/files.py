@@ -36,6 +36,9 @@ PATTERN = re.compile(r"[*?[]")
 _left: set[str] = set()
 """Temporary files of this process that could not be deleted."""
 
+_READ = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0)
+"""To open a pipe blocks without the last."""
+
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
 _READ_AHEAD = 4 << 20
 _NO_LINKS = {
@@ -119,10 +122,9 @@ def flush_path(path: str) -> None:
     Raises:
         OSError: the disk failed.
     """
-    access = os.O_RDWR if os.name == "nt" else os.O_RDONLY | os.O_NONBLOCK  # to open a pipe blocks without
     try:
-        descriptor = os.open(path, access | BINARY)
-    except (FileNotFoundError, PermissionError):  # Windows opens no folders
+        descriptor = os.open(path, os.O_RDWR | BINARY if os.name == "nt" else _READ)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # Windows opens no folders
         return
     try:
         mode = os.fstat(descriptor).st_mode
@@ -277,7 +279,7 @@ def read_begin(path: str, most: int = 1 << 16) -> bytes:
         file_system, inner = _remote(path)
         with _as_os_errors(path):
             return bytes(file_system.cat_file(inner)[:most])
-    descriptor = os.open(path, os.O_RDONLY | BINARY)
+    descriptor = os.open(path, _READ)
     try:
         return read_from(descriptor, 0, most)
     finally:

@@ -91,8 +91,8 @@ class GrowingFile:
         """Write the pending bytes at their offset, as far as they are not there yet."""
         try:
             descriptor = os.open(self.path, os.O_RDWR | files.BINARY)
-        except FileNotFoundError as error:
-            if self._end:
+        except (FileNotFoundError, IsADirectoryError) as error:
+            if self._end or isinstance(error, IsADirectoryError):
                 raise NotOursError(error.errno, "the file was deleted", self.path) from error
             self._create()
             return

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.errors import PERMIT, UnreadableFileError, fix_of
 from tb_memplugin.store import files
 from tb_memplugin.store.envelope import KEEP, RERECORD, EnvelopeReader
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER
@@ -62,7 +62,7 @@ def unlisted_folder(error: OSError) -> Iterator[UnreadableFileError]:
     """Yield the error of a folder that cannot be listed; nothing if it was deleted meanwhile."""
     if not isinstance(error, FileNotFoundError):
         message = f"The folder cannot be read: {error.strerror or error}."
-        fix = "Give this user permission to read it."
+        fix = fix_of(error, PERMIT)
         yield UnreadableFileError(message, where=str(error.filename or ""), fix=fix)
 
 
@@ -92,9 +92,7 @@ def _checked(path: Path, until: float) -> Iterator[UnreadableFileError]:
         return
     except OSError as error:
         message = f"The file cannot be read: {error.strerror or error}."
-        yield UnreadableFileError(
-            message, where=str(path), fix="Give the user who runs TensorBoard permission to read it."
-        )
+        yield UnreadableFileError(message, where=str(path), fix=fix_of(error, PERMIT))
 
 
 @lru_cache(maxsize=100_000)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, fix_of
 from tb_memplugin.store import files
 from tb_memplugin.store.generations import generation, generation_folder
 from tb_memplugin.store.leftovers import clear_folder
@@ -102,7 +102,7 @@ def write_import(run_folder: str, worker: str, origin: str, trace: MemoryTrace, 
         raise MemPluginError(
             f"The import could not be written: {error.strerror or error}.",
             where=run_folder,
-            fix="Free some disk space, or choose a folder that you can write to.",
+            fix=fix_of(error, "Choose a folder that you can write to."),
         ) from error
     for folder in claim.older:
         _delete(folder)

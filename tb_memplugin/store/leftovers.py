@@ -15,8 +15,9 @@ from google.protobuf.message import DecodeError
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.event_file import blobs_of
-from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name
+from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name
 from tb_memplugin.store.records import is_cut, records
+from tb_memplugin.store.worker_folder import claimed_by
 from tb_memplugin.temporary import UNKNOWN_SECONDS, age_seconds, delete_left, has_ended
 
 MOST_FOLDERS = 1_000
@@ -44,9 +45,7 @@ def clear_folder(folder: str) -> None:
             for path in (side, files.join(folder, "plugins"), folder):
                 files.remove_empty_folder(path)
             return
-        claim = files.read_begin(files.join(side, CLAIM))
-        writer = claim.partition(b"\n")[0].decode("ascii", "replace").split(" ")
-        if has_ended("".join(writer[1:2])):
+        if has_ended(claimed_by(folder)[1]):
             _clear_unfinished(folder, side)
 
 
@@ -67,7 +66,9 @@ def _is_silent_about(path: str, side_file: str) -> bool:
     """Whether an event file is whole, but for a last record that was cut, and names no such side file."""
     end = 0
     with files.open_ranges(path) as (read, size):
-        for data, reached in records(read, size):
+        for data, begin, reached in records(read, size):
+            if begin != end:
+                return False
             end = reached
             try:
                 blobs = [content for tag, content, _ in blobs_of(data) if tag != STEPS_TAG]

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from tb_memplugin.analysis.account import Account
 from tb_memplugin.analysis.divisions import By, Part, merged
 from tb_memplugin.analysis.moments import LiveAllocation
-from tb_memplugin.errors import MemPluginError, UnreadableFileError
+from tb_memplugin.errors import PERMIT, MemPluginError, UnreadableFileError, fix_of
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, ModuleTable, Parts, StepSummary
 from tb_memplugin.store import files
@@ -84,7 +84,7 @@ def load_window(path: str, epoch_ns: int | None = None) -> MemoryTrace:
         ) from error
     except OSError as error:
         message = f"The side file cannot be read: {error.strerror or error}."
-        raise UnreadableFileError(message, where=path, fix="Give this user permission to read it.") from error
+        raise UnreadableFileError(message, where=path, fix=fix_of(error, PERMIT)) from error
     if epoch_ns not in (None, epoch_of(trace)):
         message = "The side file belongs to another window."
         raise UnreadableFileError(
@@ -213,31 +213,36 @@ def read_recordings(path: str) -> Recordings:
     try:
         is_there = files.exists(path)
     except OSError as error:
-        message, fix = f"The folder cannot be read: {error.strerror or error}.", "Give this user permission."
+        message = f"The folder cannot be read: {error.strerror or error}."
+        fix = fix_of(error, PERMIT)
         raise MemPluginError(message, where=path, fix=fix) from error
     if not is_there:
         raise MemPluginError(
             "There is no such folder.", where=path, fix="Give the folder passed to the handler."
         )
-    steps: list[RecordedStep] = []
+    by_key: dict[tuple[str, str, int, int], RecordedStep] = {}
     watched: dict[str, list[WatchedSteps]] = {}
     problems: list[UnreadableFileError] = []
     for folder, names in files.walk(path, lambda error: problems.extend(unlisted_folder(error))):
         for name in names:
-            if name.endswith(EVENT_FILE_END):
-                try:
-                    for recording in _recordings_in(folder, files.join(folder, name)):
-                        # Add them one by one, to keep those before an error.
-                        if isinstance(recording, RecordedStep):
-                            steps.append(recording)
-                        else:
-                            watched.setdefault(folder, []).append(recording)
-                except UnreadableFileError as error:
-                    problems.append(error)
-                except OSError as error:
-                    message = f"The event file cannot be read: {error.strerror or error}."
-                    where, fix = files.join(folder, name), "Give this user permission to read it."
-                    problems.append(UnreadableFileError(message, where=where, fix=fix))
+            if not name.endswith(EVENT_FILE_END):
+                continue
+            try:
+                for recording in _recordings_in(folder, files.join(folder, name)):
+                    # Add them one by one, to keep those before an error.
+                    if isinstance(recording, RecordedStep):
+                        about = recording.metadata
+                        key = folder, about.writer_id, about.window, about.step
+                        by_key.setdefault(key, recording)  # written twice, it is there once
+                    else:
+                        watched.setdefault(folder, []).append(recording)
+            except UnreadableFileError as error:
+                problems.append(error)
+            except OSError as error:
+                message = f"The event file cannot be read: {error.strerror or error}."
+                where, fix = files.join(folder, name), fix_of(error, PERMIT)
+                problems.append(UnreadableFileError(message, where=where, fix=fix))
+    steps = list(by_key.values())
     replaced = superseded({step.folder: step.metadata.worker for step in steps})
     steps = [step for step in steps if step.folder not in replaced]
     steps.sort(key=lambda step: (step.folder, step.metadata.window, step.metadata.step))
@@ -253,29 +258,44 @@ def read_recordings(path: str) -> Recordings:
 
 
 def _recordings_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:
-    """Yield the captured steps and the records of figures in one event file, up to the first error.
+    """Yield the captured steps and the records of figures in one event file.
 
     Raises:
-        UnreadableFileError: a record cannot be read, or the file ends unexpectedly.
+        UnreadableFileError: after the last of them, if a record cannot be read, or if the file has more than
+            records.
     """
+    problem: UnreadableFileError | None = None
     with files.open_ranges(path) as (read, size):
-        offset, series = 0, SeriesReader(path)
-        for data, end in records(read, size):
-            offset = end
+        end, lost, series = 0, list[tuple[int, int]](), SeriesReader(path)
+        for data, begin, following in records(read, size):
+            if begin != end:
+                lost.append((end, begin))
+            end = following
             try:
-                blobs = list(blobs_of(data))
-            except DecodeError as error:
-                raise UnreadableFileError("A record is not an event.", where=path, fix=RERECORD) from error
-            for tag, content, blob in blobs:
-                if tag == STEPS_TAG:
-                    yield WatchedSteps(folder, read_series(content, path).worker, series.read(blob))
-                else:
-                    yield RecordedStep(folder, read_metadata(content, path), blob)
+                for tag, content, blob in blobs_of(data):
+                    if tag == STEPS_TAG:
+                        yield WatchedSteps(folder, read_series(content, path).worker, series.read(blob))
+                    else:
+                        yield RecordedStep(folder, read_metadata(content, path), blob)
+            except DecodeError:
+                problem = problem or UnreadableFileError("A record is not an event.", where=path, fix=KEEP)
+            except UnreadableFileError as error:
+                problem = problem or error
     if not size:
         raise UnreadableFileError("The event file is empty.", where=path, fix=RERECORD)
-    if offset != size:
+    if lost:
+        raise UnreadableFileError(_damaged_parts(lost), where=path, fix=KEEP)
+    if end != size:
         message = (
-            f"The event file ends unexpectedly at byte {offset} of {size}: a write was interrupted, or "
+            f"The event file ends unexpectedly at byte {end} of {size}: a write was interrupted, or "
             "the file is damaged."
         )
         raise UnreadableFileError(message, where=path, fix=KEEP)
+    if problem is not None:
+        raise problem
+
+
+def _damaged_parts(lost: Sequence[tuple[int, int]]) -> str:
+    total, (begin, end) = sum(end - begin for begin, end in lost), lost[0]
+    more = f", and {total - (end - begin):,} bytes further on" if len(lost) > 1 else ""
+    return f"The event file is damaged at byte {begin}, up to {end}{more}. The records around that are read."

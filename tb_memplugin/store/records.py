@@ -24,6 +24,12 @@ _ALL = 0xFFFFFFFF
 MOST_RECORD = 16 << 20
 """The largest record that is read, in bytes: ours have at most a few megabytes."""
 
+MOST_WRONG = 64 << 20
+"""After so many bytes in records whose checksum is wrong, the rest of a file is not searched for others."""
+
+_SEARCHED = 1 << 18
+"""How many bytes are searched at once for the begin of the next intact record."""
+
 
 def record(data: bytes) -> bytes:
     """Return the data as one record of an event file."""
@@ -31,21 +37,63 @@ def record(data: bytes) -> bytes:
     return length + struct.pack("<I", masked(crc32c(length))) + data + struct.pack("<I", masked(crc32c(data)))
 
 
-def records(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the data of each complete record and the offset of its end in the file.
+def records(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the data of each intact record, and the offsets of its begin and end in the file.
+
+    What lies between two of them, or after the last one, is damaged, foreign, or still being written.
 
     Args:
         read: returns a range of the file's bytes.
         size: the file's size in bytes.
-
-    Returns:
-        An iterator that stops without an error before the first incomplete or damaged record, which may
-        still be being written.
     """
-    for begin, end in _bodies(read, size):
-        if end - begin > MOST_RECORD or not _is_whole(body := read(begin, end - begin)):
-            return
-        yield body[:-4], end
+    wrong = 0
+    begin = _next_head(read, size, 0)
+    while begin is not None and wrong <= MOST_WRONG:
+        start, end = _body(read(begin, _HEAD.size), begin)
+        body = read(start, end - start) if end - start <= MOST_RECORD else b""
+        is_whole = _is_whole(body)
+        if is_whole:
+            yield body[:-4], begin, end
+        else:
+            wrong += len(body)
+        begin = _next_head(read, size, end if is_whole else begin + 1)
+
+
+def _next_head(read: Callable[[int, int], bytes], size: int, at: int) -> int | None:
+    """Return the first offset, from `at` on, of the head of a record that ends within the file."""
+    if _is_head(read(at, _HEAD.size), at, size):
+        return at
+    while at + _HEAD.size <= size:
+        block = np.frombuffer(read(at, _SEARCHED), np.uint8)
+        count = len(block) - _HEAD.size + 1
+        if count <= 0:
+            return None  # the file was cut meanwhile
+        crcs = np.full(count, _ALL, np.uint32)
+        for place in range(8):
+            byte = block[place : place + count] ^ np.uint8(0xFF if place < 4 else 0)
+            crcs ^= _block_table()[(_BLOCK - 8 + place) * 256 :][:256].take(byte)
+        crcs = ((crcs >> 15) | (crcs << 17)) + np.uint32(0xA282EAD8)
+        stored = np.zeros(count, np.uint32)
+        for place in range(4):
+            stored |= block[8 + place : 8 + place + count].astype(np.uint32) << np.uint32(8 * place)
+        for offset in np.flatnonzero(crcs == stored).tolist():
+            if _is_head(block[offset : offset + _HEAD.size].tobytes(), at + offset, size):
+                return at + int(offset)
+        at += count
+    return None
+
+
+def _is_head(head: bytes, begin: int, size: int) -> bool:
+    """Whether bytes at an offset are the head of a record that ends within the file."""
+    if len(head) < _HEAD.size or masked(crc32c(head[:8])) != _HEAD.unpack(head)[1]:
+        return False
+    return _body(head, begin)[1] <= size
+
+
+def _body(head: bytes, begin: int) -> tuple[int, int]:
+    """Return the offsets at which the data of the record with a head begins, and the record ends."""
+    start = begin + _HEAD.size
+    return start, start + int(_HEAD.unpack(head)[0]) + 4
 
 
 def checked(read: Callable[[int, int], bytes], begin: int, size: int) -> Iterator[tuple[int, bool]]:
@@ -75,18 +123,13 @@ def is_cut(read: Callable[[int, int], bytes], size: int, end: int) -> bool:
     head = read(end, _HEAD.size)
     if len(head) < _HEAD.size:
         return True
-    length, checksum = _HEAD.unpack(head)
-    return masked(crc32c(head[:8])) == checksum and end + _HEAD.size + int(length) + 4 > size
+    return masked(crc32c(head[:8])) == _HEAD.unpack(head)[1] and _body(head, end)[1] > size
 
 
 def _bodies(read: Callable[[int, int], bytes], size: int, end: int = 0) -> Iterator[tuple[int, int]]:
     """Yield where the data of each complete record begins and where it ends, from the record at `end` on."""
-    while end + _HEAD.size + 4 <= size:
-        head, begin = read(end, _HEAD.size), end + _HEAD.size
-        length, checksum = _HEAD.unpack(head)
-        end = begin + int(length) + 4
-        if masked(crc32c(head[:8])) != checksum or end > size:
-            return
+    while _is_head(head := read(end, _HEAD.size), end, size):
+        begin, end = _body(head, end)
         yield begin, end
 
 

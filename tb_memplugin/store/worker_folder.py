@@ -127,7 +127,7 @@ class WriterFolder:
             self._folder, self._next_id, self._pid = None, uuid.uuid4().hex, os.getpid()
         if self._folder is None or self._folder.is_gone():
             claimed = claim_free_folder(*self._wanted, writer_id=self._next_id)
-            if self._folder is not None:
+            if self._folder is not None and claimed.worker == self._wanted[1]:  # else that was told
                 _log.warning("%s was deleted; later recordings go into a new folder.", self._folder.path)
             self._folder, self._next_id = claimed, uuid.uuid4().hex
         return self._folder
@@ -192,6 +192,17 @@ def claim_folder(folder: str, writer_id: str, origin: str = "", state: str = "")
     content = f"{writer}\n{origin}" if origin else writer
     path = files.join(folder, SIDE_FOLDER, CLAIM)
     return files.claim(path, content.encode("utf-8", "surrogatepass"), flushed=bool(origin))
+
+
+def claimed_by(folder: str) -> tuple[str, str]:
+    """Return the id of a folder's writer and the text of its process, see `this_process`; "" if not known.
+
+    Raises:
+        OSError: the claim cannot be read: FileNotFoundError if there is none.
+    """
+    claim = files.read_begin(files.join(folder, SIDE_FOLDER, CLAIM))
+    writer_id, process, *_ = [*claim.partition(b"\n")[0].decode("ascii", "replace").split(" "), ""]
+    return writer_id, process
 
 
 def has_events(folder: str) -> bool:

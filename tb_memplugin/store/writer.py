@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, fix_of
+from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import pack
 from tb_memplugin.store.disk_sync import DiskSync
@@ -59,19 +60,27 @@ class RunWriter:
     Args:
         logdir: a local path or an fsspec URL. It need not exist.
         worker: the worker's name, any text; the folder's name is made safe from it.
-        warn: called with the message of an error of the disk that came only after `write`, on another thread.
+        failed: called with an error of the disk that came only after `write`, on another thread.
+        durable: whether `write` waits until the disk has the window.
     """
 
-    def __init__(self, logdir: str, worker: str, warn: Callable[[str], object] = _log.warning) -> None:
+    def __init__(
+        self,
+        logdir: str,
+        worker: str,
+        failed: Callable[[MemPluginError], object] = _log.warning,
+        *,
+        durable: bool = False,
+    ) -> None:
         self._logdir = files.absolute(os.fspath(logdir))
         self._lock = threading.Lock()
         logdir = self._logdir
         self._disk = DiskSync(
-            lambda error: warn(str(_not_written(logdir, error))), idle=lambda: clear_logdir(logdir)
+            lambda error: failed(_not_written(logdir, error)), idle=lambda: clear_logdir(logdir)
         )
         self._claimed = WriterFolder(self._logdir, worker)
-        self._folder: WorkerFolder | None = None
-        self._windows = 0
+        self._windows = self._failed = 0
+        self._durable = durable
 
     @classmethod
     def into(cls, folder: str, worker: str, writer_id: str) -> RunWriter:
@@ -99,25 +108,22 @@ class RunWriter:
         if "\0" in self._logdir:
             self._refuse(OSError("a folder's name cannot have a NUL character"))
         folder = self._claimed.current()
-        if folder is not self._folder:
-            self._folder, self._windows = folder, 0
-        if folder.is_unsettled:
-            folder.settle()
-            self._windows += 1
+        folder.settle()
         while True:
             try:
-                return self._write_to(folder, trace)
-            except FileExistsError:  # the side file of a window that failed could not be deleted
+                written = self._write_to(folder, trace, self._windows + self._failed)
+            except OSError as error:
+                self._failed += 1  # no number is used again
+                if not isinstance(error, FileExistsError):  # as where someone else put a side file there
+                    raise
+            else:
                 self._windows += 1
+                return written
 
-    def _write_to(self, folder: WorkerFolder, trace: MemoryTrace) -> WrittenWindow:
-        window = Window(folder.worker, folder.writer_id, self._windows, side_file_name(self._windows))
-        summaries = WindowSummaries(trace, window)
-        steps, summarized = range(len(trace.steps)), whole_summaries(trace)
-        metadata = [summaries.metadata(row) for row in steps]
-        blobs = [pack(lambda limits, row=row: summaries.summary(row, limits)) for row in steps[:summarized]]  # type: ignore[misc]
-        blobs += [pack(lambda _, row=row: summaries.outline(row)) for row in steps[summarized:]]  # type: ignore[misc]
-        events = b"".join(map(step_record, metadata, blobs))
+    def _write_to(self, folder: WorkerFolder, trace: MemoryTrace, number: int) -> WrittenWindow:
+        window = Window(folder.worker, folder.writer_id, number, side_file_name(number))
+        steps = window_steps(trace, window)
+        events = b"".join(step_record(metadata, blob) for metadata, blob in steps)
         side_file = files.join(folder.path, SIDE_FOLDER, window.side_file)
         size = files.write_new(side_file, lambda stream: write_window(stream, trace), flushed=folder.flushed)
         try:
@@ -132,9 +138,10 @@ class RunWriter:
             with suppress(OSError):
                 files.remove(side_file)
             raise
-        self._windows += 1
         if not folder.flushed:
             self._disk.add(side_file, event_file)
+        if self._durable:
+            self._disk.wait(None)
         return WrittenWindow(
             folder=folder.path,
             worker=folder.worker,
@@ -143,16 +150,31 @@ class RunWriter:
             side_file=side_file,
             event_file=event_file,
             side_file_bytes=size,
-            summary_bytes=tuple(map(len, blobs)),
+            summary_bytes=tuple(len(blob) for _, blob in steps),
         )
 
     def _refuse(self, error: OSError) -> NoReturn:
-        raise _not_written(self._logdir, error) from error
+        raise _not_written(self._logdir, error)
+
+
+def window_steps(trace: MemoryTrace, window: Window) -> list[tuple[StepMetadata, bytes]]:
+    """Return the metadata and the blob of each step of a window, as its event file has them."""
+    summaries, summarized = WindowSummaries(trace, window), whole_summaries(trace)
+    steps = []
+    for row in range(len(trace.steps)):
+        if row < summarized:
+            blob = pack(lambda limits, row=row: summaries.summary(row, limits))  # type: ignore[misc]
+        else:
+            blob = pack(lambda _, row=row: summaries.outline(row))  # type: ignore[misc]
+        steps.append((summaries.metadata(row), blob))
+    return steps
 
 
 def _not_written(logdir: str, error: OSError) -> MemPluginError:
-    return MemPluginError(
+    refusal = MemPluginError(
         f"The memory profile could not be written: {error.strerror or error}.",
         where=logdir,  # the same for every operation, so that one fault is logged once
-        fix="Free some disk space, or choose a folder that this process can write to.",
+        fix=fix_of(error, "Choose a folder that this process can write to."),
     )
+    refusal.__cause__ = error
+    return refusal

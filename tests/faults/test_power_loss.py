@@ -52,6 +52,7 @@ SENTENCES = {
     "The checksum of the file's index is wrong: it is damaged.",
     "The event file is empty.",
     "The event file ends unexpectedly",
+    "The event file is damaged",
 }
 """What users are told of files of which the disk has a part."""
 

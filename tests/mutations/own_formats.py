@@ -59,7 +59,7 @@ def event_file_damaged(content: bytes, random: Random) -> bytes:
     if random.random() < 0.25:
         return bytes_damaged(content, random)
     every = [
-        data for data, _ in records(lambda offset, count: content[offset : offset + count], len(content))
+        data for data, _, _ in records(lambda offset, count: content[offset : offset + count], len(content))
     ]
     way, row = random.randrange(4), random.randrange(len(every))
     if way == 0:

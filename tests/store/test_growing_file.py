@@ -16,6 +16,7 @@ from tb_memplugin.store.growing_file import GrowingFile, NotOursError, PartFiles
 from tb_memplugin.store.reader import load_window, read_recordings
 from tb_memplugin.store.writer import RunWriter
 from tests.faults.failing_files import FOREVER, FailingFiles, Fault
+from tests.flushing import wait_for_the_disk
 from tests.traces import same, trace
 
 WINDOWS = [trace(f"step {number}", f"alloc {100 + number} a") for number in range(4)]
@@ -174,12 +175,14 @@ def test_a_window_that_may_have_been_written_is_there_after_the_next_one(tmp_pat
                 pass
             else:
                 break
-        if writer._folder is not None and writer._folder.is_unsettled:
+        if writer._claimed.current().is_unsettled:
             break
     assert steps_in(tmp_path) == [0, 1]
-    assert writer.write(WINDOWS[3]).window == 3
+    unsettled = at + 1  # each window that failed before has a number of its own
+    assert writer.write(WINDOWS[3]).window == unsettled + 1
     steps = read_recordings(str(tmp_path)).steps
-    assert [(step.metadata.window, step.metadata.step) for step in steps] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    numbers = [(step.metadata.window, step.metadata.step) for step in steps]
+    assert numbers == [(0, 0), (1, 1), (unsettled, 2), (unsettled + 1, 3)]
     assert all(
         same(load_window(str(step.side_file), step.metadata.epoch_ns), window)
         for step, window in zip(steps, WINDOWS, strict=True)
@@ -282,3 +285,33 @@ def test_without_hard_links_a_file_is_created_whole_and_replaces_none(tmp_path, 
     with pytest.raises(FileExistsError):
         files.write_new(str(tmp_path / "old"), lambda stream: stream.write(b"new"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"new": b"new", "old": b"old"}
+
+
+def test_a_writer_whose_event_file_became_a_folder_goes_on_in_another(tmp_path):
+    writer = RunWriter(str(tmp_path), "rank0")
+    path = Path(writer.write(WINDOWS[0]).event_file)
+    path.unlink()
+    path.mkdir()
+    assert writer.write(WINDOWS[1]).event_file.endswith(".000001.tb_memplugin")
+    assert steps_in(tmp_path) == [1]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_in_the_place_of_a_claim_is_not_waited_for(tmp_path):
+    side = tmp_path / "rank0/plugins/tb_memplugin"
+    side.mkdir(parents=True)
+    os.mkfifo(side / "claimed")
+    with pytest.raises(MemPluginError, match="could not be written"):
+        RunWriter(str(tmp_path), "rank0").write(WINDOWS[0])
+
+
+def test_a_folder_of_side_files_that_became_a_file_is_one_warning(tmp_path, caplog):
+    writer = RunWriter(str(tmp_path), "rank0")
+    writer.write(WINDOWS[0])
+    wait_for_the_disk()
+    (tmp_path / "rank0/plugins").rename(tmp_path / "away")
+    (tmp_path / "rank0/plugins").write_bytes(b"")
+    assert writer.write(WINDOWS[1]).worker == "rank0.2"
+    wait_for_the_disk()
+    (message,) = caplog.messages
+    assert "so this one writes to" in message

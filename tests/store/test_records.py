@@ -14,7 +14,7 @@ def reading(content):
 
 
 def all_records(content):
-    return [data for data, _ in records(reading(content), len(content))]
+    return [data for data, _, _ in records(reading(content), len(content))]
 
 
 def test_the_checksum_of_the_standard_example():
@@ -44,10 +44,37 @@ def test_a_record_cut_short_ends_the_file_and_spoils_nothing_before_it():
         assert framed(reading(content), len(content)) == len(whole)
 
 
-def test_a_damaged_record_ends_the_file():
+@pytest.mark.parametrize("at", [0, 3, 9, 14, -1], ids=["length", "length's end", "checksum", "data", "end"])
+def test_records_after_a_damaged_one_are_read(at):
     damaged = bytearray(record(b"second"))
-    damaged[14] ^= 1
-    assert all_records(record(b"first") + bytes(damaged) + record(b"third")) == [b"first"]
+    damaged[at] ^= 1
+    content = record(b"first") + bytes(damaged) + record(b"third")
+    one, two = len(record(b"first")), len(damaged)
+    assert list(records(reading(content), len(content))) == [
+        (b"first", 0, one),
+        (b"third", one + two, len(content)),
+    ]
+
+
+@pytest.mark.parametrize("foreign", [b"x", b"\0" * 4_096, record(b"cut short")[:-1], os.urandom(300_000)])
+def test_records_after_something_foreign_are_read(foreign, monkeypatch):
+    monkeypatch.setattr(store_records, "_SEARCHED", 1_000)  # heads lie across the edges of what is searched
+    content = record(b"first") + foreign + record(b"second" * 100) + foreign
+    assert all_records(content) == [b"first", b"second" * 100]
+
+
+def test_records_that_lie_within_each_other_do_not_take_for_ever(monkeypatch):
+    head = record(b"x" * 5_000)[:12]
+    monkeypatch.setattr(store_records, "MOST_WRONG", 20_000)
+    read = list[int]()
+
+    def reading_counted(offset, size):
+        read.append(size)
+        return content[offset : offset + size]
+
+    content = head * 1_000 + record(b"last")
+    assert list(records(reading_counted, len(content))) == []
+    assert read.count(5_004) == 4
 
 
 def test_an_enormous_record_ends_the_file_unread(monkeypatch):

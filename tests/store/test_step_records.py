@@ -27,7 +27,7 @@ def values_of(path):
     """Step and value of every value in an event file, by tag."""
     data = Path(path).read_bytes()
     found: dict[str, list] = {}
-    for record, _ in records(lambda offset, count: data[offset : offset + count], len(data)):
+    for record, _, _ in records(lambda offset, count: data[offset : offset + count], len(data)):
         event = Event.FromString(record)
         for value in event.summary.value:
             found.setdefault(value.tag, []).append((event.step, value))

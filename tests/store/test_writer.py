@@ -6,6 +6,7 @@ import resource
 import shutil
 import stat
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import fsspec
 import pytest
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.store import files
 from tb_memplugin.store.reader import load_window, read_recordings
 from tb_memplugin.store.writer import RunWriter
 from tests.traces import same, trace
@@ -255,7 +257,7 @@ def test_where_the_disk_is_full_earlier_and_later_steps_stay_whole(tmp_path, mos
     assert [step.metadata.step for step in recordings.steps] == [5, 6, 7]
     assert not recordings.problems
     side_files = [path for path in files_in(tmp_path) if "plugins" in path and not path.endswith("claimed")]
-    assert [Path(path).name for path in side_files] == ["window-000000.mem", "window-000001.mem"]
+    assert [Path(path).name for path in side_files] == ["window-000000.mem", "window-000002.mem"]
 
 
 def test_an_event_file_that_cannot_grow_takes_the_side_file_back(tmp_path, monkeypatch):
@@ -270,7 +272,7 @@ def test_an_event_file_that_cannot_grow_takes_the_side_file_back(tmp_path, monke
         with pytest.raises(MemPluginError, match="No space left on device"):
             writer.write(NEXT)
     assert files_in(tmp_path) == before
-    assert writer.write(NEXT).window == 1
+    assert writer.write(NEXT).window == 2  # no number is used again
 
 
 @pytest.fixture
@@ -293,3 +295,38 @@ def test_remote_logdirs_take_one_event_file_a_window(memory_url):
 def test_a_path_whose_client_is_not_installed_is_refused_in_words():
     with pytest.raises(MemPluginError, match="not installed"):
         RunWriter("nosuchprotocol://bucket/x", "rank0").write(STEP)
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.ENOSPC, "Free some disk space"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.EROFS, "not read-only"),
+        (errno.EBUSY, "the object store works"),  # so s3fs tells of 503
+        (errno.EACCES, "that this process can write to"),
+    ],
+)
+def test_the_error_of_a_window_says_what_to_do_about_its_cause(tmp_path, monkeypatch, number, fix):
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tb_memplugin.store.files.write_new", fail)
+    with pytest.raises(MemPluginError) as caught:
+        RunWriter(str(tmp_path), "rank0").write(STEP)
+    assert fix in caught.value.fix
+    assert os.strerror(number) in caught.value.what
+
+
+def test_a_durable_window_is_on_the_disk_when_write_returns(tmp_path, monkeypatch):
+    flushed, flush_path = list[str](), files.flush_path
+
+    def slowly(path):
+        time.sleep(0.02)
+        flush_path(path)
+        flushed.append(path)
+
+    monkeypatch.setattr(files, "flush_path", slowly)
+    written = RunWriter(str(tmp_path), "rank0", durable=True).write(STEP)
+    folders = {written.folder, str(Path(written.side_file).parent)}
+    assert {written.side_file, written.event_file} | folders <= set(flushed)

@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import nn
 
 from tb_memplugin.analysis.units import counted
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, fix_of
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.record.arguments import Optimizers, at_least_one, checked_model, checked_optimizers
 from tb_memplugin.record.guard import Guard, call_all, guarded
@@ -325,8 +325,8 @@ def _failure(error: BaseException) -> tuple[str, str]:
         reason = error.strerror or type(error).__name__
         return reason, (
             f"The iteration report could not be written: {reason}. The training continues.\n  where: "
-            f"{error.filename or 'console or CSV files'}\n  fix: Free some disk space, or choose a "
-            "folder that this process can write to."
+            f"{error.filename or 'console or CSV files'}\n  fix: "
+            f"{fix_of(error, 'Choose a folder that this process can write to.')}"
         )
     return type(error).__name__, (
         f"The iteration report failed ({type(error).__name__}: {error}). The training continues.\n  "

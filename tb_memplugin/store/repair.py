@@ -1,0 +1,184 @@
+"""What is intact of damaged recordings, saved in new event files. Nothing is deleted or overwritten.
+
+The intact records of a damaged event file go into a new one beside it, and the steps of a side file that no
+record has into another. The damaged file goes into the folder of side files, where TensorBoard looks for no
+event files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.proto.metadata_pb2 import StepMetadata
+from tb_memplugin.store import files
+from tb_memplugin.store.blob import read_metadata
+from tb_memplugin.store.event_file import blobs_of, first_record, step_record
+from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name
+from tb_memplugin.store.reader import load_window
+from tb_memplugin.store.records import record, records
+from tb_memplugin.store.summary import Window
+from tb_memplugin.store.worker_folder import claimed_by
+from tb_memplugin.store.writer import window_steps
+from tb_memplugin.temporary import age_seconds, has_ended, is_here
+
+QUIET_SECONDS = 600
+"""How long the files of another machine's process must be unchanged, so that it counts as ended."""
+
+SAVED_END = f".saved{EVENT_FILE_END}"
+"""Suffix of the event files with what was saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What was done in a worker's folder.
+
+    Attributes:
+        folder: the worker's folder.
+        waits: whether nothing was done, because a process may still write there.
+        failed: an error of the file system. Nothing is lost by that, and to try again is safe.
+        records: how many records of damaged event files are saved that no other event file has.
+        steps: how many steps of side files are saved of which no record was left.
+        kept: where the damaged event files are now.
+    """
+
+    folder: str
+    waits: bool = False
+    failed: OSError | None = None
+    records: int = 0
+    steps: int = 0
+    kept: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _EventFile:
+    """What is intact of an event file: hashes of records, and the metadata of steps."""
+
+    is_whole: bool = True
+    hashes: set[bytes] = field(default_factory=set)
+    steps: list[StepMetadata] = field(default_factory=list)
+
+
+def repair(logdir: str) -> Iterator[Repair]:
+    """Save what is intact in each worker's folder, under a local logdir, in which something is damaged."""
+    for folder, names in files.walk(logdir):
+        if files.is_folder(files.join(folder, SIDE_FOLDER)):
+            paths = [files.join(folder, name) for name in names if name.endswith(EVENT_FILE_END)]
+            try:
+                done = _repair_folder(folder, {path: _read(path) for path in paths})
+            except OSError as error:
+                done = Repair(folder, failed=error)
+            if done is not None:
+                yield done
+
+
+def _repair_folder(folder: str, events: Mapping[str, _EventFile]) -> Repair | None:
+    """Save what is intact in a worker's folder. Return None where nothing is damaged."""
+    writer_id, process = "", ""
+    with suppress(FileNotFoundError):
+        writer_id, process = claimed_by(folder)
+    missing = list(_steps_without_record(folder, writer_id, events))
+    damaged = [path for path, content in events.items() if not content.is_whole]
+    if not damaged and not missing:
+        return None
+    if _may_be_written(process, [files.join(folder, SIDE_FOLDER), *events]):
+        return Repair(folder, waits=True)
+    in_whole_files = {digest for content in events.values() if content.is_whole for digest in content.hashes}
+    saved = 0
+    for path in damaged:
+        lost = events[path].hashes - in_whole_files
+        if lost:
+            _write(path.removesuffix(EVENT_FILE_END), _records_with(path, lost))
+        saved, in_whole_files = saved + len(lost), in_whole_files | lost
+    if missing:
+        _write(files.join(folder, f"events.out.tfevents.{int(time.time()):010d}"), missing)
+    kept = tuple(_set_aside(folder, path) for path in damaged)  # by them, a second try knows what is missing
+    return Repair(folder, records=saved, steps=len(missing), kept=kept)
+
+
+def _read(path: str) -> _EventFile:
+    """Return what is intact of an event file."""
+    content, reached = _EventFile(), 0
+    with files.open_ranges(path) as (read, size):
+        for data, begin, end in records(read, size):
+            content.is_whole &= _is_added(content, data) and begin == reached
+            reached = end
+    content.is_whole &= 0 < size == reached
+    return content
+
+
+def _is_added(content: _EventFile, data: bytes) -> bool:
+    """Note what is in a record. Return whether it is an event."""
+    try:
+        blobs = list(blobs_of(data))
+    except DecodeError:
+        return False
+    if blobs:  # the first record only says that this is an event file
+        content.hashes.add(sha256(data).digest())
+    for tag, about, _ in blobs:
+        with suppress(UnreadableFileError):  # one of a newer version is saved as it is
+            content.steps += [read_metadata(about)] * (tag != STEPS_TAG)
+    return True
+
+
+def _steps_without_record(folder: str, writer_id: str, events: Mapping[str, _EventFile]) -> Iterator[bytes]:
+    """Yield the records of steps of intact side files that no event file has."""
+    side = files.join(folder, SIDE_FOLDER)
+    steps = [step for content in events.values() for step in content.steps]
+    recorded, named = {(step.side_file, step.step) for step in steps}, {step.side_file for step in steps}
+    worker = next((step.worker for step in steps), Path(folder).name)
+    all_are_whole = all(content.is_whole for content in events.values())
+    for name in filter(is_side_file_name, files.names_in(side)):
+        if all_are_whole and name in named:
+            continue
+        try:
+            trace = load_window(files.join(side, name))
+        except UnreadableFileError as error:
+            if isinstance(error.__cause__, OSError):  # it may be intact
+                raise error.__cause__ from error
+            continue
+        window = Window(worker, writer_id, int(name[len("window-") : -len(".mem")]), name)
+        for metadata, blob in window_steps(trace, window):
+            if (name, metadata.step) not in recorded:
+                yield step_record(metadata, blob)
+
+
+def _may_be_written(process: str, paths: Sequence[str]) -> bool:
+    """Whether the process that claimed a folder may still write to its files."""
+    if is_here(process):
+        return not has_ended(process)
+    return any(age_seconds(path) < QUIET_SECONDS for path in paths)
+
+
+def _records_with(path: str, hashes: set[bytes]) -> Iterator[bytes]:
+    """Yield the records of an event file that have certain hashes, each once."""
+    left = set(hashes)
+    with files.open_ranges(path) as (read, size):
+        for data, _, _ in records(read, size):
+            digest = sha256(data).digest()
+            if digest in left:
+                left.remove(digest)
+                yield record(data)
+
+
+def _write(stem: str, content: Iterable[bytes]) -> None:
+    files.write_new(
+        stem + SAVED_END, lambda stream: stream.writelines((first_record(), *content)), flushed=True
+    )
+
+
+def _set_aside(folder: str, path: str) -> str:
+    """Move a damaged event file to where nobody reads it. Return its new path."""
+    name = Path(path).name.removesuffix(EVENT_FILE_END).replace("tfevents", "damaged")
+    kept = files.join(folder, SIDE_FOLDER, name)
+    if files.exists(kept):
+        raise FileExistsError(f"{kept} exists")
+    Path(path).rename(kept)
+    return kept

@@ -1,0 +1,92 @@
+"""Event files with records that are damaged, foreign, or there twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tb_memplugin.store.reader import read_recordings
+from tb_memplugin.store.records import record, records
+from tb_memplugin.store.steps_writer import StepsWriter
+from tb_memplugin.store.writer import RunWriter
+from tests.step_figures import figures
+from tests.traces import EPOCH, trace
+
+
+@pytest.fixture
+def event_file(tmp_path):
+    """The event file of windows with steps 0, 1, 2 and 3."""
+    writer = RunWriter(str(tmp_path), "w")
+    written = [writer.write(trace(f"step {step}", f"alloc {step + 1} a")) for step in range(4)]
+    return Path(written[0].event_file)
+
+
+def parts(path):
+    """The records of a file as bytes: the first, which names the format, and one for each step."""
+    content = path.read_bytes()
+    found = records(lambda offset, count: content[offset : offset + count], len(content))
+    return [content[begin:end] for _, begin, end in found]
+
+
+def read(path):
+    """The peaks that are read, and what is said of the file."""
+    found = read_recordings(str(path.parent.parent))
+    steps = {step.metadata.step: step.summary().devices[0].stats.peak_bytes for step in found.steps}
+    return steps, [problem.what for problem in found.problems]
+
+
+def test_records_that_were_written_twice_are_there_once(event_file):
+    first, *steps = parts(event_file)
+    event_file.write_bytes(first + b"".join(step * 2 for step in steps) + b"".join(reversed(steps)))
+    assert len(read_recordings(str(event_file.parent)).steps) == 4
+    assert read(event_file) == ({0: 1, 1: 2, 2: 3, 3: 4}, [])
+
+
+def test_a_window_that_is_in_two_event_files_of_its_writer_is_there_once(event_file):
+    event_file.with_name(event_file.name.replace(".000000.", ".000001.")).write_bytes(event_file.read_bytes())
+    assert read(event_file) == ({0: 1, 1: 2, 2: 3, 3: 4}, [])
+
+
+@pytest.mark.parametrize("at", [2, 100], ids=["head", "data"])
+def test_after_a_damaged_record_the_others_are_read_and_the_place_is_named(event_file, at):
+    found = parts(event_file)
+    begin = len(found[0] + found[1])
+    damaged = bytearray(event_file.read_bytes())
+    damaged[begin + at] ^= 1
+    event_file.write_bytes(damaged)
+    where = f"at byte {begin}, up to {begin + len(found[2])}"
+    assert read(event_file) == (
+        {0: 1, 2: 3, 3: 4},
+        [f"The event file is damaged {where}. The records around that are read."],
+    )
+
+
+def test_a_torn_and_a_foreign_record_are_left_out_and_counted(event_file):
+    first, *steps = parts(event_file)
+    event_file.write_bytes(first + steps[0][:-9] + steps[1] + b"foreign" + steps[2] + steps[3])
+    begin = len(first)
+    where = f"at byte {begin}, up to {begin + len(steps[0]) - 9}, and 7 bytes further on"
+    assert read(event_file) == (
+        {1: 2, 2: 3, 3: 4},
+        [f"The event file is damaged {where}. The records around that are read."],
+    )
+
+
+def test_a_record_that_is_no_event_is_named_and_the_others_are_read(event_file):
+    first, *steps = parts(event_file)
+    event_file.write_bytes(first + record(b"\xff") + b"".join(steps))
+    assert read(event_file) == ({0: 1, 1: 2, 2: 3, 3: 4}, ["A record is not an event."])
+
+
+def test_records_of_a_monitor_that_were_written_twice_or_damaged_cost_no_others(tmp_path):
+    writer = StepsWriter(str(tmp_path), "w", EPOCH)
+    path = Path([writer.write(figures([10 + step], first=step)) for step in range(4)][-1])
+    first, *found = parts(path)
+    series, scalars = found[::2], found[1::2]
+    assert len(series) == len(scalars) == 4
+    path.write_bytes(first + series[0] + series[0] + series[1][:-1] + b"\0" + series[2] + series[3])
+    recordings = read_recordings(str(tmp_path))
+    assert recordings.watched[0].figures.steps.tolist() == [0, 2, 3]
+    assert recordings.watched[0].figures.devices[0].peak.tolist() == [10, 12, 13]
+    assert [problem.what[:25] for problem in recordings.problems] == ["The event file is damaged"]
