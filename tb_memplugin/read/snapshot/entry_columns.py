@@ -1,0 +1,141 @@
+"""The entries of one trace, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.trace.tables import Bool, Int32, Int64
+
+FIELDS = (
+    "action",
+    "addr",
+    "size",
+    "stream",
+    "time_us",
+    "frames",
+    "forward_frames",
+    "compile_context",
+    "user_metadata",
+    "category",
+    "pool_id",
+    "device_free",
+)
+"""The fields of entries that are read."""
+
+INT64 = np.iinfo(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A field of all entries, None where an entry lacks it.
+
+    `values` has one value for each entry: a list, or int64. With `index`, entry `i` has the value
+    `values[index[i]]`; then `values` has what some entry has, in order of first appearance.
+    """
+
+    values: Sequence[Any] | Int64
+    index: Int64 | None = None
+
+    def each(self) -> Sequence[Any] | Int64:
+        """Return the value of each entry."""
+        if self.index is None:
+            return self.values
+        return [self.values[row] for row in self.index.tolist()]
+
+    def rows(self, rows_of: Callable[[Any], np.ndarray]) -> np.ndarray:
+        """Return `rows_of` of each entry's value."""
+        rows = rows_of(self.values)
+        return rows if self.index is None else rows[self.index]
+
+
+class EntryColumns:
+    """Entries that were read as columns. `None` in `values` means that an entry lacks the field.
+
+    Args:
+        count: the number of entries.
+        columns: their fields.
+    """
+
+    def __init__(self, count: int, columns: Mapping[str, Column]) -> None:
+        self._count = count
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return self._count
+
+    def column(self, field: str) -> Column:
+        """Return a field."""
+        return self._columns.get(field) or Column([None], np.zeros(self._count, np.int64))
+
+    def at(self, entry: int, field: str) -> Any:
+        """Return a field of one entry."""
+        column = self.column(field)
+        return column.values[entry if column.index is None else int(column.index[entry])]
+
+
+class EntryDicts:
+    """Entries as dicts, with the same interface as `EntryColumns`."""
+
+    def __init__(self, entries: Sequence[dict[str, Any]]) -> None:
+        self._entries = entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def column(self, field: str) -> Column:
+        """Return a field."""
+        try:
+            return Column(list(map(itemgetter(field), self._entries)))
+        except KeyError:
+            return Column([entry.get(field) for entry in self._entries])
+
+    def at(self, entry: int, field: str) -> Any:
+        """Return a field of one entry."""
+        return self._entries[entry].get(field)
+
+
+def with_others(count: int, column: Column | None, others: Sequence[int], values: Sequence[Any]) -> Column:
+    """Return a column of all entries from that of most.
+
+    Args:
+        count: the number of all entries.
+        column: a field of the entries except `others`; None if they lack it. Its values need no order, and
+            not all must be used.
+        others: the ascending indices of the other entries.
+        values: what these have.
+    """
+    most = np.ones(count, bool)
+    most[others] = False
+    if column is not None and column.index is None:
+        return _numbers(count, column.values, most, others, values)
+    known: list[Any] = [None] if column is None else list(column.values)
+    index = np.zeros(count, np.int64)
+    if column is not None:
+        index[most] = column.index
+    index[others] = np.arange(len(known), len(known) + len(others))
+    known += values
+    first = np.full(len(known), count)
+    first[index[::-1]] = np.arange(count - 1, -1, -1)
+    order = np.argsort(first, kind="stable")[: int(np.count_nonzero(first < count))]
+    new = np.zeros(len(known), np.int64)
+    new[order] = np.arange(len(order))
+    return Column([known[row] for row in order.tolist()], new[index])
+
+
+def _numbers(
+    count: int, numbers: Any, most: Bool, others: Sequence[int], values: Sequence[Any]
+) -> Column:
+    full = np.zeros(count, np.int64)
+    full[most] = numbers
+    if all(type(value) is int and INT64.min <= value <= INT64.max for value in values):
+        full[others] = values
+        return Column(full)
+    each: list[Any] = full.tolist()
+    for row, value in zip(others, values, strict=True):
+        each[row] = value
+    return Column(each)
