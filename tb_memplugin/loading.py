@@ -117,7 +117,7 @@ def load(
             limit = content_limit(limit_bytes, size if is_packed else None)
 
             def content() -> Any:
-                stream = FileStream(read, size, progress)
+                stream: Any = FileStream(read, size, progress)
                 return GzipStream(stream, name, limit) if is_packed else stream
 
             if is_packed:
@@ -129,10 +129,8 @@ def load(
         raise out_of_memory(name) from error
 
 
-def _trace_in(
-    content_of: Callable[[], BinaryIO], head: bytes, name: str, device_type: str
-) -> MemoryTrace:
-    """Return the trace in an uncompressed stream that begins with the bytes `head`, which may be read twice."""
+def _trace_in(content_of: Callable[[], BinaryIO], head: bytes, name: str, device_type: str) -> MemoryTrace:
+    """Return the trace in an uncompressed stream that begins with the bytes `head`."""
     _refuse_known(head, name)
     stream = content_of()
     begin = head.decode(json.detect_encoding(head), errors="replace").lstrip()[:1]

@@ -12,8 +12,8 @@ import numpy as np
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.faults import Faults, Tally
 from tb_memplugin.read.snapshot.entry_columns import Column, EntryColumns, EntryDicts
-from tb_memplugin.read.snapshot.numbers import addresses, whole_numbers
-from tb_memplugin.read.snapshot.tables import Tables, check_texts, count_none
+from tb_memplugin.read.snapshot.numbers import addresses, count_none, whole_numbers
+from tb_memplugin.read.snapshot.tables import Tables, check_texts
 from tb_memplugin.trace import Kind
 from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8, UInt64
 
@@ -99,13 +99,13 @@ def read_entries(trace: Sequence[dict[str, Any]] | EntryColumns, tables: Tables)
     entries = trace if isinstance(trace, EntryColumns) else EntryDicts(trace)
     column = entries.column
     faults: Faults = {}
-    size = whole_numbers(column("size").each(), "size")
+    size = whole_numbers(entries.required("size").each(), "size")
     negative = size < 0
     faults["sizes are negative; counted as 0"] = Tally.of(negative, size)
     size[negative] = 0
     if float(np.sum(size, dtype=np.float64)) >= MOST_BYTES:
         raise OverflowError("the sum of the sizes is larger than any device")
-    kind = _kinds(column("action"), size, faults)
+    kind = _kinds(entries.required("action"), size, faults)
     time_ns, timed = _times(column("time_us").each(), size, faults)
     return Entries(
         kind=kind,
@@ -136,7 +136,7 @@ def _labels(entries: EntryColumns | EntryDicts) -> Column:
 
 
 def _kinds(column: Column, size: Int64, faults: Faults) -> UInt8:
-    actions = column.values
+    actions: Any = column.values
     check_texts(actions, "action")
     foreign = set(actions) - KINDS.keys()
     named = sorted(foreign)[:NAMED_ACTIONS]
@@ -158,6 +158,8 @@ def _addresses(written: Sequence[Any] | Int64, kind: UInt8) -> UInt64:
         loose = ((kind == Kind.OOM) | (kind == Kind.MARK)).tolist()
         pairs = zip(written, loose, strict=True)
         written = [0 if free and address is None else address for address, free in pairs]
+        if None in written:
+            raise KeyError("addr")
     return addresses(written, "addr")
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tb_memplugin.trace.tables import Bool, Int32, Int64
+from tb_memplugin.read.snapshot.numbers import count_none
+from tb_memplugin.trace.tables import Bool, Int64
 
 FIELDS = (
     "action",
@@ -72,6 +73,17 @@ class EntryColumns:
         """Return a field."""
         return self._columns.get(field) or Column([None], np.zeros(self._count, np.int64))
 
+    def required(self, field: str) -> Column:
+        """Return a field that all entries have.
+
+        Raises:
+            KeyError: an entry lacks it.
+        """
+        column = self.column(field)
+        if count_none(column.values):
+            raise KeyError(field)
+        return column
+
     def at(self, entry: int, field: str) -> Any:
         """Return a field of one entry."""
         column = self.column(field)
@@ -90,9 +102,17 @@ class EntryDicts:
     def column(self, field: str) -> Column:
         """Return a field."""
         try:
-            return Column(list(map(itemgetter(field), self._entries)))
+            return self.required(field)
         except KeyError:
             return Column([entry.get(field) for entry in self._entries])
+
+    def required(self, field: str) -> Column:
+        """Return a field that all entries have.
+
+        Raises:
+            KeyError: an entry lacks it.
+        """
+        return Column(list(map(itemgetter(field), self._entries)))
 
     def at(self, entry: int, field: str) -> Any:
         """Return a field of one entry."""
@@ -115,7 +135,7 @@ def with_others(count: int, column: Column | None, others: Sequence[int], values
         return _numbers(count, column.values, most, others, values)
     known: list[Any] = [None] if column is None else list(column.values)
     index = np.zeros(count, np.int64)
-    if column is not None:
+    if column is not None and column.index is not None:
         index[most] = column.index
     index[others] = np.arange(len(known), len(known) + len(others))
     known += values
@@ -127,9 +147,7 @@ def with_others(count: int, column: Column | None, others: Sequence[int], values
     return Column([known[row] for row in order.tolist()], new[index])
 
 
-def _numbers(
-    count: int, numbers: Any, most: Bool, others: Sequence[int], values: Sequence[Any]
-) -> Column:
+def _numbers(count: int, numbers: Any, most: Bool, others: Sequence[int], values: Sequence[Any]) -> Column:
     full = np.zeros(count, np.int64)
     full[most] = numbers
     if all(type(value) is int and INT64.min <= value <= INT64.max for value in values):

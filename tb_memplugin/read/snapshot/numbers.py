@@ -43,6 +43,11 @@ def whole_numbers(values: Sequence[Any] | Int64, field: str) -> Int64:
         raise OverflowError(f"{field} has more than 64 bits") from error
 
 
+def count_none(written: Sequence[Any] | Int64) -> int:
+    """Return how many values are None."""
+    return 0 if isinstance(written, np.ndarray) else written.count(None)
+
+
 def addresses(values: Sequence[Any] | Int64, field: str) -> UInt64:
     """Return addresses as uint64: the C++ pickler writes those from 2**63 as negative numbers.
 

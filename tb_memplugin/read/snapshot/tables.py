@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tb_memplugin.read.snapshot.numbers import addresses, rows_of_numbers
+from tb_memplugin.read.snapshot.numbers import addresses, count_none, rows_of_numbers
 from tb_memplugin.read.snapshot.stacks import Stacks
 from tb_memplugin.read.tables import Names
 from tb_memplugin.trace.tables import Int32, Int64
@@ -53,7 +53,7 @@ class Tables:
         """Return the rows of pool ids, which are pairs of numbers (lists of two in JSON); -1 for none."""
         return _rows_of_present(written, self._pool_rows)
 
-    def _pool_rows(self, written: Sequence[Any]) -> Int32:
+    def _pool_rows(self, written: Sequence[Any] | Int64) -> Int32:
         if set(map(type, written)) - {tuple, list} or set(map(len, written)) != {2}:
             raise TypeError("a pool id is not a pair of numbers")
         first, second = addresses(list(chain.from_iterable(written)), "a pool id").reshape(-1, 2).T
@@ -106,11 +106,6 @@ def _rows_of_present(
         present = [row for row, value in enumerate(written) if value is not None]
         rows[present] = rows_of([written[row] for row in present])
     return rows
-
-
-def count_none(written: Sequence[Any] | Int64) -> int:
-    """Return how many values are None."""
-    return 0 if isinstance(written, np.ndarray) else written.count(None)
 
 
 def _row(rows: dict[T, int], key: T) -> int:

@@ -75,14 +75,16 @@ class Layout:
         offset, size, signed = self.integers[key]
         if not signed:
             return argument(heads, offset, size)
-        wide = np.ndarray((len(heads),), "<i8", heads, offset, (heads.shape[1],))
+        wide: Int64 = np.ndarray((len(heads),), "<i8", heads, offset, (heads.shape[1],))
         shift = 64 - 8 * size
-        return (wide << shift) >> shift
+        extended: Int64 = (wide << shift) >> shift
+        return extended
 
 
 def argument(heads: UInt8, offset: int, size: int) -> Int64:
     """Return unsigned arguments at an offset in the first bytes of entries: int64, shape (entries,)."""
-    return np.ndarray((len(heads),), UNSIGNED[size], heads, offset, (heads.shape[1],)).astype(np.int64)
+    written: np.ndarray = np.ndarray((len(heads),), UNSIGNED[size], heads, offset, (heads.shape[1],))
+    return written.astype(np.int64)
 
 
 class _Learner:

@@ -72,7 +72,7 @@ class _Unpickler(PlainUnpickler):
         super().__init__(reader, where)
         self.runs: list[Run] = []
 
-    def persistent_load(self, pid: object) -> Run:  # type: ignore[override]
+    def persistent_load(self, _pid: object) -> Run:  # type: ignore[override]
         """Return the next run."""
         self.runs.append(Run())
         return self.runs[-1]
@@ -210,8 +210,10 @@ class _Rest:
                 yield bytes((MEMOIZE,)) * int(self._first[last] + self._puts[last] - stored)
 
     def _fetch(self, wanted: list[tuple[int, int, bytes]], columns: Sequence[list[int]]) -> bytes:
-        """Return a pickle of what columns refer to: names, values by column, wanted lists as stored and as new."""
-        lists = [(int(self._first[entry]) + put, token) for entry, put, token in wanted if token[0] == EMPTY_LIST]
+        """Return a pickle of what columns refer to: names, values, wanted lists as stored and as new ones."""
+        lists = [
+            (int(self._first[entry]) + put, token) for entry, put, token in wanted if token[0] == EMPTY_LIST
+        ]
         return b"".join(
             (
                 b"(",
@@ -258,7 +260,7 @@ class _Rest:
             raise IrregularError("an entry is in two places")
         del elsewhere
         done = 0
-        traces = content.get("device_traces")
+        traces: Any = content.get("device_traces")
         for row, trace in enumerate(traces) if type(traces) is list else ():
             if type(trace) is list and Run in set(map(type, trace)):
                 traces[row], done = self._trace(trace, runs, done, columns)

@@ -14,7 +14,9 @@ from typing import BinaryIO
 import numpy as np
 
 from tb_memplugin.read.snapshot.columns.layout import (
+    BINPUT,
     EMPTY_DICT,
+    LONG_BINPUT,
     MARK,
     MEMOIZE,
     MOST_BYTES,
@@ -186,9 +188,9 @@ class Scan:
             whole = bytes((EMPTY_DICT, MEMOIZE, MARK)) + begin
             starts = starts[_begins_with(words[starts], whole)]
         else:
-            put = np.zeros(256, np.int64)
-            put[[opcode for opcode, size in PUTS.items() if size]] = [1 + size for size in PUTS.values() if size]
-            behind = put[bytes_[starts + 1]]
+            put_bytes = np.zeros(256, np.int64)
+            put_bytes[[BINPUT, LONG_BINPUT]] = 1 + PUTS[BINPUT], 1 + PUTS[LONG_BINPUT]
+            behind = put_bytes[bytes_[starts + 1]]
             starts, behind = starts[behind > 0], behind[behind > 0]
             starts = starts[_begins_with(words[starts + 1 + behind], bytes((MARK,)) + begin)]
         return starts
@@ -263,9 +265,7 @@ class Scan:
             regular[rows] = good
         return part, ends, regular
 
-    def _by_layout(
-        self, data: bytes, starts: Int64, rows: Int64
-    ) -> Iterator[tuple[Layout, Int64, UInt8]]:
+    def _by_layout(self, data: bytes, starts: Int64, rows: Int64) -> Iterator[tuple[Layout, Int64, UInt8]]:
         """Yield the rows of each layout with their first bytes, contiguous; learn new layouts."""
         words = _heads(data, starts[rows], max((layout.words for layout in self.layouts), default=0) + 1)
         waiting = sorted(self.layouts, key=lambda layout: -layout.hits)
@@ -275,9 +275,9 @@ class Scan:
                 layout = waiting.pop(0)
             else:
                 tries -= 1
-                new = _layout_at(data, int(starts[rows[0]])) if tries and len(self.layouts) < MOST_LAYOUTS else None
-                if not tries or len(self.layouts) >= MOST_LAYOUTS:
+                if tries < 0 or len(self.layouts) >= MOST_LAYOUTS:
                     return
+                new = _layout_at(data, int(starts[rows[0]]))
                 if new is None or tuple(new.fields) != self.fields:
                     rows, words = rows[1:], words[1:]
                     continue
@@ -377,10 +377,11 @@ def _layout_at(data: bytes, at: int) -> Layout | None:
 def _heads(data: bytes, starts: Int64, words: int) -> np.ndarray:
     """Return the first words of entries: uint64, shape (starts, words)."""
     size = words * WORD
-    heads = np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))[starts]
-    return heads.view("<u8").reshape(len(starts), words)
+    everywhere: np.ndarray = np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))
+    return everywhere[starts].view("<u8").reshape(len(starts), words)
 
 
 def _begins_with(words: Int64, begin: bytes) -> Bool:
     mask = np.uint64((1 << 8 * len(begin)) - 1)
-    return (words & mask) == np.uint64(int.from_bytes(begin, "little"))
+    same: Bool = (words & mask) == np.uint64(int.from_bytes(begin, "little"))
+    return same

@@ -70,7 +70,7 @@ class Tokens:
                 if gets is None:
                     raise IrregularError("a token is cut")
                 at = gets.end()
-            elif opcode == SHORT_BINUNICODE or opcode == LONG1:
+            elif opcode in (SHORT_BINUNICODE, LONG1):
                 at += 2 + int.from_bytes(data[at + 1 : at + 2], "little")
             elif opcode == BINUNICODE:
                 at += 5 + int.from_bytes(data[at + 1 : at + 5], "little")
