@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.read.snapshot.numbers import count_none
-from tb_memplugin.trace.tables import Bool, Int64
+from tb_memplugin.trace.tables import Int32, Int64
 
 FIELDS = (
     "action",
@@ -40,7 +40,7 @@ class Column:
     """
 
     values: Sequence[Any] | Int64
-    index: Int64 | None = None
+    index: Int32 | None = None
 
     def each(self) -> Sequence[Any] | Int64:
         """Return the value of each entry."""
@@ -71,7 +71,7 @@ class EntryColumns:
 
     def column(self, field: str) -> Column:
         """Return a field."""
-        return self._columns.get(field) or Column([None], np.zeros(self._count, np.int64))
+        return self._columns.get(field) or Column([None], np.zeros(self._count, np.int32))
 
     def required(self, field: str) -> Column:
         """Return a field that all entries have.
@@ -119,37 +119,16 @@ class EntryDicts:
         return self._entries[entry].get(field)
 
 
-def with_others(count: int, column: Column | None, others: Sequence[int], values: Sequence[Any]) -> Column:
-    """Return a column of all entries from that of most.
+def joined_numbers(count: int, places: Int64, numbers: Int64, others: Sequence[int], values: Any) -> Column:
+    """Return a column of numbers from that of most entries and the values of the others.
 
     Args:
         count: the number of all entries.
-        column: a field of the entries except `others`; None if they lack it. Its values need no order, and
-            not all must be used.
-        others: the ascending indices of the other entries.
-        values: what these have.
+        places, numbers: the indices of most entries, ascending, and their values.
+        others, values: the indices of the other entries, ascending, and their values, which may be anything.
     """
-    most = np.ones(count, bool)
-    most[others] = False
-    if column is not None and column.index is None:
-        return _numbers(count, column.values, most, others, values)
-    known: list[Any] = [None] if column is None else list(column.values)
-    index = np.zeros(count, np.int64)
-    if column is not None and column.index is not None:
-        index[most] = column.index
-    index[others] = np.arange(len(known), len(known) + len(others))
-    known += values
-    first = np.full(len(known), count)
-    first[index[::-1]] = np.arange(count - 1, -1, -1)
-    order = np.argsort(first, kind="stable")[: int(np.count_nonzero(first < count))]
-    new = np.zeros(len(known), np.int64)
-    new[order] = np.arange(len(order))
-    return Column([known[row] for row in order.tolist()], new[index])
-
-
-def _numbers(count: int, numbers: Any, most: Bool, others: Sequence[int], values: Sequence[Any]) -> Column:
-    full = np.zeros(count, np.int64)
-    full[most] = numbers
+    full = np.empty(count, np.int64)
+    full[places] = numbers
     if all(type(value) is int and INT64.min <= value <= INT64.max for value in values):
         full[others] = values
         return Column(full)
@@ -157,3 +136,32 @@ def _numbers(count: int, numbers: Any, most: Bool, others: Sequence[int], values
     for row, value in zip(others, values, strict=True):
         each[row] = value
     return Column(each)
+
+
+def joined_objects(
+    count: int,
+    places: Int64,
+    codes: Int32,
+    object_of: Mapping[int, Any],
+    others: Sequence[int],
+    values: Sequence[Any],
+) -> Column:
+    """Return a column of objects from that of most entries, whose objects have codes, and the others' values.
+
+    Args: as `joined_numbers`.
+    """
+    least = int(codes.min()) if len(codes) else 0
+    shifted = codes - least
+    first = np.full(int(shifted.max(initial=-1)) + 1, count)
+    first[shifted[::-1]] = places[::-1]
+    used = np.flatnonzero(first < count)
+    order = np.argsort(np.concatenate([first[used], np.asarray(others, np.int64)]))
+    row_of = np.empty(len(order), np.int32)
+    row_of[order] = np.arange(len(order))
+    table = np.zeros(len(first), np.int32)
+    table[used] = row_of[: len(used)]
+    index = np.empty(count, np.int32)
+    index[places] = table[shifted]
+    index[others] = row_of[len(used) :]
+    known = [*map(object_of.__getitem__, (used + least).tolist()), *values]
+    return Column([known[row] for row in order.tolist()], index)

@@ -26,7 +26,7 @@ from tb_memplugin.read.snapshot.columns.layout import (
 )
 from tb_memplugin.read.snapshot.columns.scan import Scan
 from tb_memplugin.read.snapshot.columns.tokens import Tokens, get_of
-from tb_memplugin.read.snapshot.entry_columns import FIELDS, Column, EntryColumns, with_others
+from tb_memplugin.read.snapshot.entry_columns import FIELDS, EntryColumns, joined_numbers, joined_objects
 from tb_memplugin.read.snapshot.pickle_reader import PickleReader
 from tb_memplugin.read.snapshot.safe_pickle import DAMAGE, PlainUnpickler, growth_watch
 from tb_memplugin.trace.tables import Int32, Int64
@@ -35,8 +35,16 @@ AFTER_RUN = b"e}"
 """Opcodes that may follow a run: the end of its list's batch, or another entry."""
 
 MOST_WANTED = 1 << 16
+"""Values that may be stored again for islands; in real files at most one a FRAME."""
+
+LEAST_BYTES = 1 << 18
+"""A smaller pickle is read faster as a whole."""
 
 LIST_BEGINS = bytes((MARK, *GETS))
+
+
+Fields = dict[str, tuple[np.ndarray, dict[int, Any] | None]]
+"""The columns of regular entries by name: numbers, or codes and the object of each code."""
 
 
 class Run:
@@ -46,12 +54,13 @@ class Run:
     __hash__ = None  # type: ignore[assignment]
 
 
-def read_columns(stream: BinaryIO, where: str) -> dict[str, Any] | None:
+def read_columns(stream: BinaryIO, where: str, least_bytes: int = LEAST_BYTES) -> dict[str, Any] | None:
     """Return a snapshot whose traces are `EntryColumns`; None if the safe reader has to read it.
 
     Args:
-        stream: a binary stream at the pickle's first byte. Nothing is promised about its position later.
+        stream: a binary stream at the pickle's first byte. After None, its position is anywhere.
         where: the file's name for error messages.
+        least_bytes: smaller pickles are left to the safe reader.
 
     Raises:
         UnreadableFileError: the stream cannot be unpacked, or exceeds its limit.
@@ -59,7 +68,7 @@ def read_columns(stream: BinaryIO, where: str) -> dict[str, Any] | None:
     """
     try:
         with collector_at_rest():
-            scan = Scan(stream)
+            scan = Scan(stream, least_bytes)
             return _Rest(scan, where).content
     except IrregularError:
         return None
@@ -91,7 +100,7 @@ class _Rest:
             self._follow(key)
         wanted = self._wanted()
         distinct = {key: _distinct(self._columns[key]) for key in self._objects}
-        fetched = self._fetch(wanted, [codes for codes, _ in distinct.values()])
+        fetched = self._fetch(wanted, list(distinct.values()))
         self.content = self._read(b"".join((*self._pieces(wanted), fetched)), where, distinct)
 
     def _number_entries(self) -> None:
@@ -143,16 +152,17 @@ class _Rest:
         """Replace gets of what another entry has in the same field by that entry's value."""
         codes = self._columns[key]
         rows = np.flatnonzero(codes >= 0)
-        numbers = codes[rows]
-        if len(numbers) and (numbers == numbers[0]).all():
-            numbers = numbers[:1]
-        entry, put = self._entries_of(numbers.astype(np.int64))
+        if not len(rows):
+            return
+        numbers = np.array(_distinct(codes[rows]), np.int64)
+        entry, put = self._entries_of(numbers)
         inside = entry >= 0
         of_layout = np.array([layout.put_of.get(key, -1) for layout in self._scan.layouts], np.int64)
         if (of_layout[self._layout[entry[inside]]] != put[inside]).any():
             raise IrregularError("a value is another field's")
-        values = np.where(inside, codes[entry], numbers)
-        codes[rows] = values
+        table = np.zeros(int(numbers[-1]) + 1, np.int32)
+        table[numbers] = np.where(inside, codes[entry], numbers)
+        codes[rows] = table[codes[rows]]
 
     def _wanted(self) -> list[tuple[int, int, bytes]]:
         """Return what islands may get out of runs: (entry, put, bytes of the value), in order.
@@ -225,56 +235,59 @@ class _Rest:
             )
         )
 
-    def _read(
-        self, rest: bytes, where: str, distinct: dict[bytes, tuple[list[int], Int64]]
-    ) -> dict[str, Any]:
+    def _read(self, rest: bytes, where: str, distinct: dict[bytes, list[int]]) -> dict[str, Any]:
         unpickler = _Unpickler(PickleReader(io.BytesIO(rest), where, growth_watch(where)), where)
         copyreg.clear_extension_cache()
         try:
-            content: Any = unpickler.load()
+            holder = [unpickler.load()]
             names, values, stored, new = unpickler.load()
         except (UnreadableFileError, *DAMAGE) as error:
             raise IrregularError("the rest is not a pickle") from error
         unpickler.memo.clear()
-        runs = unpickler.runs
         if any(type(name) is not str for name in names) or len(set(names)) < len(names):
             raise IrregularError("keys are not names")
-        if type(content) is not dict or len(runs) != len(self._scan.runs):
+        if type(holder[0]) is not dict or len(unpickler.runs) != len(self._scan.runs):
             raise IrregularError("a run is lost")
         for old, copy in zip(stored, new, strict=True):
             if type(old) is not list or list(map(id, old)) != list(map(id, copy)):
                 raise IrregularError("a list has changed")
-        columns: dict[str, tuple[Any, Any]] = {}
-        objects = dict(zip(distinct, values, strict=True))
-        for name, (key, is_integer) in zip(names, self._scan.fields, strict=True):
-            columns[name] = (None, self._columns[key]) if is_integer else (objects[key], distinct[key][1])
-        self._place(content, runs, columns)
+        objects = {
+            key: dict(zip(codes, some, strict=True))
+            for (key, codes), some in zip(distinct.items(), values, strict=True)
+        }
+        columns = {
+            name: (self._columns[key], objects.get(key))
+            for name, (key, _) in zip(names, self._scan.fields, strict=True)
+        }
+        self._place(holder, unpickler.runs, columns)
+        content: dict[str, Any] = holder[0]
         return content
 
-    def _place(self, content: dict[str, Any], runs: list[Run], columns: dict[str, tuple[Any, Any]]) -> None:
+    def _place(self, holder: list[Any], runs: list[Run], columns: Fields) -> None:
         """Replace traces that have runs by columns. Each run must be in one place, and in order."""
-        alike = [Run()]
-        elsewhere = list(alike)
-        expected = {sys.getrefcount(run) for run in alike}
-        if {sys.getrefcount(run) for run in runs} != expected:
-            raise IrregularError("an entry is in two places")
-        del elsewhere
-        done = 0
-        traces: Any = content.get("device_traces")
-        for row, trace in enumerate(traces) if type(traces) is list else ():
-            if type(trace) is list and Run in set(map(type, trace)):
-                traces[row], done = self._trace(trace, runs, done, columns)
+        _check_held_once(holder, 0)
+        content, done = holder[0], 0
+        if type(content.get("device_traces")) is not list:
+            raise IrregularError("there are no traces")
+        _check_held_once(content, "device_traces")
+        traces = content["device_traces"]
+        for row in range(len(traces)):
+            if type(traces[row]) is list and Run in set(map(type, traces[row])):
+                _check_held_once(traces, row)
+                traces[row], done = self._trace(traces[row], runs, done, columns)
         if done != len(runs):
             raise IrregularError("a run is in no trace")
+        for run in range(len(runs)):
+            _check_held_once(runs, run)
 
     def _trace(
-        self, trace: list[Any], runs: list[Run], done: int, columns: dict[str, tuple[Any, Any]]
+        self, trace: list[Any], runs: list[Run], done: int, columns: Fields
     ) -> tuple[EntryColumns, int]:
         """Return the columns of a trace, and how many runs are done."""
         others, dicts, at, first = [], [], 0, done
         for element in trace:
             if type(element) is Run:
-                if element is not runs[done]:
+                if done == len(runs) or element is not runs[done]:
                     raise IrregularError("runs are in another order")
                 at += self._scan.runs[done]
                 done += 1
@@ -285,14 +298,31 @@ class _Rest:
             else:
                 raise IrregularError("an entry is no dict")
         rows = slice(self._bounds[first], self._bounds[done])
+        places = np.delete(np.arange(at), others)
+        no_codes = np.zeros(int(self._bounds[-1]), np.int32)
         full = {}
         for name in FIELDS:
-            column = None
-            if name in columns:
-                values, index = columns[name]
-                column = Column(index[rows]) if values is None else Column(values, index[rows])
-            full[name] = with_others(at, column, others, [entry.get(name) for entry in dicts])
+            values = [entry.get(name) for entry in dicts]
+            codes, objects = columns.get(name, (no_codes, {0: None}))
+            if objects is None:
+                full[name] = joined_numbers(at, places, codes[rows], others, values)
+            elif name in columns or any(value is not None for value in values):
+                full[name] = joined_objects(at, places, codes[rows], objects, others, values)
         return EntryColumns(at, full), done
+
+
+def _check_held_once(holder: Any, key: Any) -> None:
+    """Check that nothing but `holder` refers to `holder[key]`.
+
+    Raises:
+        IrregularError: something else does, which would not see what an entry is.
+    """
+    if _references(holder, key) != _references([Run()], 0):
+        raise IrregularError("an entry, or what has entries, is in two places")
+
+
+def _references(holder: Any, key: Any) -> int:
+    return sys.getrefcount(holder[key])
 
 
 def _is_list(written: bytes) -> bool:
@@ -307,15 +337,13 @@ def _listed(tokens: Any) -> bytes:
     return b"(" + b"".join(tokens) + b"l"
 
 
-def _distinct(codes: Int32) -> tuple[list[int], Int64]:
-    """Return the distinct values of a column, and where each entry's value is among them."""
-    least, most = int(codes.min()), int(codes.max())
-    if most - least < len(codes):
-        seen = np.zeros(most - least + 1, bool)
-        seen[codes - least] = True
-        return (np.flatnonzero(seen) + least).tolist(), (np.cumsum(seen) - 1)[codes - least]
-    values, index = np.unique(codes, return_inverse=True)
-    return values.tolist(), index
+def _distinct(codes: Int32) -> list[int]:
+    """Return the distinct values of a column, ascending."""
+    least = int(codes.min())
+    seen = np.zeros(int(codes.max()) - least + 1, bool)
+    seen[codes - least] = True
+    distinct: list[int] = (np.flatnonzero(seen) + least).tolist()
+    return distinct
 
 
 def _highest_gets(lists: Sequence[bytes]) -> Int64:

@@ -77,11 +77,15 @@ class Scan:
     is the number under which the pickle stored it, or `-1 - n` if entries contain it: `written` has its
     bytes, of a list only those after its put.
 
+    Args:
+        stream: a binary stream at the pickle's first byte.
+        least_bytes: a smaller pickle is not read.
+
     Raises:
         IrregularError: too little of the pickle is regular.
     """
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, least_bytes: int = 0) -> None:
         self.islands = [Island()]
         self.runs: list[int] = []
         self.layouts: list[Layout] = []
@@ -92,7 +96,7 @@ class Scan:
         self._known = 0
         self._rest = 0
         self._begin = b""
-        self._scan(stream)
+        self._scan(stream, least_bytes)
 
     def column(self, key: bytes | str) -> np.ndarray:
         """Return a field's values in all regular entries and forget them: int64, or int32 for objects.
@@ -103,8 +107,10 @@ class Scan:
         parts = self._parts.pop(key)
         return np.concatenate(parts)
 
-    def _scan(self, stream: BinaryIO) -> None:
+    def _scan(self, stream: BinaryIO, least_bytes: int) -> None:
         data, total = stream.read(WINDOW_BYTES), 0
+        if len(data) < least_bytes:
+            raise IrregularError("the pickle is small")
         if len(data) < 2 or data[0] != 0x80 or not 2 <= data[1] <= 5:
             raise IrregularError("the protocol is not known")
         self.memoizes = data[1] >= 4

@@ -64,7 +64,7 @@ def fault(raw: bytes) -> str | None:
 
     "left" if they were left to the safe reader.
     """
-    columns = read_columns(io.BytesIO(raw), "a pickle")
+    columns = read_columns(io.BytesIO(raw), "a pickle", least_bytes=0)
     if columns is None:
         return "left"
     try:
