@@ -96,6 +96,7 @@ class Scan:
         self._known = 0
         self._rest = 0
         self._begin = b""
+        self.proven = 0, 0  # bytes of the first island whose tokens were read, and what they store
         self._scan(stream, least_bytes)
 
     def column(self, key: bytes | str) -> np.ndarray:
@@ -173,7 +174,9 @@ class Scan:
             return max(len(data) - MOST_HEAD, 0)
         before = Island(bytearray(self.islands[0].data), list(self.islands[0].cuts))
         _keep(before, data, 0, first.start(), frames)
-        self._begin = get_of(Tokens(self.memoizes).read(before) + 1)
+        number = Tokens(self.memoizes).read(before)
+        self.proven = len(before.data), number
+        self._begin = get_of(number + 1)
         starts = self._starts(data)[:SAMPLES].tolist()
         layouts = [layout for at in starts if (layout := _layout_at(data, at)) is not None]
         if len(starts) < least or not layouts:

@@ -8,22 +8,17 @@ from typing import Protocol
 from tb_memplugin.read.snapshot.columns.layout import (
     BINPUT,
     BINUNICODE,
-    GETS,
     LONG1,
     LONG_BINPUT,
     MEMOIZE,
+    PUTS,
     SHORT_BINUNICODE,
     IrregularError,
 )
 
-LENGTHS = [0] * 256
-"""Bytes of each opcode with its argument, of those that picklers write for plain data; 0 for all others."""
-for _length, _opcodes in {1: b"}](euast)N\x85\x86\x87\x88\x89", 2: b"K", 3: b"M", 5: b"J", 9: b"G"}.items():
-    for _opcode in _opcodes:
-        LENGTHS[_opcode] = _length
-
-STOP = b"."[0]
-RUN_OF_GETS = re.compile(rb"(?:h.|j.{4})+", re.DOTALL)
+STOP, PROTO = b"."[0], 0x80
+FIXED = re.compile(rb"(?:[}\](euast)N\x85-\x89]|[Kh].|M..|[Jj].{4}|G.{8})+", re.DOTALL)
+"""Tokens of fixed length that store nothing, of those that picklers write for plain data."""
 
 
 class Part(Protocol):
@@ -44,43 +39,41 @@ class Tokens:
     def __init__(self, memoizes: bool) -> None:
         self._memoizes = memoizes
 
-    def read(self, part: Part, stored: int = 0) -> int:
-        """Return how many objects are stored after a part, of `stored` before it.
+    def read(self, part: Part, stored: int = 0, begin: int = 0) -> int:
+        """Return how many objects are stored after a part, of `stored` before the offset `begin` in it.
 
         Raises:
             IrregularError: the part ends within a token, or has an opcode that no snapshot has.
         """
-        at, data = 0, bytes(part.data)
-        for end in (*part.cuts, len(data)):
+        at, data = begin, bytes(part.data)
+        for end in (*(cut for cut in part.cuts if cut >= begin), len(data)):
             at, stored = self._to(data, at, end, stored)
             if at != end:
                 raise IrregularError("a token is cut")
         return stored
 
     def _to(self, data: bytes, at: int, end: int, stored: int) -> tuple[int, int]:
+        fixed = FIXED.match
         while at < end:
+            if tokens := fixed(data, at, end):
+                at = tokens.end()
+                if at == end:
+                    break
             opcode = data[at]
-            if length := LENGTHS[opcode]:
-                at += length
-            elif opcode == MEMOIZE and self._memoizes:
+            if opcode == MEMOIZE and self._memoizes:
                 at += 1
                 stored += 1
-            elif opcode in GETS:
-                gets = RUN_OF_GETS.match(data, at, end)
-                if gets is None:
-                    raise IrregularError("a token is cut")
-                at = gets.end()
             elif opcode in (SHORT_BINUNICODE, LONG1):
                 at += 2 + int.from_bytes(data[at + 1 : at + 2], "little")
             elif opcode == BINUNICODE:
                 at += 5 + int.from_bytes(data[at + 1 : at + 5], "little")
             elif opcode in (BINPUT, LONG_BINPUT) and not self._memoizes:
-                size = 1 if opcode == BINPUT else 4
+                size = PUTS[opcode]
                 if int.from_bytes(data[at + 1 : at + 1 + size], "little") != stored:
                     raise IrregularError("numbers are not consecutive")
                 at += 1 + size
                 stored += 1
-            elif opcode == 0x80 and not at and not stored:
+            elif opcode == PROTO and at == 0 and stored == 0:
                 at += 2
             elif opcode == STOP and at == len(data) - 1:
                 at += 1

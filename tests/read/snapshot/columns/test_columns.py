@@ -8,11 +8,13 @@ import json
 import pickle
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tb_memplugin import loading
 from tb_memplugin.loading import load
 from tb_memplugin.read.snapshot.columns import scan
 from tb_memplugin.read.snapshot.columns.rest import read_columns
@@ -99,16 +101,23 @@ def test_the_trace_is_the_one_of_the_dicts() -> None:
     assert tables(trace_from_snapshot(columns_of(content), "x")) == tables(trace_from_snapshot(content, "x"))
 
 
+@pytest.fixture
+def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "read_columns", partial(read_columns, least_bytes=0))
+
+
+@pytest.mark.usefixtures("of_any_size")
 def test_a_file_is_read_once_where_it_is_regular(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle"
-    path.write_bytes(pickle.dumps(example(6_000)))
+    path.write_bytes(pickle.dumps(example(600)))
     read: list[int] = []
     load(path, progress=lambda done, _: read.append(done))
     assert read == sorted(read)
 
 
+@pytest.mark.usefixtures("of_any_size")
 def test_a_field_of_a_wrong_type_has_the_message_of_the_safe_reader(tmp_path: Path) -> None:
-    content = example(6_000)
+    content = example(600)
     content["device_traces"][0][50]["size"] = "wide"
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(content))
