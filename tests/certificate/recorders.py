@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from torch import nn
-from torch.profiler import profile
+from torch.profiler import ProfilerActivity, profile
 
 from tb_memplugin import (
     IterationReport,
@@ -97,7 +97,12 @@ def _alone(stack: ExitStack, models: Models, optimizers: Optimizers) -> Window:
 def _profiled(with_stack: bool = False, handler: Callable[[Models, Optimizers], Any] | None = None) -> Open:
     def enter(stack: ExitStack, models: Models, optimizers: Optimizers) -> Window:
         ready = handler(models, optimizers) if handler else None
-        running = profile(profile_memory=True, with_stack=with_stack, on_trace_ready=ready)
+        running = profile(
+            activities=[ProfilerActivity.CPU],  # what runs on a GPU has no order
+            profile_memory=True,
+            with_stack=with_stack,
+            on_trace_ready=ready,
+        )
         return Window(profile=stack.enter_context(running))
 
     return enter

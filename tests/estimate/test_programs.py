@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -159,12 +160,115 @@ def test_torchrun_makes_it_one_rank_of_many(tmp_path: Path, capsys: pytest.Captu
     assert "communication" in dict(step.estimate.breakdown)  # DDP's buckets
 
 
+SPAWNS = """
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+
+def train(rank, ranks):
+    dist.init_process_group("nccl", init_method="tcp://localhost:12355", rank=rank, world_size=ranks)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).cuda(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters())
+    while True:
+        model(torch.ones(8, 512).cuda(rank)).sum().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    START
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "ranks"),
+    [
+        ("mp.spawn(train, args=(4,), nprocs=4)", 4),
+        ("train(0, 2)", 2),
+        ("train(0, torch.cuda.device_count())", 1),
+    ],
+)
+def test_a_program_that_makes_itself_a_rank_is_estimated_as_one(
+    start: str, ranks: int, tmp_path: Path
+) -> None:
+    step = estimated(tmp_path, SPAWNS.replace("START", start))
+    assert "after 3 optimizer steps" in step.notes[0]
+    assert any(f"Of the {ranks} processes" in note for note in step.notes) == ("spawn" in start)
+    assert step.ranks is not None
+    assert step.ranks.mesh.world_size == ranks
+    assert dict(step.estimate.breakdown)["communication"] >= 4 * 512 * 512  # DDP's buckets
+
+
+def test_torchrun_of_one_process_is_a_rank_too(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SPAWNS.replace("START", "import os; train(int(os.environ['RANK']), 1)"), "utf-8")
+    step = estimate_program(
+        read_program(["torchrun", "--nproc-per-node=1", str(script)]), GpuSpec.named("h100")
+    )
+    assert step.ranks is not None
+    assert step.ranks.mesh.world_size == 1
+
+
+WARMS_UP = """
+import torch
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+data, graph, side = torch.ones(8, 64).cuda(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+with torch.cuda.stream(side):
+    for _ in range(3):
+        model(data).sum().backward()
+        optimizer.step()
+with torch.cuda.graph(graph):
+    kept = torch.zeros(1 << 20, device="cuda")
+    model(data).sum().backward()
+    optimizer.step()
+while True:
+    graph.replay()
+"""
+
+
+def test_a_cuda_graph_is_captured_before_the_program_is_ended(tmp_path: Path) -> None:
+    """Three steps warm up, one is captured, and the first replay is the fifth."""
+    step = estimated(tmp_path, WARMS_UP)
+    assert step.notes[0] == "The program was ended after 5 optimizer steps."
+    assert step.estimate.peak_allocated_bytes >= 4 * MIB
+
+
+FORKS = """
+import os, sys, time, torch
+
+if not os.fork():
+    sys.exit(0)
+child = os.fork()
+if not child:
+    time.sleep(600)
+print(child, flush=True)
+x = torch.zeros(1 << 20, device="cuda")
+"""
+
+
+def test_processes_of_the_program_end_with_it_and_report_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(FORKS, "utf-8")
+    command = [sys.executable, "-m", "tb_memplugin", "estimate", "--", "python", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.count("peak 4") == 1
+    child = int(done.stderr.split()[0])
+    while Path(f"/proc/{child}").exists():  # it was asked to end; a test that hangs fails
+        time.sleep(0.1)
+
+
+def test_a_program_that_waits_is_ended_at_its_own_line(tmp_path: Path) -> None:
+    step = estimated(tmp_path, "import queue, torch\n\nqueue.Queue().get()", limit_s=1)
+    assert "ended at train.py:3, after 1 seconds" in step.notes[0]
+
+
 def test_command_lines(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.touch()
     path = str(script)
     assert read_program(["python", "-u", path, "--lr", "1"]) == Program(path, ("--lr", "1"))
     assert read_program([path]) == Program(path, ())
+    assert read_program(["python", str(tmp_path)]) == Program(str(tmp_path), ())
     assert read_program(["python3.11", "-m", "package.train", "a"]) == Program("package.train", ("a",), True)
     four = Program(path, ("--x",), ranks=4, ranks_per_node=4)
     assert read_program(["torchrun", "--nproc-per-node=4", path, "--x"]) == four

@@ -130,6 +130,40 @@ def test_a_cache_that_was_emptied_is_reserved_anew() -> None:
     assert estimator.estimate().peak_reserved_bytes == 64 * MIB
 
 
+def test_workspaces_that_the_program_clears_are_freed_and_allocated_anew() -> None:
+    with MemoryEstimator(gpu="h100"):
+        square = torch.zeros(256, 256, device="cuda")  # 256 KiB
+        for _ in range(2):
+            square @ square
+            assert torch.cuda.memory_allocated() == 32 * MIB + MIB // 4
+            torch._C._cuda_clearCublasWorkspaces()
+            assert torch.cuda.memory_allocated() == MIB // 4
+
+
+def test_programs_may_divide_by_a_time_and_ask_what_torch_was_built_with() -> None:
+    with MemoryEstimator(gpu="h100") as estimator:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        assert begin.elapsed_time(end) == 1.0
+        assert torch.__config__.show()
+        assert torch._C._cuda_getCurrentRawStream(0) == 0
+        with torch.cuda.stream(torch.cuda.Stream()) as _:
+            assert torch._C._cuda_getCurrentRawStream(0) == torch.cuda.current_stream().cuda_stream != 0
+    assert [note for note in estimator.estimate().notes if "1.0 ms" in note]
+
+
+def test_data_parallel_runs_on_the_only_gpu() -> None:
+    peaks = []
+    for wrap in (torch.nn.DataParallel, torch.nn.Identity):
+        with MemoryEstimator(gpu="h100") as estimator:
+            model: Any = wrap(torch.nn.Linear(512, 512, device="cuda"))
+            if wrap is torch.nn.Identity:
+                model = torch.nn.Linear(512, 512, device="cuda")
+            batch = torch.zeros(64, 512)
+            model(batch if wrap is torch.nn.DataParallel else batch.cuda()).sum().backward()
+        peaks.append(estimator.estimate().peak_allocated_bytes)
+    assert peaks[0] == peaks[1] > 512 * 512 * 4 * 2
+
+
 def test_what_a_graph_captures_is_in_a_pool_of_its_own() -> None:
     with MemoryEstimator(gpu="h100") as estimator:
         given = torch.zeros(MIB, device="cuda")  # 4 MiB

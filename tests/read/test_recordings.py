@@ -40,7 +40,14 @@ ANNOTATED = [version for version in VERSIONS if numbers(version) >= [2, 5]]
 LABELLED = [version for version in VERSIONS if numbers(version) >= [2, 10]]
 """PyTorch writes metadata of the user into snapshots."""
 PROGRAMS = ("training", "profiled", "expandable", "out_of_memory", "pools", "streams", "wrapped", "devices")
-RECORDINGS = [(version, program) for version in VERSIONS for program in PROGRAMS]
+ONE_GPU = {"2.11.0": "an H200"}
+"""Versions that recorded on a machine with one GPU, a real one; the others had the stand-in."""
+RECORDINGS = [
+    (version, program)
+    for version in VERSIONS
+    for program in PROGRAMS
+    if program != "devices" or version not in ONE_GPU
+]
 
 
 @cache
@@ -73,7 +80,7 @@ def parts(trace: MemoryTrace, by: By, event: int) -> dict[str, int]:
 
 
 def test_the_recordings_are_there() -> None:
-    assert VERSIONS == ["2.1.2", "2.4.1", "2.6.0", "2.8.0", "2.10.0", "2.13.0", "2.15.0"]
+    assert VERSIONS == ["2.1.2", "2.4.1", "2.6.0", "2.8.0", "2.10.0", "2.11.0", "2.13.0", "2.15.0"]
 
 
 @pytest.mark.parametrize(("version", "program"), RECORDINGS)
@@ -169,11 +176,14 @@ def test_stacks_have_the_frames_of_the_program_and_of_autograd(version: str) -> 
     assert any("forward torch/nn/modules/linear.py:" in text for text in texts)
 
 
+@pytest.mark.parametrize(("version", "program"), RECORDINGS)
+def test_no_frame_has_an_absolute_path(version: str, program: str) -> None:
+    frames = {frame for stack in snapshot(version, program).stacks for frame in stack}
+    assert [frame for frame in frames if " /" in frame] == []
+
+
 @pytest.mark.parametrize("version", VERSIONS)
-def test_no_frame_has_an_absolute_path(version: str) -> None:
-    for program in PROGRAMS:
-        frames = {frame for stack in snapshot(version, program).stacks for frame in stack}
-        assert [frame for frame in frames if " /" in frame] == []
+def test_no_name_in_a_profile_has_an_absolute_path(version: str) -> None:
     assert [name for name in kineto(version).operators if name.startswith("/")] == []
     assert [frame for stack in kineto(version).stacks for frame in stack if " /" in frame] == []
 
@@ -336,7 +346,7 @@ def test_a_wrapped_history_knows_what_was_alive_before_it(version: str) -> None:
     assert trace.live(0)[0] >= truth["holds"]["parameter"] + truth["holds"]["optimizer_state"]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version not in ONE_GPU])
 def test_devices_are_apart(version: str) -> None:
     trace = snapshot(version, "devices")
     assert [device.name for device in trace.devices] == ["cuda:0", "cuda:1"]

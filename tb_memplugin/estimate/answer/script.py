@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import runpy
 import signal
 import sys
+import sysconfig
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from types import FrameType, ModuleType
+from traceback import walk_stack, walk_tb
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -20,10 +22,17 @@ import torch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.estimator import MemoryEstimator
 from tb_memplugin.estimate.answer.workload import errors_as_refusals
+from tb_memplugin.estimate.run.fake_cuda import FakeGraph
+from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.main_module import run_as_main
 from tb_memplugin.record.optimizer_hooks import StepHooks
 
 STEPS = 3
 """Optimizer steps after which a program is ended: from the second one on, the optimizer has its state."""
+
+WARM_UP = 11
+"""More steps that a program may take beside the default stream, where it warms up before it captures a CUDA
+graph: so many PyTorch asks for with DDP (docs/source/notes/cuda.rst)."""
 
 LIMIT_S = 600
 """Seconds after which a program that has not stepped often enough is ended."""
@@ -32,6 +41,10 @@ LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 IMPORTED_BEFORE = ("safetensors.torch", "torch.distributed.checkpoint")
 """Libraries whose corrections apply only if they are imported before the program."""
 
+_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+_LIBRARIES.add(str(Path(__file__).parents[2]))
+"""Folders of Python, of what is installed, and of this package."""
+
 USAGE = "Write what you would type to train: tb-memplugin estimate -- python train.py ARGS"
 
 
@@ -39,14 +52,15 @@ USAGE = "Write what you would type to train: tb-memplugin estimate -- python tra
 class Program:
     """A Python program as it is started.
 
-    `main` is the path of a script, or the name of a module where `is_module`. `ranks` is the number of
-    processes that a launcher would start, and `ranks_per_node` those on one node; 1 without a launcher.
+    `main` is the path of a script, folder or archive, or the name of a module where `is_module`. `ranks` is
+    the number of processes that a launcher or the program itself would start, None where there is no process
+    group, and `ranks_per_node` those on one node.
     """
 
     main: str
     arguments: tuple[str, ...]
     is_module: bool = False
-    ranks: int = 1
+    ranks: int | None = None
     ranks_per_node: int = 1
 
     @property
@@ -57,14 +71,23 @@ class Program:
 
 @dataclass(slots=True)
 class Ending:
-    """How a program went: its optimizer steps, and one sentence why it ended."""
+    """How a program went: its optimizer steps, one sentence why it ended, and others for the reader."""
 
     steps: int = 0
     why: str = "The program ran to its end"
+    notes: list[str] = field(default_factory=list)
 
 
 class ProgramEnded(BaseException):
     """Unwinds a program that has run long enough; not an `Exception`, which programs catch and go on."""
+
+
+class StartsRanks(BaseException):
+    """Unwinds a program that makes itself one of several ranks: it has to run as such from its beginning."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(ranks)
+        self.ranks = ranks
 
 
 def read_program(words: Sequence[str]) -> Program:
@@ -90,7 +113,7 @@ def read_program(words: Sequence[str]) -> Program:
         raise MemPluginError("There is no program to estimate.", where="--", fix=USAGE)
     if Path(rest[0]).name in LAUNCHERS:
         return _launched(rest[1:])
-    if not is_module and not Path(rest[0]).is_file():
+    if not is_module and not Path(rest[0]).exists():
         raise MemPluginError("There is no such script.", where=rest[0], fix=USAGE)
     return Program(rest[0], tuple(rest[1:]), is_module)
 
@@ -134,21 +157,26 @@ def run_program(
 
     Raises:
         MemPluginError: the program failed, or cannot run on fake tensors; it names the line.
+        StartsRanks: it makes itself one of several ranks, and was not started as one.
     """
     ending = Ending()
     counting = _StepCount(ending, estimator, steps)
     with (
+        _children_ended(),
         _as_started(program, rank),
         _stepped(counting),
+        _distributed(program, ending),
         _ended_in_time(ending, limit_s),
         errors_as_refusals(program.name, "run"),
     ):
         try:
-            _execute(program)
+            run_as_main(program.main, program.arguments, is_module=program.is_module)
         except ProgramEnded:
             pass
-        except KeyboardInterrupt:
-            ending.why = f"The program was interrupted at {_place(sys.exc_info()[2])}"
+        except KeyboardInterrupt as stopped:
+            ending.why = (
+                f"The program was interrupted at {_place(reversed(list(walk_tb(stopped.__traceback__))))}"
+            )
         except SystemExit as leaving:
             if leaving.code not in (None, 0):
                 raise
@@ -162,25 +190,13 @@ def import_libraries() -> None:
             import_module(name)
 
 
-def _execute(program: Program) -> None:
-    if program.is_module:
-        runpy.run_module(program.main, run_name="__main__", alter_sys=True)
-        return
-    script = Path(program.main)
-    module = ModuleType("__main__")
-    vars(module).update(__file__=str(script), __builtins__=__builtins__)
-    sys.modules["__main__"] = module
-    exec(compile(script.read_bytes(), str(script), "exec"), vars(module))
-
-
 @contextmanager
 def _as_started(program: Program, rank: int) -> Iterator[None]:
-    """Give the process the program's arguments, import path and main module, and a rank's environment."""
+    """Give the process an import path and a rank's environment, and restore what the program changes."""
     arguments, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     environment = dict(os.environ)
-    sys.argv = [program.main, *program.arguments]
-    sys.path.insert(0, str(Path.cwd() if program.is_module else Path(program.main).resolve().parent))
-    if program.ranks > 1:
+    sys.path.insert(0, str(Path.cwd()))
+    if program.ranks is not None:
         node, local = divmod(rank, program.ranks_per_node)
         variables = {"RANK": rank, "WORLD_SIZE": program.ranks, "GROUP_RANK": node}
         variables |= {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": program.ranks_per_node}
@@ -201,17 +217,55 @@ class _StepCount:
     def __init__(self, ending: Ending, estimator: MemoryEstimator, steps: int) -> None:
         self._ending, self._estimator, self._steps = ending, estimator, steps
         self._counting: torch.optim.Optimizer | None = None
+        self._is_captured = False
 
     def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._counting is None:
             self._counting = optimizer
-        if optimizer is not self._counting:
-            return
+        if optimizer is self._counting:
+            self._is_captured = torch.cuda.is_current_stream_capturing()
+            beside = torch.cuda.current_stream() != torch.cuda.default_stream()
+            self._count(self._steps + WARM_UP if beside else self._steps)
+
+    def replayed(self) -> None:
+        """Count a replay of a CUDA graph in which the optimizer stepped."""
+        if self._is_captured:
+            self._count(self._steps)
+
+    def _count(self, most: int) -> None:
         self._ending.steps += 1
         self._estimator.step()
-        if self._ending.steps >= self._steps:
+        if self._ending.steps >= most:
             self._ending.why = f"The program was ended after {self._ending.steps} optimizer steps"
             raise ProgramEnded
+
+
+@contextmanager
+def _children_ended() -> Iterator[None]:
+    """End processes that the program left behind; a fork of this process that comes this far ends, too."""
+    forked: list[int] = []
+    fork, exit_at_once, process = os.fork, os._exit, os.getpid()
+
+    def forks() -> int:
+        child = fork()
+        forked.append(child)
+        return child
+
+    patches = Patches()
+    patches.set(os, "fork", forks)
+    before = set(multiprocessing.active_children())
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            exit_at_once(0)
+        patches.undo()
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        for number in forked:
+            with suppress(OSError):  # it has ended, and somebody has waited for it
+                if os.waitpid(number, os.WNOHANG) == (0, 0):
+                    os.kill(number, signal.SIGTERM)
 
 
 @contextmanager
@@ -223,12 +277,38 @@ def _stepped(counting: _StepCount) -> Iterator[None]:
             exit_at_once(status)
         raise ProgramEnded
 
-    os._exit = leave
+    patches = Patches()
+    patches.set(os, "_exit", leave)
+    patches.set(FakeGraph, "replayed", staticmethod(counting.replayed))
     try:
         yield
     finally:
-        os._exit = exit_at_once
+        patches.undo()
         hooks.remove()
+
+
+@contextmanager
+def _distributed(program: Program, ending: Ending) -> Iterator[None]:
+    """Run the first of the processes that a program spawns, as one rank of them all."""
+
+    def init_process_group(*_: Any, world_size: int = -1, **__: Any) -> NoReturn:
+        raise StartsRanks(world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1")))
+
+    def spawn(function: Callable[..., object], args: Sequence[Any] = (), nprocs: int = 1, **_: Any) -> None:
+        if program.ranks is None:
+            raise StartsRanks(nprocs)
+        ending.notes.append(f"Of the {nprocs} processes that the program spawns, the first is estimated.")
+        function(0, *args)
+
+    patches = Patches()
+    patches.set(torch.multiprocessing, "spawn", spawn)
+    if program.ranks is None and torch.distributed.is_available():
+        for module in (torch.distributed, torch.distributed.distributed_c10d):
+            patches.set(module, "init_process_group", init_process_group)
+    try:
+        yield
+    finally:
+        patches.undo()
 
 
 @contextmanager
@@ -239,9 +319,9 @@ def _ended_in_time(ending: Ending, limit_s: int) -> Iterator[None]:
         return
 
     def end(_number: int, frame: FrameType | None) -> NoReturn:
-        where = f" at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
+        place = _place(walk_stack(frame))
         steps = f"{ending.steps} optimizer steps"
-        ending.why = f"The program was ended{where}, after {limit_s} seconds and {steps}"
+        ending.why = f"The program was ended at {place}, after {limit_s} seconds and {steps}"
         raise ProgramEnded
 
     before = signal.signal(signal.SIGALRM, end)
@@ -253,10 +333,12 @@ def _ended_in_time(ending: Ending, limit_s: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _place(traceback: Any) -> str:
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return f"{Path(traceback.tb_frame.f_code.co_filename).name}:{traceback.tb_lineno}" if traceback else "?"
+def _place(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Return the file and line of the innermost frame that is the program's own, such as `train.py:42`."""
+    places = [(Path(frame.f_code.co_filename), line) for frame, line in frames]
+    own = (place for place in places if not any(map(place[0].is_relative_to, _LIBRARIES)))
+    file, line = next(own, places[0])
+    return f"{file.name}:{line}"
 
 
 def _nothing(*_: object) -> None:

@@ -26,6 +26,7 @@ from tb_memplugin.estimate.answer.script import (
     STEPS,
     Ending,
     Program,
+    StartsRanks,
     import_libraries,
     run_program,
 )
@@ -79,20 +80,25 @@ def estimate_program(
     def run_in(estimator: MemoryEstimator, _mesh: object = None) -> None:
         endings.append(run_program(program, estimator, steps=steps, limit_s=limit_s))
 
+    options: dict[str, Any] = {"gpu": gpu, "conf": conf, "hints": hints}
     ranks = None
-    if program.ranks > 1:
-        ranks = estimate_ranks(run_in, program.ranks, (0,), gpu=gpu, conf=conf, hints=hints)
+    if program.ranks is not None:
+        ranks = estimate_ranks(run_in, program.ranks, (0,), **options)
         estimate = ranks.worst.estimate
         if logdir is not None:
             ranks.save(logdir)
     else:
-        with MemoryEstimator(device="cuda", gpu=gpu, conf=conf, hints=hints) as estimator:
-            run_in(estimator)
+        try:
+            with MemoryEstimator(device="cuda", **options) as estimator:
+                run_in(estimator)
+        except StartsRanks as begun:
+            program = replace(program, ranks=begun.ranks, ranks_per_node=begun.ranks)
+            return estimate_program(program, steps=steps, limit_s=limit_s, logdir=logdir, **options)
         estimate = estimator.estimate()
         if logdir is not None:
             estimator.save(logdir)
     estimate = replace(estimate, phases=_highest(estimate.phases))
-    notes = (f"{endings[0].why}.", *estimate.notes)
+    notes = (f"{endings[0].why}.", *endings[0].notes, *estimate.notes)
     return StepEstimate(program.name, Workload(inference=not endings[0].steps), gpu, estimate, notes, ranks)
 
 

@@ -8,11 +8,14 @@ import torch
 
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, operators
 
+_HAS_FLOAT_MOMENTS = torch.torch_version.TorchVersion(torch.__version__) >= "2.12"
+"""Measured on 2.11, which has none, and on 2.13; 2.12 was not."""
+
 
 def _group_norm(call: Call) -> Buffers:
     """Return a factor and a term for each channel; moments in float32 for half precision."""
     data, rows = call["input"], call["N"]
-    half = data.dtype in (torch.float16, torch.bfloat16)
+    half = _HAS_FLOAT_MOMENTS and data.dtype in (torch.float16, torch.bfloat16)
     size = max(4, data.element_size())
     affine = call["HxW"] > 1 and not (call["weight"] is None and call["bias"] is None)
     return [rows * call["group"] * size] * (2 * half) + [rows * call["C"] * size] * (2 * affine)

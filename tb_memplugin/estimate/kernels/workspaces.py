@@ -19,8 +19,9 @@ import torch
 
 from tb_memplugin.estimate.kernels.copies import is_read_by_blas
 from tb_memplugin.estimate.run.correction import Correction, Target
-from tb_memplugin.estimate.run.fake_ledger import Scope
+from tb_memplugin.estimate.run.fake_ledger import Block, Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
+from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.read.cublas import (
     LT_WORKSPACE,
     WORKSPACE,
@@ -64,7 +65,18 @@ class Workspaces(Correction):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self._kept: set[tuple[int, int, bool, int]] = set()
+        self._kept: dict[tuple[int, int, bool, int], Block] = {}
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Let programs free the workspaces, as some do before they capture a CUDA graph."""
+
+        def clear() -> None:
+            scope = mode.layers.scope()
+            mode.settle(scope)
+            while self._kept:
+                mode.ledger.free(self._kept.popitem()[1], scope)
+
+        patches.set(torch._C, "_cuda_clearCublasWorkspaces", clear)
 
     def after(self) -> dict[Any, After]:
         """Return a function for every operator that cuBLAS computes."""
@@ -112,8 +124,8 @@ class Workspaces(Correction):
             return
         key = (row, mode.ledger.stream(), scope.phase is Phase.BACKWARD, size)
         if key not in self._kept:
-            self._kept.add(key)
-            mode.allocate(size, func, Scope(-1, scope.phase), Category.WORKSPACE, row)
+            outside = Scope(-1, scope.phase)
+            self._kept[key] = mode.allocate(size, func, outside, Category.WORKSPACE, row)
 
     def _size(self) -> int:
         if self.target.gpu is not None:

@@ -1,15 +1,15 @@
 """Checks of values in a program, which an estimate assumes to pass, as they do in a run that goes well.
 
-Two kinds are found by what the function that reads the value does next: a condition that only decides whether
-an error is raised (`if not valid.all(): raise ...`, `assert`, `torch._check`), and one that asks for values
-that are not finite. torch.distributions checks its arguments in the first way, many training loops their loss
-in the second. Its compiled instructions say so; its source need not be there.
+Two kinds are found in the function that reads the value: a condition that only decides whether an error is
+raised (`if not valid.all(): raise ...`, `assert`, `torch._check`), by what follows, and a question for values
+that are not finite, by what is read. torch.distributions checks its arguments in the first way, many training
+loops their loss in the second. Its compiled instructions say so; its source need not be there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dis import Instruction, get_instructions, hasjabs, hasjrel
+from dis import HAVE_ARGUMENT, Instruction, get_instructions, hasjabs, hasjrel, opmap, stack_effect
 from functools import lru_cache
 from types import CodeType, FrameType
 
@@ -24,7 +24,7 @@ _SAME_VALUE = ("CALL", "TO_BOOL", "COPY", "EXTENDED_ARG", "NOP", "PRECALL")
 """Beginnings of instructions between a read and the jump that leave the truth as it is."""
 
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RERAISE")
-_JUMPS = frozenset((*hasjabs, *hasjrel))
+JUMPS = frozenset((*hasjabs, *hasjrel))
 
 
 def passing(caller: FrameType | None) -> bool | None:
@@ -38,14 +38,14 @@ def passing(caller: FrameType | None) -> bool | None:
 @lru_cache(maxsize=256)
 def _passing(code: CodeType, last: int) -> bool | None:
     """Return the truth with which a value that is read at offset `last` raises no error."""
-    instructions = [step for step in get_instructions(code) if step.opname != "NOT_TAKEN"]
-    rows = {instruction.offset: row for row, instruction in enumerate(instructions)}
+    instructions = instructions_of(code)
+    rows = {step.offset: row for row, step in reversed(list(enumerate(instructions)))}
     read = max(row for offset, row in rows.items() if offset <= last)
     if _compares_with_a_truth(instructions, read):
         return None
     jump, negated = _condition(instructions, read)
     if jump == len(instructions):
-        return None
+        return _finite(instructions, read)
     jumps_if = ("TRUE" in instructions[jump].opname) ^ negated
     there, next_row = rows[instructions[jump].argval], jump + 1
     raises_there = _raises(instructions, rows, there, next_row)
@@ -53,6 +53,19 @@ def _passing(code: CodeType, last: int) -> bool | None:
     if raises_there != raises_next:
         return jumps_if if raises_next else not jumps_if
     return _finite(instructions, read)
+
+
+def instructions_of(code: CodeType) -> list[Instruction]:
+    """Return the instructions of a function, those of two variables as two."""
+    steps: list[Instruction] = []
+    for step in get_instructions(code):
+        if isinstance(step.argval, tuple) and step.opname.count("_FAST") == 2:
+            names = step.opname.replace("_BORROW", "").split("_FAST", 1)
+            for name, variable in zip((f"{names[0]}_FAST", names[1][1:]), step.argval, strict=True):
+                steps.append(step._replace(opname=name, opcode=opmap[name], arg=0, argval=variable))
+        elif step.opname != "NOT_TAKEN":
+            steps.append(step)
+    return steps
 
 
 def _condition(instructions: Sequence[Instruction], read: int) -> tuple[int, bool]:
@@ -76,8 +89,6 @@ def _is_kept(instructions: Sequence[Instruction], row: int) -> bool:
     first, second = instructions[row], instructions[row + 1]
     if first.opname.startswith("LOAD"):
         first, second = instructions[row - 1], first
-    if first.opname == "STORE_FAST_LOAD_FAST":
-        return bool(first.argval[0] == first.argval[1])
     is_pair = first.opname.startswith("STORE") and second.opname.startswith("LOAD")
     return is_pair and first.argval == second.argval
 
@@ -97,9 +108,9 @@ def _raises(instructions: Sequence[Instruction], rows: dict[int, int], start: in
             continue
         if instruction.opname in _ENDS or row + 1 == len(instructions):
             return False
-        if instruction.opcode in _JUMPS:
+        if instruction.opcode in JUMPS:
             waiting.append(rows[instruction.argval])
-        if instruction.opcode not in _JUMPS or "IF" in instruction.opname or "ITER" in instruction.opname:
+        if instruction.opcode not in JUMPS or "IF" in instruction.opname or "ITER" in instruction.opname:
             waiting.append(row + 1)
     return raised
 
@@ -112,20 +123,28 @@ def _exit(instructions: Sequence[Instruction], row: int) -> list[tuple[str, obje
     return pair if [name for name, _ in pair] == ["LOAD_CONST", "RETURN_VALUE"] else []
 
 
-def _operand(instructions: Sequence[Instruction], read: int) -> Sequence[Instruction]:
-    """Return the instructions that compute what is read: those since the last jump or assignment."""
-    first = read
-    while first and not (
-        instructions[first - 1].opcode in _JUMPS
-        or instructions[first - 1].opname.startswith(("STORE", "POP_TOP", "RESUME"))
-    ):
+def operand(instructions: Sequence[Instruction], read: int) -> Sequence[Instruction]:
+    """Return the instructions that compute what is read, found by what each leaves on the stack."""
+    reader = instructions[read]
+    wanted = 1 if reader.opcode in JUMPS else 1 - left(reader)
+    first, depth = read, 0
+    while first and depth < wanted and instructions[first - 1].opcode not in JUMPS:
         first -= 1
+        depth += left(instructions[first])
     return instructions[first : read + 1]
+
+
+def left(instruction: Instruction) -> int:
+    """Return by how many values an instruction raises the stack."""
+    if instruction.opname in ("PRECALL", "CALL"):  # Python 3.11 divides the effect among them
+        return 0 if instruction.opname == "PRECALL" else -1 - (instruction.arg or 0)
+    argument = instruction.arg if instruction.opcode >= HAVE_ARGUMENT else None
+    return stack_effect(instruction.opcode, argument, jump=False)
 
 
 def _compares_with_a_truth(instructions: Sequence[Instruction], read: int) -> bool:
     """Whether the condition is like `x.any() == False`, true where the value that is read is not."""
-    around = [*_operand(instructions, read), *instructions[read + 1 : read + 4]]
+    around = [*operand(instructions, read), *instructions[read + 1 : read + 4]]
     compares = any(instruction.opname in ("COMPARE_OP", "IS_OP") for instruction in around)
     return compares and any(
         instruction.opname == "LOAD_CONST" and isinstance(instruction.argval, bool) for instruction in around
@@ -133,6 +152,7 @@ def _compares_with_a_truth(instructions: Sequence[Instruction], read: int) -> bo
 
 
 def _finite(instructions: Sequence[Instruction], read: int) -> bool | None:
-    names = [str(instruction.argval) for instruction in _operand(instructions, read)]
+    names = [str(instruction.argval) for instruction in operand(instructions, read)]
     answers = {_FINITE[name] for name in names if name in _FINITE}
-    return answers.pop() if len(answers) == 1 else None
+    inverted = sum(step.opname == "UNARY_INVERT" for step in operand(instructions, read)) % 2 == 1
+    return answers.pop() ^ inverted if len(answers) == 1 else None

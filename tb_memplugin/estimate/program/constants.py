@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._mode_utils import no_dispatch
 
 from tb_memplugin.estimate.run.correction import Correction
@@ -23,6 +23,9 @@ from tb_memplugin.estimate.run.patches import Patches
 
 _DRAWN = ("randperm", "randint")
 """Operators whose whole numbers are really drawn, on the CPU: programs shuffle and choose with them."""
+
+_TOSSED = ("rand", "randn", "uniform_", "normal_", "bernoulli_")
+"""Operators that really draw a single number, on the CPU: programs toss coins with them."""
 
 _MAKERS = ("arange", "linspace", "logspace", "full", "ones", "zeros", "scalar_tensor", "eye")
 
@@ -37,6 +40,12 @@ class Constants(Correction):
 
         original: Any = torch.Tensor.__deepcopy__
 
+        def deepcopy_real(tensor: Any, memo: dict[int, Any]) -> Any:
+            if type(tensor) is not torch.Tensor:
+                return original(tensor, memo)
+            with unset_fake_temporarily():  # a batch of a data loader, for example
+                return original(tensor, memo)
+
         def deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
             if not mode.is_on() or tensor.constant is None:
                 return original(tensor, memo)
@@ -44,13 +53,14 @@ class Constants(Correction):
                 memo[id(tensor)] = _copied(mode, tensor, memo)
             return memo[id(tensor)]
 
+        patches.set(torch.Tensor, "__deepcopy__", deepcopy_real)
         patches.set(FakeTensor, "__deepcopy__", deepcopy)
 
     def rules(self) -> dict[Any, Rule]:
         """Return a rule for every operator that creates a tensor from numbers."""
         return {
             getattr(packet, overload): rule
-            for rule, names in ((_created, _MAKERS), (_drawn, _DRAWN))
+            for rule, names in ((_created, _MAKERS), (_drawn, _DRAWN), (_tossed, _TOSSED))
             for packet in (getattr(torch.ops.aten, name) for name in names)
             for overload in packet.overloads()
             if "out" not in overload.split("_")
@@ -77,6 +87,16 @@ def _copied(mode: CountingFakeMode, tensor: Any, memo: dict[int, Any]) -> Any:
 def _drawn(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     on_cpu = torch.device(kwargs.get("device") or "cpu").type == "cpu"
     return _created(mode, func, args, kwargs) if on_cpu else mode.quietly(func, *args, **kwargs)
+
+
+def _tossed(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    out = mode.quietly(func, *args, **kwargs)
+    if out.fake_device.type == "cpu" and out.numel() == 1 and out.layout is torch.strided:
+        written = func._schema.is_mutable
+        with no_dispatch():
+            first = (torch.empty(out.shape, dtype=out.dtype), *args[1:]) if written else args
+            mode.keep_values(out, func(*first, **kwargs))
+    return out
 
 
 def _created(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -19,9 +19,9 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Use plain tensors; give lazy modules their sizes (nn.Linear in place of nn.LazyLinear).",
     ),
     (
-        "has no attribute '_scatter'",
-        "nn.DataParallel",
-        "Use DistributedDataParallel in estimate_ranks: docs/estimate_ranks.md.",
+        "WeakValueDictionary.__init__.<locals>.remove",
+        "Tensors that are pickled, as for another process,",
+        "Leave that part out. torch.save writes nothing in an estimate.",
     ),
     ("no rule registered for HigherOrderOperator", "Control flow such as torch.cond", _FUNCTION),
     (
@@ -33,6 +33,11 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Pinned memory requires CUDA",
         "Pinned memory made by hand",
         "Leave pin_memory out: it is host memory, which is not estimated.",
+    ),
+    (
+        "'torch._C' has no attribute '_c",  # _cuda_..., _cudart, _cudnn
+        "Functions of PyTorch's CUDA builds that this build does not have",
+        "Install a CUDA build of PyTorch, which needs no GPU here; or leave that part out.",
     ),
     (
         "but its data is not allocated yet",
@@ -60,9 +65,7 @@ def by_name(error: BaseException) -> MemPluginError | None:
     text = str(error)[:2000]
     for part, cause, fix in _KNOWN:
         if part in text:
-            return MemPluginError(
-                f"{cause} cannot be estimated, because fake tensors do not support it.", fix=fix
-            )
+            return MemPluginError(f"{cause} cannot be estimated on fake tensors.", fix=fix)
     return None
 
 

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
 
 from tb_memplugin.estimate.answer.hints import answer, question, unanswered
-from tb_memplugin.estimate.program.values import Asking
+from tb_memplugin.estimate.program.values import Asking, is_chosen
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.run.known_values import values_of
 from tb_memplugin.estimate.run.patches import Patches
 
 
@@ -23,11 +25,16 @@ class Printing(Asking):
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Give fake tensors `__format__` and `numpy`, as plain tensors have them."""
-        patches.set(FakeTensor, "__format__", _formatted)
-        patches.set(FakeTensor, "numpy", lambda tensor, *, force=False: self._array(tensor, force=force))
 
-    def _array(self, tensor: torch.Tensor, *, force: bool) -> Any:
-        """Return an array filled with the hint's value, or with ones for floats.
+        def numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
+            return self._array(mode, tensor, force=force)
+
+        patches.set(FakeTensor, "__format__", _formatted)
+        patches.set(FakeTensor, "numpy", numpy)
+
+    def _array(self, mode: CountingFakeMode, tensor: torch.Tensor, *, force: bool) -> Any:
+        """Return an array of the known values; else filled with the hint's value, with ones for floats, with
+        zeros for chosen indices.
 
         Raises:
             TypeError, RuntimeError: as for a real tensor on a device, or one that requires grad.
@@ -39,15 +46,19 @@ class Printing(Asking):
         asked = question(
             "number" if real else "truth" if tensor.dtype is torch.bool else "count", "numpy", tensor
         )
-        hint = answer(self._hints, asked)
-        if hint is None and not real:
-            raise unanswered(asked)
-        if hint is None:
+        values = values_of(tensor)
+        if values is not None:
+            with no_dispatch():
+                return values.detach().clone().numpy()
+        fill = answer(self._hints, asked)
+        if fill is None:
+            if not real and not is_chosen(mode, tensor):
+                raise unanswered(asked)
+            fill = 1.0 if real else 0
             self.target.note(
-                f"The numbers of the array at {asked.place} are assumed to be 1.0; a hint can set them."
+                f"The numbers of the array at {asked.place} are assumed to be {fill}; a hint can set them."
             )
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return np.full(tuple(tensor.shape), 1.0 if hint is None else hint, dtype=dtype)
+        return np.full(tuple(tensor.shape), fill, dtype=str(tensor.dtype).removeprefix("torch."))
 
 
 def _formatted(tensor: torch.Tensor, text: str) -> str:

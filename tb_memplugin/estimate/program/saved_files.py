@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
@@ -23,7 +25,13 @@ class SavedFiles(Correction):
     """Makes functions that write checkpoints return at once, with a note."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Replace the functions of libraries that are imported."""
+        """Replace the functions of libraries that are imported, and tell storages apart by an address."""
+        address: Any = torch.UntypedStorage.data_ptr
+
+        def data_ptr(storage: torch.UntypedStorage) -> int:  # transformers looks for weights that are shared
+            return int(storage._cdata if storage.device.type == "meta" and mode.is_here else address(storage))
+
+        patches.set(torch.UntypedStorage, "data_ptr", data_ptr)
         for module_name, names in SAVES.items():
             module = sys.modules.get(module_name)
             for name in names if module is not None else ():

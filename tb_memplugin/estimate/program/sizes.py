@@ -1,8 +1,8 @@
 """Operators whose result sizes depend on values: `bincount`, `repeat_interleave`, and `unique` of rows.
 
-Hints give the sizes. Without one, `unique` keeps everything, an upper bound that is noted. The others have no
-bound: they raise an error that names the hint to write, as comparisons of whole tensors do (`equal`,
-`allclose`).
+Hints give the sizes. Without one, `unique` keeps everything, an upper bound that is noted, and `bincount` has
+its `minlength`, with a note. The others have no bound: they raise an error that names the hint to write, as
+comparisons of whole tensors do (`equal`, `allclose`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,15 @@ class Sizes(Asking):
     def _bincount(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         weights = args[1] if len(args) > 1 else kwargs.get("weights")
         least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
-        count = max(int(self._asked(mode, "count", func, args[0])), least)
+        asked = question("count", func, args[0], mode.caller())
+        count = answer(self._hints, asked)
+        if count is None and not least:
+            raise unanswered(asked)
+        if count is None:
+            self.target.note(
+                f"No number that {asked.place} counts is assumed to reach its minlength, {least}."
+            )
+        count = max(int(count or 0), least)
         dtype = torch.int64 if weights is None else weights.dtype
         dtype = dtype if dtype in (torch.int64, torch.float32) else torch.float64
         with mode:

@@ -1,8 +1,9 @@
 """Operators that depend on values: `.item()`, `if tensor`, boolean masks, `nonzero` and `unique`.
 
 Hints give the values. Without one, a float is 1.0, a mask selects everything, which is an upper bound, and an
-index that was chosen or drawn is 0; all are noted. Other integers and booleans raise an error, since a wrong
-guess could change what the program does (assumed_counts.py says what `item()` does with it).
+index that was chosen or drawn is 0, and a comparison with a float that is not known is made with 1.0; all are
+noted. Other integers and booleans raise an error, since a wrong guess could change what the program does
+(assumed_counts.py says what `item()` does with it).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.hints import Hints, Question, answer, checked, question, unanswered
 from tb_memplugin.estimate.program.checks import passing
+from tb_memplugin.estimate.program.lengths import is_length
 from tb_memplugin.estimate.run.correction import Correction, Target
 from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
@@ -32,6 +34,11 @@ _GENERATES = "transformers/generation/"
 
 _CHOICES = (aten.argmax, aten.argmin, aten.multinomial, aten.randint)
 """Operators that choose or draw indices by parameters or chance: any of them is as good as another."""
+
+_COMPARISONS = (aten.lt, aten.le, aten.gt, aten.ge)
+
+_CHOSEN, _COMPARED = "chosen", "compared"
+"""Attributes of fake tensors: copied from chosen indices, and the truth of a comparison with 1.0."""
 
 _ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_attn_mask_utils.py")
 """Files that check whether a mask selects everything, in order to omit it (attention_masks.py)."""
@@ -102,12 +109,15 @@ class Values(Asking):
             aten.masked_select.default: self._masked_select,
             aten.index.Tensor: self._index,
             aten._unique2.default: self._unique,
+            aten._nested_tensor_from_mask_left_aligned.default: self._left_aligned,
         }
 
     def after(self) -> dict[Any, After]:
         """Return functions for operators that convert masks to indices, as derivatives of `x[mask]` do."""
         packets = (aten.index_put, aten.index_put_, aten._index_put_impl_)
-        return {packet.default: _looked_up for packet in packets}
+        compared = {getattr(each, name): _compared for each in _COMPARISONS for name in ("Scalar", "Tensor")}
+        looked_up = {packet.default: _looked_up for packet in packets}
+        return {**looked_up, **compared, aten._to_copy.default: _copied}
 
     def _scalar(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         try:
@@ -132,7 +142,7 @@ class Values(Asking):
                 "While transformers generates, it is assumed that no sequence is padded, and that all "
                 "are generated to their greatest length; a hint can change that."
             )
-            return self._is_made_by(mode, tensor, (aten.all,))  # whether a mask is 1 everywhere
+            return is_made_by(mode, tensor, (aten.all,))  # whether a mask is 1 everywhere
         if kind == "truth" and (checked_for := self._passing(mode, asked)) is not None:
             return checked_for
         if _asked_by_lbfgs():
@@ -143,7 +153,12 @@ class Values(Asking):
                     "Estimate with another optimizer, and add at most 2 * history_size times the parameters."
                 ),
             )
-        if kind == "count" and self._is_made_by(mode, tensor, _CHOICES):
+        if kind == "truth" and (compared := vars(tensor).get(_COMPARED)) is not None:
+            self.target.note(
+                f"The number that {asked.place} compares is assumed to be 1.0; a hint can set the truth."
+            )
+            return compared
+        if kind == "count" and is_chosen(mode, tensor) and not is_length(mode.caller()):
             self.target.note(f"The index that {asked.place} reads is assumed to be 0; a hint can set it.")
             return 0
         if not real:
@@ -153,12 +168,6 @@ class Values(Asking):
         )
         return 1.0
 
-    @staticmethod
-    def _is_made_by(mode: CountingFakeMode, tensor: torch.Tensor, operators: tuple[Any, ...]) -> bool:
-        """Whether one of these operators made a tensor of the estimated device."""
-        block = mode.ledger.block_of(tensor.untyped_storage())
-        return block is not None and getattr(block.made_by, "overloadpacket", None) in operators
-
     def _nonzero(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
         (tensor,) = args
         with mode:
@@ -166,6 +175,12 @@ class Values(Asking):
                 (tensor.dim(), self._selected(mode, func, tensor)), dtype=torch.int64, device=tensor.device
             )
             return rows.t()
+
+    def _left_aligned(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> bool:
+        self.target.note(
+            "nn.TransformerEncoder is estimated with its padding; real runs leave it out without gradients."
+        )
+        return False
 
     def _masked_select(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, mask = args
@@ -204,6 +219,37 @@ class Values(Asking):
         inverse = kwargs.get("return_inverse", flags[1] if len(flags) > 1 else False)
         counts = kwargs.get("return_counts", flags[2] if len(flags) > 2 else False)
         return self._different(mode, func, tensor, inverse, counts)
+
+
+def is_made_by(mode: CountingFakeMode, tensor: torch.Tensor, operators: tuple[Any, ...]) -> bool:
+    """Whether one of these operators made a tensor of the estimated device."""
+    block = mode.ledger.block_of(tensor.untyped_storage())
+    return block is not None and getattr(block.made_by, "overloadpacket", None) in operators
+
+
+def is_chosen(mode: CountingFakeMode, tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds indices that were chosen or drawn, or is a copy of one that does."""
+    base = tensor._base if tensor._is_view() else tensor
+    return _CHOSEN in vars(base) or is_made_by(mode, tensor, _CHOICES)
+
+
+def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    if not out.dtype.is_floating_point and is_chosen(mode, args[0]):
+        setattr(out, _CHOSEN, True)
+
+
+def _compared(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    """Keep the truth of a comparison of single floats, of which those that are not known are 1.0."""
+    tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
+    if out.dim() or not all(tensor.dtype.is_floating_point for tensor in tensors):
+        return
+    with no_dispatch():
+        one = torch.ones(())
+        numbers = [
+            one if isinstance(each, torch.Tensor) and values_of(each) is None else each for each in args
+        ]
+        known = [values_of(each) if isinstance(each, torch.Tensor) else each for each in numbers]
+        setattr(out, _COMPARED, bool(func(*known)))
 
 
 def _looked_up(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:

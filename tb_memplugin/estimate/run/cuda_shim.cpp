@@ -10,6 +10,7 @@
 
 #include <cstring>
 #include <new>
+#include <string>
 
 namespace {
 
@@ -103,6 +104,10 @@ struct Hooks final : public at::CUDAHooksInterface {
   double batchnormMinEpsilonCuDNN() const override {
     return 1e-5;
   }
+  std::string showConfig() const override {
+    return "";
+  }
+  void deviceSynchronize(DeviceIndex) const override {}
 };
 
 // Neither has data of its own: an object is its table of functions.

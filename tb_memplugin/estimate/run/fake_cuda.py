@@ -102,6 +102,8 @@ class FakeStreamContext:
 class FakeEvent:
     """A stand-in for `torch.cuda.Event` that has always happened already."""
 
+    note: ClassVar[Callable[[str], None]] = staticmethod(lambda _: None)
+
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def record(self, stream: Any = None) -> None:
@@ -118,8 +120,11 @@ class FakeEvent:
         return True
 
     def elapsed_time(self, other: Any) -> float:
-        """Return 0.0 milliseconds."""
-        return 0.0
+        """Return 1.0 milliseconds: programs divide by it."""
+        FakeEvent.note(
+            "The time between two CUDA events is assumed to be 1.0 ms: no GPU works in an estimate."
+        )
+        return 1.0
 
 
 def properties_of(gpu: GpuSpec) -> SimpleNamespace:
@@ -182,6 +187,8 @@ class FakeGraph:
     """A stand-in for `torch.cuda.CUDAGraph`: what is captured runs once, from a pool of the graph's own."""
 
     random_state: ClassVar[Callable[[], _RandomState | None]] = staticmethod(lambda: None)
+    replayed: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
+    """Called by each replay."""
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._pool: PoolId | None = None
@@ -202,10 +209,14 @@ class FakeGraph:
         """Return the pool's id."""
         return self._pool or new_pool()
 
-    def _nothing(self, *_: Any, **__: Any) -> None:
-        """Do nothing: a replay allocates nothing."""
+    def replay(self) -> None:
+        """Allocate nothing, as a replay does."""
+        FakeGraph.replayed()
 
-    replay = reset = instantiate = enable_debug_mode = debug_dump = _nothing
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    reset = instantiate = enable_debug_mode = debug_dump = _nothing
 
 
 class FakeMemPool:
@@ -256,6 +267,7 @@ def stand_in(
     """
     FakeStream.begin()
     PrivatePools.begin()
+    FakeEvent.note = staticmethod(note)
     current = FakeStream.current
     mode.ledger.stream = lambda: current[-1].cuda_stream
     mode.ledger.pool = PrivatePools.current
@@ -297,10 +309,13 @@ def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
         "_cuda_getDevice": lambda: 0,
         "_cuda_getDeviceCount": lambda: 1,
         "_cuda_canDeviceAccessPeer": lambda device, peer: False,
+        "_cuda_getCurrentRawStream": lambda device: current[-1].cuda_stream,
+        "_cuda_hasPrimaryContext": lambda device: True,
         "_cuda_getArchFlags": lambda: f"sm_{major}{minor}",
         "_cuda_get_sync_debug_mode": lambda: _SyncDebug.mode,
         "_cuda_set_sync_debug_mode": _SyncDebug.set,
         "_host_emptyCache": _nothing,
+        "_scatter": lambda tensor, devices, *_: (tensor.to(f"cuda:{devices[0]}"),),  # to the only device
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_getDeviceIndex": lambda: 0,
         "_accelerator_getStream": lambda index: current[-1],

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 aten = torch.ops.aten
 
-MOST = 4096
+MOST = 1 << 16
 """The most elements of a tensor that keeps its values."""
 
 _CPU = torch.device("cpu")

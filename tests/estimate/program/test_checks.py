@@ -24,6 +24,9 @@ class Value:
     def all(self) -> Value:
         return self
 
+    def __invert__(self) -> Value:
+        return self
+
     def isnan(self) -> Value:
         return self
 
@@ -92,6 +95,18 @@ def goes_on_if_finite(value: Value) -> int:
     return 2 if value.isfinite().all() else 1
 
 
+def asks_of_each(value: Value) -> bool:
+    return any(not each.isfinite().all() for each in [value])
+
+
+def asks_for_the_inverse(value: Value) -> bool:
+    return (~value.isfinite()).all().item()
+
+
+def asks_beside(value: Value) -> tuple[bool, bool]:
+    return repr(value.isfinite()) == "", value.all().item()
+
+
 def chooses(value: Value) -> int:
     return 2 if value.all() else 1
 
@@ -133,6 +148,8 @@ def in_a_sum(value: Value) -> int:
         (raises_one_of_two_errors, True),
         (skips_what_is_not_a_number, False),
         (goes_on_if_finite, True),
+        (asks_of_each, True),
+        (asks_for_the_inverse, False),
     ],
 )
 def test_a_check_passes_with_this_truth(reader: Callable[[Value], object], truth: bool) -> None:
@@ -142,7 +159,9 @@ def test_a_check_passes_with_this_truth(reader: Callable[[Value], object], truth
     assert set(value.answers) == {truth}
 
 
-@pytest.mark.parametrize("reader", [chooses, compares_with_a_truth, raises_later, returns_early, in_a_sum])
+@pytest.mark.parametrize(
+    "reader", [chooses, compares_with_a_truth, raises_later, returns_early, in_a_sum, asks_beside]
+)
 def test_what_is_no_check_has_no_answer(reader: Callable[[Value], object]) -> None:
     value = Value(True)
     reader(value)

@@ -46,7 +46,7 @@ def test_what_is_written_into_them_is_known_or_forgotten() -> None:
 
 def test_large_ones_are_not() -> None:
     with pytest.raises(MemPluginError, match="a whole number"):
-        estimated(lambda: int(torch.arange(5000).sum()))
+        estimated(lambda: int(torch.arange(70_000).sum()))
 
 
 def test_those_on_the_gpu_are_calculated_with() -> None:

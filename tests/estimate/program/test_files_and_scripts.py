@@ -1,13 +1,16 @@
-"""Tests for programs that read files, and for TorchScript."""
+"""Tests for programs that read files or receive tensors, and for TorchScript."""
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from tb_memplugin import MemoryEstimator
 from tb_memplugin.errors import MemPluginError
@@ -48,6 +51,39 @@ def test_safetensors_counts_what_it_reads(tmp_path: Path) -> None:
             "b": ((2, 3), torch.int64),
         }
     assert library.load_file(path)["b"].sum().item() == 6  # afterwards files are read again
+
+
+def test_a_batch_of_real_data_can_be_copied() -> None:
+    with MemoryEstimator():
+        (batch,) = next(iter(DataLoader(TensorDataset(torch.arange(4.0)), batch_size=4)))
+        assert copy.deepcopy(batch).cuda().tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_storages_have_addresses_that_tell_them_apart() -> None:
+    """As transformers and safetensors find weights that share memory, before they save them."""
+    with MemoryEstimator():
+        layer, other = nn.Linear(8, 8, device="cuda"), nn.Linear(8, 8, device="cuda")
+        view = layer.weight.detach()[2:]
+        pointers = [each.untyped_storage().data_ptr() for each in (layer.weight, view, other.weight)]
+        assert pointers[0] == pointers[1] != pointers[2]
+
+
+def _send(queue: Any, is_received: Any) -> None:
+    queue.put(torch.tensor([1, 2, 3]))
+    is_received.wait(60)  # the receiver gets the file descriptor of the storage from this process
+
+
+def test_a_tensor_from_another_process_keeps_its_values() -> None:
+    context = multiprocessing.get_context("fork")
+    queue, is_received = context.Queue(), context.Event()
+    sender = context.Process(target=_send, args=(queue, is_received))
+    sender.start()
+    with MemoryEstimator():
+        received = queue.get()
+        assert received.cuda().tolist() == [1, 2, 3]
+    is_received.set()
+    sender.join(60)
+    assert sender.exitcode == 0
 
 
 def test_a_tensor_that_takes_a_storage_does_not_keep_it_for_good() -> None:

@@ -63,7 +63,6 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a subclass": (lambda: ones(4).as_subclass(Plain), "A subclass of torch.Tensor"),
     "a lazy module": (lambda: nn.LazyLinear(4, device="cuda"), "lazy modules"),
-    "DataParallel": (lambda: nn.DataParallel(nn.Linear(4, 4, device="cuda"))(ones(2, 4)), "nn.DataParallel"),
     "an old constructor": (lambda: torch.cuda.FloatTensor(4), "torch.cuda.FloatTensor"),  # type: ignore[attr-defined]
     "another thread": (lambda: ThreadPoolExecutor().submit(ones, 4).result(), "another thread"),
     "a condition": (

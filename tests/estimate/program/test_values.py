@@ -150,6 +150,97 @@ def test_an_index_that_is_chosen_is_the_first() -> None:
     assert chosen == ["left"]
 
 
+def cuts_at_an_item() -> torch.Tensor:
+    tokens = unknown(8)
+    end = tokens.argmax().item()
+    return tokens[:end]
+
+
+def cuts_at_an_int() -> torch.Tensor:
+    tokens = unknown(8)
+    end = int(tokens.argmax())
+    return tokens[:end]
+
+
+@pytest.mark.parametrize("run", [cuts_at_an_item, cuts_at_an_int])
+def test_a_chosen_index_that_becomes_a_length_is_refused(run: Callable[[], torch.Tensor]) -> None:
+    with pytest.raises(MemPluginError, match=r"--hint test_values.py:\d+=7"):
+        estimated(run)
+
+
+def test_arrays_have_known_numbers_and_zeros_for_chosen_indices() -> None:
+    arrays: list[list[Any]] = []
+
+    def run() -> None:
+        labels = torch.tensor([3, 1, 2]).cuda()
+        actions = torch.distributions.Categorical(logits=unknown(2, 4)).sample()
+        arrays.append((labels + 1).cpu().numpy().tolist())
+        arrays.append(actions.cpu().numpy().tolist())
+
+    done = estimated(run)
+    assert arrays == [[4, 2, 3], [0, 0]]
+    assert [note for note in done.estimate().notes if "assumed to be 0" in note]
+
+
+def test_a_comparison_of_a_float_that_is_not_known_is_made_with_one() -> None:
+    truths: list[bool] = []
+
+    def run() -> None:
+        loss = unknown(3).mean()
+        truths.extend([bool(loss < 2.0), bool(loss > torch.tensor(2.0)), bool(loss >= loss)])
+
+    done = estimated(run)
+    assert truths == [True, False, True]
+    assert [note for note in done.estimate().notes if "compares is assumed to be 1.0" in note]
+    with pytest.raises(MemPluginError, match="whether a condition holds"):
+        estimated(lambda: bool(unknown(1).long().sum() > 0))
+
+
+def test_a_single_number_on_the_cpu_is_drawn() -> None:
+    drawn: list[float] = []
+
+    def draw() -> None:
+        torch.manual_seed(3)
+        drawn.extend([torch.rand(1).item(), torch.empty(1).uniform_(5.0, 6.0).item()])
+
+    draw()
+    estimated(draw)
+    assert drawn[:2] == drawn[2:]
+    assert drawn[0] < 1 < 5 <= drawn[1]
+
+
+@pytest.mark.parametrize(("rows", "is_known"), [(128, True), (1024, False)])
+def test_the_mask_of_a_batch_is_known(rows: int, is_known: bool) -> None:
+    """A batch of 128 sequences of 77 tokens tells which attention kernel runs; 1,024 are too many."""
+    lengths = torch.tensor([76] + [77] * (rows - 1))
+
+    def run() -> bool:
+        return bool(((torch.arange(77)[None] < lengths[:, None]).cuda()).all())
+
+    if is_known:
+        done: list[bool] = []
+        estimated(lambda: done.append(run()))
+        assert done == [False]
+    else:
+        with pytest.raises(MemPluginError, match="whether a condition holds"):
+            estimated(run)
+
+
+def test_an_encoder_in_eval_keeps_its_padding() -> None:
+    """Real runs would use nested tensors, which leave it out."""
+    shapes = []
+
+    def run() -> None:
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        encoder = torch.nn.TransformerEncoder(layer, 2).cuda().eval()
+        with torch.no_grad():
+            shapes.append(encoder(unknown(4, 10, 16), src_key_padding_mask=unknown(4, 10) > 0).shape)
+
+    done = estimated(run)
+    assert shapes == [(4, 10, 16)]
+    assert [note for note in done.estimate().notes if "nn.TransformerEncoder" in note]
+
+
 def test_a_hint_answers_by_line_or_by_kind() -> None:
     line = inspect.currentframe().f_lineno + 4  # type: ignore[union-attr]
 
@@ -274,6 +365,12 @@ def test_a_bincount_has_the_type_of_its_weights() -> None:
         return [torch.bincount(counts, unknown(3)), torch.bincount(counts, minlength=100)]
 
     assert sizes(estimated(run, hints={"count": 9}), "bincount") == [9 * 4, 100 * 8]
+
+
+def test_a_bincount_without_a_hint_has_its_minlength() -> None:
+    done = estimated(lambda: torch.bincount(unknown(3).long(), minlength=100))
+    assert sizes(done, "bincount") == [100 * 8]
+    assert [note for note in done.estimate().notes if "minlength, 100" in note]
 
 
 def test_unique_rows_and_runs() -> None:
