@@ -1,12 +1,13 @@
-"""The time to analyse a snapshot of a million events, compared with a bare `pickle.load` of it."""
+"""The CPU time to analyse snapshots, compared with a bare `pickle.load` of them."""
 
 from __future__ import annotations
 
+import gc
 import pickle
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,24 +20,27 @@ from tb_memplugin.analysis.curves import curve
 from tb_memplugin.analysis.moments import peak
 from tb_memplugin.analysis.stacks import stack_table
 from tb_memplugin.loading import load
+from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.trace import MemoryTrace
 
 EVENTS, STACKS, DEPTH, FRAMES = 1_000_000, 400, 30, 900
-ROUNDS = 3
+FEW = 24_000
+ROUNDS = 5
+STRANGERS = Path(__file__).parents[2] / "shared" / "data" / "snapshots"
 SHARE = 20
 """The loop that copies sums is timed on 1/SHARE of the events and scaled up: its time is proportional."""
 
 
 def measure() -> list[Figure]:
     """Measure loading and analysis, a comparison, and a profile by category, each with its peer or goal."""
-    bare: list[float] = []
-    ours: list[float] = []
+    figures = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "snapshot.pickle")
+        for what, goal, content in _inputs():
+            path.write_bytes(pickle.dumps(content, protocol=4))
+            del content
+            figures.append(_beside_pickle(path, f"{what}: load, peak, stacks, categories", goal))
         path.write_bytes(pickle.dumps(synthetic(), protocol=4))
-        for _ in range(ROUNDS):
-            bare.append(_lap(partial(_bare, path)))
-            ours.append(_lap(partial(_analyse, path)))
         base, other = load(path), load(path)
     difference = [_lap(partial(compare, base, other, by="stack"))]
     profile, loop = [], []
@@ -44,10 +48,42 @@ def measure() -> list[Figure]:
         profile.append(_lap(partial(_profile, base)))
         loop.append(_lap(partial(_loop, base)) * SHARE)
     return [
-        Figure("1M events: load, peak, stacks, categories", "ms", ours, 1.5, bare, "pickle.load"),
+        *figures,
         Figure("1M events each: compare two by stack", "ms", difference, 1000),
         Figure("1M events: profile by category", "ms", profile, 0.1, loop, "a loop that copies sums"),
     ]
+
+
+def _inputs() -> Iterator[tuple[str, float, object]]:
+    """Yield snapshots of several shapes, each with its goal. A stranger's is one where there is one."""
+    yield "1M events, stacks of their own", 0.55, synthetic()
+    yield "1M events, lists shared as by PyTorch", 0.55, synthetic(shares=True)
+    yield f"{FEW:,} events, lists shared as by PyTorch", 1.5, synthetic(FEW, shares=True)
+    for path in sorted(STRANGERS.glob("07_*")):
+        content = load_plain(path.read_bytes(), path.name)
+        yield "20,128 events of a stranger's training", 1.5, content
+        yield "the same, repeated to 1M events", 0.55, _repeated(content)
+
+
+def _repeated(content: Any) -> Any:
+    """Return a snapshot whose entries are repeated as PyTorch would write them: only frames are shared."""
+    written = content["device_traces"][0]
+    lasts = written[-1]["time_us"] - written[0]["time_us"] + 1
+    entries: list[dict[str, Any]] = []
+    for tile in range(-(-EVENTS // len(written))):
+        lists: dict[int, list[Any]] = {}
+        for entry in written:
+            frames = lists.setdefault(id(entry["frames"]), list(entry["frames"]))
+            entries.append({**entry, "time_us": entry["time_us"] + tile * lasts, "frames": frames})
+    return {**content, "device_traces": [entries[:EVENTS]]}
+
+
+def _beside_pickle(path: Path, what: str, goal: float) -> Figure:
+    bare, ours = [], []
+    for _ in range(ROUNDS):
+        bare.append(_lap(partial(_bare, path)))
+        ours.append(_lap(partial(_analyse, path)))
+    return Figure(what, "ms", ours, goal, bare, "pickle.load")
 
 
 def _bare(path: Path) -> object:
@@ -84,13 +120,20 @@ def _loop(trace: MemoryTrace) -> object:
 
 
 def _lap(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
+    gc.collect()
+    begin = time.process_time()
     call()
-    return (time.perf_counter() - begin) * 1e3
+    return (time.process_time() - begin) * 1e3
 
 
-def synthetic() -> dict[str, Any]:
-    """Return a snapshot as PyTorch 2.10 writes it: each entry has its own list of shared frames."""
+def synthetic(events: int = EVENTS, *, shares: bool = False) -> dict[str, Any]:
+    """Return a snapshot as PyTorch 2.10 writes it: lists of shared frames.
+
+    Args:
+        events: about how many entries it has.
+        shares: whether the two entries of a free share their list, and each entry has its own text, as in
+            files that PyTorch wrote. Else each entry has a list of its own.
+    """
     random = np.random.default_rng(0)
     frames = [
         {"name": f"function_{row}", "filename": f"/site-packages/torch/nn/part_{row % 50}.py", "line": row}
@@ -99,7 +142,7 @@ def synthetic() -> dict[str, Any]:
     stacks = random.integers(0, FRAMES, (STACKS, DEPTH)).tolist()
     entries: list[dict[str, Any]] = []
     live: list[tuple[int, int, int]] = []
-    for row in range(EVENTS // 3):
+    for row in range(events // 3):
         stack, size = int(random.integers(STACKS)), 512 * int(random.integers(1, 4096))
         block = ((1 << 40) + row * (1 << 22), size, stack)
         live.append(block)
@@ -108,6 +151,11 @@ def synthetic() -> dict[str, Any]:
             gone = live.pop(int(random.integers(len(live))))
             entries.append(_entry("free_requested", gone, len(entries), frames, stacks))
             entries.append(_entry("free_completed", gone, len(entries), frames, stacks))
+            if shares:
+                entries[-1]["frames"] = entries[-2]["frames"]
+    if shares:
+        for entry in entries:
+            entry["compile_context"] = "".join(["N", "/", "A"])
     return {"segments": [_segment(block) for block in live], "device_traces": [entries]}
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -24,6 +25,7 @@ from tb_memplugin.read.content import (
     too_large,
 )
 from tb_memplugin.read.layers.inferred import with_inferred_layers
+from tb_memplugin.read.snapshot.columns.rest import read_columns
 from tb_memplugin.read.snapshot.from_json import as_pickled, check_not_shared
 from tb_memplugin.read.snapshot.safe_pickle import RefusedPickleError, read_pickle
 from tb_memplugin.read.snapshot.trace import from_traces, is_snapshot, trace_from_snapshot
@@ -110,23 +112,26 @@ def load(
                 from tb_memplugin.store.windows import read_window  # only recorded windows need protobuf
 
                 return read_window(read, size, name)
-            stream: Any = FileStream(read, size, progress)
             is_packed = head.startswith(GZIP_MAGIC)
             limit = content_limit(limit_bytes, size if is_packed else None)
+
+            def content() -> Any:
+                stream: Any = FileStream(read, size, progress)
+                return GzipStream(stream, name, limit) if is_packed else stream
+
             if is_packed:
-                head = GzipStream(stream, name, limit).read(HEAD_BYTES)
-                stream.seek(0)
-                stream = GzipStream(stream, name, limit)
+                head = content().read(HEAD_BYTES)
             elif size > limit:
                 raise too_large(limit, name)
-            return _trace_in(stream, head, name, device_type)
+            return _trace_in(content, head, name, device_type)
     except MemoryError as error:
         raise out_of_memory(name) from error
 
 
-def _trace_in(stream: BinaryIO, head: bytes, name: str, device_type: str) -> MemoryTrace:
+def _trace_in(content_of: Callable[[], BinaryIO], head: bytes, name: str, device_type: str) -> MemoryTrace:
     """Return the trace in an uncompressed stream that begins with the bytes `head`."""
     _refuse_known(head, name)
+    stream = content_of()
     begin = head.decode(json.detect_encoding(head), errors="replace").lstrip()[:1]
     if begin and begin in "{[":
         content, notes = read_json(stream, name)
@@ -134,6 +139,11 @@ def _trace_in(stream: BinaryIO, head: bytes, name: str, device_type: str) -> Mem
             content, name, device_type, lambda content: as_pickled(content, name, stream.tell())
         )
         return _with_notes(trace, notes)
+    columns = read_columns(stream, name)
+    if columns is not None:
+        with suppress(UnreadableFileError):  # it is read again for the message
+            return _trace_of_snapshot(columns, stream.tell(), name, device_type)
+    stream = content_of()
     try:
         content, notes = read_pickle(stream, name)
     except RefusedPickleError:
@@ -145,9 +155,13 @@ def _trace_in(stream: BinaryIO, head: bytes, name: str, device_type: str) -> Mem
     content = from_traces(content)
     if not is_snapshot(content):
         raise _foreign(name, f"The pickle contains {_told(content)}, not a memory snapshot.")
-    trace = trace_from_snapshot(check_not_shared(content, name, stream.tell()), name, device_type)
-    trace = with_inferred_layers(trace)
-    return _with_notes(trace, notes)
+    return _with_notes(_trace_of_snapshot(content, stream.tell(), name, device_type), notes)
+
+
+def _trace_of_snapshot(content: object, content_bytes: int, name: str, device_type: str) -> MemoryTrace:
+    """Return the trace in a snapshot from a pickle of so many bytes."""
+    checked = check_not_shared(content, name, content_bytes)
+    return with_inferred_layers(trace_from_snapshot(checked, name, device_type))
 
 
 def _with_notes(trace: MemoryTrace, notes: tuple[Note, ...]) -> MemoryTrace:

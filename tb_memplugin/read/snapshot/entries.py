@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.faults import Faults, Tally
-from tb_memplugin.read.snapshot.numbers import addresses, whole_numbers
+from tb_memplugin.read.snapshot.entry_columns import Column, EntryColumns, EntryDicts
+from tb_memplugin.read.snapshot.numbers import addresses, count_none, whole_numbers
 from tb_memplugin.read.snapshot.tables import Tables, check_texts
 from tb_memplugin.trace import Kind
 from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8, UInt64
@@ -86,7 +86,7 @@ def damage_refused(part: str, where: str) -> Iterator[None]:
         ) from error
 
 
-def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
+def read_entries(trace: Sequence[dict[str, Any]] | EntryColumns, tables: Tables) -> Entries:
     """Return the columns of one device's trace.
 
     Args:
@@ -96,78 +96,80 @@ def read_entries(trace: Sequence[dict[str, Any]], tables: Tables) -> Entries:
     Raises:
         KeyError, TypeError, ValueError, AttributeError, OverflowError: a field is missing or invalid.
     """
+    entries = trace if isinstance(trace, EntryColumns) else EntryDicts(trace)
+    column = entries.column
     faults: Faults = {}
-    size = whole_numbers(list(map(itemgetter("size"), trace)), "size")
+    size = whole_numbers(entries.required("size").each(), "size")
     negative = size < 0
     faults["sizes are negative; counted as 0"] = Tally.of(negative, size)
     size[negative] = 0
     if float(np.sum(size, dtype=np.float64)) >= MOST_BYTES:
         raise OverflowError("the sum of the sizes is larger than any device")
-    kind = _kinds(list(map(itemgetter("action"), trace)), size, faults)
-    time_ns, timed = _times(trace, size, faults)
+    kind = _kinds(entries.required("action"), size, faults)
+    time_ns, timed = _times(column("time_us").each(), size, faults)
     return Entries(
         kind=kind,
-        address=_addresses(trace, kind),
+        address=_addresses(column("addr").each(), kind),
         bytes=size,
         time_ns=time_ns,
-        label=tables.label_rows(_labels(trace)),
-        stack=tables.stacks.rows([entry.get("frames") for entry in trace]),
-        stream=tables.stream_rows([entry.get("stream") for entry in trace]),
-        pool=tables.pool_rows([entry.get("pool_id") for entry in trace]),
-        context=tables.context_rows([entry.get("compile_context") for entry in trace]),
-        forward=tables.stacks.text_rows([entry.get("forward_frames") for entry in trace]),
-        annotates=np.array([entry["action"] == "annotate" for entry in trace], bool),
-        free_bytes=_free_bytes(trace, kind),
+        label=_labels(entries).rows(tables.label_rows),
+        stack=column("frames").rows(tables.stacks.rows),
+        stream=column("stream").rows(tables.stream_rows),
+        pool=column("pool_id").rows(tables.pool_rows),
+        context=column("compile_context").rows(tables.context_rows),
+        forward=column("forward_frames").rows(tables.stacks.text_rows),
+        annotates=column("action").rows(lambda actions: np.array([a == "annotate" for a in actions], bool)),
+        free_bytes=_free_bytes(entries, kind),
         timed=timed,
         faults=faults,
     )
 
 
-def _labels(trace: Sequence[dict[str, Any]]) -> list[Any]:
+def _labels(entries: EntryColumns | EntryDicts) -> Column:
     """Return the labels of entries: `user_metadata`.
 
     Snapshots made from a profile have a `category` instead (torch: cuda/_memory_viz.py).
     """
-    metadata = [entry.get("user_metadata") for entry in trace]
-    return metadata if metadata.count(None) < len(metadata) else [entry.get("category") for entry in trace]
+    metadata = entries.column("user_metadata")
+    has_any = count_none(metadata.values) < len(metadata.values)
+    return metadata if has_any else entries.column("category")
 
 
-def _kinds(actions: list[str], size: Int64, faults: Faults) -> UInt8:
+def _kinds(column: Column, size: Int64, faults: Faults) -> UInt8:
+    actions: Any = column.values
     check_texts(actions, "action")
     foreign = set(actions) - KINDS.keys()
     named = sorted(foreign)[:NAMED_ACTIONS]
     tally = {action: Tally() for action in named}
     rest = Tally()
-    for action, bytes_ in zip(actions, size.tolist(), strict=True) if foreign else ():
+    for action, bytes_ in zip(column.each(), size.tolist(), strict=True) if foreign else ():
         if action in foreign:
             tally.get(action, rest).add(bytes_)
     for action in named:
         faults[f"entries have the unknown action {action[:80]!r}; kept as marks"] = tally[action]
     faults["entries have other unknown actions; kept as marks"] = rest
     kinds = {**KINDS, **dict.fromkeys(foreign, Kind.MARK)}
-    return np.fromiter(map(kinds.__getitem__, actions), np.uint8, len(actions))
+    return column.rows(lambda some: np.fromiter(map(kinds.__getitem__, some), np.uint8, len(some)))
 
 
-def _addresses(trace: Sequence[dict[str, Any]], kind: UInt8) -> UInt64:
+def _addresses(written: Sequence[Any] | Int64, kind: UInt8) -> UInt64:
     """Return the addresses of entries; 0 for an `oom` entry, which has `device_free` instead."""
-    try:
-        return addresses(list(map(itemgetter("addr"), trace)), "addr")
-    except KeyError:
+    if count_none(written):
         loose = ((kind == Kind.OOM) | (kind == Kind.MARK)).tolist()
-        pairs = zip(trace, loose, strict=True)
-        return addresses([entry.get("addr", 0) if free else entry["addr"] for entry, free in pairs], "addr")
+        pairs = zip(written, loose, strict=True)
+        written = [0 if free and address is None else address for address, free in pairs]
+        if None in written:
+            raise KeyError("addr")
+    return addresses(written, "addr")
 
 
-def _times(trace: Sequence[dict[str, Any]], size: Int64, faults: Faults) -> tuple[Int64, bool]:
-    times = [entry.get("time_us") for entry in trace]
-    absent = times.count(None)
+def _times(times: Sequence[Any] | Int64, size: Int64, faults: Faults) -> tuple[Int64, bool]:
+    absent = count_none(times)
     if absent == len(times):
         return np.arange(len(times), dtype=np.int64) * 1_000, False
-    timed = [row for row, time in enumerate(times) if time is not None] if absent else list(range(len(times)))
-    untimed = np.ones(len(times), bool)
-    untimed[timed] = False
-    faults["entries have no time; given the time of the one before"] = Tally.of(untimed, size)
-    written = whole_numbers([times[row] for row in timed] if absent else times, "time_us")
+    timed = np.array([time is not None for time in times], bool) if absent else np.ones(len(times), bool)
+    faults["entries have no time; given the time of the one before"] = Tally.of(~timed, size)
+    written = whole_numbers([time for time in times if time is not None] if absent else times, "time_us")
     if written.max() >= LATEST_US:
         raise OverflowError(f"the time {int(written.max())} µs is out of range")
     risen = np.maximum.accumulate(np.maximum(written, 0))
@@ -175,14 +177,13 @@ def _times(trace: Sequence[dict[str, Any]], size: Int64, faults: Faults) -> tupl
         risen != written, size[timed]
     )
     if absent:  # entries at the beginning without a time get the first known time
-        risen = risen[np.searchsorted(timed, np.arange(len(times)), side="right").clip(min=1) - 1]
+        risen = risen[np.cumsum(timed).clip(min=1) - 1]
     return risen * 1_000, True
 
 
-def _free_bytes(trace: Sequence[dict[str, Any]], kind: UInt8) -> dict[int, int]:
-    device_free = {
-        entry: trace[entry].get("device_free") for entry in np.flatnonzero(kind == Kind.OOM).tolist()
-    }
+def _free_bytes(entries: EntryColumns | EntryDicts, kind: UInt8) -> dict[int, int]:
+    ooms = np.flatnonzero(kind == Kind.OOM).tolist()
+    device_free = {entry: entries.at(entry, "device_free") for entry in ooms}
     return {
         entry: free for entry, free in device_free.items() if type(free) is int and 0 <= free < MOST_BYTES
     }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.read.snapshot.entry_columns import EntryColumns
 
 POOLS = ("pool_id", "segment_pool_id")
 """Fields that are tuples in a pickled snapshot, but lists in JSON."""
@@ -44,7 +45,7 @@ def check_not_shared(snapshot: object, where: str, content_bytes: int) -> object
             file.
     """
     for kind, lists in _read_row_by_row(snapshot):
-        long = [rows for rows in lists if isinstance(rows, list) and rows]
+        long = [rows for rows in lists if isinstance(rows, list | EntryColumns) and len(rows)]
         if len(long) != len(set(map(id, long))):
             raise UnreadableFileError(f"{kind} of the snapshot are the same list.", where=where, fix=FIX)
         if sum(map(len, long)) * SHORTEST_ENTRY > content_bytes + ROOM_BYTES:

@@ -21,17 +21,19 @@ FEW = 64
 """How many distinct values are looked up one by one, which is faster than sorting a million rows."""
 
 
-def whole_numbers(values: Sequence[Any], field: str) -> Int64:
+def whole_numbers(values: Sequence[Any] | Int64, field: str) -> Int64:
     """Return Python integers as an array.
 
     Args:
-        values: what a field contains, record by record.
+        values: what a field contains, record by record; an array is returned as it is.
         field: the field's name for messages.
 
     Raises:
         TypeError: a value is anything else (float, str, bool).
         OverflowError: a value has more than 64 bits.
     """
+    if isinstance(values, np.ndarray):
+        return values
     wrong = set(map(type, values)) - {int}
     if wrong:
         raise TypeError(f"{field} is {sorted(kind.__name__ for kind in wrong)[0]}, not a whole number")
@@ -41,7 +43,12 @@ def whole_numbers(values: Sequence[Any], field: str) -> Int64:
         raise OverflowError(f"{field} has more than 64 bits") from error
 
 
-def addresses(values: Sequence[Any], field: str) -> UInt64:
+def count_none(written: Sequence[Any] | Int64) -> int:
+    """Return how many values are None."""
+    return 0 if isinstance(written, np.ndarray) else written.count(None)
+
+
+def addresses(values: Sequence[Any] | Int64, field: str) -> UInt64:
     """Return addresses as uint64: the C++ pickler writes those from 2**63 as negative numbers.
 
     Args and exceptions are those of `whole_numbers`.

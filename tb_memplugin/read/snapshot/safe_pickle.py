@@ -27,7 +27,7 @@ REFUSED_FIX = (
 GROWTH, HEADROOM_BYTES = 64, 256 << 20
 """The memory allowed per byte of a pickle, plus what any pickle may use; real ones use 10 bytes per byte."""
 
-_DAMAGE = (
+DAMAGE = (
     pickle.UnpicklingError,
     EOFError,
     ValueError,
@@ -71,18 +71,18 @@ def read_pickle(source: BinaryIO | bytes, where: str) -> tuple[object, tuple[Not
         OSError: reading the stream failed.
     """
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
-    reader = PickleReader(stream, where, _growth_watch(where))
+    reader = PickleReader(stream, where, growth_watch(where))
     # An extension code that was resolved earlier would come from the cache and bypass `find_class`.
     copyreg.clear_extension_cache()
     try:
         with collector_at_rest():
-            content = _PlainUnpickler(reader, where).load()
+            content = PlainUnpickler(reader, where).load()
         return content, _notes(reader)
     except UnreadableFileError:
         raise
     except MemoryError as error:
         raise out_of_memory(where, "The pickle") from error
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise UnreadableFileError(_diagnosis(reader.position, error), where=where, fix=DAMAGED_FIX) from error
 
 
@@ -107,7 +107,14 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…"
 
 
-class _PlainUnpickler(pickle.Unpickler):
+class PlainUnpickler(pickle.Unpickler):
+    """Unpickles plain data from a `PickleReader`.
+
+    Args:
+        reader: the reader at the pickle's first byte.
+        where: the file's name for error messages.
+    """
+
     def __init__(self, reader: PickleReader, where: str) -> None:
         super().__init__(reader)
         self._where = where
@@ -125,7 +132,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise RefusedPickleError(f"{problem}: refused.", where=self._where, fix=REFUSED_FIX)
 
 
-def _growth_watch(where: str) -> Callable[[int], None]:
+def growth_watch(where: str) -> Callable[[int], None]:
     """Return a check of the process's memory growth against the bytes read so far and the free memory."""
     before, most = _resident_bytes(), free_bytes()
 

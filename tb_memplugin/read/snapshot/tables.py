@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tb_memplugin.read.snapshot.numbers import addresses, rows_of_numbers
+from tb_memplugin.read.snapshot.numbers import addresses, count_none, rows_of_numbers
 from tb_memplugin.read.snapshot.stacks import Stacks
 from tb_memplugin.read.tables import Names
-from tb_memplugin.trace.tables import Int32
+from tb_memplugin.trace.tables import Int32, Int64
 
 T = TypeVar("T", bound=Hashable)
 
@@ -40,7 +40,7 @@ class Tables:
         """Return the rows of `compile_context`, -1 for none; PyTorch writes N/A if nothing is compiled."""
         return _text_rows(written, "compile_context", self._context_row)
 
-    def stream_rows(self, written: Sequence[Any]) -> Int32:
+    def stream_rows(self, written: Sequence[Any] | Int64) -> Int32:
         """Return the rows of stream pointers, -1 for none."""
         return _rows_of_present(
             written,
@@ -53,7 +53,7 @@ class Tables:
         """Return the rows of pool ids, which are pairs of numbers (lists of two in JSON); -1 for none."""
         return _rows_of_present(written, self._pool_rows)
 
-    def _pool_rows(self, written: Sequence[Any]) -> Int32:
+    def _pool_rows(self, written: Sequence[Any] | Int64) -> Int32:
         if set(map(type, written)) - {tuple, list} or set(map(len, written)) != {2}:
             raise TypeError("a pool id is not a pair of numbers")
         first, second = addresses(list(chain.from_iterable(written)), "a pool id").reshape(-1, 2).T
@@ -95,8 +95,10 @@ def _text_rows(written: Sequence[Any], field_name: str, row_of: Callable[[Any], 
     return np.fromiter(map(rows.__getitem__, written), np.int32, len(written))
 
 
-def _rows_of_present(written: Sequence[Any], rows_of: Callable[[Sequence[Any]], Int32]) -> Int32:
-    absent = written.count(None)
+def _rows_of_present(
+    written: Sequence[Any] | Int64, rows_of: Callable[[Sequence[Any] | Int64], Int32]
+) -> Int32:
+    absent = count_none(written)
     if not absent and len(written):
         return rows_of(written)
     rows = np.full(len(written), -1, np.int32)

@@ -23,6 +23,7 @@ from tb_memplugin.read.snapshot.blocks import final_states, no_state
 from tb_memplugin.read.snapshot.categories import categorised
 from tb_memplugin.read.snapshot.device import SnapshotDevice
 from tb_memplugin.read.snapshot.entries import FIX, MOST_BYTES, damage_refused, read_entries
+from tb_memplugin.read.snapshot.entry_columns import EntryColumns
 from tb_memplugin.read.snapshot.marked_modules import marked_modules
 from tb_memplugin.read.snapshot.rounding import DIVISIONS, OFF, divisions_text
 from tb_memplugin.read.snapshot.safe_pickle import load_plain
@@ -135,7 +136,8 @@ def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], table
     try:
         with damage_refused("The parts of the pinned host memory", PINNED):
             nested = bool(traces) and isinstance(traces[0], list)
-            entries = read_entries([entry for part in traces for entry in part] if nested else traces, tables)
+            joined = [entry for part in traces for entry in part] if nested else traces
+            entries = read_entries(joined, tables)
             final = final_states(segments or [], tables, device=0)
             state = final.get(0, no_state(recorded=segments is not None))
             devices.append(SnapshotDevice(len(devices), PINNED, entries, state))
@@ -158,20 +160,24 @@ def _segment_bytes(segments: object) -> int:
     return sum(size for size in read if type(size) is int and 0 <= size < MOST_BYTES)
 
 
-def _traces(content: dict[str, Any], source: str) -> dict[int, list[dict[str, Any]]]:
+def _traces(content: dict[str, Any], source: str) -> dict[int, list[dict[str, Any]] | EntryColumns]:
     """Return the trace of each device that has entries, by device number."""
     traces = content.get("device_traces") or []
-    if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
+    if not isinstance(traces, list) or not all(isinstance(trace, list | EntryColumns) for trace in traces):
         raise UnreadableFileError("The device_traces are not lists.", where=source, fix=FIX)
     return {number: trace for number, trace in enumerate(traces) if trace}
 
 
-def _is_used(number: int, trace: list[Any], content: dict[str, Any]) -> bool:
+def _is_used(number: int, trace: list[Any] | EntryColumns, content: dict[str, Any]) -> bool:
     """Whether a device has annotations, or entries that say more than that a snapshot was taken.
 
     torch writes that one for all devices of the machine, also for those that the process never uses.
     """
-    if any(not isinstance(entry, dict) or entry.get("action") != "snapshot" for entry in trace):
+    if isinstance(trace, EntryColumns):
+        only_marks = trace.column("action").values == ["snapshot"]
+    else:
+        only_marks = all(isinstance(entry, dict) and entry.get("action") == "snapshot" for entry in trace)
+    if not only_marks:
         return True
     noted = content.get("external_annotations")
     return isinstance(noted, list) and any(

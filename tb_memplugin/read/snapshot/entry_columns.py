@@ -1,0 +1,167 @@
+"""The entries of one trace, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from tb_memplugin.read.snapshot.numbers import count_none
+from tb_memplugin.trace.tables import Int32, Int64
+
+FIELDS = (
+    "action",
+    "addr",
+    "size",
+    "stream",
+    "time_us",
+    "frames",
+    "forward_frames",
+    "compile_context",
+    "user_metadata",
+    "category",
+    "pool_id",
+    "device_free",
+)
+"""The fields of entries that are read."""
+
+INT64 = np.iinfo(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A field of all entries, None where an entry lacks it.
+
+    `values` has one value for each entry: a list, or int64. With `index`, entry `i` has the value
+    `values[index[i]]`; then `values` has what some entry has, in order of first appearance.
+    """
+
+    values: Sequence[Any] | Int64
+    index: Int32 | None = None
+
+    def each(self) -> Sequence[Any] | Int64:
+        """Return the value of each entry."""
+        if self.index is None:
+            return self.values
+        return [self.values[row] for row in self.index.tolist()]
+
+    def rows(self, rows_of: Callable[[Any], np.ndarray]) -> np.ndarray:
+        """Return `rows_of` of each entry's value."""
+        rows = rows_of(self.values)
+        return rows if self.index is None else rows[self.index]
+
+
+class EntryColumns:
+    """Entries that were read as columns. `None` in `values` means that an entry lacks the field.
+
+    Args:
+        count: the number of entries.
+        columns: their fields.
+    """
+
+    def __init__(self, count: int, columns: Mapping[str, Column]) -> None:
+        self._count = count
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return self._count
+
+    def column(self, field: str) -> Column:
+        """Return a field."""
+        return self._columns.get(field) or Column([None], np.zeros(self._count, np.int32))
+
+    def required(self, field: str) -> Column:
+        """Return a field that all entries have.
+
+        Raises:
+            KeyError: an entry lacks it.
+        """
+        column = self.column(field)
+        if count_none(column.values):
+            raise KeyError(field)
+        return column
+
+    def at(self, entry: int, field: str) -> Any:
+        """Return a field of one entry."""
+        column = self.column(field)
+        return column.values[entry if column.index is None else int(column.index[entry])]
+
+
+class EntryDicts:
+    """Entries as dicts, with the same interface as `EntryColumns`."""
+
+    def __init__(self, entries: Sequence[dict[str, Any]]) -> None:
+        self._entries = entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def column(self, field: str) -> Column:
+        """Return a field."""
+        try:
+            return self.required(field)
+        except KeyError:
+            return Column([entry.get(field) for entry in self._entries])
+
+    def required(self, field: str) -> Column:
+        """Return a field that all entries have.
+
+        Raises:
+            KeyError: an entry lacks it.
+        """
+        return Column(list(map(itemgetter(field), self._entries)))
+
+    def at(self, entry: int, field: str) -> Any:
+        """Return a field of one entry."""
+        return self._entries[entry].get(field)
+
+
+def joined_numbers(count: int, places: Int64, numbers: Int64, others: Sequence[int], values: Any) -> Column:
+    """Return a column of numbers from that of most entries and the values of the others.
+
+    Args:
+        count: the number of all entries.
+        places, numbers: the indices of most entries, ascending, and their values.
+        others, values: the indices of the other entries, ascending, and their values, which may be anything.
+    """
+    full = np.empty(count, np.int64)
+    full[places] = numbers
+    if all(type(value) is int and INT64.min <= value <= INT64.max for value in values):
+        full[others] = values
+        return Column(full)
+    each: list[Any] = full.tolist()
+    for row, value in zip(others, values, strict=True):
+        each[row] = value
+    return Column(each)
+
+
+def joined_objects(
+    count: int,
+    places: Int64,
+    codes: Int32,
+    object_of: Mapping[int, Any],
+    others: Sequence[int],
+    values: Sequence[Any],
+) -> Column:
+    """Return a column of objects from that of most entries, whose objects have codes, and the others' values.
+
+    Args: as `joined_numbers`.
+    """
+    least = int(codes.min()) if len(codes) else 0
+    shifted = codes - least
+    first = np.full(int(shifted.max(initial=-1)) + 1, count)
+    first[shifted[::-1]] = places[::-1]
+    used = np.flatnonzero(first < count)
+    order = np.argsort(np.concatenate([first[used], np.asarray(others, np.int64)]))
+    row_of = np.empty(len(order), np.int32)
+    row_of[order] = np.arange(len(order))
+    table = np.zeros(len(first), np.int32)
+    table[used] = row_of[: len(used)]
+    index = np.empty(count, np.int32)
+    index[places] = table[shifted]
+    index[others] = row_of[len(used) :]
+    known = [*map(object_of.__getitem__, (used + least).tolist()), *values]
+    return Column([known[row] for row in order.tolist()], index)
