@@ -296,16 +296,14 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
         cuts: how many events come before each edge of the columns, from `time_cuts` or `event_cuts`.
         most: how many allocations get a band of their own.
     """
-    low, high, at = extremes(trace.live(device), cuts)
+    low, high, at = extremes(trace.live(device), cuts, trace.live_runs(device))
     blocks = trace.allocations
-    overlaps = (blocks.device == device) & (blocks.born < at[-1]) & (blocks.freed >= at[0])
-    rows = np.flatnonzero(overlaps)
+    rows = blocks.alive_after(at - 1, device)
     # A block is alive at a moment `at` if born < at <= freed. `at` never decreases from column to column.
     first = np.searchsorted(at, blocks.born[rows], side="right")
     last = np.searchsorted(at, blocks.freed[rows], side="right") - 1
-    drawn = np.flatnonzero(first <= last)
-    largest = _largest(blocks.bytes[rows[drawn]], most)
-    chosen, small = drawn[largest], np.delete(drawn, largest)
+    chosen = _largest(blocks.bytes[rows], most)
+    small = np.delete(np.arange(len(rows)), chosen)
     size = blocks.bytes[rows[chosen]]
     top = int(np.argmax(high))
     return Bands(

@@ -13,6 +13,7 @@ from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
+from tb_memplugin.trace.runs import Runs
 from tb_memplugin.trace.tables import Int64
 
 
@@ -102,6 +103,9 @@ def levels(trace: MemoryTrace, device: int) -> Levels:
     blocks, count = trace.allocations, len(trace.events)
     since = pending_since(trace, device)
     waits = np.flatnonzero(since < blocks.freed)
+    if not len(waits):
+        none = np.broadcast_to(np.int64(0), count + 1)
+        return Levels(trace.live(device), none, trace.live(device), trace.reserved(device))
     change = sums(since[waits] + 1, blocks.bytes[waits], count + 2)
     change -= sums(blocks.freed[waits] + 1, blocks.bytes[waits], count + 2)
     active, pending = trace.live(device), np.cumsum(change)[: count + 1]
@@ -304,9 +308,9 @@ def unused_levels(memory: Levels) -> Ratio | None:
     return ratio
 
 
-def highest_unused(ratio: Ratio, cuts: Cuts) -> Ratio:
+def highest_unused(ratio: Ratio, cuts: Cuts, runs: Runs[np.float64] | None = None) -> Ratio:
     """Return the highest of `unused_levels` in each column; NaN where nothing is reserved."""
-    top = highest(ratio, cuts)
+    top = highest(ratio, cuts, runs)
     return np.where(np.isneginf(top), np.nan, top)
 
 
@@ -346,22 +350,37 @@ class ReserveCurve:
     unused: Ratio | None
 
 
-def reserve_curve(memory: Levels, unused: Ratio | None, cuts: Cuts) -> ReserveCurve:
+@dataclass(frozen=True, slots=True)
+class LevelRuns:
+    """The runs of `Levels.active` and `Levels.reserved`, and of `unused_levels`."""
+
+    active: Runs[np.int64]
+    reserved: Runs[np.int64] | None
+    unused: Runs[np.float64] | None
+
+
+def reserve_curve(
+    memory: Levels, unused: Ratio | None, cuts: Cuts, runs: LevelRuns | None = None
+) -> ReserveCurve:
     """Reduce a device's levels to columns that keep the highest and lowest of each.
 
     Args:
         memory: the result of `levels`.
         unused: the result of `unused_levels` for it.
         cuts: the result of `time_cuts` or `event_cuts`.
+        runs: theirs, if they are known: then long columns are not read value by value.
     """
-    low, high, at = extremes(memory.active, cuts)
+    of_active, of_reserved, of_unused = (
+        (None, None, None) if runs is None else (runs.active, runs.reserved, runs.unused)
+    )
+    low, high, at = extremes(memory.active, cuts, of_active)
     pending = memory.pending[at]
     return ReserveCurve(
         low=low,
         allocated=high - pending,
         pending=pending,
-        reserved=None if memory.reserved is None else highest(memory.reserved, cuts),
-        unused=None if unused is None else highest_unused(unused, cuts),
+        reserved=None if memory.reserved is None else highest(memory.reserved, cuts, of_reserved),
+        unused=None if unused is None else highest_unused(unused, cuts, of_unused),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.analysis.columns import extremes
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Rows
 
@@ -37,17 +38,17 @@ class Turnover:
 def turnover(trace: MemoryTrace, device: int, first: int, end: int) -> Turnover:
     """Return what a device allocated and freed in the events from `first` to `end - 1`."""
     blocks = trace.allocations
-    level = trace.live(device)[first : end + 1]
-    highest = int(level.argmax())
-    of_device = blocks.device == device
-    is_born = of_device & (blocks.born >= first) & (blocks.born < end)
-    is_freed = of_device & (blocks.freed >= first) & (blocks.freed < end)
+    _, high, at = extremes(trace.live(device), np.array([first, end]), trace.live_runs(device))
+    born = np.arange(*np.searchsorted(blocks.born, (first, end)))
+    own = born[blocks.device[born] == device]
+    near = np.concatenate((blocks.alive_at(first - 1, device), own))
+    stays = blocks.freed[near] >= end
     return Turnover(
         first=first,
         end=end,
-        highest_event=first + highest - 1,
-        highest_bytes=int(level[highest]),
-        allocated=np.flatnonzero(is_born),
-        freed=np.flatnonzero(is_freed),
-        stayed=np.flatnonzero(is_born & ~is_freed),
+        highest_event=int(at[0]) - 1,
+        highest_bytes=int(high[0]),
+        allocated=own,
+        freed=near[~stays],
+        stayed=own[stays[len(near) - len(own) :]],
     )
