@@ -171,13 +171,13 @@ class Measured:
     def measure(self) -> None:
         """Ask a new server what two views ask first, then stretches and moments."""
         for view, routes in (("Timeline", TIMELINE), ("Allocator", ALLOCATOR)):
-            server = Server(self._logdir)
-            server.milliseconds("runs")
+            server = self._opened()
             each = {
                 route: server.milliseconds(route, **self._parameters(route, whole=True)) for route in routes
             }
             self.rows |= {f"first {view}: {route}, ms": took for route, took in each.items()}
             self.rows[f"first {view}, ms"] = sum(each.values())
+        server = self._opened()
         for route in ZOOMED:
             server.milliseconds(route, **self._parameters(route))
         for route in ZOOMED:
@@ -189,6 +189,11 @@ class Measured:
             zooms = [server.milliseconds(route, **self._parameters(route, zoom=True)) for _ in range(ZOOMS)]
             self.rows[f"zooms: {route}, p99 ms"] = quantiles(zooms, n=100)[-1]
         self.rows["process, MiB"] = _resident() / 1024
+
+    def _opened(self) -> Server:
+        server = Server(self._logdir)
+        server.milliseconds("runs")
+        return server
 
     def _parameters(self, route: str, *, whole: bool = False, zoom: bool = False) -> dict[str, object]:
         count, parameters = self._count, {**self._step, "span": "window"}
