@@ -43,7 +43,7 @@ from tb_memplugin.trace import (
 SIZES = (1_000_000, 10_000_000)
 VISIBLE, ROUNDS, ZOOMS = 100_000, 15, 60
 EVENT_NS, STEP_EVENTS, CALL_EVENTS = 77_000, 100_000, 100
-START_BLOCKS, SLOT, SLOTS_PER_SEGMENT, MODULES = 2_000, 2 << 20, 10, 300
+START_BLOCKS, SLOT, SLOTS_PER_SEGMENT, MODULES, SITES = 2_000, 2 << 20, 10, 300, 3_000
 LIFETIMES, SHARES = (50, 5_000, 400_000), (0.9, 0.099, 0.001)
 """Mean lifetimes in events, and how many of the blocks have them."""
 
@@ -66,7 +66,8 @@ def simulated(count: int, seed: int = 0) -> MemoryTrace:
     time_ns = np.arange(count, dtype=np.int64) * EVENT_NS
     reserved = -(-int(slot.max() + 1) // SLOTS_PER_SEGMENT) * SLOTS_PER_SEGMENT * SLOT
     size = rng.integers(1, SLOT // 512, blocks) * 512
-    table = rng.integers(0, [MODULES, 200, len(Category)], (blocks, 3))
+    sites = rng.integers(0, [MODULES, 200, len(Category)], (SITES, 3))
+    table = sites[rng.integers(0, SITES, blocks)]
     begins = range(0, count, STEP_EVENTS)
     calls = np.arange(0, count, CALL_EVENTS, dtype=np.int64)
     segment = np.arange(reserved // (SLOT * SLOTS_PER_SEGMENT), dtype=np.uint64)

@@ -159,9 +159,17 @@ def pools(trace: MemoryTrace, device: int, event: int) -> ResultTable[PoolState]
 
 
 def pools_of(
-    trace: MemoryTrace, device: int, event: int, placed: Layout, since: Int64 | None = None
+    trace: MemoryTrace,
+    device: int,
+    event: int,
+    placed: Layout,
+    since: Int64 | None = None,
+    has_segments: bool | None = None,
 ) -> ResultTable[PoolState]:
-    """Return `pools` of a known layout; `since` is `pending_since` of the device, if it is known as well."""
+    """Return `pools` of a known layout.
+
+    `since` and `has_segments` are `pending_since` and `knows_segments` of the device, if these are known.
+    """
     homes, of_segment, of_block = _homes(trace, placed)
     rows, count = np.concatenate((placed.rows, placed.misfits)), len(homes)
     rounded = np.concatenate((placed.extent, _rounded(trace, placed.misfits)))
@@ -175,7 +183,7 @@ def pools_of(
         sums(of_block, rounded, count),
         sums(of_block, np.where(rule, rounded, 0), count),
     ]
-    has_segments = knows_segments(trace, device)
+    has_segments = knows_segments(trace, device) if has_segments is None else has_segments
     columns += _reserve_of(placed, of_segment, count) if has_segments else ()
     states = [
         PoolState(
@@ -327,9 +335,8 @@ def _free_after(trace: MemoryTrace, device: int, events: Int64) -> tuple[Int64, 
     """Return all free bytes in the segments, and the longest free stretch, after each of some events."""
     free, largest = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
     if len(events):
-        placement = Placement(trace, device)
-        for index, event in enumerate(events.tolist()):
-            sizes = placement.at(event).free_bytes
+        for index, placed in enumerate(Placement(trace, device).at_each(events)):
+            sizes = placed.free_bytes
             free[index], largest[index] = sizes.sum(), sizes.max(initial=0)
     return free, largest
 
@@ -389,9 +396,9 @@ def split_moments(placement: Placement, cuts: Cuts) -> tuple[tuple[int, float], 
 
     Moments at which nothing is free are left out.
     """
-    splits = []
-    for event in sampled_events(cuts).tolist():
-        free = placement.at(event).free_bytes
+    splits, events = [], sampled_events(cuts)
+    for event, placed in zip(events.tolist(), placement.at_each(events), strict=True):
+        free = placed.free_bytes
         if len(free):
             splits.append((event, 1 - int(free.max()) / int(free.sum())))
     return tuple(splits)

@@ -39,16 +39,15 @@ def turnover(trace: MemoryTrace, device: int, first: int, end: int) -> Turnover:
     """Return what a device allocated and freed in the events from `first` to `end - 1`."""
     blocks = trace.allocations
     _, high, at = extremes(trace.live(device), np.array([first, end]), trace.live_runs(device))
-    born = np.arange(*np.searchsorted(blocks.born, (first, end)))
-    own = born[blocks.device[born] == device]
-    near = np.concatenate((blocks.alive_at(first - 1, device), own))
-    stays = blocks.freed[near] >= end
+    before = blocks.alive_at(first - 1, device)
+    row, row_end = np.searchsorted(blocks.born, (first, end)).tolist()
+    own, stays = blocks.device[row:row_end] == device, blocks.freed[row:row_end] >= end
     return Turnover(
         first=first,
         end=end,
         highest_event=int(at[0]) - 1,
         highest_bytes=int(high[0]),
-        allocated=own,
-        freed=near[~stays],
-        stayed=own[stays[len(near) - len(own) :]],
+        allocated=row + np.flatnonzero(own),
+        freed=np.concatenate((before[blocks.freed[before] < end], row + np.flatnonzero(own & ~stays))),
+        stayed=row + np.flatnonzero(own & stays),
     )

@@ -20,10 +20,11 @@ PAIRED_FROM = 1 << 17
 PAIRING = {
     "blocks.life": np.dtype(np.int64),
     "blocks.unmatched": np.dtype(np.int64),
-    "blocks.unseen": np.dtype(np.int64),
     "blocks.origin": np.dtype(np.uint32),
 }
-"""For each allocation `freed - born`, then `unmatched_frees`, `unseen_frees`, and `origin` of the columns."""
+"""For each allocation `freed - born`; `unmatched_frees`; and a checksum of the columns that were paired."""
+
+_FREES = [Kind.FREE_COMPLETED, Kind.STORAGE_FREE]
 
 _ORIGINS = tuple(
     f"{table}.{field}" for table in ("events", "start") for field in ("kind", "device", "address")
@@ -41,7 +42,6 @@ def pairing_columns(trace: MemoryTrace, columns: Mapping[str, Column]) -> Iterat
     if len(trace.events) >= PAIRED_FROM:
         yield "blocks.life", blocks.freed - blocks.born
         yield "blocks.unmatched", blocks.unmatched_frees
-        yield "blocks.unseen", np.array([blocks.unseen_frees])
         yield "blocks.origin", np.array([_origin(columns)])
 
 
@@ -60,23 +60,30 @@ def stored_pairing(
     """
     if not all(name in columns for name in PAIRING):
         return None
-    life, unmatched, unseen, origin = map(unpack, PAIRING)
-    count = len(events)
-    born = np.concatenate((np.full(len(start), -1, np.int64), np.flatnonzero(events.kind == Kind.ALLOC)))
-    if len(life) != len(born) or len(unseen) != 1 or origin.tolist() != [_origin(columns)]:
+    life, unmatched, origin = map(unpack, PAIRING)
+    kind, count = events.kind, len(events)
+    born = np.concatenate((np.full(len(start), -1, np.int64), np.flatnonzero(kind == Kind.ALLOC)))
+    if len(life) != len(born) or origin.tolist() != [_origin(columns)]:
         return None
     freed = born + life
-    # A block of the start state may be without any life: of blocks at one address only the last counts.
-    if len(life) and (life[len(start) :].min(initial=1) < 1 or life.min() < 0 or freed.max() > count):
+    # A block of the start state may have no life: of several at one address only the last counts.
+    if len(life) and (life.min() < 0 or life[len(start) :].min(initial=1) < 1 or freed.max() > count):
         return None
-    ended = np.zeros(count + 1, bool)
-    ended[freed] = True
-    is_end = freed < count
-    if np.count_nonzero(ended[:count]) + np.count_nonzero(freed < 0) < np.count_nonzero(is_end):
-        return None  # an event would end two blocks
     if len(unmatched) and not 0 <= unmatched.min() <= unmatched.max() < count:
         return None
-    return Allocations(born, freed, int(unseen[0]), unmatched, _events=events, _start=start)
+    ends = np.zeros(count, bool)
+    ends[freed[(freed >= 0) & (freed < count)]] = True
+    blocks_ended, lifeless = int(np.count_nonzero(freed < count)), int(np.count_nonzero(freed < 0))
+    ended_by = np.bincount(kind[ends], minlength=len(Kind))
+    frees = np.bincount(kind, minlength=len(Kind))[_FREES].sum()
+    if ended_by.sum() != blocks_ended - lifeless:
+        return None  # an event would end two blocks
+    if ended_by[_FREES].sum() + ended_by[Kind.ALLOC] != ended_by.sum():
+        return None  # an event that frees nothing would end a block
+    if ended_by[_FREES].sum() + len(unmatched) != frees:
+        return None
+    unseen = lifeless + int(ended_by[Kind.ALLOC])
+    return Allocations(born, freed, unseen, unmatched, _events=events, _start=start)
 
 
 def _origin(columns: Mapping[str, Column]) -> int:

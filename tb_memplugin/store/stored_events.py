@@ -32,3 +32,6 @@ class StoredEvents(Events):
         column = self._unpack(name)
         object.__setattr__(self, name, column)
         return column
+
+
+StoredEvents.__slots__ = Events.__slots__  # by which others name the columns

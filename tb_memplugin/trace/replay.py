@@ -245,11 +245,12 @@ def frees_of_unknown(events: Events, blocks: Allocations) -> Int64:
 def live_levels(allocations: Allocations, events: int, device: int) -> Int64:
     """Return the live bytes on a device: shape (events + 1,); entry 0 is before the first event."""
     own = (allocations.device == device) & (allocations.freed >= 0)  # of blocks at one address only the last
-    born, freed, size = allocations.born[own], allocations.freed[own], allocations.bytes[own]
+    size = np.where(own, allocations.bytes, 0)
+    start = int(np.searchsorted(allocations.born, 0))
     delta = np.zeros(events + 2, np.int64)
-    delta[0] = size[born < 0].sum()
-    delta[born[born >= 0] + 1] = size[born >= 0]
-    delta[freed + 1] -= np.where(freed < events, size, 0)
+    delta[0] = size[:start].sum()
+    delta[allocations.born[start:] + 1] = size[start:]
+    delta[allocations.freed + 1] -= size  # an event frees one block at most
     return np.cumsum(delta[:-1])
 
 
@@ -270,6 +271,8 @@ def reserved_levels(events: Events, device: int, at_start: int | None) -> Int64 
             return None
         at_start = int(events.reserved[reported[0]])
     values = np.concatenate((np.array([at_start], np.int64), events.reserved[reported]))
+    if len(reported) == len(events):
+        return values
     return np.repeat(values, np.diff(reported, prepend=-1, append=len(events)))
 
 
