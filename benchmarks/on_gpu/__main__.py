@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-SUBJECTS = ("peaks", "cost", "estimate")
+SUBJECTS = ("peaks", "cost", "estimate", "scripts")
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""The time that MemoryMonitor, MemoryTracer and a recorded window add to a training step."""
+"""The time that MemoryMonitor, MemoryTracer, `run` and a recorded window add to a training step."""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import median
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.on_gpu.programs import SMALL, Program, Size, clean
 from tb_memplugin import MemoryMonitor, MemoryTracer, memory_trace_handler
+from tb_memplugin.launch.recorder import ProgramRecorder
+from tb_memplugin.launch.settings import Settings
 
 GPT_2 = Size(images=0, pixels=0, width=768, blocks=12, tokens=1024, vocabulary=50_257, batch=4)
 PROGRAM = Program("transformer", "AMP", "Adam")
@@ -37,6 +39,9 @@ def table(device: str) -> Iterator[str]:
             yield _row("`MemoryMonitor`, every step", step, watched, nullcontext, device, "1 %")
         layers = lambda: MemoryTracer(max_events=1_000_000).trace(model, optimizer)  # noqa: E731
         yield _row("`MemoryTracer`, layer mode", step, step, layers, device, "5 %")
+        yield _row(
+            "`tb-memplugin run`, steps that it does not record", step, step, _run(folder), device, "1 %"
+        )
         yield ""
         yield "| a window of one profiled step | ms |"
         yield "|---|---|"
@@ -44,6 +49,19 @@ def table(device: str) -> Iterator[str]:
             handler = memory_trace_handler(folder, name, model=model, optimizer=optimizer, snapshot=snapshot)
             for what, milliseconds in _window(step, handler, device).items():
                 yield f"| {what}, {name} | {milliseconds:,.1f} |"
+
+
+def _run(folder: str) -> Callable[[], AbstractContextManager[Any]]:
+    @contextmanager
+    def recording() -> Iterator[None]:
+        recorder = ProgramRecorder(Settings(folder, "run", owner=0, steps=()))
+        recorder.begin()
+        try:
+            yield
+        finally:
+            recorder.end()
+
+    return recording
 
 
 def _monitored(step: Callable[[], None], monitor: MemoryMonitor) -> Callable[[], None]:

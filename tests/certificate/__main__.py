@@ -1,14 +1,16 @@
-"""Prints the certificate's table as Markdown: `python -m tests.certificate [PROGRAM ...]`."""
+"""Prints the certificate's table as Markdown: `python -m tests.certificate [--device cuda] [PROGRAM ...]`."""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from tests.certificate.harness import Servers, Verdict, certify, pairs, why_impossible
 from tests.certificate.programs import PROGRAMS
-from tests.certificate.recorders import RECORDERS
+from tests.certificate.recorders import NOTHING, RECORDERS
 
 OURS = [recorder.name for recorder in RECORDERS.values() if recorder.base]
 
@@ -44,12 +46,40 @@ def table(verdicts: Sequence[Verdict]) -> list[str]:
     return lines
 
 
-def main(chosen: Sequence[str]) -> int:
+def comparable(verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
+    """Yield the verdicts on the programs that run on the GPU, twice in the same way; print which do not."""
+    for why, names in (
+        ("do not run there", {verdict.program: verdict.raised for verdict in verdicts if verdict.raised}),
+        (
+            "are not the same twice",
+            {
+                verdict.program: verdict.failed or " ".join(part.kind for part in verdict.broken)
+                for verdict in verdicts
+                if verdict.recorder == NOTHING and not verdict.raised and (verdict.broken or verdict.failed)
+            },
+        ),
+    ):
+        sys.stdout.write(f"{len(names)} programs {why}:\n")
+        sys.stdout.writelines(f"- {name}: {text}\n" for name, text in names.items())
+        verdicts = [verdict for verdict in verdicts if verdict.program not in names]
+    programs = Counter(verdict.program for verdict in verdicts)
+    sys.stdout.write(f"{len(programs)} programs are compared.\n\n")
+    yield from (verdict for verdict in verdicts if verdict.recorder != NOTHING)
+
+
+def main(arguments: Sequence[str]) -> int:
     """Print the table and what broke. Return 1 if anything did."""
+    parser = argparse.ArgumentParser(prog="python -m tests.certificate")
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help="all of them, if none is named")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where tensors are created")
+    options = parser.parse_args(arguments)
     if why_impossible():
         sys.exit(why_impossible())
-    with Servers() as servers:
-        verdicts = list(certify(pairs(list(chosen) or list(PROGRAMS), OURS), servers))
+    recorders = [*OURS, NOTHING] if options.device == "cuda" else OURS
+    with Servers(device=options.device) as servers:
+        verdicts = list(certify(pairs(options.programs or list(PROGRAMS), recorders), servers))
+    if options.device == "cuda":
+        verdicts = list(comparable(verdicts))
     broken = [verdict for verdict in verdicts if verdict.broken or verdict.failed]
     count = f"{len(verdicts)} pairs of a program and a recorder, {len(verdicts) - len(broken)} as promised."
     sys.stdout.write("\n".join([count, "", *table(verdicts), ""]))

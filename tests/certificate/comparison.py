@@ -32,6 +32,7 @@ class Difference:
 def differences(base: Record, recorded: Record) -> list[Difference]:
     """Return every kind in which two records differ."""
     pairs: dict[str, tuple[Any, Any]] = {
+        "gpu": (base.gpu, recorded.gpu),
         "bits": (base.values, recorded.values),
         "objects": (base.objects, recorded.objects),
         "meanwhile": (base.meanwhile, recorded.meanwhile),

@@ -29,6 +29,7 @@ from tests.certificate.run import Record
 ROOT = Path(__file__).parents[2]
 
 
+CUDA = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # with which cuBLAS computes the same twice
 LIBRARIES = ("transformers", "accelerate", "lightning")
 
 
@@ -47,6 +48,7 @@ class Verdict:
         by_design: differences in what is not.
         refused: why the recorder did not record, "" if it did.
         failed: why there is no comparison, "" if there is.
+        raised: the error that ended the program without a recorder, "" if none did.
         messages: what tb_memplugin logged.
         peaks: the highest bytes of the CPU's blocks, without and with the recorder.
     """
@@ -57,6 +59,7 @@ class Verdict:
     by_design: tuple[Difference, ...] = ()
     refused: str = ""
     failed: str = ""
+    raised: str = ""
     messages: tuple[str, ...] = ()
     peaks: tuple[int, int] = (0, 0)
 
@@ -66,17 +69,22 @@ Answer = list[Record | str]
 
 
 class Servers:
-    """Processes that run programs, as many as there are cores. A context manager."""
+    """Processes that run programs, as many as there are cores. A context manager.
 
-    def __init__(self, count: int | None = None) -> None:
+    With device "cuda", programs create their tensors on the GPU.
+    """
+
+    def __init__(self, count: int | None = None, device: str = "cpu") -> None:
+        self._device = device
         self._count = count or len(os.sched_getaffinity(0))
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Servers:
         environment = {**preloaded_environment(), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-        environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+        environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment |= CUDA if self._device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
         environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # else it has as many threads as were busy
-        command = [sys.executable, "-m", "tests.certificate.server"]
+        command = [sys.executable, "-m", "tests.certificate.server", self._device]
         for _ in range(self._count):
             self._processes.append(
                 subprocess.Popen(
@@ -172,7 +180,7 @@ def verdict(program: str, recorder: str, base: Answer, recorded: Answer) -> Verd
     if failed:
         return Verdict(program, recorder, failed=failed)
     found: list[Difference] = []
-    refused, messages, peaks = "", [], (0, 0)
+    refused, raised, messages, peaks = "", "", [], (0, 0)
     for alone, ours in zip(base, recorded, strict=True):
         assert isinstance(alone, Record)
         assert isinstance(ours, Record)
@@ -180,6 +188,7 @@ def verdict(program: str, recorder: str, base: Answer, recorded: Answer) -> Verd
         assert ours.blocks is not None
         found += differences(alone, ours)
         refused = refused or ours.refused
+        raised = raised or alone.raised
         messages += ours.messages
         peaks = max(peaks, (alone.blocks.peak, ours.blocks.peak))
     promised = ALL_RECORDERS[recorder].promised
@@ -187,4 +196,4 @@ def verdict(program: str, recorder: str, base: Answer, recorded: Answer) -> Verd
         promised -= {"process", "bits", "objects"} if PROGRAMS[program].differs_uncompiled else {"process"}
     broken = tuple(difference for difference in found if difference.kind in promised)
     by_design = tuple(difference for difference in found if difference.kind not in promised)
-    return Verdict(program, recorder, broken, by_design, refused, "", tuple(messages), peaks)
+    return Verdict(program, recorder, broken, by_design, refused, "", raised, tuple(messages), peaks)

@@ -17,10 +17,10 @@ DEEPEST = 6
 def bits(tensor: torch.Tensor) -> str:
     """Return type, shape and a hash of a tensor's bytes."""
     kind = f"{_name(type(tensor))} {tensor.dtype} {list(tensor.shape)} {tensor.layout}"
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda") or tensor.is_quantized:
         return f"{kind} {tensor!r}" if tensor.device.type != "meta" else kind
     local = getattr(tensor, "_local_tensor", tensor)
-    raw = local.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    raw = local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return f"{kind} {hashlib.blake2b(raw.tobytes(), digest_size=8).hexdigest()}"
 
 

@@ -49,6 +49,17 @@ _FILLED_WHEN_ASKED = {
 }
 """torch's own counters and caches."""
 
+_WRAPPED_FOR_GOOD = {
+    ("torch._C", name)
+    for name in (
+        "_accelerator_getDeviceStats",
+        "_accelerator_resetPeakStats",
+        "_cuda_memoryStats",
+        "_cuda_resetPeakMemoryStats",
+    )
+}
+"""What measures steps resets a GPU's peaks. They stay wrapped, for the program's own peaks to stay right."""
+
 
 SECONDS_TO_END = 0.5
 """The longest that a thread takes to end in the kernel after Python has joined it."""
@@ -76,7 +87,9 @@ class WatchedNames:
                 changed |= {
                     (*path, key) for key in before.keys() | now.keys() if before.get(key) != now.get(key)
                 }
-        return sorted(_ADDRESS.sub("ADDRESS", ".".join(key)) for key in changed - _FILLED_WHEN_ASKED)
+        return sorted(
+            _ADDRESS.sub("ADDRESS", ".".join(key)) for key in changed - _FILLED_WHEN_ASKED - _WRAPPED_FOR_GOOD
+        )
 
 
 def _namespaces() -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
@@ -120,7 +133,12 @@ def python_state() -> dict[str, Any]:
         "sys.excepthook": [description(sys.excepthook), description(threading.excepthook)],
         "sys.unraisablehook": description(sys.unraisablehook),
         "sys.meta_path": [description(finder) for finder in sys.meta_path],
-        "random": [bits(torch.get_rng_state()), hash(repr(random.getstate())), _numpy_state()],
+        "random": [
+            bits(torch.get_rng_state()),
+            _gpu_random_state(),
+            hash(repr(random.getstate())),
+            _numpy_state(),
+        ],
         "modes": torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack(),
         "grad": [
             torch.is_grad_enabled(),
@@ -144,6 +162,10 @@ def _tasks() -> int:
 def _counts(kind: type) -> bool:
     """Whether objects of a class are counted. Fake tensors are dynamo's own, kept with its graphs."""
     return issubclass(kind, torch.Tensor | torch.nn.Module | torch.optim.Optimizer) and kind is not FakeTensor
+
+
+def _gpu_random_state() -> str:
+    return bits(torch.cuda.get_rng_state()) if torch.cuda.is_initialized() else ""
 
 
 def _numpy_state() -> int:

@@ -42,6 +42,7 @@ EVERYTHING = frozenset(
     {
         "operators",  # the operators, in order, by thread
         "allocations",  # sizes of allocations and frees on the CPU, in order, by thread
+        "gpu",  # all counters of the GPU's allocator: numbers and bytes of blocks and segments, and peaks
         "bits",  # losses, weights, gradients, optimizer states and random states
         "objects",  # models, optimizers and what the program created meanwhile, afterwards
         "meanwhile",  # the models' own dictionaries in the window
@@ -50,7 +51,7 @@ EVERYTHING = frozenset(
         "output",  # errors, warnings and what the program printed
     }
 )
-UNDER_A_MODE = EVERYTHING - {"operators", "allocations", "dynamo"}
+UNDER_A_MODE = EVERYTHING - {"operators", "allocations", "gpu", "dynamo"}
 """Under a dispatch mode torch itself runs other operators in places, and no compiled code: docs/tracer.md."""
 
 
@@ -206,8 +207,11 @@ def _touches(stack: ExitStack, model: nn.Module) -> None:
 
 _KEPT: list[torch.Tensor] = []
 
+NOTHING = "nothing"
+"""The recorder that does nothing: it shows whether a program is the same twice."""
+
 INTRUSIVE: dict[str, Callable[[ExitStack, nn.Module], object]] = {
-    "nothing": lambda stack, model: None,
+    NOTHING: lambda stack, model: None,
     "adds a hook to a module": lambda stack, model: model.register_forward_hook(print),
     "allocates a tensor": lambda stack, model: torch.empty(1024),
     "keeps a tensor alive": lambda stack, model: _KEPT.append(torch.empty(1024)),

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import random
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -36,24 +37,28 @@ class Record:
         operators: thread -> names of the operators and annotations of the window, in order, with their
             depth before them where known.
         blocks: the CPU blocks of the whole program, from its first line until its objects are gone.
+        gpu: the counters of the GPU's allocator for the same.
         values: what the program computed: bits.
         objects: what the program's models, optimizers and copies hold at its end.
         meanwhile: the models' own dictionaries at each step.
         process: what is changed in torch and Python afterwards.
         dynamo: dynamo's counters.
         output: errors, warnings and printed lines of the program.
+        raised: the error that ended the program, "" if none did.
         refused: why the recorder did not record, "" if it did.
         messages: what tb_memplugin logged: no part of the comparison.
     """
 
     operators: dict[int, list[str]] = field(default_factory=dict)
     blocks: Blocks | None = None
+    gpu: dict[str, int] = field(default_factory=dict)
     values: list[Any] = field(default_factory=list)
     objects: dict[str, Any] = field(default_factory=dict)
     meanwhile: list[Any] = field(default_factory=list)
     process: dict[str, Any] = field(default_factory=dict)
     dynamo: dict[str, Any] = field(default_factory=dict)
     output: list[str] = field(default_factory=list)
+    raised: str = ""
     refused: str = ""
     messages: list[str] = field(default_factory=list)
 
@@ -184,10 +189,20 @@ def _of_profile(running: profile) -> dict[int, list[str]]:
     assert running.profiler.kineto_results is not None
     threads: dict[int, int] = {}
     for event in running.profiler.kineto_results.events():
-        if event.activity_type() != "python_function" and event.name() != "[memory]":
+        if not _is_python(event) and event.name() != "[memory]":
             thread = threads.setdefault(event.start_thread_id(), len(threads))
             operators.setdefault(thread, []).append(event.name())
     return operators
+
+
+def _is_python(event: Any) -> bool:
+    """Whether an event is a call of a Python function. Before PyTorch 2.13, only its name tells."""
+    if hasattr(event, "activity_type"):
+        return bool(event.activity_type() == "python_function")
+    return _PYTHON_CALL.search(event.name()) is not None
+
+
+_PYTHON_CALL = re.compile(r"\.py\(\d+\): |^<.*>\(\d+\): |^<built-in |^nn\.Module: ")
 
 
 def _without_order_between_threads(operators: dict[int, list[str]]) -> dict[int, list[str]]:
@@ -221,6 +236,16 @@ def _of_observer(path: Path) -> dict[int, list[str]]:
     return operators
 
 
+def work_on_gpu() -> None:
+    """Have tensors created on the GPU that name no device, without a mode that torch's fast paths look for.
+
+    What computes the same bits twice is chosen where there is a choice.
+    """
+    torch.set_default_tensor_type(torch.cuda.FloatTensor)
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
 def run(program: Program, this: Run, names: WatchedNames) -> Record:
     """Run a program in this process, which must be a fresh one, and return the record.
 
@@ -242,12 +267,15 @@ def run(program: Program, this: Run, names: WatchedNames) -> Record:
         try:
             program(this)
         except Exception as error:  # noqa: BLE001  # what a program raises is compared
-            record.output.append(f"{type(error).__name__}: {error}")
+            record.raised = f"{type(error).__name__}: {error}"
+            record.output.append(record.raised)
     warnings.showwarning = shown
     record.dynamo = dynamo_counters()
     this.finish()
     gc.collect()
-    record.blocks = blocks.stop() if this.world == 1 else blocks.stop().sorted()
+    several_threads = this.world > 1 or torch.cuda.is_initialized()  # a GPU's backward has its own thread
+    record.blocks = blocks.stop().sorted() if several_threads else blocks.stop()
+    record.gpu = torch.cuda.memory_stats() if torch.cuda.is_initialized() else {}
     record.process = python_state()
     record.process["changed"] = names.changed()
     return record

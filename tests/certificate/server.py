@@ -1,6 +1,6 @@
 """A process that has imported everything, and forks a child for each run.
 
-Start it by `python -m tests.certificate.server`.
+Start it by `python -m tests.certificate.server DEVICE`.
 It reads one run a line from standard input, as JSON ([program, recorder, folder]), and answers one line: for
 each rank the path of its pickled `Record`, or the text of what went wrong. All children end with it.
 """
@@ -18,8 +18,10 @@ import signal
 import sys
 import traceback
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 PR_SET_PDEATHSIG = 1
 SECONDS = 120
@@ -31,7 +33,7 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def serve() -> None:
+def serve(device: str) -> None:
     """Answer until standard input ends."""
     end_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -46,7 +48,8 @@ def serve() -> None:
     from tests.certificate.programs import PROGRAMS, import_libraries
 
     torch.set_num_threads(1)
-    import_libraries()
+    with _without_gpu():
+        import_libraries()
     names = WatchedNames()
     import gc
 
@@ -56,11 +59,28 @@ def serve() -> None:
     for line in sys.stdin:
         program, recorder, folder = json.loads(line)
         world = PROGRAMS[program].world
-        children = [_start(program, recorder, Path(folder), rank, names) for rank in range(world)]
+        children = [_start(program, recorder, Path(folder), rank, names, device) for rank in range(world)]
         answers.write(json.dumps([_end(*child) for child in children]) + "\n")
 
 
-def _start(program: str, recorder: str, folder: Path, rank: int, names) -> tuple[int, str]:
+@contextmanager
+def _without_gpu() -> Iterator[None]:
+    """Hide the GPU from what is imported and compiled here: a process that has used it cannot be forked."""
+    import torch
+
+    hidden = [
+        patch.object(torch.cuda, "is_available", lambda: False),
+        patch.object(torch.cuda, "device_count", lambda: 0),
+        patch.object(torch.accelerator, "is_available", lambda: False),
+        patch.object(torch.accelerator, "current_accelerator", lambda *_, **__: None),
+    ]
+    with ExitStack() as stack:
+        for each in hidden:
+            stack.enter_context(each)
+        yield
+
+
+def _start(program: str, recorder: str, folder: Path, rank: int, names, device: str) -> tuple[int, str]:
     path = folder / f"record-{rank}.pickle"
     child = os.fork()
     if not child:
@@ -68,7 +88,7 @@ def _start(program: str, recorder: str, folder: Path, rank: int, names) -> tuple
         try:
             os.setpgid(0, 0)
             end_with_parent()
-            _run(program, recorder, folder, rank, names, path)
+            _run(program, recorder, folder, rank, names, path, device)
             status = 0
         except BaseException:  # noqa: BLE001  # a forked child must not run the parent's code
             (folder / f"record-{rank}.error").write_text(traceback.format_exc())
@@ -77,10 +97,10 @@ def _start(program: str, recorder: str, folder: Path, rank: int, names) -> tuple
     return child, str(path)
 
 
-def _run(program: str, recorder: str, folder: Path, rank: int, names, path: Path) -> None:
+def _run(program: str, recorder: str, folder: Path, rank: int, names, path: Path, device: str) -> None:
     from tests.certificate.programs import PROGRAMS
     from tests.certificate.recorders import ALL_RECORDERS
-    from tests.certificate.run import Run, run
+    from tests.certificate.run import Run, run, work_on_gpu
 
     work = folder / f"work-{rank}"
     work.mkdir()
@@ -91,6 +111,8 @@ def _run(program: str, recorder: str, folder: Path, rank: int, names, path: Path
     os.dup2(output, 2)
     faulthandler.enable()
     chosen = PROGRAMS[program]
+    if device == "cuda":
+        work_on_gpu()
     this = Run(ALL_RECORDERS[recorder], rank, chosen.world, str(folder / "meeting"), chosen.observed)
     record = run(chosen.run, this, names)
     sys.stdout.flush()
@@ -115,4 +137,4 @@ def _end(child: int, path: str) -> str:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1])

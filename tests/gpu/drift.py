@@ -24,7 +24,7 @@ from tb_memplugin import MemoryEstimator
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.rows import TABLES
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel
-from tests.gpu.test_operators import OPERATORS, Figures, on_fake_tensors, on_the_gpu
+from tests.gpu.test_operators import OPERATORS, Figures, figures
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "transposed", "expanded gradient")
@@ -88,10 +88,10 @@ def compare(case: Case, gpu: GpuSpec) -> tuple[dict[str, Kernel], list[Figures] 
     """Return the rows that a case meets, and its figures, estimated and counted."""
     met: dict[str, Kernel] = {}
     with noting(met), MemoryEstimator(gpu=gpu):
-        estimated = case.run(on_fake_tensors)
+        estimated = case.run(figures)
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
-    return met, estimated, case.run(on_the_gpu)
+    return met, estimated, case.run(figures)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from tb_memplugin import MemoryEstimator, MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.attention import AttentionCall, kernel
-from tests.gpu.test_operators import Figures, on_fake_tensors, on_the_gpu
+from tests.gpu.test_operators import Figures, figures
 
 VARIABLE = "STANDIN_CUDNN_WORKSPACES"
 HALVES = (torch.bfloat16, torch.float16)
@@ -148,10 +148,10 @@ def test_an_attention_takes_what_the_estimate_says(case: str) -> None:
     if silent and gpu.sdpa_order[0] == "cudnn":
         pytest.skip(f"the stand-in's cuDNN has attention only with {VARIABLE}=1")
     with MemoryEstimator(gpu=gpu):
-        estimated = train(on_fake_tensors, **CASES[case])
+        estimated = train(figures, **CASES[case])
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
-    assert train(on_the_gpu, **CASES[case]) == estimated
+    assert train(figures, **CASES[case]) == estimated
 
 
 def test_the_kernel_of_2000_random_attentions_is_the_one_that_pytorch_chooses() -> None:

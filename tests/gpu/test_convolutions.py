@@ -16,7 +16,7 @@ from torch.nn import functional
 from tb_memplugin import MemoryEstimator, MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.libraries.cudnn.questions import installed
-from tests.gpu.test_operators import Figures, on_fake_tensors, on_the_gpu
+from tests.gpu.test_operators import Figures, figures
 
 pytestmark = [
     pytest.mark.gpu,
@@ -99,7 +99,7 @@ def test_a_convolution_takes_what_the_estimate_says(
     if not installed().version:
         pytest.skip(f"there is no cuDNN to ask: {installed().refusal}")
     with MemoryEstimator(gpu=gpu):
-        estimated = train(on_fake_tensors, name, dtype, channels_last)
+        estimated = train(figures, name, dtype, channels_last)
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
-    assert train(on_the_gpu, name, dtype, channels_last) == estimated
+    assert train(figures, name, dtype, channels_last) == estimated

@@ -154,29 +154,16 @@ OPERATORS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
 
 
 Figures = tuple[int, int]
-"""Peak, and change of the level; bytes, with blocks counted as multiples of 512."""
+"""Peak, and change of the level, of the requested bytes: without rounding, or unused ends of blocks."""
 
 
-def on_fake_tensors(run: Callable[[], Any]) -> tuple[Any, Figures]:
-    before = torch.cuda.memory_allocated()
+def figures(run: Callable[[], Any]) -> tuple[Any, Figures]:
+    """Return what `run` returns, and its figures, on the GPU or on fake tensors."""
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
     torch.cuda.reset_peak_memory_stats()
     result = run()
-    return result, (torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before)
-
-
-def on_the_gpu(run: Callable[[], Any]) -> tuple[Any, Figures]:
-    """Add up the history, which has no unused ends of large blocks in it."""
-    history: Any = torch.cuda.memory
-    history._record_memory_history(context=None)
-    result = run()
-    events = history._snapshot()["device_traces"][torch.cuda.current_device()]
-    history._record_memory_history(enabled=None)
-    level = peak = 0
-    for event in events:
-        size = -(-event["size"] // 512) * 512
-        level += {"alloc": size, "free_completed": -size}.get(event["action"], 0)
-        peak = max(peak, level)
-    return result, (peak, level)
+    after = torch.cuda.memory_stats()
+    return result, tuple(after[f"requested_bytes.all.{part}"] - before for part in ("peak", "current"))
 
 
 def train(measure: Any, name: str, dtype: torch.dtype, wide: bool) -> list[Figures]:
@@ -201,7 +188,7 @@ def test_an_operator_takes_what_the_estimate_says(name: str, dtype: torch.dtype,
     except MemPluginError:
         pytest.skip("the number of this GPU's processors is not known")
     with MemoryEstimator(gpu=gpu):
-        estimated = train(on_fake_tensors, name, dtype, wide)
+        estimated = train(figures, name, dtype, wide)
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
-    assert train(on_the_gpu, name, dtype, wide) == estimated
+    assert train(figures, name, dtype, wide) == estimated

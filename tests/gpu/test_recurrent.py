@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from tb_memplugin import MemoryEstimator, MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tests.gpu.test_operators import Figures, on_fake_tensors, on_the_gpu
+from tests.gpu.test_operators import Figures, figures
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,9 +67,9 @@ def test_a_recurrent_layer_takes_what_the_estimate_says(
         gpu = GpuSpec.named(torch.cuda.get_device_name())
     except MemPluginError:
         pytest.skip("the number of this GPU's processors is not known")
-    train(on_the_gpu, kind, case, dtype, packed)  # the first dropout makes a state that is kept
+    train(figures, kind, case, dtype, packed)  # the first dropout makes a state that is kept
     with MemoryEstimator(gpu=gpu):
-        estimated = train(on_fake_tensors, kind, case, dtype, packed)
+        estimated = train(figures, kind, case, dtype, packed)
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
-    assert train(on_the_gpu, kind, case, dtype, packed) == estimated
+    assert train(figures, kind, case, dtype, packed) == estimated

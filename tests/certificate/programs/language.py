@@ -66,7 +66,9 @@ def llama() -> Any:
 
 @cache
 def ids(batch: int = 2, length: int = 12) -> torch.Tensor:
-    return torch.randint(1, 62, (batch, length), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        1, 62, (batch, length), generator=torch.Generator(torch.empty(0).device).manual_seed(1)
+    )
 
 
 @program("language")
