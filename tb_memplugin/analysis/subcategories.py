@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tb_memplugin.analysis.annotations import innermost_at_birth
 from tb_memplugin.analysis.block_origins import window_blocks
@@ -39,6 +40,8 @@ _COLLECTIVES = tuple(
     )
 )
 """What an operator, a range of FSDP2 or a frame says of the collective that allocates."""
+
+Column = npt.NDArray[np.signedinteger]
 
 _FSDP_RANGE = "FSDP::"
 _FSDP = re.compile(rf"{_FSDP_RANGE}|fsdp::|torch/distributed/(_composable/)?fsdp/")
@@ -105,7 +108,12 @@ def _communication(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:
     blocks = trace.allocations
     rows = _rows(blocks.category == Category.COMMUNICATION)
     annotation = innermost_at_birth(trace, rows)
-    columns = (blocks.label[rows], blocks.operator[rows], annotation, blocks.stack[rows])
+    columns: tuple[Column, ...] = (
+        blocks.label[rows],
+        blocks.operator[rows],
+        annotation,
+        blocks.stack[rows],
+    )
     tables = (trace.labels, trace.operators, trace.annotation_names, trace.stacks)
     first, group = np.zeros(1, np.intp), np.zeros(len(rows), np.int64)
     for column, table in zip(columns, tables, strict=True):

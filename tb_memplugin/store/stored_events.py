@@ -15,7 +15,7 @@ UnpackColumn = Callable[[str], np.ndarray]
 class StoredEvents(Events):
     """Events that unpack a column when it is first read. Equal to `Events` in all else."""
 
-    __slots__ = ("_unpack",)
+    __slots__: tuple[str, ...] = ("_unpack",)
     _unpack: UnpackColumn
 
     @classmethod

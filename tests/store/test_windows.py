@@ -3,6 +3,7 @@ import struct
 import zlib
 from contextlib import suppress
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis.extra import numpy as arrays
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.side_file_pb2 import Footer
 from tb_memplugin.store import pairing, windows
+from tb_memplugin.store.columns import decode
 from tb_memplugin.store.envelope import HEAD, TAIL
 from tb_memplugin.store.windows import read_window, write_window
 from tb_memplugin.trace import (
@@ -481,9 +483,9 @@ def test_a_pairing_that_cannot_be_of_the_events_is_computed_anew(name, values, s
     recorded = trace("start 5 w", "alloc 1 a", "alloc 2 b", "free a", "free w")
     stored = dict(pairing.pairing_columns(recorded, {}))
     assert stored["blocks.life"].tolist() == [4, 2, 3]
-    original = windows.pairing_columns
     monkeypatch.setattr(
-        windows, "pairing_columns", lambda *args: (dict(original(*args)) | {name: values}).items()
+        "tb_memplugin.store.windows.pairing_columns",
+        lambda *args: (dict(pairing.pairing_columns(*args)) | {name: values}).items(),
     )
     assert paired(read(written(recorded))) == paired(recorded)
 
@@ -504,14 +506,13 @@ def test_a_damaged_pairing_is_computed_anew_and_damaged_events_are_refused(small
 
 def test_a_column_of_a_large_window_is_unpacked_when_it_is_read(small_is_large, monkeypatch):
     content = written(simulated(1))
-    unpacked = []
-    decode = windows.decode
-    monkeypatch.setattr(windows, "decode", lambda *chunk: (unpacked.append(1), decode(*chunk))[1])
+    unpacked = Mock(wraps=decode)
+    monkeypatch.setattr("tb_memplugin.store.windows.decode", unpacked)
     back = read(content)
-    before = len(unpacked)
+    before = unpacked.call_count
     assert back.events.category.tolist() == simulated(1).events.category.tolist()
     assert back.events.category is back.events.category
-    assert len(unpacked) == before + 1
+    assert unpacked.call_count == before + 1
 
 
 def test_few_events_are_stored_without_their_pairing():
