@@ -16,7 +16,7 @@ from tb_memplugin.analysis.columns import event_cuts
 from tb_memplugin.analysis.curves import event_curve
 from tb_memplugin.analysis.layout import Placement
 from tb_memplugin.analysis.turnover import turnover
-from tb_memplugin.trace import Category, Device, Kind, MemoryTrace, Step, events, replay
+from tb_memplugin.trace import Category, Device, Kind, MemoryTrace, StartState, Step, events, replay
 
 EVENTS = 6_000
 RECORDINGS = sorted(Path(__file__).parents[1].joinpath("data").rglob("*.pickle*"))
@@ -39,7 +39,7 @@ def recorded(seed: int) -> MemoryTrace:
             bytes=random.integers(1, 9, EVENTS) * 512,
             category=random.integers(0, len(Category), EVENTS),
         ),
-        start=replay.StartState(),
+        start=StartState(),
         devices=(Device("cuda:0"), Device("cuda:1")),
         steps=(Step(0, 0, 3 * EVENTS),),
     )
@@ -75,11 +75,9 @@ def test_the_exact_peak_is_on_the_curve_at_every_zoom(seed: int, data: st.DataOb
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
-def test_recordings_say_the_same_with_and_without_the_index(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = []
-    for indexed in (0, 1 << 40):
+def test_recordings_say_the_same_with_the_index(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[list[object]] = [[], []]
+    for indexed, said in zip((0, 1 << 40), answers, strict=True):
         monkeypatch.setattr(replay, "INDEXED", indexed)
         trace = load(path)
         count = len(trace.events)
@@ -89,15 +87,5 @@ def test_recordings_say_the_same_with_and_without_the_index(
             reserved = reserve_curve(levels(trace, device), None, cuts)
             alive = [trace.allocations.alive_at(event, device).tolist() for event in range(-1, count, 97)]
             splits = split_moments(Placement(trace, device), cuts)
-            said.append(
-                (
-                    indexed > 0,
-                    drawn.high.tolist(),
-                    drawn.stacks.tolist(),
-                    reserved.low.tolist(),
-                    alive,
-                    splits,
-                )
-            )
-    half = len(said) // 2
-    assert [each[1:] for each in said[:half]] == [each[1:] for each in said[half:]]
+            said += [drawn.high.tolist(), drawn.stacks.tolist(), reserved.low.tolist(), alive, splits]
+    assert answers[0] == answers[1]
