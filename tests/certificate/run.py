@@ -241,7 +241,7 @@ def work_on_gpu() -> None:
 
     What computes the same bits twice is chosen where there is a choice.
     """
-    torch.set_default_tensor_type(torch.cuda.FloatTensor)
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

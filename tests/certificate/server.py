@@ -19,8 +19,9 @@ import sys
 import traceback
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 PR_SET_PDEATHSIG = 1
@@ -68,9 +69,10 @@ def _without_gpu() -> Iterator[None]:
     """Hide the GPU from what is imported and compiled here: a process that has used it cannot be forked."""
     import torch
 
-    hidden = [
+    hidden: list[AbstractContextManager[Any]] = [
         patch.object(torch.cuda, "is_available", lambda: False),
         patch.object(torch.cuda, "device_count", lambda: 0),
+        patch.object(torch._C, "_ensureCUDADeviceGuardSet", lambda: None),  # it counts devices
         patch.object(torch.accelerator, "is_available", lambda: False),
         patch.object(torch.accelerator, "current_accelerator", lambda *_, **__: None),
     ]
