@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -97,10 +98,11 @@ def imports_in(node: ast.AST, package: str, types_only: bool = False) -> Iterato
             yield from imports_in(child, package, types_only or is_type_checking(child))
 
 
-def imports_of(path: Path) -> list[Import]:
+@cache
+def imports_of(path: Path) -> tuple[Import, ...]:
     name = dotted(path)
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    return list(imports_in(ast.parse(path.read_text("utf-8")), package))
+    return tuple(imports_in(ast.parse(path.read_text("utf-8")), package))
 
 
 def part_of(name: str) -> str:

@@ -19,11 +19,10 @@ from tb_memplugin.analysis.findings import (
     Where,
 )
 from tb_memplugin.analysis.fragmented_reserve import fragmented_reserve
-from tb_memplugin.analysis.growth import WindowLevel, growth, growth_across
+from tb_memplugin.analysis.growth import WindowLevel, growth, growth_across, monitored_growth
 from tb_memplugin.analysis.kept_gradients import kept_gradients
 from tb_memplugin.analysis.large_temporary import large_temporary
 from tb_memplugin.analysis.loss_logits import loss_logits
-from tb_memplugin.analysis.monitored_growth import monitored_growth
 from tb_memplugin.analysis.optimizer_state import optimizer_state
 from tb_memplugin.analysis.parameter_copies import parameter_copies
 from tb_memplugin.analysis.peak_holders import PeakHolders, peak_holders

@@ -14,7 +14,7 @@ from tb_memplugin.analysis.findings import (
     Where,
     line_evidence,
 )
-from tb_memplugin.analysis.score_blocks import score_blocks
+from tb_memplugin.analysis.subcategories import score_blocks
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import NO_OPERATOR, ROOT, Bool, Int64

@@ -1,4 +1,4 @@
-"""Two recordings beside each other: the bytes of each part, by module in the groups of one of them."""
+"""Two recordings beside each other: their parts, with modules in the groups of one of them, and segments."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Literal
 from tb_memplugin.analysis.divisions import Chosen, Part, merged
 from tb_memplugin.analysis.module_groups import OTHER_MODULES
 from tb_memplugin.analysis.moments import peak
+from tb_memplugin.analysis.segments import SegmentState, segments_at
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
@@ -243,3 +244,87 @@ def _covers(pattern: str, segment: str) -> bool:
         return False
     is_range = dash and first.isascii() and first.isdigit() and last.isascii() and last.isdigit()
     return pattern == "*" or bool(is_range and int(first) <= int(segment) <= int(last))
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentDelta:
+    """A segment: the same address, bytes and stream on both sides, or on one of them.
+
+    `base_live_bytes` and `other_live_bytes` are the requested bytes of its live blocks, None on a side that
+    does not have the segment.
+    """
+
+    address: int
+    bytes: int
+    stream: str
+    pool: str
+    status: Literal["added", "removed", "same"]
+    base_live_bytes: int | None
+    other_live_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentComparison:
+    """The segments of one device at the end of two traces; a name is "" if a trace has no such device.
+
+    The segments that are removed or the same sum to `base_reserved_bytes`, those added or the same to
+    `other_reserved_bytes`. They are ordered by status (added, removed, same), the largest first.
+    """
+
+    device: str
+    other_device: str
+    base_reserved_bytes: int
+    other_reserved_bytes: int
+    segments: tuple[SegmentDelta, ...]
+
+
+def compare_segments(
+    base: MemoryTrace, other: MemoryTrace, device: str | None = None
+) -> tuple[SegmentComparison, ...]:
+    """Compare what two traces have reserved at their ends, device by device, paired as in `compare`.
+
+    Args:
+        base, other: any traces; one without segments has none to compare.
+        device: the name of a device in both traces; default: all devices.
+
+    Raises:
+        NotRecordedError: one of the traces does not have the device, or neither has a device.
+        UnreadableFileError: the segment events of a trace contradict each other.
+    """
+    return tuple(_device_segments(base, other, names) for names in compared_devices(base, other, device))
+
+
+def _device_segments(base: MemoryTrace, other: MemoryTrace, names: tuple[str, str]) -> SegmentComparison:
+    before, after = (
+        {(segment.address, segment.bytes, segment.stream): segment for segment in _at_end(trace, name)}
+        for trace, name in zip((base, other), names, strict=True)
+    )
+    deltas = [_segment_delta(before.get(key), after.get(key)) for key in before | after]
+    order = ("added", "removed", "same")
+    return SegmentComparison(
+        device=names[0],
+        other_device=names[1],
+        base_reserved_bytes=sum(segment.bytes for segment in before.values()),
+        other_reserved_bytes=sum(segment.bytes for segment in after.values()),
+        segments=tuple(
+            sorted(deltas, key=lambda delta: (order.index(delta.status), -delta.bytes, delta.address))
+        ),
+    )
+
+
+def _at_end(trace: MemoryTrace, name: str) -> tuple[SegmentState, ...]:
+    return segments_at(trace, trace.device_row(name), len(trace.events) - 1) if name else ()
+
+
+def _segment_delta(before: SegmentState | None, after: SegmentState | None) -> SegmentDelta:
+    segment = after or before
+    assert segment is not None
+    return SegmentDelta(
+        address=segment.address,
+        bytes=segment.bytes,
+        stream=segment.stream,
+        pool=segment.pool,
+        status="same" if before and after else "added" if after else "removed",
+        base_live_bytes=None if before is None else sum(block.bytes for block in before.blocks),
+        other_live_bytes=None if after is None else sum(block.bytes for block in after.blocks),
+    )

@@ -14,7 +14,7 @@ from tb_memplugin.analysis.findings import (
     Where,
     line_evidence,
 )
-from tb_memplugin.analysis.logit_blocks import is_loss, loss_copies
+from tb_memplugin.analysis.subcategories import is_loss, loss_copies
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Bool

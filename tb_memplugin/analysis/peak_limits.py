@@ -121,8 +121,8 @@ def peak_growths(
 
 
 def _growth(base: DevicePeak, now: DevicePeak, limit: Limit, by: Division | None) -> PeakGrowth:
-    known = any(part.key != NOT_NAMED for part in now.parts["module"])
-    chosen: Division = by or ("module" if known else "category")
+    has_modules = any(part.key != NOT_NAMED for part in now.parts["module"])
+    chosen: Division = by or ("module" if has_modules else "category")
     return PeakGrowth(
         device=now.device,
         base_lowest_bytes=base.lowest_bytes,
@@ -136,10 +136,10 @@ def _growth(base: DevicePeak, now: DevicePeak, limit: Limit, by: Division | None
 
 def _same_rest(base: Sequence[Part], now: Sequence[Part]) -> tuple[Sequence[Part], Sequence[Part]]:
     """Return both sides; if the base has a rest, what it does not name is the rest on the other side, too."""
-    known = {part.key for part in base}
-    if REST not in known:
+    base_keys = {part.key for part in base}
+    if REST not in base_keys:
         return base, now
-    return base, first_parts(now, [part.key for part in now if part.key in known])
+    return base, first_parts(now, [part.key for part in now if part.key in base_keys])
 
 
 def first_parts(parts: Sequence[Part], keys: Iterable[str]) -> list[Part]:

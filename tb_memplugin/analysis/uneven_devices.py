@@ -78,9 +78,9 @@ def _lines(trace: MemoryTrace, device: int) -> Counter[str]:
     """Return the bytes at the peak of each source line on a device, without the model's own memory."""
     blocks = step_blocks(trace, device)
     category = trace.allocations.category[blocks.rows]
-    held: Counter[str] = Counter()
+    by_line: Counter[str] = Counter()
     for row in blocks.at_peak.nonzero()[0].tolist():
         line = blocks.origins[blocks.origin[row]].line
         if line and Category(int(category[row])) not in NOT_DATA:
-            held[line] += int(blocks.bytes[row])
-    return held
+            by_line[line] += int(blocks.bytes[row])
+    return by_line

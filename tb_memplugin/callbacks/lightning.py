@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tb_memplugin.callbacks.recorder import Training
-from tb_memplugin.callbacks.step_callback import StepCallback
+from tb_memplugin.callbacks.recorder import StepCallback, Training
 from tb_memplugin.record.guard import guarded
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.callbacks.recorder import Training
-from tb_memplugin.callbacks.step_callback import StepCallback
+from tb_memplugin.callbacks.recorder import StepCallback, Training
 from tb_memplugin.record.guard import UNOWNED, guarded
 
 try:

@@ -95,7 +95,7 @@ class LazyGroup(click.Group):
             _refuse(naming_files(error, ctx))
         except MemoryError:
             from tb_memplugin.budget import out_of_memory
-            from tb_memplugin.commands.refusals import the_command
+            from tb_memplugin.commands.tables import the_command
 
             _refuse(out_of_memory(the_command(), "The command"))
         except OSError as error:
@@ -114,13 +114,13 @@ def _write_any_text() -> None:
 
 def _refuse_all(message: str, fix: str) -> NoReturn:
     """Exit with an error whose place is the command line, because the file at fault is not known."""
-    from tb_memplugin.commands.refusals import the_command
+    from tb_memplugin.commands.tables import the_command
 
     _refuse(MemPluginError(message, where=the_command(), fix=fix))
 
 
 def _refuse(error: MemPluginError) -> NoReturn:
-    from tb_memplugin.commands.refusals import refusal
+    from tb_memplugin.commands.tables import refusal
 
     click.echo(refusal(error), err=True)
     raise SystemExit(2)

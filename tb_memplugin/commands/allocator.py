@@ -19,9 +19,9 @@ from tb_memplugin.analysis.segments import SegmentState
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.allocator_replay import Simulation, simulate, simulation_options
 from tb_memplugin.commands.divisions import shown_key, top_parts
-from tb_memplugin.commands.event_numbers import event_numbered, own_number
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.options import SOURCE, json_option
+from tb_memplugin.commands.ranges import event_numbered, own_number
 from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, printable, shown, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports.json import parts_json

@@ -11,17 +11,16 @@ from typing import Any
 import click
 
 from tb_memplugin.analysis.units import read_size, size_text
-from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.commands.export import refuse_own_input
 from tb_memplugin.commands.opening import Opened
 from tb_memplugin.commands.options import PATH
+from tb_memplugin.commands.ranges import own_number
 from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, printable, shown, table
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate import AllocatorSettings, FirstMiss, Replay, replay, simulated_trace
 from tb_memplugin.exports import snapshot
 from tb_memplugin.exports.output import STDOUT
-from tb_memplugin.simulator.allocator_settings import records_settings
-from tb_memplugin.simulator.conf_text import not_followed
+from tb_memplugin.simulator.allocator_settings import not_followed, records_settings
 from tb_memplugin.simulator.replay_run import Failure
 
 

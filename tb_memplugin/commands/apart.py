@@ -122,12 +122,12 @@ class _Guard:
 
 
 def _the_command() -> str:
-    from tb_memplugin.commands.refusals import the_command
+    from tb_memplugin.commands.tables import the_command
 
     return the_command()
 
 
 def _refuse(error: MemPluginError) -> None:
-    from tb_memplugin.commands.refusals import refusal
+    from tb_memplugin.commands.tables import refusal
 
     sys.stderr.write(f"{refusal(error)}\n")

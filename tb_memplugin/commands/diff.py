@@ -9,8 +9,15 @@ from typing import Any
 
 import click
 
-from tb_memplugin.analysis.comparison import Delta, DeviceComparison, compare, shortened_deltas
-from tb_memplugin.analysis.segment_comparison import SegmentComparison, SegmentDelta, compare_segments
+from tb_memplugin.analysis.comparison import (
+    Delta,
+    DeviceComparison,
+    SegmentComparison,
+    SegmentDelta,
+    compare,
+    compare_segments,
+    shortened_deltas,
+)
 from tb_memplugin.commands.divisions import REST, division, division_name, division_options, shown_key
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.options import SOURCE, json_option

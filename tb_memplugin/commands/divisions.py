@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import click
 
-from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, Chosen, Part, shortened
-from tb_memplugin.analysis.label_keys import LabelKey
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, Chosen, LabelKey, Part, shortened
 from tb_memplugin.analysis.rules import Rules, read_rules
 from tb_memplugin.analysis.source_lines import frame_rank
 from tb_memplugin.commands.options import PATH

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import click
+import numpy as np
 
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.analysis.units import size_text
-from tb_memplugin.commands import merged_counters
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.options import PATH, SOURCE, json_option, output_option
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports import monitored_steps
 from tb_memplugin.exports.formats import FORMATS, write_as
-from tb_memplugin.exports.output import STDOUT, cannot_write
+from tb_memplugin.exports.output import STDOUT, cannot_write, replacing
+from tb_memplugin.exports.perfetto import ROWS_AT_ONCE, counters
+from tb_memplugin.exports.recorded import first_time, times_are_known
 from tb_memplugin.read.kineto.insertion import KinetoText, read_text
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import read_recordings
+from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.step_figures import WatchedSteps
 
 _FORMATS = "; ".join(f"{name}: {format_.description}" for name, format_ in FORMATS.items())
@@ -87,7 +95,7 @@ def command(
     else:
         if add_to is not None:
             refuse_own_input(add_to, output)
-            notes = tuple(merged_counters.write(trace, _kineto(add_to, reading), output))
+            notes = tuple(write_into(trace, _kineto(add_to, reading), output))
         else:
             notes = write_as(format_, trace, output, Path(file).name, by=by, rules=chosen, stacks=stacks)
     report_written(file, output, format_, as_json, notes)
@@ -171,3 +179,63 @@ def report_written(file: str, output: str, format_: str, as_json: bool, notes: S
         click.echo(f"Wrote {printable(output)} ({size_text(size)}).", err=True)
     for note in notes:
         click.echo(f"note: {printable(note)}", err=True)
+
+
+def write_into(trace: MemoryTrace, kineto: KinetoText, path: str | os.PathLike[str]) -> Iterator[str]:
+    """Write a Kineto trace with the memory counters of a recording in it, packed if the path ends in `.gz`.
+
+    Its own events stay as they are. The counters are processes of their own, `memory of cuda:0`. Yields a
+    sentence on how exactly the times of both agree.
+
+    Raises:
+        MemPluginError: the recording has no times, or none of the trace's; or the file cannot be written.
+    """
+    start, end = first_time(trace), int(trace.events.time_ns[-1]) if len(trace.events) else 0
+    if not times_are_known(trace):
+        raise MemPluginError(
+            "The recording has no times.", where=trace.source, fix="Record it with PyTorch 2.2 or newer."
+        )
+    if end < kineto.first_ns or start > kineto.last_ns:
+        raise MemPluginError(
+            f"The recording ({_clock(start)} to {_clock(end)}) and the trace ({_clock(kineto.first_ns)} to "
+            f"{_clock(kineto.last_ns)}) have no time in common.",
+            where=trace.source,
+            fix="Give the trace and the recording of the same run.",
+        )
+    with replacing(path) as stream:
+        if os.fspath(path).endswith(".gz"):
+            with gzip.GzipFile(fileobj=stream, mode="wb", filename="", mtime=0) as packed:
+                _write_merged(trace, kineto, packed)
+        else:
+            _write_merged(trace, kineto, stream)
+    yield _agreement(trace, kineto)
+
+
+def _write_merged(trace: MemoryTrace, kineto: KinetoText, stream: BinaryIO | gzip.GzipFile) -> None:
+    records = counters(trace, kineto.free_pid, kineto.base_ns)
+    stream.write(kineto.content[: kineto.begin])
+    stream.write(b"\n" + next(records).encode("ascii"))
+    while chunk := list(islice(records, ROWS_AT_ONCE)):
+        stream.write("".join(f",\n{record}" for record in chunk).encode("ascii"))
+    stream.write(b"," * kineto.has_events)
+    stream.write(kineto.content[kineto.begin :])
+
+
+def _agreement(trace: MemoryTrace, kineto: KinetoText) -> str:
+    """Say how many allocations and frees of the recording the trace has, at the same nanosecond."""
+    own = np.flatnonzero(np.isin(trace.events.kind, (Kind.ALLOC, Kind.FREE_COMPLETED)))
+    time, address = trace.events.time_ns[own], trace.events.address[own]
+    inside = (time >= kineto.first_ns) & (time <= kineto.last_ns)
+    theirs = set(zip(kineto.memory_ns.tolist(), kineto.memory_address.tolist(), strict=True))
+    pairs = zip(time[inside].tolist(), address[inside].tolist(), strict=True)
+    if not theirs:
+        return "The trace has no memory events (profile_memory=True) that could show how exactly times agree."
+    common, count = sum(pair in theirs for pair in pairs), int(np.count_nonzero(inside))
+    return (
+        f"{common:,} of the {count:,} allocations and frees that the recording has in the time of the trace "
+        "are memory events in it, at the same nanosecond."
+    )
+
+
+def _clock(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -17,8 +17,7 @@ import click
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.opening import Reading, load_file, reading_options
 from tb_memplugin.commands.options import PATH, json_option
-from tb_memplugin.commands.refusals import refusal
-from tb_memplugin.commands.tables import printable
+from tb_memplugin.commands.tables import printable, refusal
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.read.content import STDIN
 from tb_memplugin.store import files

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from tb_memplugin.analysis.moments import Moment, peak
-from tb_memplugin.analysis.source_files import (
+from tb_memplugin.analysis.source_lines import (
     FileUse,
     LineUse,
     recorded_file,

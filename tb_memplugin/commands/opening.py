@@ -16,8 +16,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tb_memplugin.commands.refusals import refusal
-from tb_memplugin.commands.tables import printable
+from tb_memplugin.commands.tables import printable, refusal
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.loading import load
 from tb_memplugin.store import files

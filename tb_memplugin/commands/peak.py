@@ -19,7 +19,6 @@ from tb_memplugin.analysis.reasons import reason_of
 from tb_memplugin.analysis.steps import StepStats, step_stats
 from tb_memplugin.analysis.whole_device import whole_line, whole_of
 from tb_memplugin.commands.divisions import division, division_name, division_options, shown_key, top_parts
-from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.commands.opening import (
     Reading,
     chosen_steps,
@@ -31,7 +30,7 @@ from tb_memplugin.commands.opening import (
     reading_options,
 )
 from tb_memplugin.commands.options import SOURCE, json_option
-from tb_memplugin.commands.ranges import Range, range_options
+from tb_memplugin.commands.ranges import Range, own_number, range_options
 from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.exports.json import account_json, parts_json, whole_json

@@ -13,8 +13,7 @@ import numpy as np
 from tb_memplugin.analysis.ranks import RankPeak, RankSteps, rank_peaks
 from tb_memplugin.commands.opening import peaks
 from tb_memplugin.commands.options import PATH, json_option
-from tb_memplugin.commands.refusals import refusal
-from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, table
+from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, refusal, table
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.store.reader import Recordings, read_recordings
 

@@ -12,8 +12,8 @@ from tb_memplugin.analysis.advice_rules import advice
 from tb_memplugin.analysis.comparison import compare
 from tb_memplugin.analysis.divisions import NONE, By, Part
 from tb_memplugin.analysis.findings import Finding
+from tb_memplugin.analysis.growth import monitored_growth
 from tb_memplugin.analysis.moments import Moment, peak
-from tb_memplugin.analysis.monitored_growth import monitored_growth
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.units import counted, part_text, size_text
 from tb_memplugin.commands.divisions import shown_key

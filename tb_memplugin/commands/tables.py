@@ -1,7 +1,8 @@
-"""Tables for a terminal. Text in them cannot contain control sequences."""
+"""Tables and errors for a terminal. Text in them cannot contain control sequences."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tb_memplugin.analysis.units import Unit
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.terminal import printable
 
 __all__ = ("NOT_KNOWN", "Unit", "console", "doing", "percent", "printable", "shown", "table")
@@ -79,3 +81,18 @@ def doing() -> Iterator[Callable[[str], None]]:
         return
     with screen.status("") as status:
         yield lambda text: status.update(Text(printable(text, screen.width - 4)))
+
+
+def the_command() -> str:
+    """Return the command line, shortened: the place of an error that no file or option is known for."""
+    return " ".join(sys.argv[1:])[:200]
+
+
+def refusal(error: MemPluginError, level: str = "error") -> str:
+    """Format an error, or a warning, in up to three lines: what, where, fix."""
+    lines = [
+        f"{level}: {error.what}",
+        error.where and f"  where: {error.where}",
+        error.fix and f"  fix: {error.fix}",
+    ]
+    return "\n".join(printable(line) for line in lines if line)

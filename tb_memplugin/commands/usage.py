@@ -9,9 +9,9 @@ import click
 
 from tb_memplugin.analysis.allocations import Action, Usage, read_allocation, usage
 from tb_memplugin.analysis.units import size_text
-from tb_memplugin.commands.event_numbers import own_number
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.options import SOURCE, json_option
+from tb_memplugin.commands.ranges import own_number
 from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
 from tb_memplugin.trace import MemoryTrace
 

@@ -1,19 +1,14 @@
-"""The columns of all allocations of a trace: for pandas, Arrow and Parquet.
-
-They are those of `exports/csv.py`, as numbers and names instead of text.
-"""
+"""The columns of all allocations of a trace: for CSV, Parquet, pandas and Arrow."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.divisions import By, codes
-from tb_memplugin.exports.csv import BETWEEN_FRAMES
 from tb_memplugin.exports.output import replacing
 from tb_memplugin.exports.recorded import times_are_known
 from tb_memplugin.extras import library
@@ -21,13 +16,18 @@ from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.result import Column, Names
 from tb_memplugin.trace.tables import Bool, Int64
 
+BETWEEN_FRAMES = " <- "
 DIVIDED: tuple[By, ...] = ("annotation", "context", "stream", "pool")
 
 
-def columns(trace: MemoryTrace) -> dict[str, Column]:
+def columns(trace: MemoryTrace, stacks: bool = True) -> dict[str, Column]:
     """Return a row for each block that was ever alive: bytes, epoch nanoseconds, indices of events.
 
     `born_*` is not known of blocks alive before the first event, `freed_*` of blocks alive after the last.
+
+    Args:
+        trace: any trace.
+        stacks: False has empty texts in place of the stacks.
     """
     blocks, count = trace.allocations, len(trace.events)
     timed = times_are_known(trace)
@@ -50,7 +50,9 @@ def columns(trace: MemoryTrace) -> dict[str, Column]:
         "freed_ns": _known(_times(trace, blocks.freed), went & timed),
         "line": _divided(trace, "line"),
         "stack_number": _known(blocks.stack.astype(np.int64), blocks.stack >= 0),
-        "stack": Names(blocks.stack, _joined(trace.stacks)),
+        "stack": Names(
+            blocks.stack, (BETWEEN_FRAMES.join(stack) if stacks else "" for stack in trace.stacks)
+        ),
     }
 
 
@@ -78,7 +80,3 @@ def _times(trace: MemoryTrace, event: Int64) -> Int64:
     """Return the times of events; any value for events out of range."""
     time_ns = trace.events.time_ns
     return time_ns[np.clip(event, 0, len(time_ns) - 1)] if len(time_ns) else np.zeros(len(event), np.int64)
-
-
-def _joined(stacks: Sequence[Sequence[str]]) -> list[str]:
-    return [BETWEEN_FRAMES.join(stack) for stack in stacks]

@@ -1,4 +1,8 @@
-"""Take patches of torch off while torch.compile traces, and while code runs that it compiled.
+"""Keep torch.compile away: from functions of tb_memplugin, and from torch while it is patched.
+
+While a compiled function runs, dynamo also tries to compile the functions called there, including those of a
+tracer. So they are excluded, without a cost per call. Patches are taken off while it traces, and while code
+runs that it compiled.
 
 What it traced of a patch would stay in its graphs, with guards that fail when the patch goes; and a patch on
 what it has guarded makes it compile again.
@@ -7,12 +11,89 @@ what it has guarded makes it compile again.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from tb_memplugin.record.beside_dynamo import skipped_by_dynamo
 from tb_memplugin.record.guard import UNOWNED, call_all
-from tb_memplugin.record.torch_private.compiler import ENTRY, callbacks_and_frames
+from tb_memplugin.record.torch_private.compiler import (
+    DISABLED,
+    ENTRY,
+    FrameAction,
+    FrameStrategy,
+    callbacks_and_frames,
+    code_seen,
+    reset_code,
+    set_strategy,
+    skip_code,
+)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def hidden_from_dynamo(function: Function) -> Function:
+    """Mark a function so that dynamo compiles neither it nor what it calls.
+
+    This does what `torch._dynamo.disable` does, but without a wrapper and without loading dynamo, which
+    takes a second.
+    """
+    setattr(function, DISABLED, True)
+    _skip(function)
+    return function
+
+
+def not_compiled_alone(function: Function) -> Function:
+    """Mark a function so that dynamo does not compile it when Python calls it.
+
+    Within a function that it compiles, dynamo still traces it, without a break in the graph.
+    """
+    _skip(function)
+    return function
+
+
+def skipped_by_dynamo(function: Function) -> Function:
+    """Mark a function so that dynamo does not compile it, but may compile what it calls."""
+    _set_strategy(function, "DEFAULT")
+    return function
+
+
+def is_hidden(function: Callable[..., Any]) -> bool:
+    """Whether the function is marked, which is not possible in older versions of torch."""
+    return getattr(function, "_is_skipped_by_dynamo", False)
+
+
+class UncompiledHere:
+    """The functions that torch.compile first sees between creation and `forget`, under a dispatch mode.
+
+    They run uncompiled under the mode, and without `forget` dynamo would never compile them later either.
+    """
+
+    def __init__(self) -> None:
+        self._before = len(code_seen())
+
+    def forget(self) -> None:
+        """Make dynamo treat these functions as not seen yet."""
+        for reference in code_seen()[self._before :]:
+            code = reference()
+            if code is not None and reset_code is not None:
+                reset_code(code)
+
+
+def _skip(function: Any) -> None:
+    function._is_skipped_by_dynamo = _set_strategy(function, "SKIP")
+
+
+def _set_strategy(function: Any, of_callees: str) -> bool:
+    """Skip a function's frames, and treat those of its callees as given. Return whether torch can do so."""
+    if set_strategy is None:  # an older torch
+        if skip_code is not None:
+            skip_code(function.__code__)
+        return False
+    try:
+        set_strategy(function.__code__, FrameStrategy(FrameAction.SKIP, getattr(FrameAction, of_callees)))
+    except (AttributeError, TypeError):
+        return False
+    return True
 
 
 class Patch(Protocol):

@@ -33,7 +33,7 @@ from tb_memplugin.record.arguments import (
     checked_optimizers,
     refuse_absent,
 )
-from tb_memplugin.record.beside_dynamo import hidden_from_dynamo
+from tb_memplugin.record.beside_compiler import hidden_from_dynamo
 from tb_memplugin.record.guard import Guard
 from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.tracer.history import HistoryRecording, has_history

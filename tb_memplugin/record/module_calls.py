@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from tb_memplugin.record import beside_compiler
-from tb_memplugin.record.beside_dynamo import skipped_by_dynamo
+from tb_memplugin.record.beside_compiler import skipped_by_dynamo
 from tb_memplugin.record.guard import UNOWNED, Failed, call_all
 from tb_memplugin.record.torch_private.modules import (
     COMPILED_CALL,

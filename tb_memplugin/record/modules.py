@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tb_memplugin.record.beside_dynamo import not_compiled_alone
+from tb_memplugin.record.beside_compiler import not_compiled_alone
 from tb_memplugin.record.guard import UNOWNED, Failed
 from tb_memplugin.record.module_calls import Entered, Left, ModuleCalls, compiled_call
 from tb_memplugin.record.torch_private.autograd import sequence_number
@@ -84,7 +84,7 @@ class ModuleNames:
     def rename(self, modules: Sequence[nn.Module]) -> None:
         """Name the tensors that these modules hold now: a new one may have the id of one that is gone.
 
-        A tensor with several names gets its first. The code makes no Python call per tensor (`held.py`).
+        A tensor with several names gets its first. No Python call is made per tensor (`held_storages.py`).
         """
         owned: list[tuple[torch.Tensor, tuple[int, str]]] = []
         for table_of in (parameters_of, buffers_of):

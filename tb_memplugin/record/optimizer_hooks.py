@@ -14,7 +14,7 @@ from typing import Any
 from torch.optim import optimizer as torch_optimizer
 
 from tb_memplugin.record import beside_compiler
-from tb_memplugin.record.beside_dynamo import skipped_by_dynamo
+from tb_memplugin.record.beside_compiler import skipped_by_dynamo
 from tb_memplugin.record.guard import call_all
 
 Hook = Callable[..., None]

@@ -12,6 +12,7 @@ from itertools import repeat
 from time import time_ns
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,7 +30,9 @@ from tb_memplugin.record.torch_private.tensors import (
     storage_key,
     version_of,
 )
-from tb_memplugin.trace import Category, TensorMetadata
+from tb_memplugin.trace import Allocations, Category, TensorMetadata
+from tb_memplugin.trace.replay import blocks_at
+from tb_memplugin.trace.tables import Int64
 
 Purpose = tuple[torch.Tensor, Category, int, str]
 """(tensor, category, owning module's row, label)"""
@@ -266,3 +269,25 @@ def sight(
             if keep is not None:
                 keep.append(storage)
     return sightings
+
+
+def match_sightings(
+    sightings: Sequence[Sighting], devices: Sequence[str], blocks: Allocations, time_ns: Int64
+) -> Int64:
+    """Return the row of the block that was alive at each sighting's time and address, -1 for none.
+
+    Args:
+        sightings: sightings at any time within the window.
+        devices: device names; values of `blocks.device` are rows of them.
+        blocks: the paired allocations.
+        time_ns: the times of the events.
+    """
+    if not sightings:
+        return np.empty(0, np.int64)
+    wanted = np.array([sighting.address for sighting in sightings], np.uint64)
+    seen_ns = np.array([sighting.time_ns for sighting in sightings], np.int64)
+    row_of = {name: row for row, name in enumerate(devices)}
+    device = np.array([row_of.get(sighting.device, -1) for sighting in sightings])
+    seen_at = np.searchsorted(time_ns, seen_ns, side="right") - 1
+    row = blocks_at(wanted, seen_at, blocks)
+    return np.where(np.append(blocks.device, 0)[row] == device, row, -1).astype(np.int64)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tb_memplugin.read.collector import collector_at_rest
-from tb_memplugin.record.alive_before import MOST_NODES, memory_of, saved_by
+from tb_memplugin.record.alive_before import memory_of, nodes_below, saved_by
 from tb_memplugin.record.storages_alive import (
     node_of,
     other_threads_may_run,
@@ -148,13 +148,7 @@ def _is_local(chain: str) -> bool:
 
 def _saved(root: torch.Tensor, row_of: Mapping[Key, int]) -> Iterable[tuple[int, str]]:
     """Yield the blocks that the graph of a tensor has saved, and the name of the node that did."""
-    pending, visited = [node_of(root)], set[Any]()
-    while pending and len(visited) < MOST_NODES:
-        node = pending.pop()
-        if node in visited:
-            continue
-        visited.add(node)
-        pending += [following for following, _ in node.next_functions if following is not None]
+    for node in nodes_below([node_of(root)]):
         leaf = getattr(node, "variable", None)
         for tensor in (leaf, *(getattr(saved, "data", None) for saved in saved_by(node))):
             if isinstance(tensor, torch.Tensor):

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.analysis.findings import Finding, Fine
-from tb_memplugin.analysis.growth import steady_rise
+from tb_memplugin.analysis.growth import monitored_growth, steady_rise
 from tb_memplugin.analysis.leak_sites import FEWEST_STEPS
-from tb_memplugin.analysis.monitored_growth import monitored_growth
 from tb_memplugin.analysis.ranks import MISSING
 from tb_memplugin.proto.metadata_pb2 import DeviceStats, StepMetadata
 from tb_memplugin.server.catalog import Entry

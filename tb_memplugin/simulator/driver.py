@@ -1,8 +1,14 @@
-"""The layer below the caching allocator: cudaMalloc and cudaFree, and mapping and unmapping of pages."""
+"""The layer below the caching allocator: cudaMalloc, cudaFree and mapped pages, simulated or as recorded."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Set
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
+
+from tb_memplugin.trace import Kind
 
 FIRST_ADDRESS = 0x7F00_0000_0000
 GAP = 2 << 20
@@ -47,15 +53,12 @@ class DeviceMemory:
 
     Args:
         capacity: total bytes that the allocator can get; None for no limit.
-        used: bytes of it that are in use already.
         first_address: the address of the first segment.
     """
 
-    def __init__(
-        self, capacity: int | None = None, used: int = 0, first_address: int = FIRST_ADDRESS
-    ) -> None:
+    def __init__(self, capacity: int | None = None, first_address: int = FIRST_ADDRESS) -> None:
         self.capacity = capacity
-        self.used = used
+        self.used = 0
         self._next = first_address
 
     def allocate(self, size: int) -> int | None:
@@ -88,3 +91,123 @@ class DeviceMemory:
         address = self._next
         self._next += -(-size // GAP) * GAP + GAP
         return address
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedChange:
+    """A recorded change of the reserved memory."""
+
+    kind: Kind
+    address: int
+    bytes: int
+
+
+class RecordedDriver:
+    """A driver that answers from `upcoming`: the changes recorded between one request and the next, in order.
+
+    It provides memory if the next recorded change does. It refuses memory if the next recorded change frees
+    some, or if the request is known to fail (`fails`). A change that the recording does not have gets
+    made-up addresses and adds a sentence to `surprises`; the reader of these adds the time.
+
+    Args:
+        first_address: the first made-up address, beyond all recorded ones.
+        capacity: of the device in bytes, where it is known; it does not limit memory here.
+    """
+
+    def __init__(self, first_address: int, capacity: int | None = None) -> None:
+        self.capacity = capacity
+        self.upcoming: deque[RecordedChange] = deque()
+        self.fails = False
+        self.surprises: list[str] = []
+        self._other = DeviceMemory(first_address=first_address)
+
+    def allocate(self, size: int) -> int | None:
+        """Return the recorded address of the next segment; None if the recording refused it."""
+        change = self._next(Kind.SEGMENT_ALLOC)
+        if change is not None:
+            if change.bytes != size:
+                self.surprise(
+                    f"the simulation made a segment of {size:,} bytes, the recording has one of "
+                    f"{change.bytes:,}"
+                )
+            return change.address
+        if self._refuses():
+            return None
+        self.surprise(f"the simulation made a segment of {size:,} bytes, the recording has none")
+        return self._other.allocate(size)
+
+    def free(self, address: int, size: int) -> None:
+        """Compare a segment that is freed with the recording."""
+        self._match_free(Kind.SEGMENT_FREE, address, size)
+
+    def reserve(self, page: int) -> tuple[int, int]:
+        """Reserve the addresses that begin at the next recorded mapping."""
+        space = space_for(self.capacity, page)
+        if self.upcoming and self.upcoming[0].kind == Kind.SEGMENT_MAP:
+            return self.upcoming[0].address, space
+        return self._other.reserve(page)[0], space
+
+    def map(self, address: int, size: int) -> bool:
+        """Return True if memory is mapped next in the recording, or was not refused there."""
+        change = self._next(Kind.SEGMENT_MAP)
+        if change is not None:
+            if (change.address, change.bytes) != (address, size):
+                self.surprise(
+                    f"the simulation mapped {size:,} bytes at {address:#x}, the recording "
+                    f"{change.bytes:,} at {change.address:#x}"
+                )
+            return True
+        if self._refuses():
+            return False
+        self.surprise(f"the simulation mapped {size:,} bytes at {address:#x}, the recording nothing")
+        return True
+
+    def unmap(self, address: int, size: int) -> None:
+        """Compare pages that are unmapped with the recording."""
+        self._match_free(Kind.SEGMENT_UNMAP, address, size)
+
+    def frees_first(self) -> bool:
+        """Return whether the next recorded change frees memory."""
+        return bool(self.upcoming) and self.upcoming[0].kind in (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
+
+    def collected(self, unused: Set[int]) -> list[int]:
+        """Return the segments that garbage collection freed, of the unused ones, by address.
+
+        Nobody recorded how much memory it left to the process. But an emptied cache and a request that finds
+        no memory free all unused segments; only garbage collection frees some and keeps the others.
+        """
+        freed = [change.address for change in takewhile(_is_segment_free, self.upcoming)]
+        return freed if set(freed) < unused else []
+
+    def grows(self) -> bool:
+        """Return whether the recording allocates or maps memory before the next request."""
+        return any(change.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) for change in self.upcoming)
+
+    def finish(self) -> None:
+        """End a request: note the recorded changes that did not happen here, and clear them."""
+        for change in self.upcoming:
+            self.surprise(
+                f"the recording has a {change.kind.name} of {change.bytes:,} bytes that did not happen"
+            )
+        self.upcoming.clear()
+
+    def surprise(self, difference: str) -> None:
+        """Note a difference from the recording."""
+        self.surprises.append(difference)
+
+    def _next(self, kind: Kind) -> RecordedChange | None:
+        return self.upcoming.popleft() if self.upcoming and self.upcoming[0].kind == kind else None
+
+    def _refuses(self) -> bool:
+        return self.frees_first() or self.fails
+
+    def _match_free(self, kind: Kind, address: int, size: int) -> None:
+        change = RecordedChange(kind, address, size)
+        if change in self.upcoming:
+            self.upcoming.remove(change)
+        else:
+            self.surprise(f"the simulation released {size:,} bytes at {address:#x}, the recording did not")
+
+
+def _is_segment_free(change: RecordedChange) -> bool:
+    return change.kind == Kind.SEGMENT_FREE

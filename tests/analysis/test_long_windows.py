@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tb_memplugin import load
-from tb_memplugin.analysis.allocations import bands
+from tb_memplugin.analysis.allocations import bands, turnover
 from tb_memplugin.analysis.allocator import levels, reserve_curve, split_moments
 from tb_memplugin.analysis.columns import event_cuts
 from tb_memplugin.analysis.curves import event_curve
 from tb_memplugin.analysis.layout import Placement
-from tb_memplugin.analysis.turnover import turnover
 from tb_memplugin.trace import Category, Device, Kind, MemoryTrace, StartState, Step, events, replay
 
 EVENTS = 6_000

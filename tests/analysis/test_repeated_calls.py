@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tb_memplugin.analysis import advice
-from tb_memplugin.analysis.repeated_calls import call_bounds
+from tb_memplugin.analysis.leak_sites import call_bounds
 from tb_memplugin.trace import Kind, MemoryTrace
 from tests.traces import trace
 

@@ -1,6 +1,6 @@
 """Segments at the ends of two recordings."""
 
-from tb_memplugin.analysis.segment_comparison import compare_segments
+from tb_memplugin.analysis.comparison import compare_segments
 from tb_memplugin.exports import snapshot
 from tests.analysis.histories import M, allocator_trace
 from tests.commands.files import refused, run, told

@@ -24,8 +24,8 @@ class HandlerSession(Session):
         "record/optimizer_hooks.py:__call__",
         "record/profiler/window.py:_before_step",
         "record/profiler/window.py:_after_step",
-        "record/profiler/newcomers.py:_got_module",
-        "record/profiler/newcomers.py:_got_parameter",
+        "record/profiler/registrations.py:_got_module",
+        "record/profiler/registrations.py:_got_parameter",
         "record/profiler_windows.py:_started",
         "record/profiler_windows.py:_stopped",
     )

@@ -18,9 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import profile
 
 from tb_memplugin import MemoryTracer, load, memory_trace_handler
-from tb_memplugin.record.alive_before import Alive, alive_now
+from tb_memplugin.record.alive_before import Alive, alive_now, variable_names
 from tb_memplugin.record.storages_alive import storages_alive
-from tb_memplugin.record.variables import variable_names
 from tb_memplugin.trace import Category, Note
 
 kept: Any = None

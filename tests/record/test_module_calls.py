@@ -17,7 +17,7 @@ from torch import nn
 from torch.profiler import profile
 
 from tb_memplugin import IterationReport, MemoryTracer, memory_trace_handler
-from tb_memplugin.record.beside_dynamo import not_compiled_alone
+from tb_memplugin.record.beside_compiler import not_compiled_alone
 from tb_memplugin.record.module_calls import ModuleCalls
 from tests.watched import has_hooks, is_watched
 

@@ -17,7 +17,7 @@ import click
 from tb_memplugin.coming_from.mosaic.cmd import entry_point
 from tb_memplugin.coming_from.mosaic.libmosaic.analyzer.memory_snapshot import ACTIONS
 from tb_memplugin.commands.apart import fork_guarded
-from tb_memplugin.commands.refusals import refusal
+from tb_memplugin.commands.tables import refusal
 from tb_memplugin.errors import MemPluginError
 
 OTHER_NAMES = {
@@ -41,8 +41,8 @@ class MosaicGroup(click.Group):
         try:
             return super().invoke(ctx)
         except (MemPluginError, OSError) as error:
-            told = error if isinstance(error, MemPluginError) else MemPluginError(str(error))
-            click.echo(refusal(told), err=True)
+            refused = error if isinstance(error, MemPluginError) else MemPluginError(str(error))
+            click.echo(refusal(refused), err=True)
             raise SystemExit(2) from error
 
 

@@ -36,8 +36,7 @@ from tb_memplugin.estimate.run.fake_trace import trace_of
 from tb_memplugin.estimate.run.turns import Turns
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.record.arguments import Optimizers, checked_optimizers
-from tb_memplugin.simulator.allocator_settings import AllocatorSettings
-from tb_memplugin.simulator.conf_text import not_followed
+from tb_memplugin.simulator.allocator_settings import AllocatorSettings, not_followed
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Category, MemoryTrace
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.read.categories import Born, Judged, by_lifetime
 from tb_memplugin.read.faults import Tally, notes_on
 from tb_memplugin.read.kineto.before import with_categories
-from tb_memplugin.read.kineto.categories import judged
 from tb_memplugin.read.kineto.events import FIX, MemoryRows, Threads, read_memory
 from tb_memplugin.read.kineto.fields import base_ns
 from tb_memplugin.read.kineto.levels import (
@@ -32,6 +32,7 @@ from tb_memplugin.read.kineto.tensors import tensors_of
 from tb_memplugin.read.python_frames import note_on_cut
 from tb_memplugin.read.ranges import annotations_of, with_different_starts
 from tb_memplugin.trace import (
+    Allocations,
     Category,
     Device,
     Events,
@@ -40,6 +41,7 @@ from tb_memplugin.trace import (
     Module,
     Note,
     OutOfMemory,
+    Reason,
     Step,
     events,
 )
@@ -248,3 +250,37 @@ def _noted(trace: MemoryTrace, notes: tuple[Note, ...]) -> MemoryTrace:
         if name in vars(trace):
             vars(noted)[name] = vars(trace)[name]
     return noted
+
+
+def judged(memory: MemoryRows, owners: Owned, blocks: Allocations) -> Judged:
+    """Return the category of each memory row, and why. Rows that are no allocations have none.
+
+    Args:
+        memory: the memory rows.
+        owners: what they were in.
+        blocks: the blocks that the rows allocate and free.
+    """
+    count = len(memory.bytes)
+    fresh = np.flatnonzero(blocks.born >= 0)
+    born, freed = blocks.born[fresh], blocks.freed[fresh]
+    thread = np.append(memory.thread, -1)
+    forever = np.iinfo(np.int64).max
+    by_lifetimes = by_lifetime(
+        Born(
+            time_ns=memory.time_ns[born],
+            freed_ns=np.append(memory.time_ns, forever)[freed],
+            device=memory.device[born],
+            bytes=memory.bytes[born],
+            phase=owners.phase[born],
+            operator=owners.operator[born],
+            operator_end_ns=np.where(thread[born] == thread[freed], owners.operator_end_ns[born], 0),
+            recomputing=owners.recomputing[born],
+        ),
+        owners.phases,
+        owners.operators,
+        knows_optimizer=False,
+    )
+    category = np.full(count, Category.UNKNOWN, np.uint8)
+    reason = np.full(count, Reason.NOT_RECORDED, np.uint8)
+    category[born], reason[born] = by_lifetimes
+    return Judged(category, reason)

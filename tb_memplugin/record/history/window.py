@@ -11,7 +11,7 @@ from time import time_ns
 import torch
 from torch import nn
 
-from tb_memplugin.record.beside_dynamo import not_compiled_alone
+from tb_memplugin.record.beside_compiler import not_compiled_alone
 from tb_memplugin.record.guard import UNOWNED, Failed, Guard, call_all, guarded
 from tb_memplugin.record.history.recording import SWITCH, Allocator, HistorySwitch, Snapshot, since
 from tb_memplugin.record.module_calls import ModuleCalls

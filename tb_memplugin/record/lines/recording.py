@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.read.python_frames import note_on_cut
-from tb_memplugin.record.guard import UNOWNED, Guard, call_all
+from tb_memplugin.record.guard import UNOWNED, Failed, Guard, call_all
 from tb_memplugin.record.lines.ledger import LineLedger
-from tb_memplugin.record.lines.mode import LineMode, RecordedStacks, line_mode
-from tb_memplugin.record.lines.stacks import MOST_STACKS, NOT_KEPT
-from tb_memplugin.record.lines.threads import ThreadWatch
+from tb_memplugin.record.lines.stacks import (
+    MOST_STACKS,
+    NO_ROW,
+    NOT_KEPT,
+    NodeStacks,
+    PythonStacks,
+    forward_of,
+)
+from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.other_threads import frames_of_other_threads
 from tb_memplugin.record.storage_lifetimes import Block, Buffer
+from tb_memplugin.record.torch_private.autograd import current_graph_task, current_node, sequence_number
+from tb_memplugin.record.torch_private.dispatch import HiddenFromDynamo
 from tb_memplugin.record.tracer.history import HistoryRecording
+from tb_memplugin.record.tracer.layers import Layers
+from tb_memplugin.record.tracer.mode import StorageMode, must_hide_from_dynamo
 from tb_memplugin.record.tracer.recording import StorageRecording
 from tb_memplugin.trace import Kind, MemoryTrace, Note, events, start_state
 from tb_memplugin.trace.notes import HISTORY_FULL
@@ -226,3 +240,125 @@ def recording_device(device: torch.device | None) -> torch.device:
         if backend is not None and backend.is_available() and backend.is_initialized():
             return torch.device(name)
     return torch.device("cpu")
+
+
+_NOT_RECORDED = -2
+
+
+@dataclass(slots=True)
+class RecordedStacks:
+    """The stacks of all threads, and the stacks that made each thread's autograd nodes."""
+
+    stacks: PythonStacks = field(default_factory=PythonStacks)
+    nodes: list[NodeStacks] = field(default_factory=list)
+
+
+class LineMode(StorageMode):
+    """A mode that gives every block the row of the stack that allocated it. Each thread has its own mode.
+
+    Args:
+        layers: the layers of the recording.
+        ledger: the recording's ledger, which requests stacks from the mode.
+        stacks: the table of stacks.
+    """
+
+    def __init__(self, layers: Layers, ledger: LineLedger, stacks: RecordedStacks) -> None:
+        super().__init__(layers)
+        ledger.stack_of_now[threading.get_ident()] = self._stack
+        self._stacks = stacks
+        self._nodes = NodeStacks(sequence_number())
+        stacks.nodes.append(self._nodes)
+        thread = threading.current_thread()
+        self._thread = "" if thread is threading.main_thread() else thread.name
+        self._row = _NOT_RECORDED
+
+    def _note(self, out: Any, func: Any, began_ns: int) -> None:
+        self._row = _NOT_RECORDED
+        super()._note(out, func, began_ns)
+        sequence = sequence_number()
+        if sequence != self._nodes.last:
+            self._nodes.add(sequence, self._stack(), func)
+        self._row = _NOT_RECORDED  # an allocation before the next operator is noted takes a new stack
+
+    def _stack(self) -> int:
+        """Return the row of this operator's stack, which is recorded when first requested."""
+        if self._row == _NOT_RECORDED:
+            node = current_node() if current_graph_task() != -1 else None
+            forward = NO_ROW if node is None else forward_of(node, self._nodes, self._stacks.nodes)
+            name = node.name() if node is not None and forward > NOT_KEPT else ""
+            self._row = self._stacks.stacks.here(self._thread, name, forward)
+        return self._row
+
+
+class LineModeBesideDynamo(HiddenFromDynamo, LineMode):
+    """A `LineMode` that is hidden from dynamo; see `tracer.mode.StorageModeBesideDynamo`."""
+
+    __torch_dispatch__ = LineMode.__torch_dispatch__
+
+
+def line_mode(layers: Layers, ledger: LineLedger, stacks: RecordedStacks) -> LineMode:
+    """Return a new mode for the calling thread."""
+    return (LineModeBesideDynamo if must_hide_from_dynamo() else LineMode)(layers, ledger, stacks)
+
+
+Hook = Callable[[FrameType, Any, Any], object]
+"""A function for `threading.setprofile`."""
+
+
+class ThreadWatch:
+    """Calls a function once on every thread except the one that creates this object, until `stop`.
+
+    A thread that `threading` starts is detected at its first call, by `threading.setprofile`, before its own
+    code runs; a profile function that was already set still works. A thread that is already running is
+    detected when it calls a layer.
+
+    Args:
+        on_thread: the function, called on each newly detected thread.
+        failed: is called with errors of it.
+    """
+
+    def __init__(self, on_thread: Callable[[], None], failed: Failed = UNOWNED.end) -> None:
+        self._on_thread, self._failed = on_thread, failed
+        self._on = True
+        self._local = threading.local()
+        self._local.is_known = True
+        self._profile: Hook | None = None
+        self._previous: Hook | None = None
+        self._calls = ModuleCalls()
+
+    def start(self) -> None:
+        """Begin to detect threads."""
+        self._previous = threading.getprofile()
+        self._profile = self._first_call
+        threading.setprofile(self._profile)
+        if frames_of_other_threads():  # only if needed: it costs time and appears in stacks
+            self._calls.watch_all(self._detect, lambda *_: None, self._failed)
+
+    def stop(self) -> None:
+        """Stop detecting threads."""
+        self._on = False
+        if threading.getprofile() is self._profile:
+            threading.setprofile(self._beneath())
+        self._calls.stop()
+
+    def _beneath(self) -> Hook | None:
+        """Return the profile function to restore, skipping those of watches that have stopped."""
+        hook = self._previous
+        while isinstance(watch := getattr(hook, "__self__", None), ThreadWatch) and not watch._on:
+            hook = watch._previous
+        return hook
+
+    def _first_call(self, frame: FrameType, event: str, arg: Any) -> None:
+        sys.setprofile(self._previous)
+        if self._previous is not None:
+            self._previous(frame, event, arg)
+        self._detect()
+
+    def _detect(self, *_: object) -> None:
+        if not self._on or getattr(self._local, "is_known", False):
+            return
+        self._local.is_known = True
+        try:
+            self._on_thread()
+        except BaseException as error:
+            self._failed("a new thread", error)

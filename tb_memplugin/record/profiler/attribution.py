@@ -12,7 +12,6 @@ from tb_memplugin.read.phases import phase_at, phase_spans
 from tb_memplugin.read.tables import Names, Owners
 from tb_memplugin.record.modules import clean_name
 from tb_memplugin.record.profiler.calls import Calls, by_thread, calls_from, crossings_from_spans
-from tb_memplugin.record.profiler.found import ProfilerTree
 from tb_memplugin.record.profiler.memory_events import MemoryEvents
 from tb_memplugin.record.profiler.node_owners import (
     ForwardThreads,
@@ -23,6 +22,7 @@ from tb_memplugin.record.profiler.node_owners import (
 )
 from tb_memplugin.record.profiler.roles import ACCUMULATE_GRAD, MODULE_PREFIX, NODE_PREFIX, Role
 from tb_memplugin.record.profiler.second_order import Roots, first_order_nodes, makes_nodes_elsewhere
+from tb_memplugin.record.profiler.tree_columns import ProfilerTree
 from tb_memplugin.record.profiler.window import Window
 from tb_memplugin.trace import Module, Phase, Spans, Step
 from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int32, Int64, UInt8

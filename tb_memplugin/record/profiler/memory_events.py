@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.read.shared_memory import SHARED, in_shared_memory
-from tb_memplugin.record.profiler.found import ProfilerTree
+from tb_memplugin.record.profiler.tree_columns import ProfilerTree
 from tb_memplugin.record.torch_private.profiler import reserved_after
 from tb_memplugin.trace import Note
 from tb_memplugin.trace.tables import Int64, UInt8, UInt64

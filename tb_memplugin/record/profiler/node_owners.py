@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.record.profiler.calls import Calls
-from tb_memplugin.record.profiler.found import ProfilerTree
 from tb_memplugin.record.profiler.roles import NODE_PREFIX
+from tb_memplugin.record.profiler.tree_columns import ProfilerTree
 from tb_memplugin.trace.tables import Int64
 
 ForwardThreads = Callable[[], Mapping[int, int]]

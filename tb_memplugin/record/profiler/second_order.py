@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tb_memplugin.record.profiler.calls import Calls
-from tb_memplugin.record.profiler.found import ProfilerTree
 from tb_memplugin.record.profiler.roles import NODE_PREFIX
+from tb_memplugin.record.profiler.tree_columns import ProfilerTree
 from tb_memplugin.record.torch_private.profiler import AllocationFields, Event, OperatorFields, RecordScope
 from tb_memplugin.trace.tables import Bool, Int64
 

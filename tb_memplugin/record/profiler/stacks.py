@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.record.profiler.found import ProfilerTree
 from tb_memplugin.record.profiler.memory_events import MemoryEvents
+from tb_memplugin.record.profiler.tree_columns import ProfilerTree
 from tb_memplugin.trace.tables import Bool, Int32, Int64
 
 

@@ -14,7 +14,9 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
-from tb_memplugin.record.profiler.found import (
+from tb_memplugin.record.profiler.operator_tensors import OperatorTensors
+from tb_memplugin.record.profiler.roles import NODE_PREFIX, Role, role_of
+from tb_memplugin.record.profiler.tree_columns import (
     ProfilerTree,
     pack_maker,
     pack_memory,
@@ -22,13 +24,11 @@ from tb_memplugin.record.profiler.found import (
     pack_operator,
     pack_position,
 )
-from tb_memplugin.record.profiler.node_numbers import number_behind_hooks
-from tb_memplugin.record.profiler.operator_tensors import OperatorTensors
-from tb_memplugin.record.profiler.roles import NODE_PREFIX, Role, role_of
 from tb_memplugin.record.torch_private.profiler import (
     AllocationFields,
     Event,
     KinetoFields,
+    OperatorFields,
     allocated_after,
     allocation_address,
     allocation_size,
@@ -331,3 +331,21 @@ def _entered(start: int, end: int, module_entries: Sequence[int]) -> bool:
     """Whether a module was entered between two times."""
     following = bisect_left(module_entries, start)
     return following < len(module_entries) and module_entries[following] < end
+
+
+def number_behind_hooks(own: str, inside: Iterable[Event]) -> int:
+    """Return a node's sequence number, taken from the event of its own function; -1 for none.
+
+    torch takes the number from the first event inside the node (csrc/profiler/collection.cpp,
+    `set_autograd_evaluate`). If a tensor has a hook, that event is the hook's, and the node has no number.
+
+    Args:
+        own: the name of the node's own function.
+        inside: the events inside the node.
+    """
+    numbers = (
+        fields.sequence_number
+        for event in inside
+        if isinstance(fields := event.extra_fields, OperatorFields) and event.name == own
+    )
+    return max(numbers, default=-1)

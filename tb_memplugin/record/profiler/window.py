@@ -28,10 +28,15 @@ from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.other_threads import frames_of_other_threads
 from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.profiler.allocator_levels import Levels, allocator_levels
-from tb_memplugin.record.profiler.carried import CarriedBlocks
+from tb_memplugin.record.profiler.carried_blocks import CarriedBlocks
 from tb_memplugin.record.profiler.ddp_buckets import bucket_sizes, buckets_alive
-from tb_memplugin.record.profiler.held import HeldByModels, HeldByOptimizer, Sightings, unique_sightings
-from tb_memplugin.record.profiler.newcomers import Newcomers
+from tb_memplugin.record.profiler.held_storages import (
+    HeldByModels,
+    HeldByOptimizer,
+    Sightings,
+    unique_sightings,
+)
+from tb_memplugin.record.profiler.registrations import Newcomers
 from tb_memplugin.record.profiler_windows import can_listen, listen
 from tb_memplugin.record.storages import (
     Purpose,

@@ -53,7 +53,7 @@ def storage_address(storage: torch.UntypedStorage) -> int:
 
 
 def storage_addresses(storages: Iterable[torch.UntypedStorage]) -> list[int]:
-    """Return `storage_address` of each storage of a tensor, without a Python call for each (`held.py`)."""
+    """Return `storage_address` of each storage, without a Python call for each (`held_storages.py`)."""
     if _ADDRESS_OFFSET < 0:
         return list(map(torch.UntypedStorage.data_ptr, storages))
     places = map(_ADDRESS_OFFSET.__add__, map(storage_key, storages))

@@ -34,8 +34,7 @@ from tb_memplugin.record.history.recording import (
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.profiler.dtypes import dtypes_of
-from tb_memplugin.record.tracer.calls import result_of
-from tb_memplugin.record.tracer.history_calls import HistoryCalls
+from tb_memplugin.record.tracer.history_calls import HistoryCalls, result_of
 from tb_memplugin.record.tracer.layer_clock import LayerClock
 from tb_memplugin.record.tracer.results import NamedPhase, TracerResult
 from tb_memplugin.trace import Category, MemoryTrace, Reason

@@ -1,29 +1,36 @@
 """Record when layers begin and end, in forward and backward, and mark what each layer allocates.
 
-The hooks run at each call of each layer, so they only note numbers: `calls` computes the rest when the block
-ends.
+The hooks run at each call of each layer, so they only note numbers: `history_calls.py` computes the rest when
+the block ends.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import time_ns
 from typing import Any
 
 import torch
 from torch import nn
 
-from tb_memplugin.record.beside_dynamo import not_compiled_alone
+from tb_memplugin.record.beside_compiler import not_compiled_alone
 from tb_memplugin.record.guard import UNOWNED, Failed
 from tb_memplugin.record.history.recording import Allocator
 from tb_memplugin.record.module_calls import Entered, Left
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, OuterResult, SeesOuterCalls
-from tb_memplugin.record.torch_private.autograd import current_graph_task, input_metadata, queue_callback
-from tb_memplugin.record.tracer.autograd_marks import AutogradMarks
+from tb_memplugin.record.torch_private.autograd import (
+    RUN_BACKWARD,
+    current_graph_task,
+    input_metadata,
+    is_multithreading_enabled,
+    queue_callback,
+    run_backward,
+)
 from tb_memplugin.record.tracer.history_calls import BY_AUTOGRAD, NO_LAYER, Crossing
-from tb_memplugin.record.tracer.shared_backward import SharedBackward
 from tb_memplugin.trace.tables import MODULE_MARK
 
 _MOST_NODES = 1000
@@ -232,3 +239,179 @@ class LayerClock(ModuleRecorder):
         """Record nothing more, because of an error in a backward."""
         self._on = False
         (self._failed or UNOWNED.end)("the backward of a layer", error)
+
+
+@dataclass(eq=False)
+class _Run:
+    """A backward that runs: the thread that called it, and who has assigned layers to its nodes."""
+
+    thread: int
+    assigned_by: set[SharedBackward] = field(default_factory=set)
+
+
+class SharedBackward:
+    """Is told of every backward that begins while it is open.
+
+    torch runs the nodes of several threads' backward passes in turn, on one thread for each GPU. So if
+    several threads run layers, every node of a backward gets its layer before it begins. That takes about
+    two microseconds per node.
+
+    Args:
+        is_crowded: whether several threads run layers.
+        assign_layers: records the layers of the nodes behind some roots (tensors, or edges of the graph).
+    """
+
+    def __init__(
+        self, is_crowded: Callable[[], bool], assign_layers: Callable[[Sequence[Any]], None]
+    ) -> None:
+        self._is_crowded, self._assign_layers = is_crowded, assign_layers
+        self._listens = self._missed = False
+
+    @property
+    def missed(self) -> bool:
+        """Whether a backward began while one of another thread ran whose nodes got no layers."""
+        return self._missed or (not self._listens and self._is_crowded())
+
+    def start(self) -> None:
+        """Begin to listen, unless torch's function is not there or was replaced by another program."""
+        with _lock:
+            if run_backward is not None and vars(torch.autograd).get(RUN_BACKWARD) is run_backward:
+                setattr(torch.autograd, RUN_BACKWARD, _run)
+            self._listens = vars(torch.autograd).get(RUN_BACKWARD) is _run
+            _open.append(self)
+
+    def stop(self) -> None:
+        """Stop to listen. Does nothing if it does not listen."""
+        with _lock:
+            if self in _open:
+                _open.remove(self)
+            if not _open and vars(torch.autograd).get(RUN_BACKWARD) is _run:
+                setattr(torch.autograd, RUN_BACKWARD, run_backward)
+
+    def begins(self, run: _Run, roots: Sequence[Any]) -> None:
+        """Assign layers in a backward that begins, if another thread may have one at the same time."""
+        is_within_another = current_graph_task() != -1  # which has looked at the others
+        other_runs = (
+            [] if is_within_another else [other for other in tuple(_running) if other.thread != run.thread]
+        )
+        if other_runs or self._is_crowded():
+            self._assign_layers(roots)
+            run.assigned_by.add(self)
+        if any(self not in other.assigned_by for other in other_runs):
+            self._missed = True
+
+
+_open: list[SharedBackward] = []
+_running: list[_Run] = []
+_lock = threading.Lock()
+
+
+@not_compiled_alone
+def _run(roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    """Take the place of torch's own function, and call it."""
+    assert run_backward is not None
+    run = _Run(threading.get_ident())
+    for listener in tuple(_open):
+        try:
+            listener.begins(run, roots)
+        except BaseException as error:
+            UNOWNED.end("the beginning of a backward", error)
+    _running.append(run)
+    try:
+        return run_backward(roots, *args, **kwargs)
+    finally:
+        _running.remove(run)
+
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S = 0.5
+
+
+class AutogradMarks:
+    """Marks what the threads of autograd allocate with the layer whose backward runs there.
+
+    torch runs the backward of a GPU's tensors on a thread of its own, one per device (engine.cpp), and marks
+    are per thread. So what other threads allocate at the same time can be told apart.
+
+    Args:
+        allocator: the allocator that sets marks. None, or one without marks: nothing is marked.
+    """
+
+    def __init__(self, allocator: Allocator | None) -> None:
+        self.device_type = ""
+        """The type of device whose tensors' backward can be marked, "" for none."""
+        if allocator is not None and allocator.set_mark is not None and allocator.mark is not None:
+            self.device_type, self._current_device = allocator.device_type, allocator.current_device
+            self._set_mark, self._mark = allocator.set_mark, allocator.mark
+        self._here = threading.local()
+        self._devices: set[int] = set()
+
+    def marking(self, key: str | None) -> Callable[[], bool]:
+        """Return a function that marks the current thread with a module, or with none if `key` is None.
+
+        It does nothing and returns False if there are no marks, or if backward runs on the thread that
+        called it (`set_multithreading_enabled(False)`).
+        """
+        if not self.device_type:
+            return lambda: False
+        set_mark, current, here = self._set_mark, self._mark, self._here
+        devices, device = self._devices, self._current_device
+        mark = "" if key is None else MODULE_MARK + key
+
+        def put() -> bool:
+            if not is_multithreading_enabled():
+                return False
+            before = getattr(here, "mark", None)
+            if before is None:
+                devices.add(device())
+            if mark or current() == before:  # what another tracer has set stays
+                set_mark(mark)
+                here.mark = mark
+            return True
+
+        return put
+
+    def end(self) -> None:
+        """Remove the mark of this thread, if it is one of autograd's: its backward has ended."""
+        if hasattr(self._here, "mark") and self._mark().startswith(MODULE_MARK):
+            self._set_mark("")
+
+    def stop(self) -> None:
+        """Remove the marks from the threads of autograd, each on its own thread, since no other can do so.
+
+        If one of them runs the backward of another thread, wait for it for at most `_WAIT_S` seconds: it may
+        itself wait for this thread. The mark then goes when it ends.
+        """
+        if self._devices:
+            visits = threading.Thread(target=self._visit, name="tb_memplugin marks", daemon=True)
+            visits.start()
+            visits.join(_WAIT_S)
+
+    def _visit(self) -> None:
+        for number in self._devices:
+            try:
+                _on_the_thread_of(torch.device(self.device_type, number), self.end)
+            except Exception as error:  # the training goes on, whatever happens to us
+                logger.debug("removing autograd's mark failed", exc_info=error)
+
+
+class _Call(torch.autograd.Function):
+    """Calls a function on the thread where autograd runs the backward of a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:
+        ctx.call = call
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        ctx.call()
+        return None, None
+
+
+def _on_the_thread_of(device: torch.device, call: Callable[[], None]) -> None:
+    """Call a function on the thread that runs a device's backward, without an allocation or a kernel."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        nothing = torch.empty(0, device=device, requires_grad=True)
+        _Call.apply(nothing, call).backward(torch.empty(0, device=device))  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tb_memplugin.record.beside_dynamo import hidden_from_dynamo
+from tb_memplugin.record.beside_compiler import hidden_from_dynamo
 from tb_memplugin.record.guard import UNOWNED, Guard
 from tb_memplugin.record.module_calls import Entered, Left
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.record.beside_dynamo import hidden_from_dynamo, is_hidden
+from tb_memplugin.record.beside_compiler import hidden_from_dynamo, is_hidden
 from tb_memplugin.record.storage_lifetimes import Ledger
 from tb_memplugin.record.storages import allocated_by_torch, storages_and_tensors
 from tb_memplugin.record.torch_private.autograd import current_graph_task, current_node

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from tb_memplugin.analysis.allocations import turnover
 from tb_memplugin.analysis.moments import largest_rows, live_allocation
-from tb_memplugin.analysis.turnover import turnover
 from tb_memplugin.server.frames import lines_at
 from tb_memplugin.server.routes.moment import LargeAllocation
 from tb_memplugin.server.selection import Request

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tb_memplugin.analysis.divisions import breakdown
-from tb_memplugin.analysis.label_keys import LabelKey
+from tb_memplugin.analysis.divisions import LabelKey, breakdown
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import Category, MemoryTrace

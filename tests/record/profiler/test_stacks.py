@@ -21,10 +21,16 @@ from tb_memplugin import memory_trace_handler
 from tb_memplugin.commands import main
 from tb_memplugin.read.kineto.trace import trace_from_kineto
 from tb_memplugin.read.python_frames import MOST_FRAMES, CallTree, frame_text
-from tb_memplugin.record.profiler.found import ProfilerTree, pack_maker, pack_memory, pack_node, pack_position
 from tb_memplugin.record.profiler.memory_events import read_memory_events
 from tb_memplugin.record.profiler.stacks import stacks_of
 from tb_memplugin.record.profiler.trace import trace_from_profile
+from tb_memplugin.record.profiler.tree_columns import (
+    ProfilerTree,
+    pack_maker,
+    pack_memory,
+    pack_node,
+    pack_position,
+)
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.trace import Kind, MemoryTrace, Phase

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tb_memplugin.record import profiler_windows
 from tb_memplugin.record.modules import ModuleNames
-from tb_memplugin.record.profiler.held import HeldByModels, HeldByOptimizer, unique_sightings
+from tb_memplugin.record.profiler.held_storages import HeldByModels, HeldByOptimizer, unique_sightings
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.record.storages import Sighting
 from tb_memplugin.trace import Category, TensorMetadata
@@ -158,7 +158,7 @@ def test_modules_are_not_compared_by_their_own_rules():
 
 
 def test_a_lazy_parameter_has_its_bytes_in_the_first_step():
-    """They tell which of an optimizer's temporaries are for it (`optimizer_order.py`)."""
+    """They tell which of an optimizer's temporaries are for it (`profiler/categories.py`)."""
     model = nn.LazyLinear(3, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     held = HeldByOptimizer(ModuleNames.of({"": model}))

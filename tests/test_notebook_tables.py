@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tb_memplugin.analysis import Part, compare, moment
-from tb_memplugin.exports.table_html import table_html
+from tb_memplugin.notebook import table_html
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tests.traces import trace
 

@@ -1,6 +1,6 @@
 """Rows of packed numbers become columns, whose numbers are those that were packed."""
 
-from tb_memplugin.record.profiler.found import (
+from tb_memplugin.record.profiler.tree_columns import (
     ProfilerTree,
     pack_memory,
     pack_node,
