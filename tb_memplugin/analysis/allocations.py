@@ -296,16 +296,14 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
         cuts: how many events come before each edge of the columns, from `time_cuts` or `event_cuts`.
         most: how many allocations get a band of their own.
     """
-    low, high, at = extremes(trace.live(device), cuts)
+    low, high, at = extremes(trace.live(device), cuts, trace.live_runs(device))
     blocks = trace.allocations
-    overlaps = (blocks.device == device) & (blocks.born < at[-1]) & (blocks.freed >= at[0])
-    rows = np.flatnonzero(overlaps)
+    rows = blocks.alive_after(at - 1, device)
     # A block is alive at a moment `at` if born < at <= freed. `at` never decreases from column to column.
     first = np.searchsorted(at, blocks.born[rows], side="right")
     last = np.searchsorted(at, blocks.freed[rows], side="right") - 1
-    drawn = np.flatnonzero(first <= last)
-    largest = _largest(blocks.bytes[rows[drawn]], most)
-    chosen, small = drawn[largest], np.delete(drawn, largest)
+    chosen = _largest(blocks.bytes[rows], most)
+    small = np.delete(np.arange(len(rows)), chosen)
     size = blocks.bytes[rows[chosen]]
     top = int(np.argmax(high))
     return Bands(
@@ -384,17 +382,16 @@ class Turnover:
 def turnover(trace: MemoryTrace, device: int, first: int, end: int) -> Turnover:
     """Return what a device allocated and freed in the events from `first` to `end - 1`."""
     blocks = trace.allocations
-    level = trace.live(device)[first : end + 1]
-    highest = int(level.argmax())
-    of_device = blocks.device == device
-    is_born = of_device & (blocks.born >= first) & (blocks.born < end)
-    is_freed = of_device & (blocks.freed >= first) & (blocks.freed < end)
+    _, high, at = extremes(trace.live(device), np.array([first, end]), trace.live_runs(device))
+    before = blocks.alive_at(first - 1, device)
+    row, row_end = np.searchsorted(blocks.born, (first, end)).tolist()
+    own, stays = blocks.device[row:row_end] == device, blocks.freed[row:row_end] >= end
     return Turnover(
         first=first,
         end=end,
-        highest_event=first + highest - 1,
-        highest_bytes=int(level[highest]),
-        allocated=np.flatnonzero(is_born),
-        freed=np.flatnonzero(is_freed),
-        stayed=np.flatnonzero(is_born & ~is_freed),
+        highest_event=int(at[0]) - 1,
+        highest_bytes=int(high[0]),
+        allocated=row + np.flatnonzero(own),
+        freed=np.concatenate((before[blocks.freed[before] < end], row + np.flatnonzero(own & ~stays))),
+        stayed=row + np.flatnonzero(own & stays),
     )

@@ -13,6 +13,7 @@ from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
+from tb_memplugin.trace.runs import Runs
 from tb_memplugin.trace.tables import Int64
 
 
@@ -102,6 +103,9 @@ def levels(trace: MemoryTrace, device: int) -> Levels:
     blocks, count = trace.allocations, len(trace.events)
     since = pending_since(trace, device)
     waits = np.flatnonzero(since < blocks.freed)
+    if not len(waits):
+        none = np.broadcast_to(np.int64(0), count + 1)
+        return Levels(trace.live(device), none, trace.live(device), trace.reserved(device))
     change = sums(since[waits] + 1, blocks.bytes[waits], count + 2)
     change -= sums(blocks.freed[waits] + 1, blocks.bytes[waits], count + 2)
     active, pending = trace.live(device), np.cumsum(change)[: count + 1]
@@ -155,9 +159,17 @@ def pools(trace: MemoryTrace, device: int, event: int) -> ResultTable[PoolState]
 
 
 def pools_of(
-    trace: MemoryTrace, device: int, event: int, placed: Layout, since: Int64 | None = None
+    trace: MemoryTrace,
+    device: int,
+    event: int,
+    placed: Layout,
+    since: Int64 | None = None,
+    has_segments: bool | None = None,
 ) -> ResultTable[PoolState]:
-    """Return `pools` of a known layout; `since` is `pending_since` of the device, if it is known as well."""
+    """Return `pools` of a known layout.
+
+    `since` and `has_segments` are `pending_since` and `knows_segments` of the device, if these are known.
+    """
     homes, of_segment, of_block = _homes(trace, placed)
     rows, count = np.concatenate((placed.rows, placed.misfits)), len(homes)
     rounded = np.concatenate((placed.extent, _rounded(trace, placed.misfits)))
@@ -171,7 +183,7 @@ def pools_of(
         sums(of_block, rounded, count),
         sums(of_block, np.where(rule, rounded, 0), count),
     ]
-    has_segments = knows_segments(trace, device)
+    has_segments = knows_segments(trace, device) if has_segments is None else has_segments
     columns += _reserve_of(placed, of_segment, count) if has_segments else ()
     states = [
         PoolState(
@@ -304,9 +316,9 @@ def unused_levels(memory: Levels) -> Ratio | None:
     return ratio
 
 
-def highest_unused(ratio: Ratio, cuts: Cuts) -> Ratio:
+def highest_unused(ratio: Ratio, cuts: Cuts, runs: Runs[np.float64] | None = None) -> Ratio:
     """Return the highest of `unused_levels` in each column; NaN where nothing is reserved."""
-    top = highest(ratio, cuts)
+    top = highest(ratio, cuts, runs)
     return np.where(np.isneginf(top), np.nan, top)
 
 
@@ -323,9 +335,8 @@ def _free_after(trace: MemoryTrace, device: int, events: Int64) -> tuple[Int64, 
     """Return all free bytes in the segments, and the longest free stretch, after each of some events."""
     free, largest = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
     if len(events):
-        placement = Placement(trace, device)
-        for index, event in enumerate(events.tolist()):
-            sizes = placement.at(event).free_bytes
+        for index, placed in enumerate(Placement(trace, device).at_each(events)):
+            sizes = placed.free_bytes
             free[index], largest[index] = sizes.sum(), sizes.max(initial=0)
     return free, largest
 
@@ -346,22 +357,37 @@ class ReserveCurve:
     unused: Ratio | None
 
 
-def reserve_curve(memory: Levels, unused: Ratio | None, cuts: Cuts) -> ReserveCurve:
+@dataclass(frozen=True, slots=True)
+class LevelRuns:
+    """The runs of `Levels.active` and `Levels.reserved`, and of `unused_levels`."""
+
+    active: Runs[np.int64]
+    reserved: Runs[np.int64] | None
+    unused: Runs[np.float64] | None
+
+
+def reserve_curve(
+    memory: Levels, unused: Ratio | None, cuts: Cuts, runs: LevelRuns | None = None
+) -> ReserveCurve:
     """Reduce a device's levels to columns that keep the highest and lowest of each.
 
     Args:
         memory: the result of `levels`.
         unused: the result of `unused_levels` for it.
         cuts: the result of `time_cuts` or `event_cuts`.
+        runs: theirs, if they are known: then long columns are not read value by value.
     """
-    low, high, at = extremes(memory.active, cuts)
+    of_active, of_reserved, of_unused = (
+        (None, None, None) if runs is None else (runs.active, runs.reserved, runs.unused)
+    )
+    low, high, at = extremes(memory.active, cuts, of_active)
     pending = memory.pending[at]
     return ReserveCurve(
         low=low,
         allocated=high - pending,
         pending=pending,
-        reserved=None if memory.reserved is None else highest(memory.reserved, cuts),
-        unused=None if unused is None else highest_unused(unused, cuts),
+        reserved=None if memory.reserved is None else highest(memory.reserved, cuts, of_reserved),
+        unused=None if unused is None else highest_unused(unused, cuts, of_unused),
     )
 
 
@@ -370,9 +396,9 @@ def split_moments(placement: Placement, cuts: Cuts) -> tuple[tuple[int, float], 
 
     Moments at which nothing is free are left out.
     """
-    splits = []
-    for event in sampled_events(cuts).tolist():
-        free = placement.at(event).free_bytes
+    splits, events = [], sampled_events(cuts)
+    for event, placed in zip(events.tolist(), placement.at_each(events), strict=True):
+        free = placed.free_bytes
         if len(free):
             splits.append((event, 1 - int(free.max()) / int(free.sum())))
     return tuple(splits)

@@ -11,6 +11,7 @@ import numpy as np
 
 from tb_memplugin.analysis.source_lines import leading_frame, line_key, stacks_in_use
 from tb_memplugin.analysis.steps import HighestStep, highest_step
+from tb_memplugin.analysis.sums import groups
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import BACKWARD, THREAD, read_frame
 from tb_memplugin.trace.tables import Bool, Int64
@@ -128,9 +129,9 @@ def _blocks(trace: MemoryTrace, step: HighestStep, rows: Int64) -> StepBlocks:
 def _origins(trace: MemoryTrace, rows: Int64) -> tuple[Int64, tuple[Origin, ...]]:
     blocks = trace.allocations
     stack, stacks = stacks_in_use(trace, blocks.stack[rows])
-    width = len(trace.operators) + 1
-    key = (stack * width + blocks.operator[rows] + 1) * (len(trace.modules) + 1) + blocks.module[rows] + 1
-    _, first, origin = np.unique(key, return_index=True, return_inverse=True)
+    width, end = len(trace.modules) + 1, (len(trace.operators) + 1) * (len(trace.modules) + 1)
+    pairs, pair = groups((blocks.operator[rows].astype(np.int64) + 1) * width + blocks.module[rows] + 1, end)
+    first, origin = groups(stack * len(pairs) + pair, max(len(stacks), 1) * len(pairs) + 1)
     of_stack = [_of_stack(trace.stack(row)) for row in stacks]
     origins = []
     for at in first.tolist():
@@ -139,7 +140,7 @@ def _origins(trace: MemoryTrace, rows: Int64) -> tuple[Int64, tuple[Origin, ...]
         if operator >= 0:
             names |= {trace.operators[operator].rpartition("::")[2]}
         origins.append(Origin(names, frames, stacks[int(stack[at])], module, line, is_direct))
-    return origin.astype(np.int64), tuple(origins)
+    return origin, tuple(origins)
 
 
 def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], str, bool]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.runs import RUN, Number, Runs
+from tb_memplugin.trace.tables import Int64, ranges
 
 Cuts = npt.NDArray[np.int64]
-Number = TypeVar("Number", np.int64, np.float64)
+
+SHORT = 4
+"""Columns of fewer runs on average are read value by value."""
 
 
 def time_cuts(trace: MemoryTrace, t0_ns: int, t1_ns: int, columns: int) -> Cuts:
@@ -47,41 +48,65 @@ def step_columns(steps: int, most: int) -> tuple[Int64, Int64]:
     return first, np.append(first[1:], steps)[:columns] - 1
 
 
-def extremes(level: Int64, cuts: Int64) -> tuple[Int64, Int64, Int64]:
-    """Return the lowest level, the highest, and the index of the highest in each column.
+def extremes(
+    level: npt.NDArray[Number], cuts: Int64, runs: Runs[Number] | None = None
+) -> tuple[npt.NDArray[Number], npt.NDArray[Number], Int64]:
+    """Return the lowest level, the highest, and the first index of the highest in each column.
 
     A column includes the levels from its beginning (`level[cuts[c]]`, the level after the event before it) to
-    the level after its last event. `level` has one entry more than there are events.
+    the level after its last event.
+
+    Args:
+        level: shape (events + 1,).
+        cuts: int64, shape (columns + 1,), ascending, from 0 to the number of events.
+        runs: the level's, if they are known: then long columns are not read value by value.
     """
-    first, last = cuts[:-1], cuts[1:]
-    low, high, at = level[first].copy(), level[first].copy(), first.astype(np.int64)
-    busy = np.flatnonzero(last > first)
-    if not len(busy):
-        return low, high, at
-    inside = level[first[busy[0]] : last[busy[-1]] + 1]
-    base = first[busy[0]]
-    starts = first[busy] - base
-    low[busy] = np.minimum(np.minimum.reduceat(inside, starts), level[last[busy]])
-    high[busy] = np.maximum(np.maximum.reduceat(inside, starts), level[last[busy]])
-    at[busy] = _first_indices(inside, starts, last[busy] - base, high[busy]) + base
-    return low, high, at
+    first, end = cuts[:-1], cuts[1:] + 1
+    if runs is not None and end[-1] - first[0] > SHORT * RUN * len(first):
+        return _extremes_by_runs(level, first, end, runs)
+    index = ranges(first, end)
+    values, starts = level[index], np.cumsum(end - first) - (end - first)
+    high = np.maximum.reduceat(values, starts)
+    return np.minimum.reduceat(values, starts), high, index[_first_indices(values, starts, high)]
 
 
-def highest(level: npt.NDArray[Number], cuts: Int64) -> npt.NDArray[Number]:
-    """Return the highest level in each column, as `extremes` does; same dtype as `level`."""
-    first, last = cuts[:-1], cuts[1:]
-    ranges = np.stack((first, last), axis=1).ravel()
-    inside = level[: last[-1] + 1]
-    top: npt.NDArray[Number] = np.maximum(np.maximum.reduceat(inside, ranges)[::2], level[last])
-    return top
+def _extremes_by_runs(
+    level: npt.NDArray[Number], first: Int64, end: Int64, runs: Runs[Number]
+) -> tuple[npt.NDArray[Number], npt.NDArray[Number], Int64]:
+    """Return `extremes` of the values from each `first` to before its `end`.
+
+    Each column is three ranges, of which two may be empty: values, whole runs of values, and values.
+    """
+    run, run_end = -(-first // RUN), end // RUN
+    has_run = run < run_end
+    run, run_end = np.where(has_run, run, 0), np.where(has_run, run_end, 0)
+    values_end, values_begin = np.where(has_run, run * RUN, end), np.where(has_run, run_end * RUN, end)
+    begin = np.stack((first, run, values_begin), axis=1).ravel()
+    count = np.stack((values_end, run_end, end), axis=1).ravel() - begin
+    index = ranges(begin, begin + count)
+    is_run = np.repeat(np.tile([False, True, False], len(first)), count)
+    starts = (np.cumsum(count) - count)[::3]
+    low = level[np.where(is_run, 0, index)]
+    high = low.copy()
+    low[is_run], high[is_run] = runs.low[index[is_run]], runs.high[index[is_run]]
+    top = np.maximum.reduceat(high, starts)
+    position = _first_indices(high, starts, top)
+    at: Int64 = index[position]
+    in_run = np.flatnonzero(is_run[position])
+    run_at = at[in_run] * RUN
+    at[in_run] = run_at + level[run_at[:, None] + np.arange(RUN)].argmax(axis=1)
+    return np.minimum.reduceat(low, starts), top, at
 
 
-def _first_indices(level: Int64, starts: Int64, ends: Int64, value: Int64) -> Int64:
-    """Return the first index in each closed range [starts, ends] at which the level equals `value`."""
-    group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, ends[-1] + 1)))
-    hits = np.flatnonzero(level[: len(group)] == value[group])
+def _first_indices(values: npt.NDArray[Number], starts: Int64, highest: npt.NDArray[Number]) -> Int64:
+    """Return the first index in each group, which begin at `starts`, of the group's highest value."""
+    group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(values))))
+    hits = np.flatnonzero(values == highest[group])
     owner = group[hits]  # ascending, so the first hit of a group is where the owner changes
-    first = np.flatnonzero(np.diff(owner, prepend=-1))
-    indices: Int64 = ends.astype(np.int64).copy()
-    indices[owner[first]] = hits[first]
-    return indices
+    first: Int64 = hits[np.flatnonzero(np.diff(owner, prepend=-1))]
+    return first
+
+
+def highest(level: npt.NDArray[Number], cuts: Int64, runs: Runs[Number] | None = None) -> npt.NDArray[Number]:
+    """Return the highest level in each column, as `extremes` does; same dtype as `level`."""
+    return extremes(level, cuts, runs)[1]

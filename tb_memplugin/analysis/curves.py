@@ -82,7 +82,7 @@ def event_curve(
 
 
 def _drawn(trace: MemoryTrace, device: int, times: tuple[int, int], cuts: Cuts, by: Divided) -> Curve:
-    low, high, at = extremes(trace.live(device), cuts)
+    low, high, at = extremes(trace.live(device), cuts, trace.live_runs(device))
     keys, stacks = _stacks(trace, device, at, by)
     top = int(np.argmax(high))
     event = int(at[top]) - 1
@@ -95,7 +95,7 @@ def _drawn(trace: MemoryTrace, device: int, times: tuple[int, int], cuts: Cuts, 
         end_event=int(cuts[-1]),
         low=low,
         high=high,
-        reserved=None if reserved is None else highest(reserved, cuts),
+        reserved=None if reserved is None else highest(reserved, cuts, trace.reserved_runs(device)),
         keys=keys,
         stacks=stacks,
         peak_event=event,
@@ -108,28 +108,19 @@ def _drawn(trace: MemoryTrace, device: int, times: tuple[int, int], cuts: Cuts, 
 def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tuple[str, ...], Int64]:
     """Return the live bytes of each key at each index into `live`."""
     blocks = trace.allocations
-    order = np.argsort(at, kind="stable")
-    moments = at[order]
-    # A block counts at every moment with born < moment <= freed: add it at the first, subtract it after
-    # the last.
-    first, last = int(moments[0]), int(moments[-1])
-    early = slice(0, int(np.searchsorted(blocks.born, last)))
-    near = np.flatnonzero((blocks.freed[early] >= first) & (blocks.device[early] == device))
-    up_to = np.append(0, np.cumsum(np.bincount(moments - first)))  # from event first - 1 to last: the moments
-    enter = up_to[np.maximum(blocks.born[near] - first, -1) + 1]
-    leave = up_to[np.minimum(blocks.freed[near], last) - first + 1]
-    drawn = enter < leave
-    near, enter, leave = near[drawn], enter[drawn], leave[drawn]
+    near = blocks.alive_after(at - 1, device)
+    # A block counts in the columns whose moments are in born < moment <= freed: `at` never decreases.
+    enter = np.searchsorted(at, blocks.born[near], side="right")
+    leave = np.searchsorted(at, blocks.freed[near], side="right")
     size = blocks.bytes[near]
     part, names = codes(trace, by, near)
     top = int(at[np.argmax(trace.live(device)[at])])
     at_top = (blocks.born[near] < top) & (blocks.freed[near] >= top)
     part, names = _folded(part, names, np.where(at_top, size, 0), by)
-    stacks = np.zeros((len(names), len(at)), np.int64)
-    width = len(moments) + 1
+    width = len(at) + 1
     delta = sums(part * width + enter, size, len(names) * width)
     delta -= sums(part * width + leave, size, len(names) * width)
-    stacks[:, order] = np.cumsum(delta.reshape(len(names), width), axis=1)[:, :-1]
+    stacks = np.cumsum(delta.reshape(len(names), width), axis=1)[:, :-1]
     keeps_all = by == "module" or isinstance(by, ModuleGroups)
     used = np.arange(len(names)) if keeps_all else np.flatnonzero(stacks.any(axis=1))
     return tuple(names[row] for row in used), stacks[used]

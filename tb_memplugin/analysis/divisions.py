@@ -283,8 +283,8 @@ def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
         "stack": stacks,
         "label": bool((blocks.label[own] >= 0).any()),
         "annotation": bool((trace.annotations.device == device).any()),
-        "pool": len(np.unique(blocks.pool[own])) > 1,
-        "stream": len(np.unique(blocks.stream[own])) > 1,
+        "pool": bool((blocks.pool[own] != blocks.pool[own][:1]).any()),
+        "stream": bool((blocks.stream[own] != blocks.stream[own][:1]).any()),
         "context": bool((blocks.context[own] >= 0).any()),
     }
     return tuple(by for by, has_data in available.items() if has_data)

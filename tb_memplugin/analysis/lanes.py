@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tb_memplugin.trace import MemoryTrace, Module, Phase, Spans, Step
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Bool, Int64
 
 _NO_SPANS = Spans()
 
@@ -37,22 +37,45 @@ class Lanes:
     omitted: int
 
 
-def lanes(
-    steps: Sequence[Step],
-    phases: Spans,
-    calls: Spans,
-    modules: Sequence[Module],
-    t0_ns: int,
-    t1_ns: int,
-    columns: int,
-) -> Lanes:
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What ran, prepared for `lanes`. `reach`: the latest end up to each span of a depth, int64."""
+
+    steps: tuple[Step, ...]
+    phases: Spans
+    depths: tuple[Spans, ...]
+    reach: tuple[Int64, ...]
+
+
+def lanes(ran: Ran, t0_ns: int, t1_ns: int, columns: int) -> Lanes:
     """Return what to draw under the curve over `[t0_ns, t1_ns]`.
 
     Args:
-        steps, phases, calls, modules: those of a trace or of a summary.
+        ran: what ran.
         t0_ns, t1_ns: epoch nanoseconds, t0 < t1; for the output of `over_events`, events.
         columns: the width of the chart; calls narrower than a column are left out.
     """
+    omitted, shown = 0, []
+    for level, reach in zip(ran.depths, ran.reach, strict=True):
+        first, end = int(np.searchsorted(reach, t0_ns)), int(np.searchsorted(level.start_ns, t1_ns, "right"))
+        near = _rows(level, slice(first, end))
+        width = near.end_ns - near.start_ns
+        inside = near.end_ns >= t0_ns
+        wide = inside & (width >= -((t0_ns - t1_ns) // columns))
+        omitted += int(np.count_nonzero(width[inside])) - int(np.count_nonzero(wide))
+        shown.append(_rows(near, wide))
+    while shown and not len(shown[-1]):
+        shown.pop()
+    return Lanes(
+        steps=tuple(step for step in ran.steps if step.start_ns <= t1_ns and step.end_ns >= t0_ns),
+        phases=_rows(ran.phases, _touching(ran.phases, t0_ns, t1_ns)),
+        modules=tuple(shown),
+        omitted=omitted,
+    )
+
+
+def what_ran(steps: Sequence[Step], phases: Spans, calls: Spans, modules: Sequence[Module]) -> Ran:
+    """Return steps, phases and calls (of a trace, a summary or `over_events`) as `lanes` needs them."""
     forward = calls.phase != Phase.BACKWARD
     parent = _called_parents(modules, calls.name[forward & (calls.name >= 0)])
     levels = [*_by_depth(calls, np.flatnonzero(forward & (calls.name >= 0)))]
@@ -64,21 +87,8 @@ def lanes(
         if depth == len(levels):
             levels.append(_NO_SPANS)
         levels[depth] = _in_order(levels[depth], merged)
-    omitted, shown = 0, []
-    for level in levels:
-        inside = _touching(level, t0_ns, t1_ns)
-        width = level.end_ns[inside] - level.start_ns[inside]
-        wide = inside[width >= -((t0_ns - t1_ns) // columns)]
-        omitted += int(np.count_nonzero(width)) - len(wide)
-        shown.append(_rows(level, wide))
-    while shown and not len(shown[-1]):
-        shown.pop()
-    return Lanes(
-        steps=tuple(step for step in steps if step.start_ns <= t1_ns and step.end_ns >= t0_ns),
-        phases=_rows(phases, _touching(phases, t0_ns, t1_ns)),
-        modules=tuple(shown),
-        omitted=omitted,
-    )
+    reach = tuple(np.maximum.accumulate(level.end_ns) for level in levels)
+    return Ran(tuple(steps), phases, tuple(levels), reach)
 
 
 def over_events(trace: MemoryTrace) -> tuple[tuple[Step, ...], Spans, Spans]:
@@ -131,7 +141,7 @@ def _touching(spans: Spans, t0_ns: int, t1_ns: int) -> Int64:
 
 def _by_depth(calls: Spans, rows: Int64) -> list[Spans]:
     """Return the calls of each depth that occurs; a depth without calls has no lane."""
-    ordered = rows[np.argsort(calls.depth[rows], kind="stable")]
+    ordered = rows[np.lexsort((calls.start_ns[rows], calls.depth[rows]))]
     edges = np.flatnonzero(np.diff(calls.depth[ordered])) + 1
     return [_rows(calls, level) for level in np.split(ordered, edges) if len(level)]
 
@@ -181,5 +191,5 @@ def _in_order(a: Spans, b: Spans) -> Spans:
     return _rows(both, np.argsort(both.start_ns, kind="stable"))
 
 
-def _rows(spans: Spans, rows: Int64) -> Spans:
+def _rows(spans: Spans, rows: Int64 | Bool | slice) -> Spans:
     return Spans(*(getattr(spans, name)[rows] for name in Spans.__slots__))

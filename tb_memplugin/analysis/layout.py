@@ -9,7 +9,7 @@ import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.replay import address_order, match_frees
+from tb_memplugin.trace.replay import match_frees
 from tb_memplugin.trace.tables import Bool, Int32, Int64, Rows, UInt64
 
 SMALLEST_BLOCK = 512
@@ -80,23 +80,40 @@ class Layout:
 
 
 class Placement:
-    """One device's blocks and reserved memory in address order, from which it computes layouts.
+    """One device's blocks and reserved memory, from which it computes layouts.
 
-    Sorting is the expensive part: keep the object to compute the layout at many events.
+    Replaying the segments is the expensive part: keep the object to compute the layout at many events.
     """
 
     def __init__(self, trace: MemoryTrace, device: int) -> None:
-        blocks = trace.allocations
-        own = np.flatnonzero(blocks.device == device)
-        self._blocks = blocks
-        self._rows: Rows = own[address_order(blocks.address[own])]
-        self._born, self._freed = blocks.born[self._rows], blocks.freed[self._rows]
+        self._blocks, self._device = trace.allocations, device
         self.reserve = reserve(trace, device)
+        self._changes = np.unique(np.concatenate((self.reserve.born, self.reserve.freed)))
+        self._last: tuple[int, SegmentColumns] | None = None
 
     def at(self, event: int) -> Layout:
         """Return the layout after an event (-1: before the first)."""
-        segments = _segments(self.reserve, event)
-        rows = self._rows[(self._born <= event) & (self._freed > event)]
+        return self._at(event, self._in_order(self._blocks.alive_at(event, self._device)))
+
+    def at_each(self, events: Int64) -> Iterator[Layout]:
+        """Yield the layout after each of some events, ascending: faster than one after another."""
+        rows = self._in_order(self._blocks.alive_after(events, self._device)) if len(events) else events
+        born, freed = self._blocks.born[rows], self._blocks.freed[rows]
+        for event in events.tolist():
+            yield self._at(event, rows[(born <= event) & (freed > event)])
+
+    def _in_order(self, rows: Rows) -> Rows:
+        return rows[np.argsort(self._blocks.address[rows], kind="stable")]
+
+    def _segments(self, event: int) -> SegmentColumns:
+        """Return the segments after an event; most events change none."""
+        change, last = int(np.searchsorted(self._changes, event, side="right")), self._last
+        if last is None or last[0] != change:
+            last = self._last = (change, _segments(self.reserve, event))
+        return last[1]
+
+    def _at(self, event: int, rows: Rows) -> Layout:
+        segments = self._segments(event)
         address = self._blocks.address[rows]
         segment = np.searchsorted(segments.address, address, side="right") - 1
         inside = segment >= 0
@@ -344,13 +361,15 @@ def pending_since(trace: MemoryTrace, device: int) -> Int64:
     records no requests for the device, only the `pending` of the start state counts.
     """
     blocks, events = trace.allocations, trace.events
-    since: Int64 = blocks.freed.copy()
     at_start = blocks.device[: len(trace.start)] == device
     before = np.flatnonzero(at_start & (trace.start.pending != 0))
     changes = np.flatnonzero(
         ((events.kind == Kind.ALLOC) | (events.kind == Kind.FREE_REQUESTED)) & (events.device == device)
     )
     is_alloc = events.kind[changes] == Kind.ALLOC
+    if is_alloc.all() and not len(before):
+        return blocks.freed
+    since: Int64 = blocks.freed.copy()
     if not is_alloc.all():
         rows = np.concatenate(
             (

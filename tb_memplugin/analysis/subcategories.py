@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tb_memplugin.analysis.annotations import innermost_at_birth
 from tb_memplugin.analysis.block_origins import Origin, StepBlocks, window_blocks
+from tb_memplugin.analysis.sums import groups
 from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace
 from tb_memplugin.trace.allocator import DEFAULT_POOL
 from tb_memplugin.trace.frames import read_frame
@@ -38,6 +40,8 @@ _COLLECTIVES = tuple(
     )
 )
 """What an operator, a range of FSDP2 or a frame says of the collective that allocates."""
+
+Column = npt.NDArray[np.signedinteger]
 
 _FSDP_RANGE = "FSDP::"
 _FSDP = re.compile(rf"{_FSDP_RANGE}|fsdp::|torch/distributed/(_composable/)?fsdp/")
@@ -76,13 +80,14 @@ def subcategories(trace: MemoryTrace) -> Subcategories:
         name[rows[name[rows] == 0]] = names.index(text)
     position = np.argsort(STACKING_ORDER)[blocks.category]
     keys = [category.key for category in STACKING_ORDER]
-    used, part = np.unique(position * len(names) + name, return_inverse=True)
+    code = position * len(names) + name
+    first, part = groups(code, len(keys) * len(names))
     of_used = []
-    for both in used.tolist():
+    for both in code[first].tolist():
         category, named = divmod(both, len(names))
         of_used.append(len(keys) if named else category)
         keys += [f"{keys[category]}: {names[named]}"] if named else []
-    return Subcategories(np.array(of_used, np.int64)[part.ravel()], tuple(keys))
+    return Subcategories(np.array(of_used, np.int64)[part], tuple(keys))
 
 
 def _named(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:
@@ -103,15 +108,25 @@ def _communication(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:
     blocks = trace.allocations
     rows = _rows(blocks.category == Category.COMMUNICATION)
     annotation = innermost_at_birth(trace, rows)
-    columns = np.stack((blocks.label[rows], blocks.operator[rows], annotation, blocks.stack[rows]), axis=1)
-    different, group = np.unique(columns, axis=0, return_inverse=True)
-    for number, (label, operator, range_, stack) in enumerate(different.tolist()):
+    columns: tuple[Column, ...] = (
+        blocks.label[rows],
+        blocks.operator[rows],
+        annotation,
+        blocks.stack[rows],
+    )
+    tables = (trace.labels, trace.operators, trace.annotation_names, trace.stacks)
+    first, group = np.zeros(1, np.intp), np.zeros(len(rows), np.int64)
+    for column, table in zip(columns, tables, strict=True):
+        end = len(table) + 1
+        first, group = groups(group * end + column + 1, max(len(first), 1) * end)
+    for number, at in enumerate(first.tolist()):
+        label, operator, range_, stack = (int(column[at]) for column in columns)
         texts = [trace.operators[operator] if operator >= 0 else "", *trace.stack(stack)]
         if range_ >= 0 and trace.annotation_names[range_].startswith(_FSDP_RANGE):
             texts.insert(0, trace.annotation_names[range_])
         is_bucket = label >= 0 and trace.labels[label].startswith(BUCKET)
         if name := DDP_BUCKETS if is_bucket else _collective(texts):
-            yield name, rows[group.ravel() == number]
+            yield name, rows[group == number]
 
 
 def _collective(texts: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from tb_memplugin.analysis.advice_rules import advice
 from tb_memplugin.analysis.annotations import annotation_ranges
 from tb_memplugin.analysis.divisions import Chosen, codes, parts_of
 from tb_memplugin.analysis.findings import heading
-from tb_memplugin.analysis.lanes import lanes
+from tb_memplugin.analysis.lanes import lanes, what_ran
 from tb_memplugin.analysis.moments import LiveAllocation, largest_rows, live_allocation
 from tb_memplugin.analysis.oom import failed_requests
 from tb_memplugin.analysis.source_lines import NO_STACK
@@ -365,7 +365,7 @@ def _times(trace: MemoryTrace, plot: Plot, first: int, last: int) -> tuple[int, 
 
 def _of_steps(trace: MemoryTrace, epoch: int, plot: Plot) -> Json:
     t0, t1 = _times(trace, plot, trace.steps[0].start_ns, trace.steps[-1].end_ns)
-    shown = lanes(trace.steps, trace.phases, trace.calls, trace.modules, t0, t1, LANE_COLUMNS)
+    shown = lanes(what_ran(trace.steps, trace.phases, trace.calls, trace.modules), t0, t1, LANE_COLUMNS)
     modules = [module.key for module in trace.modules]
     phases = {int(phase): phase.key for phase in Phase}
     return {

@@ -43,24 +43,14 @@ def requested_event(request: Request, opened: Opened) -> int:
 
 def neighbors_shape(opened: Opened, event: int) -> Neighbors:
     """Return the indices and times of the device's events before and after an event."""
-    before, after = _neighbors(opened, event)
+    trace, device = opened.trace, opened.device
+    before, after = trace.previous_event(device, event), trace.next_event(device, event + 1)
     return {
         "previous_event": before,
         "next_event": after,
         "previous_event_ns": None if before is None else opened.time_ns(before),
         "next_event_ns": None if after is None else opened.time_ns(after),
     }
-
-
-def _neighbors(opened: Opened, event: int) -> tuple[int | None, int | None]:
-    """Return the indices of the device's events before and after an event."""
-    device = opened.trace.events.device
-    before = device[: max(event, 0)][::-1] == opened.device
-    after = device[event + 1 :] == opened.device
-    return (
-        len(before) - 1 - int(before.argmax()) if before.any() else None,
-        event + 1 + int(after.argmax()) if after.any() else None,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tb_memplugin.analysis.allocator import Levels, Ratio, knows_segments, levels, unused_levels
+from tb_memplugin.analysis.allocator import LevelRuns, Levels, Ratio, knows_segments, levels, unused_levels
 from tb_memplugin.analysis.layout import Placement, pending_since
 from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.server.session import Opened
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.runs import runs_of
 from tb_memplugin.trace.tables import Int64
 
 _REPLAYS = Cache(256 * MIB)
@@ -21,6 +22,7 @@ class Replay:
 
     levels: Levels
     unused: Ratio | None
+    runs: LevelRuns
     placement: Placement
     pending_since: Int64
     knows_segments: bool
@@ -39,9 +41,14 @@ def replay_of(opened: Opened) -> Replay:
 
 def _replay(trace: MemoryTrace, device: int) -> Replay:
     memory = levels(trace, device)
+    unused = unused_levels(memory)
+    runs = LevelRuns(
+        trace.live_runs(device), trace.reserved_runs(device), None if unused is None else runs_of(unused)
+    )
     return Replay(
         memory,
-        unused_levels(memory),
+        unused,
+        runs,
         Placement(trace, device),
         pending_since(trace, device),
         knows_segments(trace, device),

@@ -7,7 +7,6 @@ from typing import Literal, get_args
 
 from tb_memplugin.analysis.columns import Cuts, event_cuts, time_cuts
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened
 
@@ -33,12 +32,9 @@ class Stretch:
 def step_events(opened: Opened) -> tuple[int, int]:
     """Return the device's first and last event in the step or window, (-1, -1) if it has none."""
     first, end = opened.events()
-
-    def outermost() -> tuple[int, int]:
-        own = opened.trace.events.device[first:end] == opened.device
-        return (first + int(own.argmax()), end - 1 - int(own[::-1].argmax())) if own.any() else (-1, -1)
-
-    return RESULTS.of_window(opened.trace, ("step events", opened.device, first, end), outermost)
+    own = opened.trace.next_event(opened.device, first)
+    last = opened.trace.previous_event(opened.device, end)
+    return (own, last) if own is not None and last is not None and own < end else (-1, -1)
 
 
 def stretch(request: Request, opened: Opened) -> Stretch:

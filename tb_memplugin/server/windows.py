@@ -19,8 +19,8 @@ from tb_memplugin.trace import MemoryTrace
 MOST_BYTES = 1 << 30
 """The most bytes of all cached windows together; the last one loaded is kept whatever its size."""
 
-DERIVED_BYTES = 160
-"""Bytes per event that pairing and curves take in addition to the columns."""
+BYTES_PER_EVENT = 160
+"""What the columns that views read, pairing and curves take in memory."""
 
 Read = tuple[str, int, int]
 """A side file of which an answer depends: its path, size and time of change."""
@@ -176,8 +176,7 @@ def _has_no_run(path: str) -> bool:
 
 
 def _weight(trace: MemoryTrace) -> int:
-    columns: int = sum(getattr(trace.events, name).nbytes for name in trace.events.__slots__)
-    return columns + DERIVED_BYTES * (len(trace.events) + len(trace.start))
+    return BYTES_PER_EVENT * (len(trace.events) + len(trace.start))
 
 
 def _stamp(path: str) -> tuple[int, int]:

@@ -82,12 +82,16 @@ class EnvelopeReader:
         size: the file's size in bytes.
         name: the file's name for error messages.
 
+    Attributes:
+        read: what chunks are read with from now on.
+        footer: the index.
+
     Raises:
         UnreadableFileError: the file is truncated, not a side file, damaged, or newer than this reader.
     """
 
     def __init__(self, read: ReadRange, size: int, name: str) -> None:
-        self._read, self._size, self._name = read, size, name
+        self.read, self._size, self._name = read, size, name
         self.footer = self._footer()
 
     def raw(self, chunk: Chunk, size: int) -> bytes:
@@ -104,11 +108,7 @@ class EnvelopeReader:
             self._refuse("Part of the file claims another size than its rows need.")
         if not size:
             return b""
-        if chunk.offset + chunk.size > self._size:
-            self._refuse("The file ends before its last part: it is truncated.")
-        packed = self._read(chunk.offset, chunk.size)
-        if len(packed) != chunk.size or zlib.crc32(packed) != chunk.checksum:
-            self._refuse("A checksum in the file is wrong: it is damaged.")
+        packed = self.packed(chunk)
         try:
             if zstandard.get_frame_parameters(packed).content_size != size:
                 self._refuse("Part of the file claims another size than its rows need.")
@@ -116,8 +116,21 @@ class EnvelopeReader:
         except zstandard.ZstdError as error:
             self._refuse(f"Part of the file cannot be decompressed ({error}).")
 
+    def packed(self, chunk: Chunk) -> bytes:
+        """Return the bytes of a chunk as they are in the file.
+
+        Raises:
+            UnreadableFileError: the file is damaged or truncated.
+        """
+        if chunk.offset + chunk.size > self._size:
+            self._refuse("The file ends before its last part: it is truncated.")
+        packed = self.read(chunk.offset, chunk.size)
+        if len(packed) != chunk.size or zlib.crc32(packed) != chunk.checksum:
+            self._refuse("A checksum in the file is wrong: it is damaged.")
+        return packed
+
     def _footer(self) -> Footer:
-        head = self._read(0, HEAD.size)
+        head = self.read(0, HEAD.size)
         if len(head) < HEAD.size or head[:8] != HEAD_MAGIC:
             message = "This is not a tb_memplugin side file."
             if not any(head):  # a file system may know a file's name and size, but not what was in it
@@ -125,7 +138,7 @@ class EnvelopeReader:
                 message = f"The file {state}: the machine stopped before its content was on the disk."
             self._refuse(message)
         self._check_version(HEAD.unpack(head)[1])
-        tail = self._read(max(self._size - TAIL.size, 0), TAIL.size)
+        tail = self.read(max(self._size - TAIL.size, 0), TAIL.size)
         if self._size < HEAD.size + TAIL.size or tail[-8:] != TAIL_MAGIC:
             self._refuse("The file has no end: it is truncated.")
         length, checksum, version, _ = TAIL.unpack(tail)
@@ -133,7 +146,7 @@ class EnvelopeReader:
         start = self._size - TAIL.size - length
         if start < HEAD.size or length > MOST_FOOTER:
             self._refuse("The file's index claims to be larger than the file: it is damaged.")
-        packed = self._read(start, length)
+        packed = self.read(start, length)
         if zlib.crc32(packed) != checksum:
             self._refuse("The checksum of the file's index is wrong: it is damaged.")
         try:

@@ -13,6 +13,7 @@ from tb_memplugin.budget import open_content
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.proto import side_file_pb2
 from tb_memplugin.proto.side_file_pb2 import (
+    CONSTANT,
     Chunk,
     Column,
     DeviceInfo,
@@ -24,8 +25,11 @@ from tb_memplugin.proto.side_file_pb2 import (
 )
 from tb_memplugin.store.columns import BLOCK_ROWS, decode, encode, expected_size
 from tb_memplugin.store.envelope import MOST_NAMES, RERECORD, EnvelopeReader, EnvelopeWriter, ReadRange
+from tb_memplugin.store.pairing import PAIRING, pairing_columns, stored_pairing
+from tb_memplugin.store.stored_events import StoredEvents
 from tb_memplugin.store.whole_devices import pack_whole, read_whole
 from tb_memplugin.trace import (
+    Allocations,
     Annotations,
     Category,
     Cause,
@@ -56,6 +60,9 @@ MOST_ROWS = 1 << 26
 ROWS_OF_ANY_FILE, ROWS_PER_BYTE = 1 << 20, 16
 NAMES_OF_ANY_FILE, NAMES_PER_BYTE = 4 << 20, 100
 """What a small file may unpack to: rows of a table and bytes of names, and how many more per byte of file."""
+
+UNPACKED_LATER = 1 << 17
+"""From how many events on a column is unpacked when it is first read, from the file's content in memory."""
 
 FARTHEST_NS = (1 << 62) - 1
 """The latest time, and with a minus the earliest, so that the difference of two fits an int64."""
@@ -88,7 +95,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     f"{table}.{field}": getattr(kind(), field).dtype
     for table, kind in TABLES.items()
     for field in kind.__slots__
-}
+} | PAIRING
 """The dtype of every column, by its name on disk."""
 
 Table = TypeVar("Table", Events, StartState, Spans, Segments, Annotations)
@@ -105,7 +112,8 @@ def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
         MemPluginError: a table has more than `MOST_ROWS` rows.
     """
     envelope = EnvelopeWriter(stream)
-    columns = [_column(envelope, name, values) for name, values in _columns(trace)]
+    columns = {name: _column(envelope, name, values) for name, values in _columns(trace)}
+    columns |= {name: _column(envelope, name, values) for name, values in pairing_columns(trace, columns)}
     raw = _names(trace).SerializeToString()
     names = envelope.add(Chunk(), raw)
     footer = Footer(
@@ -125,7 +133,7 @@ def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
         steps=[
             StepInfo(number=step.number, start_ns=step.start_ns, end_ns=step.end_ns) for step in trace.steps
         ],
-        columns=columns,
+        columns=columns.values(),
         names=names,
         streams=trace.streams,
         pools=[side_file_pb2.PoolId(first=first, second=second) for first, second in trace.pools],
@@ -173,18 +181,20 @@ def read_window(read: ReadRange, size: int, name: str) -> MemoryTrace:
 
 class _WindowReader:
     def __init__(self, read: ReadRange, size: int, name: str) -> None:
-        self._name, self._size = name, size
-        self._unpacked = 0
+        self._read, self._name, self._size = read, name, size
+        self._unpacked, self._bytes = 0, 0.0
         self._envelope = EnvelopeReader(read, size, name)
         self._columns = {column.name: column for column in self._envelope.footer.columns}
 
     def trace(self) -> MemoryTrace:
         footer = self._envelope.footer
         names = self._names(footer.names)
+        self._limits = _limits(footer, names, self._rows("events"))
+        events, start = self._events(), self._table("start", StartState)
         trace = MemoryTrace(
             source=_text(footer.source),
-            events=self._table("events", Events),
-            start=self._table("start", StartState),
+            events=events,
+            start=start,
             devices=tuple(
                 Device(
                     _text(device.name),
@@ -220,36 +230,66 @@ class _WindowReader:
                 _note(text, footer.note_data[row : row + 1]) for row, text in enumerate(footer.notes)
             ),
             properties={_text(item.key): _text(item.value) for item in footer.properties},
+            paired=self._pairing(events, start),
         )
         self._check(trace)
         return trace
 
+    def _events(self) -> Events:
+        """Return the events; those of a large file unpack their columns when they are read."""
+        rows = self._rows("events")
+        if rows < UNPACKED_LATER:
+            return self._table("events", Events)
+        content = self._read(0, self._size)
+        self._envelope.read = lambda offset, size: content[offset : offset + size]
+        for column in self._columns.values():
+            for chunk in column.chunks if column.name not in PAIRING else ():
+                self._envelope.packed(chunk)
+        return StoredEvents.of(lambda field: self._field("events", field, rows))
+
+    def _pairing(self, events: Events, start: StartState) -> Allocations | None:
+        try:
+            return stored_pairing(events, start, self._columns, self._column)
+        except UnreadableFileError:
+            return None
+
     def _table(self, name: str, kind: type[Table]) -> Table:
-        stored = [field for field in kind.__slots__ if not self._left_out(f"{name}.{field}")]
-        columns = {field: self._column(f"{name}.{field}") for field in stored}
-        lengths = {len(column) for column in columns.values()}
-        if len(lengths) > 1:
-            self._refuse(f"The columns of {name} have different lengths.")
-        rows = max(lengths, default=0)
-        for field in kind.__slots__:
-            if field not in columns:
-                columns[field] = np.full(rows, ABSENT.get(field, 0), DTYPES[f"{name}.{field}"])
-                columns[field].flags.writeable = False
-        return kind(**columns)
+        rows = self._rows(name)
+        return kind(**{field: self._field(name, field, rows) for field in kind.__slots__})
 
-    def _left_out(self, column: str) -> bool:
-        return column in LATER and column not in self._columns
+    def _rows(self, table: str) -> int:
+        """Return how many rows a table has, by what the file says of its columns."""
+        names = (f"{table}.{field}" for field in TABLES[table].__slots__)
+        rows = {self._stored(name).rows for name in names if name in self._columns or name not in LATER}
+        if len(rows) > 1:
+            self._refuse(f"The columns of {table} have different lengths.")
+        return max(rows, default=0)
 
-    def _column(self, name: str) -> np.ndarray:
+    def _stored(self, name: str) -> Column:
+        """Return what the file says of a column; refuse one that claims too many rows."""
         if name not in self._columns:
             self._refuse(f"Column {name} is missing.")
         column = self._columns[name]
         most = min(MOST_ROWS, max(ROWS_OF_ANY_FILE, ROWS_PER_BYTE * self._size))
         if column.rows > most or column.rows != sum(chunk.rows for chunk in column.chunks):
             self._refuse(f"Column {name} claims {column.rows} rows.")
-        dtype = DTYPES[name]
+        return column
+
+    def _field(self, table: str, field: str, rows: int) -> np.ndarray:
+        name = f"{table}.{field}"
+        if name in LATER and name not in self._columns:
+            return np.broadcast_to(np.array(ABSENT.get(field, 0), DTYPES[name]), rows)
+        return self._column(name)
+
+    def _column(self, name: str) -> np.ndarray:
+        column, dtype = self._stored(name), DTYPES[name]
         self._unpacked += column.rows * dtype.itemsize
         open_content(self._unpacked)
+        constants = {chunk.base if chunk.encoding == CONSTANT else None for chunk in column.chunks}
+        if len(constants) == 1 and None not in constants:
+            same = np.broadcast_to(decode(column.chunks[0], b"", dtype)[0], column.rows)
+            self._check_column(name, same)
+            return same
         values = np.empty(column.rows, dtype)
         row = 0
         for chunk in column.chunks:
@@ -260,7 +300,20 @@ class _WindowReader:
             values[row : row + chunk.rows] = block
             row += chunk.rows
         values.flags.writeable = False
+        self._check_column(name, values)
         return values
+
+    def _check_column(self, name: str, values: np.ndarray) -> None:
+        """Refuse what points outside its table, and what would break computations."""
+        limit = self._limits.get(name)
+        if limit and len(values) and not limit[0] <= int(values.min()) <= int(values.max()) < limit[1]:
+            self._refuse(f"Column {name} points outside its table.")
+        if name.endswith(".bytes"):
+            self._bytes += float(values.sum(dtype=np.float64))
+            if self._bytes > 1 << 62:
+                self._refuse("The sizes sum to more bytes than a number can hold.")
+        if name == "events.time_ns" and bool((values[1:] < values[:-1]).any()):
+            self._refuse("The events are not in time order.")
 
     def _names(self, chunk: Chunk) -> Names:
         if chunk.raw_size > min(MOST_NAMES, max(NAMES_OF_ANY_FILE, NAMES_PER_BYTE * chunk.size)):
@@ -279,9 +332,6 @@ class _WindowReader:
             self._refuse("A step is centuries away.")
         if len({step.start_ns for step in trace.steps}) < len(trace.steps):
             self._refuse("Two steps begin at the same moment.")
-        for name, column, lowest, end in _limits(trace):
-            if len(column) and (int(column.min()) < lowest or int(column.max()) >= end):
-                self._refuse(f"Column {name} points outside its table.")
         if any(not -1 <= module.parent < row for row, module in enumerate(trace.modules)):
             self._refuse("A module comes before its parent.")
         if any(oom.event >= len(trace.events) for oom in trace.ooms):
@@ -290,59 +340,52 @@ class _WindowReader:
             self._refuse("A counter is of a device that the file does not have.")
         if any(reading.device >= len(trace.devices) for reading in trace.whole_devices):
             self._refuse("A whole device is one that the file does not have.")
-        sizes = (trace.events.bytes, trace.start.bytes, trace.segments.bytes)
-        if sum(float(column.sum(dtype=np.float64)) for column in sizes) > 1 << 62:
-            self._refuse("The sizes sum to more bytes than a number can hold.")
-        begins = np.array([step.start_ns for step in trace.steps])
-        for table, times in (("events", trace.events.time_ns), ("steps", begins)):
-            if bool((np.diff(times) < 0).any()):
-                self._refuse(f"The {table} are not in time order.")
+        if any(step.start_ns > later.start_ns for step, later in pairwise(trace.steps)):
+            self._refuse("The steps are not in time order.")
 
     def _refuse(self, message: str) -> NoReturn:
         raise UnreadableFileError(message, where=self._name, fix=RERECORD)
 
 
-def _limits(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray, int, int]]:
+def _limits(footer: Footer, names: Names, events: int) -> dict[str, tuple[int, int]]:
+    """Return the lowest value and the one after the highest of columns that nothing checks again later."""
     ends = {
-        "operator": trace.operators,
-        "module": trace.modules,
-        "label": trace.labels,
-        "stack": trace.stacks,
-        "forward": trace.stacks,
-        "stream": trace.streams,
-        "pool": trace.pools,
-        "context": trace.contexts,
-        "tensor": trace.tensors,
+        "operator": len(names.operators),
+        "module": len(names.module_keys),
+        "label": len(names.labels),
+        "stack": len(names.stack_lengths),
+        "forward": len(names.stack_lengths),
+        "stream": len(footer.streams),
+        "pool": len(footer.pools),
+        "context": len(names.contexts),
+        "tensor": len(names.tensor_dtypes),
     }
+    rows = {field: (-1, end) for field, end in ends.items()}
     codes = {
-        "kind": Kind,
-        "device": trace.devices,
-        "category": Category,
-        "phase": Phase,
-        "reason": Reason,
+        "kind": (0, len(Kind)),
+        "device": (0, len(footer.devices)),
+        "category": (0, len(Category)),
+        "phase": (0, len(Phase)),
+        "reason": (0, len(Reason)),
+        "module_confidence": (0, 101),
+        "bytes": (0, 1 << 62),
     }
-    for name in ("events", "start", "segments", "annotations"):
-        table = getattr(trace, name)
-        for field in table.__slots__:
-            if field in ends:
-                yield f"{name}.{field}", getattr(table, field), -1, len(ends[field])
-            elif field in codes:
-                yield f"{name}.{field}", getattr(table, field), 0, len(codes[field])  # type: ignore[arg-type]
-    yield "events.module_confidence", trace.events.module_confidence, 0, 101
-    yield "start.module_confidence", trace.start.module_confidence, 0, 101
-    yield "events.bytes", trace.events.bytes, 0, 1 << 62
-    yield "start.bytes", trace.start.bytes, 0, 1 << 62
-    yield "segments.bytes", trace.segments.bytes, 0, 1 << 62
-    yield "annotations.name", trace.annotations.name, 0, len(trace.annotation_names)
-    yield "annotations.event", trace.annotations.event, -1, len(trace.events)
-    yield "calls.name", trace.calls.name, 0, len(trace.modules)
-    yield "calls.phase", trace.calls.phase, 0, len(Phase)
-    yield "phases.name", trace.phases.name, 0, len(Phase)
-    yield "phases.phase", trace.phases.phase, 0, len(Phase)
-    yield "events.time_ns", trace.events.time_ns, -FARTHEST_NS, FARTHEST_NS + 1
-    for name in ("phases", "calls"):
-        for field in ("start_ns", "end_ns"):
-            yield f"{name}.{field}", getattr(getattr(trace, name), field), -FARTHEST_NS, FARTHEST_NS + 1
+    times = (-FARTHEST_NS, FARTHEST_NS + 1)
+    limits = {
+        f"{table}.{field}": limit
+        for table in ("events", "start", "segments", "annotations")
+        for field, limit in (rows | codes).items()
+    }
+    limits |= {f"{table}.{edge}": times for table in ("phases", "calls") for edge in ("start_ns", "end_ns")}
+    return limits | {
+        "events.time_ns": times,
+        "annotations.name": (0, len(names.annotation_names)),
+        "annotations.event": (-1, events),
+        "calls.name": (0, len(names.module_keys)),
+        "calls.phase": (0, len(Phase)),
+        "phases.name": (0, len(Phase)),
+        "phases.phase": (0, len(Phase)),
+    }
 
 
 def _columns(trace: MemoryTrace) -> Iterator[tuple[str, np.ndarray]]:

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 
 from tb_memplugin.trace.kinds import Kind, Phase
+from tb_memplugin.trace.lifetimes import INDEXED, Lifetimes
 from tb_memplugin.trace.tables import Bool, Events, Int32, Int64, Rows, StartState, UInt8, UInt64
 
+Column = TypeVar("Column")
 
-@dataclass(frozen=True, slots=True)
+
+class _Joined(Generic[Column]):
+    """A column of all blocks: that of the start state, then that of the events which allocated.
+
+    It is made when it is first asked for. `at_start` stands in for columns that the start state lacks.
+    """
+
+    def __init__(self, at_start: int | None = None) -> None:
+        self._at_start = at_start
+        self._name = ""
+
+    def __set_name__(self, owner: type[Allocations], name: str) -> None:
+        self._name = name
+
+    def __get__(self, blocks: Allocations, owner: type[Allocations]) -> Column:
+        events, start = blocks._events, blocks._start  # noqa: SLF001
+        values = getattr(events, self._name)[blocks.born[len(start) :]]
+        if self._at_start is None:
+            before = getattr(start, self._name)
+        else:
+            before = np.full(len(start), self._at_start, values.dtype)
+        column = vars(blocks)[self._name] = np.concatenate((before, values))  # found there from now on
+        return cast(Column, column)
+
+
+@dataclass(frozen=True, eq=False)
 class Allocations:
     """One row per block that was ever alive: blocks of the start state, then alloc events in order.
 
@@ -24,33 +53,61 @@ class Allocations:
 
     born: Int64
     freed: Int64
-    device: UInt8
-    address: UInt64
-    bytes: Int64
-    category: UInt8
-    module: Int32
-    operator: Int32
-    label: Int32
-    stack: Int32
-    phase: UInt8
-    stream: Int32
-    pool: Int32
-    context: Int32
-    forward: Int32
-    rounded: Int64
-    reason: UInt8
-    module_confidence: UInt8
-    tensor: Int32
     unseen_frees: int
     unmatched_frees: Int64
+    _events: Events = field(repr=False)
+    _start: StartState = field(repr=False)
+
+    device = _Joined[UInt8]()
+    address = _Joined[UInt64]()
+    bytes = _Joined[Int64]()
+    category = _Joined[UInt8]()
+    module = _Joined[Int32]()
+    operator = _Joined[Int32](-1)
+    label = _Joined[Int32]()
+    stack = _Joined[Int32]()
+    phase = _Joined[UInt8](Phase.BEFORE)
+    stream = _Joined[Int32]()
+    pool = _Joined[Int32]()
+    context = _Joined[Int32](-1)
+    forward = _Joined[Int32](-1)
+    rounded = _Joined[Int64]()
+    reason = _Joined[UInt8]()
+    module_confidence = _Joined[UInt8]()
+    tensor = _Joined[Int32]()
 
     def __len__(self) -> int:
         return len(self.born)
 
+    @cached_property
+    def _lifetimes(self) -> Lifetimes:
+        return Lifetimes(self.born, self.freed)
+
     def alive_at(self, event: int, device: int) -> Rows:
-        """Return the rows of the blocks on a device that are live after an event."""
-        early = slice(0, int(np.searchsorted(self.born, event, side="right")))
-        return np.flatnonzero((self.freed[early] > event) & (self.device[early] == device))
+        """Return the rows of the blocks on a device that are live after an event, ascending."""
+        if len(self) < INDEXED:
+            early = slice(0, int(np.searchsorted(self.born, event, side="right")))
+            rows: Rows = np.flatnonzero((self.freed[early] > event) & (self.device[early] == device))
+            return rows
+        return self.alive_after(np.array([event], np.int64), device)
+
+    def alive_after(self, events: Int64, device: int) -> Rows:
+        """Return the rows of the blocks on a device that are live after any of some events, ascending.
+
+        Args:
+            events: int64, shape (n,), n from 1, ascending, from -1.
+            device: row in the trace's devices.
+        """
+        if len(self) < INDEXED:
+            early = slice(0, int(np.searchsorted(self.born, events[-1], side="right")))
+            near = np.flatnonzero((self.freed[early] > events[0]) & (self.device[early] == device))
+            following = np.searchsorted(events, self.born[near])
+            is_alive = events[following] < self.freed[near]
+        else:
+            near = self._lifetimes.alive_at(events + 1)
+            is_alive = self.device[near] == device
+        rows: Rows = near[is_alive]
+        return rows
 
 
 def match_frees(address: UInt64, device: UInt8, is_alloc: Bool) -> tuple[Rows, Rows, Bool]:
@@ -141,20 +198,27 @@ def pair(events: Events, start: StartState) -> Allocations:
     row_of[len(addressed) :] = len(start) + np.cumsum(is_alloc[len(addressed) :]) - 1
     freed = np.full(len(born), len(events), np.int64)
     freed[row_of[began]] = event_of[ended]
-    return _allocations(
-        events,
-        start,
+    return Allocations(
         born,
         freed,
         unseen_frees=int(np.count_nonzero(is_alloc[ended])),
         unmatched_frees=event_of[unmatched & (event_of >= 0)],
+        _events=events,
+        _start=start,
     )
 
 
 def attributed(blocks: Allocations, events: Events, start: StartState) -> Allocations:
     """Return the same blocks with the columns of events and a start state that are attributed by now."""
-    counts = blocks.unseen_frees, blocks.unmatched_frees
-    return _allocations(events, start, blocks.born, blocks.freed, *counts)
+    result = replace(blocks, _events=events, _start=start)
+    before = blocks._events, blocks._start  # noqa: SLF001
+    for name, column in vars(blocks).items():
+        if all(
+            getattr(old, name, None) is getattr(new, name, None)
+            for old, new in zip(before, (events, start), strict=True)
+        ):
+            vars(result).setdefault(name, column)
+    return result
 
 
 def unreported_frees(events: Events, blocks: Allocations) -> Rows:
@@ -178,43 +242,15 @@ def frees_of_unknown(events: Events, blocks: Allocations) -> Int64:
     return unknown
 
 
-def _allocations(
-    events: Events, start: StartState, born: Int64, freed: Int64, unseen_frees: int, unmatched_frees: Int64
-) -> Allocations:
-    absent, allocs = np.full(len(start), -1, np.int32), born[len(start) :]
-    return Allocations(
-        born=born,
-        freed=freed,
-        device=np.concatenate((start.device, events.device[allocs])),
-        address=np.concatenate((start.address, events.address[allocs])),
-        bytes=np.concatenate((start.bytes, events.bytes[allocs])),
-        category=np.concatenate((start.category, events.category[allocs])),
-        module=np.concatenate((start.module, events.module[allocs])),
-        operator=np.concatenate((absent, events.operator[allocs])),
-        label=np.concatenate((start.label, events.label[allocs])),
-        stack=np.concatenate((start.stack, events.stack[allocs])),
-        phase=np.concatenate((np.full(len(start), Phase.BEFORE, np.uint8), events.phase[allocs])),
-        stream=np.concatenate((start.stream, events.stream[allocs])),
-        pool=np.concatenate((start.pool, events.pool[allocs])),
-        context=np.concatenate((absent, events.context[allocs])),
-        forward=np.concatenate((absent, events.forward[allocs])),
-        rounded=np.concatenate((start.rounded, events.rounded[allocs])),
-        reason=np.concatenate((start.reason, events.reason[allocs])),
-        module_confidence=np.concatenate((start.module_confidence, events.module_confidence[allocs])),
-        tensor=np.concatenate((start.tensor, events.tensor[allocs])),
-        unseen_frees=unseen_frees,
-        unmatched_frees=unmatched_frees,
-    )
-
-
 def live_levels(allocations: Allocations, events: int, device: int) -> Int64:
     """Return the live bytes on a device: shape (events + 1,); entry 0 is before the first event."""
     own = (allocations.device == device) & (allocations.freed >= 0)  # of blocks at one address only the last
-    born, freed, size = allocations.born[own], allocations.freed[own], allocations.bytes[own]
+    size = np.where(own, allocations.bytes, 0)
+    start = int(np.searchsorted(allocations.born, 0))
     delta = np.zeros(events + 2, np.int64)
-    delta[0] = size[born < 0].sum()
-    delta[born[born >= 0] + 1] = size[born >= 0]
-    delta[freed + 1] -= np.where(freed < events, size, 0)
+    delta[0] = size[:start].sum()
+    delta[allocations.born[start:] + 1] = size[start:]
+    delta[allocations.freed + 1] -= size  # an event frees one block at most
     return np.cumsum(delta[:-1])
 
 
@@ -235,6 +271,8 @@ def reserved_levels(events: Events, device: int, at_start: int | None) -> Int64 
             return None
         at_start = int(events.reserved[reported[0]])
     values = np.concatenate((np.array([at_start], np.int64), events.reserved[reported]))
+    if len(reported) == len(events):
+        return values
     return np.repeat(values, np.diff(reported, prepend=-1, append=len(events)))
 
 

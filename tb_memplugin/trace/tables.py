@@ -214,6 +214,13 @@ def differences(series: Int64) -> Int64:
     return steps
 
 
+def ranges(first: Rows, end: Rows) -> Rows:
+    """Return the integers of each range from `first` to before `end`, one range after another: intp."""
+    count = end - first
+    offset: Rows = np.repeat(first - (np.cumsum(count) - count), count)
+    return offset + np.arange(len(offset))
+
+
 def code_mask(codes: Iterable[int]) -> Bool:
     """Return which codes of one byte are among these: bool, shape (256,), to be indexed by a column of codes.
 

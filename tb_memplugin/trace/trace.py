@@ -15,8 +15,12 @@ from tb_memplugin.trace.counters import CounterReading
 from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.replay import Allocations, live_levels, pair, reserved_levels, window_levels
 from tb_memplugin.trace.result import Column, Tabular
+from tb_memplugin.trace.runs import Runs, runs_of
 from tb_memplugin.trace.tables import Device, Events, Int64, Module, Spans, StartState, Step, TensorMetadata
 from tb_memplugin.trace.whole_device import WholeDevice
+
+NEIGHBORS = 1_000
+"""Among how many events a device's next one is looked for first; then among twice as many, and so on."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,14 @@ class MemoryTrace(Tabular):
         return {}
 
     @cached_property
+    def _live_runs(self) -> dict[int, Runs[np.int64]]:
+        return {}
+
+    @cached_property
+    def _reserved_runs(self) -> dict[int, Runs[np.int64] | None]:
+        return {}
+
+    @cached_property
     def _window(self) -> dict[int, Int64]:
         return {}
 
@@ -109,6 +121,12 @@ class MemoryTrace(Tabular):
         if device not in self._live:
             self._live[device] = live_levels(self.allocations, len(self.events), device)
         return self._live[device]
+
+    def live_runs(self, device: int) -> Runs[np.int64]:
+        """Return the lowest and highest of runs of `live`."""
+        if device not in self._live_runs:
+            self._live_runs[device] = runs_of(self.live(device))
+        return self._live_runs[device]
 
     def reserved(self, device: int) -> Int64 | None:
         """Return the reserved bytes on a device: int64, shape (events + 1,), indexed as `live`.
@@ -120,6 +138,13 @@ class MemoryTrace(Tabular):
         if device not in self._reserved:
             self._reserved[device] = self._reserved_levels(device)
         return self._reserved[device]
+
+    def reserved_runs(self, device: int) -> Runs[np.int64] | None:
+        """Return the lowest and highest of runs of `reserved`; None if that is not known."""
+        if device not in self._reserved_runs:
+            reserved = self.reserved(device)
+            self._reserved_runs[device] = None if reserved is None else runs_of(reserved)
+        return self._reserved_runs[device]
 
     def _reserved_levels(self, device: int) -> Int64 | None:
         if not self.devices[device].has_reserved:
@@ -200,3 +225,23 @@ class MemoryTrace(Tabular):
     def event_at(self, time_ns: int) -> int:
         """Return the index of the last event at or before a time, -1 if there is none."""
         return int(np.searchsorted(self.events.time_ns, time_ns, side="right")) - 1
+
+    def next_event(self, device: int, event: int) -> int | None:
+        """Return the index of a device's first event at or after an event, None if there is none."""
+        column, width = self.events.device, NEIGHBORS
+        while event < len(column):
+            own = column[event : event + width] == device
+            if own.any():
+                return event + int(own.argmax())
+            event, width = event + width, 2 * width
+        return None
+
+    def previous_event(self, device: int, event: int) -> int | None:
+        """Return the index of a device's last event before an event, None if there is none."""
+        column, width = self.events.device, NEIGHBORS
+        while event > 0:
+            own = column[max(event - width, 0) : event][::-1] == device
+            if own.any():
+                return event - 1 - int(own.argmax())
+            event, width = event - width, 2 * width
+        return None

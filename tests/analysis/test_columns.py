@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from itertools import pairwise
 
-from tb_memplugin.analysis.columns import event_cuts, highest, step_columns, time_cuts
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tb_memplugin.analysis.columns import event_cuts, extremes, highest, step_columns, time_cuts
+from tb_memplugin.trace.runs import RUN, runs_of
 from tests.traces import EPOCH, MICROSECOND, trace
 
 THREE = ("alloc 1 a", "alloc 2 b", "alloc 4 c")
@@ -39,3 +44,25 @@ def test_steps_are_spread_evenly_over_columns_without_an_empty_one() -> None:
     first, last = step_columns(2, 500)
     assert (first.tolist(), last.tolist()) == ([0, 1], [0, 1])
     assert [len(edge) for edge in step_columns(0, 500)] == [0, 0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 30_000), st.integers(1, 30), st.booleans())
+def test_long_columns_have_the_extremes_that_a_look_at_every_level_finds(seed, events, columns, ratio):
+    random = np.random.default_rng(seed)
+    level = random.integers(0, random.choice([3, 1 << 40]), events + 1)
+    if ratio:
+        level = np.where(level == 0, -np.inf, level / (1 << 40))
+    cuts = np.sort(random.integers(0, events + 1, columns + 1))
+    low, high, at = extremes(level, cuts, runs_of(level))
+    inside = [level[first : last + 1] for first, last in pairwise(cuts)]
+    assert low.tolist() == [values.min() for values in inside]
+    assert high.tolist() == [values.max() for values in inside]
+    assert at.tolist() == [first + values.argmax() for first, values in zip(cuts, inside, strict=False)]
+
+
+def test_a_column_of_many_runs_is_not_read_value_by_value() -> None:
+    level = np.zeros(100 * RUN, np.int64)
+    runs = runs_of(level)
+    runs.high[50] = 7  # what no value says: it can only be read from the runs
+    assert highest(level, np.array([0, len(level) - 1]), runs).tolist() == [7]

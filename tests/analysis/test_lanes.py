@@ -1,4 +1,4 @@
-from tb_memplugin.analysis.lanes import MOST_LEVELS, lanes
+from tb_memplugin.analysis.lanes import MOST_LEVELS, lanes, what_ran
 from tests.traces import EPOCH, MICROSECOND, trace
 
 FILLER = [f"alloc 1 b{row}" for row in range(20)]
@@ -6,7 +6,8 @@ FILLER = [f"alloc 1 b{row}" for row in range(20)]
 
 def drawn(recorded, first=0, last=20, columns=1_000):
     t0, t1 = EPOCH + MICROSECOND * first, EPOCH + MICROSECOND * last
-    return lanes(recorded.steps, recorded.phases, recorded.calls, recorded.modules, t0, t1, columns)
+    ran = what_ran(recorded.steps, recorded.phases, recorded.calls, recorded.modules)
+    return lanes(ran, t0, t1, columns)
 
 
 def named(recorded, spans):

@@ -3,6 +3,7 @@ import struct
 import zlib
 from contextlib import suppress
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from hypothesis.extra import numpy as arrays
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.side_file_pb2 import Footer
-from tb_memplugin.store import windows
+from tb_memplugin.store import pairing, windows
+from tb_memplugin.store.columns import decode
 from tb_memplugin.store.envelope import HEAD, TAIL
 from tb_memplugin.store.windows import read_window, write_window
 from tb_memplugin.trace import (
@@ -40,7 +42,8 @@ from tb_memplugin.trace import (
     TensorMetadata,
     WholeDevice,
 )
-from tb_memplugin.trace.tables import EVENT_DTYPES
+from tb_memplugin.trace.tables import EVENT_DTYPES, start_state
+from tb_memplugin.trace.tables import events as event_table
 from tests.traces import same, trace
 
 
@@ -409,3 +412,108 @@ def test_events_with_impossible_numbers_are_refused(fields, message):
 def test_steps_with_impossible_times_are_refused(steps, message):
     with pytest.raises(UnreadableFileError, match=message):
         read(written(replace(trace("alloc 1 a"), steps=tuple(steps))))
+
+
+def simulated(seed, events=400, devices=2):
+    """Random blocks on two devices, some of the start state, some never freed, some freed twice."""
+    random = np.random.default_rng(seed)
+    kind = random.choice([Kind.ALLOC, Kind.FREE_COMPLETED, Kind.SEGMENT_ALLOC], events, p=[0.5, 0.45, 0.05])
+    return MemoryTrace(
+        source="simulated",
+        events=event_table(
+            np.sort(random.integers(0, 10 * events, events)),
+            kind=kind,
+            device=random.integers(0, devices, events),
+            address=random.integers(1, 40, events) * 512,
+            bytes=random.integers(1, 100, events) * 512,
+            category=random.integers(0, len(Category), events),
+        ),
+        start=start_state(
+            np.full(5, 64), address=random.integers(0, 5, 5) * 512, device=np.arange(5) % devices
+        ),
+        devices=tuple(Device(f"cuda:{row}") for row in range(devices)),
+        steps=(Step(0, 0, 10 * events),),
+    )
+
+
+@pytest.fixture
+def small_is_large(monkeypatch):
+    """Windows of any size are written and read as those of many events."""
+    monkeypatch.setattr(pairing, "PAIRED_FROM", 0)
+    monkeypatch.setattr(windows, "UNPACKED_LATER", 0)
+
+
+def paired(trace):
+    blocks = trace.allocations
+    columns = [blocks.born, blocks.freed, blocks.unmatched_frees, [blocks.unseen_frees], blocks.category]
+    return [list(map(int, column)) for column in columns]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stored_pairing_is_that_of_the_events(seed, small_is_large, monkeypatch):
+    recorded = simulated(seed)
+    content = written(recorded)
+    monkeypatch.setattr(MemoryTrace, "allocations", None)  # what was not stored cannot be asked for
+    back = read(content)
+    monkeypatch.undo()
+    assert "allocations" in vars(back)
+    assert paired(back) == paired(recorded)
+    assert same(back, recorded)
+
+
+def columns_of(content):
+    """The columns of a file by name."""
+    (length,) = struct.unpack("<Q", content[-TAIL.size :][:8])
+    footer = Footer.FromString(content[-TAIL.size - length : -TAIL.size])
+    return {column.name: column for column in footer.columns}
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("blocks.life", np.full(3, 1)),
+        ("blocks.life", np.array([5, 5, 1])),  # two blocks end at one event
+        ("blocks.life", np.array([9, 1, 1])),  # an end behind the last event
+        ("blocks.life", np.array([4, 0, 1])),
+        ("blocks.unmatched", np.array([7])),
+        ("blocks.origin", np.array([1])),
+    ],
+)
+def test_a_pairing_that_cannot_be_of_the_events_is_computed_anew(name, values, small_is_large, monkeypatch):
+    recorded = trace("start 5 w", "alloc 1 a", "alloc 2 b", "free a", "free w")
+    stored = dict(pairing.pairing_columns(recorded, {}))
+    assert stored["blocks.life"].tolist() == [4, 2, 3]
+    monkeypatch.setattr(
+        "tb_memplugin.store.windows.pairing_columns",
+        lambda *args: (dict(pairing.pairing_columns(*args)) | {name: values}).items(),
+    )
+    assert paired(read(written(recorded))) == paired(recorded)
+
+
+def test_a_damaged_pairing_is_computed_anew_and_damaged_events_are_refused(small_is_large):
+    recorded = simulated(1)
+    content = bytearray(written(recorded))
+    columns = columns_of(bytes(content))
+    for name in ("blocks.life", "events.category"):
+        damaged = bytearray(content)
+        damaged[columns[name].chunks[0].offset + 9] ^= 1
+        if name == "blocks.life":
+            assert paired(read(bytes(damaged))) == paired(recorded)
+        else:
+            with pytest.raises(UnreadableFileError, match="checksum"):
+                read(bytes(damaged))  # although nobody has asked for the column yet
+
+
+def test_a_column_of_a_large_window_is_unpacked_when_it_is_read(small_is_large, monkeypatch):
+    content = written(simulated(1))
+    unpacked = Mock(wraps=decode)
+    monkeypatch.setattr("tb_memplugin.store.windows.decode", unpacked)
+    back = read(content)
+    before = unpacked.call_count
+    assert back.events.category.tolist() == simulated(1).events.category.tolist()
+    assert back.events.category is back.events.category
+    assert unpacked.call_count == before + 1
+
+
+def test_few_events_are_stored_without_their_pairing():
+    assert not [name for name in columns_of(written(simulated(1))) if name.startswith("blocks.")]

@@ -23,6 +23,7 @@ from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Note
 from tb_memplugin.trace.notes import MODULES_INFERRED
+from tb_memplugin.trace.replay import attributed
 from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8
 
 BY_TEXT, BY_SITE, IN_PART = 99, 95, 60
@@ -191,14 +192,6 @@ def _with_modules(trace: MemoryTrace, module: Int32, confidence: UInt8) -> Memor
         MODULES_INFERRED,
         named,
     )
-    paired = replace(
-        blocks,
-        module=np.concatenate((trace.start.module, module[births])),
-        module_confidence=np.concatenate((trace.start.module_confidence, confidence[births])),
-    )
-    return replace(
-        trace,
-        events=replace(trace.events, module=module, module_confidence=confidence),
-        notes=(*trace.notes, note),
-        paired=paired,
-    )
+    events = replace(trace.events, module=module, module_confidence=confidence)
+    paired = attributed(blocks, events, trace.start)
+    return replace(trace, events=events, notes=(*trace.notes, note), paired=paired)

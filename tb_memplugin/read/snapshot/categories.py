@@ -18,6 +18,7 @@ from tb_memplugin.read.snapshot.same_sizes import by_sizes
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
 from tb_memplugin.trace.frames import distinct, read_frame
 from tb_memplugin.trace.labels import JOIN, fields_of
+from tb_memplugin.trace.replay import attributed
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 _LABEL_WORDS = {
@@ -76,22 +77,13 @@ class Classified(NamedTuple):
 
 def categorised(trace: MemoryTrace) -> MemoryTrace:
     """Return the trace with the columns that `classify` finds, without pairing its blocks again."""
-    classified, blocks = classify(trace), trace.allocations
-    births = blocks.born[len(trace.start) :]
-    result = replace(
-        trace,
-        events=replace(
-            trace.events, category=classified.category, phase=classified.phase, reason=classified.reason
-        ),
-        start=replace(trace.start, category=classified.start_category, reason=classified.start_reason),
+    classified = classify(trace)
+    events = replace(
+        trace.events, category=classified.category, phase=classified.phase, reason=classified.reason
     )
-    vars(result)["allocations"] = replace(  # sets the cached property
-        blocks,
-        category=np.concatenate((classified.start_category, classified.category[births])),
-        phase=np.concatenate((blocks.phase[: len(trace.start)], classified.phase[births])),
-        reason=np.concatenate((classified.start_reason, classified.reason[births])),
-    )
-    return result
+    start = replace(trace.start, category=classified.start_category, reason=classified.start_reason)
+    paired = attributed(trace.allocations, events, start)
+    return replace(trace, events=events, start=start, paired=paired)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,8 @@ def answer(session: Session, request: Request) -> AllocatorState:
     replay = replay_of(opened)
     layout = replay.placement.at(event)
     blocks = opened.trace.allocations
-    pools = pools_of(opened.trace, opened.device, event, layout, replay.pending_since)
+    since, has_segments = replay.pending_since, replay.knows_segments
+    pools = pools_of(opened.trace, opened.device, event, layout, since, has_segments)
     return {
         "event": event,
         "time_ns": opened.time_ns(event),

@@ -9,12 +9,13 @@ import numpy as np
 
 from tb_memplugin.analysis.allocator import ReserveCurve as Drawn
 from tb_memplugin.analysis.allocator import reserve_curve, split_moments
-from tb_memplugin.analysis.columns import Cuts
+from tb_memplugin.analysis.columns import Cuts, extremes
 from tb_memplugin.analysis.oom import failed_requests
 from tb_memplugin.server.replays import Replay, replay_of
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.stretch import Over, step_events, stretch
+from tb_memplugin.trace.runs import Runs
 from tb_memplugin.trace.tables import Int64
 
 DEFAULT_COLUMNS = 1_000
@@ -104,7 +105,7 @@ def answer(session: Session, request: Request) -> ReserveCurve:
         "t0": part.t0,
         "t1": part.t1,
         "px": columns,
-        **_columns_shape(reserve_curve(replay.levels, replay.unused, cuts)),
+        **_columns_shape(reserve_curve(replay.levels, replay.unused, cuts, replay.runs)),
         "split": _split_shape(opened, replay, cuts),
         **_marks_shape(opened, replay),
         "ooms": ooms_shape(opened),
@@ -132,12 +133,12 @@ def _split_shape(opened: Opened, replay: Replay, cuts: Cuts) -> list[tuple[int, 
 
 def _marks_shape(opened: Opened, replay: Replay) -> _Marks:
     """Return the highest moments of the step or window, including the state at its beginning."""
-    first, end = opened.events()
-    memory, ratio = replay.levels, replay.unused
+    whole = np.array(opened.events())
+    memory, ratio, runs = replay.levels, replay.unused, replay.runs
     first_event, last_event = step_events(opened)
 
-    def mark(level: Int64) -> Mark:
-        event = first - 1 + int(np.argmax(level[first : end + 1]))
+    def mark(level: Int64, runs: Runs[np.int64] | None) -> Mark:
+        event = int(extremes(level, whole, runs)[2][0]) - 1
         unused = None if ratio is None or np.isneginf(ratio[event + 1]) else float(ratio[event + 1])
         return {
             "event": event,
@@ -147,8 +148,8 @@ def _marks_shape(opened: Opened, replay: Replay) -> _Marks:
         }
 
     return {
-        "peak": mark(memory.active),
-        "reserved_peak": None if memory.reserved is None else mark(memory.reserved),
+        "peak": mark(memory.active, runs.active),
+        "reserved_peak": None if memory.reserved is None else mark(memory.reserved, runs.reserved),
         "first_event": first_event,
         "last_event": last_event,
     }

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.lanes import lanes, over_events
+from tb_memplugin.analysis.lanes import Ran, lanes, over_events, what_ran
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto import summary_pb2
 from tb_memplugin.server.cache import RESULTS
@@ -16,7 +16,6 @@ from tb_memplugin.server.stretch import Over, Stretch, requested_axis, stretch, 
 from tb_memplugin.trace import MemoryTrace, Module, Phase, Spans, Step
 
 DEFAULT_COLUMNS = 1_000
-Ran = tuple[tuple[Step, ...], Spans, Spans]
 
 
 class Span(TypedDict):
@@ -59,13 +58,14 @@ def answer(session: Session, request: Request) -> LanesAnswer:
         summary, device = session.device_summary(request, chosen)
         modules = tuple(Module(key) for key in summary.modules.keys)
         part = stretch_within(request, "time", device.curve.t0_ns, device.curve.t1_ns)
-        ran: Ran = (_step(chosen),), _spans(summary.phases, chosen), _spans(summary.calls, chosen)
+        phases, calls = _spans(summary.phases, chosen), _spans(summary.calls, chosen)
+        ran = what_ran((_step(chosen),), phases, calls, modules)
     else:
         modules = opened.trace.modules
         part = stretch(request, opened)
         ran = _ran(opened.trace, part)
     epoch = chosen.epoch_ns if part.over == "time" else 0
-    shown = lanes(*ran, modules, part.t0 + epoch, part.t1 + epoch, columns)
+    shown = lanes(ran, part.t0 + epoch, part.t1 + epoch, columns)
     return {
         "over": part.over,
         "t0": part.t0,
@@ -88,9 +88,12 @@ def answer(session: Session, request: Request) -> LanesAnswer:
 
 
 def _ran(trace: MemoryTrace, part: Stretch) -> Ran:
-    if part.over == "time":
-        return trace.steps, trace.phases, trace.calls
-    return RESULTS.of_window(trace, "over events", lambda: over_events(trace))
+    def compute() -> Ran:
+        is_time = part.over == "time"
+        spans = (trace.steps, trace.phases, trace.calls) if is_time else over_events(trace)
+        return what_ran(*spans, trace.modules)
+
+    return RESULTS.of_window(trace, ("ran", part.over), compute)
 
 
 def _shape(spans: Spans, names: list[str], epoch_ns: int) -> list[Span]:

@@ -1,0 +1,93 @@
+"""Which free ended which allocation, beside the columns of a large side file: pairing takes long.
+
+Readers that do not find it, or find it damaged or made from other columns, pair the events themselves.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from tb_memplugin.proto.side_file_pb2 import Column
+from tb_memplugin.trace import Allocations, Kind, MemoryTrace
+from tb_memplugin.trace.tables import Events, Int64, StartState
+
+PAIRED_FROM = 1 << 17
+"""From how many events on a pairing is stored: the events of fewer are paired in milliseconds."""
+
+PAIRING = {
+    "blocks.life": np.dtype(np.int64),
+    "blocks.unmatched": np.dtype(np.int64),
+    "blocks.origin": np.dtype(np.uint32),
+}
+"""For each allocation `freed - born`; `unmatched_frees`; and a checksum of the columns that were paired."""
+
+_FREES = [Kind.FREE_COMPLETED, Kind.STORAGE_FREE]
+
+_ORIGINS = tuple(
+    f"{table}.{field}" for table in ("events", "start") for field in ("kind", "device", "address")
+)
+
+
+def pairing_columns(trace: MemoryTrace, columns: Mapping[str, Column]) -> Iterator[tuple[str, Int64]]:
+    """Yield the columns of a trace's pairing; none if it has few events.
+
+    Args:
+        trace: a trace.
+        columns: its columns as they were written.
+    """
+    blocks = trace.allocations
+    if len(trace.events) >= PAIRED_FROM:
+        yield "blocks.life", blocks.freed - blocks.born
+        yield "blocks.unmatched", blocks.unmatched_frees
+        yield "blocks.origin", np.array([_origin(columns)])
+
+
+def stored_pairing(
+    events: Events, start: StartState, columns: Mapping[str, Column], unpack: Callable[[str], np.ndarray]
+) -> Allocations | None:
+    """Return the pairing that a file contains; None if it has none, or one that cannot be of these events.
+
+    Args:
+        events, start: what was paired.
+        columns: the file's columns.
+        unpack: returns one of them.
+
+    Raises:
+        UnreadableFileError: a column of the pairing is damaged.
+    """
+    if not all(name in columns for name in PAIRING):
+        return None
+    life, unmatched, origin = map(unpack, PAIRING)
+    kind, count = events.kind, len(events)
+    born = np.concatenate((np.full(len(start), -1, np.int64), np.flatnonzero(kind == Kind.ALLOC)))
+    if len(life) != len(born) or origin.tolist() != [_origin(columns)]:
+        return None
+    freed = born + life
+    # A block of the start state may have no life: of several at one address only the last counts.
+    if len(life) and (life.min() < 0 or life[len(start) :].min(initial=1) < 1 or freed.max() > count):
+        return None
+    if len(unmatched) and not 0 <= unmatched.min() <= unmatched.max() < count:
+        return None
+    ends = np.zeros(count, bool)
+    ends[freed[(freed >= 0) & (freed < count)]] = True
+    blocks_ended, lifeless = int(np.count_nonzero(freed < count)), int(np.count_nonzero(freed < 0))
+    ended_by = np.bincount(kind[ends], minlength=len(Kind))
+    frees = np.bincount(kind, minlength=len(Kind))[_FREES].sum()
+    if ended_by.sum() != blocks_ended - lifeless:
+        return None  # an event would end two blocks
+    if ended_by[_FREES].sum() + ended_by[Kind.ALLOC] != ended_by.sum():
+        return None  # an event that frees nothing would end a block
+    if ended_by[_FREES].sum() + len(unmatched) != frees:
+        return None
+    unseen = lifeless + int(ended_by[Kind.ALLOC])
+    return Allocations(born, freed, unseen, unmatched, _events=events, _start=start)
+
+
+def _origin(columns: Mapping[str, Column]) -> int:
+    """Return a checksum of the columns that were paired."""
+    stored = (columns[name].chunks for name in _ORIGINS if name in columns)
+    numbers = [(chunk.checksum, chunk.base, chunk.rows) for chunks in stored for chunk in chunks]
+    return zlib.crc32(repr(numbers).encode())

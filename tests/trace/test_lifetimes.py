@@ -1,0 +1,56 @@
+"""The index of lifetimes finds the blocks that a look at every block finds."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tb_memplugin.trace import replay
+from tb_memplugin.trace.lifetimes import NEAR, Lifetimes
+from tests.traces import trace
+
+
+def alive(born, freed, moments):
+    is_alive = (born[:, None] < moments) & (moments <= freed[:, None])
+    return np.flatnonzero(is_alive.any(axis=1)).tolist()
+
+
+def test_a_block_is_alive_from_the_moment_after_its_allocation_to_the_one_before_its_free():
+    born, freed = np.array([-1, 0, 2 * NEAR]), np.array([1, 5 * NEAR, 3 * NEAR])
+    index = Lifetimes(born, freed)
+    found = [
+        index.alive_at(np.array([moment])).tolist()
+        for moment in (0, 1, 2, 2 * NEAR, 2 * NEAR + 1, 5 * NEAR + 1)
+    ]
+    assert found == [[0], [0, 1], [1], [1], [1, 2], []]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([3, 100, 3_000, 50_000]), st.integers(1, 40))
+def test_the_index_finds_what_a_look_at_every_block_finds(seed, events, count):
+    random = np.random.default_rng(seed)
+    blocks = int(random.integers(1, 300))
+    born = np.sort(random.integers(-1, events, blocks))
+    lives = random.exponential(random.choice([2, 300, 20_000], blocks)).astype(np.int64)
+    freed = np.minimum(born + random.integers(0, 2, blocks) + lives, events)  # some are never alive
+    moments = np.sort(random.integers(0, events + 1, count))
+    assert Lifetimes(born, freed).alive_at(moments).tolist() == alive(born, freed, moments)
+
+
+@pytest.mark.parametrize("indexed", [0, 1 << 40])
+def test_blocks_of_one_device_are_found_with_and_without_the_index(monkeypatch, indexed):
+    monkeypatch.setattr(replay, "INDEXED", indexed)
+    blocks = trace(
+        "start 5 w", "alloc 1 a", "alloc 2 b device=cuda:0", "free a", "alloc 4 c", "free w", "free c"
+    ).allocations
+    assert [blocks.alive_at(event, 0).tolist() for event in range(-1, 6)] == [
+        [0],
+        [0, 1],
+        [0, 1],
+        [0],
+        [0, 3],
+        [3],
+        [],
+    ]
+    assert blocks.alive_after(np.array([0, 3]), 0).tolist() == [0, 1, 3]
+    assert blocks.alive_after(np.array([1, 5]), 1).tolist() == [2]
