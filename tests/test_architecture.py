@@ -45,6 +45,7 @@ KNOWS = {
     "server": {"trace", "analysis", "simulator", "store", "exports", "proto"},
     "commands": {
         *("trace", "analysis", "simulator", "read", "estimate", "store", "exports", "loading", "proto"),
+        "main_module",
         *("dryrun", "budget", "launch", "extras"),
     },
     "__main__": {"commands"},
