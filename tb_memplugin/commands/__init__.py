@@ -93,7 +93,8 @@ class LazyGroup(click.Group):
         """Run a sub-command; print an error that it raises to stderr, and exit with code 2."""
         _write_any_text()
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # here rather than at exit, where nothing could be said
         except MemPluginError as error:
             from tb_memplugin.commands.opening import naming_files
 
@@ -107,9 +108,12 @@ class LazyGroup(click.Group):
             if error.errno == errno.EPIPE:  # the reader of our output is gone: click exits silently
                 raise
             is_output = error.errno in NO_SPACE  # files have messages of their own
+            if is_output:
+                sys.stdout = None  # what it holds still cannot be written: Python would fail again at exit
             what = "The output cannot be written" if is_output else "A file or its host cannot be reached"
             fix = fix_of(error, "Check the paths, and that this machine can reach them.")
             _refuse_all(f"{what}: {error.strerror or error}.", fix)
+        return result
 
 
 def _write_any_text() -> None:

@@ -133,6 +133,7 @@ def command(
     except KeyboardInterrupt:
         interrupted = not watch
     failed = [(file, outcome) for file, outcome in done.items() if isinstance(outcome, MemPluginError)]
+    print_shared_notes([(item.file, item.notes) for item in done.values() if isinstance(item, _Imported)])
     if as_json:
         click.echo(json.dumps(_document(done, failed), indent=2))
     else:
@@ -287,7 +288,6 @@ def _document(done: _Outcomes, failed: Sequence[tuple[str, MemPluginError]]) -> 
 def _show(done: _Outcomes, logdir: str) -> None:
     imported = [item for item in done.values() if isinstance(item, _Imported)]
     unchanged = [item for item in done.values() if isinstance(item, _Unchanged)]
-    print_shared_notes([(item.file, item.notes) for item in imported])
     for item in imported:
         run = item.run if item.run.endswith(item.worker) else f"{item.run}, worker {item.worker}"
         peaks = ", ".join(f"{name} {size_text(peak)}" for name, peak in item.peaks.items())

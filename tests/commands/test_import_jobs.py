@@ -219,7 +219,13 @@ def test_a_real_interrupt_leaves_no_process(dumps, logdir):
     import time
 
     program = [sys.executable, "-m", "tb_memplugin", *map(str, job(logdir, dumps, "--watch", "--jobs", 2))]
-    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True) as started:
+    with subprocess.Popen(
+        program,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
+    ) as started:
         deadline = time.monotonic() + 60
         while len(list(Path(logdir).glob("job/*/events*"))) < RANKS and time.monotonic() < deadline:
             time.sleep(0.1)

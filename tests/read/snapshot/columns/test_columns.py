@@ -70,7 +70,7 @@ def test_recordings_of_each_version_of_pytorch_are_equal(path: Path) -> None:
 @pytest.mark.parametrize("name", ["expandable", "out_of_memory", "profiled", "wrapped"])
 def test_each_version_of_pytorch_has_recordings_that_are_read_as_columns(name: str) -> None:
     paths = [path for path in OWN if path.name.startswith(name)]
-    assert len(paths) == 7
+    assert len(paths) == 8
     assert {fault(gzip.decompress(path.read_bytes())) for path in paths} == {None}
 
 
