@@ -6,19 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.browser.test_accessible import RUNS
-
-VIEWS = [
-    "overview",
-    "timeline",
-    "modules",
-    "allocations",
-    "stacks",
-    "allocator",
-    "compare",
-    "ranks",
-    "advice",
-]
+from tests.browser.test_accessible import RUNS, VIEWS
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.program.constants import constant
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.record.torch_private.dispatch import without_modes
 
 aten = torch.ops.aten
 
@@ -93,6 +93,6 @@ def _unpacked(data: torch.Tensor, sizes: list[int], padding: float, times: int) 
 
 def _integers(mode: CountingFakeMode, numbers: list[int]) -> torch.Tensor:
     """Return a constant int64 tensor on the CPU."""
-    with _disable_current_modes():
+    with without_modes():
         real = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     return constant(mode, real)

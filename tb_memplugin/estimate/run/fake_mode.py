@@ -23,6 +23,7 @@ from tb_memplugin.estimate.run.fake_layers import FakeLayers
 from tb_memplugin.estimate.run.fake_ledger import Block, FakeLedger, Scope
 from tb_memplugin.estimate.run.known_values import KnownValues, UnknownValuesError
 from tb_memplugin.record.tensor_metadata import Dense, dense
+from tb_memplugin.record.torch_private.tensors import is_zero_tensor
 from tb_memplugin.trace import Category, Phase
 
 aten = torch.ops.aten
@@ -404,7 +405,7 @@ class CountingFakeMode(FakeTensorMode):
                 return
         elif not size or (self._pending is not None and self._pending[0]() is storage):
             return
-        if life is None and tensor._is_zerotensor():  # a derivative that is zero: a shape without memory
+        if life is None and is_zero_tensor(tensor):  # a derivative that is zero: a shape without memory
             return
         count = self.created.setdefault(func, [0, 0])
         count[0] += 1

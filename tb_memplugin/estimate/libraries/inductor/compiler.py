@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch._subclasses import fake_tensor
 from torch.nn.modules import module as module_hooks
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.libraries.inductor import without_gpu
 from tb_memplugin.estimate.libraries.inductor.wrapper_code import CompiledCodeError, FakeModule
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.record.torch_private.dispatch import without_modes
 
 _PACKAGE = str(Path(__file__).parents[3])
 _HOOKS = (
@@ -140,7 +140,7 @@ class Compiler:
         """Load dynamo and Inductor as if there were no estimate, then make them work inside one."""
         if self._ready:
             return
-        with self._patches.put_back(), _disable_current_modes():
+        with self._patches.put_back(), without_modes():
             import torch._dynamo.convert_frame as frames
             import torch._dynamo.eval_frame as evaluation
             import torch._dynamo.pgo as sizes_seen
@@ -224,7 +224,7 @@ class Compiler:
             saved[name] = [(key, hook) for key, hook in hooks.items()]
             hooks.clear()
         try:
-            with self._patches.put_back(but=_is_a_device), _disable_current_modes():
+            with self._patches.put_back(but=_is_a_device), without_modes():
                 yield
         finally:
             for name, hooks in saved.items():

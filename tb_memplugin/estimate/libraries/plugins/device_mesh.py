@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.record.torch_private.dispatch import without_modes
 
 _READS_RANKS = (
     "_compute_coordinate_on_dim",
@@ -76,7 +76,7 @@ def really(method: Any) -> Any:
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
+        with without_modes():
             return method(*args, **kwargs)
 
     return run
@@ -91,7 +91,7 @@ def _with_real_ranks(init: Any) -> Any:
     @functools.wraps(init)
     def run(mesh: Any, *args: Any, **kwargs: Any) -> None:
         ranks = kwargs.get("_rank_map")
-        with _disable_current_modes():
+        with without_modes():
             if isinstance(ranks, FakeTensor):
                 kwargs["_rank_map"] = torch.arange(ranks.numel(), dtype=torch.int, device="cpu")
             init(mesh, *args, **kwargs)
