@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from tb_memplugin.read.layers.calls import Call
-from tb_memplugin.read.layers.frames import Frames
+from tb_memplugin.read.layers.frames import Frames, PythonFrame
 from tb_memplugin.read.layers.source_text import BACKWARDS, LOOP, NOT_KNOWN, Target, likeness
 
 CHECKPOINT_FILE = "torch/utils/checkpoint.py"
@@ -35,6 +35,7 @@ class Names:
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
         self._text = frames.text
+        self._classes: dict[int, str] = {}
 
     def name(self, outermost: Sequence[Call], at_end: Call | None) -> None:
         """Name all calls in and below the outermost ones; `at_end` is the call that ran at the end."""
@@ -57,7 +58,12 @@ class Names:
         """Return the class whose `forward` ran, as far as it is known; else the name of its file."""
         if not call.inside:
             return ""
-        frame = self._frames.all[call.inside[-1]]
+        number = call.inside[-1]
+        if number not in self._classes:
+            self._classes[number] = self._class_at(self._frames.all[number])
+        return self._classes[number]
+
+    def _class_at(self, frame: PythonFrame) -> str:
         class_name = self._text.class_name(frame.file, frame.line)
         if class_name:
             return class_name
