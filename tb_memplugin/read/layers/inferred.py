@@ -41,6 +41,12 @@ OF_NO_NODE = (Category.COMMUNICATION, Category.WORKSPACE)
 """What is allocated in an operator or node, but not for it."""
 
 
+MOST_FRAMES, FRAMES_PER_EVENT = 1 << 18, 2
+"""How many frames distinct stacks may have: so many, and so many more for each event.
+
+Of the real files that were tried, none has above 18,215 in all, or 2.3 for each event.
+"""
+
 LATER = ("module", "module_confidence")
 """The columns of `Events` that are inferred."""
 
@@ -102,6 +108,9 @@ class _LaterTrace(MemoryTrace):
 
 
 def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
+    count = sum(map(len, trace.stacks))
+    if count > MOST_FRAMES + FRAMES_PER_EVENT * len(trace.events):
+        return _with_too_many(trace, count)
     allocates = np.flatnonzero(trace.events.kind == Kind.ALLOC)
     frames = Frames(trace.stacks, read_text=read_text)
     if not any(frame.role == Role.CALL and frame.line for frame in frames.all):
@@ -110,14 +119,13 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     calls, owner = _tracked(trace, frames, meanings)
     confidence = np.full(len(trace.events), 100, np.uint8)
     _with_backward(trace, meanings, calls, owner, confidence)
-    outermost = [call for call in calls if call.parent is None]
-    link_recomputed(outermost, frames)
+    link_recomputed(calls, frames)
     names = Names(frames)
     last = int(allocates[-1])
     is_in_call = owner[last] >= 0 and not meanings[trace.events.stack[last]].is_backward
-    names.name(outermost, at_end=calls[owner[last]] if is_in_call else None)
+    names.name(calls, at_end=calls[owner[last]] if is_in_call else None)
     complete = _with_parameters(trace, frames, calls, owner, confidence)
-    unname_conditional(outermost, complete)
+    unname_conditional(calls, complete)
     modules = ModuleTree()
     owner[trace.events.category == Category.WORKSPACE] = -1
     rows = np.zeros(len(calls) + 1, np.int32)  # owner -1 reads the last
@@ -207,6 +215,18 @@ def _confidence(key: str) -> int:
     if NOT_KNOWN in key:
         return IN_PART
     return BY_SITE if ":" in key else BY_TEXT
+
+
+def _with_too_many(trace: MemoryTrace, count: int) -> MemoryTrace:
+    """Return a trace with a note that its stacks name modules, and are too many to follow."""
+    if not any("_call_impl" in frame for stack in trace.stacks for frame in stack):
+        return trace
+    note = Note(
+        f"Call stacks show modules, but {len(trace.stacks):,} distinct ones, with {count:,} frames, are too "
+        f"many for {len(trace.events):,} events: no modules are inferred.",
+        "too_many_stacks",
+    )
+    return replace(trace, notes=(*trace.notes, note))
 
 
 def _with_modules(trace: MemoryTrace, module: Int32, confidence: UInt8) -> MemoryTrace:
