@@ -1,4 +1,4 @@
-"""Find the models that optimizers train, without the program's help."""
+"""Find the models of a program, without its help."""
 
 from __future__ import annotations
 
@@ -22,9 +22,25 @@ def models_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, nn.Modul
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     tensors = [group["params"][0] for group in groups if group["params"]]
     holders = _holders(tensors)
-    inner = {id(child) for holder in holders for child in _children(holder)}
     ids = set(map(id, tensors))
-    outermost = [holder for holder in holders if id(holder) not in inner and ids & set(_parameters(holder))]
+    return _by_name([module for module in _outermost(holders) if ids & set(_parameters(module))])
+
+
+def models_alive() -> dict[str, nn.Module]:
+    """Return the outermost modules with parameters of the whole program, named as by `models_of`.
+
+    It is one pass over the program's objects, and no object is changed.
+    """
+    modules: list[nn.Module] = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    return _by_name([module for module in _outermost(modules) if _parameters(module)])
+
+
+def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    inner = {id(child) for module in modules for child in _children(module)}
+    return [module for module in modules if id(module) not in inner]
+
+
+def _by_name(outermost: Sequence[nn.Module]) -> dict[str, nn.Module]:
     if len(outermost) == 1:
         return {"": outermost[0]}
     models: dict[str, nn.Module] = {}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from tb_memplugin.record.storage_lifetimes import Block, Buffer
 from tb_memplugin.record.tensors_inside import tensors_in
@@ -18,12 +17,6 @@ class IterationRecording(StorageRecording):
     """A `StorageRecording` that is told of gradients as soon as backward creates them, and of inputs."""
 
     names_others = False  # the figures are of one model
-
-    def is_inside(self, module: nn.Module) -> None:
-        """Record that a module's call began before the recording did."""
-        row = self.layers.names.row_of.get(id(module))
-        if row is not None:
-            self.layers.here().enter(row)
 
     def _add_unseen(self) -> None:
         """Do not search: the start state of the next reported iteration counts it."""

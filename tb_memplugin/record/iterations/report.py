@@ -25,7 +25,7 @@ from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.iterations.console import show, size
 from tb_memplugin.record.iterations.csv_files import DEFAULT_FOLDER, IterationCsv
 from tb_memplugin.record.iterations.figures import IterationMemory, iteration_memory
-from tb_memplugin.record.iterations.watch import Call, IterationWatch, Observation, compiled_modules
+from tb_memplugin.record.iterations.watch import IterationWatch, Observation, compiled_modules
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace, Note, Step
@@ -251,14 +251,12 @@ class _Slot:
     def is_watching(self) -> bool:
         return self._watch is not None
 
-    def watch(
-        self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer], call: Call | None = None
-    ) -> None:
+    def watch(self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Begin to watch an iteration."""
         self.clear()
         watch, self._began = IterationWatch(guard=self._guard), perf_counter()
         if model is not None:
-            watch.begin(model, optimizers, call)
+            watch.begin(model, optimizers)
         self._watch = watch
 
     def wait(self, model: nn.Module, optimizers: Sequence[weakref.ref[torch.optim.Optimizer]]) -> None:
@@ -266,14 +264,14 @@ class _Slot:
         self.clear()
         reference = weakref.ref(model)
 
-        def called(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def called(*_: object) -> None:
             root = reference()
             if root is None:
                 return
             alive = [
                 optimizer for optimizer in (reference() for reference in optimizers) if optimizer is not None
             ]
-            self.watch(root, alive, (module, (args, kwargs)))
+            self.watch(root, alive)
 
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
