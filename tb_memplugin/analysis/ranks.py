@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.analysis.columns import step_columns
+from tb_memplugin.analysis.steps import step_columns
 from tb_memplugin.trace.tables import Int64
 
 MISSING = -1

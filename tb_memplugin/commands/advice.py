@@ -24,8 +24,8 @@ from tb_memplugin.analysis.advice_rules import (
     Where,
     advice,
     advice_on_steps,
+    heading,
 )
-from tb_memplugin.analysis.findings import heading
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.commands.opening import Opened, Reading, open_trace, reading_options

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing import util
 from types import FrameType
 from typing import Any
@@ -17,13 +18,71 @@ from torch import nn
 from torch.profiler import ProfilerAction
 
 from tb_memplugin.callbacks.recorder import StepRecorder, Training
-from tb_memplugin.launch.models import models_of
 from tb_memplugin.launch.settings import Settings
 from tb_memplugin.record.guard import Guard, call_all, guarded
 from tb_memplugin.record.history.recording import allocators
 from tb_memplugin.record.monitor import MemoryMonitor
 from tb_memplugin.record.oom import OomRecorder, record_on_oom
 from tb_memplugin.record.optimizer_hooks import StepHooks
+from tb_memplugin.record.torch_private.modules import children_of, parameters_of
+
+
+def models_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, nn.Module]:
+    """Return the outermost modules that hold parameters of optimizers, by name.
+
+    A single module has the name "", several have those of their classes. They are found from the first
+    parameter of each group upwards, by asking Python's garbage collector who refers to it: some passes over
+    the program's objects, and no object is changed.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    tensors = [group["params"][0] for group in groups if group["params"]]
+    holders = _holders(tensors)
+    inner = {id(child) for holder in holders for child in _children(holder)}
+    ids = set(map(id, tensors))
+    outermost = [holder for holder in holders if id(holder) not in inner and ids & set(_parameters(holder))]
+    if len(outermost) == 1:
+        return {"": outermost[0]}
+    models: dict[str, nn.Module] = {}
+    for module in outermost:
+        name = type(module).__name__
+        models[name if name not in models else f"{name}_{len(models)}"] = module
+    return models
+
+
+def _holders(tensors: Sequence[torch.Tensor]) -> list[nn.Module]:
+    """Return all modules from which a tensor is reached through modules and dicts alone."""
+    holders: list[nn.Module] = []
+    visited: set[int] = set()
+    reached: list[Any] = list(tensors)
+    while reached:
+        visited |= set(map(id, reached))
+        referrers = [
+            referrer
+            for referrer in gc.get_referrers(*reached)
+            if id(referrer) not in visited and issubclass(type(referrer), dict | nn.Module)
+        ]
+        holders += [referrer for referrer in referrers if not issubclass(type(referrer), dict)]
+        reached = referrers
+    return holders
+
+
+def _children(module: nn.Module) -> Iterable[nn.Module]:
+    children: Iterable[nn.Module | None] = children_of(module).values()
+    return [child for child in children if child is not None]
+
+
+def _parameters(module: nn.Module) -> list[int]:
+    """Return the ids of all parameters in a module and the modules in it."""
+    parameters: list[int] = []
+    pending, visited = [module], set[int]()
+    while pending:
+        current = pending.pop()
+        if id(current) not in visited:
+            visited.add(id(current))
+            parameters += map(id, parameters_of(current).values())
+            pending += _children(current)
+    return parameters
+
 
 MORE_STEPS = 2
 """How many steps one SIGUSR1 records."""

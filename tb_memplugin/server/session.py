@@ -10,7 +10,6 @@ from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.server.catalog import SUMMARY_BYTES, Catalog, Entry, bytes_of
-from tb_memplugin.server.exported import Exports
 from tb_memplugin.server.monitored import Monitored, Series
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.windows import Windows
@@ -83,7 +82,6 @@ class Session:
     def __init__(self, catalog: Catalog, monitored: Monitored, windows: Windows, logdir: str) -> None:
         self.catalog, self.monitored = catalog, monitored
         self.windows, self.logdir = windows, logdir
-        self.exports = Exports()
         self._unfolded = Cache(SUMMARY_BYTES)
         self._worker_steps = Cache(WORKER_STEPS_BYTES)
 
