@@ -45,8 +45,6 @@ def line_table(trace: MemoryTrace, device: int, event: int | None = None) -> Res
     line it is if there is none.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         event: count the blocks alive after this event (-1: before the first); None counts every allocation
             of the trace.
     """
@@ -69,7 +67,6 @@ def tally(part: Int64, keys: Sequence[str], size: Int64) -> ResultTable[LineRow]
 
     Args:
         part: the key of each allocation, as an index into `keys`.
-        keys: the keys.
         size: bytes of each allocation.
     """
     calls = np.bincount(part, minlength=len(keys))

@@ -68,7 +68,6 @@ def rank_columns(
     """Return the steps from `first` to `last`, inclusive, in at most `columns` columns.
 
     Args:
-        ranks: the ranks.
         first, last: numbers of steps; None means no limit.
         columns: at least 1.
     """

@@ -92,17 +92,22 @@ class Session:
             errors += unreadable_files(self.logdir)
         return errors
 
-    def worker_steps(self, request: Request, *, fresh: bool = False) -> dict[str, list[WorkerSteps]]:
+    def worker_steps(
+        self, request: Request, only: str | None = None, *, fresh: bool = False
+    ) -> dict[str, list[WorkerSteps]]:
         """Return the steps of all workers on each of their devices, by run: rank2 before rank10.
 
         Args:
-            request: the request.
+            request: names the experiment.
+            only: a run; None: all.
             fresh: whether to query TensorBoard anew.
         """
         recorded = self.catalog.listing(request.ctx, request.experiment, fresh=fresh).workers
         watched = self.monitored.runs(request.ctx, request.experiment, fresh=fresh).workers
         runs: dict[str, list[WorkerSteps]] = {}
         for run, worker in {**recorded, **watched}:
+            if only not in (None, run):
+                continue
             entries, series = recorded.get((run, worker), []), watched.get((run, worker))
             key = (request.experiment, run, worker, *_extent(entries, series))
             compute = partial(worker_steps, worker, entries, series)

@@ -11,7 +11,6 @@ from typing import TypedDict
 import numpy as np
 
 from tb_memplugin.analysis.allocations import (
-    Bands,
     alive_between,
     bands,
     divided_rest,
@@ -20,7 +19,7 @@ from tb_memplugin.analysis.allocations import (
     versions,
 )
 from tb_memplugin.analysis.annotations import innermost_at_birth
-from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, Divided
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.analysis.moments import live_allocation, tensor_name
 from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.source_lines import NO_STACK
@@ -221,12 +220,6 @@ class BandsAnswer(TypedDict):
     """The device's first and last event in the step; -1 and -1 if it has none."""
 
 
-class _Divided(TypedDict):
-    bands: BandColumns
-    keys: list[LabeledPart]
-    parts: list[list[int]] | None
-
-
 def answer_bands(session: Session, request: Request) -> BandsAnswer:
     """Answer from the side file."""
     by = request.choice("colour", ALL_DIVISIONS, "category")
@@ -241,6 +234,10 @@ def answer_bands(session: Session, request: Request) -> BandsAnswer:
         lambda: bands(trace, device, part.cuts(opened, columns), most),
     )
     first_event, last_event = step_events(opened)
+    size, count = trace.allocations.bytes, len(drawn.rows)
+    rows = np.concatenate((drawn.rows, drawn.small))
+    key, keys = keys_of(opened, rows, by, divided(request, opened, by), SHOWN_KEYS)
+    parts = divided_rest(drawn, size[drawn.small], key[count:], len(keys)) if len(drawn.small) else None
     return {
         "over": part.over,
         "t0": part.t0,
@@ -248,38 +245,24 @@ def answer_bands(session: Session, request: Request) -> BandsAnswer:
         "px": columns,
         "min": drawn.low.tolist(),
         "max": drawn.high.tolist(),
-        **_bands_shape(opened, drawn, by, divided(request, opened, by)),
-        "rest": drawn.rest.tolist(),
-        "others": len(drawn.small),
-        "peak": _peak_shape(opened, drawn),
-        "first_event": first_event,
-        "last_event": last_event,
-    }
-
-
-def _bands_shape(opened: Opened, drawn: Bands, by: By, division: Divided) -> _Divided:
-    size = opened.trace.allocations.bytes
-    key, keys = keys_of(opened, np.concatenate((drawn.rows, drawn.small)), by, division, SHOWN_KEYS)
-    count = len(drawn.rows)
-    parts = divided_rest(drawn, size[drawn.small], key[count:], len(keys)) if len(drawn.small) else None
-    return {
         "bands": {
             "row": drawn.rows.tolist(),
             "bytes": size[drawn.rows].tolist(),
             "first": drawn.first.tolist(),
             "last": drawn.last.tolist(),
             "key": key[:count].tolist(),
-            "tensor": [tensor_name(opened.trace, row) for row in drawn.rows.tolist()],
+            "tensor": [tensor_name(trace, row) for row in drawn.rows.tolist()],
         },
         "keys": keys,
         "parts": None if parts is None else parts.tolist(),
-    }
-
-
-def _peak_shape(opened: Opened, drawn: Bands) -> Highest:
-    return {
-        "event": drawn.peak_event,
-        "time_ns": opened.time_ns(drawn.peak_event),
-        "bytes": int(drawn.high[drawn.peak_column]),
-        "column": drawn.peak_column,
+        "rest": drawn.rest.tolist(),
+        "others": len(drawn.small),
+        "peak": {
+            "event": drawn.peak_event,
+            "time_ns": opened.time_ns(drawn.peak_event),
+            "bytes": int(drawn.high[drawn.peak_column]),
+            "column": drawn.peak_column,
+        },
+        "first_event": first_event,
+        "last_event": last_event,
     }

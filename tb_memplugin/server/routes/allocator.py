@@ -26,7 +26,6 @@ from tb_memplugin.analysis.allocator import (
     split_moments,
     unused_levels,
 )
-from tb_memplugin.analysis.allocator import ReserveCurve as Drawn
 from tb_memplugin.analysis.columns import Cuts, extremes
 from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.divisions import Part as StackPart
@@ -63,7 +62,7 @@ from tb_memplugin.server.stretch import (
 )
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.runs import Runs, runs_of
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, Rows
 
 _REPLAYS = Cache(256 * MIB)
 """About 80 bytes per event, one result for each device and window."""
@@ -71,7 +70,7 @@ _REPLAYS = Cache(256 * MIB)
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One device of a window. `pending_since` is the result of `analysis.pending.pending_since`."""
+    """One device of a window. `pending_since` is that of `analysis.layout`."""
 
     levels: Levels
     unused: Ratio | None
@@ -150,16 +149,6 @@ class AllocatorEvent(TypedDict):
     """The leading line of its stack, or null."""
 
 
-class _Waste(TypedDict):
-    reserved_bytes: int | None
-    allocated_bytes: int
-    unused: float | None
-    free_bytes: int | None
-    largest_free_bytes: int | None
-    split: float | None
-    free: list[FreeBlocks]
-
-
 class AllocatorState(Neighbors):
     """The allocator at a moment."""
 
@@ -202,6 +191,8 @@ def answer(session: Session, request: Request) -> AllocatorState:
     blocks = opened.trace.allocations
     since, has_segments = replay.pending_since, replay.knows_segments
     pools = pools_of(opened.trace, opened.device, event, layout, since, has_segments)
+    waste = fragmentation_of(replay.levels, layout if has_segments else None, event)
+    histogram = free_histogram(layout) if has_segments else ()
     return {
         "event": event,
         "time_ns": opened.time_ns(event),
@@ -209,10 +200,16 @@ def answer(session: Session, request: Request) -> AllocatorState:
         "what": _what_shape(opened, event),
         "active_bytes": int(replay.levels.active[event + 1]),
         "pending_bytes": int(replay.levels.pending[event + 1]),
-        **_fragmentation_shape(replay, layout, event),
+        "reserved_bytes": waste.reserved_bytes,
+        "allocated_bytes": waste.allocated_bytes,
+        "unused": waste.unused,
+        "free_bytes": waste.free_bytes,
+        "largest_free_bytes": waste.largest_free_bytes,
+        "split": waste.split,
+        "free": [{"from_bytes": least, "count": count, "bytes": size} for least, count, size in histogram],
         "pools": [_pool_shape(pool) for pool in pools],
         "outside": {"bytes": int(blocks.bytes[layout.misfits].sum()), "count": len(layout.misfits)},
-        "knows_segments": replay.knows_segments,
+        "knows_segments": has_segments,
         "settings": dict(opened.trace.properties),
     }
 
@@ -246,21 +243,6 @@ def _what_shape(opened: Opened, event: int) -> AllocatorEvent | None:
     }
 
 
-def _fragmentation_shape(replay: Replay, layout: Layout, event: int) -> _Waste:
-    has_segments = replay.knows_segments
-    waste = fragmentation_of(replay.levels, layout if has_segments else None, event)
-    histogram = free_histogram(layout) if has_segments else ()
-    return {
-        "reserved_bytes": waste.reserved_bytes,
-        "allocated_bytes": waste.allocated_bytes,
-        "unused": waste.unused,
-        "free_bytes": waste.free_bytes,
-        "largest_free_bytes": waste.largest_free_bytes,
-        "split": waste.split,
-        "free": [{"from_bytes": least, "count": count, "bytes": size} for least, count, size in histogram],
-    }
-
-
 DEFAULT_COLUMNS = 1_000
 
 
@@ -287,21 +269,6 @@ class FailedRequest(TypedDict):
     """When it was."""
     requested_bytes: int
     """Its size."""
-
-
-class _Columns(TypedDict):
-    low: list[int]
-    allocated: list[int]
-    pending: list[int]
-    reserved: list[int] | None
-    unused: list[float | None] | None
-
-
-class _Marks(TypedDict):
-    peak: Mark
-    reserved_peak: Mark | None
-    first_event: int
-    last_event: int
 
 
 class ReserveCurve(TypedDict):
@@ -343,27 +310,28 @@ def answer_curve(session: Session, request: Request) -> ReserveCurve:
     part = stretch(request, opened)
     replay = replay_of(opened)
     cuts = part.cuts(opened, columns)
+    memory, runs = replay.levels, replay.runs
+    drawn = reserve_curve(memory, replay.unused, cuts, runs)
+    unused = None if drawn.unused is None else drawn.unused.tolist()
+    reserved = memory.reserved
+    first_event, last_event = step_events(opened)
     return {
         "over": part.over,
         "t0": part.t0,
         "t1": part.t1,
         "px": columns,
-        **_columns_shape(reserve_curve(replay.levels, replay.unused, cuts, replay.runs)),
-        "split": _split_shape(opened, replay, cuts),
-        **_marks_shape(opened, replay),
-        "ooms": ooms_shape(opened),
-        "knows_segments": replay.knows_segments,
-    }
-
-
-def _columns_shape(drawn: Drawn) -> _Columns:
-    unused = None if drawn.unused is None else drawn.unused.tolist()
-    return {
         "low": drawn.low.tolist(),
         "allocated": drawn.allocated.tolist(),
         "pending": drawn.pending.tolist(),
         "reserved": None if drawn.reserved is None else drawn.reserved.tolist(),
         "unused": unused and [None if math.isnan(ratio) else ratio for ratio in unused],
+        "split": _split_shape(opened, replay, cuts),
+        "peak": _mark(opened, replay, memory.active, runs.active),
+        "reserved_peak": None if reserved is None else _mark(opened, replay, reserved, runs.reserved),
+        "first_event": first_event,
+        "last_event": last_event,
+        "ooms": ooms_shape(opened),
+        "knows_segments": replay.knows_segments,
     }
 
 
@@ -374,27 +342,16 @@ def _split_shape(opened: Opened, replay: Replay, cuts: Cuts) -> list[tuple[int, 
     return [(event, opened.time_ns(event), ratio) for event, ratio in moments]
 
 
-def _marks_shape(opened: Opened, replay: Replay) -> _Marks:
-    """Return the highest moments of the step or window, including the state at its beginning."""
-    whole = np.array(opened.events())
-    memory, ratio, runs = replay.levels, replay.unused, replay.runs
-    first_event, last_event = step_events(opened)
-
-    def mark(level: Int64, runs: Runs[np.int64] | None) -> Mark:
-        event = int(extremes(level, whole, runs)[2][0]) - 1
-        unused = None if ratio is None or np.isneginf(ratio[event + 1]) else float(ratio[event + 1])
-        return {
-            "event": event,
-            "time_ns": opened.time_ns(event),
-            "bytes": int(level[event + 1]),
-            "unused": unused,
-        }
-
+def _mark(opened: Opened, replay: Replay, level: Int64, runs: Runs[np.int64] | None) -> Mark:
+    """Return the highest moment of the step or window, including the state at its beginning."""
+    event = int(extremes(level, np.array(opened.events()), runs)[2][0]) - 1
+    ratio = replay.unused
+    unused = None if ratio is None or np.isneginf(ratio[event + 1]) else float(ratio[event + 1])
     return {
-        "peak": mark(memory.active, runs.active),
-        "reserved_peak": None if memory.reserved is None else mark(memory.reserved, runs.reserved),
-        "first_event": first_event,
-        "last_event": last_event,
+        "event": event,
+        "time_ns": opened.time_ns(event),
+        "bytes": int(level[event + 1]),
+        "unused": unused,
     }
 
 
@@ -487,11 +444,6 @@ class SegmentsAnswer(TypedDict):
     """The pieces of a segment come in order of address and fill it."""
 
 
-class _ByHome(TypedDict):
-    segments: Segments
-    homes: list[Home]
-
-
 def answer_segments(session: Session, request: Request) -> SegmentsAnswer:
     """Answer from the side file."""
     by, order = request.choice("by", DIVISIONS, "category"), request.choice("order", ORDERS, "pool")
@@ -511,11 +463,23 @@ def answer_segments(session: Session, request: Request) -> SegmentsAnswer:
     first, last = request.number("first", 0, 0), min(request.number("last", last, 0), last)
     finest = request.number("finest", 1, 1)
     drawn = pieces(layout, rows, live, first=first, last=last, finest=finest)
+    homes, home_of = homes_of(layout)
+    count = np.bincount(home_of, minlength=len(homes)).tolist()
+    total = sums(home_of, layout.segments.bytes, len(homes)).tolist()
     return {
         "event": event,
         "by": by,
         "order": order,
-        **_segments_shape(opened, layout, rows),
+        "segments": _segments_shape(layout, rows, home_of),
+        "homes": [
+            {
+                "pool": pool_name(opened.trace, pool),
+                "stream": stream_name(opened.trace, stream),
+                "segments": count[row],
+                "bytes": total[row],
+            }
+            for row, (pool, stream) in enumerate(homes)
+        ],
         "keys": keys,
         "first": first,
         "last": last,
@@ -537,28 +501,14 @@ def _pieces_shape(drawn: Pieces) -> PieceColumns:
     }
 
 
-def _segments_shape(opened: Opened, layout: Layout, rows: np.ndarray) -> _ByHome:
-    trace, segments = opened.trace, layout.segments
-    homes, home_of = homes_of(layout)
-    count = np.bincount(home_of, minlength=len(homes)).tolist()
-    total = sums(home_of, segments.bytes, len(homes)).tolist()
+def _segments_shape(layout: Layout, rows: Rows, home_of: Int64) -> Segments:
+    segments = layout.segments
     return {
-        "segments": {
-            "address": [hex(address) for address in segments.address[rows].tolist()],
-            "bytes": segments.bytes[rows].tolist(),
-            "free": free_of_segments(layout)[rows].tolist(),
-            "home": home_of[rows].tolist(),
-            "expandable": segments.expandable[rows].astype(int).tolist(),
-        },
-        "homes": [
-            {
-                "pool": pool_name(trace, pool),
-                "stream": stream_name(trace, stream),
-                "segments": count[row],
-                "bytes": total[row],
-            }
-            for row, (pool, stream) in enumerate(homes)
-        ],
+        "address": [hex(address) for address in segments.address[rows].tolist()],
+        "bytes": segments.bytes[rows].tolist(),
+        "free": free_of_segments(layout)[rows].tolist(),
+        "home": home_of[rows].tolist(),
+        "expandable": segments.expandable[rows].astype(int).tolist(),
     }
 
 
@@ -570,12 +520,6 @@ class InSegment(TypedDict):
     """Of the segment."""
     offset: int
     """Where the block begins in it."""
-
-
-class _Extent(TypedDict):
-    rounded_bytes: int | None
-    by_rule: bool | None
-    segment: InSegment | None
 
 
 class BlockAnswer(Allocation):
@@ -613,9 +557,13 @@ def answer_block(session: Session, request: Request) -> BlockAnswer:
     since = int(replay.pending_since[row])
     context = int(blocks.context[row])
     alive = born <= event < freed
+    layout = replay.placement.at(event)
+    index = next(iter(np.flatnonzero(layout.rows == row).tolist()), None)
     return {
         **allocation_shape(live_allocation(trace, row), opened.epoch_ns),
-        **_segment_shape(opened, replay.placement.at(event), row),
+        "rounded_bytes": None if index is None else int(layout.extent[index]),
+        "by_rule": None if index is None else bool(layout.by_rule[index]),
+        "segment": None if index is None else _segment_shape(opened, layout, index),
         "state": ("pending" if since <= event else "allocated") if alive else "gone",
         "born_event": born if born >= 0 else None,
         "freed_event": freed if freed < len(trace.events) else None,
@@ -628,21 +576,13 @@ def answer_block(session: Session, request: Request) -> BlockAnswer:
     }
 
 
-def _segment_shape(opened: Opened, layout: Layout, row: int) -> _Extent:
-    indices = np.flatnonzero(layout.rows == row)
-    if not len(indices):
-        return {"rounded_bytes": None, "by_rule": None, "segment": None}
-    index = int(indices[0])
-    segment = int(layout.segment[index])
+def _segment_shape(opened: Opened, layout: Layout, index: int) -> InSegment:
+    segment, address = int(layout.segment[index]), opened.trace.allocations.address
     start = int(layout.segments.address[segment])
     return {
-        "rounded_bytes": int(layout.extent[index]),
-        "by_rule": bool(layout.by_rule[index]),
-        "segment": {
-            "address": hex(start),
-            "bytes": int(layout.segments.bytes[segment]),
-            "offset": int(opened.trace.allocations.address[row]) - start,
-        },
+        "address": hex(start),
+        "bytes": int(layout.segments.bytes[segment]),
+        "offset": int(address[layout.rows[index]]) - start,
     }
 
 

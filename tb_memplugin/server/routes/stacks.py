@@ -24,7 +24,7 @@ from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import NamedSum, Sum
 from tb_memplugin.server.stretch import requested_event
-from tb_memplugin.trace.tables import Rows
+from tb_memplugin.trace.tables import Int64, Rows
 
 Result = TypeVar("Result")
 
@@ -141,12 +141,6 @@ class Nodes(TypedDict):
     """1 if `find` finds one of its frames."""
 
 
-class _Tree(TypedDict):
-    frames: list[Frame]
-    nodes: Nodes
-    omitted: int
-
-
 class StacksAnswer(Whole):
     """The tree of calls."""
 
@@ -173,11 +167,15 @@ def answer(session: Session, request: Request) -> StacksAnswer:
     node = node if node < len(tree.runs) else 0  # a link may name a node of another moment's tree
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     finder = Finder(request.text("find", ""))
+    nodes, omitted = tree.in_sight(node, float(tree.bytes[node]) / columns * NARROWEST)
+    table = FrameTable()
     return {
         **chosen.shape(rows, matches_shape(rows, finder)),
         "knows_stacks": knows_stacks(opened),
         "node": node,
-        **_tree_shape(tree, node, columns, finder),
+        "nodes": _nodes_shape(tree, nodes, table, finder),
+        "frames": table.shape(),
+        "omitted": omitted,
     }
 
 
@@ -199,25 +197,19 @@ def knows_stacks(opened: Opened) -> bool:
     )
 
 
-def _tree_shape(tree: Flame, root: int, columns: int, finder: Finder) -> _Tree:
-    nodes, omitted = tree.in_sight(root, float(tree.bytes[root]) / columns * NARROWEST)
+def _nodes_shape(tree: Flame, nodes: Int64, table: FrameTable, finder: Finder) -> Nodes:
     shown = nodes.tolist()
     column = {node: row for row, node in enumerate(shown)}
-    table = FrameTable()
     return {
-        "nodes": {
-            "id": shown,
-            "parent": [column.get(above, -1) for above in tree.parent[nodes].tolist()],
-            "label": [_label(tree, node, table) for node in shown],
-            "run": [[] if node in (0, tree.without) else table.rows(tree.runs[node]) for node in shown],
-            "bytes": tree.bytes[nodes].tolist(),
-            "count": tree.count[nodes].tolist(),
-            "own": tree.own[nodes].tolist(),
-            "tensor": [tree.tensors[node] for node in shown],
-            "found": [int(bool(finder) and finder.has(tree.runs[node])) for node in shown],
-        },
-        "frames": table.shape(),
-        "omitted": omitted,
+        "id": shown,
+        "parent": [column.get(above, -1) for above in tree.parent[nodes].tolist()],
+        "label": [_label(tree, node, table) for node in shown],
+        "run": [[] if node in (0, tree.without) else table.rows(tree.runs[node]) for node in shown],
+        "bytes": tree.bytes[nodes].tolist(),
+        "count": tree.count[nodes].tolist(),
+        "own": tree.own[nodes].tolist(),
+        "tensor": [tree.tensors[node] for node in shown],
+        "found": [int(bool(finder) and finder.has(tree.runs[node])) for node in shown],
     }
 
 
