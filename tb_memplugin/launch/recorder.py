@@ -17,8 +17,7 @@ from torch import nn
 from torch.profiler import ProfilerAction
 
 from tb_memplugin.callbacks.recorder import StepRecorder, Training
-from tb_memplugin.launch.models import models_alive, models_of
-from tb_memplugin.launch.outermost_calls import OutermostCalls
+from tb_memplugin.launch.models import OutermostCalls, models_alive, models_of
 from tb_memplugin.launch.settings import Settings
 from tb_memplugin.record.guard import Guard, call_all, guarded
 from tb_memplugin.record.history.recording import allocators

@@ -14,9 +14,7 @@ from torch import nn
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all
-from tb_memplugin.record.iterations.gradients import NewGradients
-from tb_memplugin.record.iterations.recording import IterationRecording
-from tb_memplugin.record.iterations.weights import named_weights
+from tb_memplugin.record.iterations.weights import IterationRecording, NewGradients, named_weights
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.modules import is_compiled
 from tb_memplugin.record.steps.counters import Counters, Reading
