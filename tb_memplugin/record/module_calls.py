@@ -93,7 +93,12 @@ def _raises_when_freed(error: BaseException) -> object:
 
 
 def _begin(
-    module: nn.Module, watchers: _Watchers, args: tuple[Any, ...], kwargs: dict[str, Any], *call: Any
+    module: nn.Module,
+    watchers: _Watchers,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    call: Callable[..., Any],
+    *bound: Any,
 ) -> Callable[..., Any]:
     """Tell the watchers that a module is called, and return what makes the call and tells them of its end.
 
@@ -101,18 +106,22 @@ def _begin(
 
     Args:
         module, watchers, args, kwargs: the module, its watchers, and what it is called with.
-        call: the function to call, and arguments of it before those.
+        call, bound: the function to call, and its arguments before those.
     """
-    version = _version
-    results: list[Any] = []
-    needs_result = False
-    for entered, _, owner in watchers:
-        try:
-            needs_result = entered(module, args, kwargs) is True or needs_result
-        except BaseException as error:
-            owner.fail(error)
-    begun = _Call(_append_result, results, *call) if needs_result else _Call(*call)
-    begun.call = module, args, results, version, watchers
+    try:
+        version = _version
+        results: list[Any] = []
+        needs_result = False
+        for entered, _, owner in watchers:
+            try:
+                needs_result = entered(module, args, kwargs) is True or needs_result
+            except BaseException as error:
+                owner.fail(error)
+        begun = _Call(_append_result, results, call, *bound) if needs_result else _Call(call, *bound)
+        begun.call = module, args, results, version, watchers
+    except BaseException as error:
+        _fail_all(error)
+        return partial(call, *bound)
     return begun
 
 

@@ -19,6 +19,7 @@ class HandlerSession(Session):
     boundary = (
         "record/beside_compiler.py:_enter_compiled",
         "record/beside_compiler.py:_set_tracing",
+        "record/module_calls.py:_begin",
         "record/module_calls.py:__del__",
         "record/module_calls.py:__get__",
         "record/optimizer_hooks.py:__call__",

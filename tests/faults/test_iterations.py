@@ -15,6 +15,7 @@ class ReportSession(Session):
     """A report of every iteration. What it returns is compared, without times."""
 
     boundary = (
+        "record/module_calls.py:_begin",
         "record/module_calls.py:__del__",
         "record/module_calls.py:__get__",
         "record/optimizer_hooks.py:__call__",

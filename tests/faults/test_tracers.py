@@ -18,6 +18,7 @@ def allocations(trace: MemoryTrace) -> list[int]:
 
 
 _ENTRIES = (
+    "record/module_calls.py:_begin",
     "record/module_calls.py:__del__",
     "record/module_calls.py:__get__",
     "record/optimizer_hooks.py:__call__",
