@@ -91,8 +91,6 @@ def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) ->
     """Return the state of a device after an event; -1 is the moment before the first.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         event: index of an event, of any device.
         largest: how many of the largest live blocks to list.
     """
@@ -175,7 +173,6 @@ def peak(
     """Return the moment with the most live bytes.
 
     Args:
-        trace: any trace.
         device: a device's name; None takes the one with the highest peak.
         step: a step's number; None looks at the whole window.
         largest: how many of the largest live blocks to list.
