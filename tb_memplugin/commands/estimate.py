@@ -51,6 +51,9 @@ OF_PROGRAMS = (
 
 ENGINES = ("fake", "runtime")
 
+EXIT_CODES = {"does not fit": 1, "may fit": 3}
+"""By verdict, the exit code: 0 if the step fits, or if that is not asked. All errors exit with 2."""
+
 OPTIMIZERS = ("adamw", "adamw-fused", "adam", "adam-fused", "adafactor", "momentum", "sgd")
 
 TARGET_HELP = """\b
@@ -82,7 +85,10 @@ class EstimateCommand(click.Command):
 @click.command(
     "estimate",
     cls=EstimateCommand,
-    help=f"Whether a training step fits a GPU, and what fills it.\n\n{TARGET_HELP}",
+    help=(
+        f"Whether a training step fits a GPU, and what fills it.\n\n{TARGET_HELP}\n\n"
+        "The exit code is 0 if it fits, 3 if it may fit, 1 if it does not."
+    ),
 )
 @click.argument("target", type=PATH, required=False)
 @click.option(
@@ -312,10 +318,11 @@ def _refuse_beside_a_program(ctx: click.Context) -> None:
 def _show_rest(report: Report, *, as_json: bool, logdir: str | None) -> None:
     if as_json:
         click.echo(json.dumps(report_json(report), indent=2))
-        return
-    show_more(report)
-    if logdir is not None:
-        click.echo(f"See it in the Memory tab: tensorboard --logdir {printable(shlex.quote(logdir))}")
+    else:
+        show_more(report)
+        if logdir is not None:
+            click.echo(f"See it in the Memory tab: tensorboard --logdir {printable(shlex.quote(logdir))}")
+    click.get_current_context().exit(EXIT_CODES.get(report.step.estimate.verdict, 0))
 
 
 def _without(error: ModuleNotFoundError) -> Exception:
@@ -349,9 +356,11 @@ def report_json(report: Report) -> dict[str, Any]:
         "peak_allocated_bytes": estimate.peak_allocated_bytes,
         "peak_reserved_bytes": estimate.peak_reserved_bytes,
         "fits": estimate.fits,
+        "verdict": estimate.verdict,
         "gpu": step.gpu.name,
         "memory_bytes": step.gpu.memory_bytes,
         "margin_bytes": estimate.margin_bytes,
+        "margin_bounds_bytes": estimate.margin_bounds_bytes,
         "workspace_bytes": estimate.workspace_bytes,
         "workload": asdict(step.workload),
         "breakdown": [{"key": key, "bytes": size} for key, size in estimate.breakdown],
@@ -421,15 +430,11 @@ def _headline(step: StepEstimate, unit: Unit) -> Iterator[str]:
     if step.ranks is not None:
         worst, tried = step.ranks.worst, [rank.rank for rank in step.ranks.ranks]
         yield f"mesh {step.ranks.mesh}: rank {worst.rank} needs the most memory, of ranks {tried}"
-    gpu_unit = Unit.for_bytes([room])
-    if estimate.fits is None or estimate.margin_bytes is None:
+    if estimate.verdict is None:
         yield f"{step.gpu.name}: whether it fits is not known"
-    elif estimate.fits:
-        spare = gpu_unit.text(max(estimate.margin_bytes, 0))
-        yield f"fits {step.gpu.name} ({gpu_unit.text(room)}) with {spare} to spare"
     else:
-        missing = gpu_unit.text(abs(estimate.margin_bytes))
-        yield f"does not fit {step.gpu.name} ({gpu_unit.text(room)}): {missing} too much"
+        capacity = Unit.for_bytes([room]).text(room)
+        yield f"{estimate.verdict} {step.gpu.name} ({capacity}) {estimate.margin_text}"
     yield (
         f"peak {unit.text(estimate.peak_allocated_bytes)} allocated, "
         f"{unit.text(estimate.peak_reserved_bytes)} reserved"

@@ -298,7 +298,14 @@ class MemoryEstimator:
         named = [(phase.name, phase.start_ns, phase.stop_ns) for phase in self._here.phases]
         seconds = (run.stop_ns - run.start_ns) / 1e9
         return answer(
-            self._trace, self._simulated, self._settings, self.gpu, named, seconds, self._target.notes
+            self._trace,
+            self._simulated,
+            self._settings,
+            self.gpu,
+            named,
+            seconds,
+            self._target.notes,
+            self._target.not_counted_bytes,
         )
 
     @property
