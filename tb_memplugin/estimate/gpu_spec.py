@@ -5,6 +5,7 @@ The source of every number is in docs/gpus.md. All sizes are bytes.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, replace
 
 from tb_memplugin.errors import MemPluginError
@@ -55,14 +56,23 @@ class GpuSpec:
         """Return the GPU with a name. Case, spaces, dashes and vendor words are ignored: `NVIDIA A100-80GB`.
 
         Raises:
-            MemPluginError: no GPU has this name.
+            MemPluginError: no GPU of the table has this name, or it is one of AMD's.
         """
-        if (gpu := _BY_KEY.get(_key(name))) is not None:
+        key = _key(name)
+        if (gpu := _BY_KEY.get(key)) is not None:
             return gpu
+        if key.startswith(("amd", "instinct", "radeon")) or key in OF_AMD:
+            raise MemPluginError(
+                f"{name[:80]!r} is a GPU of AMD: what PyTorch's kernels allocate there is not known.",
+                where="gpu",
+                fix="Choose a GPU of NVIDIA.",
+            )
+        near = [_BY_KEY[one].name for one in difflib.get_close_matches(key[:80], _BY_KEY, 3)]
+        meant = f"Did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
         raise MemPluginError(
             f"{name[:80]!r} is not the name of a GPU.",
             where="gpu",
-            fix=f"Use one of {', '.join(cls.names())}; or one of these with another size of memory.",
+            fix=f"{meant}Use one of {', '.join(cls.names())}; or one of these with another size of memory.",
         )
 
     @staticmethod
@@ -133,18 +143,22 @@ GPUS = (
     GpuSpec("t4", 14_930 * MIB, (7, 5), 100 * MIB, processors=40),
     GpuSpec("a100-40gb", 40_448 * MIB, (8, 0), 414 * MIB, processors=108),
     GpuSpec("a100-80gb", 81_152 * MIB, (8, 0), processors=108),
+    GpuSpec("a800", 81_228 * MIB, (8, 0), 522 * MIB, processors=108),
     GpuSpec("a10", 22_517 * MIB, (8, 6), processors=72),
     GpuSpec("a10g", 22_587 * MIB, (8, 6), processors=80),
     GpuSpec("rtx3090", 24_259 * MIB, (8, 6), 256 * MIB, processors=82),
     GpuSpec("rtxa6000", 48_676 * MIB, (8, 6), processors=84),
     GpuSpec("l4", 22_558 * MIB, (8, 9), 236 * MIB, processors=58),
+    GpuSpec("l20", 45_593 * MIB, (8, 9), processors=92),
     GpuSpec("l40s", 45_589 * MIB, (8, 9), processors=142),
     GpuSpec("rtx4090", 24_084 * MIB, (8, 9), 473 * MIB, processors=128),
     GpuSpec("h100", 81_008 * MIB, (9, 0), processors=132),
     GpuSpec("h100-nvl", 95_232 * MIB, (9, 0), processors=132),
+    GpuSpec("h20", 97_285 * MIB, (9, 0), processors=78),
     GpuSpec("h200", 143_156 * MIB, (9, 0), processors=132),
     GpuSpec("b200", 182_631 * MIB, (10, 0), 711 * MIB, processors=148),
     GpuSpec("rtx5090", 32_112 * MIB, (12, 0), 595 * MIB, processors=170),
+    GpuSpec("rtxpro6000", 97_249 * MIB, (12, 0), processors=188),
 )
 """The source of each number is in docs/gpus.md."""
 
@@ -154,18 +168,22 @@ DRIVER_NAMES = {
     "t4": "Tesla T4",
     "a100-40gb": "NVIDIA A100-SXM4-40GB",
     "a100-80gb": "NVIDIA A100-SXM4-80GB",
+    "a800": "NVIDIA A800-SXM4-80GB",
     "a10": "NVIDIA A10",
     "a10g": "NVIDIA A10G",
     "rtx3090": "NVIDIA GeForce RTX 3090",
     "rtxa6000": "NVIDIA RTX A6000",
     "l4": "NVIDIA L4",
+    "l20": "NVIDIA L20",
     "l40s": "NVIDIA L40S",
     "rtx4090": "NVIDIA GeForce RTX 4090",
     "h100": "NVIDIA H100 80GB HBM3",
     "h100-nvl": "NVIDIA H100 NVL",
+    "h20": "NVIDIA H20",
     "h200": "NVIDIA H200",
     "b200": "NVIDIA B200",
     "rtx5090": "NVIDIA GeForce RTX 5090",
+    "rtxpro6000": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
 }
 """Names of `torch.cuda.get_device_name`, which programs compare; the SXM form where there are several."""
 
@@ -182,8 +200,16 @@ OTHER_NAMES = {
     "3090": "rtx3090",
     "4090": "rtx4090",
     "5090": "rtx5090",
+    "a800-80gb": "a800",
+    "rtx-pro-6000-blackwell": "rtxpro6000",
+    "rtx-pro-6000-blackwell-server-edition": "rtxpro6000",
+    "rtx-pro-6000-blackwell-workstation-edition": "rtxpro6000",
+    "rtx-pro-6000-blackwell-max-q-workstation-edition": "rtxpro6000",
 }
 """Other names in use. A name that stands for several memory sizes means the largest."""
+
+OF_AMD = ("mi210", "mi250", "mi250x", "mi300a", "mi300x", "mi325x", "mi350x", "mi355x")
+"""Keys of GPUs that are refused by name: cuBLAS, cuDNN and the kernels that were read are NVIDIA's."""
 
 
 def _key(name: str) -> str:

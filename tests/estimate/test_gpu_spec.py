@@ -29,6 +29,10 @@ TABLE = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text("utf-8")
         ("A100 40", "a100-40gb"),
         ("NVIDIA RTX A6000", "rtxa6000"),
         ("Tesla T4", "t4"),
+        ("NVIDIA A800-SXM4-80GB", "a800"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000"),
+        ("RTX PRO 6000", "rtxpro6000"),
+        ("NVIDIA H20", "h20"),
     ],
 )
 def test_a_gpu_is_found_however_its_name_is_written(written, name):
@@ -45,6 +49,23 @@ def test_an_unknown_name_is_refused_with_all_that_are_known(name):
         GpuSpec.named(name)
     assert all(known in refused.value.fix for known in GpuSpec.names())
     assert len(refused.value.what) < 200
+
+
+@pytest.mark.parametrize(
+    ("written", "near"), [("h10", "h100"), ("rtx6000", "rtxa6000"), ("a100-60gb", "a100-80gb")]
+)
+def test_an_unknown_name_is_refused_with_those_that_are_near(written, near):
+    with pytest.raises(MemPluginError) as refused:
+        GpuSpec.named(written)
+    meant = refused.value.fix.partition("?")[0]
+    assert meant.startswith("Did you mean ")
+    assert near in meant
+
+
+@pytest.mark.parametrize("name", ["MI300X", "AMD Instinct MI300X", "Radeon RX 7900 XTX"])
+def test_gpus_of_amd_are_refused_by_name(name):
+    with pytest.raises(MemPluginError, match="is a GPU of AMD"):
+        GpuSpec.named(name)
 
 
 @pytest.mark.parametrize(
