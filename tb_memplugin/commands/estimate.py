@@ -38,6 +38,7 @@ PROGRAM = "tb_memplugin.program"
 OF_PROGRAMS = (
     "gpu",
     "capacity",
+    "torch",
     "alloc_conf",
     "hints",
     "engine",
@@ -95,6 +96,11 @@ class EstimateCommand(click.Command):
     "--gpu", default="h100", show_default=True, help=f"Name of the GPU: one of {', '.join(GpuSpec.names())}."
 )
 @click.option("--capacity", metavar="SIZE", help="The GPU's memory, if it has another size: 40GiB, or bytes.")
+@click.option(
+    "--torch",
+    metavar="VERSION",
+    help="The PyTorch that will run it: 2.11. Default: the installed one's rules.",
+)
 @click.option(
     "--batch",
     type=click.IntRange(1, MOST),
@@ -189,6 +195,7 @@ def command(
     limit: int | None,
     gpu: str,
     capacity: str | None,
+    torch: str | None,
     mesh: str | None,
     schedule: str,
     micro_batches: int | None,
@@ -204,6 +211,14 @@ def command(
     spec = GpuSpec.named(gpu)
     if capacity is not None:
         spec = spec.with_memory(read_size(capacity, "--capacity"))
+    if torch is not None:
+        if check or engine == "runtime":
+            raise MemPluginError(
+                "The runtime engine runs the installed PyTorch.",
+                where="--torch",
+                fix="Leave it out, or use --engine fake without --check.",
+            )
+        spec = spec.with_torch(torch)
     try:
         from tb_memplugin.estimate.answer.hints import read_hints
         from tb_memplugin.estimate.answer.script import LIMIT_S, STEPS, read_program
@@ -359,6 +374,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "verdict": estimate.verdict,
         "gpu": step.gpu.name,
         "memory_bytes": step.gpu.memory_bytes,
+        "torch": ".".join(map(str, step.gpu.torch)) if step.gpu.torch is not None else None,
         "margin_bytes": estimate.margin_bytes,
         "margin_bounds_bytes": estimate.margin_bounds_bytes,
         "workspace_bytes": estimate.workspace_bytes,

@@ -6,15 +6,25 @@ The source of every number is in docs/gpus.md. All sizes are bytes.
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, replace
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.read.cublas import LARGE_WORKSPACE, WORKSPACE
+from tb_memplugin.read.cublas import LARGE_WORKSPACE, WORKSPACE, Version
 
 MIB = 1 << 20
 
 LARGE_WORKSPACE_MAJORS = (9, 10, 12)
 """Major compute capabilities with the large cuBLAS workspace; Blackwell since PyTorch 2.12 (PR 175344)."""
+
+LARGE_ON_BLACKWELL_FROM = (2, 12)
+"""The first version of PyTorch with the large workspace on Blackwell."""
+
+CUDNN_FIRST_FROM = (2, 11)
+"""The first version of PyTorch whose wheels have a cuDNN that `scaled_dot_product_attention` tries first."""
+
+KNOWN_VERSIONS = ((2, 6), (2, 15))
+"""The lowest and the highest version of PyTorch whose rules were seen (docs/gpus.md)."""
 
 CUDNN_FIRST_MAJORS = (9, 10)
 """Major compute capabilities on which `scaled_dot_product_attention` tries cuDNN first.
@@ -41,6 +51,7 @@ class GpuSpec:
         memory_bytes: the total memory that a process can use: the lowest value that drivers reported.
         compute_capability: (major, minor).
         processors: the number of multiprocessors.
+        torch: the version of PyTorch whose rules apply; None for that of the process that estimates.
         context_bytes: the part of it that the CUDA context takes, outside PyTorch's allocator: the lowest
             value measured, since it grows with the kernels that a program loads; None if not known.
     """
@@ -50,6 +61,7 @@ class GpuSpec:
     compute_capability: tuple[int, int]
     context_bytes: int | None = None
     processors: int = 108
+    torch: Version | None = None
 
     @classmethod
     def named(cls, name: str) -> GpuSpec:
@@ -90,6 +102,23 @@ class GpuSpec:
             raise MemPluginError(f"A GPU cannot have a memory of {memory_bytes} bytes.", where=self.name)
         return replace(self, memory_bytes=memory_bytes)
 
+    def with_torch(self, version: str) -> GpuSpec:
+        """Return this GPU under the rules of a version of PyTorch, such as `2.11` or `2.11.0+cu128`.
+
+        Raises:
+            MemPluginError: that is no version, or one whose rules were not seen.
+        """
+        parts = re.match(r"(\d{1,4})\.(\d{1,4})(?![\d])", version)
+        lowest, highest = KNOWN_VERSIONS
+        known = (int(parts[1]), int(parts[2])) if parts else None
+        if known is None or not lowest <= known <= highest:
+            raise MemPluginError(
+                f"The rules of PyTorch {version[:40]!r} are not known.",
+                where="--torch",
+                fix="Give a version from 2.6 to 2.15, such as 2.11.",
+            )
+        return replace(self, torch=known)
+
     @property
     def usable_bytes(self) -> int:
         """Bytes that PyTorch's allocator can reserve: all but the CUDA context, where its size is known."""
@@ -101,7 +130,10 @@ class GpuSpec:
 
         PyTorch allocates it once for each handle (one per thread) and stream; since 2.15, for each product.
         """
-        return LARGE_WORKSPACE if self.compute_capability[0] in LARGE_WORKSPACE_MAJORS else WORKSPACE
+        major = self.compute_capability[0]
+        if major >= 10 and self.torch is not None and self.torch < LARGE_ON_BLACKWELL_FROM:
+            return WORKSPACE
+        return LARGE_WORKSPACE if major in LARGE_WORKSPACE_MAJORS else WORKSPACE
 
     @property
     def driver_name(self) -> str:
@@ -127,12 +159,13 @@ class GpuSpec:
     def sdpa_order(self) -> tuple[str, ...]:
         """Kernels that `scaled_dot_product_attention` tries, in order; "math" accepts all inputs.
 
-        The others each have limits on dtypes and shapes. This is the rule of PyTorch 2.11 to 2.13 with the
-        cuDNN in its wheels (sdp_utils.cpp: priority_order, check_prefer_cudnn_attention, check_sm_version).
+        The others each have limits on dtypes and shapes. cuDNN comes first since PyTorch 2.11, with the cuDNN
+        of its wheels (sdp_utils.cpp: priority_order, check_prefer_cudnn_attention, check_sm_version).
         """
         if self.compute_capability < FIRST_WITH_FLASH:
             return ("efficient", "math")
-        if self.compute_capability[0] in CUDNN_FIRST_MAJORS:
+        older = self.torch is not None and self.torch < CUDNN_FIRST_FROM
+        if self.compute_capability[0] in CUDNN_FIRST_MAJORS and not older:
             return ("cudnn", "flash", "efficient", "math")
         return ("flash", "efficient", "math")
 

@@ -230,6 +230,17 @@ def test_the_workspace_is_the_gpus():
     assert estimate("models:one", "--gpu", "A100 40GB")["workspace_bytes"] == 2 * 8_519_680
 
 
+def test_the_pytorch_that_will_run_it_is_told():
+    answer = estimate("models:one", "--torch", "2.15", "--inference")
+    assert (answer["torch"], answer["workspace_bytes"]) == ("2.15", 32 * M)
+    assert "The rules of PyTorch '1.0' are not known" in refused("estimate", "models:one", "--torch", "1.0")
+
+
+def test_the_runtime_engine_runs_no_other_pytorch():
+    words = ("estimate", "--torch", "2.11", "--engine", "runtime", "--", "python", "train.py")
+    assert "The runtime engine runs the installed PyTorch" in refused(*words)
+
+
 def test_sizes_are_given_to_a_function_that_wants_them():
     answer = estimate("models:sized", "--batch", 2, "--seq", 8, "--dtype", "bf16", "--inference")
     assert parts(answer)["parameter"] == 512 * 512 * 2

@@ -76,6 +76,41 @@ def test_the_workspace_grew_with_hopper(name, workspace):
     assert GpuSpec.named(name).cublas_workspace_bytes == workspace
 
 
+@pytest.mark.parametrize(
+    ("version", "kept"),
+    [
+        ("2.7", 32 * MIB),  # cuBLASLt's workspace of 1 MiB is freed when the product returns
+        ("2.11.0+cu128", 33 * MIB),  # and kept beside that of cuBLAS
+        ("2.13", 32 * MIB),  # it uses that of cuBLAS
+        ("2.15", 0),  # each product frees its own
+    ],
+)
+def test_the_rules_of_another_pytorch_decide_what_stays_after_a_layer_with_a_bias(version, kept):
+    with MemoryEstimator(gpu=GpuSpec.named("h100").with_torch(version)) as estimator:
+        weight, bias = (torch.zeros(shape, device="cuda", dtype=torch.half) for shape in ((64, 64), 64))
+        before = torch.cuda.memory_allocated()
+        result = torch.nn.functional.linear(weight, weight, bias)
+        assert torch.cuda.memory_allocated() - before == kept + result.numel() * 2
+    assert any("The rules of PyTorch" in note for note in estimator.estimate().notes)
+
+
+def test_blackwell_and_cudnn_before_they_were_changed():
+    for name, version, workspace, first in (
+        ("b200", "2.11", 8_519_680, "cudnn"),
+        ("b200", "2.12", 32 * MIB, "cudnn"),
+        ("b200", "2.10", 8_519_680, "flash"),
+        ("h100", "2.10", 32 * MIB, "flash"),
+    ):
+        spec = GpuSpec.named(name).with_torch(version)
+        assert (spec.cublas_workspace_bytes, spec.sdpa_order[0]) == (workspace, first)
+
+
+@pytest.mark.parametrize("version", ["2.5", "2.16", "", "3", "two", "2.11111111", "x2.11"])
+def test_rules_that_were_not_seen_are_refused(version):
+    with pytest.raises(MemPluginError, match="are not known"):
+        GpuSpec.named("h100").with_torch(version)
+
+
 @pytest.mark.parametrize("name", ["b200", "rtx5090"])
 def test_blackwell_has_the_large_workspace(name):
     assert GpuSpec.named(name).cublas_workspace_bytes == 32 * MIB
