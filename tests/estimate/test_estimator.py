@@ -128,16 +128,16 @@ def test_the_margin_lies_between_bounds() -> None:
     least = 22_558 * MIB - 712 * MIB - round((1 << 30) / (1 + below))
     most = 22_558 * MIB - 236 * MIB - round((1 << 30) / (1 + above))
     assert answer.margin_bounds_bytes == (least, most)
-    assert answer.margin_text == "with 20.29 to 20.85 GiB to spare"
+    assert answer.margin_text == "with 20.25 to 20.85 GiB to spare"
 
 
 @pytest.mark.parametrize(
     ("margin", "not_counted", "verdict", "text"),
     [
-        (0, 0, "may fit", "with between 4.47 GiB too little and 3.63 GiB to spare"),
-        (9 << 30, 0, "fits", "with 4.96 to 12.21 GiB to spare"),
-        (9 << 30, 5 << 30, "may fit", "with between 0.04 GiB too little and 12.21 GiB to spare"),
-        (-(9 << 30), 0, "does not fit", "with 4.94 to 13.90 GiB too little"),
+        (0, 0, "may fit", "with between 7.42 GiB too little and 3.62 GiB to spare"),
+        (9 << 30, 0, "fits", "with 2.35 to 12.20 GiB to spare"),
+        (9 << 30, 4 << 30, "may fit", "with between 1.65 GiB too little and 12.20 GiB to spare"),
+        (-(9 << 30), 0, "does not fit", "with 4.96 to 17.18 GiB too little"),
     ],
 )
 def test_a_step_may_fit_where_the_bounds_include_the_capacity(margin, not_counted, verdict, text) -> None:
