@@ -208,17 +208,7 @@ def command(
     **sizes: Any,
 ) -> None:
     """See the help of the command."""
-    spec = GpuSpec.named(gpu)
-    if capacity is not None:
-        spec = spec.with_memory(read_size(capacity, "--capacity"))
-    if torch is not None:
-        if check or engine == "runtime":
-            raise MemPluginError(
-                "The runtime engine runs the installed PyTorch.",
-                where="--torch",
-                fix="Leave it out, or use --engine fake without --check.",
-            )
-        spec = spec.with_torch(torch)
+    spec = _gpu_of(gpu, capacity, torch, runs_installed=check or engine == "runtime")
     try:
         from tb_memplugin.estimate.answer.hints import read_hints
         from tb_memplugin.estimate.answer.script import LIMIT_S, STEPS, read_program
@@ -268,6 +258,22 @@ def command(
             estimator.changes(step) if changes else None,
         )
     _show_rest(report, as_json=as_json, logdir=logdir)
+
+
+def _gpu_of(gpu: str, capacity: str | None, torch: str | None, *, runs_installed: bool) -> GpuSpec:
+    """Return the GPU that is estimated for, with its memory and the rules of its PyTorch."""
+    spec = GpuSpec.named(gpu)
+    if capacity is not None:
+        spec = spec.with_memory(read_size(capacity, "--capacity"))
+    if torch is None:
+        return spec
+    if runs_installed:
+        raise MemPluginError(
+            "The runtime engine runs the installed PyTorch.",
+            where="--torch",
+            fix="Leave it out, or use --engine fake without --check.",
+        )
+    return spec.with_torch(torch)
 
 
 def _check(program: Program, spec: GpuSpec, options: dict[str, Any], *, as_json: bool) -> None:
