@@ -190,6 +190,8 @@ def attention_by_parts(config: Config) -> int:
 class OwnAttention(nn.Module):
     """The attention of the book: its own steps, with a mask that is kept or, from change 1 on, made anew."""
 
+    mask: Tensor
+
     def __init__(self, width: int, heads: int, length: int, change: int) -> None:
         super().__init__()
         self.heads, self.change = heads, change
@@ -213,7 +215,8 @@ class OwnAttention(nn.Module):
         weights = self.dropout(weights)
         context = (weights @ values).transpose(1, 2)
         context = context.reshape(batch, length, width)
-        return self.out(context)
+        out: Tensor = self.out(context)
+        return out
 
 
 class FlashAttention(nn.Module):
@@ -231,7 +234,8 @@ class FlashAttention(nn.Module):
         context = F.scaled_dot_product_attention(
             queries, keys, values, dropout_p=0.1 if self.training else 0.0, is_causal=True
         )
-        return self.out(context.transpose(1, 2).contiguous().view(batch, length, width))
+        out: Tensor = self.out(context.transpose(1, 2).contiguous().view(batch, length, width))
+        return out
 
 
 class OwnLayerNorm(nn.Module):

@@ -343,7 +343,7 @@ def _show_rest(report: Report, *, as_json: bool, logdir: str | None) -> None:
         show_more(report)
         if logdir is not None:
             click.echo(f"See it in the Memory tab: tensorboard --logdir {printable(shlex.quote(logdir))}")
-    click.get_current_context().exit(EXIT_CODES.get(report.step.estimate.verdict, 0))
+    click.get_current_context().exit(EXIT_CODES.get(report.step.estimate.verdict or "", 0))
 
 
 def _without(error: ModuleNotFoundError) -> Exception:
