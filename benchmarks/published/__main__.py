@@ -40,13 +40,13 @@ COMPILED = 8
 """The first change of the book's training that compiles the model."""
 
 _STREAMS = (
-    "communication ran on streams of its own, whose blocks others cannot use; here all is on one stream"
+    "probably streams: communication ran on its own, whose blocks others cannot use; here all is on one"
 )
 
 REASONS = {
     ("gpt_from_scratch", "change=8", "reserved"): (
-        "Inductor pads matrices of sizes that do not suit the GPU (a vocabulary of 50,257) where timing them "
-        "says that it is faster; change 9 leaves none to pad"
+        "probably padding: Inductor pads matrices of odd sizes (a vocabulary of 50,257) where timing them says "
+        "that it is faster; change 9 leaves none to pad"
     ),
     ("nanotron", "dp=1 tp=8 pp=1 batch=8", "reserved"): _STREAMS,
     ("nanotron", "dp=2 tp=2 pp=2 batch=1", "reserved"): _STREAMS,
@@ -222,7 +222,7 @@ def report(results: Sequence[Result], peers: Sequence[tuple[Result, dict[str, fl
     lines += ["### Sources", ""]
     used = {result.peak.source for result in results}
     lines += table(
-        ("source", "where", "what it does not say"),
+        ("source", "where", "what it says and does not say"),
         (
             (f"[{name}]({row['url']})", row["place"], row["said"])
             for name, row in sources.items()
