@@ -45,8 +45,8 @@ _STREAMS = (
 
 REASONS = {
     ("gpt_from_scratch", "change=8", "reserved"): (
-        "probably padding: Inductor pads matrices of odd sizes (a vocabulary of 50,257) where timing them says "
-        "that it is faster; change 9 leaves none to pad"
+        "probably padding: Inductor pads matrices of odd sizes (a vocabulary of 50,257) where timing them "
+        "says that it is faster; change 9 leaves none to pad"
     ),
     ("nanotron", "dp=1 tp=8 pp=1 batch=8", "reserved"): _STREAMS,
     ("nanotron", "dp=2 tp=2 pp=2 batch=1", "reserved"): _STREAMS,
