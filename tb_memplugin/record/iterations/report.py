@@ -28,7 +28,7 @@ from tb_memplugin.record.guard import Guard, call_all, guarded
 from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.iterations.csv_files import DEFAULT_FOLDER, IterationCsv
 from tb_memplugin.record.iterations.figures import IterationMemory, TracedMemory, iteration_memory
-from tb_memplugin.record.iterations.watch import Call, IterationWatch, Observation, compiled_modules
+from tb_memplugin.record.iterations.watch import IterationWatch, Observation, compiled_modules
 from tb_memplugin.record.iterations.weights import WeightMemory
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.store.writer import RunWriter
@@ -342,14 +342,12 @@ class _Slot:
     def is_watching(self) -> bool:
         return self._watch is not None
 
-    def watch(
-        self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer], call: Call | None = None
-    ) -> None:
+    def watch(self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Begin to watch an iteration."""
         self.clear()
         watch, self._began = IterationWatch(guard=self._guard), perf_counter()
         if model is not None:
-            watch.begin(model, optimizers, call)
+            watch.begin(model, optimizers)
         self._watch = watch
 
     def wait(self, model: nn.Module, optimizers: Sequence[weakref.ref[torch.optim.Optimizer]]) -> None:
@@ -357,14 +355,14 @@ class _Slot:
         self.clear()
         reference = weakref.ref(model)
 
-        def called(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def called(*_: object) -> None:
             root = reference()
             if root is None:
                 return
             alive = [
                 optimizer for optimizer in (reference() for reference in optimizers) if optimizer is not None
             ]
-            self.watch(root, alive, (module, (args, kwargs)))
+            self.watch(root, alive)
 
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):

@@ -35,12 +35,6 @@ class IterationRecording(StorageRecording):
 
     names_others = False  # the figures are of one model
 
-    def is_inside(self, module: nn.Module) -> None:
-        """Record that a module's call began before the recording did."""
-        row = self.layers.names.row_of.get(id(module))
-        if row is not None:
-            self.layers.here().enter(row)
-
     def _add_unseen(self) -> None:
         """Do not search: the start state of the next reported iteration counts it."""
 
