@@ -21,7 +21,6 @@ from tb_memplugin.record.torch_private.profiler import (
     tensor_shape,
     tensor_strides,
 )
-from tb_memplugin.trace import TensorMetadata
 
 _PASSING_ON = frozenset(
     f"aten::{name}"
@@ -70,13 +69,8 @@ class OperatorTensors:
                 self._see(value, start)
 
     def seen(self) -> Iterator[Seen]:
-        """Yield the tensors, by time. Equal ones are one object."""
-        known: dict[tuple[Any, ...], TensorMetadata] = {}
+        """Yield the tensors, by time."""
         for number in sorted(self._start, key=self._start.__getitem__):
             value = self._first[number]
-            shape, strides = tuple(tensor_shape(value)), tuple(tensor_strides(value))
-            key = tensor_dtype(value), shape, strides
-            tensor = known.get(key)
-            if tensor is None:
-                tensor = known[key] = metadata_of(key)
-            yield self._start[number], tensor_address(value), tensor
+            tensor = tensor_dtype(value), tensor_shape(value), tensor_strides(value)
+            yield self._start[number], tensor_address(value), metadata_of(tensor)
