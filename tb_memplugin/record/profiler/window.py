@@ -51,7 +51,7 @@ from tb_memplugin.record.storages import (
 from tb_memplugin.record.storages_alive import frames_of_other_threads, other_threads_may_run, storages_alive
 from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
-from tb_memplugin.record.torch_private.tensors import storage_address
+from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
 from tb_memplugin.record.whole_device.card import DEFAULT_POOL, pool_of
 from tb_memplugin.record.whole_device.window import WholeReading, read_whole
 from tb_memplugin.record.why_alive import with_holders
@@ -377,7 +377,7 @@ class WindowRecorder:
         """Add to the start state what else is alive: `kept` gets its storages."""
         keys = {(sighting.device, sighting.address) for sighting in window.start}
         rows = {module.key: row for row, module in enumerate(window.names.modules)}
-        for alive in alive_now(window.notes):
+        for alive in alive_now(window.notes, map(storage_key, kept)):
             storage, key = alive.storage, (alive.device, storage_address(alive.storage))
             if key in keys:
                 continue
