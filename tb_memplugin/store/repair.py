@@ -33,7 +33,9 @@ QUIET_SECONDS = 600
 """How long the files of another machine's process must be unchanged, so that it counts as ended."""
 
 SAVED_END = f".saved{EVENT_FILE_END}"
-"""Suffix of the event files with what was saved."""
+"""Suffix of the event files with what was saved. It follows the whole name of the damaged file: a running
+TensorBoard reads only what sorts after the file that it has read last.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def _repair_folder(folder: str, events: Mapping[str, _EventFile]) -> Repair | No
     for path in damaged:
         lost = events[path].hashes - in_whole_files
         if lost:
-            _write(path.removesuffix(EVENT_FILE_END), _records_with(path, lost))
+            _write(path, _records_with(path, lost))
         saved, in_whole_files = saved + len(lost), in_whole_files | lost
     if missing:
         _write(files.join(folder, f"events.out.tfevents.{int(time.time()):010d}"), missing)
