@@ -100,7 +100,8 @@ def _repair_folder(folder: str, events: Mapping[str, _EventFile]) -> Repair | No
             _write(path, _records_with(path, lost))
         saved, in_whole_files = saved + len(lost), in_whole_files | lost
     if missing:
-        _write(files.join(folder, f"events.out.tfevents.{int(time.time()):010d}"), missing)
+        now = files.join(folder, f"events.out.tfevents.{int(time.time()):010d}")
+        _write(f"{max(now, *events)}.windows", missing)  # after all others, and what was saved of them
     kept = tuple(_set_aside(folder, path) for path in damaged)  # by them, a second try knows what is missing
     return Repair(folder, records=saved, steps=len(missing), kept=kept)
 
