@@ -101,7 +101,7 @@ def _repair_folder(folder: str, events: Mapping[str, _EventFile]) -> Repair | No
         saved, in_whole_files = saved + len(lost), in_whole_files | lost
     if missing:
         now = files.join(folder, f"events.out.tfevents.{int(time.time()):010d}")
-        _write(f"{max(now, *events)}.windows", missing)  # after all others, and what was saved of them
+        _write(f"{max((now, *events))}.windows", missing)  # after all others, and what was saved of them
     kept = tuple(_set_aside(folder, path) for path in damaged)  # by them, a second try knows what is missing
     return Repair(folder, records=saved, steps=len(missing), kept=kept)
 
