@@ -23,6 +23,9 @@ _READ = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_char_p, ctypes.c_long)
 _CHOSEN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _FINITE = ctypes.CFUNCTYPE(None)
 
+MOST_KEPT = 1 << 20
+"""The most bytes of a saved tensor whose values are kept."""
+
 GRADIENTS_ARE_FINITE = "Scaled gradients are assumed to be finite: every optimizer step is taken."
 
 
@@ -55,6 +58,22 @@ class Values:
     def watch_allocations(self) -> None:
         """Forget what was in memory when it is allocated; called once the process uses the GPU."""
         self._library.tb_memplugin_values_watch()
+
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return a copy of a tensor's values on the CPU; None if they are not known, or many."""
+        size = tensor.numel() * tensor.element_size()
+        if size > MOST_KEPT or not tensor.is_contiguous():
+            return None
+        is_known = not tensor.is_cuda or self._known(tensor.data_ptr(), size)
+        return tensor.detach().to("cpu", copy=True) if is_known else None
+
+    @staticmethod
+    def kept(tensor: torch.Tensor, values: torch.Tensor | None) -> None:
+        """Give a tensor such values; on the CPU, ones that are not known are 0."""
+        if values is not None:
+            tensor.copy_(values)
+        elif tensor.device.type == "cpu":
+            tensor.zero_()
 
     def _item(self, tensor: torch.Tensor) -> Any:
         """Answer `tensor.item()`, and what asks for the truth of a tensor."""
