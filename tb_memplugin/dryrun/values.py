@@ -132,7 +132,7 @@ class Values:
 
     @staticmethod
     def _question(kind: str, operator: str, elements: int, dtype: torch.dtype) -> Question:
-        return question(kind, operator, torch.empty(elements, dtype=dtype, device="meta"), sys._getframe(2))
+        return question(kind, operator, torch.empty(elements, dtype=dtype, device="meta"), sys._getframe(1))
 
 
 def _kind(dtype: torch.dtype) -> str:

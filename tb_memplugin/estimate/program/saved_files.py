@@ -65,7 +65,10 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A saved tensor: which storage it is a view of, and how; `values` where they are known."""
+    """A saved tensor: which storage it is a view of, and how; `values` where they are known.
+
+    A real one, such as the state of a random generator, is loaded as one.
+    """
 
     storage: int
     elements: int
@@ -77,6 +80,7 @@ class _Form:
     is_parameter: bool
     requires_grad: bool
     values: torch.Tensor | None
+    is_real: bool
 
 
 class _Pickler(pickle.Pickler):
@@ -105,6 +109,7 @@ class _Pickler(pickle.Pickler):
                 isinstance(saved, torch.nn.Parameter),
                 saved.requires_grad,
                 self._values(saved),
+                type(saved) is torch.Tensor,
             )
         )
         return len(self.forms) - 1
@@ -122,6 +127,10 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, number: Any) -> torch.Tensor:
         """Return the tensor of a form."""
         form = self._forms[number]
+        if form.is_real and form.values is not None and self._where(form.device).type == "cpu":
+            with no_dispatch():
+                real: torch.Tensor = form.values.clone()
+                return real
         if form.storage not in self._storages:
             device = self._where(form.device)
             self._storages[form.storage] = torch.empty(form.elements, dtype=form.dtype, device=device)

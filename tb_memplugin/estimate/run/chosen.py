@@ -55,11 +55,12 @@ ON_CUDA: tuple[type[Correction], ...] = (
 )
 """Corrections on a GPU, besides the table of kernels."""
 
-ON_CPU: tuple[type[Correction], ...] = (CpuKernels, RandomStates)
+ON_CPU: tuple[type[Correction], ...] = (CpuKernels,)
 """Corrections on the CPU, besides the table of kernels."""
 
 EVERYWHERE: tuple[type[Correction], ...] = (
     Constants,
+    RandomStates,
     AssumedCounts,
     PackedSequences,
     Initialisers,
