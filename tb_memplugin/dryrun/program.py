@@ -88,7 +88,9 @@ def run(request: Request, folder: Path) -> Outcome:
         allocator.when_in_use(partial(_turn_on, allocator))
         allocator.when_in_use(values.watch_allocations)
     _keep_history(patches, outcome)
-    checkpoints = Checkpoints(outcome.note, values.copied, values.kept, lambda: True)
+    checkpoints = Checkpoints(
+        outcome.note, values.copied, values.kept, lambda: True, folder.parent, request.rank
+    )
     checkpoints.apply(patches)
     values.start(patches)
     began = monotonic()

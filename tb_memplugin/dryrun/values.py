@@ -14,8 +14,17 @@ from typing import Any
 import torch
 
 from tb_memplugin.dryrun.build import values_library
-from tb_memplugin.estimate.answer.hints import Question, answer, checked, question, unanswered
-from tb_memplugin.estimate.program.checks import passing
+from tb_memplugin.estimate.answer.hints import (
+    LBFGS,
+    Question,
+    answer,
+    asking_frame,
+    checked,
+    question,
+    unanswered,
+    went_on,
+)
+from tb_memplugin.estimate.program.checks import going_on, passing
 from tb_memplugin.estimate.run.patches import Patches
 
 _SELECTED = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, ctypes.c_long)
@@ -39,6 +48,7 @@ class Values:
 
     def __init__(self, hints: Mapping[str, Any] | None, note: Callable[[str], None]) -> None:
         self._hints, self._note = checked(hints), note
+        self._evaluations = 0
         self._library = ctypes.CDLL(str(values_library()), mode=ctypes.RTLD_GLOBAL)
         self._standin = ctypes.CDLL(None)
         self._known = self._library.tb_memplugin_values_known
@@ -85,13 +95,21 @@ class Values:
             answered = True
         if answered:
             return torch.frombuffer(read, dtype=kind)[0].item()
-        asked = question(_kind(kind), "item", tensor, sys._getframe(1))
+        caller = sys._getframe().f_back  # None on a thread of autograd
+        asked = question(_kind(kind), "item", tensor, caller)
         hint = answer(self._hints, asked)
         if hint is not None:
             return torch.tensor(hint, dtype=kind).item()
-        if asked.kind == "truth" and (passes := passing(sys._getframe(1))) is not None:
+        if asked.kind == "truth" and (passes := passing(caller)) is not None:
             self._note(f"{asked.place} checks values: the check is assumed to pass; a hint can change that.")
             return passes
+        if asking_frame(caller).f_code.co_filename.endswith("lbfgs.py"):
+            self._note(LBFGS)
+            self._evaluations += 1
+            return bool(going_on(caller)) if asked.kind == "truth" else 1.0 / self._evaluations
+        if asked.kind == "truth" and (truth := going_on(caller)) is not None:
+            self._note(went_on(asked, truth))
+            return truth
         if asked.kind != "number":
             raise unanswered(asked)
         self._note(
@@ -132,7 +150,7 @@ class Values:
 
     @staticmethod
     def _question(kind: str, operator: str, elements: int, dtype: torch.dtype) -> Question:
-        return question(kind, operator, torch.empty(elements, dtype=dtype, device="meta"), sys._getframe(1))
+        return question(kind, operator, torch.empty(elements, dtype=dtype, device="meta"))
 
 
 def _kind(dtype: torch.dtype) -> str:

@@ -166,6 +166,13 @@ def counted(asked: Question, most: int) -> str:
     )
 
 
+LBFGS = (
+    "torch.optim.LBFGS is assumed to make all max_iter iterations of a step. It keeps two vectors as large "
+    "as the parameters from each iteration, up to history_size: after more steps it may hold more."
+)
+"""The note on what the optimizer asks."""
+
+
 def unanswered(asked: Question, most: int | None = None) -> UnansweredError:
     """Return the error for a question that has no hint and that cannot be answered by a guess.
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from tb_memplugin.estimate.run.patches import Patches
 _CHECKPOINTS = "torch.distributed.checkpoint"
 
 MARK = b"tb_memplugin: nothing is saved in an estimate: "
-"""How the short file at a checkpoint's path begins; the number of the checkpoint follows."""
+"""How the short file at a checkpoint's path begins; the checkpoint's name follows."""
 
 Values = Callable[[torch.Tensor], torch.Tensor | None]
 KeepValues = Callable[[torch.Tensor, torch.Tensor | None], object]
@@ -149,21 +150,25 @@ class _Kept:
 
 @dataclass(slots=True)
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of one run, or of one of its ranks.
 
     Args:
         note: called with sentences for the reader of the report.
         values: returns a copy of a tensor's values, on the CPU; None where they are not known.
         keep: gives such values, or None, to a tensor that is loaded.
         is_on: whether the program's tensors are those of the run now; if not, files are real.
+        shared: a folder of the run's own, through which its ranks load what others saved, without values.
+        rank: the rank that saves.
     """
 
     note: Callable[[str], object]
     values: Values
     keep: KeepValues
     is_on: Callable[[], bool]
-    _kept: list[_Kept] = field(default_factory=list)
-    _numbers: dict[Path, int] = field(default_factory=dict)
+    shared: Path | None = None
+    rank: int = 0
+    _kept: dict[str, _Kept] = field(default_factory=dict)
+    _names: dict[Path, str] = field(default_factory=dict)
 
     def apply(self, patches: Patches) -> None:
         """Replace the functions of torch and of libraries that are imported, and those that copy files."""
@@ -184,33 +189,36 @@ class Checkpoints:
             self._set(patches, module, name, self._moved)
         patches.on_undo(self.remove_files)
 
-    def number_of(self, file: Any) -> int | None:
-        """Return the number of the checkpoint at a path or in an open file; None for other files."""
+    def name_of(self, file: Any) -> str | None:
+        """Return the name of the checkpoint at a path or in an open file; None for other files."""
         if hasattr(file, "read"):
             position = file.tell()
             head = file.read(len(MARK) + 20)
             file.seek(position)
         else:
             path = Path(os.path.realpath(file))
-            if path in self._numbers:
-                return self._numbers[path]
+            if path in self._names:
+                return self._names[path]
             try:
                 with path.open("rb") as opened:
                     head = opened.read(len(MARK) + 20)
             except OSError:
                 return None
         is_ours = isinstance(head, bytes) and head.startswith(MARK)
-        number = int(head[len(MARK) :].split(b"\n")[0]) if is_ours else -1
-        return number if 0 <= number < len(self._kept) else None
+        name = head[len(MARK) :].decode("ascii", "replace").split("\n")[0] if is_ours else ""
+        if self.shared is not None and re.fullmatch(r"\d+-\d+", name) and (self.shared / name).exists():
+            ours = (self.shared / name).read_bytes()  # in the run's own folder
+            self._kept.setdefault(name, pickle.loads(ours))  # noqa: S301
+        return name if name in self._kept else None
 
-    def loaded(self, number: int, map_location: Any = None) -> Any:
+    def loaded(self, name: str, map_location: Any = None) -> Any:
         """Return what was saved, with tensors of the same forms."""
-        kept = self._kept[number]
+        kept = self._kept[name]
         return _Unpickler(kept, lambda device: _mapped(map_location, device), self.keep).load()
 
     def remove_files(self) -> None:
         """Remove the short files at the paths of checkpoints."""
-        for path in self._numbers:
+        for path in self._names:
             if _is_short(path):
                 path.unlink(missing_ok=True)
 
@@ -240,44 +248,45 @@ class Checkpoints:
         pickled = io.BytesIO()
         pickler = _Pickler(pickled, self.values)
         pickler.dump(saved)
-        self._kept.append(_Kept(pickled.getvalue(), pickler.forms))
-        number = len(self._kept) - 1
-        short = MARK + b"%d\n" % number
+        kept, key = _Kept(pickled.getvalue(), pickler.forms), f"{self.rank}-{len(self._kept)}"
+        self._kept[key] = kept
+        if self.shared is not None:
+            forms = [replace(form, values=None) for form in kept.forms]
+            (self.shared / key).write_bytes(pickle.dumps(replace(kept, forms=forms)))
+        short = MARK + key.encode() + b"\n"
         if hasattr(file, "write"):
             file.write(short)
         else:
-            self._at(Path(os.path.realpath(file)), number, short)
+            self._at(Path(os.path.realpath(file)), key, short)
         self.note(f"{name} wrote nothing: tensors have no values in an estimate.")
 
-    def _at(self, path: Path, number: int, short: bytes) -> None:
+    def _at(self, path: Path, name: str, short: bytes) -> None:
         if not path.exists() or _is_short(path):
             path.write_bytes(short)
-        self._numbers[path] = number
+        self._names[path] = name
 
     def _load(self, original: Any, f: Any, map_location: Any = None, *rest: Any, **more: Any) -> Any:
-        number = self.number_of(f)
-        return (
-            original(f, map_location, *rest, **more) if number is None else self.loaded(number, map_location)
-        )
+        saved = self.name_of(f)
+        return original(f, map_location, *rest, **more) if saved is None else self.loaded(saved, map_location)
 
     def _load_model(
         self, original: Any, model: Any, filename: Any, strict: bool = True, device: Any = "cpu", **more: Any
     ) -> Any:
-        number = self.number_of(filename)
-        if number is None:
+        saved = self.name_of(filename)
+        if saved is None:
             return original(model, filename, strict, device, **more)
         model.load_state_dict(
-            self.loaded(number, device), strict=False
+            self.loaded(saved, device), strict=False
         )  # tied weights have one of their names
         return set(), []
 
     def _open(
         self, original: Any, filename: Any, framework: Any = "pt", device: Any = "cpu", **more: Any
     ) -> Any:
-        number = self.number_of(filename)
-        if number is None:
+        saved = self.name_of(filename)
+        if saved is None:
             return original(filename, framework, device, **more)
-        return _OpenCheckpoint(self.loaded(number, device), sys.modules["safetensors.torch"])
+        return _OpenCheckpoint(self.loaded(saved, device), sys.modules["safetensors.torch"])
 
     def _ignored(self, name: str) -> Callable[..., None]:
         def ignored(*_: Any, **__: Any) -> None:
@@ -288,13 +297,13 @@ class Checkpoints:
     def _moved(self, original: Any, source: Any, target: Any, *rest: Any, **more: Any) -> Any:
         """Copy or rename a file; a checkpoint does not take the place of what was at the target before."""
         before, after = (Path(os.path.realpath(path)) for path in (source, target))
-        number = self._numbers.get(before)
-        if number is not None and _is_short(before) and after.is_file() and not _is_short(after):
-            self._numbers[after] = number
+        name = self._names.get(before)
+        if name is not None and _is_short(before) and after.is_file() and not _is_short(after):
+            self._names[after] = name
             return target
         result = original(source, target, *rest, **more)
-        for path in [path for path in self._numbers if path == before or before in path.parents]:
-            self._numbers[after / path.relative_to(before)] = self._numbers[path]
+        for path in [path for path in self._names if path == before or before in path.parents]:
+            self._names[after / path.relative_to(before)] = self._names[path]
         return result
 
 

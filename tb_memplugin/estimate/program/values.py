@@ -20,6 +20,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
 from tb_memplugin.estimate.answer.hints import (
+    LBFGS,
     Hints,
     Question,
     answer,
@@ -210,11 +211,7 @@ class Values(Asking):
 
     def _of_lbfgs(self, mode: CountingFakeMode, tensor: torch.Tensor, kind: str) -> Any:
         """Answer torch.optim.LBFGS: its loss falls, and it goes on to its last iteration."""
-        self.target.note(
-            "torch.optim.LBFGS is assumed to make all max_iter iterations of a step. It keeps two vectors as "
-            "large as the parameters from each iteration, up to history_size: after more steps than were run "
-            "it may hold more."
-        )
+        self.target.note(LBFGS)
         self._evaluations += 1
         if kind == "number":
             return 1.0 / self._evaluations

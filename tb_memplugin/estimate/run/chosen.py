@@ -12,6 +12,7 @@ from tb_memplugin.estimate.kernels.derivatives import (
     MasksInPlace,
     ProductDerivatives,
 )
+from tb_memplugin.estimate.kernels.losses import CtcLoss
 from tb_memplugin.estimate.kernels.recurrent import Recurrent
 from tb_memplugin.estimate.kernels.results import FusedKernels, OneHot
 from tb_memplugin.estimate.kernels.rows import TABLES
@@ -80,6 +81,7 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     LossDerivatives,
     MasksInPlace,
     OneHot,
+    CtcLoss,
     BiasInPlace,
     StorageResizing,
     Communication,
