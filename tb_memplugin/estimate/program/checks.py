@@ -71,6 +71,8 @@ def _going_on(code: CodeType, last: int) -> bool | None:
     rows = {step.offset: row for row, step in reversed(list(enumerate(instructions)))}
     read = max(row for offset, row in rows.items() if offset <= last)
     jump, negated = _condition(instructions, read)
+    if instructions[read].opname.startswith("CALL"):  # either of two numbers
+        return True if _first_name(instructions, read) in ("max", "min") else None
     if jump == len(instructions) or _compares_with_a_truth(instructions, read):
         return None
     there = rows[instructions[jump].argval]
@@ -100,6 +102,11 @@ def _repeats(instruction: Instruction) -> bool:
 
 def _calls(instruction: Instruction) -> bool:
     return instruction.opname.startswith("CALL")
+
+
+def _first_name(instructions: Sequence[Instruction], read: int) -> object:
+    names = [step.argval for step in operand(instructions, read) if step.opname == "LOAD_GLOBAL"]
+    return names[0] if names else None
 
 
 def _after_all_conditions(instructions: Sequence[Instruction], rows: dict[int, int], jump: int) -> int:
