@@ -61,7 +61,9 @@ _OF_CHOICES = (
         aten.gather,
         aten.where,
     ),
-    *(aten.remainder, aten.floor_divide, aten.div, aten.flip, aten.masked_fill),
+    *(aten.remainder, aten.floor_divide, aten.div, aten.flip, aten.masked_fill, aten.constant_pad_nd),
+    *(aten.copy_, aten.scatter, aten.scatter_, aten.index_copy_, aten.repeat, aten.add),
+    *(aten.unique_consecutive, aten._unique2, aten.unique_dim),
 )
 """Operators whose whole numbers are still indices, if their input has chosen ones."""
 
@@ -150,7 +152,7 @@ class Values(Asking):
         compared = {getattr(each, name): _compared for each in _COMPARISONS for name in ("Scalar", "Tensor")}
         looked_up = {packet.default: _looked_up for packet in packets}
         summed = {aten.sum.default: _summed, aten.sum.dim_IntList: _summed}
-        summed |= {aten.max.default: _as_counted, aten.add.Tensor: _as_counted}
+        summed |= {aten.max.default: _as_counted}
         every = (
             dict.fromkeys(_overloads(_CHOICES), _chosen),
             dict.fromkeys(_overloads(_WITH_CHOICES), _chosen_second),
@@ -304,10 +306,13 @@ def _chosen_second(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out
 
 
 def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    out = out[0] if isinstance(out, tuple) else out
     if not isinstance(out, torch.Tensor) or out.dtype.is_floating_point:
         return
     if any(is_chosen(each) for each in tree_leaves(args) if isinstance(each, torch.Tensor)):
-        setattr(out, _CHOSEN, True)
+        setattr(out if out._base is None else out._base, _CHOSEN, True)
+    elif func is aten.add.Tensor:
+        _as_counted(mode, func, args, out, scope)
     elif func is aten._to_copy.default and args[0].dtype is torch.bool:
         setattr(out, _COUNTED, 1)
 

@@ -567,11 +567,16 @@ def test_indices_of_the_largest_are_chosen_and_so_is_what_is_calculated_from_the
         read.append((top // 10).tolist())
         read.append(int(torch.cat([top, scores.sort().indices[:, :1]], 1)[0, 3]))
         read.append(scores.cpu().max(1)[1].tolist())
+        sequences = torch.full((2, 4), 7, device="cuda")
+        sequences[:, 1:] = top
+        assert torch.unique_consecutive(sequences[0]).tolist() == [0] * 4
+        read.append(torch.nn.functional.pad(sequences, (0, 1)).cpu().numpy().shape)
         read.append(torch.multinomial(torch.tensor([0.0, 1.0, 0.0]), 1).tolist())
 
     estimated(run)
     assert read[:3] == [[[0] * 3] * 2, 0, [0, 0]]
-    assert read[3] == [1]  # drawn for real: the weights are known
+    assert read[3] == (2, 5)
+    assert read[4] == [1]  # drawn for real: the weights are known
 
 
 def test_lbfgs_makes_all_its_iterations() -> None:
