@@ -15,7 +15,8 @@ class ReportSession(Session):
     """A report of every iteration. What it returns is compared, without times."""
 
     boundary = (
-        "record/module_calls.py:_run",
+        "record/module_calls.py:_begin",
+        "record/module_calls.py:__del__",
         "record/module_calls.py:__get__",
         "record/optimizer_hooks.py:__call__",
         "record/beside_compiler.py:_enter_compiled",
@@ -26,8 +27,8 @@ class ReportSession(Session):
         "record/tracer/recording.py:_before_step",
         "record/tracer/recording.py:_after_step",
         "record/tracer/recording.py:see_memory",
-        "record/tracer/without_operator.py:_get_rng_state",
-        "record/tracer/without_operator.py:_report",
+        "record/tracer/recording.py:_get_rng_state",
+        "record/tracer/recording.py:_report",
         "record/iterations/watch.py:note",
     )
     second_warning = (  # the folder stays claimed, another one is used

@@ -18,7 +18,8 @@ def allocations(trace: MemoryTrace) -> list[int]:
 
 
 _ENTRIES = (
-    "record/module_calls.py:_run",
+    "record/module_calls.py:_begin",
+    "record/module_calls.py:__del__",
     "record/module_calls.py:__get__",
     "record/optimizer_hooks.py:__call__",
     "record/beside_compiler.py:_enter_compiled",
@@ -31,9 +32,9 @@ _ENTRIES = (
     "record/tracer/recording.py:_after_step",
     "record/tracer/recording.py:around",
     "record/tracer/recording.py:see_memory",
-    "record/tracer/without_operator.py:_get_rng_state",
-    "record/tracer/without_operator.py:_resize",
-    "record/tracer/without_operator.py:_report",
+    "record/tracer/recording.py:_get_rng_state",
+    "record/tracer/recording.py:_resize",
+    "record/tracer/recording.py:_report",
 )
 """What torch calls, each of which has the `try` within it."""
 
