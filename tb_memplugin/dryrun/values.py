@@ -150,7 +150,8 @@ class Values:
 
     @staticmethod
     def _question(kind: str, operator: str, elements: int, dtype: torch.dtype) -> Question:
-        return question(kind, operator, torch.empty(elements, dtype=dtype, device="meta"))
+        caller = sys._getframe(1).f_back  # None on a thread of autograd
+        return question(kind, operator, torch.empty(elements, dtype=dtype, device="meta"), caller)
 
 
 def _kind(dtype: torch.dtype) -> str:
