@@ -112,11 +112,17 @@ def _begin(
         version = _version
         results: list[Any] = []
         needs_result = False
-        for entered, _, owner in watchers:
-            try:
-                needs_result = entered(module, args, kwargs) is True or needs_result
-            except BaseException as error:
-                owner.fail(error)
+        told, pending = _NOBODY, watchers
+        while pending:
+            for entered, _, owner in pending:
+                try:
+                    needs_result = entered(module, args, kwargs) is True or needs_result
+                except BaseException as error:
+                    owner.fail(error)
+            if version == _version:
+                break
+            told, version, watchers = (*told, *pending), _version, _watchers_of(module)  # some began just now
+            pending = tuple(watcher for watcher in watchers if watcher not in told)
         begun = _Call(_append_result, results, call, *bound) if needs_result else _Call(call, *bound)
         begun.call = module, args, results, version, watchers
     except BaseException as error:
@@ -218,9 +224,10 @@ def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
 class ModuleCalls:
     """Tells functions of the calls of modules, on every thread, from the first `watch` until `stop`.
 
-    A call that began before is told when it ends; one that ends after `stop` is not. Calls are told whether
-    the module runs as Python, compiled or scripted code; within compiled or scripted code no Python call
-    happens, so modules there are not told. A replica that `nn.DataParallel` makes of a watched module counts
+    A call that began before is told when it ends, one that ends after `stop` is not. Who begins to watch as
+    another watcher is told that a call begins, is told so, too. Calls are told whether the module runs as
+    Python, compiled or scripted code; within compiled or scripted code no Python call happens, so modules
+    there are not told. A replica that `nn.DataParallel` makes of a watched module counts
     as that module. Modules are held weakly.
     """
 
