@@ -30,12 +30,16 @@ class _Joined(Generic[Column]):
 
     def __get__(self, blocks: Allocations, owner: type[Allocations]) -> Column:
         events, start = blocks._events, blocks._start  # noqa: SLF001
-        values = getattr(events, self._name)[blocks.born[len(start) :]]
+        values = getattr(events, self._name)
         if self._at_start is None:
             before = getattr(start, self._name)
         else:
             before = np.full(len(start), self._at_start, values.dtype)
-        column = vars(blocks)[self._name] = np.concatenate((before, values))  # found there from now on
+        if values.strides == (0,) and len(values) and (before == values[0]).all():
+            column = np.broadcast_to(values[:1], len(blocks))  # one value, which takes no memory
+        else:
+            column = np.concatenate((before, values[blocks.born[len(start) :]]))
+        vars(blocks)[self._name] = column  # found there from now on
         return cast(Column, column)
 
 
@@ -244,14 +248,18 @@ def frees_of_unknown(events: Events, blocks: Allocations) -> Int64:
 
 def live_levels(allocations: Allocations, events: int, device: int) -> Int64:
     """Return the live bytes on a device: shape (events + 1,); entry 0 is before the first event."""
-    own = (allocations.device == device) & (allocations.freed >= 0)  # of blocks at one address only the last
-    size = np.where(own, allocations.bytes, 0)
     start = int(np.searchsorted(allocations.born, 0))
+    size, own = allocations.bytes, allocations.device == device
+    own[:start] &= allocations.freed[:start] >= 0  # of blocks at one address only the last
+    if not own.all():
+        size = np.where(own, size, 0)
     delta = np.zeros(events + 2, np.int64)
     delta[0] = size[:start].sum()
-    delta[allocations.born[start:] + 1] = size[start:]
-    delta[allocations.freed + 1] -= size  # an event frees one block at most
-    return np.cumsum(delta[:-1])
+    after = delta[1:]
+    after[allocations.born[start:]] = size[start:]
+    after[allocations.freed] -= size  # an event frees one block at most
+    level: Int64 = np.cumsum(delta, out=delta)[:-1]
+    return level
 
 
 def reserved_levels(events: Events, device: int, at_start: int | None) -> Int64 | None:
@@ -265,14 +273,16 @@ def reserved_levels(events: Events, device: int, at_start: int | None) -> Int64 
     Returns:
         None if no event reports a value and `at_start` is None.
     """
-    reported = np.flatnonzero((events.device == device) & (events.reserved >= 0))
+    is_reported = (events.device == device) & (events.reserved >= 0)
+    if is_reported.all() and len(events):
+        first = events.reserved[0] if at_start is None else at_start
+        return np.concatenate((np.array([first], np.int64), events.reserved))
+    reported = np.flatnonzero(is_reported)
     if at_start is None:
         if not len(reported):
             return None
         at_start = int(events.reserved[reported[0]])
     values = np.concatenate((np.array([at_start], np.int64), events.reserved[reported]))
-    if len(reported) == len(events):
-        return values
     return np.repeat(values, np.diff(reported, prepend=-1, append=len(events)))
 
 
