@@ -24,8 +24,6 @@ PAIRING = {
 }
 """For each allocation `freed - born`; `unmatched_frees`; and a checksum of the columns that were paired."""
 
-_FREES = [Kind.FREE_COMPLETED, Kind.STORAGE_FREE]
-
 _ORIGINS = tuple(
     f"{table}.{field}" for table in ("events", "start") for field in ("kind", "device", "address")
 )
@@ -71,19 +69,20 @@ def stored_pairing(
         return None
     if len(unmatched) and not 0 <= unmatched.min() <= unmatched.max() < count:
         return None
-    ends = np.zeros(count, bool)
-    ends[freed[(freed >= 0) & (freed < count)]] = True
-    blocks_ended, lifeless = int(np.count_nonzero(freed < count)), int(np.count_nonzero(freed < 0))
-    ended_by = np.bincount(kind[ends], minlength=len(Kind))
-    frees = np.bincount(kind, minlength=len(Kind))[_FREES].sum()
-    if ended_by.sum() != blocks_ended - lifeless:
-        return None  # an event would end two blocks
-    if ended_by[_FREES].sum() + ended_by[Kind.ALLOC] != ended_by.sum():
+    ends = np.zeros(count + 2, bool)
+    ends[freed] = True  # the last two: of blocks that outlive the window, and of those without a life
+    lifeless = int(np.count_nonzero(freed < 0))
+    is_free = (kind == Kind.FREE_COMPLETED) | (kind == Kind.STORAGE_FREE)
+    by_free, by_alloc = (
+        int(np.count_nonzero(ends[:count] & kinds)) for kinds in (is_free, kind == Kind.ALLOC)
+    )
+    if by_free + by_alloc != np.count_nonzero(ends[:count]):
         return None  # an event that frees nothing would end a block
-    if ended_by[_FREES].sum() + len(unmatched) != frees:
+    if by_free + by_alloc != np.count_nonzero(freed < count) - lifeless:
+        return None  # an event would end two blocks
+    if by_free + len(unmatched) != np.count_nonzero(is_free):
         return None
-    unseen = lifeless + int(ended_by[Kind.ALLOC])
-    return Allocations(born, freed, unseen, unmatched, _events=events, _start=start)
+    return Allocations(born, freed, lifeless + by_alloc, unmatched, _events=events, _start=start)
 
 
 def _origin(columns: Mapping[str, Column]) -> int:

@@ -62,12 +62,11 @@ def test_the_exact_peak_is_on_the_curve_at_every_zoom(seed: int, data: st.DataOb
     assert drawn.low.min() == live.min()
     assert drawn.stacks.sum(axis=0).tolist() == drawn.high.tolist()
     size, blocks = trace.allocations.bytes, trace.allocations
-    assert live[-1] - live[0] == size[moved.allocated].sum() - size[moved.freed].sum()
-    own = blocks.device == 1
-    assert (
-        moved.stayed.tolist()
-        == np.flatnonzero(own & (blocks.born >= first) & (blocks.born < end) & (blocks.freed >= end)).tolist()
-    )
+    born = (blocks.device == 1) & (blocks.born >= first) & (blocks.born < end)
+    freed = (blocks.device == 1) & (blocks.freed >= first) & (blocks.freed < end)
+    assert (moved.allocated_bytes, moved.allocated) == (size[born].sum(), born.sum())
+    assert (moved.freed_bytes, moved.freed) == (size[freed].sum(), freed.sum())
+    assert moved.stayed.tolist() == np.flatnonzero(born & (blocks.freed >= end)).tolist()
     for column, at in enumerate(drawn.high.tolist()):
         shown = (banded.first <= column) & (column <= banded.last)
         assert size[banded.rows[shown]].sum() + banded.rest[column] == at
