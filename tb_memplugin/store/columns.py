@@ -145,7 +145,7 @@ def _planes(words: Words, width: int) -> bytes:
 
 def _numbers(raw: bytes, count: int, width: int) -> Column:
     planes = np.frombuffer(raw, np.uint8).reshape(width, count)
-    numbers = planes[0].astype(f"<u{width}")
+    numbers: Column = planes[0].astype(f"<u{width}")
     for byte in range(1, width):  # several times faster than a transposed copy
         higher = planes[byte].astype(numbers.dtype)
         higher <<= 8 * byte

@@ -87,6 +87,13 @@ class Allocations:
     def _lifetimes(self) -> Lifetimes:
         return Lifetimes(self.born, self.freed)
 
+    @cached_property
+    def freed_by(self) -> Int32:
+        """The row of the block that each event freed, -1 if none: int32, shape (events,)."""
+        rows = np.full(len(self._events) + 2, -1, np.int32)
+        rows[self.freed] = np.arange(len(self), dtype=np.int32)
+        return rows[:-2]  # the last two: of blocks that outlive the window, and of those without a life
+
     def alive_at(self, event: int, device: int) -> Rows:
         """Return the rows of the blocks on a device that are live after an event, ascending."""
         if len(self) < INDEXED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -13,6 +13,7 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace.allocator import Annotations, OutOfMemory, Segments
 from tb_memplugin.trace.counters import CounterReading
 from tb_memplugin.trace.notes import Note
+from tb_memplugin.trace.part_sums import PartSums
 from tb_memplugin.trace.replay import Allocations, live_levels, pair, reserved_levels, window_levels
 from tb_memplugin.trace.result import Column, Tabular
 from tb_memplugin.trace.runs import Runs, runs_of
@@ -113,6 +114,10 @@ class MemoryTrace(Tabular):
         return {}
 
     @cached_property
+    def _part_sums(self) -> dict[tuple[int, str], PartSums]:
+        return {}
+
+    @cached_property
     def _window(self) -> dict[int, Int64]:
         return {}
 
@@ -127,6 +132,23 @@ class MemoryTrace(Tabular):
         if device not in self._live_runs:
             self._live_runs[device] = runs_of(self.live(device))
         return self._live_runs[device]
+
+    def part_sums(self, device: int, by: str, codes: Callable[[], tuple[Int64, Sequence[str]]]) -> PartSums:
+        """Return the live bytes by part at regular moments.
+
+        Args:
+            device: row in `devices`.
+            by: the name of the division, the same for the same result of `codes`.
+            codes: returns the part of each allocation, int64, and the names of the parts.
+        """
+        if (device, by) not in self._part_sums:
+            blocks, (part, parts) = self.allocations, codes()
+            own = blocks.device == device
+            size = blocks.bytes if own.all() else blocks.bytes * own
+            self._part_sums[device, by] = PartSums(
+                blocks.born, blocks.freed, blocks.freed_by, size, part, len(parts)
+            )
+        return self._part_sums[device, by]
 
     def reserved(self, device: int) -> Int64 | None:
         """Return the reserved bytes on a device: int64, shape (events + 1,), indexed as `live`.
