@@ -109,7 +109,8 @@ def levels(trace: MemoryTrace, device: int) -> Levels:
     change = sums(since[waits] + 1, blocks.bytes[waits], count + 2)
     change -= sums(blocks.freed[waits] + 1, blocks.bytes[waits], count + 2)
     active, pending = trace.live(device), np.cumsum(change)[: count + 1]
-    return Levels(active, pending, active - pending, trace.reserved(device))
+    kept = trace.events.kept
+    return Levels(active, kept(pending), kept(active - pending), trace.reserved(device))
 
 
 def fragmentation(trace: MemoryTrace, device: int, event: int) -> Fragmentation:

@@ -381,7 +381,7 @@ def pending_since(trace: MemoryTrace, device: int) -> Int64:
         since[rows] = np.minimum(since[rows], requested)
         before = np.union1d(before, _completed_only(trace, since, device))
     since[before] = -1
-    return since
+    return trace.events.kept(since)
 
 
 def _first_request(trace: MemoryTrace, rows: Int64, changes: Int64, is_alloc: Bool) -> Int64:

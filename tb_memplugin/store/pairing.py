@@ -82,7 +82,9 @@ def stored_pairing(
         return None  # an event would end two blocks
     if by_free + len(unmatched) != np.count_nonzero(is_free):
         return None
-    return Allocations(born, freed, lifeless + by_alloc, unmatched, _events=events, _start=start)
+    return Allocations(
+        events.kept(born), events.kept(freed), lifeless + by_alloc, unmatched, _events=events, _start=start
+    )
 
 
 def _origin(columns: Mapping[str, Column]) -> int:

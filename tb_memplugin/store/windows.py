@@ -26,6 +26,7 @@ from tb_memplugin.proto.side_file_pb2 import (
 from tb_memplugin.store.columns import BLOCK_ROWS, decode, encode, expected_size
 from tb_memplugin.store.envelope import MOST_NAMES, RERECORD, EnvelopeReader, EnvelopeWriter, ReadRange
 from tb_memplugin.store.pairing import PAIRING, pairing_columns, stored_pairing
+from tb_memplugin.store.scratch import mapped
 from tb_memplugin.store.stored_events import StoredEvents
 from tb_memplugin.store.whole_devices import pack_whole, read_whole
 from tb_memplugin.trace import (
@@ -240,8 +241,8 @@ class _WindowReader:
         rows = self._rows("events")
         if rows < UNPACKED_LATER:
             return self._table("events", Events)
-        content = self._read(0, self._size)
-        self._envelope.read = lambda offset, size: content[offset : offset + size]
+        content = mapped(np.frombuffer(self._read(0, self._size), np.uint8))
+        self._envelope.read = lambda offset, size: content[offset : offset + size].tobytes()
         for column in self._columns.values():
             for chunk in column.chunks if column.name not in PAIRING else ():
                 self._envelope.packed(chunk)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tb_memplugin.trace.tables import Int32, Int64, Rows, ranges
@@ -21,12 +23,20 @@ class PartSums:
         freed: int64, shape (n,): the events that freed them; blocks with freed < 0 are never alive.
         freed_by: int32, shape (events,): the row of the block that each event freed, -1 if none.
         size: int64, shape (n,): the bytes of each block, 0 on other devices.
-        part: int64, shape (n,): the part of each block.
+        part: int32, shape (n,): the part of each block.
         parts: how many parts there are.
+        kept: returns an array where it is to be kept.
     """
 
     def __init__(
-        self, born: Int64, freed: Int64, freed_by: Int32, size: Int64, part: Int64, parts: int
+        self,
+        born: Int64,
+        freed: Int64,
+        freed_by: Int32,
+        size: Int64,
+        part: Int32,
+        parts: int,
+        kept: Callable[[Int64], Int64],
     ) -> None:
         self._born, self._freed_by, self._size, self._part, self._parts = born, freed_by, size, part, parts
         self.bits = LEAST_BITS
@@ -38,7 +48,7 @@ class PartSums:
         change = np.zeros(((len(freed_by) >> self.bits) + 2) * parts, np.int64)
         np.add.at(change, enter[rows] * parts + part[rows], size[rows])
         np.subtract.at(change, leave[rows] * parts + part[rows], size[rows])
-        self._table = np.cumsum(change.reshape(-1, parts), axis=0)
+        self._table = kept(np.cumsum(change.reshape(-1, parts), axis=0))
 
     def at(self, moments: Int64) -> Int64:
         """Return the live bytes of each part at some moments: int64, shape (parts, m).

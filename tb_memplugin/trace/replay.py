@@ -38,7 +38,7 @@ class _Joined(Generic[Column]):
         if values.strides == (0,) and len(values) and (before == values[0]).all():
             column = np.broadcast_to(values[:1], len(blocks))  # one value, which takes no memory
         else:
-            column = np.concatenate((before, values[blocks.born[len(start) :]]))
+            column = events.kept(np.concatenate((before, values[blocks.born[len(start) :]])))
         vars(blocks)[self._name] = column  # found there from now on
         return cast(Column, column)
 
@@ -92,7 +92,9 @@ class Allocations:
         """The row of the block that each event freed, -1 if none: int32, shape (events,)."""
         rows = np.full(len(self._events) + 2, -1, np.int32)
         rows[self.freed] = np.arange(len(self), dtype=np.int32)
-        return rows[:-2]  # the last two: of blocks that outlive the window, and of those without a life
+        return self._events.kept(
+            rows[:-2]
+        )  # the last two: of blocks that outlive the window, and of those without a life
 
     def alive_at(self, event: int, device: int) -> Rows:
         """Return the rows of the blocks on a device that are live after an event, ascending."""

@@ -20,6 +20,9 @@ Rows = npt.NDArray[np.intp]
 """Rows of a table, or indices into an array, as numpy returns them."""
 
 
+Array = TypeVar("Array", bound=np.ndarray)
+
+
 def column(kind: type[np.generic]) -> Any:
     """Return a dataclass field for a table's column: one value per row, empty by default."""
     return field(default_factory=lambda: np.empty(0, kind))
@@ -199,6 +202,10 @@ class Events:
 
     def __len__(self) -> int:
         return len(self.time_ns)
+
+    def kept(self, values: Array) -> Array:
+        """Return a column that was computed from these events, where it is to be kept: here as it is."""
+        return values
 
 
 Table = TypeVar("Table", Events, StartState)

@@ -124,7 +124,8 @@ class MemoryTrace(Tabular):
     def live(self, device: int) -> Int64:
         """Return the live bytes on a device: int64, shape (events + 1,); entry e + 1 is after event e."""
         if device not in self._live:
-            self._live[device] = live_levels(self.allocations, len(self.events), device)
+            live = live_levels(self.allocations, len(self.events), device)
+            self._live[device] = self.events.kept(live)
         return self._live[device]
 
     def live_runs(self, device: int) -> Runs[np.int64]:
@@ -142,11 +143,12 @@ class MemoryTrace(Tabular):
             codes: returns the part of each allocation, int64, and the names of the parts.
         """
         if (device, by) not in self._part_sums:
-            blocks, (part, parts) = self.allocations, codes()
+            blocks, kept, (part, parts) = self.allocations, self.events.kept, codes()
             own = blocks.device == device
-            size = blocks.bytes if own.all() else blocks.bytes * own
+            size = blocks.bytes if own.all() else kept(blocks.bytes * own)
+            rows = kept(part.astype(np.int32))
             self._part_sums[device, by] = PartSums(
-                blocks.born, blocks.freed, blocks.freed_by, size, part, len(parts)
+                blocks.born, blocks.freed, blocks.freed_by, size, rows, len(parts), kept
             )
         return self._part_sums[device, by]
 
@@ -158,7 +160,8 @@ class MemoryTrace(Tabular):
         keeps no reserve, or if nothing of this is known.
         """
         if device not in self._reserved:
-            self._reserved[device] = self._reserved_levels(device)
+            reserved = self._reserved_levels(device)
+            self._reserved[device] = None if reserved is None else self.events.kept(reserved)
         return self._reserved[device]
 
     def reserved_runs(self, device: int) -> Runs[np.int64] | None:
