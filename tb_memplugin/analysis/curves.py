@@ -132,7 +132,7 @@ def _summed(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> PartSums
     """Return sums by part that answer faster than a look at the blocks, None where the columns are narrow."""
     if len(trace.allocations) < INDEXED or at[-1] - at[0] < WIDE << LEAST_BITS or by not in DIVISIONS:
         return None
-    table = trace.part_sums(device, by, lambda: codes(trace, by))
+    table = trace.part_sums(device, by, lambda rows: codes(trace, by, rows))
     return table if at[-1] - at[0] >= len(at) * WIDE << table.bits else None
 
 

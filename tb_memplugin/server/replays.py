@@ -41,8 +41,7 @@ def replay_of(opened: Opened) -> Replay:
 
 def _replay(trace: MemoryTrace, device: int) -> Replay:
     memory = levels(trace, device)
-    unused = unused_levels(memory)
-    unused = None if unused is None else trace.events.kept(unused)
+    unused = unused_levels(trace, memory)
     runs = LevelRuns(
         trace.live_runs(device), trace.reserved_runs(device), None if unused is None else runs_of(unused)
     )

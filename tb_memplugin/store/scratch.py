@@ -8,10 +8,14 @@ from __future__ import annotations
 import mmap
 import tempfile
 import weakref
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import IO
 
 import numpy as np
+
+from tb_memplugin.trace.tables import Array, in_memory
 
 MAPPED_FROM = 4 << 20
 """From how many bytes on an array is mapped."""
@@ -19,25 +23,37 @@ MAPPED_FROM = 4 << 20
 _STATM = Path("/proc/self/statm")
 _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
-Array = TypeVar("Array", bound=np.ndarray)
 
+def joined(pieces: Callable[[], Iterable[Array]]) -> Array:
+    """Return pieces as one array. A large one is read-only, and in a scratch file if there is room.
 
-def mapped(values: Array) -> Array:
-    """Return the same values, read-only; many of them in a scratch file, in memory where that is full.
+    Pages of scratch files are in memory only while they are used. They are in the folder of `tempfile`.
 
-    Its pages are in memory only while they are used. The folder is that of `tempfile` (`TMPDIR`).
+    Args:
+        pieces: yields arrays of one dtype and width; called again where a file could not be written.
     """
-    if values.nbytes < MAPPED_FROM or 0 in values.strides:
-        return values
+    coming, first, size = iter(pieces()), list[Array](), 0
+    for piece in coming:
+        first.append(piece)
+        size += piece.nbytes
+        if size >= MAPPED_FROM:
+            break
+    else:
+        return in_memory(first)
     try:
-        with tempfile.TemporaryFile() as file:
-            file.write(np.ascontiguousarray(values).data)
-            file.flush()
+        with tempfile.TemporaryFile(buffering=0) as file:
+            for piece in chain(first, coming):
+                _write(file, np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError:
-        return values
+        return in_memory(list(pieces()))
     _maps.add(content)
-    return np.frombuffer(content, values.dtype).reshape(values.shape)  # type: ignore[return-value]
+    return np.frombuffer(content, piece.dtype).reshape(-1, *piece.shape[1:])  # type: ignore[return-value]
+
+
+def _write(file: IO[bytes], content: memoryview) -> None:
+    while content:
+        content = content[file.write(content) :]
 
 
 def is_mapped(values: np.ndarray) -> bool:

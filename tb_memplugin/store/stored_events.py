@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from tb_memplugin.store.scratch import mapped
+from tb_memplugin.store.scratch import joined
 from tb_memplugin.trace.tables import EVENT_DTYPES, Array, Events
 
 UnpackColumn = Callable[[str], np.ndarray]
@@ -30,13 +30,13 @@ class StoredEvents(Events):
         """Unpack a column; Python asks this only for those that are not set yet."""
         if name not in EVENT_DTYPES:
             raise AttributeError(name)
-        column = mapped(self._unpack(name))
+        column = self._unpack(name)
         object.__setattr__(self, name, column)
         return column
 
-    def kept(self, values: Array) -> Array:
-        """Return a column that was computed from these events, in a scratch file if it is large."""
-        return mapped(values)
+    def kept(self, pieces: Callable[[], Iterable[Array]]) -> Array:
+        """Return the pieces of a column that is computed from these events as one: on disk if it is large."""
+        return joined(pieces)
 
 
 StoredEvents.__slots__ = Events.__slots__  # by which others name the columns

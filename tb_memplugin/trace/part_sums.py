@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from tb_memplugin.trace.tables import Int32, Int64, Rows, ranges
+from tb_memplugin.trace.tables import Int32, Int64, Rows, pieces_of, ranges
 
 LEAST_BITS = 6
 MOST_CELLS = 1 << 22
@@ -25,7 +25,7 @@ class PartSums:
         size: int64, shape (n,): the bytes of each block, 0 on other devices.
         part: int32, shape (n,): the part of each block.
         parts: how many parts there are.
-        kept: returns an array where it is to be kept.
+        kept: `Events.kept` of the events.
     """
 
     def __init__(
@@ -36,19 +36,23 @@ class PartSums:
         size: Int64,
         part: Int32,
         parts: int,
-        kept: Callable[[Int64], Int64],
+        kept: Callable[[Callable[[], Iterable[Int64]]], Int64],
     ) -> None:
         self._born, self._freed_by, self._size, self._part, self._parts = born, freed_by, size, part, parts
         self.bits = LEAST_BITS
         while (len(freed_by) >> self.bits) * parts > MOST_CELLS:
             self.bits += 1
-        # A block enters at the table's first moment that it sees, and leaves at the first after its free.
-        enter, leave = (born >> self.bits) + 1, (freed >> self.bits) + 1
-        rows = np.flatnonzero(enter < leave)
         change = np.zeros(((len(freed_by) >> self.bits) + 2) * parts, np.int64)
-        np.add.at(change, enter[rows] * parts + part[rows], size[rows])
-        np.subtract.at(change, leave[rows] * parts + part[rows], size[rows])
-        self._table = kept(np.cumsum(change.reshape(-1, parts), axis=0))
+        for rows in pieces_of(len(born)):
+            # A block enters at the table's first moment that it sees, and leaves at the first after its free.
+            enter, leave = (born[rows] >> self.bits) + 1, (freed[rows] >> self.bits) + 1
+            stays = enter < leave
+            own, bytes_ = part[rows][stays], size[rows][stays]
+            np.add.at(change, enter[stays] * parts + own, bytes_)
+            np.subtract.at(change, leave[stays] * parts + own, bytes_)
+        table = change.reshape(-1, parts)
+        np.cumsum(table, axis=0, out=table)
+        self._table = kept(lambda: (table,))
 
     def at(self, moments: Int64) -> Int64:
         """Return the live bytes of each part at some moments: int64, shape (parts, m).

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Generic, TypeVar, cast
 
 import numpy as np
 
 from tb_memplugin.trace.kinds import Kind, Phase
 from tb_memplugin.trace.lifetimes import INDEXED, Lifetimes
-from tb_memplugin.trace.tables import Bool, Events, Int32, Int64, Rows, StartState, UInt8, UInt64
+from tb_memplugin.trace.tables import Bool, Events, Int32, Int64, Rows, StartState, UInt8, UInt64, pieces_of
 
 Column = TypeVar("Column")
 
@@ -38,7 +39,10 @@ class _Joined(Generic[Column]):
         if values.strides == (0,) and len(values) and (before == values[0]).all():
             column = np.broadcast_to(values[:1], len(blocks))  # one value, which takes no memory
         else:
-            column = events.kept(np.concatenate((before, values[blocks.born[len(start) :]])))
+            born = blocks.born[len(start) :]
+            column = events.kept(
+                lambda: chain((before,), (values[born[rows]] for rows in pieces_of(len(born))))
+            )
         vars(blocks)[self._name] = column  # found there from now on
         return cast(Column, column)
 
@@ -93,7 +97,7 @@ class Allocations:
         rows = np.full(len(self._events) + 2, -1, np.int32)
         rows[self.freed] = np.arange(len(self), dtype=np.int32)
         return self._events.kept(
-            rows[:-2]
+            lambda: (rows[:-2],)
         )  # the last two: of blocks that outlive the window, and of those without a life
 
     def alive_at(self, event: int, device: int) -> Rows:
@@ -266,7 +270,8 @@ def live_levels(allocations: Allocations, events: int, device: int) -> Int64:
     delta[0] = size[:start].sum()
     after = delta[1:]
     after[allocations.born[start:]] = size[start:]
-    after[allocations.freed] -= size  # an event frees one block at most
+    for rows in pieces_of(len(size)):
+        after[allocations.freed[rows]] -= size[rows]  # an event frees one block at most
     level: Int64 = np.cumsum(delta, out=delta)[:-1]
     return level
 
@@ -282,17 +287,20 @@ def reserved_levels(events: Events, device: int, at_start: int | None) -> Int64 
     Returns:
         None if no event reports a value and `at_start` is None.
     """
+    if at_start is not None and events.reserved.strides == (0,) and (events.reserved[:1] == at_start).all():
+        return np.broadcast_to(np.int64(at_start), len(events) + 1)  # one value, which takes no memory
     is_reported = (events.device == device) & (events.reserved >= 0)
     if is_reported.all() and len(events):
         first = events.reserved[0] if at_start is None else at_start
-        return np.concatenate((np.array([first], np.int64), events.reserved))
+        return events.kept(lambda: (np.array([first], np.int64), events.reserved))
     reported = np.flatnonzero(is_reported)
     if at_start is None:
         if not len(reported):
             return None
         at_start = int(events.reserved[reported[0]])
     values = np.concatenate((np.array([at_start], np.int64), events.reserved[reported]))
-    return np.repeat(values, np.diff(reported, prepend=-1, append=len(events)))
+    levels = np.repeat(values, np.diff(reported, prepend=-1, append=len(events)))
+    return events.kept(lambda: (levels,))
 
 
 def window_levels(events: Events, device: int) -> Int64:

@@ -17,7 +17,17 @@ from tb_memplugin.trace.part_sums import PartSums
 from tb_memplugin.trace.replay import Allocations, live_levels, pair, reserved_levels, window_levels
 from tb_memplugin.trace.result import Column, Tabular
 from tb_memplugin.trace.runs import Runs, runs_of
-from tb_memplugin.trace.tables import Device, Events, Int64, Module, Spans, StartState, Step, TensorMetadata
+from tb_memplugin.trace.tables import (
+    Device,
+    Events,
+    Int64,
+    Module,
+    Spans,
+    StartState,
+    Step,
+    TensorMetadata,
+    pieces_of,
+)
 from tb_memplugin.trace.whole_device import WholeDevice
 
 NEIGHBORS = 1_000
@@ -125,7 +135,7 @@ class MemoryTrace(Tabular):
         """Return the live bytes on a device: int64, shape (events + 1,); entry e + 1 is after event e."""
         if device not in self._live:
             live = live_levels(self.allocations, len(self.events), device)
-            self._live[device] = self.events.kept(live)
+            self._live[device] = self.events.kept(lambda: (live,))
         return self._live[device]
 
     def live_runs(self, device: int) -> Runs[np.int64]:
@@ -134,21 +144,24 @@ class MemoryTrace(Tabular):
             self._live_runs[device] = runs_of(self.live(device))
         return self._live_runs[device]
 
-    def part_sums(self, device: int, by: str, codes: Callable[[], tuple[Int64, Sequence[str]]]) -> PartSums:
+    def part_sums(
+        self, device: int, by: str, codes: Callable[[slice], tuple[Int64, Sequence[str]]]
+    ) -> PartSums:
         """Return the live bytes by part at regular moments.
 
         Args:
             device: row in `devices`.
             by: the name of the division, the same for the same result of `codes`.
-            codes: returns the part of each allocation, int64, and the names of the parts.
+            codes: returns the part of each of some allocations, int64, and the names of the parts.
         """
         if (device, by) not in self._part_sums:
-            blocks, kept, (part, parts) = self.allocations, self.events.kept, codes()
+            blocks, kept = self.allocations, self.events.kept
+            _, parts = codes(slice(0, 0))
+            part = kept(lambda: (codes(rows)[0].astype(np.int32) for rows in pieces_of(len(blocks))))
             own = blocks.device == device
-            size = blocks.bytes if own.all() else kept(blocks.bytes * own)
-            rows = kept(part.astype(np.int32))
+            size = blocks.bytes if own.all() else kept(lambda: (blocks.bytes * own,))
             self._part_sums[device, by] = PartSums(
-                blocks.born, blocks.freed, blocks.freed_by, size, rows, len(parts), kept
+                blocks.born, blocks.freed, blocks.freed_by, size, part, len(parts), kept
             )
         return self._part_sums[device, by]
 
@@ -160,8 +173,7 @@ class MemoryTrace(Tabular):
         keeps no reserve, or if nothing of this is known.
         """
         if device not in self._reserved:
-            reserved = self._reserved_levels(device)
-            self._reserved[device] = None if reserved is None else self.events.kept(reserved)
+            self._reserved[device] = self._reserved_levels(device)
         return self._reserved[device]
 
     def reserved_runs(self, device: int) -> Runs[np.int64] | None:

@@ -3,6 +3,7 @@
 import gc
 import sys
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tb_memplugin.analysis.curves import event_curve
 from tb_memplugin.server.cache import size_of
 from tb_memplugin.store import pairing, scratch, windows
-from tb_memplugin.store.scratch import is_mapped, mapped, release
+from tb_memplugin.store.scratch import is_mapped, joined, release
 from tests.analysis.test_long_windows import recorded
 from tests.store.test_windows import read, written
 from tests.traces import same
@@ -28,7 +29,7 @@ def maps_all(monkeypatch):
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64, np.uint64, np.float64])
 def test_a_mapped_array_has_the_same_values(dtype, maps_all):
     values = np.arange(30).astype(dtype).reshape(10, 3)
-    kept = mapped(values)
+    kept = joined(lambda: (values[:4], values[4:]))
     assert kept.dtype == dtype
     assert kept.tolist() == values.tolist()
     assert [is_mapped(each) for each in (values, kept, kept[2:])] == [False, True, True]
@@ -37,22 +38,22 @@ def test_a_mapped_array_has_the_same_values(dtype, maps_all):
         kept[0, 0] = 1
 
 
-def test_small_and_constant_arrays_stay_as_they_are():
+def test_small_arrays_stay_as_they_are_and_constants_take_no_memory():
     small, constant = np.zeros(9), np.broadcast_to(np.int64(3), 1 << 30)
-    assert mapped(small) is small
-    assert mapped(constant) is constant
+    assert joined(lambda: (small,)) is small
     assert size_of(constant) == 0
 
 
 def test_without_room_for_a_file_an_array_stays_in_memory(monkeypatch, maps_all):
-    values = np.arange(9)
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "wb"))  # noqa: SIM115
-    assert mapped(values) is values
+    pieces = (np.arange(9), np.arange(9, 20))
+    with Path("/dev/full").open("wb", 0) as full:
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda buffering: full)
+        assert joined(lambda: iter(pieces)).tolist() == list(range(20))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much is mapped")
 def test_pages_are_given_back_and_read_again_when_looked_at():
-    values = mapped(np.arange(8 << 20))
+    values = joined(lambda: (np.arange(row, row + (1 << 20)) for row in range(0, 8 << 20, 1 << 20)))
     assert values.sum() == values.sum()
     looked_at = resident()
     release(looked_at + 1)
