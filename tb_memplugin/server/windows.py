@@ -14,17 +14,17 @@ from tb_memplugin.server.catalog import Entry
 from tb_memplugin.store import files
 from tb_memplugin.store.paths import SIDE_FOLDER
 from tb_memplugin.store.reader import load_window, side_file_path
-from tb_memplugin.store.scratch import MAPPED_FROM, release
+from tb_memplugin.store.scratch import is_mapped, release
 from tb_memplugin.trace import MemoryTrace
 
 MOST_BYTES = 1 << 30
 """The most bytes of all cached windows together; the last one loaded is kept whatever its size."""
 
 BYTES_PER_EVENT, BYTES_PER_MAPPED_EVENT = 160, 16
-"""What the columns that views read, pairing and curves take in memory; and the small ones of long windows."""
+"""What columns, pairing and curves take in memory; and what stays there of windows in scratch files."""
 
 MOST_MAPPED_BYTES = 1 << 27
-"""The most bytes of mapped columns in memory: then all of them are given back to the system."""
+"""From how many bytes of scratch files in memory on their pages are given back to the system."""
 
 Read = tuple[str, int, int]
 """A side file of which an answer depends: its path, size and time of change."""
@@ -181,8 +181,8 @@ def _has_no_run(path: str) -> bool:
 
 
 def _weight(trace: MemoryTrace) -> int:
-    events = len(trace.events) + len(trace.start)
-    return (BYTES_PER_EVENT if 8 * events < MAPPED_FROM else BYTES_PER_MAPPED_EVENT) * events
+    each = BYTES_PER_MAPPED_EVENT if is_mapped(trace.allocations.freed) else BYTES_PER_EVENT
+    return each * (len(trace.events) + len(trace.start))
 
 
 def _stamp(path: str) -> tuple[int, int]:

@@ -6,6 +6,7 @@ They are ours alone: nobody can shorten them, as somebody may a side file while 
 from __future__ import annotations
 
 import mmap
+import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable
@@ -27,7 +28,7 @@ _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 def joined(pieces: Callable[[], Iterable[Array]]) -> Array:
     """Return pieces as one array. A large one is read-only, and in a scratch file if there is room.
 
-    Pages of scratch files are in memory only while they are used. They are in the folder of `tempfile`.
+    Pages of scratch files are in memory only while they are used. They lie in `TMPDIR`, else in /var/tmp.
 
     Args:
         pieces: yields arrays of one dtype and width; called again where a file could not be written.
@@ -41,7 +42,7 @@ def joined(pieces: Callable[[], Iterable[Array]]) -> Array:
     else:
         return in_memory(first)
     try:
-        with tempfile.TemporaryFile(buffering=0) as file:
+        with tempfile.TemporaryFile(buffering=0, dir=_folder()) as file:
             for piece in chain(first, coming):
                 _write(file, np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -49,6 +50,11 @@ def joined(pieces: Callable[[], Iterable[Array]]) -> Array:
         return in_memory(list(pieces()))
     _maps.add(content)
     return np.frombuffer(content, piece.dtype).reshape(-1, *piece.shape[1:])  # type: ignore[return-value]
+
+
+def _folder() -> str | None:
+    """Return where scratch files lie: /tmp may be in memory. None is the folder of `tempfile`."""
+    return None if "TMPDIR" in os.environ or not Path("/var/tmp").is_dir() else "/var/tmp"
 
 
 def _write(file: IO[bytes], content: memoryview) -> None:

@@ -47,7 +47,7 @@ def test_small_arrays_stay_as_they_are_and_constants_take_no_memory():
 def test_without_room_for_a_file_an_array_stays_in_memory(monkeypatch, maps_all):
     pieces = (np.arange(9), np.arange(9, 20))
     with Path("/dev/full").open("wb", 0) as full:
-        monkeypatch.setattr(tempfile, "TemporaryFile", lambda buffering: full)
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
         assert joined(lambda: iter(pieces)).tolist() == list(range(20))
 
 
