@@ -19,8 +19,7 @@ import torch
 
 from benchmarks.figures import Figure
 from tb_memplugin import MemoryMonitor
-from tb_memplugin.record.steps.counters import AllocatorCounters, Counters
-from tb_memplugin.record.steps.shared_peaks import SharedPeaks
+from tb_memplugin.record.steps.counters import AllocatorCounters, Counters, SharedPeaks
 from tests.counting_allocator import CountingAllocator, Handle
 
 ROUNDS, STEPS = 5, 400

@@ -155,13 +155,15 @@ def _trace_in(content_of: Callable[[], BinaryIO], head: bytes, name: str, device
     content = from_traces(content)
     if not is_snapshot(content):
         raise _foreign(name, f"The pickle contains {_told(content)}, not a memory snapshot.")
-    return _with_notes(_trace_of_snapshot(content, stream.tell(), name, device_type), notes)
+    return _trace_of_snapshot(content, stream.tell(), name, device_type, notes)
 
 
-def _trace_of_snapshot(content: object, content_bytes: int, name: str, device_type: str) -> MemoryTrace:
+def _trace_of_snapshot(
+    content: object, content_bytes: int, name: str, device_type: str, notes: tuple[Note, ...] = ()
+) -> MemoryTrace:
     """Return the trace in a snapshot from a pickle of so many bytes."""
     checked = check_not_shared(content, name, content_bytes)
-    return with_inferred_layers(trace_from_snapshot(checked, name, device_type))
+    return with_inferred_layers(_with_notes(trace_from_snapshot(checked, name, device_type), notes))
 
 
 def _with_notes(trace: MemoryTrace, notes: tuple[Note, ...]) -> MemoryTrace:

@@ -8,13 +8,13 @@ from dataclasses import fields
 from html import escape
 from typing import Any
 
+from tb_memplugin.analysis.advice_rules import Advice
 from tb_memplugin.analysis.comparison import DeviceComparison
 from tb_memplugin.analysis.divisions import By, informative
-from tb_memplugin.analysis.findings import Advice
 from tb_memplugin.analysis.moments import Moment, peak
 from tb_memplugin.analysis.units import Unit, size_text
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.exports.formats import report_page
+from tb_memplugin.exports.html import report_page
 from tb_memplugin.exports.terminal import printable
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.result import AnalysisResult, plain

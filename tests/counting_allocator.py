@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tb_memplugin.record.steps.shared_peaks import Doors
+from tb_memplugin.record.steps.counters import Doors
 
 
 class CountingAllocator:

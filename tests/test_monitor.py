@@ -19,9 +19,8 @@ import torch.nn.functional as F
 
 import tb_memplugin.record.monitor
 from tb_memplugin import MemoryMonitor, MemPluginError
-from tb_memplugin.record.steps.counters import AllocatorCounters
+from tb_memplugin.record.steps.counters import AllocatorCounters, SharedPeaks
 from tb_memplugin.record.steps.recording import Allowance
-from tb_memplugin.record.steps.shared_peaks import SharedPeaks
 from tb_memplugin.record.whole_device.host import host_memory
 from tb_memplugin.store.step_records import read_figures
 from tb_memplugin.trace.step_figures import joined

@@ -75,6 +75,7 @@ def answer(path: Path) -> Answer:
     trace = trace_from_snapshot(snapshot, path.stem)
     loaded = time.perf_counter()
     inferred = with_inferred_layers(trace)
+    len(inferred.modules)  # they are inferred now
     ended = time.perf_counter()
     events = [at for at, truth in enumerate(truths) if _counts(trace, at, truth)]
     blocks = trace.allocations

@@ -1,5 +1,8 @@
 """The analyses: pure functions that take a trace and return a frozen result. Import them from here.
 
+`trace` is any trace, `device` a row in `trace.devices`, and `event` an index into `trace.events`, where -1 is
+the moment before the first; what else an argument may be stands with the function.
+
 Example:
     >>> from tb_memplugin import load
     >>> from tb_memplugin.analysis import peak
@@ -73,69 +76,29 @@ if TYPE_CHECKING:
     from tb_memplugin.analysis.steps import StepStats as StepStats
     from tb_memplugin.analysis.steps import step_stats as step_stats
 
-_HOMES = {
-    "ALL_DIVISIONS": "divisions",
-    "Action": "allocations",
-    "Advice": "advice_rules",
-    "Allocation": "allocations",
-    "AnnotationRange": "annotations",
-    "BlockState": "segments",
-    "By": "divisions",
-    "Curve": "curves",
-    "Delta": "comparison",
-    "DeviceComparison": "comparison",
-    "DeviceState": "allocator_state",
-    "Evidence": "advice_rules",
-    "Finding": "advice_rules",
-    "Fragmentation": "allocator",
-    "FragmentationCurve": "allocator",
-    "Judgement": "advice_rules",
-    "Leak": "leak_sites",
-    "Levels": "allocator",
-    "LineRow": "lines",
-    "LiveAllocation": "moments",
-    "Moment": "moments",
-    "OomReport": "oom",
-    "Part": "divisions",
-    "PeakSplit": "allocator",
-    "PoolState": "allocator",
-    "Rules": "rules",
-    "SegmentState": "segments",
-    "StackNode": "stacks",
-    "StackRow": "stacks",
-    "Stage": "annotations",
-    "StepStats": "steps",
-    "Usage": "allocations",
-    "Where": "advice_rules",
-    "advice": "advice_rules",
-    "annotation_ranges": "annotations",
-    "breakdown": "divisions",
-    "compare": "comparison",
-    "curve": "curves",
-    "device_state": "allocator_state",
-    "events_between": "moments",
-    "fragmentation": "allocator",
-    "fragmentation_curve": "allocator",
-    "leaks": "leak_sites",
-    "levels": "allocator",
-    "line_table": "lines",
-    "moment": "moments",
-    "oom_report": "oom",
-    "peak": "moments",
-    "peak_split": "allocator",
-    "pools": "allocator",
-    "profile_over_time": "curves",
-    "read_allocation": "allocations",
-    "read_rules": "rules",
-    "segments_at": "segments",
-    "stack_table": "stacks",
-    "stack_tree": "stacks",
-    "stages": "annotations",
-    "step_stats": "steps",
-    "usage": "allocations",
-    "why": "reasons",
+_NAMES = {
+    "advice_rules": "Advice Evidence Finding Judgement Where advice",
+    "allocations": "Action Allocation Usage read_allocation usage",
+    "allocator": "Fragmentation FragmentationCurve Levels PeakSplit PoolState fragmentation "
+    "fragmentation_curve levels peak_split pools",
+    "allocator_state": "DeviceState device_state",
+    "annotations": "AnnotationRange Stage annotation_ranges stages",
+    "comparison": "Delta DeviceComparison compare",
+    "curves": "Curve curve profile_over_time",
+    "divisions": "ALL_DIVISIONS By Part breakdown",
+    "leak_sites": "Leak leaks",
+    "lines": "LineRow line_table",
+    "moments": "LiveAllocation Moment events_between moment peak",
+    "oom": "OomReport oom_report",
+    "reasons": "why",
+    "rules": "Rules read_rules",
+    "segments": "BlockState SegmentState segments_at",
+    "stacks": "StackNode StackRow stack_table stack_tree",
+    "steps": "StepStats step_stats",
 }
-"""The file of each name. It is imported on first use: a command needs a few of them."""
+"""The names in each file. It is imported on first use of one: a command needs a few of them."""
+
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = list(_HOMES)
 

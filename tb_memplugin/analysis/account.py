@@ -105,12 +105,7 @@ class AccountLine:
 
 
 def accounts(trace: MemoryTrace, device: int) -> tuple[Account, ...]:
-    """Return the accounts of a device, in the order of their moments; () if no counter was read.
-
-    Args:
-        trace: any trace.
-        device: row in `trace.devices`.
-    """
+    """Return the accounts of a device, in the order of their moments; () if no counter was read."""
     own = [reading for reading in trace.counters if reading.device == device]
     own.sort(key=lambda reading: _PREFERENCE.index(reading.counter), reverse=True)
     best = {reading.moment: reading for reading in own}
@@ -141,9 +136,6 @@ def _causes(
     """Return the causes of a reading, with those that the trace itself shows for the state after an event.
 
     Args:
-        trace: the trace.
-        reading: the reading.
-        event: the event.
         frees: the reported frees on the reading's device of blocks that the trace never knew.
         reused: the rows of blocks whose address was allocated again without a reported free.
     """

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tb_memplugin.analysis.attention_scores import attention_scores
 from tb_memplugin.analysis.checkpointing import checkpointing
 from tb_memplugin.analysis.failed_request import failed_request
 from tb_memplugin.analysis.findings import (
-    Advice,
     Evidence,
     Finding,
     Fine,
@@ -29,10 +29,11 @@ from tb_memplugin.analysis.peak_holders import PeakHolders, peak_holders
 from tb_memplugin.analysis.previous_result import previous_result
 from tb_memplugin.analysis.reference_cycles import reference_cycles
 from tb_memplugin.analysis.uneven_devices import uneven_devices
+from tb_memplugin.analysis.units import counted
 from tb_memplugin.analysis.unused_graph import unused_graph
 from tb_memplugin.analysis.unused_reserve import unused_reserve
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.result import ResultTable
+from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.step_figures import StepFigures
 
 __all__ = [
@@ -46,6 +47,21 @@ __all__ = [
     "advice",
     "advice_on_steps",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice(AnalysisResult):
+    """The answer of all rules.
+
+    Attributes:
+        findings: problems first, then by bytes.
+        judgements: one per rule and device.
+        peaks: who fills the peak of each device that was ever in use, the highest peak first.
+    """
+
+    findings: ResultTable[Finding]
+    judgements: ResultTable[Judgement]
+    peaks: ResultTable[PeakHolders] = field(default_factory=ResultTable)
 
 
 class Rule(NamedTuple):
@@ -162,3 +178,20 @@ def _judgement(kind: str, device: str, result: Result) -> Judgement:
     if isinstance(result, Finding):
         return Judgement(kind, device, "found", result.title)
     return Judgement(kind, device, "fine" if isinstance(result, Fine) else "not judged", result.why)
+
+
+def heading(advice: Advice) -> str:
+    """Return how many findings there are and how many rules could not be judged, in one line."""
+    if not advice.findings and all(judgement.verdict == "fine" for judgement in advice.judgements):
+        return f"Nothing to fix: {counted(len(advice.judgements), 'rule')} found nothing."
+    problems = sum(finding.level == "problem" for finding in advice.findings)
+    options = len(advice.findings) - problems
+    unjudged = sum(judgement.verdict == "not judged" for judgement in advice.judgements)
+    return (
+        f"{_count(problems, 'problem')}, {_count(options, 'option')}; "
+        f"{_count(unjudged, 'rule')} could not be judged"
+    )
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count or 'no'} {word if count == 1 else word + 's'}"

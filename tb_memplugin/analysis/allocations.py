@@ -49,7 +49,6 @@ def rows_with_text(trace: MemoryTrace, rows: Rows, text: str, version: Int64) ->
     """Return the rows in which a text occurs: in a frame, a name, a tensor or an address.
 
     Args:
-        trace: any trace.
         rows: the allocations to search.
         text: what to look for, ignoring case. It may be the beginning of an address, or an address with its
             version (`0x…_2`).
@@ -291,8 +290,6 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
     """Divide the live bytes of a stretch into its `most` largest allocations and a rest.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         cuts: how many events come before each edge of the columns, from `time_cuts` or `event_cuts`.
         most: how many allocations get a band of their own.
     """

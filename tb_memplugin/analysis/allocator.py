@@ -292,7 +292,6 @@ def fragmentation_curve(
 
     Args:
         trace: any trace; without segments there are no moments.
-        device: row in `trace.devices`.
         t0_ns, t1_ns: epoch nanoseconds, t0 < t1. Column c covers the c-th of `columns` equal parts.
         columns: how many pixel columns.
         moments: in how many columns, at most, to compute the layout.

@@ -62,8 +62,6 @@ def device_state(trace: MemoryTrace, device: int, event: int) -> DeviceState:
     """Return the state of a device's allocator after an event.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         event: index into `trace.events`; -1 is before the first.
 
     Raises:

@@ -12,8 +12,8 @@ from tb_memplugin.analysis.findings import (
     NotJudged,
     Result,
     Where,
-    line_evidence,
 )
+from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.subcategories import score_blocks
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import MemoryTrace

@@ -151,8 +151,6 @@ class Activations:
 
     Args:
         trace: any trace; without module calls and phases nothing is ever saved.
-        device: row in `trace.devices`.
-        step: the step.
     """
 
     def __init__(self, trace: MemoryTrace, device: int, step: HighestStep) -> None:

@@ -37,17 +37,6 @@ def _shares(length: int, columns: int) -> Int64:
     return column * width + column * rest // columns
 
 
-def step_columns(steps: int, most: int) -> tuple[Int64, Int64]:
-    """Divide steps into at most `most` columns of nearly equally many.
-
-    Returns:
-        The index of the first and of the last step of each column: int64, shape (columns,).
-    """
-    columns = min(most, steps)
-    first = np.arange(columns, dtype=np.int64) * steps // max(columns, 1)
-    return first, np.append(first[1:], steps)[:columns] - 1
-
-
 def extremes(
     level: npt.NDArray[Number], cuts: Int64, runs: Runs[Number] | None = None
 ) -> tuple[npt.NDArray[Number], npt.NDArray[Number], Int64]:

@@ -64,8 +64,6 @@ def curve(
     """Reduce a device's live bytes to pixel columns without losing the peak.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         t0_ns, t1_ns: epoch nanoseconds, t0 < t1. Column c covers the c-th of `columns` equal parts.
         columns: how many pixel columns.
         by: what the stacks divide by.
@@ -180,8 +178,6 @@ def profile_over_time(
     """Return `curve` over the whole window: from the first event of any device to the last.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         by: what the bands divide by.
         columns: how many pixel columns.
     """

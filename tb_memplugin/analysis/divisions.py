@@ -112,7 +112,6 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
     """Return the part to which each allocation belongs.
 
     Args:
-        trace: any trace.
         by: what to divide by.
         rows: which allocations; default: all.
 
@@ -200,8 +199,6 @@ def breakdown(trace: MemoryTrace, device: int, event: int, by: Divided) -> Resul
     """Divide the live bytes on a device after an event into parts that sum to them, largest first.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         event: index of an event; -1 is the moment before the first.
         by: what to divide by.
 
@@ -262,12 +259,7 @@ _PARTS_OF_A_STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
-    """Return the divisions for which a trace has data, in the order in which to offer them.
-
-    Args:
-        trace: any trace.
-        device: row in `trace.devices`.
-    """
+    """Return the divisions for which a trace has data, in the order in which to offer them."""
     blocks = trace.allocations
     is_own = blocks.device == device
     own = slice(None) if is_own.all() else is_own

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from tb_memplugin.analysis.lines import lines_of_rows
-from tb_memplugin.analysis.peak_holders import PeakHolders
-from tb_memplugin.analysis.units import counted
-from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.result import AnalysisResult, ResultTable
-from tb_memplugin.trace.tables import Rows
+from tb_memplugin.trace.result import AnalysisResult
 
 Level = Literal["problem", "option"]
 Verdict = Literal["found", "fine", "not judged"]
-
-SHOWN_LINES = 4
-"""How many source lines are evidence of a finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +81,6 @@ class Judgement(AnalysisResult):
 
 
 @dataclass(frozen=True, slots=True)
-class Advice(AnalysisResult):
-    """The answer of all rules.
-
-    Attributes:
-        findings: problems first, then by bytes.
-        judgements: one per rule and device.
-        peaks: who fills the peak of each device that was ever in use, the highest peak first.
-    """
-
-    findings: ResultTable[Finding]
-    judgements: ResultTable[Judgement]
-    peaks: ResultTable[PeakHolders] = field(default_factory=ResultTable)
-
-
-@dataclass(frozen=True, slots=True)
 class Fine:
     """The result of a rule that found nothing; `why` says in a sentence what it saw."""
 
@@ -118,29 +95,6 @@ class NotJudged:
 
 
 Result = Finding | Fine | NotJudged
-
-
-def heading(advice: Advice) -> str:
-    """Return how many findings there are and how many rules could not be judged, in one line."""
-    if not advice.findings and all(judgement.verdict == "fine" for judgement in advice.judgements):
-        return f"Nothing to fix: {counted(len(advice.judgements), 'rule')} found nothing."
-    problems = sum(finding.level == "problem" for finding in advice.findings)
-    options = len(advice.findings) - problems
-    unjudged = sum(judgement.verdict == "not judged" for judgement in advice.judgements)
-    return (
-        f"{_count(problems, 'problem')}, {_count(options, 'option')}; "
-        f"{_count(unjudged, 'rule')} could not be judged"
-    )
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count or 'no'} {word if count == 1 else word + 's'}"
-
-
-def line_evidence(trace: MemoryTrace, rows: Rows, detail: str = "alive at the peak") -> list[Evidence]:
-    """Return the lines that allocated most of some blocks (rows of `trace.allocations`), largest first."""
-    lines = lines_of_rows(trace, rows)[:SHOWN_LINES]
-    return [Evidence(line.key, line.bytes, f"{counted(line.calls, 'block')} {detail}") for line in lines]
 
 
 def share(part: int, total: int) -> str:

@@ -237,7 +237,6 @@ def growth_across(trace: MemoryTrace, device: int, run: Sequence[WindowLevel]) -
 
     Args:
         trace: one window of the run, whose peak is the measure.
-        device: row in `trace.devices`.
         run: windows of one worker, in any order.
     """
     name = trace.devices[device].name

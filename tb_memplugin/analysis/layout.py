@@ -390,7 +390,6 @@ def _first_request(trace: MemoryTrace, rows: Int64, changes: Int64, is_alloc: Bo
     """Return the event that requested the free of each block; the number of events if none did.
 
     Args:
-        trace: any trace.
         rows: blocks of one device, in order of allocation.
         changes: that device's allocations and free requests, in time order.
         is_alloc: which of these are allocations.

@@ -76,8 +76,6 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> Res
     counts k steps as one, for the smallest k.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         annotation: what the name of the annotation that starts a step begins with; None tries the steps of
             the profile, then `STEP_ANNOTATIONS`, then the optimizer's phases.
     """

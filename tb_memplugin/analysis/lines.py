@@ -11,13 +11,18 @@ from itertools import accumulate
 import numpy as np
 
 from tb_memplugin.analysis.divisions import codes
+from tb_memplugin.analysis.findings import Evidence
 from tb_memplugin.analysis.source_lines import NEVER, NO_STACK, frame_rank, lines_of, stacks_in_use
 from tb_memplugin.analysis.stacks import chosen_rows
 from tb_memplugin.analysis.sums import sums
+from tb_memplugin.analysis.units import counted
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import BACKWARD, THREAD, read_frame
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Int64, Rows
+
+SHOWN_LINES = 4
+"""How many source lines are evidence of a finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,6 @@ def line_table(trace: MemoryTrace, device: int, event: int | None = None) -> Res
     line it is if there is none.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         event: count the blocks alive after this event (-1: before the first); None counts every allocation
             of the trace.
     """
@@ -53,12 +56,17 @@ def lines_of_rows(trace: MemoryTrace, rows: Rows) -> ResultTable[LineRow]:
     return tally(*codes(trace, "line", rows), trace.allocations.bytes[rows])
 
 
+def line_evidence(trace: MemoryTrace, rows: Rows, detail: str = "alive at the peak") -> list[Evidence]:
+    """Return the lines that allocated most of some blocks (rows of `trace.allocations`), largest first."""
+    lines = lines_of_rows(trace, rows)[:SHOWN_LINES]
+    return [Evidence(line.key, line.bytes, f"{counted(line.calls, 'block')} {detail}") for line in lines]
+
+
 def tally(part: Int64, keys: Sequence[str], size: Int64) -> ResultTable[LineRow]:
     """Sum the allocations of each key, largest first.
 
     Args:
         part: the key of each allocation, as an index into `keys`.
-        keys: the keys.
         size: bytes of each allocation.
     """
     calls = np.bincount(part, minlength=len(keys))

@@ -12,8 +12,8 @@ from tb_memplugin.analysis.findings import (
     NotJudged,
     Result,
     Where,
-    line_evidence,
 )
+from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.subcategories import is_loss, loss_copies
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import MemoryTrace

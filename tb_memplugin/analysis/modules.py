@@ -63,8 +63,6 @@ def module_table(
     """Return the owners of a device's memory at an event of a step.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         step: row in `trace.steps`.
         event: index of the event at which bytes are divided (the step's peak, say).
         with_highest: also compute `highest` and its events, which costs a sort per tree level.

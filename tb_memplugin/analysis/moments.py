@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,6 +46,8 @@ class Moment(AnalysisResult):
     """The state of a device (its name) after an event, in a step (its number). Bytes; epoch nanoseconds.
 
     `reserved` is None if the device reserves no memory, or if it is not known; see `MemoryTrace.reserved`.
+    `module` and `largest`, the largest live blocks, are found when they are first read: modules of stacks are
+    inferred then.
     """
 
     device: str
@@ -54,11 +57,25 @@ class Moment(AnalysisResult):
     bytes: int
     reserved: int | None
     phase: Phase
-    module: str | None
+    module: str | None = field(init=False)
     operator: str | None
-    largest: ResultTable[LiveAllocation]
+    largest: ResultTable[LiveAllocation] = field(init=False)
     _trace: MemoryTrace = field(repr=False)
     _alive: Rows = field(repr=False)
+    _most: int = field(repr=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Find a field that is not set yet."""
+            trace = self._trace
+            if name == "module":
+                module = int(trace.events.module[self.event]) if self.event >= 0 else -1
+                object.__setattr__(self, name, _module(trace, module))
+            elif name == "largest":
+                rows = largest_rows(trace, self._alive, self._most).tolist()
+                object.__setattr__(self, name, ResultTable(live_allocation(trace, row) for row in rows))
+            return object.__getattribute__(self, name)
 
     @property
     def trace(self) -> MemoryTrace:
@@ -74,8 +91,6 @@ def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) ->
     """Return the state of a device after an event; -1 is the moment before the first.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         event: index of an event, of any device.
         largest: how many of the largest live blocks to list.
     """
@@ -90,13 +105,10 @@ def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) ->
         bytes=int(trace.live(device)[event + 1]),
         reserved=None if reserved is None else int(reserved[event + 1]),
         phase=_phase(trace, event) if has_event else Phase.BEFORE,
-        module=_module(trace, int(events.module[event])) if has_event else None,
         operator=_named(trace.operators, int(events.operator[event])) if has_event else None,
-        largest=ResultTable(
-            live_allocation(trace, row) for row in largest_rows(trace, alive, largest).tolist()
-        ),
         _trace=trace,
         _alive=alive,
+        _most=largest,
     )
 
 
@@ -161,7 +173,6 @@ def peak(
     """Return the moment with the most live bytes.
 
     Args:
-        trace: any trace.
         device: a device's name; None takes the one with the highest peak.
         step: a step's number; None looks at the whole window.
         largest: how many of the largest live blocks to list.

@@ -92,7 +92,6 @@ def oom_report(trace: MemoryTrace, number: int = 0) -> OomReport:
     """Return the report of a failed request.
 
     Args:
-        trace: any trace.
         number: row in `trace.ooms`.
 
     Raises:
@@ -121,8 +120,6 @@ def oom_reports(trace: MemoryTrace, device: int, rows: Sequence[int]) -> tuple[O
     """Return the reports of several failed requests of one device, faster than one by one.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         rows: some of `failed_requests`.
 
     Raises:

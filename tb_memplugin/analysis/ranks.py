@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.analysis.columns import step_columns
+from tb_memplugin.analysis.steps import step_columns
 from tb_memplugin.trace.tables import Int64
 
 MISSING = -1
@@ -68,7 +68,6 @@ def rank_columns(
     """Return the steps from `first` to `last`, inclusive, in at most `columns` columns.
 
     Args:
-        ranks: the ranks.
         first, last: numbers of steps; None means no limit.
         columns: at least 1.
     """

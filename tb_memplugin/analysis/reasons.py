@@ -28,7 +28,6 @@ def why(trace: MemoryTrace, row: int) -> str:
     """Return why an allocation has its category, as one sentence without a full stop.
 
     Args:
-        trace: any trace.
         row: a row of `trace.allocations`.
     """
     return reason_of(live_allocation(trace, row))

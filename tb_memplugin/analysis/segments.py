@@ -59,7 +59,6 @@ def segments_at(trace: MemoryTrace, device: int, event: int) -> ResultTable[Segm
 
     Args:
         trace: any trace; without segments the result is empty.
-        device: row in `trace.devices`.
         event: index of an event, of any device.
 
     Raises:
@@ -210,7 +209,6 @@ def pieces(
     """Return the stretches that fill some segments.
 
     Args:
-        layout: the layout.
         order: the result of `segment_order`.
         live: the live blocks.
         first, last: the first and last index into the order, inclusive.

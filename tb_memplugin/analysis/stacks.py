@@ -65,8 +65,6 @@ def stack_table(trace: MemoryTrace, device: int, event: int | None = None) -> Re
     """Return what each call stack allocated, largest first; the rows sum to the whole.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         event: count the blocks alive after this event (-1: before the first); None counts every allocation
             of the trace.
     """

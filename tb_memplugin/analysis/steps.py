@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tb_memplugin.analysis.columns import step_columns
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Bool, Int64
@@ -158,6 +157,17 @@ def highest_step(trace: MemoryTrace, device: int, rows: Sequence[int] | None = N
     """
     searched = range(len(trace.steps)) if rows is None else rows
     return max((step_on(trace, device, row) for row in searched), key=lambda step: step.peak_bytes)
+
+
+def step_columns(steps: int, most: int) -> tuple[Int64, Int64]:
+    """Divide steps into at most `most` columns of nearly equally many.
+
+    Returns:
+        The index of the first and of the last step of each column: int64, shape (columns,).
+    """
+    columns = min(most, steps)
+    first = np.arange(columns, dtype=np.int64) * steps // max(columns, 1)
+    return first, np.append(first[1:], steps)[:columns] - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,9 @@ def size_text(size: float) -> str:
 
 
 def part_text(size: float, total: float) -> str:
-    """Return a part in the unit of its whole; only less than one of that has a smaller unit."""
+    """Return a part in the unit of its whole; only less than a tenth of that has a smaller unit."""
     unit = Unit.for_bytes([total])
-    return unit.text(size) if abs(size) >= unit.bytes else size_text(size)
+    return unit.text(size) if abs(size) >= unit.bytes / 10 else size_text(size)
 
 
 def counted(count: int, word: str) -> str:

@@ -29,12 +29,7 @@ PARTS = {
 
 
 def whole_of(trace: MemoryTrace, device: int) -> tuple[WholeDevice, ...]:
-    """Return what filled a whole device, in the order of the moments; () if nothing was read.
-
-    Args:
-        trace: any trace.
-        device: row in `trace.devices`.
-    """
+    """Return what filled a whole device, in the order of the moments; () if nothing was read."""
     return tuple(reading for reading in trace.whole_devices if reading.device == device)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from tb_memplugin.analysis.divisions import By, Part
 from tb_memplugin.analysis.moments import Moment, peak
 from tb_memplugin.analysis.steps import step_stats
-from tb_memplugin.callbacks.window import ProfiledWindow, is_profiling
+from tb_memplugin.callbacks.recorder import ProfiledWindow, is_profiling
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.record.handler import memory_trace_handler
 from tb_memplugin.store.reader import load_window, read_recordings

@@ -2,21 +2,218 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import profiler as autograd_profiler
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
-from tb_memplugin.callbacks.steps import ChosenSteps, Steps
-from tb_memplugin.callbacks.window import ProfiledWindow, is_profiling
 from tb_memplugin.logs import instance_logger
-from tb_memplugin.record.guard import Guard, guarded
+from tb_memplugin.record.guard import Guard, call_all, guarded
 from tb_memplugin.record.handler import Handler, default_worker_name, memory_trace_handler
-from tb_memplugin.record.trackers.log import LogTo, chosen
+from tb_memplugin.record.torch_private.profiler import ENABLES, PREPARES
+from tb_memplugin.record.trackers import LogTo, chosen
+
+_STEP = "ProfilerStep#{}"
+"""The name by which torch.profiler marks its steps."""
+
+
+_OURS: weakref.WeakSet[profile] = weakref.WeakSet()
+"""The profiles of windows. One whose window ended by an error may look as if it still warmed up."""
+
+
+class ProfiledWindow:
+    """A profiler that runs from its creation to `close`, with steps marked as torch.profiler marks them.
+
+    We set the marks ourselves, because `profile.step` would begin the next step before it is known whether
+    an evaluation comes first. Memory is reported for any activities, so CPU activity is enough: CUPTI is not
+    started and allocates no buffers on the device.
+
+    Args:
+        handler: called with the profile when the window closes, if a step was marked.
+        with_stack: record Python stacks.
+        record_shapes: record what operators receive, which tells the tensors in blocks.
+        yields: called before the program prepares or starts a profiler of its own, which would fail while
+            this one runs.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        with_stack: bool,
+        yields: Callable[[], object],
+        record_shapes: bool = False,
+    ) -> None:
+        self.steps: list[int] = []
+        self._handler = handler
+        self._mark: record_function | None = None
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU],
+            profile_memory=True,
+            with_stack=with_stack,
+            record_shapes=record_shapes,
+            on_trace_ready=self._call_handler,
+        )
+        _OURS.add(self._profile)
+        self._starts = _StartsOfOthers(yields)
+        self._is_on = True
+        try:
+            self._profile.start()
+            self._starts.watch()
+        except BaseException:  # Ctrl-C while the window begins: the profiler may be on already
+            self.discard()
+            raise
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return self._mark is not None
+
+    def begin_step(self, number: int) -> None:
+        """Mark the beginning of a step."""
+        mark = record_function(_STEP.format(number))
+        mark.__enter__()
+        self._mark = mark
+        self.steps.append(number)
+
+    def end_step(self) -> None:
+        """Mark the end of the step; does nothing if none has begun."""
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            mark.__exit__(None, None, None)
+
+    def close(self) -> None:
+        """Stop the profiler and pass its profile to the handler."""
+        self.end_step()
+        self._stop()
+
+    def discard(self) -> None:
+        """Stop the profiler without a record."""
+        self.steps.clear()
+        call_all(self.end_step, self._stop)
+
+    def _stop(self) -> None:
+        if self._is_on:
+            try:
+                self._starts.forget()
+            finally:
+                self._profile.stop()
+            self._is_on = False  # not after an error: `discard` then tries again
+
+    def _call_handler(self, prof: profile) -> None:
+        if self.steps:
+            self._handler(prof)
+
+
+class _StartsOfOthers:
+    """Calls a function before any profiler is prepared or started, from `watch` until `forget`."""
+
+    def __init__(self, tell: Callable[[], object]) -> None:
+        self._tell = tell
+        self._patched: dict[str, tuple[Any, Any]] = {}
+
+    def watch(self) -> None:
+        """Wrap torch's functions."""
+        for name in (PREPARES, ENABLES):
+            original = getattr(autograd_profiler, name, None)
+            if original is not None:
+                self._patched[name] = original, _telling(original, self._tell)
+                setattr(autograd_profiler, name, self._patched[name][1])
+
+    def forget(self) -> None:
+        """Put torch's functions back. Safe to call again, also if it was interrupted."""
+        for name, (original, ours) in self._patched.items():
+            if getattr(autograd_profiler, name, None) is ours:  # else someone else has wrapped ours
+                setattr(autograd_profiler, name, original)
+
+
+def _telling(original: Callable[..., Any], tell: Callable[[], object]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tell()
+        return original(*args, **kwargs)
+
+    return call
+
+
+def is_profiling() -> bool:
+    """Return whether a torch profiler runs in any thread, or is warming up. A second one would end it."""
+    if getattr(autograd_profiler, "_is_profiler_enabled", False):
+        return True
+    kind, ours = autograd_profiler.profile, {id(each.profiler) for each in _OURS}
+    others = [each for each in gc.get_referrers(kind) if type(each) is kind and id(each) not in ours]
+    return any(other.entered and other.kineto_results is None for other in others)
+
+
+Steps = Iterable[int] | Callable[[int], ProfilerAction] | None
+"""Step numbers, a schedule from `torch.profiler.schedule`, or None for the third and fourth step."""
+
+_RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+
+
+class ChosenSteps:
+    """The steps that a user chose. Consecutive steps form one window.
+
+    Step N takes the training from N optimizer steps to N + 1, so the first step is 0, as torch.profiler
+    counts. Numbers count from the beginning of the whole training, also if it was resumed; a schedule counts
+    from the first step of this run.
+
+    Raises:
+        TypeError: `steps` is neither numbers nor a schedule.
+        ValueError: `steps` has no number, or a negative one.
+    """
+
+    def __init__(self, steps: Steps = None) -> None:
+        self._first = 0
+        self._schedule = steps if callable(steps) else _third_and_fourth if steps is None else None
+        self._numbers = () if callable(steps) or steps is None else _numbers(steps)
+
+    def start_at(self, first: int) -> None:
+        """Set the first step of this run of the training."""
+        self._first = first
+
+    def has(self, step: int) -> bool:
+        """Return whether this step is to be profiled."""
+        if self._schedule is None:
+            return step in self._numbers
+        return step >= self._first and self._schedule(step - self._first) in _RECORDING
+
+    def ends_window(self, step: int) -> bool:
+        """Return whether the window ends with this step, which must be one to be profiled."""
+        if self._schedule is not None:
+            saved = self._schedule(step - self._first) == ProfilerAction.RECORD_AND_SAVE
+            return saved or not self.has(step + 1)
+        return step + 1 not in self._numbers
+
+
+def _third_and_fourth(step: int) -> ProfilerAction:
+    """Record steps 2 and 3: the optimizer has its state by then, and two steps show what stays allocated."""
+    return ProfilerAction.RECORD if step in (2, 3) else ProfilerAction.NONE
+
+
+def _numbers(steps: Iterable[int]) -> Collection[int]:
+    try:
+        kept: Collection[int] = steps if isinstance(steps, range) else frozenset(map(index, steps))
+    except TypeError as error:
+        raise TypeError(
+            f"steps is {steps!r}; give whole numbers such as [10] or range(10, 13), "
+            "or torch.profiler.schedule(...)"
+        ) from error
+    if not kept:
+        raise ValueError("steps is empty: nothing would be recorded")
+    lowest = min(kept[0], kept[-1]) if isinstance(kept, range) else min(kept)
+    if lowest < 0:
+        raise ValueError(f"steps contains {lowest}, but the first step is 0")
+    return kept
+
 
 _LOST = "The memory of this window is not recorded"
 _LAST = "the end of the training"

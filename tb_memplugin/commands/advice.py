@@ -24,17 +24,16 @@ from tb_memplugin.analysis.advice_rules import (
     Where,
     advice,
     advice_on_steps,
+    heading,
 )
-from tb_memplugin.analysis.findings import heading
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.units import counted, size_text
-from tb_memplugin.commands.opening import Opened, Reading, open_trace, reading_options
+from tb_memplugin.commands.opening import Opened, Reading, highest_watched, open_trace, reading_options
 from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import load_window, read_recordings
-from tb_memplugin.trace.step_figures import WatchedSteps
 
 MOST_HOLDERS, MOST_FINDINGS = 3, 4
 """How many of them are shown without --details."""
@@ -66,7 +65,7 @@ def command(
     PATH is a memory snapshot, a Kineto trace, a raw
     memory timeline, a recorded window, or a recorded run's folder.
     """
-    watched = _watched(path)
+    watched = highest_watched(path)
     if watched is not None and not read_recordings(path).steps:
         source, result = watched.folder, advice_on_steps(watched.figures)
     else:
@@ -89,17 +88,6 @@ def command(
     for finding in result.findings:
         _show(finding)
     _show_judgements([judgement for judgement in result.judgements if judgement.verdict != "found"])
-
-
-def _watched(path: str) -> WatchedSteps | None:
-    """Return the steps that a monitor watched below a folder, of the worker with the highest peak."""
-    if not files.is_folder(path):
-        return None
-    return max(
-        read_recordings(path).watched,
-        key=lambda steps: max((int(device.peak.max()) for device in steps.figures.devices), default=0),
-        default=None,
-    )
 
 
 def _run_levels(opened: Opened) -> tuple[WindowLevel, ...]:

@@ -22,7 +22,7 @@ from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.moments import LiveAllocation, Moment, moment, peak
 from tb_memplugin.analysis.reasons import reason_of
 from tb_memplugin.analysis.steps import step_stats
-from tb_memplugin.commands.opening import chosen_steps, highest, peaks
+from tb_memplugin.commands.opening import chosen_steps, highest, highest_watched, peaks
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports.terminal import printable
 from tb_memplugin.loading import load
@@ -321,7 +321,7 @@ class RecordingTools:
 
         A run that MemoryMonitor watched has all its steps, others those of one recorded window.
         """
-        watched = self._watched(path, worker)
+        watched = highest_watched(str(self._inside(path)), worker)
         if watched is not None and device in (None, *(each.name for each in watched.figures.devices)):
             return self._watched_steps(watched, device, first, count)
         trace, source = self._open(path, device, None, worker)
@@ -334,7 +334,7 @@ class RecordingTools:
 
     def advice(self, path: str, device: str | None = None, worker: str | None = None) -> AdviceAnswer:
         """What to change to save memory: findings with bytes, evidence and price, and what was not judged."""
-        watched = self._watched(path, worker)
+        watched = highest_watched(str(self._inside(path)), worker)
         if watched is not None and not read_recordings(str(self._inside(path))).steps:
             return _advice(self._name(watched.folder), advice_on_steps(watched.figures))
         trace, source = self._open(path, device, None, worker)
@@ -407,18 +407,6 @@ class RecordingTools:
         state = file.stat()
         with self._lock:
             return self._read(str(file), state.st_mtime_ns, state.st_size)
-
-    def _watched(self, path: str, worker: str | None) -> WatchedSteps | None:
-        """Return the steps that a monitor watched below a folder, of the worker with the highest peak."""
-        folder = self._inside(path)
-        if not folder.is_dir():
-            return None
-        watched = [each for each in read_recordings(str(folder)).watched if worker in (None, each.worker)]
-        return max(
-            watched,
-            key=lambda steps: max((int(device.peak.max()) for device in steps.figures.devices), default=0),
-            default=None,
-        )
 
     def _watched_steps(
         self, watched: WatchedSteps, device: str | None, first: int, count: int

@@ -27,6 +27,7 @@ from tb_memplugin.trace.notes import OTHER
 
 if TYPE_CHECKING:
     from tb_memplugin.store.reader import RecordedStep
+    from tb_memplugin.trace.step_figures import WatchedSteps
 
 PATH_HELP = (
     "a snapshot, a Kineto trace, a raw memory timeline, a recorded window, a recorded run's folder, or - for "
@@ -280,6 +281,19 @@ def highest(steps: Sequence[RecordedStep], device: str | None) -> RecordedStep:
     """Return the step with the highest peak on a device; without one, on any device."""
     return max(
         steps, key=lambda step: peaks(step)[device] if device else max(peaks(step).values(), default=-1)
+    )
+
+
+def highest_watched(path: str, worker: str | None = None) -> WatchedSteps | None:
+    """Return the steps that a monitor watched below a folder, of the worker with the highest peak, if any."""
+    from tb_memplugin.store.reader import read_recordings
+
+    if not files.is_folder(path):
+        return None
+    return max(
+        (steps for steps in read_recordings(path).watched if worker in (None, steps.worker)),
+        key=lambda steps: max((int(device.peak.max()) for device in steps.figures.devices), default=0),
+        default=None,
     )
 
 

@@ -6,16 +6,10 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from tb_memplugin.analysis.divisions import By, codes
+from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.exports import allocations_table, csv, html, json, perfetto, snapshot, speedscope
-from tb_memplugin.exports.html import Division
 from tb_memplugin.trace import MemoryTrace
-
-WORTH_SHOWING: tuple[By, ...] = ("category", "module", "phase", "annotation", "context", "line", "pool")
-"""The default divisions of an HTML page; those that do not divide the trace are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +41,8 @@ class Format:
 
 
 def _write_html(export: Export) -> None:
-    named = [Division(export.rules, "Rules")] if export.rules else []
-    html.write(export.trace, export.path, named + _divisions_of(export.trace, export.by), export.title)
+    named = [html.Division(export.rules, "Rules")] if export.rules else []
+    html.write(export.trace, export.path, named + html.divisions_of(export.trace, export.by), export.title)
 
 
 FORMATS = {
@@ -101,15 +95,6 @@ FORMATS = {
 """Every format by its name."""
 
 
-def report_page(trace: MemoryTrace, title: str) -> str:
-    """Return the page that the format `html` writes.
-
-    Raises:
-        MemPluginError: the tab's bundle is not built.
-    """
-    return html.page_with(html.report_data(trace, _divisions_of(trace, ()), title))
-
-
 def write_as(
     format_: str,
     trace: MemoryTrace,
@@ -139,17 +124,3 @@ def write_as(
     """
     export = Export(trace, path, title, by, rules, stacks)
     return tuple(FORMATS[format_].write(export) or ())
-
-
-def _divisions_of(trace: MemoryTrace, by: Sequence[By]) -> list[Division]:
-    """Return the requested divisions; if there are none, category and all others that divide this trace."""
-    if not by:
-        by = [name for name in WORTH_SHOWING if name == "category" or _divides(trace, name)]
-    return [Division(name, name.capitalize()) for name in dict.fromkeys(by)]
-
-
-def _divides(trace: MemoryTrace, by: By) -> bool:
-    if (by == "annotation" and not trace.annotation_names) or (by == "context" and not trace.contexts):
-        return False  # it would only separate blocks from before the window from those in it
-    part, _ = codes(trace, by)
-    return bool(len(part)) and bool(np.any(part != part[0]))

@@ -16,10 +16,9 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.advice_rules import advice
+from tb_memplugin.analysis.advice_rules import advice, heading
 from tb_memplugin.analysis.annotations import annotation_ranges
-from tb_memplugin.analysis.divisions import Chosen, codes, parts_of
-from tb_memplugin.analysis.findings import heading
+from tb_memplugin.analysis.divisions import By, Chosen, codes, parts_of
 from tb_memplugin.analysis.lanes import lanes, what_ran
 from tb_memplugin.analysis.moments import LiveAllocation, largest_rows, live_allocation
 from tb_memplugin.analysis.oom import failed_requests
@@ -81,6 +80,15 @@ def write(
         stream.write(page.encode())
 
 
+def report_page(trace: MemoryTrace, title: str) -> str:
+    """Return the page that `write` writes, with all divisions that apply.
+
+    Raises:
+        MemPluginError: the tab's bundle is not built.
+    """
+    return page_with(report_data(trace, divisions_of(trace, ()), title))
+
+
 def page_with(data: Json) -> str:
     """Return the page with a report's data. No text in the data can close its element or open another."""
     script = _script()
@@ -137,6 +145,24 @@ class Division:
     def kind(self) -> str:
         """The name by which the page picks colors."""
         return self.by if isinstance(self.by, str) else "rules"
+
+
+WORTH_SHOWING: tuple[By, ...] = ("category", "module", "phase", "annotation", "context", "line", "pool")
+"""The default divisions of a page; those that do not divide the trace are left out."""
+
+
+def divisions_of(trace: MemoryTrace, by: Sequence[By]) -> list[Division]:
+    """Return the requested divisions; if there are none, category and all others that divide this trace."""
+    if not by:
+        by = [name for name in WORTH_SHOWING if name == "category" or _divides(trace, name)]
+    return [Division(name, name.capitalize()) for name in dict.fromkeys(by)]
+
+
+def _divides(trace: MemoryTrace, by: By) -> bool:
+    if (by == "annotation" and not trace.annotation_names) or (by == "context" and not trace.contexts):
+        return False  # it would only separate blocks from before the window from those in it
+    part, _ = codes(trace, by)
+    return bool(len(part)) and bool(np.any(part != part[0]))
 
 
 def report_data(

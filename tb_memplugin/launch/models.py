@@ -1,14 +1,18 @@
-"""Find the models that optimizers train, without the program's help."""
+"""Find the models of a program and their calls, without its help."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from tb_memplugin.record.guard import Failed
+from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.torch_private.modules import children_of, parameters_of
 
 
@@ -22,9 +26,25 @@ def models_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, nn.Modul
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     tensors = [group["params"][0] for group in groups if group["params"]]
     holders = _holders(tensors)
-    inner = {id(child) for holder in holders for child in _children(holder)}
     ids = set(map(id, tensors))
-    outermost = [holder for holder in holders if id(holder) not in inner and ids & set(_parameters(holder))]
+    return _by_name([module for module in _outermost(holders) if ids & set(_parameters(module))])
+
+
+def models_alive() -> dict[str, nn.Module]:
+    """Return the outermost modules with parameters of the whole program, named as by `models_of`.
+
+    It is one pass over the program's objects, and no object is changed.
+    """
+    modules: list[nn.Module] = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    return _by_name([module for module in _outermost(modules) if _parameters(module)])
+
+
+def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    inner = {id(child) for module in modules for child in _children(module)}
+    return [module for module in modules if id(module) not in inner]
+
+
+def _by_name(outermost: Sequence[nn.Module]) -> dict[str, nn.Module]:
     if len(outermost) == 1:
         return {"": outermost[0]}
     models: dict[str, nn.Module] = {}
@@ -67,3 +87,59 @@ def _parameters(module: nn.Module) -> list[int]:
             parameters += map(id, parameters_of(current).values())
             pending += _children(current)
     return parameters
+
+
+class OutermostCalls:
+    """Tells the calls of modules with parameters that are within no other module's call.
+
+    They are the steps of a program that trains nothing.
+
+    Only those of the thread that makes the first one are told. A call is also told of to functions that begin
+    to watch modules as it begins.
+
+    Args:
+        begins: is called before each call.
+        ends: is called after it, also when it raised.
+    """
+
+    def __init__(self, begins: Callable[[], object], ends: Callable[[], object]) -> None:
+        self._begins, self._ends = begins, ends
+        self._calls = ModuleCalls()
+        self._outermost: dict[int, weakref.ref[nn.Module]] = {}
+        self._thread: int | None = None
+        self._depth = 0
+
+    def start(self, failed: Failed) -> None:
+        """Begin to tell. `failed` is called if telling raises, which stops it.
+
+        After `stop`, only calls of modules that were outermost before are told: it may be within such a call.
+        """
+        self._depth = 0
+        known = [module for module in (each() for each in self._outermost.values()) if module is not None]
+        for module in known:
+            self._calls.watch(module, self._entered, self._left, failed)
+        if not known:
+            self._calls.watch_all(self._entered, self._left, failed)
+
+    def stop(self) -> None:
+        """Stop telling. Safe to call within the functions that are told, and twice."""
+        self._calls.stop()
+
+    def _entered(self, module: nn.Module, _: tuple[Any, ...], __: dict[str, Any]) -> None:
+        thread = threading.get_ident()
+        if self._thread not in (None, thread):
+            return
+        if not self._depth:
+            if next(nn.Module.parameters(module), None) is None:
+                return
+            self._thread, self._depth = thread, 1
+            self._outermost[id(module)] = weakref.ref(module)
+            self._begins()
+        else:
+            self._depth += 1
+
+    def _left(self, _: nn.Module, __: tuple[Any, ...], ___: Any) -> None:
+        if self._depth and self._thread == threading.get_ident():
+            self._depth -= 1
+            if not self._depth:
+                self._ends()

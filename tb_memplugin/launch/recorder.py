@@ -1,4 +1,4 @@
-"""Record a whole program from the steps of its optimizers: chosen steps in full, and figures of all."""
+"""Record a whole program: chosen steps in full, and figures of all steps of its optimizers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,20 @@ from torch import nn
 from torch.profiler import ProfilerAction
 
 from tb_memplugin.callbacks.recorder import StepRecorder, Training
-from tb_memplugin.launch.models import models_of
+from tb_memplugin.launch.models import OutermostCalls, models_alive, models_of
 from tb_memplugin.launch.settings import Settings
 from tb_memplugin.record.guard import Guard, call_all, guarded
 from tb_memplugin.record.history.recording import allocators
 from tb_memplugin.record.monitor import MemoryMonitor
 from tb_memplugin.record.oom import OomRecorder, record_on_oom
 from tb_memplugin.record.optimizer_hooks import StepHooks
+from tb_memplugin.record.torch_private.optimizers import is_any_constructed
+
+FIRST_STEPS = range(2, 4)
+"""The steps of an optimizer to record: it has its state by then, and two show what stays allocated."""
+
+FIRST_CALLS = range(2)
+"""The calls of a model to record in a program that trains nothing: there may be only one."""
 
 MORE_STEPS = 2
 """How many steps one SIGUSR1 records."""
@@ -42,7 +49,10 @@ class ProgramRecorder:
     """Records a program until it ends. A step ends when the first optimizer that stepped has stepped.
 
     What happens between two steps counts to the later one. Step 0 ends with the first step of the optimizer,
-    so it has no figures, and is recorded in full only without the names of its layers.
+    so it has no figures. Recorded in full, it begins when the first module with parameters is called.
+
+    If that module is called while the program has no optimizer, each such call is a step, until the last step
+    to record in full has ended, or until an optimizer steps.
 
     Args:
         settings: what to record.
@@ -51,7 +61,7 @@ class ProgramRecorder:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._guard = Guard(_LOST)
-        self._steps = _WantedSteps(settings)
+        self._steps = _WantedSteps(settings.steps)
         self._log_level = None if os.environ.get("TB_MEMPLUGIN_LOG_LEVEL") else "WARNING"
         self._recorder = StepRecorder(
             self._steps,
@@ -67,6 +77,8 @@ class ProgramRecorder:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._counting: weakref.ref[torch.optim.Optimizer] | None = None
         self._steps_of_others = 0
+        self._calls = OutermostCalls(self._called, self._returned)
+        self._has_begun = False
         self._step = self._first = 0
         self._hooks: StepHooks | None = None
         self._at_exit: util.Finalize | None = None
@@ -76,6 +88,7 @@ class ProgramRecorder:
     def begin(self) -> None:
         """Begin to wait for the first step. May be called on any thread."""
         self._hooks = StepHooks(_nothing, self._stepped)
+        self._calls.start(self.fail)
         if allocators():
             self._oom = record_on_oom(self._settings.folder)
         is_main = threading.current_thread() is threading.main_thread()
@@ -83,9 +96,6 @@ class ProgramRecorder:
             signal.signal(signal.SIGUSR1, self._asked)
         # Unlike atexit, this runs at the end of multiprocessing's processes, too.
         self._at_exit = util.Finalize(None, self.end, exitpriority=0)
-        if self._steps.wants(0):
-            self._recorder.begin_training(Training(self._folder, self._models, ()), 0)
-            self._recorder.begin_step(0)
 
     @guarded("the end of the program")
     def end(self) -> None:
@@ -94,7 +104,7 @@ class ProgramRecorder:
         if hooks is not None:
             monitor, oom = self._monitor, self._oom
             closing = [each.close for each in (monitor, oom) if each is not None]
-            call_all(hooks.remove, self._recorder.end_training, *closing, self._forget)
+            call_all(hooks.remove, self._calls.stop, self._recorder.end_training, *closing, self._forget)
 
     def _forget(self) -> None:
         """Take back what the process would call of this recorder."""
@@ -107,6 +117,30 @@ class ProgramRecorder:
     def fail(self, where: str, error: BaseException) -> None:
         """Log an error. One at the start or the end stops the recording, one in a step costs that step."""
         self._guard.end(where, error, *([] if where == _STEP else [self.end]))
+
+    @guarded(_STEP)
+    def _called(self) -> None:
+        """Before a module's call: a step of a program that trains nothing begins, or step 0 of another."""
+        trains = is_any_constructed()
+        if trains:
+            self._calls.stop()
+        if self._step and trains:  # only now: what was recorded is of before
+            self._recorder.end_training(raised=True)
+            return
+        if self._step == 0:
+            self._steps.count_calls(not trains)
+            self._has_begun = trains and self._steps.wants(0)
+            if self._has_begun or not trains:
+                self._recorder.begin_training(Training(self._folder, self._models, ()), 0)
+        self._recorder.begin_step(self._step)
+
+    @guarded(_STEP)
+    def _returned(self) -> None:
+        """After a module's call in a program without an optimizer: end a step."""
+        self._step += 1
+        self._recorder.end_step()
+        if not self._steps.wants_any_from(self._step):
+            self._calls.stop()
 
     @guarded(_STEP)
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -134,9 +168,12 @@ class ProgramRecorder:
 
     def _count(self, optimizer: torch.optim.Optimizer) -> None:
         """Count steps by this optimizer from now on."""
-        if not (self._step == 0 and self._steps.wants(0)):
+        self._calls.stop()
+        self._steps.count_calls(False)
+        if not self._has_begun:
             self._first = self._step
             self._recorder.begin_training(Training(self._folder, self._models, ()), self._step)
+        self._has_begun = False
         self._counting = weakref.ref(optimizer)
 
     def _folder(self) -> str:
@@ -147,24 +184,40 @@ class ProgramRecorder:
         if hasattr(os, "register_at_fork") and not self._forks_safely:
             self._forks_safely = True
             os.register_at_fork(after_in_child=_end_without_destructors)
-        return models_of(self._optimizers)
+        return models_of(self._optimizers) if self._optimizers else models_alive()
 
     def _asked(self, _number: int, _frame: FrameType | None) -> None:
         """Record the next steps in full, because a signal asks for it."""
         self._steps.more(self._step - self._first + 1, MORE_STEPS)
+        if self._steps.of_calls:
+            self._calls.start(self.fail)
 
 
 class _WantedSteps:
     """The steps to record in full, to which a signal may add some. It is called as a profiler's schedule.
 
     Steps are counted from the first of the optimizer that counts them.
+
+    Args:
+        steps: their numbers, None for the default, which depends on what a step is.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._ranges = list(settings.steps)
+    def __init__(self, steps: tuple[range, ...] | None) -> None:
+        self._is_default = steps is None
+        self._ranges = list(steps or ())
+        self.count_calls(False)
+
+    def count_calls(self, of_calls: bool) -> None:
+        """Say whether a step is a call of a model, or one of an optimizer."""
+        self.of_calls = of_calls
+        if self._is_default:
+            self._ranges = [FIRST_CALLS if of_calls else FIRST_STEPS]
 
     def wants(self, step: int) -> bool:
         return any(step in steps for steps in self._ranges)
+
+    def wants_any_from(self, step: int) -> bool:
+        return any(step < steps.stop for steps in self._ranges)
 
     def more(self, first: int, count: int) -> None:
         self._ranges.append(range(first, first + count))

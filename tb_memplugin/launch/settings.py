@@ -20,9 +20,6 @@ RUN, OWNER = f"{LOGDIR}_RUN", f"{LOGDIR}_OWNER"
 STEPS, SNAPSHOT, STACKS, SHAPES, EVERY_STEP, LOG_TO = (
     f"{LOGDIR}_{name}" for name in ("STEPS", "SNAPSHOT", "STACKS", "SHAPES", "EVERY_STEP", "LOG_TO")
 )
-DEFAULT_STEPS = "2:4"
-"""The third and fourth step: the optimizer has its state by then, and two steps show what stays allocated."""
-
 TIME = "%Y%m%d-%H%M%S"
 
 
@@ -34,7 +31,8 @@ class Settings:
         logdir: a folder for TensorBoard: a local path, or a URL that fsspec opens.
         run: the run's folder, relative to the logdir: `train/20261125-221811`.
         owner: the id of the process that tells at its end what was recorded.
-        steps: the numbers of the steps to record in full.
+        steps: the numbers of the steps to record in full, None for the third and fourth of an optimizer or,
+            if there is none, the first two calls of a model.
         snapshot: record the allocator's history in these steps, too.
         stacks: record Python stacks in these steps.
         shapes: record dtypes and shapes of tensors in these steps.
@@ -45,7 +43,7 @@ class Settings:
     logdir: str
     run: str
     owner: int
-    steps: tuple[range, ...] = (range(2, 4),)
+    steps: tuple[range, ...] | None = None
     snapshot: bool = False
     stacks: bool = True
     shapes: bool = False
@@ -77,7 +75,7 @@ def from_environment(environment: MutableMapping[str, str] = os.environ) -> Sett
         logdir,
         environment[RUN],
         int(owner) if owner.isdecimal() else 0,
-        steps=read_steps(environment.get(STEPS) or DEFAULT_STEPS, STEPS),
+        steps=read_steps(environment.get(STEPS, ""), STEPS),
         snapshot=_is_on(environment, SNAPSHOT, default=False),
         stacks=_is_on(environment, STACKS, default=True),
         shapes=_is_on(environment, SHAPES, default=False),
@@ -86,21 +84,21 @@ def from_environment(environment: MutableMapping[str, str] = os.environ) -> Sett
     )
 
 
-def read_steps(text: str, where: str) -> tuple[range, ...]:
-    """Return the steps in a text such as `3:6` (3, 4 and 5), `10`, or `3:6,100`.
+def read_steps(text: str, where: str) -> tuple[range, ...] | None:
+    """Return the steps in a text such as `3:6` (3, 4 and 5), `10`, or `3:6,100`; None if it is empty.
 
     Raises:
         MemPluginError: the text is something else, or names no step.
     """
     steps = []
-    for part in text.split(","):
+    for part in text.split(",") if text else ():
         first, colon, end = part.strip().partition(":")
         if not (first.isdecimal() and (end.isdecimal() or not colon)):
             raise _not_understood(text, where)
         steps.append(range(int(first), int(end) if colon else int(first) + 1))
     if not all(steps):
         raise _not_understood(text, where)
-    return tuple(steps)
+    return tuple(steps) or None
 
 
 def run_name(program: str, environment: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ from tb_memplugin.record.history.recording import allocators
 from tb_memplugin.record.history.window import HistoryWindowRecorder, window_recorder
 from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.window import LOST, WindowRecorder, watch
-from tb_memplugin.record.trackers.log import LogTo, TrackerLog, chosen
+from tb_memplugin.record.trackers import LogTo, TrackerLog, chosen
 from tb_memplugin.store import files
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Kind, MemoryTrace, Note

@@ -32,7 +32,7 @@ from tb_memplugin.record.arguments import at_least_one, checked_device, refuse_a
 from tb_memplugin.record.beside_compiler import hidden_from_dynamo
 from tb_memplugin.record.guard import Guard
 from tb_memplugin.record.handler import default_worker_name
-from tb_memplugin.record.lines.recording import HistoryLines, RecordedLines, StorageLines, recording_device
+from tb_memplugin.record.lines import HistoryLines, RecordedLines, StorageLines, recording_device
 from tb_memplugin.record.tracer.history import has_history
 from tb_memplugin.store.block_writer import BlockWriter
 from tb_memplugin.trace import MemoryTrace

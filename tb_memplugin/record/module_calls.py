@@ -69,6 +69,9 @@ def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             entered(module, args, kwargs)
         except BaseException as error:
             owner.fail(error)
+    if version != _version:
+        watchers = _begun_within(watchers, module, args, kwargs)
+        version = _version
     result = None
     try:
         result = call(*args, **kwargs)
@@ -88,6 +91,23 @@ def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 _NOBODY: _Watchers = ()
+
+
+def _begun_within(
+    told: _Watchers, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _Watchers:
+    """Tell those who began to watch as others were told of a call; return all watchers of it."""
+    watchers: _Watchers = _NOBODY
+    try:
+        watchers = _of_module.get(id(module)) or _general_watchers(module)
+    except BaseException as error:
+        _fail_all(error)
+    for entered, _, owner in [watcher for watcher in watchers if watcher not in told]:
+        try:
+            entered(module, args, kwargs)
+        except BaseException as error:
+            owner.fail(error)
+    return watchers
 
 
 def _fail_all(error: BaseException) -> None:
@@ -133,9 +153,10 @@ def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
 class ModuleCalls:
     """Tells functions of the calls of modules, on every thread, from the first `watch` until `stop`.
 
-    A call that began before is told when it ends; one that ends after `stop` is not. Calls are told whether
-    the module runs as Python, compiled or scripted code; within compiled or scripted code no Python call
-    happens, so modules there are not told. A replica that `nn.DataParallel` makes of a watched module counts
+    A call that began before is told when it ends, one that ends after `stop` is not. Who begins to watch as
+    another watcher is told that a call begins, is told so, too. Calls are told whether the module runs as
+    Python, compiled or scripted code; within compiled or scripted code no Python call happens, so modules
+    there are not told. A replica that `nn.DataParallel` makes of a watched module counts
     as that module. Modules are held weakly.
     """
 
@@ -278,6 +299,7 @@ for _function in (
     _Slot.__get__,
     compiled_call,
     _general_watchers,
+    _begun_within,
     _ClassPatch.put_on,
     _ClassPatch.take_off,
 ):

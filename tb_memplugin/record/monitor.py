@@ -18,7 +18,6 @@ from tb_memplugin.errors import MemPluginError, fix_of
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.record.guard import Guard, call_all, guarded
 from tb_memplugin.record.handler import default_worker_name
-from tb_memplugin.record.steps.columns import figures_of
 from tb_memplugin.record.steps.devices import counters_of
 from tb_memplugin.record.steps.recording import (
     Allowance,
@@ -27,8 +26,9 @@ from tb_memplugin.record.steps.recording import (
     OpenPhase,
     PhaseStep,
     StepRecording,
+    figures_of,
 )
-from tb_memplugin.record.trackers.log import LogTo, TrackerLog, chosen
+from tb_memplugin.record.trackers import LogTo, TrackerLog, chosen
 from tb_memplugin.store.files import absolute, is_remote
 from tb_memplugin.store.growing_file import UnsettledError
 from tb_memplugin.store.steps_writer import StepsWriter

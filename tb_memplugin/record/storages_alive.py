@@ -3,28 +3,41 @@
 Autograd assigns a gradient to its parameter without a copy only if nothing else refers to the gradient. So
 this search must not hold a tensor while another thread runs: everything up to the storages happens within one
 call into C, during which no other Python thread runs.
+
+The program's other Python threads, without ours that flushes files: it runs nothing of torch.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, compress, starmap, tee
 from operator import is_, is_not, not_, or_
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
 from tb_memplugin.read.collector import collector_at_rest
-from tb_memplugin.record.other_threads import frames_of_other_threads
 from tb_memplugin.record.storages import storages
 from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
 from tb_memplugin.record.torch_private.tensors import TensorBase, storage_address
+from tb_memplugin.store.disk_sync import THREAD
+
+
+def frames_of_other_threads() -> list[FrameType]:
+    """Return the innermost frame of each Python thread but the calling one."""
+    ours = {thread.ident for thread in threading.enumerate() if thread.name == THREAD}
+    ours.add(threading.get_ident())
+    return [frame for ident, frame in sys._current_frames().items() if ident not in ours]
+
 
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
 layout_of, get_grad, get_is_leaf, _is_nested, get_grad_fn = (

@@ -10,7 +10,6 @@ from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.server.catalog import SUMMARY_BYTES, Catalog, Entry, bytes_of
-from tb_memplugin.server.exported import Exports
 from tb_memplugin.server.monitored import Monitored, Series
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.windows import Windows
@@ -83,7 +82,6 @@ class Session:
     def __init__(self, catalog: Catalog, monitored: Monitored, windows: Windows, logdir: str) -> None:
         self.catalog, self.monitored = catalog, monitored
         self.windows, self.logdir = windows, logdir
-        self.exports = Exports()
         self._unfolded = Cache(SUMMARY_BYTES)
         self._worker_steps = Cache(WORKER_STEPS_BYTES)
 
@@ -94,17 +92,22 @@ class Session:
             errors += unreadable_files(self.logdir)
         return errors
 
-    def worker_steps(self, request: Request, *, fresh: bool = False) -> dict[str, list[WorkerSteps]]:
+    def worker_steps(
+        self, request: Request, only: str | None = None, *, fresh: bool = False
+    ) -> dict[str, list[WorkerSteps]]:
         """Return the steps of all workers on each of their devices, by run: rank2 before rank10.
 
         Args:
-            request: the request.
+            request: names the experiment.
+            only: a run; None: all.
             fresh: whether to query TensorBoard anew.
         """
         recorded = self.catalog.listing(request.ctx, request.experiment, fresh=fresh).workers
         watched = self.monitored.runs(request.ctx, request.experiment, fresh=fresh).workers
         runs: dict[str, list[WorkerSteps]] = {}
         for run, worker in {**recorded, **watched}:
+            if only not in (None, run):
+                continue
             entries, series = recorded.get((run, worker), []), watched.get((run, worker))
             key = (request.experiment, run, worker, *_extent(entries, series))
             compute = partial(worker_steps, worker, entries, series)

@@ -9,8 +9,7 @@ import numpy as np
 
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings, recorded_settings
 from tb_memplugin.simulator.caching_allocator import SegmentChange
-from tb_memplugin.simulator.replay_run import Failure, Outcome, run
-from tb_memplugin.simulator.start_layout import longer_block
+from tb_memplugin.simulator.replay_run import Failure, Outcome, longer_block, run
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.tables import Int64, UInt64
 

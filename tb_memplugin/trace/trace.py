@@ -68,7 +68,7 @@ class MemoryTrace(Tabular):
     devices: tuple[Device, ...]
     steps: tuple[Step, ...]
     operators: tuple[str, ...] = ()
-    modules: tuple[Module, ...] = ()
+    modules: tuple[Module, ...] = field(default_factory=tuple)
     labels: tuple[str, ...] = ()
     stacks: tuple[tuple[str, ...], ...] = ()
     phases: Spans = field(default_factory=Spans)
@@ -83,7 +83,7 @@ class MemoryTrace(Tabular):
     ooms: tuple[OutOfMemory, ...] = ()
     counters: tuple[CounterReading, ...] = ()
     whole_devices: tuple[WholeDevice, ...] = ()
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = field(default_factory=tuple)
     properties: dict[str, str] = field(default_factory=dict)
     paired: InitVar[Allocations | None] = None
 

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tb_memplugin.analysis.columns import event_cuts, extremes, highest, step_columns, time_cuts
+from tb_memplugin.analysis.columns import event_cuts, extremes, highest, time_cuts
+from tb_memplugin.analysis.steps import step_columns
 from tb_memplugin.trace.runs import RUN, runs_of
 from tests.traces import EPOCH, MICROSECOND, trace
 

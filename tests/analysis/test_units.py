@@ -20,8 +20,9 @@ def test_sizes_have_three_or_four_digits_of_the_largest_unit(size, told):
     assert size == 0 or size_text(-size) == f"-{told}"
 
 
-def test_a_part_is_told_in_the_unit_of_its_whole_unless_it_is_less_than_one():
+def test_a_part_is_told_in_the_unit_of_its_whole_unless_it_is_less_than_a_tenth():
     assert part_text(2 << 20, 12 << 20) == "2.00 MiB"
+    assert part_text(768 << 10, 12 << 20) == "0.75 MiB"
     assert part_text(100 << 10, 12 << 20) == "100.0 KiB"
 
 

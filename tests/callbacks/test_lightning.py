@@ -18,7 +18,7 @@ pytest.importorskip("lightning.pytorch")
 pytest.importorskip("pytorch_lightning")
 
 from tb_memplugin.callbacks.lightning import MemoryTraceCallback
-from tb_memplugin.callbacks.window import is_profiling
+from tb_memplugin.callbacks.recorder import is_profiling
 from tests.callbacks.plain import PlainProfiler, counted_peaks, recorded, stats_in, steps_in
 from tests.watched import is_watched
 

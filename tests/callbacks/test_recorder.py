@@ -9,8 +9,7 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import profile
 
-from tb_memplugin.callbacks.recorder import StepRecorder, Training
-from tb_memplugin.callbacks.window import is_profiling
+from tb_memplugin.callbacks.recorder import StepRecorder, Training, is_profiling
 from tb_memplugin.store.reader import load_window
 from tests.callbacks.plain import PlainProfiler, counted_peaks, recorded, stats_in, steps_in
 from tests.watched import is_watched

@@ -7,7 +7,7 @@ import pickle
 import pytest
 from torch.profiler import schedule
 
-from tb_memplugin.callbacks.steps import ChosenSteps
+from tb_memplugin.callbacks.recorder import ChosenSteps
 
 
 def chosen(steps, first=0, last=12):

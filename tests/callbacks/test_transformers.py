@@ -26,8 +26,8 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
+from tb_memplugin.callbacks.recorder import is_profiling  # noqa: E402
 from tb_memplugin.callbacks.transformers import MemoryTraceCallback  # noqa: E402
-from tb_memplugin.callbacks.window import is_profiling  # noqa: E402
 from tb_memplugin.record.alive_before import alive_now  # noqa: E402
 from tb_memplugin.trace import Category  # noqa: E402
 from tests.callbacks.plain import PlainProfiler, counted_peaks, recorded, stats_in, steps_in  # noqa: E402

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tb_memplugin.commands import import_, main
-from tb_memplugin.commands.processes import outcomes
+from tb_memplugin.commands.import_ import outcomes
 from tb_memplugin.errors import MemPluginError
 from tests.commands.files import failing_snapshot, run, step_snapshot, told, write
 from tests.commands.test_import import recorded

@@ -63,7 +63,7 @@ def test_an_error_while_a_window_closes_is_told_and_leaves_no_function_of_torch_
 ):
     called = functions_called(RecorderSession, tmp_path / "called")
     function = next(
-        name for name in called if name.startswith("callbacks/window.py") and name.endswith(method)
+        name for name in called if name.startswith("callbacks/recorder.py") and name.endswith(method)
     )
     one = run(RecorderSession, tmp_path / "failing", function, error("injected"))
     assert (one.fired, one.left, len(one.warnings)) == (True, {}, warnings)

@@ -16,8 +16,7 @@ import pytest
 import tb_memplugin.record.monitor
 from tb_memplugin import MemoryMonitor, MemPluginError
 from tb_memplugin.record.guard import Guard
-from tb_memplugin.record.steps.counters import AllocatorCounters
-from tb_memplugin.record.steps.shared_peaks import SharedPeaks
+from tb_memplugin.record.steps.counters import AllocatorCounters, SharedPeaks
 from tb_memplugin.store.imports import imported_as, write_import
 from tb_memplugin.store.reader import Recordings, read_recordings
 from tb_memplugin.store.windows import read_window

@@ -26,8 +26,8 @@ class ReportSession(Session):
         "record/tracer/recording.py:_before_step",
         "record/tracer/recording.py:_after_step",
         "record/tracer/recording.py:see_memory",
-        "record/tracer/without_operator.py:_get_rng_state",
-        "record/tracer/without_operator.py:_report",
+        "record/tracer/recording.py:_get_rng_state",
+        "record/tracer/recording.py:_report",
         "record/iterations/watch.py:note",
     )
     second_warning = (  # the folder stays claimed, another one is used

@@ -31,9 +31,9 @@ _ENTRIES = (
     "record/tracer/recording.py:_after_step",
     "record/tracer/recording.py:around",
     "record/tracer/recording.py:see_memory",
-    "record/tracer/without_operator.py:_get_rng_state",
-    "record/tracer/without_operator.py:_resize",
-    "record/tracer/without_operator.py:_report",
+    "record/tracer/recording.py:_get_rng_state",
+    "record/tracer/recording.py:_resize",
+    "record/tracer/recording.py:_report",
 )
 """What torch calls, each of which has the `try` within it."""
 

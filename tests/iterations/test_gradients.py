@@ -13,8 +13,7 @@ from torch import nn
 
 from tb_memplugin import IterationReport
 from tb_memplugin.record.iterations import watch
-from tb_memplugin.record.iterations.gradients import size_of
-from tb_memplugin.record.iterations.weights import named_weights
+from tb_memplugin.record.iterations.weights import named_weights, size_of
 from tb_memplugin.trace import Category
 
 Step = Callable[[nn.Module], object]

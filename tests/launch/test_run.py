@@ -59,6 +59,37 @@ for step in range(6):
         optimizer.zero_grad()
 """
 
+INFERENCE = """
+import sys
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(64, 128)
+        self.second = torch.nn.Linear(128, 8)
+
+    def forward(self, rows):
+        if "signal" in sys.argv and len(rows) == 3:
+            import os, signal
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return self.second(self.first(rows).relu())
+
+torch.manual_seed(0)
+net, other = Net(), torch.nn.Linear(8, 2)
+criterion = torch.nn.MSELoss()
+with torch.no_grad():
+    for call in range(int(sys.argv[1])):
+        result = net(torch.full((call + 1, 64), 0.5))
+        criterion(result, torch.zeros_like(result))
+if "train" in sys.argv:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(5):
+        net(torch.randn(4, 64)).mean().backward()
+        optimizer.step()
+print(result.sum().item().hex(), torch.nn.Module._compiled_call_impl)
+"""
+
 OWN_PROFILER = """
 import torch
 from torch.profiler import profile, schedule
@@ -223,10 +254,45 @@ def test_a_second_optimizer_counts_from_its_first_step_also_for_a_signal(tmp_pat
     assert numbers(recorded(tmp_path)) == [2, 3, 6, 7, 10, 11, 14, 15]
 
 
-def test_the_first_step_can_be_recorded(tmp_path: Path) -> None:
+def test_the_first_step_can_be_recorded_with_its_layers(tmp_path: Path) -> None:
     done = run(tmp_path, "--steps", "0", script(tmp_path, TRAINING), 16, 3)
     assert done.returncode == 0, done.stderr
-    assert numbers(recorded(tmp_path)) == [0]
+    steps = recorded(tmp_path).steps
+    assert [step.metadata.step for step in steps] == [0]
+    assert {"first", "second"} <= set(steps[0].summary().modules.keys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((1,), [0]),
+        ((7,), [0, 1]),
+        ((7, "signal"), [0, 1, 3, 4]),  # it comes in step 2, and counting begins again after it
+        ((1, "train"), [0, 3, 4]),
+    ],
+)
+def test_without_an_optimizer_the_first_calls_of_the_model_are_recorded(
+    tmp_path: Path, arguments: tuple[object, ...], expected: list[int]
+) -> None:
+    """The loss has no parameters, so it is no model. Afterwards nothing of ours is on the class."""
+    path = script(tmp_path, INFERENCE)
+    with_us = run(tmp_path, path, *arguments)
+    assert with_us.returncode == 0, with_us.stderr
+    if arguments != (1,) and "signal" not in arguments:  # else we still wait for a call
+        assert with_us.stdout == python(path, *arguments, cwd=tmp_path).stdout
+    steps = recorded(tmp_path).steps
+    assert [step.metadata.step for step in steps] == expected
+    parameters = 4 * (64 * 128 + 128 + 128 * 8 + 8 + 8 * 2 + 2)
+    parts = steps[0].summary().devices[0].peak.by_category
+    assert dict(zip(parts.keys, parts.bytes, strict=True))["parameter"] == parameters
+    assert f"parameter {parameters / 1024:.2f} KiB" in with_us.stderr
+    assert {"Net.first", "Net.second"} <= set(steps[0].summary().modules.keys)
+
+
+def test_calls_of_a_model_can_be_chosen(tmp_path: Path) -> None:
+    done = run(tmp_path, "--steps", "2,4:6", script(tmp_path, INFERENCE), 7)
+    assert done.returncode == 0, done.stderr
+    assert numbers(recorded(tmp_path)) == [2, 4, 5]
 
 
 def test_an_error_of_the_program_is_its_own(tmp_path: Path) -> None:
@@ -325,12 +391,15 @@ def test_a_module_runs_as_with_python_m(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("print('no torch')", "did not import torch"), ("import torch", "No optimizer of torch has stepped")],
+    [
+        ("print('no torch')", "did not import torch"),
+        ("import torch; torch.ones(2)", "no module with parameters was called"),
+    ],
 )
 def test_a_program_without_steps_is_told_why(tmp_path: Path, text: str, why: str) -> None:
     done = run(tmp_path, script(tmp_path, text))
     assert done.returncode == 0
-    assert f"nothing was recorded. {'The program ' if 'did' in why else ''}{why}" in done.stderr
+    assert re.search(f"nothing was recorded. .*{why}", done.stderr)
     assert not (tmp_path / "runs").exists()
 
 

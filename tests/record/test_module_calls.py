@@ -279,3 +279,21 @@ def test_torchs_encoder_keeps_its_fast_path(watching):
                 encoder(batch)
                 calls.stop()
                 assert inner == []  # the fast path computes it within one operator
+
+
+def test_who_begins_to_watch_as_a_call_begins_is_told_of_it_and_of_the_calls_in_it():
+    model, told = nn.Sequential(nn.Linear(4, 3)), []
+    first, second = ModuleCalls(), ModuleCalls()
+
+    def begin(*_):
+        first.stop()
+        for module in model.modules():
+            second.watch(
+                module, lambda module, *_: told.append(module), lambda module, *_: told.append(module)
+            )
+
+    first.watch_all(begin, lambda *_: told.append("stopped"))
+    model(torch.ones(2, 4))
+    second.stop()
+    model(torch.ones(2, 4))
+    assert told == [model, model[0], model[0], model]

@@ -15,8 +15,7 @@ from torch import nn
 from torch.profiler import profile
 
 from tb_memplugin import LineTracer, MemoryTracer, load, memory_trace_handler
-from tb_memplugin.record.other_threads import frames_of_other_threads
-from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
+from tb_memplugin.record.storages_alive import frames_of_other_threads, other_threads_may_run, storages_alive
 from tb_memplugin.record.torch_private.tensors import storage_address, storage_addresses
 from tb_memplugin.store import files
 from tb_memplugin.store.disk_sync import DiskSync

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 import tb_memplugin
-from tb_memplugin.server.replays import replay_of
+from tb_memplugin.server.routes.allocator import replay_of
 from tb_memplugin.server.session import Opened
 from tb_memplugin.store.writer import RunWriter
 from tests.read.snapshot.test_real import path_of, real

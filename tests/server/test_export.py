@@ -13,7 +13,7 @@ from werkzeug.test import Client
 from tb_memplugin.commands import main
 from tb_memplugin.exports import formats
 from tb_memplugin.exports.formats import FORMATS
-from tb_memplugin.server import exported
+from tb_memplugin.server.routes import export
 from tb_memplugin.server.routes.export import disposition, file_name
 from tb_memplugin.store.writer import RunWriter
 from tests.commands.files import WRITTEN_FORMATS
@@ -136,7 +136,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_behind(tab, baseline, monkeypatc
         folders.append(path.parent)
         return formats.write_as(format_, trace, path.parent / "absent" / "x", title)
 
-    monkeypatch.setattr(exported, "write_as", full)
+    monkeypatch.setattr(export, "write_as", full)
     status, error = tab.refused("export_about", **baseline, to="csv")
     assert status == 400
     assert "no place to write the file" in error["what"]
@@ -151,7 +151,7 @@ def test_files_vanish_when_they_were_fetched_and_when_newer_ones_wait(tab, basel
         written.append(path)
         return formats.write_as(format_, trace, path, title)
 
-    monkeypatch.setattr(exported, "write_as", write_as)
+    monkeypatch.setattr(export, "write_as", write_as)
     tab.get("export_about", **baseline, to="csv")
     assert written[0].is_file()
     asked(tab, **baseline, to="csv").get_data()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tb_memplugin.simulator.address_ranges import Ranges
+from tb_memplugin.simulator.simulated_trace import Ranges
 
 
 def of(*spans: tuple[int, int]) -> Ranges[str]:

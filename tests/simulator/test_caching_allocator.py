@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tb_memplugin.simulator.blocks import Block
+from tb_memplugin.simulator.caching_allocator import Block
 from tb_memplugin.trace import Kind
 from tests.simulator.devices import K, M, allocator, placed, where
 from tests.simulator.plain_allocator import PlainAllocator

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from tb_memplugin.simulator.blocks import FREE, LIVE, Block
+from tb_memplugin.simulator.caching_allocator import FREE, LIVE, Block
 from tb_memplugin.trace import Kind
 from tests.simulator.devices import K, M, allocator, placed, where
 

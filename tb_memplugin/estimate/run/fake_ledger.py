@@ -18,7 +18,7 @@ import torch
 
 from tb_memplugin.record.tensor_metadata import Dense
 from tb_memplugin.simulator.allocator_settings import SMALLEST_BLOCK
-from tb_memplugin.simulator.blocks import PoolId
+from tb_memplugin.simulator.caching_allocator import PoolId
 from tb_memplugin.trace import Category, Phase
 from tb_memplugin.trace.allocator import DEFAULT_POOL
 

@@ -12,8 +12,7 @@ from typing import Any
 from tb_memplugin.estimate.run.fake_ledger import Block as Request
 from tb_memplugin.estimate.run.fake_ledger import FakeLedger
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
-from tb_memplugin.simulator.blocks import FREE, LIVE, Block, PoolId
-from tb_memplugin.simulator.caching_allocator import CachingAllocator
+from tb_memplugin.simulator.caching_allocator import FREE, LIVE, Block, CachingAllocator, PoolId
 from tb_memplugin.trace import Kind
 
 METRICS = (

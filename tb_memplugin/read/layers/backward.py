@@ -10,10 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
-from tb_memplugin.read.layers.calls import Call
+import numpy as np
+
+from tb_memplugin.read.layers.calls import Call, same_requests
 from tb_memplugin.read.layers.matching import longest_common
+from tb_memplugin.trace.tables import Bool, Int32, Int64
 
 _NODE = re.compile(r"::(\w+?)Backward\d*::apply|torch::autograd::(PyNode|AccumulateGrad)::apply")
 _ENGINE = re.compile(r"torch::autograd::(python::Python)?Engine::")
@@ -65,14 +69,17 @@ _NOTHING = Meaning("", is_backward=False, operators=frozenset())
 
 
 class Request(NamedTuple):
-    """An allocation or free: its event, its stack's row and meaning, its bytes, and the call it was in."""
+    """An allocation or free: its index, its stack's row and meaning, its bytes, and the row of its call.
 
-    event: int
-    row: int
+    The row is -1 for none.
+    """
+
+    at: int
+    stack: int
     meaning: Meaning
     size: int
-    call: Call | None
-    is_free: bool = False
+    call: int
+    is_free: bool
 
 
 def meaning_of(stack: Sequence[str]) -> Meaning:
@@ -109,61 +116,115 @@ def _plain(name: str) -> str:
 
 
 class Matched(NamedTuple):
-    """Whose a backward's allocations are, by event, and which of them the match of a node says directly."""
+    """Whose a backward's allocations are.
 
-    owner: dict[int, Call]
-    direct: set[int]
+    Attributes:
+        owner: int32, the row of the call whose forward made the node; -1 for none.
+        is_direct: bool, whether the match of a node says it directly. Both as long as what is matched.
+    """
+
+    owner: Int32
+    is_direct: Bool
 
 
-def match_backward(requests: Sequence[Request]) -> Matched:
-    """Return the call whose forward made the node that allocated, for each allocation of a backward.
+class Backward:
+    """Finds the calls whose forward made the nodes that allocated.
+
+    What comes again, as in the next step, is matched once.
 
     Args:
-        requests: the allocations of one device, and what was freed by autograd, in time order.
+        calls: all module calls.
+        meanings: those of the stacks.
     """
-    matched = Matched({}, set())
-    forward: list[Request] = []
-    backward: list[Request] = []
-    for request in requests:
-        if request.is_free:
-            if backward:
-                backward.append(request)
-        elif request.meaning.is_backward:
-            if request.call is None:  # else checkpointing runs a forward again
-                backward.append(request)
-        else:
-            if backward:
-                _match(forward, backward, matched)
-                forward, backward = [], []
-            forward.append(request)
-    _match(forward, backward, matched)
-    return matched
 
+    def __init__(self, calls: Sequence[Call], meanings: Sequence[Meaning]) -> None:
+        self._meanings = meanings
+        self._parents = np.array([-1 if call.parent is None else call.parent.row for call in calls], np.int32)
+        self._outermost = np.maximum.accumulate(np.where(self._parents < 0, np.arange(len(calls)), 0))
+        self._is_backward = np.array([*(meaning.is_backward for meaning in meanings), False])
+        self._known: dict[bytes, tuple[int, Matched]] = {}
 
-def _match(forward: list[Request], backward: list[Request], matched: Matched) -> None:
-    nodes = _runs([(request.meaning.node, request) for request in backward])
-    kinds = {kind for kind, _ in nodes if kind}
-    wanted = kinds | {name for kind in kinds for name in _ALSO.get(kind, ())}
-    operators = _runs([(request.meaning.operators & wanted, request) for request in forward])[::-1]
-    operators = [(names, of_names) for names, of_names in operators if names]
-    match = longest_common(
-        [names for names, _ in operators], [frozenset((kind, *_ALSO.get(kind, ()))) for kind, _ in nodes]
-    )
-    rows = _with_neighbours([kind for kind, _ in nodes], match, [len(of_names) for _, of_names in operators])
-    owners = [operators[row][1][0].call if row >= 0 else None for row in rows]
-    following = _following(owners, rows)
-    last: Call | None = None
-    for at, (kind, of_node) in enumerate(nodes):
-        if rows[at] >= 0:
-            last = owner = owners[at]
-        elif kind in ("", ACCUMULATE):  # what the engine adds up for the node before
-            owner = last
-        else:
-            owner = _around(last, following[at])
-        if owner is not None:
-            matched.owner.update((request.event, owner) for request in of_node)
+    def match(self, stack: Int32, size: Int64, owner: Int32, is_free: Bool) -> Matched:
+        """Return whose the allocations of the backwards are.
+
+        Args:
+            stack, size, owner, is_free: shape (n,), of each allocation of one device, and of each free that
+                autograd's engine made, in time order: the row of its stack, its bytes, the row of the call
+                that it is in, -1 for none, and whether it is a free.
+        """
+        runs = self._is_backward[stack] & ~is_free
+        before = np.maximum.accumulate(np.where(is_free, -1, np.arange(len(stack))))  # the last allocation
+        in_backward = np.append(runs, False)[before]
+        begins = ~is_free & ~runs & np.append(False, in_backward[:-1])
+        kept = np.flatnonzero(~is_free | in_backward)
+        bounds = np.flatnonzero(np.diff(np.cumsum(begins)[kept], prepend=-1, append=-1)).tolist()
+        result = Matched(np.full(len(stack), -1, np.int32), np.zeros(len(stack), bool))
+        for first, end in pairwise(bounds):
+            rows = kept[first:end]
+            if runs[rows[-1]] or is_free[rows[-1]]:
+                matched = self._match_once(stack[rows], size[rows], owner[rows], is_free[rows])
+                result.owner[rows], result.is_direct[rows] = matched
+        return result
+
+    def _match_once(self, stack: Int32, size: Int64, owner: Int32, is_free: Bool) -> Matched:
+        """Match the nodes of a backward with the forward before it."""
+        in_call = owner[owner >= 0]
+        first = int(self._outermost[in_call.min()]) if len(in_call) else 0
+        parents = self._parents[first : int(in_call.max()) + 1] if len(in_call) else self._parents[:0]
+        parts = (owner, parents)
+        key = b"".join(np.where(rows >= 0, rows - first, -1).tobytes() for rows in parts)
+        key += same_requests(stack, size, ~is_free)
+        if key not in self._known:
+            columns = (column.tolist() for column in (stack, size, owner, is_free))
+            requests = [
+                Request(at, row, self._meanings[row], each, call, free)
+                for at, (row, each, call, free) in enumerate(zip(*columns, strict=True))
+            ]
+            self._known[key] = first, self._match(requests)
+        before, matched = self._known[key]
+        shifted = np.where(matched.owner >= 0, matched.owner + np.int32(first - before), -1)
+        return Matched(shifted, matched.is_direct)
+
+    def _match(self, requests: Sequence[Request]) -> Matched:
+        result = Matched(np.full(len(requests), -1, np.int32), np.zeros(len(requests), bool))
+        forward = [request for request in requests if not (request.is_free or request.meaning.is_backward)]
+        nodes = _runs([(r.meaning.node, r) for r in requests[len(forward) :]])
+        kinds = {kind for kind, _ in nodes if kind}
+        wanted = kinds | {name for kind in kinds for name in _ALSO.get(kind, ())}
+        operators = _runs([(request.meaning.operators & wanted, request) for request in forward])[::-1]
+        operators = [(names, of_names) for names, of_names in operators if names]
+        match = longest_common(
+            [names for names, _ in operators], [frozenset((kind, *_ALSO.get(kind, ()))) for kind, _ in nodes]
+        )
+        rows = _with_neighbours(
+            [kind for kind, _ in nodes], match, [len(of_names) for _, of_names in operators]
+        )
+        owners = [operators[row][1][0].call if row >= 0 else -1 for row in rows]
+        following = _following(owners, rows)
+        last = -1
+        for at, (kind, of_node) in enumerate(nodes):
             if rows[at] >= 0:
-                matched.direct.update(request.event for request in of_node)
+                last = owner = owners[at]
+            elif kind in ("", ACCUMULATE):  # what the engine adds up for the node before
+                owner = last
+            else:
+                owner = self._around(last, following[at])
+            allocated = [request.at for request in of_node]
+            result.owner[allocated] = owner
+            result.is_direct[allocated] = rows[at] >= 0 and owner >= 0
+        return result
+
+    def _around(self, first: int, second: int) -> int:
+        """Return the innermost call that has both calls in it, or is one of them; -1 for none."""
+        if min(first, second) < 0:
+            return -1
+        outer = set()
+        while first >= 0:
+            outer.add(first)
+            first = int(self._parents[first])
+        while second >= 0 and second not in outer:
+            second = int(self._parents[second])
+        return second
 
 
 def _with_neighbours(kinds: Sequence[str], match: dict[int, int], allocated: Sequence[int]) -> list[int]:
@@ -189,28 +250,15 @@ def _with_neighbours(kinds: Sequence[str], match: dict[int, int], allocated: Seq
     return rows
 
 
-def _following(owners: list[Call | None], rows: list[int]) -> list[Call | None]:
+def _following(owners: list[int], rows: list[int]) -> list[int]:
     """Return, for each node, the owner of the next matched node."""
-    following: list[Call | None] = []
-    after: Call | None = None
+    following: list[int] = []
+    after = -1
     for owner, row in zip(owners[::-1], rows[::-1], strict=True):
         following.append(after)
         if row >= 0:
             after = owner
     return following[::-1]
-
-
-def _around(first: Call | None, second: Call | None) -> Call | None:
-    """Return the innermost call that has both calls in it, or is one of them."""
-    if first is None or second is None:
-        return None
-    outer = set()
-    while first is not None:
-        outer.add(first)
-        first = first.parent
-    while second is not None and second not in outer:
-        second = second.parent
-    return second
 
 
 def _runs(keyed: Sequence[tuple[Key, Request]]) -> list[tuple[Key, list[Request]]]:
@@ -226,11 +274,11 @@ def _runs(keyed: Sequence[tuple[Key, Request]]) -> list[tuple[Key, list[Request]
             continue
         if not was_over and runs[-1][0] == key:
             first = runs[-1][1][0]
-            again = (request.row, request.size) == (first.row, first.size)
+            again = (request.stack, request.size) == (first.stack, first.size)
             is_full = request.meaning.is_backward and len(runs[-1][1]) >= _MOST.get(
                 request.meaning.node, MANY
             )
-            if request.call is first.call and not again and not is_full:
+            if request.call == first.call and not again and not is_full:
                 runs[-1][1].append(request)
                 continue
         runs.append((key, [request]))

@@ -8,9 +8,14 @@ A line that goes back is a loop within the function or a new call of it; see `Ca
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
 
 from tb_memplugin.read.layers.frames import Frames, Role
+from tb_memplugin.trace.tables import Bool, Int32, Int64
 
 RARE = 0.05
 """A line with a smaller share of a function's sure beginnings is not where its calls begin."""
@@ -25,6 +30,7 @@ class Call:
         site: the frames (numbers) from the parent's forward to the call, outermost first.
         inside: the frames from the call to the module's forward, which is the last one.
         function: the number of the function that the call ran.
+        row: its row among all calls, in the order in which they begin.
         recomputed: whether checkpointing ran the forward again.
         repeats: the call that it repeats, if checkpointing ran it again.
         name: its name below the parent, as `names` finds it.
@@ -41,6 +47,7 @@ class Call:
     site: tuple[int, ...]
     inside: tuple[int, ...]
     function: int
+    row: int
     recomputed: bool = False
     repeats: Call | None = None
     name: str = ""
@@ -88,22 +95,54 @@ class Calls:
 
     Args:
         frames: the frames of the stacks.
+        stacks: the numbers of the frames of each stack, outermost first.
         earlier: the result of a first pass over the same stacks, which knows where functions begin.
     """
 
-    def __init__(self, frames: Frames, earlier: Calls | None = None) -> None:
-        self.outermost: list[Call] = []
+    def __init__(
+        self, frames: Frames, stacks: Sequence[tuple[int, ...]], earlier: Calls | None = None
+    ) -> None:
+        self.all: list[Call] = []
         self._frames = frames
+        self._stacks = stacks
+        self._times = 1
         self._earlier = earlier
         self._threads: dict[int, list[_Open]] = {}
         self.beginnings: dict[int, Counter[int]] = {}
 
-    def forget(self) -> None:
-        """Every function that was open has returned, as far as is known."""
-        self._threads.clear()
+    def follow(self, requests: Iterable[tuple[int, int, bool]], times: int = 1) -> list[int]:
+        """Add stacks in time order; before, every function that was open has returned.
 
-    def add(self, stack: tuple[int, ...], size: int, row: int) -> Call | None:
-        """Return the module call in which a stack allocated `size` bytes; `row` says which stack it is."""
+        Args:
+            requests: of each allocation or free, the row of its stack, its bytes, and whether it allocates.
+            times: how often the same stacks come.
+
+        Returns:
+            The row in `all` of the call of each, -1 for none.
+        """
+        self._threads.clear()
+        self._times = times
+        owner: list[int] = []
+        for row, size, is_alloc in requests:
+            if is_alloc:
+                call = self.add(row, size)
+                owner.append(-1 if call is None else call.row)
+            else:
+                self.add_free(row)
+                owner.append(-1)
+        return owner
+
+    def repeat(self, calls: Sequence[Call]) -> None:
+        """Add calls that are like some others, which came one after another."""
+        for call in calls:
+            shift = len(self.all) - call.row
+            parent = None if call.parent is None else self.all[call.parent.row + shift]
+            again = self._add(parent, call.site, call.inside, call.function)
+            again.recomputed, again.first, again.last = call.recomputed, call.first, call.last
+
+    def add(self, row: int, size: int) -> Call | None:
+        """Return the module call in which a stack (its row) allocated `size` bytes."""
+        stack = self._stacks[row]
         opened = self._threads.setdefault(self._frames.all[stack[0]].function, [])
         shared, is_sure = self._shared(opened, stack, is_free=False)
         if shared == len(stack) == len(opened) and self._repeats(opened, (size, row)):
@@ -121,8 +160,9 @@ class Calls:
                 inner = inner.parent
         return call
 
-    def add_free(self, stack: tuple[int, ...]) -> None:
-        """A stack released a block: what it no longer contains has returned."""
+    def add_free(self, row: int) -> None:
+        """A stack (its row) released a block: what it no longer contains has returned."""
+        stack = self._stacks[row]
         every = self._frames.all
         while len(stack) > 1 and every[stack[-1]].role in (Role.CALL, Role.HOOKS):  # its callee has returned
             stack = stack[:-1]
@@ -216,7 +256,7 @@ class Calls:
                 function.call = self._call(opened, inner, stack, depth)
                 inner = depth
             elif is_sure:
-                self.beginnings.setdefault(frame.function, Counter())[frame.line] += 1
+                self.beginnings.setdefault(frame.function, Counter())[frame.line] += self._times
             if frame.role == Role.FORWARD and inner >= 0 and not opened[inner].has_forward:
                 opened[inner].has_forward = True
                 self._begin_forward(opened[inner].call, frame.function, stack, depth)
@@ -260,11 +300,74 @@ class Calls:
             end += 1
         inside = stack[depth + 1 : end + 1]
         last = every[inside[-1]] if inside else every[stack[depth]]
-        call = Call(parent, site, inside, last.function)
+        call = self._add(parent, site, inside, last.function)
         call.recomputed = any(every[number].role == Role.RECOMPUTE for number in site)
         call.recomputed |= parent is not None and parent.recomputed
-        if parent is None:
-            self.outermost.append(call)
-        else:
+        return call
+
+    def _add(
+        self, parent: Call | None, site: tuple[int, ...], inside: tuple[int, ...], function: int
+    ) -> Call:
+        call = Call(parent, site, inside, function, len(self.all))
+        self.all.append(call)
+        if parent is not None:
             parent.children.setdefault(site, []).append(call)
         return call
+
+
+def follow_all(
+    frames: Frames, stacks: Sequence[tuple[int, ...]], is_alloc: Bool, stack: Int32, size: Int64
+) -> tuple[list[Call], Int32]:
+    """Return the calls in which stacks allocated, and the row of each allocation's: int32, -1 for none.
+
+    What comes between two allocations without Python frames, as autograd's threads make them when a forward
+    is over, depends on nothing before. So it is followed once, however often it comes.
+
+    Args:
+        frames: the frames of the stacks.
+        stacks: the numbers of the frames of each stack, outermost first.
+        is_alloc, stack, size: shape (n,), of each allocation and free in time order: whether it allocates,
+            its row in `stacks`, -1 for none, and its bytes.
+    """
+    has_frames = np.array([*map(bool, stacks), False])[stack]
+    follows = has_frames & (is_alloc | (np.diff(stack, prepend=-1) != 0))
+    kept = np.flatnonzero(follows)
+    before = np.cumsum(is_alloc & ~has_frames)[kept]
+    bounds = np.flatnonzero(np.diff(before, prepend=-1, append=-1)).tolist()
+    is_alloc, stack, size = is_alloc[kept], stack[kept], np.where(is_alloc, size, 0)[kept]
+    runs = [slice(first, end) for first, end in pairwise(bounds)]
+    keys = [same_requests(stack[run], size[run], is_alloc[run]) for run in runs]
+    requests = {
+        key: list(zip(stack[run].tolist(), size[run].tolist(), is_alloc[run].tolist(), strict=True))
+        for key, run in dict(zip(keys, runs, strict=True)).items()
+    }
+    earlier = Calls(frames, stacks)
+    for key, times in Counter(keys).items():
+        earlier.follow(requests[key], times)
+    calls = Calls(frames, stacks, earlier)
+    followed: dict[bytes, tuple[slice, Int32]] = {}
+    owner = np.full(len(follows), -1, np.int32)
+    for key, run in zip(keys, runs, strict=True):
+        first = len(calls.all)
+        if key not in followed:
+            rows = np.array(calls.follow(requests[key]), np.int32)
+            followed[key] = slice(first, len(calls.all)), rows
+        else:
+            repeated, rows = followed[key]
+            calls.repeat(calls.all[repeated])
+            rows = np.where(rows >= 0, rows + (first - repeated.start), -1)
+        owner[kept[run]] = rows
+    return calls.all, owner
+
+
+def same_requests(stack: Int32, size: Int64, is_alloc: Bool) -> bytes:
+    """Return what is the same for equal stacks in equal order, if also equal sizes of a stack are so again.
+
+    Args:
+        stack, size, is_alloc: shape (n,), the row of a stack, bytes, and whether these were allocated.
+    """
+    order = np.lexsort((size, stack))
+    begins = (np.diff(stack[order], prepend=-2) != 0) | (np.diff(size[order], prepend=-1) != 0)
+    like = np.empty(len(order), np.int32)
+    like[order] = order[np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))]
+    return b"".join(column.tobytes() for column in (stack, like, is_alloc))

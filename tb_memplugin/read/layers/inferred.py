@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from tb_memplugin.read.layers.backward import Meaning, Request, match_backward, meaning_of
-from tb_memplugin.read.layers.calls import Call, Calls
+from tb_memplugin.read.collector import collector_at_rest
+from tb_memplugin.read.layers.backward import Backward, Meaning, meaning_of
+from tb_memplugin.read.layers.calls import Call, follow_all
 from tb_memplugin.read.layers.frames import Frames, Role
 from tb_memplugin.read.layers.names import Names, link_recomputed, unname_conditional
 from tb_memplugin.read.layers.parameters import (
@@ -21,7 +22,7 @@ from tb_memplugin.read.layers.parameters import (
 )
 from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.read.tables import ModuleTree
-from tb_memplugin.trace import Category, Kind, MemoryTrace, Note
+from tb_memplugin.trace import Category, Events, Kind, MemoryTrace, Note
 from tb_memplugin.trace.notes import MODULES_INFERRED
 from tb_memplugin.trace.replay import attributed
 from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8
@@ -40,94 +41,139 @@ OF_NO_NODE = (Category.COMMUNICATION, Category.WORKSPACE)
 """What is allocated in an operator or node, but not for it."""
 
 
+MOST_FRAMES, FRAMES_PER_EVENT = 1 << 18, 2
+"""How many frames distinct stacks may have: so many, and so many more for each event.
+
+Of the real files that were tried, none has above 18,215 in all, or 2.3 for each event.
+"""
+
+LATER = ("module", "module_confidence")
+"""The columns of `Events` that are inferred."""
+
+
 def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> MemoryTrace:
     """Return a trace of a snapshot with the modules that its Python stacks show, if it names none itself.
+
+    They are inferred when the modules, their columns or the notes of the result are first read.
 
     Args:
         trace: a trace with categories, phases and no modules but `(not named)`.
         read_text: whether the source files that the stacks name may be read, if they are here.
     """
-    allocates = np.flatnonzero(trace.events.kind == Kind.ALLOC)
-    if len(trace.modules) > 1 or not trace.stacks or not len(allocates):
+    if len(trace.modules) > 1 or not trace.stacks or not (trace.events.kind == Kind.ALLOC).any():
         return trace
+    events, later = _LaterEvents.__new__(_LaterEvents), _LaterTrace.__new__(_LaterTrace)
+    for name in Events.__slots__:
+        if name not in LATER:
+            object.__setattr__(events, name, getattr(trace.events, name))
+    fields = {name: value for name, value in vars(trace).items() if name not in ("modules", "notes")}
+    blocks = attributed(trace.allocations, events, trace.start)
+    vars(later).update(fields, events=events, allocations=blocks)
+
+    def infer() -> None:
+        with collector_at_rest():
+            inferred = _inferred(trace, read_text=read_text)
+        for name in LATER:
+            object.__setattr__(events, name, getattr(inferred.events, name))
+        vars(later).update(modules=inferred.modules, notes=inferred.notes)
+
+    object.__setattr__(events, "infer", infer)
+    object.__setattr__(later, "infer", infer)
+    return later
+
+
+class _LaterEvents(Events):
+    """Events whose modules are not inferred yet."""
+
+    __slots__ = ("infer",)
+    infer: Callable[[], None]
+
+    def __getattr__(self, name: str) -> object:
+        """Infer what is not set yet."""
+        if name in LATER:
+            self.infer()
+        return object.__getattribute__(self, name)
+
+
+class _LaterTrace(MemoryTrace):
+    """A trace whose modules are not inferred yet."""
+
+    infer: Callable[[], None]
+
+    def __getattr__(self, name: str) -> object:
+        """Infer what is not set yet."""
+        if name in ("modules", "notes"):
+            self.infer()
+        return object.__getattribute__(self, name)
+
+
+def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
+    count = sum(map(len, trace.stacks))
+    if count > MOST_FRAMES + FRAMES_PER_EVENT * len(trace.events):
+        return _with_too_many(trace, count)
+    allocates = np.flatnonzero(trace.events.kind == Kind.ALLOC)
     frames = Frames(trace.stacks, read_text=read_text)
     if not any(frame.role == Role.CALL and frame.line for frame in frames.all):
         return trace
     meanings = [meaning_of(stack) for stack in trace.stacks]
-    owner, calls = _tracked(trace, frames, meanings)
+    calls, owner = _tracked(trace, frames, meanings)
     confidence = np.full(len(trace.events), 100, np.uint8)
-    _with_backward(trace, meanings, owner, confidence)
-    link_recomputed(calls.outermost, frames)
+    _with_backward(trace, meanings, calls, owner, confidence)
+    link_recomputed(calls, frames)
     names = Names(frames)
     last = int(allocates[-1])
-    names.name(
-        calls.outermost, at_end=None if meanings[trace.events.stack[last]].is_backward else owner.get(last)
-    )
-    complete = _with_parameters(trace, frames, owner, confidence)
-    unname_conditional(calls.outermost, complete)
+    is_in_call = owner[last] >= 0 and not meanings[trace.events.stack[last]].is_backward
+    names.name(calls, at_end=calls[owner[last]] if is_in_call else None)
+    complete = _with_parameters(trace, frames, calls, owner, confidence)
+    unname_conditional(calls, complete)
     modules = ModuleTree()
-    row_of: dict[int, int] = {}
-    module = np.zeros(len(trace.events), np.int32)
-    is_owned = trace.events.category != Category.WORKSPACE
-    for event, call in owner.items():
-        if is_owned[event]:
-            row = row_of.get(id(call))
-            if row is None:
-                row = row_of[id(call)] = modules.add(call.fqn(), names.class_of(call))
-            module[event] = row
+    owner[trace.events.category == Category.WORKSPACE] = -1
+    rows = np.zeros(len(calls) + 1, np.int32)  # owner -1 reads the last
+    for row in np.unique(owner[owner >= 0]).tolist():
+        rows[row] = modules.add(calls[row].fqn(), names.class_of(calls[row]))
+    module = rows[owner]
     table = modules.as_tuple()
     sure = np.array([_confidence(m.key) for m in table], np.uint8)
     return _with_modules(replace(trace, modules=table), module, np.minimum(sure[module], confidence))
 
 
-def _tracked(
-    trace: MemoryTrace, frames: Frames, meanings: Sequence[Meaning]
-) -> tuple[dict[int, Call], Calls]:
-    """Return the module call of each event that allocates in one, and all calls."""
+def _tracked(trace: MemoryTrace, frames: Frames, meanings: Sequence[Meaning]) -> tuple[list[Call], Int32]:
+    """Return all module calls, and the row of the call in which each event allocates: -1 for none."""
     stacks = [frames.of_stack(stack) for stack in trace.stacks]
     kind = trace.events.kind
     rows = np.flatnonzero(np.isin(kind, (Kind.ALLOC, Kind.FREE_REQUESTED, Kind.FREE_COMPLETED)))
-    is_alloc, stack, size = kind[rows] == Kind.ALLOC, trace.events.stack[rows], trace.events.bytes[rows]
+    stack, size = trace.events.stack[rows], trace.events.bytes[rows]
     # A linear allocates one output: its stack again, with any size, is the next one's.
     is_output = np.array([ONE_OUTPUT in m.operators and CAST not in m.operators for m in meanings] + [False])
     size = np.where(is_output[stack], 0, size)
-    columns = list(zip(rows.tolist(), is_alloc.tolist(), stack.tolist(), size.tolist(), strict=True))
-    first, _ = _followed(Calls(frames), stacks, columns)
-    calls, owner = _followed(Calls(frames, first), stacks, columns)
-    return owner, calls
+    owner = np.full(len(trace.events), -1, np.int32)
+    calls, owner[rows] = follow_all(frames, stacks, kind[rows] == Kind.ALLOC, stack, size)
+    return calls, owner
 
 
 def _with_backward(
-    trace: MemoryTrace, meanings: Sequence[Meaning], owner: dict[int, Call], confidence: UInt8
+    trace: MemoryTrace, meanings: Sequence[Meaning], calls: Sequence[Call], owner: Int32, confidence: UInt8
 ) -> None:
     """Add the calls of what autograd's nodes allocate, and how sure they are."""
     if not any(meaning.node for meaning in meanings):
         return
     events = trace.events
+    is_backward = np.array([*(meaning.is_backward for meaning in meanings), False])[events.stack]
     by_engine = np.array([meaning.is_backward and not meaning.node for meaning in meanings] + [False])
     is_free = (events.kind == Kind.FREE_REQUESTED) & by_engine[events.stack]
     is_alloc = (events.kind == Kind.ALLOC) & (events.stack >= 0) & ~np.isin(events.category, OF_NO_NODE)
+    is_alloc &= ~is_backward | (owner < 0)  # else checkpointing runs a forward again
+    backward = Backward(calls, meanings)
     for device in range(len(trace.devices)):
         rows = np.flatnonzero((is_alloc | is_free) & (events.device == device))
-        columns = (
-            rows.tolist(),
-            events.stack[rows].tolist(),
-            events.bytes[rows].tolist(),
-            is_free[rows].tolist(),
-        )
-        matched = match_backward(
-            [
-                Request(at, row, meanings[row], size, owner.get(at), free)
-                for at, row, size, free in zip(*columns, strict=True)
-            ]
-        )
-        owner.update(matched.owner)
-        confidence[list(matched.owner)] = OF_ENGINE
-        confidence[list(matched.direct)] = OF_NODE
+        matched = backward.match(events.stack[rows], events.bytes[rows], owner[rows], is_free[rows])
+        is_matched = matched.owner >= 0
+        owner[rows[is_matched]] = matched.owner[is_matched]
+        confidence[rows[is_matched]] = np.where(matched.is_direct, OF_NODE, OF_ENGINE)[is_matched]
 
 
 def _with_parameters(
-    trace: MemoryTrace, frames: Frames, owner: dict[int, Call], confidence: UInt8
+    trace: MemoryTrace, frames: Frames, calls: Sequence[Call], owner: Int32, confidence: UInt8
 ) -> set[tuple[str, tuple[int, ...]]]:
     """Add the calls of parameters, buffers and optimizer state, and how sure they are.
 
@@ -136,42 +182,31 @@ def _with_parameters(
     """
     events = trace.events
     is_alloc = events.kind == Kind.ALLOC
-    gradient_events = np.flatnonzero(is_alloc & (events.category == Category.GRADIENT)).tolist()
     size = events.bytes
-    gradients = registered(Gradient(int(size[at]), owner[at]) for at in gradient_events if at in owner)
+    of_gradient = np.flatnonzero(is_alloc & (events.category == Category.GRADIENT) & (owner >= 0))
+    gradients = registered(
+        Gradient(each, calls[row])
+        for each, row in zip(size[of_gradient].tolist(), owner[of_gradient].tolist(), strict=True)
+    )
     if not gradients:
         return set()
     depth = [sum(frames.all[n].role == Role.APPLY for n in frames.of_stack(stack)) for stack in trace.stacks]
     depths = np.array([*depth, 0])[events.stack]
-    moved = np.flatnonzero(is_alloc & (depths > 0)).tolist()
-    parts = [Moved(at, int(size[at]), int(depths[at])) for at in moved]
-    owner.update(match_moved(parts, gradients))
+    moved = np.flatnonzero(is_alloc & (depths > 0))
+    parts = list(map(Moved, moved.tolist(), size[moved].tolist(), depths[moved].tolist()))
+    of_moved = match_moved(parts, gradients)
+    for event, call in of_moved.items():
+        owner[event] = call.row
     confidence[moved] = OF_PARAMETER
-    state = np.flatnonzero(is_alloc & (events.category == Category.OPTIMIZER_STATE)).tolist()
+    state = np.flatnonzero(is_alloc & (events.category == Category.OPTIMIZER_STATE))
     confidence[state] = OF_PARAMETER
-    parameters: list[tuple[int, Call | None]] = [(int(size[at]), owner.get(at)) for at in moved]
-    if not moved:
+    parameters: list[tuple[int, Call | None]] = [(part.size, of_moved.get(part.event)) for part in parts]
+    if not parts:
         parameters = [(gradient.size, gradient.call) for gradient in gradients]
-    owner.update(match_state([(at, int(size[at])) for at in state], parameters))
-    return complete_loops(parts, gradients, owner)
-
-
-def _followed(
-    calls: Calls, stacks: Sequence[tuple[int, ...]], columns: list[tuple[int, bool, int, int]]
-) -> tuple[Calls, dict[int, Call]]:
-    owner: dict[int, Call] = {}
-    last = -1
-    for event, is_alloc, row, size in columns:
-        stack = stacks[row] if row >= 0 else ()
-        if is_alloc:
-            if not stack:  # autograd's threads, which begin when a forward is over
-                calls.forget()
-            elif (call := calls.add(stack, size, row)) is not None:
-                owner[event] = call
-        elif stack and row != last:
-            calls.add_free(stack)
-        last = row
-    return calls, owner
+    of_state = match_state(list(zip(state.tolist(), size[state].tolist(), strict=True)), parameters)
+    for event, call in of_state.items():
+        owner[event] = call.row
+    return complete_loops(parts, gradients, of_moved)
 
 
 def _confidence(key: str) -> int:
@@ -180,6 +215,18 @@ def _confidence(key: str) -> int:
     if NOT_KNOWN in key:
         return IN_PART
     return BY_SITE if ":" in key else BY_TEXT
+
+
+def _with_too_many(trace: MemoryTrace, count: int) -> MemoryTrace:
+    """Return a trace with a note that its stacks name modules, and are too many to follow."""
+    if not any("_call_impl" in frame for stack in trace.stacks for frame in stack):
+        return trace
+    note = Note(
+        f"Call stacks show modules, but {len(trace.stacks):,} distinct ones, with {count:,} frames, are too "
+        f"many for {len(trace.events):,} events: no modules are inferred.",
+        "too_many_stacks",
+    )
+    return replace(trace, notes=(*trace.notes, note))
 
 
 def _with_modules(trace: MemoryTrace, module: Int32, confidence: UInt8) -> MemoryTrace:

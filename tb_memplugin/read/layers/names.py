@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from tb_memplugin.read.layers.calls import Call
-from tb_memplugin.read.layers.frames import Frames
+from tb_memplugin.read.layers.frames import Frames, PythonFrame
 from tb_memplugin.read.layers.source_text import BACKWARDS, LOOP, NOT_KNOWN, Target, likeness
 
 CHECKPOINT_FILE = "torch/utils/checkpoint.py"
@@ -35,20 +35,18 @@ class Names:
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
         self._text = frames.text
+        self._classes: dict[int, str] = {}
 
-    def name(self, outermost: Sequence[Call], at_end: Call | None) -> None:
-        """Name all calls in and below the outermost ones; `at_end` is the call that ran at the end."""
-        waiting = list(outermost)
-        while waiting:
-            call = waiting.pop()
-            for site, calls in call.children.items():
-                self._name_site(call, site, calls)
-                waiting += calls
-            _last_indices([child for calls in call.children.values() for child in calls])
-        _unname_skipped(_in_time(outermost), at_end)
-        for call in _in_time(outermost):
-            for site, calls in call.children.items():
-                rounds = [inner for inner in calls if inner.in_loop]
+    def name(self, calls: Sequence[Call], at_end: Call | None) -> None:
+        """Name all calls, in the order in which they began; `at_end` is the one that ran at the end."""
+        for call in calls:
+            for site, children in call.children.items():
+                self._name_site(call, site, children)
+            _last_indices([child for children in call.children.values() for child in children])
+        _unname_skipped(calls, at_end)
+        for call in calls:
+            for site, children in call.children.items():
+                rounds = [inner for inner in children if inner.in_loop]
                 if len(rounds) > 1 and (around := _loop_around(call, site)):
                     for unsure in (*rounds, *around):
                         unsure.name = _without_index(unsure.name)
@@ -57,7 +55,12 @@ class Names:
         """Return the class whose `forward` ran, as far as it is known; else the name of its file."""
         if not call.inside:
             return ""
-        frame = self._frames.all[call.inside[-1]]
+        number = call.inside[-1]
+        if number not in self._classes:
+            self._classes[number] = self._class_at(self._frames.all[number])
+        return self._classes[number]
+
+    def _class_at(self, frame: PythonFrame) -> str:
         class_name = self._text.class_name(frame.file, frame.line)
         if class_name:
             return class_name
@@ -181,13 +184,14 @@ def _unname_skipped(calls: Sequence[Call], at_end: Call | None) -> None:
                 inner.name = _without_index(inner.name)
 
 
-def unname_conditional(outermost: Sequence[Call], complete: Container[tuple[str, tuple[int, ...]]]) -> None:
+def unname_conditional(calls: Sequence[Call], complete: Container[tuple[str, tuple[int, ...]]]) -> None:
     """Take the indices from the calls of loops that may skip some, unless it is known that they skipped none.
 
     Args:
+        calls: all calls.
         complete: the names of the calls that looped, and the sites of their loops, that skipped none.
     """
-    for call in _in_time(outermost):
+    for call in calls:
         for site, children in call.children.items():
             unsure = [inner for inner in children if inner.may_skip and inner.in_loop]
             if unsure and (call.fqn(), site) not in complete:
@@ -231,30 +235,19 @@ def _last_indices(calls: list[Call]) -> None:
             call.name = f"{head}.{last}"
 
 
-def link_recomputed(outermost: Sequence[Call], frames: Frames) -> None:
+def link_recomputed(calls: Sequence[Call], frames: Frames) -> None:
     """Find the calls that checkpointing repeats, and give them their parents.
 
     The last call that was checkpointed and not yet repeated is repeated first.
     """
     waiting: defaultdict[tuple[int, tuple[int, ...]], list[Call]] = defaultdict(list)
-    for call in _in_time(outermost):
+    for call in calls:
         key = (call.function, _behind_checkpoint(call.site, frames))
         if call.recomputed and call.parent is None and waiting[key]:
             call.repeats = waiting[key].pop()
             call.parent = call.repeats.parent
         elif not call.recomputed and _is_checkpointed(call, frames):
             waiting[key].append(call)
-
-
-def _in_time(outermost: Sequence[Call]) -> Sequence[Call]:
-    ordered: list[Call] = []
-    for call in outermost:
-        waiting = [call]
-        while waiting:
-            inner = waiting.pop()
-            ordered.append(inner)
-            waiting += [child for calls in inner.children.values() for child in calls][::-1]
-    return ordered
 
 
 def _is_checkpointed(call: Call, frames: Frames) -> bool:

@@ -13,22 +13,113 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from torch import nn
 
-from tb_memplugin.analysis.units import counted
+from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.errors import MemPluginError, fix_of
+from tb_memplugin.exports.terminal import printable
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.record.arguments import Optimizers, at_least_one, checked_model, checked_optimizers
 from tb_memplugin.record.guard import Guard, call_all, guarded
 from tb_memplugin.record.handler import default_worker_name
-from tb_memplugin.record.iterations.console import show, size
 from tb_memplugin.record.iterations.csv_files import DEFAULT_FOLDER, IterationCsv
-from tb_memplugin.record.iterations.figures import IterationMemory, iteration_memory
-from tb_memplugin.record.iterations.watch import Call, IterationWatch, Observation, compiled_modules
+from tb_memplugin.record.iterations.figures import IterationMemory, TracedMemory, iteration_memory
+from tb_memplugin.record.iterations.watch import IterationWatch, Observation, compiled_modules
+from tb_memplugin.record.iterations.weights import WeightMemory
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace, Note, Step
+
+UNKNOWN = "not known"
+_LONGEST = 120
+
+
+def show(memory: IterationMemory, console: Console, max_weights: int, notes: Sequence[str] = ()) -> None:
+    """Print an iteration.
+
+    Args:
+        memory: the iteration.
+        console: where to print.
+        max_weights: how many of the largest weights to show, in the model's order; the others share one row.
+        notes: the notes to print.
+    """
+    head = f"Iteration {memory.iteration} of epoch {memory.epoch}, {', '.join(memory.devices)}"
+    console.print(Text(head, style="bold"), soft_wrap=True)
+    console.print(_totals(memory))
+    if memory.weights:
+        console.print(_weights(memory, max_weights))
+    if memory.traced is not None:
+        console.print(Text(_at_peak(memory.traced)))
+    for note in notes:
+        console.print(Text(f"note: {printable(note)}", style="dim"))
+    console.print()
+
+
+def size(count: int | None) -> str:
+    """Return bytes as text: `48 B`, `12.50 MiB`; `UNKNOWN` for None."""
+    return UNKNOWN if count is None else size_text(count)
+
+
+def _peak(count: int | None, is_exact: bool) -> str:
+    return size(count) if is_exact or count is None else f"≥ {size(count)}"
+
+
+def _totals(memory: IterationMemory) -> Table:
+    table = _table("", "peak", "now")
+    cached = "cached" if memory.has_cache else "cached (no cache on this device: same as allocated)"
+    rows: Sequence[tuple[str, str, str]] = (
+        (cached, _peak(memory.peak_cached_bytes, memory.cached_is_exact), size(memory.cached_bytes)),
+        (
+            "allocated",
+            _peak(memory.peak_allocated_bytes, memory.allocated_is_exact),
+            size(memory.allocated_bytes),
+        ),
+        ("feature maps", size(memory.feature_map_bytes), ""),
+        ("intermediate gradients", size(memory.intermediate_gradient_bytes), ""),
+        ("weights", "", size(memory.weight_bytes)),
+        ("weight gradients", "", size(memory.gradient_bytes)),
+    )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _weights(memory: IterationMemory, most: int) -> Table:
+    table = _table("weight", "bytes", "gradient")
+    largest = sorted(memory.weights, key=lambda weight: -max(weight.bytes, weight.gradient_bytes))[:most]
+    shown = {weight.name for weight in largest}
+    rest = [weight for weight in memory.weights if weight.name not in shown]
+    for weight in memory.weights:
+        if weight.name in shown:
+            table.add_row(
+                Text(printable(_name(weight), _LONGEST)), size(weight.bytes), size(weight.gradient_bytes)
+            )
+    if rest:
+        sums = sum(weight.bytes for weight in rest), sum(weight.gradient_bytes for weight in rest)
+        table.add_row(f"{len(rest):,} smaller weights", *map(size, sums))
+    return table
+
+
+def _name(weight: WeightMemory) -> str:
+    return weight.name if not weight.aliases else f"{weight.name} (also {', '.join(weight.aliases)})"
+
+
+def _at_peak(traced: TracedMemory) -> str:
+    parts = sorted(traced.at_peak.items(), key=lambda part: -part[1])
+    breakdown = ", ".join(f"{name} {size(count)}" for name, count in parts if count)
+    return f"at the peak of {size(traced.peak_bytes)} in tensors: {breakdown or 'nothing'}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=bool(number))
+    return table
+
 
 SOURCE = "IterationReport"
 _KEPT = 1_000
@@ -251,14 +342,12 @@ class _Slot:
     def is_watching(self) -> bool:
         return self._watch is not None
 
-    def watch(
-        self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer], call: Call | None = None
-    ) -> None:
+    def watch(self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Begin to watch an iteration."""
         self.clear()
         watch, self._began = IterationWatch(guard=self._guard), perf_counter()
         if model is not None:
-            watch.begin(model, optimizers, call)
+            watch.begin(model, optimizers)
         self._watch = watch
 
     def wait(self, model: nn.Module, optimizers: Sequence[weakref.ref[torch.optim.Optimizer]]) -> None:
@@ -266,14 +355,14 @@ class _Slot:
         self.clear()
         reference = weakref.ref(model)
 
-        def called(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def called(*_: object) -> None:
             root = reference()
             if root is None:
                 return
             alive = [
                 optimizer for optimizer in (reference() for reference in optimizers) if optimizer is not None
             ]
-            self.watch(root, alive, (module, (args, kwargs)))
+            self.watch(root, alive)
 
         for module in model.modules():
             if not isinstance(module, torch.jit.ScriptModule):

@@ -14,9 +14,7 @@ from torch import nn
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all
-from tb_memplugin.record.iterations.gradients import NewGradients
-from tb_memplugin.record.iterations.recording import IterationRecording
-from tb_memplugin.record.iterations.weights import named_weights
+from tb_memplugin.record.iterations.weights import IterationRecording, NewGradients, named_weights
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.modules import is_compiled
 from tb_memplugin.record.steps.counters import Counters, Reading
@@ -30,8 +28,6 @@ _MOST_NAMES = 3
 _MOST_EVENTS = 1_000_000
 
 Optimizers = Sequence[torch.optim.Optimizer]
-Call = tuple[nn.Module, Any]
-"""A module whose call has begun, and the arguments of the call."""
 CountersOf = Callable[[Sequence[str]], Sequence[Counters]]
 
 
@@ -72,8 +68,8 @@ class IterationWatch:
         self._gradients: NewGradients | None = None
         self._notes: list[str] = []
 
-    def begin(self, model: nn.Module, optimizers: Optimizers, call: Call | None = None) -> None:
-        """Begin to watch. `call` is given if it begins within the call of a module."""
+    def begin(self, model: nn.Module, optimizers: Optimizers) -> None:
+        """Begin to watch."""
         self._devices = devices_of(model)
         kind = torch.device(self._devices[0]).type
         try:
@@ -97,10 +93,6 @@ class IterationWatch:
             self._gradients = recording.layers.results = NewGradients(weights, recording, self._guard)
             if not isinstance(model, torch.jit.ScriptModule):  # which does not accept Python hooks
                 self._calls.watch(model, self._noting_inputs(), lambda *_: None, self._guard.end)
-            if call is not None:
-                recording.is_inside(call[0])
-                if call[0] is model:
-                    recording.record_inputs(call[1])
         except BaseException:
             self.cancel()
             raise

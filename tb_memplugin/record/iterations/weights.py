@@ -1,17 +1,76 @@
-"""Bytes of a model's weights and their gradients by name; a storage with several names counts once."""
+"""Bytes of a model's weights and their gradients by name; a storage with several names counts once.
+
+A gradient may be gone when the iteration ends, so it must be seen while it is there, without a hook on any
+weight. While an iteration is watched, a dispatch mode sees every operator, with the autograd node that runs
+it. That of a weight is `AccumulateGrad` (torch: csrc/autograd/functions/accumulate_grad.cpp): its operators
+make the gradient, or add to it, and the node keeps it in `weight.grad` before the thread runs another
+operator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from threading import get_ident
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from tb_memplugin.record.guard import UNOWNED, Guard
 from tb_memplugin.record.modules import clean_name
+from tb_memplugin.record.storage_lifetimes import Block, Buffer
 from tb_memplugin.record.storages import storages
+from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.record.torch_private.tensors import storage_address
+from tb_memplugin.record.tracer.recording import StorageRecording
+from tb_memplugin.trace import Category, Phase
+
+
+class IterationRecording(StorageRecording):
+    """A `StorageRecording` that is told of gradients as soon as backward creates them, and of inputs."""
+
+    names_others = False  # the figures are of one model
+
+    def _add_unseen(self) -> None:
+        """Do not search: the start state of the next reported iteration counts it."""
+
+    def name_gradient(self, weight: torch.Tensor, name: str) -> None:
+        """Name the storage of a weight's gradient."""
+        if self.layers.on and weight.grad is not None:
+            row = self.layers.names.owner_of.get(id(weight), (-1, ""))[0]
+            self._name([(weight.grad, Category.GRADIENT, row, _label(name))])
+
+    def blocks_of(self, tensor: torch.Tensor) -> list[Block | Buffer]:
+        """Return the blocks of a tensor's storages."""
+        ledger = self.recorded.ledger
+        with ledger.lock:
+            return list(ledger.blocks_of(self._mine([tensor]), late=True))
+
+    def name_freed_gradient(self, weight_id: int, name: str, blocks: Sequence[Block | Buffer]) -> None:
+        """Name the blocks that were the gradient of a weight with this `id`, which may have been freed."""
+        row = self.layers.names.owner_of.get(weight_id, (-1, ""))[0]
+        for block in blocks:
+            if block.category is Category.UNKNOWN:
+                block.category, block.label = Category.GRADIENT, _label(name)
+                block.module = row if row >= 0 else block.module
+
+    def record_inputs(self, inputs: Any) -> None:
+        """Record what the model is called with as inputs, unless it has another category already."""
+        ledger = self.recorded.ledger
+        if not self.layers.on:
+            return
+        with ledger.lock:
+            for block in ledger.blocks_of(self._mine(tensors_in(inputs)), late=True):
+                if block.category is Category.UNKNOWN and block.phase in (Phase.BEFORE, Phase.OTHER):
+                    block.category = Category.INPUT
+
+
+def _label(name: str) -> str:
+    return f"{name} (gradient)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +207,118 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _is_materialized(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has a shape; parameters of lazy modules get theirs with the first batch."""
     return not is_lazy(tensor)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A weight whose node ran the last operator of a thread. No tensor is held: that would delay its free.
+
+    `result` is the last result that may have become its gradient: (bytes, its blocks).
+    """
+
+    weight: weakref.ref[nn.Parameter]
+    weight_id: int
+    name: str
+    result: tuple[int, list[Block | Buffer]] | None = None
+    is_named: bool = False
+
+
+class NewGradients:
+    """Names the gradients of weights in a recording, as soon as they are there, and keeps their sizes.
+
+    Args:
+        weights: the weights by name; held weakly.
+        recording: the recording of the iteration.
+        guard: ends errors.
+
+    Attributes:
+        bytes: the bytes of the last gradient of each weight that backward made, by name.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, nn.Parameter], recording: IterationRecording, guard: Guard = UNOWNED
+    ) -> None:
+        self.bytes: dict[str, int] = {}
+        self._recording, self._guard = recording, guard
+        self._names = {id(weight): (weakref.ref(weight), name) for name, weight in weights.items()}
+        self._pending: dict[int, _Pending] = {}
+
+    def ran(self, node: Any, out: Any) -> None:
+        """Hear of an operator that this thread ran in an autograd node, None outside of backward."""
+        self._safely(lambda: self._look(node, out))
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the gradients of an optimizer's weights: another thread may have made them, unseen."""
+        self._safely(lambda: self._look_at(optimizer))
+
+    def settle(self) -> None:
+        """Name the gradients after which no operator ran."""
+        for thread in list(self._pending):
+            self._settle(thread)
+
+    def forget(self) -> None:
+        """Drop all that was found, and hear of no more operators."""
+        self._recording.layers.results = None
+        self._pending.clear()
+        self._names.clear()
+
+    def _safely(self, look: Callable[[], None]) -> None:
+        try:
+            look()
+        except BaseException as error:
+            self._guard.end("a gradient", error)
+
+    def _look_at(self, optimizer: torch.optim.Optimizer) -> None:
+        for weight in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+            name = self._name_of(weight)
+            if name is not None and name not in self.bytes and weight.grad is not None:
+                self._name_gradient(name, weight, weight.grad)
+
+    def _name_of(self, weight: object) -> str | None:
+        reference, name = self._names.get(id(weight), (None, ""))
+        return name if reference is not None and reference() is weight else None
+
+    def _look(self, node: Any, out: Any) -> None:
+        thread = get_ident()
+        weight: Any = getattr(node, "variable", None)
+        pending = self._pending.get(thread)
+        if pending is not None and (weight is None or pending.weight() is not weight):
+            self._settle(thread)
+            pending = None
+        name = None if weight is None else self._name_of(weight)
+        if name is None:
+            return
+        if pending is None:
+            pending = self._pending[thread] = _Pending(weakref.ref(weight), id(weight), name)
+        # With create_graph the node adds out of place: what it makes is not the gradient that is there.
+        out_of_place = torch.is_grad_enabled()
+        is_there = weight.grad is not None
+        if out_of_place or not (is_there or pending.is_named):
+            is_result = isinstance(out, torch.Tensor) and out.shape == weight.shape
+            pending.result = (size_of(out), self._recording.blocks_of(out)) if is_result else pending.result
+        elif is_there:
+            pending.result = None
+        if is_there:
+            pending.is_named = True
+            self._name_gradient(name, weight, weight.grad)
+
+    def _settle(self, thread: int) -> None:
+        pending = self._pending.pop(thread)
+        weight = pending.weight()
+        if weight is not None and weight.grad is not None:
+            self._name_gradient(pending.name, weight, weight.grad)
+        elif pending.result is not None:
+            self.bytes[pending.name], blocks = pending.result
+            self._recording.name_freed_gradient(pending.weight_id, pending.name, blocks)
+
+    def _name_gradient(self, name: str, weight: nn.Parameter, gradient: torch.Tensor) -> None:
+        self.bytes[name] = size_of(gradient)
+        self._recording.name_gradient(weight, name)
+
+
+def size_of(gradient: torch.Tensor) -> int:
+    """Return the bytes of a gradient: of its storages, or of its own stretch if it lies in a larger one."""
+    own = list(stretches(gradient))
+    if len(own) == 1 and own[0].end - own[0].start < own[0].bytes:
+        return own[0].end - own[0].start  # in a bucket, for example
+    return divided({"": own})[""]

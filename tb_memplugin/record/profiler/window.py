@@ -25,7 +25,6 @@ from tb_memplugin.record.exact_cpu import CountedCalls, CountedWindow, begin_win
 from tb_memplugin.record.guard import Guard, guarded, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.record.optimizer_hooks import StepHooks
-from tb_memplugin.record.other_threads import frames_of_other_threads
 from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.profiler.allocator_levels import Levels, allocator_levels
 from tb_memplugin.record.profiler.carried_blocks import CarriedBlocks
@@ -49,7 +48,7 @@ from tb_memplugin.record.storages import (
     optimizer_storages,
     sight,
 )
-from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
+from tb_memplugin.record.storages_alive import frames_of_other_threads, other_threads_may_run, storages_alive
 from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.record.torch_private.tensors import storage_address

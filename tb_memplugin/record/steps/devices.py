@@ -13,11 +13,12 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record.steps.counters import (
     AllocatorCounters,
     Counters,
+    Doors,
     ProcessCounters,
+    SharedPeaks,
     UntouchedCounters,
+    resident_memory,
 )
-from tb_memplugin.record.steps.process_memory import resident_memory
-from tb_memplugin.record.steps.shared_peaks import Doors, SharedPeaks
 from tb_memplugin.record.torch_private.allocators import (
     ACCELERATOR_RESET,
     ACCELERATOR_STATS,

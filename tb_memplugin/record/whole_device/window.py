@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.record.steps.process_memory import resident_memory
+from tb_memplugin.record.steps.counters import resident_memory
 from tb_memplugin.record.whole_device.card import CardMemory, cards_memory, with_private_pools
 from tb_memplugin.record.whole_device.host import HostMemory, host_memory
 from tb_memplugin.trace import MemoryTrace, Moment

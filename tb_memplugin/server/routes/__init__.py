@@ -1,4 +1,4 @@
-"""One file per route; its `answer(session, request)` returns a TypedDict.
+"""The routes: each `answer(session, request)` returns a TypedDict; a file has those about one thing.
 
 `make contract` writes the types for the tab and the tables of docs/http_api.md from them.
 """
@@ -9,16 +9,10 @@ from collections.abc import Callable, Mapping
 
 from tb_memplugin.server.routes import (
     advice,
-    allocation_bands,
     allocations,
     allocator,
-    allocator_block,
-    allocator_curve,
-    allocator_oom,
-    allocator_segments,
     compare,
     curve,
-    divisions,
     export,
     fleet,
     lanes,
@@ -26,12 +20,9 @@ from tb_memplugin.server.routes import (
     moment,
     ranks,
     runs,
-    stack_tables,
     stacks,
     step,
-    step_figures,
     steps,
-    stretch,
 )
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
@@ -42,26 +33,26 @@ ROUTES: dict[str, Callable[[Session, Request], Mapping[str, object]]] = {
     "/steps": steps.answer,
     "/ranks": ranks.answer,
     "/fleet": fleet.answer,
-    "/step_figures": step_figures.answer,
+    "/step_figures": steps.answer_figures,
     "/curve": curve.answer,
     "/moment": moment.answer,
-    "/stretch": stretch.answer,
+    "/stretch": moment.answer_stretch,
     "/lanes": lanes.answer,
     "/modules": modules.answer,
     "/compare": compare.answer,
     "/allocator": allocator.answer,
-    "/allocator_curve": allocator_curve.answer,
-    "/allocator_segments": allocator_segments.answer,
-    "/allocator_block": allocator_block.answer,
-    "/allocator_oom": allocator_oom.answer,
-    "/divisions": divisions.answer,
+    "/allocator_curve": allocator.answer_curve,
+    "/allocator_segments": allocator.answer_segments,
+    "/allocator_block": allocator.answer_block,
+    "/allocator_oom": allocator.answer_oom,
+    "/divisions": curve.answer_divisions,
     "/export_about": export.about,
     "/advice": advice.answer,
     "/stacks": stacks.answer,
-    "/stack_table": stack_tables.answer,
-    "/line_table": stack_tables.answer_lines,
-    "/rule_table": stack_tables.answer_rules,
-    "/allocation_bands": allocation_bands.answer,
+    "/stack_table": stacks.answer_table,
+    "/line_table": stacks.answer_lines,
+    "/rule_table": stacks.answer_rules,
+    "/allocation_bands": allocations.answer_bands,
     "/allocations": allocations.answer,
     "/allocation": allocations.answer_one,
 }

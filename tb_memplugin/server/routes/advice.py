@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from tb_memplugin.analysis import findings
-from tb_memplugin.analysis.advice_rules import advice, advice_on_steps
+from tb_memplugin.analysis.advice_rules import Advice, advice, advice_on_steps
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.peak_holders import PeakHolders
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
@@ -159,7 +159,7 @@ def _of_figures(session: Session, request: Request) -> AdviceAnswer:
     return _answer(judged, series.figures.devices[device].name, [], len(series.figures))
 
 
-def _answer(judged: findings.Advice, device: str, steps: list[int], watched_steps: int = 0) -> AdviceAnswer:
+def _answer(judged: Advice, device: str, steps: list[int], watched_steps: int = 0) -> AdviceAnswer:
     return {
         "steps": steps,
         "watched_steps": watched_steps,

@@ -1,4 +1,7 @@
-"""`allocations`: a page of single allocations. `allocation`: everything that is known about one."""
+"""`allocations`: a page of single allocations. `allocation`: everything that is known about one.
+
+`allocation_bands`: the largest allocations as bands over time, and all others as one band.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,26 @@ from typing import TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.allocations import alive_between, in_order, rows_with_text, versions
+from tb_memplugin.analysis.allocations import (
+    alive_between,
+    bands,
+    divided_rest,
+    in_order,
+    rows_with_text,
+    versions,
+)
 from tb_memplugin.analysis.annotations import innermost_at_birth
-from tb_memplugin.analysis.moments import live_allocation
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS
+from tb_memplugin.analysis.moments import live_allocation, tensor_name
 from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.frames import LONGEST, Frame, FrameTable, KindOfLine, kind_of_line, lines_at
-from tb_memplugin.server.selection import Request
+from tb_memplugin.server.grouping import divided, keys_of
+from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
-from tb_memplugin.server.shapes import Allocation, allocation_shape
-from tb_memplugin.server.stretch import stretch
+from tb_memplugin.server.shapes import Allocation, Highest, LabeledPart, allocation_shape
+from tb_memplugin.server.stretch import Over, step_events, stretch
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64, Rows
 
@@ -155,3 +167,102 @@ def _listed(opened: Opened, rows: Rows) -> list[Listed]:
 def _annotation(trace: MemoryTrace, row: int) -> str | None:
     name = int(innermost_at_birth(trace, np.array([row], np.intp))[0])
     return trace.annotation_names[name] if name >= 0 else None
+
+
+DEFAULT_COLUMNS, DEFAULT_BANDS, MOST_BANDS = 1_000, 1_000, 4_000
+SHOWN_KEYS = 10
+"""How many keys get a color of their own, besides categories and groups."""
+
+
+class BandColumns(TypedDict):
+    """Bands, in order of allocation, as columns of equal length."""
+
+    row: list[int]
+    """The allocation's number within the window."""
+    bytes: list[int]
+    """Its bytes."""
+    first: list[int]
+    last: list[int]
+    """The columns of the chart in which it is alive."""
+    key: list[int]
+    """Place in `keys`."""
+    tensor: list[str | None]
+    """What lies in it; null where it is not known."""
+
+
+class BandsAnswer(TypedDict):
+    """The largest allocations, each as a band over time, and all others as one band."""
+
+    over: Over
+    t0: int
+    t1: int
+    px: int
+    """The stretch."""
+    min: list[int]
+    max: list[int]
+    """Lowest and highest live bytes of each column."""
+    bands: BandColumns
+    """The largest allocations."""
+    rest: list[int]
+    """For each column: with the bands that are alive there, it sums to `max`."""
+    others: int
+    """How many allocations are in `rest`. An allocation that is not alive at the highest moment of any column
+    is neither in it nor in `bands`."""
+    keys: list[LabeledPart]
+    """For bands and `rest`. Categories and groups in stacking order, others largest first; after ten,
+    `(others)`."""
+    parts: list[list[int]] | None
+    """For each key, its part of `rest` in every column. Null if nothing is in `rest`."""
+    peak: Highest
+    """The highest moment of the stretch."""
+    first_event: int
+    last_event: int
+    """The device's first and last event in the step; -1 and -1 if it has none."""
+
+
+def answer_bands(session: Session, request: Request) -> BandsAnswer:
+    """Answer from the side file."""
+    by = request.choice("colour", ALL_DIVISIONS, "category")
+    opened = session.opened(session.chosen(request))
+    part = stretch(request, opened)
+    columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
+    most = request.number("most", DEFAULT_BANDS, 1, MOST_BANDS)
+    trace, device = opened.trace, opened.device
+    drawn = RESULTS.of_window(
+        trace,
+        ("bands", device, part, columns, most),
+        lambda: bands(trace, device, part.cuts(opened, columns), most),
+    )
+    first_event, last_event = step_events(opened)
+    size, count = trace.allocations.bytes, len(drawn.rows)
+    rows = np.concatenate((drawn.rows, drawn.small))
+    key, keys = keys_of(opened, rows, by, divided(request, opened, by), SHOWN_KEYS)
+    parts = divided_rest(drawn, size[drawn.small], key[count:], len(keys)) if len(drawn.small) else None
+    return {
+        "over": part.over,
+        "t0": part.t0,
+        "t1": part.t1,
+        "px": columns,
+        "min": drawn.low.tolist(),
+        "max": drawn.high.tolist(),
+        "bands": {
+            "row": drawn.rows.tolist(),
+            "bytes": size[drawn.rows].tolist(),
+            "first": drawn.first.tolist(),
+            "last": drawn.last.tolist(),
+            "key": key[:count].tolist(),
+            "tensor": [tensor_name(trace, row) for row in drawn.rows.tolist()],
+        },
+        "keys": keys,
+        "parts": None if parts is None else parts.tolist(),
+        "rest": drawn.rest.tolist(),
+        "others": len(drawn.small),
+        "peak": {
+            "event": drawn.peak_event,
+            "time_ns": opened.time_ns(drawn.peak_event),
+            "bytes": int(drawn.high[drawn.peak_column]),
+            "column": drawn.peak_column,
+        },
+        "first_event": first_event,
+        "last_event": last_event,
+    }

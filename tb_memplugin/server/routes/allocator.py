@@ -1,19 +1,110 @@
-"""`allocator`: the allocator's figures at a moment, its pools, free blocks and settings."""
+"""The Allocator's routes: figures at a moment, curves, segments, a block, and failed requests.
+
+What needs a replay of the window is computed once per window and device, and used for every moment.
+"""
 
 from __future__ import annotations
 
-from typing import TypedDict
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict
 
-from tb_memplugin.analysis.allocator import PoolState, fragmentation_of, pools_of
-from tb_memplugin.analysis.layout import Layout
-from tb_memplugin.analysis.segments import free_histogram
+import numpy as np
+
+from tb_memplugin.analysis import oom
+from tb_memplugin.analysis.allocator import (
+    LevelRuns,
+    Levels,
+    PoolState,
+    Ratio,
+    fragmentation_of,
+    knows_segments,
+    levels,
+    pools_of,
+    reserve_curve,
+    split_moments,
+    unused_levels,
+)
+from tb_memplugin.analysis.columns import Cuts, extremes
+from tb_memplugin.analysis.divisions import By
+from tb_memplugin.analysis.divisions import Part as StackPart
+from tb_memplugin.analysis.layout import Layout, Placement, pending_since
+from tb_memplugin.analysis.moments import live_allocation
+from tb_memplugin.analysis.oom import failed_requests
+from tb_memplugin.analysis.pool_names import pool_name, stream_name
+from tb_memplugin.analysis.segments import (
+    ORDERS,
+    LiveBlocks,
+    Order,
+    Pieces,
+    free_histogram,
+    free_of_segments,
+    homes_of,
+    pieces,
+    segment_order,
+)
 from tb_memplugin.analysis.source_lines import lines_of
-from tb_memplugin.server.moments import Neighbors, neighbors_shape, requested_event
-from tb_memplugin.server.replays import Replay, replay_of
-from tb_memplugin.server.selection import Request
+from tb_memplugin.analysis.sums import sums
+from tb_memplugin.server.cache import MIB, Cache
+from tb_memplugin.server.frames import labels_of
+from tb_memplugin.server.grouping import keys_of
+from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
-from tb_memplugin.server.shapes import Sum
-from tb_memplugin.trace import Kind
+from tb_memplugin.server.shapes import Allocation, LabeledPart, Part, Sum, allocation_shape, parts_shape
+from tb_memplugin.server.stretch import (
+    Neighbors,
+    Over,
+    neighbors_shape,
+    requested_event,
+    step_events,
+    stretch,
+)
+from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace.runs import Runs, runs_of
+from tb_memplugin.trace.tables import Int64, Rows
+
+_REPLAYS = Cache(256 * MIB)
+"""One result for each device and window; of long windows almost all of it is in scratch files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One device of a window. `pending_since` is that of `analysis.layout`."""
+
+    levels: Levels
+    unused: Ratio | None
+    runs: LevelRuns
+    placement: Placement
+    pending_since: Int64
+    knows_segments: bool
+
+
+def replay_of(opened: Opened) -> Replay:
+    """Return the replay of an opened window's device.
+
+    Raises:
+        UnreadableFileError: the segment events contradict each other beyond what can be replayed.
+    """
+    return _REPLAYS.of_window(
+        opened.trace, ("replay", opened.device), lambda: _replay(opened.trace, opened.device)
+    )
+
+
+def _replay(trace: MemoryTrace, device: int) -> Replay:
+    memory = levels(trace, device)
+    unused = unused_levels(trace, memory)
+    runs = LevelRuns(
+        trace.live_runs(device), trace.reserved_runs(device), None if unused is None else runs_of(unused)
+    )
+    return Replay(
+        memory,
+        unused,
+        runs,
+        Placement(trace, device),
+        pending_since(trace, device),
+        knows_segments(trace, device),
+    )
 
 
 class Pool(TypedDict):
@@ -58,16 +149,6 @@ class AllocatorEvent(TypedDict):
     """The leading line of its stack, or null."""
 
 
-class _Waste(TypedDict):
-    reserved_bytes: int | None
-    allocated_bytes: int
-    unused: float | None
-    free_bytes: int | None
-    largest_free_bytes: int | None
-    split: float | None
-    free: list[FreeBlocks]
-
-
 class AllocatorState(Neighbors):
     """The allocator at a moment."""
 
@@ -110,6 +191,8 @@ def answer(session: Session, request: Request) -> AllocatorState:
     blocks = opened.trace.allocations
     since, has_segments = replay.pending_since, replay.knows_segments
     pools = pools_of(opened.trace, opened.device, event, layout, since, has_segments)
+    waste = fragmentation_of(replay.levels, layout if has_segments else None, event)
+    histogram = free_histogram(layout) if has_segments else ()
     return {
         "event": event,
         "time_ns": opened.time_ns(event),
@@ -117,10 +200,16 @@ def answer(session: Session, request: Request) -> AllocatorState:
         "what": _what_shape(opened, event),
         "active_bytes": int(replay.levels.active[event + 1]),
         "pending_bytes": int(replay.levels.pending[event + 1]),
-        **_fragmentation_shape(replay, layout, event),
+        "reserved_bytes": waste.reserved_bytes,
+        "allocated_bytes": waste.allocated_bytes,
+        "unused": waste.unused,
+        "free_bytes": waste.free_bytes,
+        "largest_free_bytes": waste.largest_free_bytes,
+        "split": waste.split,
+        "free": [{"from_bytes": least, "count": count, "bytes": size} for least, count, size in histogram],
         "pools": [_pool_shape(pool) for pool in pools],
         "outside": {"bytes": int(blocks.bytes[layout.misfits].sum()), "count": len(layout.misfits)},
-        "knows_segments": replay.knows_segments,
+        "knows_segments": has_segments,
         "settings": dict(opened.trace.properties),
     }
 
@@ -154,16 +243,470 @@ def _what_shape(opened: Opened, event: int) -> AllocatorEvent | None:
     }
 
 
-def _fragmentation_shape(replay: Replay, layout: Layout, event: int) -> _Waste:
-    has_segments = replay.knows_segments
-    waste = fragmentation_of(replay.levels, layout if has_segments else None, event)
-    histogram = free_histogram(layout) if has_segments else ()
+DEFAULT_COLUMNS = 1_000
+
+
+class Mark(TypedDict):
+    """The highest moment of a step."""
+
+    event: int
+    time_ns: int
+    """When it is."""
+    bytes: int
+    """The bytes at this moment."""
+    unused: float | None
+    """(reserved - allocated) / reserved, or null."""
+
+
+class FailedRequest(TypedDict):
+    """A request that failed."""
+
+    number: int
+    """Its number within the window."""
+    event: int
+    time_ns: int
+    step: int
+    """When it was."""
+    requested_bytes: int
+    """Its size."""
+
+
+class ReserveCurve(TypedDict):
+    """Allocated, pending, reserved and unused memory of a stretch."""
+
+    over: Over
+    t0: int
+    t1: int
+    px: int
+    """The stretch."""
+    low: list[int]
+    """Lowest active bytes of each column."""
+    allocated: list[int]
+    pending: list[int]
+    """At the highest active bytes of each column; they sum to it. Pending: the free is requested and not
+    completed."""
+    reserved: list[int] | None
+    """Highest of each column, or null."""
+    unused: list[float | None] | None
+    """Highest (reserved - allocated) / reserved of each column, 0 to 1, or null."""
+    split: list[tuple[int, int, float]]
+    """Event, `time_ns` and 1 - largest free block / all free bytes, at no more than 200 moments."""
+    peak: Mark
+    reserved_peak: Mark | None
+    """The highest active and reserved bytes of the step."""
+    ooms: list[FailedRequest]
+    """Failed requests of the device in the whole window."""
+    first_event: int
+    last_event: int
+    """The device's first and last event in the step; -1 and -1 if it has none."""
+    knows_segments: bool
+    """Whether the recording has segments."""
+
+
+def answer_curve(session: Session, request: Request) -> ReserveCurve:
+    """Answer from the side file."""
+    columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
+    opened = session.opened(session.chosen(request))
+    part = stretch(request, opened)
+    replay = replay_of(opened)
+    cuts = part.cuts(opened, columns)
+    memory, runs = replay.levels, replay.runs
+    drawn = reserve_curve(memory, replay.unused, cuts, runs)
+    unused = None if drawn.unused is None else drawn.unused.tolist()
+    reserved = memory.reserved
+    first_event, last_event = step_events(opened)
     return {
-        "reserved_bytes": waste.reserved_bytes,
-        "allocated_bytes": waste.allocated_bytes,
-        "unused": waste.unused,
-        "free_bytes": waste.free_bytes,
-        "largest_free_bytes": waste.largest_free_bytes,
-        "split": waste.split,
-        "free": [{"from_bytes": least, "count": count, "bytes": size} for least, count, size in histogram],
+        "over": part.over,
+        "t0": part.t0,
+        "t1": part.t1,
+        "px": columns,
+        "low": drawn.low.tolist(),
+        "allocated": drawn.allocated.tolist(),
+        "pending": drawn.pending.tolist(),
+        "reserved": None if drawn.reserved is None else drawn.reserved.tolist(),
+        "unused": unused and [None if math.isnan(ratio) else ratio for ratio in unused],
+        "split": _split_shape(opened, replay, cuts),
+        "peak": _mark(opened, replay, memory.active, runs.active),
+        "reserved_peak": None if reserved is None else _mark(opened, replay, reserved, runs.reserved),
+        "first_event": first_event,
+        "last_event": last_event,
+        "ooms": ooms_shape(opened),
+        "knows_segments": replay.knows_segments,
     }
+
+
+def _split_shape(opened: Opened, replay: Replay, cuts: Cuts) -> list[tuple[int, int, float]]:
+    if not replay.knows_segments:
+        return []
+    moments = split_moments(replay.placement, cuts)
+    return [(event, opened.time_ns(event), ratio) for event, ratio in moments]
+
+
+def _mark(opened: Opened, replay: Replay, level: Int64, runs: Runs[np.int64] | None) -> Mark:
+    """Return the highest moment of the step or window, including the state at its beginning."""
+    event = int(extremes(level, np.array(opened.events()), runs)[2][0]) - 1
+    ratio = replay.unused
+    unused = None if ratio is None or np.isneginf(ratio[event + 1]) else float(ratio[event + 1])
+    return {
+        "event": event,
+        "time_ns": opened.time_ns(event),
+        "bytes": int(level[event + 1]),
+        "unused": unused,
+    }
+
+
+def ooms_shape(opened: Opened) -> list[FailedRequest]:
+    """Return the device's failed requests in the whole window."""
+    trace = opened.trace
+    rows = [(row, trace.ooms[row]) for row in failed_requests(trace, opened.device)]
+    return [
+        {
+            "number": row,
+            "event": failed.event,
+            "time_ns": opened.time_ns(failed.event),
+            "step": trace.step_at(failed.event).number,
+            "requested_bytes": failed.requested_bytes,
+        }
+        for row, failed in rows
+    ]
+
+
+DIVISIONS: tuple[By, ...] = ("category", "module", "line", "stack", "pool", "stream")
+SHOWN_KEYS = 9
+"""How many keys get a color of their own, besides categories."""
+
+
+class Segments(TypedDict):
+    """Segments, as columns of equal length."""
+
+    address: list[str]
+    bytes: list[int]
+    free: list[int]
+    """Where each is, how large, and how much of it is free."""
+    home: list[int]
+    """Place in `homes`."""
+    expandable: list[int]
+    """0 or 1."""
+
+
+class Home(TypedDict):
+    """A pool and stream that has segments."""
+
+    pool: str
+    stream: str
+    """Their names."""
+    segments: int
+    bytes: int
+    """How many segments, and their bytes."""
+
+
+class PieceColumns(TypedDict):
+    """Blocks and free stretches that fill the segments, as columns of equal length, in order of address."""
+
+    segment: list[int]
+    """Place in the order of segments."""
+    offset: list[int]
+    bytes: list[int]
+    """Where it is in the segment, and how large."""
+    requested: list[int]
+    """0 if free."""
+    state: list[int]
+    """0 allocated, 1 pending, 2 free."""
+    key: list[int]
+    """Place in `keys`, -1 if free."""
+    row: list[int]
+    """Of the allocation, else -1."""
+    count: list[int]
+    """1, or how many pieces narrower than `finest` are drawn as one, with the state and key of the
+    largest."""
+
+
+class SegmentsAnswer(TypedDict):
+    """The segments, and the blocks in them."""
+
+    event: int
+    by: By
+    order: Order
+    """As asked."""
+    segments: Segments
+    """All segments, in that order."""
+    homes: list[Home]
+    """Their pools and streams."""
+    keys: list[LabeledPart]
+    """Of the live blocks in all segments: categories in stacking order, others largest first; after nine,
+    `(others)`."""
+    first: int
+    last: int
+    """The places whose pieces are here."""
+    finest: int
+    """As used: coarser than asked if the answer would be very long."""
+    pieces: PieceColumns
+    """The pieces of a segment come in order of address and fill it."""
+
+
+def answer_segments(session: Session, request: Request) -> SegmentsAnswer:
+    """Answer from the side file."""
+    by, order = request.choice("by", DIVISIONS, "category"), request.choice("order", ORDERS, "pool")
+    opened = session.opened(session.chosen(request))
+    event = requested_event(request, opened)
+    replay, blocks = replay_of(opened), opened.trace.allocations
+    layout = replay.placement.at(event)
+    rows = segment_order(layout, order)
+    key, keys = keys_of(opened, layout.rows, by, by, SHOWN_KEYS)
+    live = LiveBlocks(
+        address=blocks.address[layout.rows],
+        requested=blocks.bytes[layout.rows],
+        key=key,
+        pending=replay.pending_since[layout.rows] <= event,
+    )
+    last = max(len(rows) - 1, 0)
+    first, last = request.number("first", 0, 0), min(request.number("last", last, 0), last)
+    finest = request.number("finest", 1, 1)
+    drawn = pieces(layout, rows, live, first=first, last=last, finest=finest)
+    homes, home_of = homes_of(layout)
+    count = np.bincount(home_of, minlength=len(homes)).tolist()
+    total = sums(home_of, layout.segments.bytes, len(homes)).tolist()
+    return {
+        "event": event,
+        "by": by,
+        "order": order,
+        "segments": _segments_shape(layout, rows, home_of),
+        "homes": [
+            {
+                "pool": pool_name(opened.trace, pool),
+                "stream": stream_name(opened.trace, stream),
+                "segments": count[row],
+                "bytes": total[row],
+            }
+            for row, (pool, stream) in enumerate(homes)
+        ],
+        "keys": keys,
+        "first": first,
+        "last": last,
+        "finest": drawn.finest,
+        "pieces": _pieces_shape(drawn),
+    }
+
+
+def _pieces_shape(drawn: Pieces) -> PieceColumns:
+    return {
+        "segment": drawn.segment.tolist(),
+        "offset": drawn.offset.tolist(),
+        "bytes": drawn.bytes.tolist(),
+        "requested": drawn.requested.tolist(),
+        "state": drawn.state.tolist(),
+        "key": drawn.key.tolist(),
+        "row": drawn.row.tolist(),
+        "count": drawn.count.tolist(),
+    }
+
+
+def _segments_shape(layout: Layout, rows: Rows, home_of: Int64) -> Segments:
+    segments = layout.segments
+    return {
+        "address": [hex(address) for address in segments.address[rows].tolist()],
+        "bytes": segments.bytes[rows].tolist(),
+        "free": free_of_segments(layout)[rows].tolist(),
+        "home": home_of[rows].tolist(),
+        "expandable": segments.expandable[rows].astype(int).tolist(),
+    }
+
+
+class InSegment(TypedDict):
+    """The segment of a block."""
+
+    address: str
+    bytes: int
+    """Of the segment."""
+    offset: int
+    """Where the block begins in it."""
+
+
+class BlockAnswer(Allocation):
+    """One allocation in its segment."""
+
+    rounded_bytes: int | None
+    by_rule: bool | None
+    """What it takes of its segment, and whether that follows from the rule of rounding. Null outside of
+    one."""
+    segment: InSegment | None
+    """Or null."""
+    state: Literal["allocated", "pending", "gone"]
+    """At the moment."""
+    born_event: int | None
+    freed_event: int | None
+    pending_event: int | None
+    pending_ns: int | None
+    """Or null."""
+    pool: str
+    stream: str
+    context: str | None
+    """Where it was allocated."""
+    stack: list[str]
+    """Frames, innermost first."""
+
+
+def answer_block(session: Session, request: Request) -> BlockAnswer:
+    """Answer from the side file."""
+    opened = session.opened(session.chosen(request))
+    trace, blocks = opened.trace, opened.trace.allocations
+    event = requested_event(request, opened)
+    row = request.number("row", None, 0, len(blocks) - 1)
+    replay = replay_of(opened)
+    born, freed = int(blocks.born[row]), int(blocks.freed[row])
+    since = int(replay.pending_since[row])
+    context = int(blocks.context[row])
+    alive = born <= event < freed
+    layout = replay.placement.at(event)
+    index = next(iter(np.flatnonzero(layout.rows == row).tolist()), None)
+    return {
+        **allocation_shape(live_allocation(trace, row), opened.epoch_ns),
+        "rounded_bytes": None if index is None else int(layout.extent[index]),
+        "by_rule": None if index is None else bool(layout.by_rule[index]),
+        "segment": None if index is None else _segment_shape(opened, layout, index),
+        "state": ("pending" if since <= event else "allocated") if alive else "gone",
+        "born_event": born if born >= 0 else None,
+        "freed_event": freed if freed < len(trace.events) else None,
+        "pending_event": since if 0 <= since < freed else None,
+        "pending_ns": opened.time_ns(since) if 0 <= since < freed else None,
+        "pool": pool_name(trace, int(blocks.pool[row])),
+        "stream": stream_name(trace, int(blocks.stream[row])),
+        "context": trace.contexts[context] if context >= 0 else None,
+        "stack": list(trace.stack(int(blocks.stack[row]))),
+    }
+
+
+def _segment_shape(opened: Opened, layout: Layout, index: int) -> InSegment:
+    segment, address = int(layout.segment[index]), opened.trace.allocations.address
+    start = int(layout.segments.address[segment])
+    return {
+        "address": hex(start),
+        "bytes": int(layout.segments.bytes[segment]),
+        "offset": int(address[layout.rows[index]]) - start,
+    }
+
+
+LARGEST_LINES = 8
+MOST_REPORTS = 20
+"""A job that retries in a loop fails thousands of times."""
+
+
+class LineAtOom(TypedDict):
+    """A source line, and what it had allocated when a request failed."""
+
+    line: str
+    """The line."""
+    stack: str
+    """The largest of its stacks."""
+    stacks: int
+    """How many it has."""
+    bytes: int
+    count: int
+    """Its allocations."""
+
+
+class OtherLines(TypedDict):
+    """All other source lines together."""
+
+    lines: int
+    """How many."""
+    bytes: int
+    count: int
+    """Their allocations. Together with `lines`, `active_bytes`."""
+
+
+class OomReport(FailedRequest):
+    """A request that failed, and the device at that moment."""
+
+    new_segment_bytes: int
+    """The segment that the allocator would have had to take from the device."""
+    free_bytes: int | None
+    """Free on the device."""
+    reserved_bytes: int | None
+    active_bytes: int
+    pending_bytes: int
+    """The allocator's."""
+    pool: str
+    stream: str
+    """Of the request."""
+    reserve_free_bytes: int | None
+    largest_free_bytes: int | None
+    """Free in all segments, and the largest free block."""
+    usable_free_bytes: int | None
+    largest_usable_bytes: int | None
+    """The same, of what this request could use."""
+    cause: oom.Cause
+    """Why it failed."""
+    why: str
+    """The cause in sentences."""
+    by_category: list[Part]
+    """What was alive."""
+    lines: list[LineAtOom]
+    """The 8 largest source lines."""
+    other_lines: OtherLines
+    """All others."""
+
+
+class FailedRequests(TypedDict):
+    """The requests that failed on a device, in the whole window."""
+
+    ooms: list[FailedRequest]
+    """All of them."""
+    reports: list[OomReport]
+    """Of the last 20, and of the first one in the step."""
+
+
+def answer_oom(session: Session, request: Request) -> FailedRequests:
+    """Answer from the side file."""
+    opened = session.opened(session.chosen(request))
+    ooms = ooms_shape(opened)
+    reported = {failed["number"]: failed for failed in _reported(ooms, opened)}
+    reports = oom.oom_reports(opened.trace, opened.device, list(reported))
+    return {"ooms": ooms, "reports": [_report_shape(report, reported[report.number]) for report in reports]}
+
+
+def _reported(ooms: Sequence[FailedRequest], opened: Opened) -> list[FailedRequest]:
+    """Return the last requests, and before them the first of the step or window, where a reader begins."""
+    step = opened.trace.steps[opened.step].number
+    earlier = [failed for failed in ooms[:-MOST_REPORTS] if opened.is_window or failed["step"] == step]
+    return [*earlier[:1], *ooms[-MOST_REPORTS:]]
+
+
+def _report_shape(report: oom.OomReport, failed: FailedRequest) -> OomReport:
+    lines = _lines_shape(report.stacks)
+    return {
+        **failed,
+        "new_segment_bytes": report.new_segment_bytes,
+        "free_bytes": report.free_bytes,
+        "reserved_bytes": report.reserved_bytes,
+        "active_bytes": report.active_bytes,
+        "pending_bytes": report.pending_bytes,
+        "pool": report.pool,
+        "stream": report.stream,
+        "reserve_free_bytes": report.reserve_free_bytes,
+        "largest_free_bytes": report.largest_free_bytes,
+        "usable_free_bytes": report.usable_free_bytes,
+        "largest_usable_bytes": report.largest_usable_bytes,
+        "cause": report.cause,
+        "why": report.why,
+        "by_category": parts_shape(report.parts),
+        "lines": lines[:LARGEST_LINES],
+        "other_lines": {
+            "lines": len(lines[LARGEST_LINES:]),
+            "bytes": sum(line["bytes"] for line in lines[LARGEST_LINES:]),
+            "count": sum(line["count"] for line in lines[LARGEST_LINES:]),
+        },
+    }
+
+
+def _lines_shape(stacks: Sequence[StackPart]) -> list[LineAtOom]:
+    """Group stacks by their leading line; each line has the largest of its stacks."""
+    lines: dict[str, LineAtOom] = {}
+    for stack, label in zip(stacks, labels_of([stack.key for stack in stacks], "stack"), strict=True):
+        line = lines.setdefault(
+            label, {"line": label, "stack": stack.key, "stacks": 0, "bytes": 0, "count": 0}
+        )
+        line["stacks"] += 1
+        line["bytes"] += stack.bytes
+        line["count"] += stack.count
+    return sorted(lines.values(), key=lambda line: -line["bytes"])

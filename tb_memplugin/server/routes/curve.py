@@ -1,4 +1,7 @@
-"""`curve`: live bytes over time or over events, with the lowest and highest of every pixel column."""
+"""`curve`: live bytes over time or over events, with the lowest and highest of every pixel column.
+
+`divisions`: by what a window's allocations can be divided.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from itertools import accumulate
 from typing import TypedDict
 
 from tb_memplugin.analysis.curves import Curve, curve, event_curve
-from tb_memplugin.analysis.divisions import ALL_DIVISIONS
+from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, informative
 from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto import summary_pb2
+from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.grouping import Group, divided, groups_shape
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
@@ -144,3 +148,21 @@ def _coarse(stored: summary_pb2.Curve) -> CurveAnswer:
         },
         "exact": False,
     }
+
+
+class DivisionsAnswer(TypedDict):
+    """By what it is worth dividing the memory of a window."""
+
+    divisions: list[By]
+    """In the order in which to offer them. Only `category` without the side file."""
+
+
+def answer_divisions(session: Session, request: Request) -> DivisionsAnswer:
+    """Answer from the side file; without it, the division of the coarse curve."""
+    try:
+        opened = session.opened(session.chosen(request))
+    except UnreadableFileError:
+        return {"divisions": ["category"]}
+    trace, device = opened.trace, opened.device
+    divisions = RESULTS.of_window(trace, ("divisions", device), lambda: informative(trace, device))
+    return {"divisions": list(divisions)}

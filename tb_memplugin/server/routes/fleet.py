@@ -8,8 +8,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.columns import step_columns
 from tb_memplugin.analysis.ranks import RankSteps, rank_peaks
+from tb_memplugin.analysis.steps import step_columns
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.server.rule_search import first_matches
 from tb_memplugin.server.selection import Request

@@ -1,24 +1,33 @@
-"""`moment`: the state of a device at a time or after an event."""
+"""`moment`: the state of a device at a time or after an event.
+
+`stretch`: what was allocated and freed in a part of a step, its highest moment, and what stayed.
+"""
 
 from __future__ import annotations
 
+from typing import TypedDict
+
+import numpy as np
+
+from tb_memplugin.analysis.allocations import turnover
 from tb_memplugin.analysis.curves import OTHERS
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS, shortened
-from tb_memplugin.analysis.moments import LiveAllocation, Moment, largest_rows, live_allocation, moment
+from tb_memplugin.analysis.moments import Moment, largest_rows, live_allocation, moment
 from tb_memplugin.server.frames import labels_of, lines_at
 from tb_memplugin.server.grouping import divided
-from tb_memplugin.server.moments import (
+from tb_memplugin.server.selection import Request
+from tb_memplugin.server.session import Opened, Session
+from tb_memplugin.server.shapes import Allocation, LabeledPart, Part, Sum, allocation_shape, parts_shape
+from tb_memplugin.server.stretch import (
     Neighbors,
+    Over,
     Since,
     neighbors_shape,
     requested_event,
     requested_since,
     since_shape,
+    stretch,
 )
-from tb_memplugin.server.selection import Request
-from tb_memplugin.server.session import Opened, Session
-from tb_memplugin.server.shapes import Allocation, LabeledPart, Part, allocation_shape, parts_shape
-from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Rows
 
 LARGEST = 30
@@ -69,15 +78,13 @@ class MomentAnswer(State, total=False):
 def answer(session: Session, request: Request) -> MomentAnswer:
     """Answer from the side file."""
     opened = session.opened(session.chosen(request))
-    trace, epoch = opened.trace, opened.epoch_ns
     event = requested_event(request, opened)
-    state = moment(trace, opened.device, event, largest=LARGEST)
+    state = moment(opened.trace, opened.device, event, largest=LARGEST)
     since = requested_since(request, opened, event)
-    largest = state.largest if since is None else _blocks(trace, since.kept)
-    lines = lines_at(trace, [block.row for block in largest])
+    rows = np.array([block.row for block in state.largest], np.intp) if since is None else since.kept
     around = neighbors_shape(opened, event)
     shape: MomentAnswer = {
-        "time_ns": state.time_ns - epoch,
+        "time_ns": state.time_ns - opened.epoch_ns,
         "event": state.event,
         "bytes": state.bytes,
         "reserved": state.reserved,
@@ -90,10 +97,7 @@ def answer(session: Session, request: Request) -> MomentAnswer:
         "next_event_ns": around["next_event_ns"],
         "by_category": parts_shape(state.parts("category")),
         "by_phase": parts_shape(state.parts("phase")),
-        "largest": [
-            {"row": block.row, "line": line, **allocation_shape(block, epoch)}
-            for block, line in zip(largest, lines, strict=True)
-        ],
+        "largest": _largest(opened, rows, LARGEST),
     }
     if request.has("by"):
         shape["parts"] = _requested_parts(request, opened, state)
@@ -104,8 +108,14 @@ def answer(session: Session, request: Request) -> MomentAnswer:
     return shape
 
 
-def _blocks(trace: MemoryTrace, rows: Rows) -> tuple[LiveAllocation, ...]:
-    return tuple(live_allocation(trace, row) for row in largest_rows(trace, rows, LARGEST).tolist())
+def _largest(opened: Opened, rows: Rows, most: int) -> list[LargeAllocation]:
+    trace = opened.trace
+    blocks = [live_allocation(trace, row) for row in largest_rows(trace, rows, most).tolist()]
+    lines = lines_at(trace, [block.row for block in blocks])
+    return [
+        {"row": block.row, "line": line, **allocation_shape(block, opened.epoch_ns)}
+        for block, line in zip(blocks, lines, strict=True)
+    ]
 
 
 def _requested_parts(request: Request, opened: Opened, state: Moment) -> list[LabeledPart]:
@@ -117,3 +127,55 @@ def _requested_parts(request: Request, opened: Opened, state: Moment) -> list[La
         {"key": part.key, "label": label, "bytes": part.bytes, "count": part.count}
         for part, label in zip(shown, labels, strict=True)
     ]
+
+
+LARGEST_STAYED = 10
+
+
+class StretchAnswer(TypedDict):
+    """What happened in a stretch. Its end has `start_bytes` plus `allocated` minus `freed`."""
+
+    over: Over
+    t0: int
+    t1: int
+    """The stretch."""
+    start_bytes: int
+    end_bytes: int
+    """Live bytes on the device before its first event and after its last."""
+    highest_bytes: int
+    highest_event: int
+    highest_ns: int
+    """The highest live bytes, and after which event that was; the moment before the first event counts."""
+    allocated: Sum
+    freed: Sum
+    """In the stretch; what was freed may be older than it."""
+    stayed: Sum
+    """Allocated in the stretch and alive at its end."""
+    largest: list[LargeAllocation]
+    """The 10 largest of those that stayed."""
+
+
+def answer_stretch(session: Session, request: Request) -> StretchAnswer:
+    """Answer from the side file."""
+    opened = session.opened(session.chosen(request))
+    part = stretch(request, opened)
+    first, end = part.cuts(opened, 1).tolist()
+    moved = turnover(opened.trace, opened.device, first, end)
+    live = opened.trace.live(opened.device)
+    return {
+        "over": part.over,
+        "t0": part.t0,
+        "t1": part.t1,
+        "start_bytes": int(live[first]),
+        "end_bytes": int(live[end]),
+        "highest_bytes": moved.highest_bytes,
+        "highest_event": moved.highest_event,
+        "highest_ns": opened.time_ns(moved.highest_event),
+        "allocated": {"bytes": moved.allocated_bytes, "count": moved.allocated},
+        "freed": {"bytes": moved.freed_bytes, "count": moved.freed},
+        "stayed": {
+            "bytes": int(opened.trace.allocations.bytes[moved.stayed].sum()),
+            "count": len(moved.stayed),
+        },
+        "largest": _largest(opened, moved.stayed, LARGEST_STAYED),
+    }

@@ -10,7 +10,7 @@ from tb_memplugin.analysis.ranks import MISSING, RankPeak, RankSteps, rank_colum
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.worker_steps import WorkerSteps, device_kind, in_order, worker_steps
+from tb_memplugin.server.worker_steps import WorkerSteps, device_kind
 from tb_memplugin.trace.tables import Int64
 
 DEFAULT_COLUMNS = 500
@@ -112,17 +112,10 @@ def _ranks(session: Session, request: Request) -> list[WorkerSteps]:
     """Return the devices of the requested type (`cuda` for cuda:3) of all workers, rank2 before rank10."""
     run, kind = request.text("run"), device_kind(request.text("device"))
     for fresh in (False, True):
-        recorded = session.catalog.listing(request.ctx, request.experiment, fresh=fresh).workers
-        watched = session.monitored.runs(request.ctx, request.experiment, fresh=fresh).workers
-        ranks = [
-            rank
-            for key in {**recorded, **watched}
-            if key[0] == run
-            for rank in worker_steps(key[1], recorded.get(key, []), watched.get(key))
-            if device_kind(rank.device) == kind
-        ]
+        of_run = session.worker_steps(request, run, fresh=fresh).get(run, [])
+        ranks = [rank for rank in of_run if device_kind(rank.device) == kind]
         if ranks:
-            return sorted(ranks, key=lambda rank: (in_order(rank.worker), in_order(rank.device)))
+            return ranks
     raise NotRecordedError(
         f"Run {run!r} has no worker with a device of this kind.",
         where="run, device",

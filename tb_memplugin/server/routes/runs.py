@@ -8,7 +8,7 @@ from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import DeviceStats
 from tb_memplugin.server.catalog import Entry, Listing
 from tb_memplugin.server.monitored import MonitoredRuns, Series
-from tb_memplugin.server.routes.step_figures import MonitoredWhole, whole_shape
+from tb_memplugin.server.routes.steps import MonitoredWhole, whole_shape
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import capacity_bytes, reserved_bytes

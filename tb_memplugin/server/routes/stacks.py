@@ -1,17 +1,113 @@
-"""`stacks`: the call tree of allocations, as far as a screen can show it."""
+"""`stacks`: the call tree of allocations, as far as a screen can show it.
+
+`stack_table`, `line_table`, `rule_table`: what stacks, source lines and custom rules allocated. Each is about
+the allocations that are alive at a moment, or that were allocated in the step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypedDict, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
-from tb_memplugin.analysis.stacks import Flame, Frames, StackRow, flame, label_of
-from tb_memplugin.server.allocated import Whole, allocated
+import numpy as np
+
+from tb_memplugin.analysis.lines import LineRow, lines_of_rows
+from tb_memplugin.analysis.source_lines import lines_of
+from tb_memplugin.analysis.stacks import Flame, Frames, StackRow, flame, label_of, stacks_of
+from tb_memplugin.analysis.steps import step_stats
 from tb_memplugin.server.cache import RESULTS
-from tb_memplugin.server.frames import Finder, Frame, FrameTable
+from tb_memplugin.server.frames import LONGEST, Finder, Frame, FrameTable, KindOfLine, kind_of_line
+from tb_memplugin.server.rule_search import rule_parts
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
-from tb_memplugin.server.shapes import Sum
+from tb_memplugin.server.shapes import NamedSum, Sum
+from tb_memplugin.server.stretch import requested_event
+from tb_memplugin.trace.tables import Int64, Rows
+
+Result = TypeVar("Result")
+
+
+Of = Literal["moment", "step"]
+OF: tuple[Of, ...] = get_args(Of)
+
+
+class Whole(TypedDict):
+    """What the answers about stacks begin with."""
+
+    of: Of
+    """As asked."""
+    event: int | None
+    time_ns: int | None
+    """The moment, or null."""
+    bytes: int
+    count: int
+    """The whole."""
+    found: Sum | None
+    """What `find` finds, each allocation once. Null without `find`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """Allocations of a device: alive after `event`; if it is None, all allocated in the step or window."""
+
+    opened: Opened
+    of: Of
+    event: int | None
+
+    def cached(self, name: str, compute: Callable[[], Result]) -> Result:
+        """Return something computed from these allocations, cached under a name."""
+        opened = self.opened
+        key = ("allocated", opened.device, opened.step, opened.is_window, self.event, name)
+        return RESULTS.of_window(opened.trace, key, compute)
+
+    def rows(self) -> Rows:
+        """Return the rows of `trace.allocations`."""
+        trace, device = self.opened.trace, self.opened.device
+        if self.event is not None:
+            return trace.allocations.alive_at(self.event, device)
+        first, end = self.opened.events()
+        blocks = trace.allocations
+        return np.flatnonzero((blocks.device == device) & (blocks.born >= first) & (blocks.born < end))
+
+    def stacks(self) -> tuple[StackRow, ...]:
+        """Return what each stack allocated, largest first."""
+        return self.cached("stacks", lambda: stacks_of(self.opened.trace, self.rows()))
+
+    def shape(self, rows: Sequence[StackRow], found: Sum | None) -> Whole:
+        """Return the fields with which the answers of all these routes begin."""
+        return {
+            "of": self.of,
+            "event": self.event,
+            "time_ns": None if self.event is None else self.opened.time_ns(self.event),
+            "bytes": sum(row.bytes for row in rows),
+            "count": sum(row.calls for row in rows),
+            "found": found,
+        }
+
+
+def allocated(request: Request, opened: Opened) -> Allocated:
+    """Return the allocations that `of`, `event` and `t` select; by default those alive at the step's peak.
+
+    Raises:
+        MemPluginError: a parameter is wrong.
+    """
+    of = request.choice("of", OF, "moment")
+    if of == "step":
+        return Allocated(opened, of, None)
+    has_moment = request.has("event") or request.has("t")
+    return Allocated(opened, of, requested_event(request, opened) if has_moment else _peak_event(opened))
+
+
+def _peak_event(opened: Opened) -> int:
+    trace, device = opened.trace, opened.device
+    if opened.is_window:
+        first, end = opened.events()
+        return first - 1 + int(np.argmax(trace.live(device)[first : end + 1]))
+    stats = RESULTS.of_window(trace, ("steps", device), partial(step_stats, trace, device))
+    return stats[opened.step].peak_event
+
 
 FRAMES: tuple[Frames, ...] = get_args(Frames)
 DEFAULT_COLUMNS = 1_000
@@ -45,12 +141,6 @@ class Nodes(TypedDict):
     """1 if `find` finds one of its frames."""
 
 
-class _Tree(TypedDict):
-    frames: list[Frame]
-    nodes: Nodes
-    omitted: int
-
-
 class StacksAnswer(Whole):
     """The tree of calls."""
 
@@ -77,11 +167,15 @@ def answer(session: Session, request: Request) -> StacksAnswer:
     node = node if node < len(tree.runs) else 0  # a link may name a node of another moment's tree
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     finder = Finder(request.text("find", ""))
+    nodes, omitted = tree.in_sight(node, float(tree.bytes[node]) / columns * NARROWEST)
+    table = FrameTable()
     return {
         **chosen.shape(rows, matches_shape(rows, finder)),
         "knows_stacks": knows_stacks(opened),
         "node": node,
-        **_tree_shape(tree, node, columns, finder),
+        "nodes": _nodes_shape(tree, nodes, table, finder),
+        "frames": table.shape(),
+        "omitted": omitted,
     }
 
 
@@ -103,25 +197,19 @@ def knows_stacks(opened: Opened) -> bool:
     )
 
 
-def _tree_shape(tree: Flame, root: int, columns: int, finder: Finder) -> _Tree:
-    nodes, omitted = tree.in_sight(root, float(tree.bytes[root]) / columns * NARROWEST)
+def _nodes_shape(tree: Flame, nodes: Int64, table: FrameTable, finder: Finder) -> Nodes:
     shown = nodes.tolist()
     column = {node: row for row, node in enumerate(shown)}
-    table = FrameTable()
     return {
-        "nodes": {
-            "id": shown,
-            "parent": [column.get(above, -1) for above in tree.parent[nodes].tolist()],
-            "label": [_label(tree, node, table) for node in shown],
-            "run": [[] if node in (0, tree.without) else table.rows(tree.runs[node]) for node in shown],
-            "bytes": tree.bytes[nodes].tolist(),
-            "count": tree.count[nodes].tolist(),
-            "own": tree.own[nodes].tolist(),
-            "tensor": [tree.tensors[node] for node in shown],
-            "found": [int(bool(finder) and finder.has(tree.runs[node])) for node in shown],
-        },
-        "frames": table.shape(),
-        "omitted": omitted,
+        "id": shown,
+        "parent": [column.get(above, -1) for above in tree.parent[nodes].tolist()],
+        "label": [_label(tree, node, table) for node in shown],
+        "run": [[] if node in (0, tree.without) else table.rows(tree.runs[node]) for node in shown],
+        "bytes": tree.bytes[nodes].tolist(),
+        "count": tree.count[nodes].tolist(),
+        "own": tree.own[nodes].tolist(),
+        "tensor": [tree.tensors[node] for node in shown],
+        "found": [int(bool(finder) and finder.has(tree.runs[node])) for node in shown],
     }
 
 
@@ -129,3 +217,177 @@ def _label(tree: Flame, node: int, table: FrameTable) -> int:
     if node in (0, tree.without):
         return ROOT if node == 0 else WITHOUT
     return table.row(label_of(tree.runs[node]))
+
+
+SORTS = ("bytes", "count", "per_call", "line", "-bytes", "-count", "-per_call", "-line")
+MOST_ROWS = 500
+DEFAULT_ROWS = 200
+
+Row = TypeVar("Row")
+Named = tuple[str, KindOfLine, StackRow]
+"""The leading line of a stack, the kind of its code, and the row."""
+
+
+class StackLine(TypedDict):
+    """A stack."""
+
+    line: str
+    kind: KindOfLine
+    """Its leading line, and the kind of that: as in `Frame`, or `none`."""
+    bytes: int
+    count: int
+    """What it allocated."""
+    per_call: float
+    """Bytes of an allocation."""
+    tensor: str | None
+    """What lies in each; null where they differ or it is not known of all."""
+    stack: list[int]
+    forward: list[int]
+    """Places in `frames`, innermost first: the stack, and that of the forward call whose backward this is."""
+
+
+class StackTableAnswer(Whole):
+    """What each stack allocated."""
+
+    rows_found: int
+    first: int
+    """How many rows there are, and `first` as asked."""
+    frames: list[Frame]
+    """All frames of the rows."""
+    rows: list[StackLine]
+    """Those of this page."""
+
+
+class SourceLine(TypedDict):
+    """A source line."""
+
+    line: str
+    kind: KindOfLine
+    """The line, and its kind: as in `Frame`, or `none`."""
+    bytes: int
+    count: int
+    """What it allocated."""
+    median: float
+    """Of the sizes of its allocations."""
+
+
+class LineTableAnswer(Whole):
+    """What each source line allocated."""
+
+    rows_found: int
+    first: int
+    """How many rows there are, and `first` as asked."""
+    rows: list[SourceLine]
+    """Those of this page."""
+
+
+class RuleTableAnswer(Whole):
+    """What the stacks allocated to which each rule applies."""
+
+    rows: list[NamedSum]
+    """In the order of the rules; what none matches is `unknown`, the last."""
+
+
+def answer_table(session: Session, request: Request) -> StackTableAnswer:
+    """Answer `stack_table` from the side file."""
+    chosen, finder = _requested(session, request)
+    stacks = chosen.stacks()
+    rows = chosen.cached("named", lambda: _named(stacks))
+    rows = [row for row in rows if not finder or finder.has(row[2].frames)]
+    keys: dict[str, Callable[[Named], Any]] = {
+        "bytes": lambda row: row[2].bytes,
+        "count": lambda row: row[2].calls,
+        "per_call": lambda row: row[2].bytes_per_call,
+        "line": lambda row: row[0],
+    }
+    first, page = _page(request, rows, keys)
+    table = FrameTable()
+    shown = [_stack_shape(row, table) for row in page]
+    return {
+        **chosen.shape(stacks, matches_shape(stacks, finder)),
+        "rows_found": len(rows),
+        "first": first,
+        "frames": table.shape(),
+        "rows": shown,
+    }
+
+
+def answer_lines(session: Session, request: Request) -> LineTableAnswer:
+    """Answer `line_table` from the side file."""
+    chosen, finder = _requested(session, request)
+    lines = chosen.cached("lines", lambda: _kinds(lines_of_rows(chosen.opened.trace, chosen.rows())))
+    rows = [row for row in lines if not finder or finder.has((row[0].key,))]
+    keys: dict[str, Callable[[tuple[LineRow, KindOfLine]], Any]] = {
+        "bytes": lambda row: row[0].bytes,
+        "count": lambda row: row[0].calls,
+        "per_call": lambda row: row[0].median_bytes,
+        "line": lambda row: row[0].key,
+    }
+    first, page = _page(request, rows, keys)
+    total: Sum = {"bytes": sum(row.bytes for row, _ in rows), "count": sum(row.calls for row, _ in rows)}
+    return {
+        **chosen.shape(chosen.stacks(), total if finder else None),
+        "rows_found": len(rows),
+        "first": first,
+        "rows": [
+            {
+                "line": row.key[:LONGEST],
+                "kind": kind,
+                "bytes": row.bytes,
+                "count": row.calls,
+                "median": row.median_bytes,
+            }
+            for row, kind in page
+        ],
+    }
+
+
+def answer_rules(session: Session, request: Request) -> RuleTableAnswer:
+    """Answer `rule_table` from the side file."""
+    chosen = allocated(request, session.opened(session.chosen(request)))
+    stacks = chosen.stacks()
+    parts = rule_parts(request.text("rules", ""), stacks)
+    rows: list[NamedSum] = [{"key": part.key, "bytes": part.bytes, "count": part.count} for part in parts]
+    return {**chosen.shape(stacks, None), "rows": rows}
+
+
+def _requested(session: Session, request: Request) -> tuple[Allocated, Finder]:
+    opened = session.opened(session.chosen(request))
+    return allocated(request, opened), Finder(request.text("find", ""))
+
+
+def _named(rows: Sequence[StackRow]) -> list[Named]:
+    line, keys = lines_of([row.frames for row in rows])
+    lines = [(key, kind_of_line(key)) for key in keys]
+    return [(*lines[number], row) for number, row in zip(line.tolist(), rows, strict=True)]
+
+
+def _kinds(rows: Sequence[LineRow]) -> list[tuple[LineRow, KindOfLine]]:
+    return [(row, kind_of_line(row.key)) for row in rows]
+
+
+def _page(request: Request, rows: list[Row], keys: dict[str, Callable[[Row], Any]]) -> tuple[int, list[Row]]:
+    """Return where the page begins that a request asks for, and its sorted rows; equal rows keep their
+    order.
+    """
+    sort = request.choice("sort", SORTS, "bytes")
+    by = sort.removeprefix("-")
+    descending = sort.startswith("-") if by == "line" else not sort.startswith("-")
+    ordered = sorted(rows, key=keys[by], reverse=descending)
+    first = request.number("first", 0, 0)
+    count = request.number("count", DEFAULT_ROWS, 1, MOST_ROWS)
+    return first, ordered[first : first + count]
+
+
+def _stack_shape(named: Named, table: FrameTable) -> StackLine:
+    line, kind, row = named
+    return {
+        "line": line[:LONGEST],
+        "kind": kind,
+        "bytes": row.bytes,
+        "count": row.calls,
+        "per_call": row.bytes_per_call,
+        "tensor": row.tensor,
+        "stack": table.rows(row.frames),
+        "forward": table.rows(row.forward),
+    }

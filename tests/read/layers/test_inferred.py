@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from tb_memplugin.analysis.divisions import breakdown
+from tb_memplugin.analysis.moments import peak
 from tb_memplugin.analysis.reasons import why
+from tb_memplugin.analysis.stacks import stack_table
+from tb_memplugin.read.layers.frames import Frames
 from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.store.windows import read_window, write_window
@@ -18,6 +21,8 @@ from tb_memplugin.trace.tables import MODULE_MARK, NOT_NAMED
 from tests.read.layers.stacks import APPLY, CALL, LINEAR, MAIN, Frame, inferred, modules, native, snapshot_of
 
 MODEL: Frame = ("forward", "model.py", 10)
+NODE = native("torch::autograd::generated::AddmmBackward0::apply(std::vector<at::Tensor>&&)")
+ENGINE = native("torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&)")
 
 
 def _block(line: int) -> list[Frame]:
@@ -90,6 +95,53 @@ def test_inferred_modules_are_marked_and_a_note_says_their_bytes() -> None:
 def test_many_distinct_stacks_are_no_error() -> None:
     trace = inferred(*((1, [*_block(line), (f"f{line}", "block.py", line)]) for line in range(1, 5001)))
     assert np.bincount(trace.events.module, minlength=3).sum() == 5000
+
+
+def test_stacks_that_are_too_many_for_their_events_name_nothing_and_a_note_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six frames each, and two are allowed for each event."""
+    stacks = [(1, [*_block(line), (f"f{line}", "block.py", line)]) for line in range(1, 101)]
+    monkeypatch.setattr("tb_memplugin.read.layers.inferred.MOST_FRAMES", 400)
+    assert set(modules(inferred(*stacks))) == {"block:10"}
+    monkeypatch.setattr("tb_memplugin.read.layers.inferred.MOST_FRAMES", 399)
+    trace = inferred(*stacks)
+    assert set(modules(trace)) == {NOT_NAMED}
+    assert trace.allocations.bytes.sum() == 100
+    assert [note.code for note in trace.notes if "modules" in note] == ["too_many_stacks"]
+
+
+def test_nothing_is_inferred_until_modules_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def frames(*_: object, **__: object) -> Frames:
+        read.append("frames")
+        return Frames([])
+
+    monkeypatch.setattr("tb_memplugin.read.layers.inferred.Frames", frames)
+    trace = inferred((5, [MAIN]), (7, _block(20)))
+    top = peak(trace)
+    assert (top.bytes, sum(part.bytes for part in top.parts("category"))) == (12, 12)
+    assert sum(row.bytes for row in stack_table(trace, 0, top.event)) == 12
+    assert not read
+    assert [block.module for block in top.largest] == [NOT_NAMED, NOT_NAMED]
+    assert read == ["frames"]
+
+
+def test_a_step_that_comes_again_is_named_as_the_first() -> None:
+    """Autograd's allocation, without Python frames, ends a forward: sizes differ from step to step."""
+    addmm = native("at::_ops::addmm::call(at::Tensor const&)")
+    node = [ENGINE, NODE, native("at::_ops::mm::call(at::Tensor const&)")]
+    step = [([*_block(line), addmm], size) for line, size in ((20, 1), (21, 2), (20, 4), (21, 8))]
+    steps = [
+        allocation
+        for times in (1, 3)
+        for allocation in [*((times * size, stack) for stack, size in step), (times, node), (2 * times, node)]
+    ]
+    trace = inferred(*steps)
+    first = ["block:10.0", "block:10.0", "block:10.1", "block:10.1", "block:10.1", "block:10.1"]
+    assert modules(trace) == first * 2
+    assert trace.events.module_confidence.tolist() == [95] * 12
 
 
 TEXT = """
@@ -165,10 +217,6 @@ def test_a_file_that_is_no_text_of_the_program_is_no_error(tmp_path: Path, conte
     file = tmp_path / "net.py"
     file.write_bytes(content)
     assert modules(inferred((1, [MAIN, CALL, ("forward", str(file), 1), CALL, LINEAR]))) == ["Linear:1"]
-
-
-NODE = native("torch::autograd::generated::AddmmBackward0::apply(std::vector<at::Tensor>&&)")
-ENGINE = native("torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&)")
 
 
 def test_a_node_is_of_the_module_whose_operator_it_reverses() -> None:

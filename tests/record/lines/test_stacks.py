@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tb_memplugin.record.lines import stacks as line_stacks
-from tb_memplugin.record.lines.stacks import NO_ROW, NOT_KEPT, NodeStacks, PythonStacks, forward_of
+from tb_memplugin.record import lines as line_stacks
+from tb_memplugin.record.lines import NO_ROW, NOT_KEPT, NodeStacks, PythonStacks, forward_of
 
 HERE = __file__
 

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tb_memplugin.record.steps import process_memory
-from tb_memplugin.record.steps.counters import ProcessCounters
-from tb_memplugin.record.steps.process_memory import ResidentMemory, resident_memory
+from tb_memplugin.record.steps import counters
+from tb_memplugin.record.steps.counters import ProcessCounters, ResidentMemory, resident_memory
 from tb_memplugin.record.steps.recording import StepRecording
 
 MIB = 1 << 20
@@ -120,13 +119,13 @@ def test_where_resets_begin_to_fail_peaks_are_lower_bounds_from_then_on():
 
 def test_elsewhere_the_mark_is_what_the_system_calls_the_highest(monkeypatch):
     info = SimpleNamespace(rss=100)
-    monkeypatch.setattr(process_memory, "_STATUS", "/proc/absent")
+    monkeypatch.setattr(counters, "_STATUS", "/proc/absent")
     monkeypatch.setitem(
         sys.modules, "psutil", SimpleNamespace(Process=lambda: SimpleNamespace(memory_info=lambda: info))
     )
     memory = resident_memory.__wrapped__()
     assert memory.peaks is None
-    monkeypatch.setattr(process_memory, "_highest_on_unix", lambda: 700)  # macOS
+    monkeypatch.setattr(counters, "_highest_on_unix", lambda: 700)  # macOS
     assert memory.since_start() == (100, 700)
     info.peak_wset = 900  # Windows
     assert memory.since_start() == (100, 900)

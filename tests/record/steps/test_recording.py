@@ -7,16 +7,21 @@ import threading
 import numpy as np
 import pytest
 
-from tb_memplugin.record.steps.columns import figures_of
 from tb_memplugin.record.steps.counters import (
     AllocatorCounters,
     HighWater,
     ProcessCounters,
+    SharedPeaks,
     UntouchedCounters,
+    resident_memory,
 )
-from tb_memplugin.record.steps.process_memory import resident_memory
-from tb_memplugin.record.steps.recording import MOST_PHASES, OTHER_PHASES, Allowance, StepRecording
-from tb_memplugin.record.steps.shared_peaks import SharedPeaks
+from tb_memplugin.record.steps.recording import (
+    MOST_PHASES,
+    OTHER_PHASES,
+    Allowance,
+    StepRecording,
+    figures_of,
+)
 from tb_memplugin.trace.notes import Note
 from tests.counting_allocator import CountingAllocator, Handle
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tb_memplugin.record.steps.shared_peaks import SharedPeaks
+from tb_memplugin.record.steps.counters import SharedPeaks
 from tests.counting_allocator import CountingAllocator
 
 

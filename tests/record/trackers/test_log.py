@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from torch.profiler import profile
 
 from tb_memplugin import MemoryMonitor, memory_trace_handler
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.record import trackers as log_module
 from tb_memplugin.record.guard import Guard
-from tb_memplugin.record.trackers import log as log_module
-from tb_memplugin.record.trackers.log import MOST_FAILURES, TrackerLog, chosen
+from tb_memplugin.record.trackers import MOST_FAILURES, TrackerLog, chosen
 from tests.record.trackers.program import STEPS
 from tests.traces import trace
 
@@ -135,11 +134,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """A tracker `kept`, whose library is installed."""
     KEPT.clear()
     monkeypatch.setattr(Kept, "raises", None)
-    monkeypatch.setitem(log_module.TRACKERS, "kept", "Kept")
+    monkeypatch.setitem(log_module.TRACKERS, "kept", Kept)
     monkeypatch.setattr(log_module, "find_spec", lambda _: object())
-    module = types.ModuleType("tb_memplugin.record.trackers.kept")
-    module.Kept = Kept  # type: ignore[attr-defined]  # it is made here
-    monkeypatch.setitem(sys.modules, module.__name__, module)
     return KEPT
 
 
@@ -197,7 +193,7 @@ def test_what_ends_the_program_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_was_not_begun_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tb_memplugin.record.trackers.tracker import NoRunError
+    from tb_memplugin.record.trackers import NoRunError
 
     def fail(*_: object) -> None:
         raise NoRunError("kept.init() was not called")

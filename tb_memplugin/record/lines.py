@@ -1,40 +1,304 @@
-"""A recording of source lines: on the CPU by a dispatch mode, elsewhere by the allocator's history."""
+"""A recording of source lines: on the CPU by a dispatch mode, elsewhere by the allocator's history.
+
+Call stacks are recorded as code objects while tracing, and converted to texts at the end. The ledger keeps
+the blocks alive at the peak, even if the entries of that time are dropped.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.read.python_frames import note_on_cut
+from tb_memplugin.read.python_frames import MOST_FRAMES, note_on_cut
 from tb_memplugin.record.guard import UNOWNED, Failed, Guard, call_all
-from tb_memplugin.record.lines.ledger import LineLedger
-from tb_memplugin.record.lines.stacks import (
-    MOST_STACKS,
-    NO_ROW,
-    NOT_KEPT,
-    NodeStacks,
-    PythonStacks,
-    forward_of,
-)
 from tb_memplugin.record.module_calls import ModuleCalls
-from tb_memplugin.record.other_threads import frames_of_other_threads
-from tb_memplugin.record.storage_lifetimes import Block, Buffer
-from tb_memplugin.record.torch_private.autograd import current_graph_task, current_node, sequence_number
-from tb_memplugin.record.torch_private.dispatch import HiddenFromDynamo
+from tb_memplugin.record.storage_lifetimes import BEFORE, Block, Buffer, EntryKind, Ledger
+from tb_memplugin.record.storages_alive import frames_of_other_threads
+from tb_memplugin.record.torch_private.autograd import (
+    NO_SEQUENCE,
+    current_graph_task,
+    current_node,
+    node_number,
+    run_backward,
+    sequence_number,
+)
+from tb_memplugin.record.torch_private.dispatch import DISPATCH_FILES, HiddenFromDynamo, schema_of
 from tb_memplugin.record.tracer.history import HistoryRecording
 from tb_memplugin.record.tracer.layers import Layers
 from tb_memplugin.record.tracer.mode import StorageMode, must_hide_from_dynamo
 from tb_memplugin.record.tracer.recording import StorageRecording
-from tb_memplugin.trace import Kind, MemoryTrace, Note, events, start_state
+from tb_memplugin.trace import Category, Kind, MemoryTrace, Note, Phase, events, start_state
+from tb_memplugin.trace.frames import BACKWARD, THREAD
 from tb_memplugin.trace.notes import HISTORY_FULL
+
+NO_ROW = -1
+NOT_KEPT = 0
+"""The row of the empty stack, for allocations whose stack was not recorded or not kept."""
+
+MOST_STACKS = 200_000
+"""The largest number of distinct stacks; allocations from further stacks have none."""
+
+_MOST_NODES = 400_000
+
+_OURS = str(Path(__file__).parents[1])
+_ENGINE: CodeType | None = getattr(run_backward, "__code__", None)
+
+Key = tuple[Any, ...]
+
+
+class PythonStacks:
+    """Call stacks by row. A stack is stored as the addresses of its code objects, which are kept alive.
+
+    In backward, the frames inside autograd's engine are followed by `(backward of NODE)` and then by the
+    stack of the forward call that made the node, if that is known.
+
+    Attributes:
+        left_out: how many stacks were not kept, because there were `MOST_STACKS`.
+        cut: how many of those kept were deeper than `MOST_FRAMES`.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[Key, int] = {("", None, NO_ROW): NOT_KEPT}
+        self._codes: dict[int, CodeType] = {}
+        self.left_out = self.cut = 0
+
+    def here(self, thread: str = "", node: str = "", forward: int = NO_ROW) -> int:
+        """Return the row of the current stack without tb_memplugin's own frames; `NOT_KEPT` if not kept.
+
+        Args:
+            thread: the thread's name, "" for the main thread.
+            node: the name of the autograd node that runs now, "" for none.
+            forward: the row of the stack that made that node.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _is_dispatch(frame.f_code.co_filename):
+            frame = frame.f_back
+        innermost, engine = frame, _ENGINE if forward > NOT_KEPT else None
+        key: list[Any] = []
+        while frame is not None:
+            code = frame.f_code
+            if code is engine:
+                break
+            key.append(id(code))
+            key.append(frame.f_lasti)
+            frame = frame.f_back
+        # Strings and None end a key, and never occur in its middle.
+        ended = (node, forward) if frame is not None else (None, NO_ROW)
+        row = self._rows.get(stack := (*key, thread, *ended))
+        return row if row is not None else self._add(stack, innermost)
+
+    def _add(self, key: Key, frame: FrameType | None) -> int:
+        if len(self._rows) >= MOST_STACKS:
+            self.left_out += 1
+            return NOT_KEPT
+        for _ in range(len(key) // 2 - 1):
+            if frame is not None:
+                self._codes[id(frame.f_code)] = frame.f_code
+                frame = frame.f_back
+        row = self._rows[key] = len(self._rows)
+        return row
+
+    def texts(self) -> tuple[tuple[str, ...], ...]:
+        """Return all stacks in row order: `function file:line`, innermost first, then the thread's name."""
+        frames: dict[tuple[int, int], str] = {}
+        stacks: list[tuple[str, ...]] = []
+        for *called, thread, node, forward in self._rows:
+            stack = [self._text(frames, code, at) for code, at in zip(called[::2], called[1::2], strict=True)]
+            if node is not None:
+                stack += [f"{BACKWARD}{node})", *stacks[forward]]
+            kept = [text for text in stack if text and not text.startswith(THREAD)]
+            self.cut += len(kept) > MOST_FRAMES
+            stacks.append((*kept[:MOST_FRAMES], *([f"{THREAD}{thread})"] if thread else [])))
+        return tuple(stacks)
+
+    def _text(self, frames: dict[tuple[int, int], str], code: int, at: int) -> str:
+        text = frames.get((code, at))
+        if text is None:
+            text = frames[code, at] = _text(self._codes[code], at)
+        return text
+
+
+def _is_dispatch(file: str) -> bool:
+    return file.startswith(_OURS) or file in DISPATCH_FILES
+
+
+def _text(code: CodeType, at: int) -> str:
+    """Return a frame's text from its code object and instruction offset; "" for dispatch and ours."""
+    if _is_dispatch(code.co_filename):
+        return ""
+    lines = (line for first, end, line in code.co_lines() if first <= at < end)
+    return f"{code.co_name} {code.co_filename}:{next(lines, None) or code.co_firstlineno}"
+
+
+class NodeStacks:
+    """The stacks that made the autograd nodes of one thread, by sequence number.
+
+    Each thread counts its own sequence numbers: an operator's node gets the next one just before the
+    operator is dispatched.
+    """
+
+    def __init__(self, sequence: int) -> None:
+        self._until = array("q", [sequence])
+        self._rows = array("q", [NO_ROW])
+        self._made_by: list[Any] = [None]
+        self.last = sequence
+
+    def add(self, sequence: int, row: int, made_by: Any) -> None:
+        """Record that an operator made the nodes from the last number to before `sequence`."""
+        self.last = sequence
+        self._until.append(sequence)
+        self._rows.append(row)
+        self._made_by.append(made_by)
+        if len(self._rows) > _MOST_NODES:
+            half = _MOST_NODES // 2
+            del self._until[:half], self._rows[:half], self._made_by[:half]
+
+    def maker_of(self, sequence: int) -> tuple[int, Any]:
+        """Return the row of the stack that made a node, and the operator; (`NO_ROW`, None) if not known."""
+        index = bisect_right(self._until, sequence)
+        if 0 < index < len(self._rows):
+            return self._rows[index], self._made_by[index]
+        return NO_ROW, None
+
+
+def forward_of(node: Any, mine: NodeStacks, every: list[NodeStacks]) -> int:
+    """Return the row of the stack of the forward call that made an autograd node, `NO_ROW` if not known.
+
+    A node does not know its thread. If several threads made nodes, the operator whose name matches the
+    node's is searched, first on this thread.
+    """
+    sequence = node_number(node)
+    if sequence == NO_SEQUENCE:
+        return NO_ROW
+    if len(every) == 1:
+        return mine.maker_of(sequence)[0]
+    name = node.name()
+    here = mine.maker_of(sequence)
+    if _fits(name, here[1]):
+        return here[0]
+    elsewhere = [stacks.maker_of(sequence) for stacks in every if stacks is not mine]
+    rows = [row for row, made_by in elsewhere if _fits(name, made_by)]
+    return rows[0] if len(rows) == 1 else NO_ROW
+
+
+def _fits(name: str, made_by: Any) -> bool:
+    """Whether a node's name (`LogSoftmaxBackward0`) matches an operator's (`aten::_log_softmax`)."""
+    operator = str(getattr(schema_of(made_by), "name", "")).rpartition("::")[2].replace("_", "").lower()
+    return bool(operator) and name.lower().partition("backward")[0] == operator
+
+
+class LineLedger(Ledger):
+    """A ledger that knows the blocks at each device's true peak, however few entries it keeps.
+
+    A dropped entry is first applied to the state before the oldest entry. If that state is the peak of all
+    entries so far, including those still kept, its blocks are saved. This happens at most once each time
+    that all entries have been replaced.
+
+    Attributes:
+        allocated: the sum of the bytes of all allocations, by device row.
+        peaks: the highest live bytes, by device row.
+        stack_of_now: functions that return the row of a thread's current stack, by thread ident.
+    """
+
+    def __init__(self, max_entries: int, device_type: str) -> None:
+        super().__init__(max_entries, device_type)
+        self.allocated: dict[int, int] = {}
+        self.peaks: dict[int, int] = {}
+        self.stack_of_now: dict[int, Callable[[], int]] = {}
+        self._is_late = False
+        self._before: dict[int, Block | Buffer] = {}
+        self._level_before: dict[int, int] = {}
+        self._set_aside: dict[int, tuple[int, list[Block | Buffer]]] = {}
+
+    def begin(self) -> None:
+        """Set the blocks alive now as the state before the first entry."""
+        for block in self.blocks.values():
+            self._before[id(block)] = block
+            self._level_before[block.device] = self._level_before.get(block.device, 0) + block.bytes
+
+    def blocks_at_dropped_peak(self, device: int) -> list[Block | Buffer] | None:
+        """Return the blocks at a device's peak if its entry was dropped; None if it may still be kept."""
+        level, blocks = self._set_aside.get(device, (-1, []))
+        return blocks if level == self.peaks.get(device, 0) else None
+
+    def blocks_of(
+        self, storages: Iterable[torch.UntypedStorage], *, late: bool = False
+    ) -> list[Block | Buffer]:
+        """See `Ledger`. Blocks that are found late get no stack: the current one did not allocate them."""
+        self._is_late = late
+        try:
+            return super().blocks_of(storages, late=late)
+        finally:
+            self._is_late = False
+
+    def write(
+        self,
+        kind: EntryKind,
+        block: Block | Buffer | None,
+        row: int,
+        phase: Phase,
+        *,
+        began: int = 0,
+        now: int = 0,
+    ) -> int:
+        """Add an entry. An entry that is dropped for it is applied to the state before the oldest one."""
+        entries = self.entries
+        if len(entries) == entries.maxlen:
+            _, oldest_kind, oldest_block, *_ = entries[0]
+            if oldest_block is not None:
+                self._apply(oldest_kind, oldest_block)
+        if kind is EntryKind.ALLOC and block is not None:
+            self.allocated[block.device] = self.allocated.get(block.device, 0) + block.bytes
+        return super().write(kind, block, row, phase, began=began, now=now)
+
+    def pass_through(
+        self, reports: Iterable[tuple[int, int]], made_by: Any, row: int, phase: Phase, *, recomputing: bool
+    ) -> int:
+        """See `Ledger`."""
+        buffers: list[Buffer] = []
+        top = self.level
+        for now, size in reports:
+            if size > 0:
+                buffer = self.allocate_buffer(size, made_by, row, phase, recomputing=recomputing, now=now)
+                buffer.category = Category.TEMPORARY
+                buffers.append(buffer)
+                top = max(top, self.level)
+            else:
+                self.free(buffers.pop(), row, phase, now)
+        return top
+
+    def _apply(self, kind: EntryKind, block: Block | Buffer) -> None:
+        device = block.device
+        level = self._level_before.get(device, 0)
+        if level == self.peaks.get(device, 0) and self._set_aside.get(device, (-1,))[0] < level:
+            alive = [before for before in self._before.values() if before.device == device]
+            self._set_aside[device] = (level, alive)
+        if kind is EntryKind.ALLOC:
+            self._before[id(block)] = block
+            self._level_before[device] = level + block.bytes
+        elif self._before.pop(id(block), None) is not None:
+            self._level_before[device] = level - block.bytes
+
+    def _grow(self, block: Block | Buffer) -> None:
+        super()._grow(block)
+        if block.serial > BEFORE:
+            stack_of_now = None if self._is_late else self.stack_of_now.get(threading.get_ident())
+            block.stack = NOT_KEPT if stack_of_now is None else stack_of_now()
+        level = self.levels[block.device]
+        if level > self.peaks.get(block.device, 0):
+            self.peaks[block.device] = level
+
 
 SOURCE = "LineTracer"
 

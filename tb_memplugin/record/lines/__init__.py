@@ -1,1 +1,0 @@
-"""Record the source line of every allocation, on every thread."""
