@@ -96,7 +96,7 @@ def _first_hits(
 
     Args:
         values: shape (n,).
-        starts: int64, shape (groups,): where each group begins; none is empty.
+        starts: int64, shape (groups,): where each group begins; an empty one reaches nothing.
         highest: shape (groups,).
     """
     group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(values))))

@@ -117,10 +117,11 @@ def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tu
     if table is None:
         stacks, names = _stacks_of_blocks(trace, device, at, top, by)
     else:
-        parts, (_, names) = table.at(at), codes(trace, by, _NO_ROWS)
-        key_of, names = _folded(parts[:, top], names, by)
-        stacks = np.zeros((len(names), len(at)), np.int64)
-        np.add.at(stacks, key_of, parts)
+        stacks, (_, names) = table.at(at), codes(trace, by, _NO_ROWS)
+        if _folds(names, by):
+            parts, (key_of, names) = stacks, _folded(stacks[:, top], names, by)
+            stacks = np.zeros((len(names), len(at)), np.int64)
+            np.add.at(stacks, key_of, parts)
     keeps_all = by == "module" or isinstance(by, ModuleGroups)
     used = np.arange(len(names)) if keeps_all else np.flatnonzero(stacks.any(axis=1))
     return tuple(names[row] for row in used), stacks[used]
@@ -128,10 +129,11 @@ def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tu
 
 def _summed(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> PartSums | None:
     """Return sums by part that answer faster than a look at the blocks, None where the columns are narrow."""
-    if len(trace.allocations) < INDEXED or at[-1] - at[0] < WIDE << LEAST_BITS or by not in DIVISIONS:
+    events, wide = int(at[-1] - at[0]), len(at) * WIDE
+    if len(trace.allocations) < INDEXED or events < wide << LEAST_BITS or by not in DIVISIONS:
         return None
     table = trace.part_sums(device, by, lambda rows: codes(trace, by, rows))
-    return table if at[-1] - at[0] >= len(at) * WIDE << table.bits else None
+    return table if events >= wide << table.bits else None
 
 
 def _stacks_of_blocks(
@@ -144,18 +146,25 @@ def _stacks_of_blocks(
     leave = np.searchsorted(at, blocks.freed[near], side="right")
     size = blocks.bytes[near]
     part, names = codes(trace, by, near)
-    at_top = (enter <= top) & (top < leave)
-    key_of, keys = _folded(sums(part, np.where(at_top, size, 0), len(names)), names, by)
-    part, width = key_of[part], len(at) + 1
-    delta = sums(part * width + enter, size, len(keys) * width)
-    delta -= sums(part * width + leave, size, len(keys) * width)
-    return np.cumsum(delta.reshape(len(keys), width), axis=1)[:, :-1], keys
+    if _folds(names, by):
+        at_top = np.where((enter <= top) & (top < leave), size, 0)
+        key_of, names = _folded(sums(part, at_top, len(names)), names, by)
+        part = key_of[part]
+    width = len(at) + 1
+    delta = sums(part * width + enter, size, len(names) * width)
+    delta -= sums(part * width + leave, size, len(names) * width)
+    return np.cumsum(delta.reshape(len(names), width), axis=1)[:, :-1], names
+
+
+def _folds(names: tuple[str, ...], by: Divided) -> bool:
+    """Return whether only the largest parts (modules, stacks, lines, ...) have a key of their own."""
+    return not (isinstance(by, (Rules, ModuleGroups)) or by in ("category", "phase")) and (
+        len(names) > SHOWN_MODULES
+    )
 
 
 def _folded(total: Int64, names: tuple[str, ...], by: Divided) -> tuple[Int64, tuple[str, ...]]:
-    """Return the key of each part: those with the most bytes (of modules, lines, ...), and one for others."""
-    if isinstance(by, (Rules, ModuleGroups)) or by in ("category", "phase") or len(names) <= SHOWN_MODULES:
-        return np.arange(len(names)), names
+    """Return the key of each part: the parts with the most bytes have their own, and all others share one."""
     shown = np.argsort(-total, kind="stable")[:SHOWN_MODULES]
     shown = shown[total[shown] > 0]
     key_of = np.full(len(names), len(shown), np.int64)

@@ -65,6 +65,9 @@ NAMES_OF_ANY_FILE, NAMES_PER_BYTE = 4 << 20, 100
 UNPACKED_LATER = 1 << 17
 """From how many events on a column is unpacked when it is first read, from the file's content in memory."""
 
+READ_BYTES = 8 << 20
+"""How much of a large file is read at once."""
+
 FARTHEST_NS = (1 << 62) - 1
 """The latest time, and with a minus the earliest, so that the difference of two fits an int64."""
 
@@ -241,8 +244,8 @@ class _WindowReader:
         rows = self._rows("events")
         if rows < UNPACKED_LATER:
             return self._table("events", Events)
-        begins = range(0, self._size, BLOCK_ROWS)
-        content = joined(lambda: (np.frombuffer(self._read(begin, BLOCK_ROWS), np.uint8) for begin in begins))
+        begins = range(0, self._size, READ_BYTES)
+        content = joined(lambda: (np.frombuffer(self._read(begin, READ_BYTES), np.uint8) for begin in begins))
         self._envelope.read = lambda offset, size: content[offset : offset + size].tobytes()
         for column in self._columns.values():
             for chunk in column.chunks if column.name not in PAIRING else ():

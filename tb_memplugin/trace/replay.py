@@ -11,7 +11,18 @@ import numpy as np
 
 from tb_memplugin.trace.kinds import Kind, Phase
 from tb_memplugin.trace.lifetimes import INDEXED, Lifetimes
-from tb_memplugin.trace.tables import Bool, Events, Int32, Int64, Rows, StartState, UInt8, UInt64, pieces_of
+from tb_memplugin.trace.tables import (
+    PIECE,
+    Bool,
+    Events,
+    Int32,
+    Int64,
+    Rows,
+    StartState,
+    UInt8,
+    UInt64,
+    pieces_of,
+)
 
 Column = TypeVar("Column")
 
@@ -36,10 +47,12 @@ class _Joined(Generic[Column]):
             before = getattr(start, self._name)
         else:
             before = np.full(len(start), self._at_start, values.dtype)
-        if values.strides == (0,) and len(values) and (before == values[0]).all():
+        born = blocks.born[len(start) :]
+        if len(born) <= PIECE:
+            column = np.concatenate((before, values[born]))
+        elif values.strides == (0,) and (before == values[0]).all():
             column = np.broadcast_to(values[:1], len(blocks))  # one value, which takes no memory
         else:
-            born = blocks.born[len(start) :]
             column = events.kept(
                 lambda: chain((before,), (values[born[rows]] for rows in pieces_of(len(born))))
             )
