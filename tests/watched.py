@@ -6,6 +6,8 @@ from torch import nn
 
 _GLOBAL = tuple(name for name in vars(nn.modules.module) if name.startswith("_global_") and "hook" in name)
 
+_PLAIN = vars(nn.Module)["_call_impl"], None
+
 
 def has_hooks(*models: nn.Module) -> bool:
     """Whether a module of the models has hooks, or all modules have."""
@@ -16,4 +18,5 @@ def has_hooks(*models: nn.Module) -> bool:
 
 def is_watched(*models: nn.Module) -> bool:
     """Whether calls of modules are watched, by hooks or from the class."""
-    return has_hooks(*models) or vars(nn.Module)["_compiled_call_impl"] is not None
+    own = vars(nn.Module)
+    return has_hooks(*models) or (own["_call_impl"], own["_compiled_call_impl"]) != _PLAIN

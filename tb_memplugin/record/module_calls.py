@@ -2,14 +2,18 @@
 
 torch and its libraries decide by a module's hooks: `nn.TransformerEncoderLayer` leaves its fast path,
 `torch.compile` warns and traces other code, copies and pickles carry hooks along, `torch.jit.script` compiles
-them; and Kineto knows `nn.Module.__call__` by its code. But every call of a module asks the class for
-`_compiled_call_impl`, which `module.compile()` sets (torch/nn/modules/module.py, `_wrapped_call_impl`, in
-torch 2.1 to 2.13). While anyone watches, the class answers with a function of ours. Nobody watches outside of
-recorded windows, and then the class is as torch made it.
+them; and Kineto knows `nn.Module.__call__` by its code. But every call of a module reads `_call_impl` of the
+class (torch/nn/modules/module.py, `_wrapped_call_impl`, in torch 2.1 to 2.13). While anyone watches, what it
+reads is an object that C code calls, and that dies when the call has ended. So no frame of ours is among the
+callers of a module: in tracebacks, or where `warnings.warn` counts them. Nobody watches outside of recorded
+windows, and then the class is as torch made it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -22,18 +26,23 @@ from tb_memplugin.record import beside_compiler
 from tb_memplugin.record.beside_compiler import skipped_by_dynamo
 from tb_memplugin.record.guard import UNOWNED, Failed, call_all
 from tb_memplugin.record.torch_private.modules import (
+    CALL,
+    CALLER,
     COMPILED_CALL,
     FORWARD_HOOKS,
     HOOKS,
     IS_REPLICA,
-    uncompiled_call_of,
 )
 
 Entered = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], object]
-"""Called with a module and the arguments of its call, before the call."""
+"""Called with a module and the arguments of its call, before the call. Returns True if `Left` needs
+the result: then a frame of ours is among the callers.
+"""
 
 Left = Callable[[nn.Module, tuple[Any, ...], Any], object]
-"""Called with a module, its positional arguments and its result, None if the call raised."""
+"""Called with a module, its positional arguments and its result: None if the call raised, or no result was
+asked for.
+"""
 
 _Watchers = tuple[tuple[Entered, Left, "ModuleCalls"], ...]
 
@@ -41,73 +50,91 @@ _of_module: dict[int, _Watchers] = {}
 """The watchers by `id(module)`."""
 _of_replica: dict[int, _Watchers] = {}
 """The same by `id(module._forward_hooks)`, which `nn.DataParallel`'s replicas of a module share with it."""
-_of_all: _Watchers = ()
+_NOBODY: _Watchers = ()
+_of_all = _NOBODY
 _version = 0
 """How often watchers were added or removed."""
 _open: list[ModuleCalls] = []
-_slot: Any = None
-"""What stands in the place of `nn.Module._compiled_call_impl`."""
 
 
-def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Call a module as `nn.Module.__call__` does, and tell its watchers.
+class _Call(partial[Any]):
+    """The call of a watched module. Who makes it holds it alone, so it is freed when the call has ended."""
+
+    __slots__ = ("call",)
+
+    call: tuple[nn.Module, tuple[Any, ...], list[Any], int, _Watchers]
+    """The module, its arguments and result, and the watchers that were told, at which `_version`."""
+
+    def __del__(self) -> None:
+        try:
+            module, args, results, version, watchers = self.call
+            if version != _version:  # who began to watch within the call is told of its end
+                try:
+                    watchers = _watchers_of(module)
+                except BaseException as error:
+                    watchers = _NOBODY
+                    _fail_all(error)
+            for _, left, owner in watchers[::-1]:
+                try:
+                    left(module, args, results[0] if results else None)
+                except BaseException as error:
+                    owner.fail(error)
+        except BaseException as error:
+            _interrupt = _raises_when_freed(error)  # with this frame; Python ignores what `__del__` raises
+            error.__traceback__ = None  # it would keep this frame
+
+
+def _raises_when_freed(error: BaseException) -> object:
+    """Return an object whose end raises an error like this one in the code that this thread runs then."""
+    thread, kind = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(type(error))
+    end = staticmethod(partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, thread, kind))
+    freed: object = type("Interrupt", (), {"__del__": end})()
+    return freed
+
+
+def _begin(
+    module: nn.Module,
+    watchers: _Watchers,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    call: Callable[..., Any],
+    *bound: Any,
+) -> Callable[..., Any]:
+    """Tell the watchers that a module is called, and return what makes the call and tells them of its end.
 
     If a profile records stacks, each call here, of C functions too, is an event in the user's own profile.
+
+    Args:
+        module, watchers, args, kwargs: the module, its watchers, and what it is called with.
+        call, bound: the function to call, and its arguments before those.
     """
-    call: Callable[..., Any] = uncompiled_call_of(module)
-    version, watchers = _version, _NOBODY
     try:
-        if not beside_compiler.is_known:  # it may have been loaded since the watch began
-            beside_compiler.look()
-        version, watchers = _version, _of_module.get(id(module)) or _general_watchers(module)
-        if _slot is not _run:
-            call = compiled_call(module) or call
-    except BaseException as error:
-        _fail_all(error)
-    for entered, _, owner in watchers:
-        try:
-            entered(module, args, kwargs)
-        except BaseException as error:
-            owner.fail(error)
-    if version != _version:
-        watchers = _begun_within(watchers, module, args, kwargs)
         version = _version
-    result = None
-    try:
-        result = call(*args, **kwargs)
-    finally:
-        if version != _version:  # who began to watch within the call is told of its end
-            try:
-                watchers = _of_module.get(id(module)) or _general_watchers(module)
-            except BaseException as error:
-                watchers = _NOBODY
-                _fail_all(error)
-        for _, left, owner in watchers[::-1]:
-            try:
-                left(module, args, result)
-            except BaseException as error:
-                owner.fail(error)
-    return result
-
-
-_NOBODY: _Watchers = ()
-
-
-def _begun_within(
-    told: _Watchers, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> _Watchers:
-    """Tell those who began to watch as others were told of a call; return all watchers of it."""
-    watchers: _Watchers = _NOBODY
-    try:
-        watchers = _of_module.get(id(module)) or _general_watchers(module)
+        results: list[Any] = []
+        needs_result = False
+        told, pending = _NOBODY, watchers
+        while pending:
+            for entered, _, owner in pending:
+                try:
+                    needs_result = entered(module, args, kwargs) is True or needs_result
+                except BaseException as error:
+                    owner.fail(error)
+            if version == _version:
+                break
+            told, version, watchers = (*told, *pending), _version, _watchers_of(module)  # some began just now
+            pending = tuple(watcher for watcher in watchers if watcher not in told)
+        begun = _Call(_append_result, results, call, *bound) if needs_result else _Call(call, *bound)
+        begun.call = module, args, results, version, watchers
     except BaseException as error:
         _fail_all(error)
-    for entered, _, owner in [watcher for watcher in watchers if watcher not in told]:
-        try:
-            entered(module, args, kwargs)
-        except BaseException as error:
-            owner.fail(error)
-    return watchers
+        return partial(call, *bound)
+    return begun
+
+
+def _append_result(results: list[Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = call(*args, **kwargs)
+    results.append(result)
+    return result
 
 
 def _fail_all(error: BaseException) -> None:
@@ -117,15 +144,40 @@ def _fail_all(error: BaseException) -> None:
         raise error
 
 
-class _Slot:
-    """Tells the calls of modules that `module.compile()` compiled, too.
+class _CallSlot:
+    """Stands in the place of `nn.Module._call_impl`; who is not `nn.Module.__call__` reads the original."""
 
-    These have a `_compiled_call_impl` of their own, which is used instead of the class's, unless the class
-    has a descriptor like this. Setting and deleting the attribute does what it does without us.
+    original: Any = None
+
+    def __get__(self, module: nn.Module | None, _: type | None = None) -> Any:
+        if module is None:
+            return self.original
+        watchers, arguments = _NOBODY, dict[str, Any]()
+        try:
+            caller = sys._getframe(1)
+            if caller.f_code is CALLER and (watchers := _watchers_of(module)):
+                arguments = caller.f_locals
+        except BaseException as error:
+            watchers = _NOBODY
+            _fail_all(error)
+        if not watchers:
+            return MethodType(self.original, module)
+        return _begin(module, watchers, arguments["args"], arguments["kwargs"], self.original, module)
+
+
+class _CompiledSlot:
+    """Tells the calls of modules that `module.compile()` compiled, or whose class has its own `_call_impl`.
+
+    The first have a `_compiled_call_impl` of their own, which is used instead of the class's, unless the
+    class has a descriptor like this. Setting and deleting the attribute does what it does without us.
     """
 
     def __get__(self, module: nn.Module | None, _: type | None = None) -> Any:
-        return None if module is None else MethodType(_run, module)
+        if module is None:
+            return None
+        if sys._getframe(1).f_code is CALLER and _has_own_call(module):
+            return MethodType(_run, module)
+        return compiled_call(module)
 
     def __set__(self, module: nn.Module, value: object) -> None:
         module.__dict__[COMPILED_CALL] = value
@@ -137,11 +189,33 @@ class _Slot:
             raise AttributeError(COMPILED_CALL) from None
 
 
-def _general_watchers(module: nn.Module) -> _Watchers:
-    """Return the watchers of all modules, and of a replica those of its module."""
-    own = module.__dict__
-    watchers = _of_replica.get(id(own.get(FORWARD_HOOKS)), ()) if own.get(IS_REPLICA) else ()
-    return (*_of_all, *watchers)
+def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    try:
+        watchers = _watchers_of(module)
+    except BaseException as error:
+        watchers = _NOBODY
+        _fail_all(error)
+    return _begin(module, watchers, args, kwargs, compiled_call(module) or getattr(module, CALL))(
+        *args, **kwargs
+    )
+
+
+def _has_own_call(module: nn.Module) -> bool:
+    return compiled_call(module) is not None or getattr(type(module), CALL, None) is not getattr(
+        nn.Module, CALL, None
+    )
+
+
+def _watchers_of(module: nn.Module) -> _Watchers:
+    """Return who watches this module, or all modules, or the module that this is a replica of."""
+    if not beside_compiler.is_known:  # it may have been loaded since the watch began
+        beside_compiler.look()
+    watchers = _of_module.get(id(module))
+    if watchers is None:
+        own = module.__dict__
+        replica = _of_replica.get(id(own.get(FORWARD_HOOKS)), ()) if own.get(IS_REPLICA) else ()
+        watchers = (*_of_all, *replica)
+    return watchers
 
 
 def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
@@ -185,7 +259,7 @@ class ModuleCalls:
                 self._watched[key] = weakref.ref(module, gone), functions, replicas
                 _of_module[key] = (*_of_module.get(key, _of_all), functions)
                 _of_replica[replicas] = (*_of_replica.get(replicas, ()), functions)
-                self._begin(compiled=compiled_call(module) is not None, guarded=_is_inlined_by_call(module))
+                self._begin(own_call=_has_own_call(module), guarded=_is_inlined_by_call(module))
 
     def watch_all(self, entered: Entered, left: Left, failed: Failed = UNOWNED.end) -> None:
         """Call two functions around every call of any module, as `watch` does."""
@@ -196,7 +270,7 @@ class ModuleCalls:
             _of_all = (*_of_all, self._all)
             for key, watchers in _of_module.items():
                 _of_module[key] = (*watchers, self._all)
-            self._begin(compiled=True, guarded=True)
+            self._begin(own_call=True, guarded=True)
 
     def is_watching(self, module: nn.Module) -> bool:
         """Whether the calls of this module are told to functions given to this object."""
@@ -220,8 +294,9 @@ class ModuleCalls:
                 self._all = None
             if self in _open:
                 _open.remove(self)
-                _patch.guarded = _patch.guarded and bool(_open)
-                _changed(None if not _open else _slot)
+                if not _open:
+                    _patch.guarded = _patch.has_compiled_slot = False
+                _changed()
             self._failed = None  # it may hold who holds this
 
     def fail(self, error: BaseException) -> None:
@@ -233,11 +308,12 @@ class ModuleCalls:
         elif not isinstance(error, Exception):
             raise error
 
-    def _begin(self, *, compiled: bool, guarded: bool) -> None:
+    def _begin(self, *, own_call: bool, guarded: bool) -> None:
         _patch.guarded = _patch.guarded or guarded
+        _patch.has_compiled_slot = _patch.has_compiled_slot or own_call
         if self not in _open:
             _open.append(self)
-        _changed(_Slot() if compiled and _slot in (None, _run) else _slot or _run)
+        _changed()
 
     def _drop(self, key: int) -> None:
         with beside_compiler.lock:
@@ -247,7 +323,7 @@ class ModuleCalls:
                 _remove(_of_module, key, functions)
                 _remove(_of_replica, replicas, functions)
                 self._watched.pop(key, None)  # last: after a failure, the next `stop` removes the rest
-                _changed(_slot)
+                _changed()
 
 
 def _remove(watchers: dict[int, _Watchers], key: int, functions: tuple[Entered, Left, ModuleCalls]) -> None:
@@ -258,30 +334,41 @@ def _remove(watchers: dict[int, _Watchers], key: int, functions: tuple[Entered, 
         watchers.pop(key, None)
 
 
-def _changed(slot: Any) -> None:
-    global _slot, _version
-    _slot, _version = slot, _version + 1
-    if slot is None:
+def _changed() -> None:
+    global _version
+    _version += 1
+    if _open:
+        beside_compiler.add(_patch)
+    else:
         try:
             beside_compiler.remove(_patch)
         except BaseException:
             call_all(_patch.take_off)
             raise
-    else:
-        beside_compiler.add(_patch)
+
+
+_call_slot, _compiled_slot = _CallSlot(), _CompiledSlot()
 
 
 class _ClassPatch:
     """The change of `nn.Module`. What was compiled of modules with hooks has guards on it."""
 
     guarded = False
+    has_compiled_slot = False
 
     def put_on(self) -> None:
-        if vars(nn.Module).get(COMPILED_CALL, _slot) is not _slot:
-            setattr(nn.Module, COMPILED_CALL, _slot)
+        own = vars(nn.Module)
+        if own.get(CALL, _call_slot) is not _call_slot:
+            _call_slot.original = own[CALL]
+            setattr(nn.Module, CALL, _call_slot)
+        if self.has_compiled_slot and own.get(COMPILED_CALL, _compiled_slot) is not _compiled_slot:
+            setattr(nn.Module, COMPILED_CALL, _compiled_slot)
 
     def take_off(self) -> None:
-        if vars(nn.Module).get(COMPILED_CALL) is not None:
+        own = vars(nn.Module)
+        if own.get(CALL) is _call_slot:
+            setattr(nn.Module, CALL, _call_slot.original)
+        if own.get(COMPILED_CALL) is _compiled_slot:
             setattr(nn.Module, COMPILED_CALL, None)
 
 
@@ -295,11 +382,15 @@ def _is_inlined_by_call(module: nn.Module) -> bool:
 
 
 for _function in (
+    _begin,
+    _append_result,
     _run,
-    _Slot.__get__,
+    _has_own_call,
+    _watchers_of,
+    _Call.__del__,
+    _CallSlot.__get__,
+    _CompiledSlot.__get__,
     compiled_call,
-    _general_watchers,
-    _begun_within,
     _ClassPatch.put_on,
     _ClassPatch.take_off,
 ):

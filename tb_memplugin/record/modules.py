@@ -205,11 +205,13 @@ class ModuleRecorder:
         outer_result = self._outer_result
         entering, leaving = (_numbers(crossing) for crossing in (row, -1 - row))
 
-        def entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not depth.calls and outer_calls is not None:
+        def entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+            is_outer = not depth.calls
+            if is_outer and outer_calls is not None:
                 outer_calls.entered(module, args, kwargs)
             depth.calls += 1
             note(next(entering))
+            return is_outer and outer_result is not None and not depth.is_first
 
         def left(_: nn.Module, __: tuple[Any, ...], result: Any) -> None:
             if depth.calls:  # else the call began before the watch did

@@ -49,18 +49,6 @@ _FILLED_WHEN_ASKED = {
 }
 """torch's own counters and caches."""
 
-_WRAPPED_FOR_GOOD = {
-    ("torch._C", name)
-    for name in (
-        "_accelerator_getDeviceStats",
-        "_accelerator_resetPeakStats",
-        "_cuda_memoryStats",
-        "_cuda_resetPeakMemoryStats",
-    )
-}
-"""What measures steps resets a GPU's peaks. They stay wrapped, for the program's own peaks to stay right."""
-
-
 SECONDS_TO_END = 0.5
 """The longest that a thread takes to end in the kernel after Python has joined it."""
 
@@ -87,9 +75,7 @@ class WatchedNames:
                 changed |= {
                     (*path, key) for key in before.keys() | now.keys() if before.get(key) != now.get(key)
                 }
-        return sorted(
-            _ADDRESS.sub("ADDRESS", ".".join(key)) for key in changed - _FILLED_WHEN_ASKED - _WRAPPED_FOR_GOOD
-        )
+        return sorted(_ADDRESS.sub("ADDRESS", ".".join(key)) for key in changed - _FILLED_WHEN_ASKED)
 
 
 def _namespaces() -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:

@@ -275,7 +275,9 @@ def run(program: Program, this: Run, names: WatchedNames) -> Record:
     gc.collect()
     several_threads = this.world > 1 or torch.cuda.is_initialized()  # a GPU's backward has its own thread
     record.blocks = blocks.stop().sorted() if several_threads else blocks.stop()
-    record.gpu = torch.cuda.memory_stats() if torch.cuda.is_initialized() else {}
+    if torch.cuda.is_initialized():
+        record.gpu = torch.cuda.memory_stats()
+        torch.cuda.reset_peak_memory_stats()  # until then wrappers of ours may keep the highest
     record.process = python_state()
     record.process["changed"] = names.changed()
     return record

@@ -19,7 +19,8 @@ class HandlerSession(Session):
     boundary = (
         "record/beside_compiler.py:_enter_compiled",
         "record/beside_compiler.py:_set_tracing",
-        "record/module_calls.py:_run",
+        "record/module_calls.py:_begin",
+        "record/module_calls.py:__del__",
         "record/module_calls.py:__get__",
         "record/optimizer_hooks.py:__call__",
         "record/profiler/window.py:_before_step",

@@ -15,7 +15,8 @@ class ReportSession(Session):
     """A report of every iteration. What it returns is compared, without times."""
 
     boundary = (
-        "record/module_calls.py:_run",
+        "record/module_calls.py:_begin",
+        "record/module_calls.py:__del__",
         "record/module_calls.py:__get__",
         "record/optimizer_hooks.py:__call__",
         "record/beside_compiler.py:_enter_compiled",

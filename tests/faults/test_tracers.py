@@ -18,7 +18,8 @@ def allocations(trace: MemoryTrace) -> list[int]:
 
 
 _ENTRIES = (
-    "record/module_calls.py:_run",
+    "record/module_calls.py:_begin",
+    "record/module_calls.py:__del__",
     "record/module_calls.py:__get__",
     "record/optimizer_hooks.py:__call__",
     "record/beside_compiler.py:_enter_compiled",

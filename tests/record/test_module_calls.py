@@ -105,8 +105,9 @@ def calls():
 def told_by(watch: ModuleCalls, *modules: nn.Module) -> list[str]:
     told: list[str] = []
 
-    def entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def entered(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         told.append(f"{type(module).__name__}{tuple(map(len, args))}{sorted(kwargs)}")
+        return True  # the result is needed
 
     def left(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
         told.append(f"{type(module).__name__} gave {type(result).__name__}")
@@ -129,6 +130,55 @@ def test_a_call_that_raises_is_left_and_its_error_is_the_same(calls):
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.ones(3, 5))
     assert told == ["Deep(3,)[]", "Deep gave NoneType"]
+
+
+class Looks(nn.Module):
+    """Warns of the line that is three frames above its own, and raises."""
+
+    def forward(self, x):
+        warnings.warn("from above", stacklevel=4)
+        raise ArithmeticError(x)
+
+
+def seen_from_within(model) -> tuple[list[str], list[str]]:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(ArithmeticError) as raised:
+            model(1)
+    return [one.filename for one in warned], [str(entry.path) for entry in raised.traceback]
+
+
+def test_no_frame_of_ours_is_among_the_callers_of_a_module(watching):
+    model = nn.Sequential(Looks())
+    expected = seen_from_within(model)
+    with watching(model):
+        assert seen_from_within(model) == expected
+    assert expected[0] == [nn.Sequential.forward.__code__.co_filename]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_at_the_end_of_a_call_reaches_the_program_and_ends_the_watch(calls, error):
+    model, reached = nn.Identity(), []
+
+    def left(*_: object) -> None:
+        raise error
+
+    calls.watch(model, lambda *_: None, left)
+    with pytest.raises(error):
+        reached.append(model(1))
+    assert (reached, is_watched(model)) == ([], False)
+
+
+def test_a_class_that_torch_compiles_no_part_of_is_told(calls):
+    @torch.compiler.disable
+    class Own(nn.Module):
+        def forward(self, x):
+            return x
+
+    model = Own()
+    told = told_by(calls, model)
+    model(torch.ones(3))
+    assert told == ["Own(3,)[]", "Own gave Tensor"]
 
 
 def test_modules_that_nobody_watches_are_called_as_ever(calls):
@@ -159,7 +209,7 @@ def test_who_begins_to_watch_within_a_call_is_told_of_its_end(calls):
     model, later = Deep(), ModuleCalls()
     late: list[list[str]] = []
     calls.watch(model.inner, lambda *_: late.append(told_by(later, model)), lambda *_: None)
-    calls.watch(model, lambda *_: None, lambda *_: None)
+    calls.watch(model, lambda *_: True, lambda *_: None)
     model(torch.ones(1, 2))
     later.stop()
     assert late == [["Deep gave Tensor"]]

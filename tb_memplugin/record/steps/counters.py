@@ -20,6 +20,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from types import SimpleNamespace
@@ -63,8 +64,9 @@ class _Shared:
 class SharedPeaks:
     """The counters of all devices that the wrapped functions access.
 
-    The functions stay wrapped, so that the user's reads are correct also after the last reader has ended.
-    A read takes some microseconds longer.
+    The functions are wrapped from the first `open` on. After the last `close` they stay wrapped only while a
+    saved peak is above the allocator's own: until the user's next reset, or a higher peak. A read takes some
+    microseconds longer meanwhile.
 
     Args:
         doors: the functions that read and reset the counters.
@@ -74,19 +76,12 @@ class SharedPeaks:
         self._doors = doors
         self._lock = threading.RLock()
         self._shared: dict[int, _Shared] = {}
-        module = doors.module
-        self._read: Callable[[int], Stats] = getattr(module, doors.readers[0])
-        self._reset: Callable[[int], None] = getattr(module, doors.resetters[0])
-        for name in doors.readers:
-            if hasattr(module, name):
-                setattr(module, name, self._reading(getattr(module, name)))
-        for name in doors.resetters:
-            if hasattr(module, name):
-                setattr(module, name, self._resetting(getattr(module, name)))
+        self._wrapped: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
     def open(self, index: int) -> list[int]:
         """Begin a reader of a device and return it: its peaks [allocated, reserved] since its last `take`."""
         with self._lock:
+            self._wrap()
             mine = [0, 0]
             self._shared.setdefault(index, _Shared()).ours.append(mine)
             return mine
@@ -94,8 +89,11 @@ class SharedPeaks:
     def close(self, index: int, mine: list[int]) -> None:
         """End a reader."""
         with self._lock:
-            ours = self._shared[index].ours
-            ours[:] = [peaks for peaks in ours if peaks is not mine]
+            shared = self._shared[index]
+            shared.ours[:] = [peaks for peaks in shared.ours if peaks is not mine]
+            if not shared.ours:
+                with suppress(RuntimeError):  # a driver that is gone: what is saved stays
+                    self._forget_lower(index, self._read(index))
 
     def take(self, index: int, mine: list[int]) -> tuple[Stats, int, int]:
         """Return the counters, and the peak allocated and reserved bytes since this reader's last `take`.
@@ -105,10 +103,41 @@ class SharedPeaks:
         with self._lock:
             stats = self._read(index)
             self._keep(index, stats)
-            self._reset(index)
+            self._wrapped[self._doors.resetters[0]][0](index)
             peaks = mine[0], mine[1]
             mine[:] = [0, 0]
             return stats, *peaks
+
+    def _read(self, index: int) -> Stats:
+        original, _ = self._wrapped[self._doors.readers[0]]
+        stats: Stats = original(index)
+        return stats
+
+    def _wrap(self) -> None:
+        """Wrap each function that is not wrapped yet."""
+        module = self._doors.module
+        for names, wrap in ((self._doors.readers, self._reading), (self._doors.resetters, self._resetting)):
+            for name in names:
+                if hasattr(module, name) and name not in self._wrapped:
+                    original = getattr(module, name)
+                    self._wrapped[name] = original, wrap(original)
+                    setattr(module, name, self._wrapped[name][1])
+
+    def _unwrap(self) -> None:
+        """Restore the functions if nothing is read or saved, except those that somebody has wrapped since."""
+        if not any(shared.ours or shared.user for shared in self._shared.values()):
+            for name, (original, wrapper) in list(self._wrapped.items()):
+                if getattr(self._doors.module, name, None) is wrapper:
+                    setattr(self._doors.module, name, original)
+                    del self._wrapped[name]
+
+    def _forget_lower(self, index: int, stats: Stats) -> None:
+        """Forget the saved peaks that the allocator's own have reached, which are in `stats`."""
+        saved = self._shared[index].user
+        for key, counter in _counters(stats):
+            if counter["peak"] >= saved.get(key, 0):
+                saved.pop(key, None)
+        self._unwrap()
 
     def _keep(self, index: int, stats: Stats) -> None:
         """Save the peaks before they are reset."""
@@ -125,9 +154,10 @@ class SharedPeaks:
         def reading(index: int) -> Stats:
             with self._lock:
                 stats = read(index)
-                shared = self._shared.get(index)
-                for key, counter in _counters(stats) if shared is not None else ():
-                    assert shared is not None
+                shared = self._shared.get(index, _Shared())
+                if not shared.ours and shared.user:
+                    self._forget_lower(index, stats)
+                for key, counter in _counters(stats):
                     counter["peak"] = max(counter["peak"], shared.user.get(key, 0))
                 return stats
 
@@ -142,6 +172,7 @@ class SharedPeaks:
                     if shared.ours:
                         self._keep(index, self._read(index))
                     shared.user.clear()
+                    self._unwrap()
                 return reset(index)
 
         return resetting

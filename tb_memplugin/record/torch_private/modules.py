@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any
 
 import torch
@@ -37,16 +38,21 @@ MODULE_TABLES = tuple(
 )
 """The attributes of a module whose keys are names of what it holds."""
 
-uncompiled_call_of: Callable[[nn.Module], Callable[..., Any]] = getter(
+_NO_CALLS = "calls of modules are not seen, so nothing is known of layers"
+CALL = name(
     "torch.nn.Module._call_impl",
-    "calls a watched module as `nn.Module.__call__` does",
-    "a watched module runs without its hooks",
-    instead=lambda module: module.forward,
+    "the attribute that each call of a module reads, in whose place calls are watched",
+    _NO_CALLS,
+)
+CALLER: CodeType | None = getattr(
+    getattr(nn.Module, name("torch.nn.Module._wrapped_call_impl", "who reads it", _NO_CALLS), None),
+    "__code__",
+    None,
 )
 COMPILED_CALL = name(
     "torch.nn.Module._compiled_call_impl",
-    "the attribute that each call of a module reads, in whose place calls are watched",
-    "calls of modules are not seen, so nothing is known of layers",
+    "the same of a module that is compiled in place",
+    "calls of modules compiled in place are not seen",
 )
 FORWARD_HOOKS = name(
     "torch.nn.Module._forward_hooks",

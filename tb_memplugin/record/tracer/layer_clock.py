@@ -133,13 +133,14 @@ class LayerClock(ModuleRecorder):
         calls_here, at_nodes, note = self._calls, self._at_nodes, self.crossings.append
         thread, task = threading.get_ident, current_graph_task
 
-        def enter(_: object, args: Any, __: object) -> None:
+        def enter(_: object, args: Any, __: object) -> bool:
             if self._on:
                 calls = calls_here()
                 at_nodes(args, calls[-1][0] if calls else NO_LAYER)
                 calls.append((row, current()))
                 set_mark(mark)
                 note((time_ns(), row, task() != -1, thread()))
+            return True
 
         def leave(_: object, __: Any, out: Any) -> None:
             if self._on:

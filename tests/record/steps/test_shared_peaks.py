@@ -79,6 +79,38 @@ def test_without_a_reader_the_users_calls_reach_the_allocator_as_they_are(alloca
     assert (allocator.user_peak(), allocator.resets) == (0, 1)
 
 
+def test_the_functions_are_restored_as_soon_as_no_peak_of_the_users_is_lost_by_that(allocator):
+    plain = dict(vars(allocator.module))
+    peaks = SharedPeaks(allocator.doors)
+    assert vars(allocator.module) == plain
+    allocator.briefly(100)
+    peaks.close(0, peaks.open(0))  # nothing was reset
+    assert vars(allocator.module) == plain
+
+    for restore in (allocator.user_resets, lambda: (allocator.briefly(101), allocator.user_peak())):
+        allocator.briefly(100)
+        mine = peaks.open(0)
+        peaks.take(0, mine)
+        peaks.close(0, mine)
+        assert allocator.user_peak() >= 100
+        assert vars(allocator.module) != plain
+        restore()
+        assert vars(allocator.module) == plain
+
+
+def test_what_somebody_has_wrapped_meanwhile_stays_and_is_not_wrapped_twice(allocator):
+    peaks = SharedPeaks(allocator.doors)
+    mine, ours = peaks.open(0), allocator.module.read
+    allocator.module.read = theirs = lambda index: ours(index)
+    peaks.close(0, mine)
+    assert allocator.module.read is theirs
+    mine = peaks.open(0)
+    assert allocator.module.read is theirs
+    allocator.briefly(100)
+    assert peaks.take(0, mine)[1] == 100
+    assert allocator.user_peak() == 100
+
+
 def test_the_users_peaks_of_private_pools_stay_right_too(allocator):
     """torch 2.13 has counters by pool: `reserved_bytes_by_private_pools`, a name, a pool and a part deep."""
     few, name, pool = allocator.module.read, "reserved_bytes_by_private_pools", (0, 1)
