@@ -12,6 +12,7 @@ from tb_memplugin.analysis.curves import event_curve
 from tb_memplugin.server.cache import size_of
 from tb_memplugin.store import pairing, scratch, windows
 from tb_memplugin.store.scratch import is_mapped, joined, release
+from tb_memplugin.trace import replay
 from tests.analysis.test_long_windows import recorded
 from tests.store.test_windows import read, written
 from tests.traces import same
@@ -70,6 +71,7 @@ def test_pages_are_given_back_and_read_again_when_looked_at():
 def test_a_window_in_scratch_files_says_the_same(monkeypatch, maps_all):
     monkeypatch.setattr(windows, "UNPACKED_LATER", 0)
     monkeypatch.setattr(pairing, "PAIRED_FROM", 0)
+    monkeypatch.setattr(replay, "PIECE", 100)
     original = recorded(5)
     stored = read(written(original))
     assert same(original, stored)
