@@ -23,7 +23,7 @@ installed := $(VENV)/.tb_memplugin-installed
 cudnn := $(VENV)/.tb_memplugin-cudnn
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle demo test sweeps test-all matrix mutate gpu lint format bench drift docs map proto contract clean
+.PHONY: help setup bundle demo test sweeps test-all matrix mutate gpu lint format bench accuracy drift docs map proto contract clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -102,6 +102,9 @@ format: $(installed) ## let ruff put the Python code in order
 
 bench: bundle ## every figure that we claim, beside its peer
 	$(bin)/python -m benchmarks $(ARGS)
+
+accuracy: $(installed) ## estimates beside peaks that others published (ARGS=--write: into docs/estimate_published.md)
+	$(bin)/python -m benchmarks.published $(ARGS)
 
 # PyTorch's CUDA wheel in a virtual environment of its own: gigabytes, once for each version. It runs on the stand-in
 # for a GPU (docs/gpu.md), compiled with gcc.

@@ -38,6 +38,7 @@ PROGRAM = "tb_memplugin.program"
 OF_PROGRAMS = (
     "gpu",
     "capacity",
+    "torch",
     "alloc_conf",
     "hints",
     "engine",
@@ -50,6 +51,9 @@ OF_PROGRAMS = (
 """Parameters of the command that hold for programs, too."""
 
 ENGINES = ("fake", "runtime")
+
+EXIT_CODES = {"does not fit": 1, "may fit": 3}
+"""By verdict, the exit code: 0 if the step fits, or if that is not asked. All errors exit with 2."""
 
 OPTIMIZERS = ("adamw", "adamw-fused", "adam", "adam-fused", "adafactor", "momentum", "sgd")
 
@@ -82,13 +86,21 @@ class EstimateCommand(click.Command):
 @click.command(
     "estimate",
     cls=EstimateCommand,
-    help=f"Whether a training step fits a GPU, and what fills it.\n\n{TARGET_HELP}",
+    help=(
+        f"Whether a training step fits a GPU, and what fills it.\n\n{TARGET_HELP}\n\n"
+        "The exit code is 0 if it fits, 3 if it may fit, 1 if it does not."
+    ),
 )
 @click.argument("target", type=PATH, required=False)
 @click.option(
     "--gpu", default="h100", show_default=True, help=f"Name of the GPU: one of {', '.join(GpuSpec.names())}."
 )
 @click.option("--capacity", metavar="SIZE", help="The GPU's memory, if it has another size: 40GiB, or bytes.")
+@click.option(
+    "--torch",
+    metavar="VERSION",
+    help="The PyTorch that will run it: 2.11. Default: the installed one's rules.",
+)
 @click.option(
     "--batch",
     type=click.IntRange(1, MOST),
@@ -183,6 +195,7 @@ def command(
     limit: int | None,
     gpu: str,
     capacity: str | None,
+    torch: str | None,
     mesh: str | None,
     schedule: str,
     micro_batches: int | None,
@@ -195,9 +208,7 @@ def command(
     **sizes: Any,
 ) -> None:
     """See the help of the command."""
-    spec = GpuSpec.named(gpu)
-    if capacity is not None:
-        spec = spec.with_memory(read_size(capacity, "--capacity"))
+    spec = _gpu_of(gpu, capacity, torch, runs_installed=check or engine == "runtime")
     try:
         from tb_memplugin.estimate.answer.hints import read_hints
         from tb_memplugin.estimate.answer.script import LIMIT_S, STEPS, read_program
@@ -247,6 +258,22 @@ def command(
             estimator.changes(step) if changes else None,
         )
     _show_rest(report, as_json=as_json, logdir=logdir)
+
+
+def _gpu_of(gpu: str, capacity: str | None, torch: str | None, *, runs_installed: bool) -> GpuSpec:
+    """Return the GPU that is estimated for, with its memory and the rules of its PyTorch."""
+    spec = GpuSpec.named(gpu)
+    if capacity is not None:
+        spec = spec.with_memory(read_size(capacity, "--capacity"))
+    if torch is None:
+        return spec
+    if runs_installed:
+        raise MemPluginError(
+            "The runtime engine runs the installed PyTorch.",
+            where="--torch",
+            fix="Leave it out, or use --engine fake without --check.",
+        )
+    return spec.with_torch(torch)
 
 
 def _check(program: Program, spec: GpuSpec, options: dict[str, Any], *, as_json: bool) -> None:
@@ -312,10 +339,11 @@ def _refuse_beside_a_program(ctx: click.Context) -> None:
 def _show_rest(report: Report, *, as_json: bool, logdir: str | None) -> None:
     if as_json:
         click.echo(json.dumps(report_json(report), indent=2))
-        return
-    show_more(report)
-    if logdir is not None:
-        click.echo(f"See it in the Memory tab: tensorboard --logdir {printable(shlex.quote(logdir))}")
+    else:
+        show_more(report)
+        if logdir is not None:
+            click.echo(f"See it in the Memory tab: tensorboard --logdir {printable(shlex.quote(logdir))}")
+    click.get_current_context().exit(EXIT_CODES.get(report.step.estimate.verdict or "", 0))
 
 
 def _without(error: ModuleNotFoundError) -> Exception:
@@ -349,9 +377,12 @@ def report_json(report: Report) -> dict[str, Any]:
         "peak_allocated_bytes": estimate.peak_allocated_bytes,
         "peak_reserved_bytes": estimate.peak_reserved_bytes,
         "fits": estimate.fits,
+        "verdict": estimate.verdict,
         "gpu": step.gpu.name,
         "memory_bytes": step.gpu.memory_bytes,
+        "torch": ".".join(map(str, step.gpu.torch)) if step.gpu.torch is not None else None,
         "margin_bytes": estimate.margin_bytes,
+        "margin_bounds_bytes": estimate.margin_bounds_bytes,
         "workspace_bytes": estimate.workspace_bytes,
         "workload": asdict(step.workload),
         "breakdown": [{"key": key, "bytes": size} for key, size in estimate.breakdown],
@@ -421,15 +452,11 @@ def _headline(step: StepEstimate, unit: Unit) -> Iterator[str]:
     if step.ranks is not None:
         worst, tried = step.ranks.worst, [rank.rank for rank in step.ranks.ranks]
         yield f"mesh {step.ranks.mesh}: rank {worst.rank} needs the most memory, of ranks {tried}"
-    gpu_unit = Unit.for_bytes([room])
-    if estimate.fits is None or estimate.margin_bytes is None:
+    if estimate.verdict is None:
         yield f"{step.gpu.name}: whether it fits is not known"
-    elif estimate.fits:
-        spare = gpu_unit.text(max(estimate.margin_bytes, 0))
-        yield f"fits {step.gpu.name} ({gpu_unit.text(room)}) with {spare} to spare"
     else:
-        missing = gpu_unit.text(abs(estimate.margin_bytes))
-        yield f"does not fit {step.gpu.name} ({gpu_unit.text(room)}): {missing} too much"
+        capacity = Unit.for_bytes([room]).text(room)
+        yield f"{estimate.verdict} {step.gpu.name} ({capacity}) {estimate.margin_text}"
     yield (
         f"peak {unit.text(estimate.peak_allocated_bytes)} allocated, "
         f"{unit.text(estimate.peak_reserved_bytes)} reserved"

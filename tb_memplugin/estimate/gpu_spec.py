@@ -5,15 +5,26 @@ The source of every number is in docs/gpus.md. All sizes are bytes.
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass, replace
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.read.cublas import LARGE_WORKSPACE, WORKSPACE
+from tb_memplugin.read.cublas import LARGE_WORKSPACE, WORKSPACE, Version
 
 MIB = 1 << 20
 
 LARGE_WORKSPACE_MAJORS = (9, 10, 12)
 """Major compute capabilities with the large cuBLAS workspace; Blackwell since PyTorch 2.12 (PR 175344)."""
+
+LARGE_ON_BLACKWELL_FROM = (2, 12)
+"""The first version of PyTorch with the large workspace on Blackwell."""
+
+CUDNN_FIRST_FROM = (2, 11)
+"""The first version of PyTorch whose wheels have a cuDNN that `scaled_dot_product_attention` tries first."""
+
+KNOWN_VERSIONS = ((2, 6), (2, 15))
+"""The lowest and the highest version of PyTorch whose rules were seen (docs/gpus.md)."""
 
 CUDNN_FIRST_MAJORS = (9, 10)
 """Major compute capabilities on which `scaled_dot_product_attention` tries cuDNN first.
@@ -40,6 +51,7 @@ class GpuSpec:
         memory_bytes: the total memory that a process can use: the lowest value that drivers reported.
         compute_capability: (major, minor).
         processors: the number of multiprocessors.
+        torch: the version of PyTorch whose rules apply; None for that of the process that estimates.
         context_bytes: the part of it that the CUDA context takes, outside PyTorch's allocator: the lowest
             value measured, since it grows with the kernels that a program loads; None if not known.
     """
@@ -49,20 +61,30 @@ class GpuSpec:
     compute_capability: tuple[int, int]
     context_bytes: int | None = None
     processors: int = 108
+    torch: Version | None = None
 
     @classmethod
     def named(cls, name: str) -> GpuSpec:
         """Return the GPU with a name. Case, spaces, dashes and vendor words are ignored: `NVIDIA A100-80GB`.
 
         Raises:
-            MemPluginError: no GPU has this name.
+            MemPluginError: no GPU of the table has this name, or it is one of AMD's.
         """
-        if (gpu := _BY_KEY.get(_key(name))) is not None:
+        key = _key(name)
+        if (gpu := _BY_KEY.get(key)) is not None:
             return gpu
+        if key.startswith(("amd", "instinct", "radeon")) or key in OF_AMD:
+            raise MemPluginError(
+                f"{name[:80]!r} is a GPU of AMD: what PyTorch's kernels allocate there is not known.",
+                where="gpu",
+                fix="Choose a GPU of NVIDIA.",
+            )
+        near = [_BY_KEY[one].name for one in difflib.get_close_matches(key[:80], _BY_KEY, 3)]
+        meant = f"Did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
         raise MemPluginError(
             f"{name[:80]!r} is not the name of a GPU.",
             where="gpu",
-            fix=f"Use one of {', '.join(cls.names())}; or one of these with another size of memory.",
+            fix=f"{meant}Use one of {', '.join(cls.names())}; or one of these with another size of memory.",
         )
 
     @staticmethod
@@ -80,6 +102,23 @@ class GpuSpec:
             raise MemPluginError(f"A GPU cannot have a memory of {memory_bytes} bytes.", where=self.name)
         return replace(self, memory_bytes=memory_bytes)
 
+    def with_torch(self, version: str) -> GpuSpec:
+        """Return this GPU under the rules of a version of PyTorch, such as `2.11` or `2.11.0+cu128`.
+
+        Raises:
+            MemPluginError: that is no version, or one whose rules were not seen.
+        """
+        parts = re.match(r"(\d{1,4})\.(\d{1,4})(?![\d])", version)
+        lowest, highest = KNOWN_VERSIONS
+        known = (int(parts[1]), int(parts[2])) if parts else None
+        if known is None or not lowest <= known <= highest:
+            raise MemPluginError(
+                f"The rules of PyTorch {version[:40]!r} are not known.",
+                where="--torch",
+                fix="Give a version from 2.6 to 2.15, such as 2.11.",
+            )
+        return replace(self, torch=known)
+
     @property
     def usable_bytes(self) -> int:
         """Bytes that PyTorch's allocator can reserve: all but the CUDA context, where its size is known."""
@@ -91,7 +130,10 @@ class GpuSpec:
 
         PyTorch allocates it once for each handle (one per thread) and stream; since 2.15, for each product.
         """
-        return LARGE_WORKSPACE if self.compute_capability[0] in LARGE_WORKSPACE_MAJORS else WORKSPACE
+        major = self.compute_capability[0]
+        if major >= 10 and self.torch is not None and self.torch < LARGE_ON_BLACKWELL_FROM:
+            return WORKSPACE
+        return LARGE_WORKSPACE if major in LARGE_WORKSPACE_MAJORS else WORKSPACE
 
     @property
     def driver_name(self) -> str:
@@ -117,12 +159,13 @@ class GpuSpec:
     def sdpa_order(self) -> tuple[str, ...]:
         """Kernels that `scaled_dot_product_attention` tries, in order; "math" accepts all inputs.
 
-        The others each have limits on dtypes and shapes. This is the rule of PyTorch 2.11 to 2.13 with the
-        cuDNN in its wheels (sdp_utils.cpp: priority_order, check_prefer_cudnn_attention, check_sm_version).
+        The others each have limits on dtypes and shapes. cuDNN comes first since PyTorch 2.11, with the cuDNN
+        of its wheels (sdp_utils.cpp: priority_order, check_prefer_cudnn_attention, check_sm_version).
         """
         if self.compute_capability < FIRST_WITH_FLASH:
             return ("efficient", "math")
-        if self.compute_capability[0] in CUDNN_FIRST_MAJORS:
+        older = self.torch is not None and self.torch < CUDNN_FIRST_FROM
+        if self.compute_capability[0] in CUDNN_FIRST_MAJORS and not older:
             return ("cudnn", "flash", "efficient", "math")
         return ("flash", "efficient", "math")
 
@@ -133,18 +176,22 @@ GPUS = (
     GpuSpec("t4", 14_930 * MIB, (7, 5), 100 * MIB, processors=40),
     GpuSpec("a100-40gb", 40_448 * MIB, (8, 0), 414 * MIB, processors=108),
     GpuSpec("a100-80gb", 81_152 * MIB, (8, 0), processors=108),
+    GpuSpec("a800", 81_228 * MIB, (8, 0), 522 * MIB, processors=108),
     GpuSpec("a10", 22_517 * MIB, (8, 6), processors=72),
     GpuSpec("a10g", 22_587 * MIB, (8, 6), processors=80),
     GpuSpec("rtx3090", 24_259 * MIB, (8, 6), 256 * MIB, processors=82),
     GpuSpec("rtxa6000", 48_676 * MIB, (8, 6), processors=84),
     GpuSpec("l4", 22_558 * MIB, (8, 9), 236 * MIB, processors=58),
+    GpuSpec("l20", 45_593 * MIB, (8, 9), processors=92),
     GpuSpec("l40s", 45_589 * MIB, (8, 9), processors=142),
     GpuSpec("rtx4090", 24_084 * MIB, (8, 9), 473 * MIB, processors=128),
     GpuSpec("h100", 81_008 * MIB, (9, 0), processors=132),
     GpuSpec("h100-nvl", 95_232 * MIB, (9, 0), processors=132),
+    GpuSpec("h20", 97_285 * MIB, (9, 0), processors=78),
     GpuSpec("h200", 143_156 * MIB, (9, 0), processors=132),
     GpuSpec("b200", 182_631 * MIB, (10, 0), 711 * MIB, processors=148),
     GpuSpec("rtx5090", 32_112 * MIB, (12, 0), 595 * MIB, processors=170),
+    GpuSpec("rtxpro6000", 97_249 * MIB, (12, 0), processors=188),
 )
 """The source of each number is in docs/gpus.md."""
 
@@ -154,18 +201,22 @@ DRIVER_NAMES = {
     "t4": "Tesla T4",
     "a100-40gb": "NVIDIA A100-SXM4-40GB",
     "a100-80gb": "NVIDIA A100-SXM4-80GB",
+    "a800": "NVIDIA A800-SXM4-80GB",
     "a10": "NVIDIA A10",
     "a10g": "NVIDIA A10G",
     "rtx3090": "NVIDIA GeForce RTX 3090",
     "rtxa6000": "NVIDIA RTX A6000",
     "l4": "NVIDIA L4",
+    "l20": "NVIDIA L20",
     "l40s": "NVIDIA L40S",
     "rtx4090": "NVIDIA GeForce RTX 4090",
     "h100": "NVIDIA H100 80GB HBM3",
     "h100-nvl": "NVIDIA H100 NVL",
+    "h20": "NVIDIA H20",
     "h200": "NVIDIA H200",
     "b200": "NVIDIA B200",
     "rtx5090": "NVIDIA GeForce RTX 5090",
+    "rtxpro6000": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
 }
 """Names of `torch.cuda.get_device_name`, which programs compare; the SXM form where there are several."""
 
@@ -182,8 +233,16 @@ OTHER_NAMES = {
     "3090": "rtx3090",
     "4090": "rtx4090",
     "5090": "rtx5090",
+    "a800-80gb": "a800",
+    "rtx-pro-6000-blackwell": "rtxpro6000",
+    "rtx-pro-6000-blackwell-server-edition": "rtxpro6000",
+    "rtx-pro-6000-blackwell-workstation-edition": "rtxpro6000",
+    "rtx-pro-6000-blackwell-max-q-workstation-edition": "rtxpro6000",
 }
 """Other names in use. A name that stands for several memory sizes means the largest."""
+
+OF_AMD = ("mi210", "mi250", "mi250x", "mi300a", "mi300x", "mi325x", "mi350x", "mi355x")
+"""Keys of GPUs that are refused by name: cuBLAS, cuDNN and the kernels that were read are NVIDIA's."""
 
 
 def _key(name: str) -> str:

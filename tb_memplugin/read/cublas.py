@@ -48,34 +48,40 @@ class LtWorkspace(Enum):
     PASSING = auto()
 
 
-def keeps_workspaces() -> bool:
-    """Return whether this PyTorch keeps a cuBLAS workspace for each handle (one per thread) and stream.
+Version = tuple[int, int]
+"""Major and minor version of a PyTorch. Below, None stands for the installed one."""
+
+
+def keeps_workspaces(torch: Version | None = None) -> bool:
+    """Return whether a PyTorch keeps a cuBLAS workspace for each handle (one per thread) and stream.
 
     Older versions do, and newer ones where TORCH_CUBLAS_WORKSPACE_CACHE=1. Otherwise each product allocates
     its own and frees it before it returns.
     """
-    return _torch_version() < KEPT_UNTIL or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+    return (torch or _torch_version()) < KEPT_UNTIL or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
-def lt_workspace() -> LtWorkspace:
-    """Return where cuBLASLt has its workspace in this PyTorch."""
-    installed, unified = _torch_version(), os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
-    if not keeps_workspaces():
+def lt_workspace(torch: Version | None = None) -> LtWorkspace:
+    """Return where cuBLASLt has its workspace in a PyTorch."""
+    version, unified = torch or _torch_version(), os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
+    if not keeps_workspaces(version):
         return LtWorkspace.PASSING
-    if installed >= LT_SHARED_FROM:
+    if version >= LT_SHARED_FROM:
         return LtWorkspace.KEPT if unified == "0" else LtWorkspace.SHARED
-    if installed >= LT_CAN_SHARE_FROM and unified == "1":
+    if version >= LT_CAN_SHARE_FROM and unified == "1":
         return LtWorkspace.SHARED
-    return LtWorkspace.KEPT if installed >= LT_KEPT_FROM else LtWorkspace.PASSING
+    return LtWorkspace.KEPT if version >= LT_KEPT_FROM else LtWorkspace.PASSING
 
 
-def lt_needs_cublas() -> bool:
+def lt_needs_cublas(torch: Version | None = None) -> bool:
     """Return whether a product of cuBLASLt also takes a cuBLAS workspace that is kept."""
-    return keeps_workspaces() and (_torch_version() < LT_SHARED_FROM or lt_workspace() is LtWorkspace.SHARED)
+    version = torch or _torch_version()
+    shares = lt_workspace(version) is LtWorkspace.SHARED
+    return keeps_workspaces(version) and (version < LT_SHARED_FROM or shares)
 
 
 @cache
-def _torch_version() -> tuple[int, int]:
+def _torch_version() -> Version:
     """Return the installed torch's major and minor version, which takes milliseconds to look up."""
     from importlib.metadata import version  # it needs as long as all of this package
 

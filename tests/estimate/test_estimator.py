@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from tb_memplugin import MemoryEstimator, MemPluginError, load
+from tb_memplugin.estimate import GpuSpec
+from tb_memplugin.estimate.answer.estimation import RESERVED_OFF, Estimate, margin_bounds
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -115,6 +117,36 @@ def test_a_known_context_is_no_room_of_the_allocators_and_is_said() -> None:
     assert any("236 MiB of the GPU's memory are set aside" in note for note in answer.notes)
 
 
+def test_the_margin_lies_between_bounds() -> None:
+    """1 GiB is reserved of 22,558 MiB, of which a context takes 236 MiB, or up to 712 MiB."""
+    with MemoryEstimator(gpu="l4") as estimator:
+        keep = torch.empty(1 << 28, device="cuda")
+    assert len(keep) == 1 << 28
+    answer = estimator.estimate()
+    assert answer.verdict == "fits"
+    below, above = RESERVED_OFF
+    least = 22_558 * MIB - 712 * MIB - round((1 << 30) / (1 + below))
+    most = 22_558 * MIB - 236 * MIB - round((1 << 30) / (1 + above))
+    assert answer.margin_bounds_bytes == (least, most)
+    assert answer.margin_text == "with 20.25 to 20.85 GiB to spare"
+
+
+@pytest.mark.parametrize(
+    ("margin", "not_counted", "verdict", "text"),
+    [
+        (0, 0, "may fit", "with between 7.42 GiB too little and 3.62 GiB to spare"),
+        (9 << 30, 0, "fits", "with 2.35 to 12.20 GiB to spare"),
+        (9 << 30, 4 << 30, "may fit", "with between 1.65 GiB too little and 12.20 GiB to spare"),
+        (-(9 << 30), 0, "does not fit", "with 4.96 to 17.18 GiB too little"),
+    ],
+)
+def test_a_step_may_fit_where_the_bounds_include_the_capacity(margin, not_counted, verdict, text) -> None:
+    """An H100 has 79.11 GiB; its context is not known, so both bounds leave room for one: 100 or 712 MiB."""
+    bounds = margin_bounds(GpuSpec.named("h100"), margin, not_counted)
+    answer = Estimate(0, 0, 0, None, margin, bounds, (), (), 0.0, "h100")
+    assert (answer.verdict, answer.margin_text) == (verdict, text)
+
+
 def test_a_program_that_allocates_nothing_on_the_device_is_told_so() -> None:
     with MemoryEstimator(gpu="h100") as estimator:
         keep = torch.empty(4)
@@ -125,7 +157,8 @@ def test_a_program_that_allocates_nothing_on_the_device_is_told_so() -> None:
 def test_without_a_gpu_nothing_is_said_of_fitting() -> None:
     with MemoryEstimator(gpu=None) as estimator:
         estimator.create_fake_tensor(16)
-    assert (estimator.estimate().fits, estimator.estimate().margin_bytes) == (None, None)
+    answer = estimator.estimate()
+    assert (answer.fits, answer.margin_bytes, answer.verdict) == (None, None, None)
 
 
 def test_the_cpu_is_estimated_too() -> None:

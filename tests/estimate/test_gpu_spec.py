@@ -29,6 +29,10 @@ TABLE = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text("utf-8")
         ("A100 40", "a100-40gb"),
         ("NVIDIA RTX A6000", "rtxa6000"),
         ("Tesla T4", "t4"),
+        ("NVIDIA A800-SXM4-80GB", "a800"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtxpro6000"),
+        ("RTX PRO 6000", "rtxpro6000"),
+        ("NVIDIA H20", "h20"),
     ],
 )
 def test_a_gpu_is_found_however_its_name_is_written(written, name):
@@ -48,11 +52,63 @@ def test_an_unknown_name_is_refused_with_all_that_are_known(name):
 
 
 @pytest.mark.parametrize(
+    ("written", "near"), [("h10", "h100"), ("rtx6000", "rtxa6000"), ("a100-60gb", "a100-80gb")]
+)
+def test_an_unknown_name_is_refused_with_those_that_are_near(written, near):
+    with pytest.raises(MemPluginError) as refused:
+        GpuSpec.named(written)
+    meant = refused.value.fix.partition("?")[0]
+    assert meant.startswith("Did you mean ")
+    assert near in meant
+
+
+@pytest.mark.parametrize("name", ["MI300X", "AMD Instinct MI300X", "Radeon RX 7900 XTX"])
+def test_gpus_of_amd_are_refused_by_name(name):
+    with pytest.raises(MemPluginError, match="is a GPU of AMD"):
+        GpuSpec.named(name)
+
+
+@pytest.mark.parametrize(
     ("name", "workspace"),
     [("t4", 8_519_680), ("a100", 8_519_680), ("l4", 8_519_680), ("h100", 32 * MIB), ("h200", 32 * MIB)],
 )
 def test_the_workspace_grew_with_hopper(name, workspace):
     assert GpuSpec.named(name).cublas_workspace_bytes == workspace
+
+
+@pytest.mark.parametrize(
+    ("version", "kept"),
+    [
+        ("2.7", 32 * MIB),  # cuBLASLt's workspace of 1 MiB is freed when the product returns
+        ("2.11.0+cu128", 33 * MIB),  # and kept beside that of cuBLAS
+        ("2.13", 32 * MIB),  # it uses that of cuBLAS
+        ("2.15", 0),  # each product frees its own
+    ],
+)
+def test_the_rules_of_another_pytorch_decide_what_stays_after_a_layer_with_a_bias(version, kept):
+    with MemoryEstimator(gpu=GpuSpec.named("h100").with_torch(version)) as estimator:
+        weight, bias = (torch.zeros(shape, device="cuda", dtype=torch.half) for shape in ((64, 64), 64))
+        before = torch.cuda.memory_allocated()
+        result = torch.nn.functional.linear(weight, weight, bias)
+        assert torch.cuda.memory_allocated() - before == kept + result.numel() * 2
+    assert any("The rules of PyTorch" in note for note in estimator.estimate().notes)
+
+
+def test_blackwell_and_cudnn_before_they_were_changed():
+    for name, version, workspace, first in (
+        ("b200", "2.11", 8_519_680, "cudnn"),
+        ("b200", "2.12", 32 * MIB, "cudnn"),
+        ("b200", "2.10", 8_519_680, "flash"),
+        ("h100", "2.10", 32 * MIB, "flash"),
+    ):
+        spec = GpuSpec.named(name).with_torch(version)
+        assert (spec.cublas_workspace_bytes, spec.sdpa_order[0]) == (workspace, first)
+
+
+@pytest.mark.parametrize("version", ["2.5", "2.16", "", "3", "two", "2.11111111", "x2.11"])
+def test_rules_that_were_not_seen_are_refused(version):
+    with pytest.raises(MemPluginError, match="are not known"):
+        GpuSpec.named("h100").with_torch(version)
 
 
 @pytest.mark.parametrize("name", ["b200", "rtx5090"])

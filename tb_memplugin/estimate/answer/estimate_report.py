@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tb_memplugin.analysis.units import Unit, size_text
+from tb_memplugin.analysis.units import Unit
 from tb_memplugin.estimate.answer.estimate_stats import ModuleMemory, TensorCreation
 from tb_memplugin.estimate.answer.estimation import Estimate
 
@@ -22,10 +22,8 @@ def print_estimate(estimate: Estimate, out: Console) -> None:
         f"reserved {unit.text(estimate.peak_reserved_bytes)} ({estimate.seconds:.1f} s)",
         markup=False,
     )
-    if estimate.fits is not None and estimate.margin_bytes is not None:
-        margin = size_text(abs(estimate.margin_bytes))
-        end = f"it fits; {margin} are left" if estimate.fits else f"it does not fit: {margin} too much"
-        out.print(f"On {estimate.gpu} {end}.", markup=False)
+    if estimate.verdict is not None:
+        out.print(f"On {estimate.gpu} it {estimate.verdict}, {estimate.margin_text}.", markup=False)
     parts = Table("at the peak", unit.name, "share")
     for name, size in estimate.breakdown:
         parts.add_row(

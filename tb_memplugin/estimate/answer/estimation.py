@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.analysis.units import Unit
+from tb_memplugin.estimate.gpu_spec import MIB, GpuSpec
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
 from tb_memplugin.simulator.replay import Replay, replay
 from tb_memplugin.simulator.simulated_trace import simulated_trace
@@ -16,6 +17,15 @@ from tb_memplugin.trace.tables import Int64
 
 BUILDING = "building"
 """The phase in which a program builds its model and inputs: all that precedes the first forward."""
+
+RESERVED_OFF = (-0.0783, 0.0493)
+"""How far estimates of reserved memory are below and above that of real runs, as shares of it, at worst.
+
+The lowest is of an H200 (docs/gpu.md), the highest of published peaks (docs/estimate_published.md).
+"""
+
+CONTEXT_BYTES = (100 * MIB, 712 * MIB)
+"""The least and the most that a CUDA context was seen to take, on any GPU (docs/gpus.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,8 @@ class Estimate:
         fits: whether every request finds memory on the GPU; None without a GPU.
         margin_bytes: usable memory of the GPU that is not reserved, negative where it does not fit; None
             without a GPU.
+        margin_bounds_bytes: the least and the most that `margin_bytes` may be; None without a GPU. See
+            `margin_bounds`.
         breakdown: (category, bytes) at the peak of allocated memory, largest first; their sum is the peak.
         phases: (name, highest allocated bytes) of the phases named with `track_phase`, or else of forward,
             backward, optimizer and other.
@@ -42,11 +54,31 @@ class Estimate:
     workspace_bytes: int
     fits: bool | None
     margin_bytes: int | None
+    margin_bounds_bytes: tuple[int, int] | None
     breakdown: tuple[tuple[str, int], ...]
     phases: tuple[tuple[str, int], ...]
     seconds: float
     gpu: str
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def verdict(self) -> str | None:
+        """Return "fits", "does not fit", or "may fit" if the bounds differ in that; None without a GPU."""
+        if self.margin_bounds_bytes is None:
+            return None
+        least, most = self.margin_bounds_bytes
+        return "fits" if least >= 0 else "may fit" if most >= 0 else "does not fit"
+
+    @property
+    def margin_text(self) -> str:
+        """Return the bounds of the margin in words, such as `with 3.10 to 3.40 GiB to spare`."""
+        least, most = self.margin_bounds_bytes or (0, 0)
+        unit = Unit.for_bytes([abs(least), abs(most)])
+        if least < 0 <= most:
+            return f"with between {unit.text(-least)} too little and {unit.text(most)} to spare"
+        if most < 0:
+            return f"with {unit.show(-most)} to {unit.text(-least)} too little"
+        return f"with {unit.show(least)} to {unit.text(most)} to spare"
 
 
 def allocated_levels(trace: MemoryTrace, device: int) -> Int64:
@@ -79,10 +111,12 @@ def answer(
     named: Sequence[tuple[str, int, int]],
     seconds: float,
     notes: Sequence[str],
+    not_counted: int = 0,
 ) -> Estimate:
     """Compute the result from a fake run's trace, before and after the simulation of the allocator.
 
     `named` are (name, start, stop) of the phases that the program named; times are epoch nanoseconds.
+    `not_counted` are bytes by which what is not known might raise the peak.
     """
     levels = allocated_levels(simulated, 0)
     reserved = _reserved_peak(simulated) if simulated.devices[0].has_reserved else int(levels.max())
@@ -98,11 +132,31 @@ def answer(
         workspace_bytes=_of_category(simulated, Category.WORKSPACE),
         fits=fits,
         margin_bytes=margin,
+        margin_bounds_bytes=margin_bounds(gpu, margin, not_counted),
         breakdown=parts,
         phases=_named(simulated, levels, named) or _phases(simulated, levels),
         seconds=seconds,
         gpu=gpu.name if gpu is not None else "",
         notes=(*notes, *fit_notes),
+    )
+
+
+def margin_bounds(gpu: GpuSpec | None, margin: int | None, not_counted: int) -> tuple[int, int] | None:
+    """Return between which bytes the margin on a GPU lies, if its estimate is `margin`; None without one.
+
+    Reserved memory is taken to be off as far as it was beside published peaks. The least margin also leaves
+    room for the largest CUDA context that was seen and for `not_counted` bytes.
+    """
+    if gpu is None or margin is None:
+        return None
+    need = gpu.usable_bytes - margin
+    below, above = RESERVED_OFF
+    least, most = CONTEXT_BYTES
+    known = gpu.context_bytes
+    more_context = max(most - (known or 0), 0)
+    return (
+        gpu.usable_bytes - more_context - not_counted - round(need / (1 + below)),
+        gpu.usable_bytes - (least if known is None else 0) - round(need / (1 + above)),
     )
 
 

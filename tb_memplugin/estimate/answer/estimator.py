@@ -26,6 +26,7 @@ from tb_memplugin.estimate.answer.estimate_stats import (
 from tb_memplugin.estimate.answer.estimation import Estimate, answer, simulate
 from tb_memplugin.estimate.answer.hints import Answers, checked
 from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.kernels.table import READ
 from tb_memplugin.estimate.libraries.applied import chosen_plugins
 from tb_memplugin.estimate.libraries.plugins import Plugin
 from tb_memplugin.estimate.program.named_errors import by_name
@@ -42,6 +43,11 @@ from tb_memplugin.trace import Category, MemoryTrace
 
 _ONE_AT_A_TIME = Turns()
 """The lock that a thread holds while it is inside an estimator's block."""
+
+_OF_VERSION = (
+    "The rules of PyTorch {} hold for cuBLAS's workspaces and for which attention kernel runs. What kernels "
+    "allocate is that of {}, and the operations that run are those of the installed PyTorch."
+)
 
 WORKER = "estimate"
 """The worker name that `save` uses; the Memory tab shows it."""
@@ -101,6 +107,8 @@ class MemoryEstimator:
             settings=self._settings,
             plugins=chosen_plugins(plugins),
         )
+        if self.gpu is not None and self.gpu.torch is not None:
+            self._target.note(_OF_VERSION.format(".".join(map(str, self.gpu.torch)), READ))
         for sentence in not_followed(conf):
             self._target.note(sentence)
         self._hints = checked(hints)
@@ -298,7 +306,14 @@ class MemoryEstimator:
         named = [(phase.name, phase.start_ns, phase.stop_ns) for phase in self._here.phases]
         seconds = (run.stop_ns - run.start_ns) / 1e9
         return answer(
-            self._trace, self._simulated, self._settings, self.gpu, named, seconds, self._target.notes
+            self._trace,
+            self._simulated,
+            self._settings,
+            self.gpu,
+            named,
+            seconds,
+            self._target.notes,
+            self._target.not_counted_bytes,
         )
 
     @property

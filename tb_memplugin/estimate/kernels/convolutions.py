@@ -209,7 +209,8 @@ class Convolutions(Correction):
         else:
             more = max((most - mode.ledger.peaks[row] for row, most in self._most.items()), default=0)
             why = "no GPU is named" if self.target.gpu is None else self._asked.refusal
-            self.target.note(_UNKNOWN.format(why, max(more, 0)))
+            self.target.not_counted_bytes = max(more, 0)
+            self.target.note(_UNKNOWN.format(why, self.target.not_counted_bytes))
 
 
 class _Call:

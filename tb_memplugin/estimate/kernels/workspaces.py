@@ -107,13 +107,14 @@ class Workspaces(Correction):
     def _workspace(
         self, mode: CountingFakeMode, func: Any, matrices: Sequence[torch.Tensor], scope: Scope, row: int
     ) -> None:
+        torch_of_target = self.target.gpu.torch if self.target.gpu is not None else None
         if not _suits_cublaslt(func._schema.name, matrices):
-            self._allocate(mode, func, scope, row, self._size(), keeps=keeps_workspaces())
+            self._allocate(mode, func, scope, row, self._size(), keeps=keeps_workspaces(torch_of_target))
             return
-        if lt_needs_cublas():
+        if lt_needs_cublas(torch_of_target):
             self._allocate(mode, func, scope, row, self._size(), keeps=True)
-        if lt_workspace() is not LtWorkspace.SHARED:
-            self._allocate(mode, func, scope, row, LT_WORKSPACE, keeps=lt_workspace() is LtWorkspace.KEPT)
+        if (lives := lt_workspace(torch_of_target)) is not LtWorkspace.SHARED:
+            self._allocate(mode, func, scope, row, LT_WORKSPACE, keeps=lives is LtWorkspace.KEPT)
 
     def _allocate(
         self, mode: CountingFakeMode, func: Any, scope: Scope, row: int, size: int, *, keeps: bool

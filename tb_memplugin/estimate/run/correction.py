@@ -20,7 +20,8 @@ from tb_memplugin.simulator.allocator_settings import AllocatorSettings
 class Target:
     """What is estimated for: the device, its allocator's settings, and the library plugins in use.
 
-    `notes` are sentences on what is modelled or not known; each appears once.
+    `notes` are sentences on what is modelled or not known; each appears once. `not_counted_bytes` is by how
+    much that might raise the peak, where this is known.
     """
 
     device_type: str
@@ -29,6 +30,7 @@ class Target:
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     plugins: Sequence[Plugin] = ()
     notes: list[str] = field(default_factory=list)
+    not_counted_bytes: int = 0
 
     def note(self, sentence: str) -> None:
         """Add a note for the reader of the estimate, unless it is there already."""

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tb_memplugin.estimate import GpuSpec
+from tb_memplugin.estimate.answer.estimation import margin_bounds
 from tb_memplugin.estimate.kernels.convolutions import View, usual_bytes
 from tests.estimate.fake_runs import estimated
 
@@ -23,10 +25,17 @@ BYTES = 16_384 + 512 + 32_768
 
 def told(program: Callable[[], Any]) -> int:
     """Return the bytes by which workspaces raise the peak, as the note says."""
-    (note,) = (one for one in estimated(program).estimate().notes if one.startswith("Convolutions"))
+    answer = estimated(program).estimate()
+    (note,) = (one for one in answer.notes if one.startswith("Convolutions"))
     found = re.search(r"([\d,]+) bytes higher", note)
     assert found is not None
-    return int(found[1].replace(",", ""))
+    more = int(found[1].replace(",", ""))
+    without = margin_bounds(GpuSpec.named(answer.gpu), answer.margin_bytes, 0)
+    assert answer.margin_bounds_bytes is not None
+    assert without is not None
+    assert without[0] - answer.margin_bounds_bytes[0] == more  # the least margin leaves room for them
+    assert without[1] == answer.margin_bounds_bytes[1]
+    return more
 
 
 def convolve(dtype: torch.dtype = torch.float32, form: torch.memory_format = torch.contiguous_format) -> Any:
