@@ -2,18 +2,25 @@
 
 `python -m benchmarks.levels [EVENTS...]` prints CPU times of the server's routes, in this process and without
 a network: the first answers, the same stretch (median of `ROUNDS`), and the slowest of zooms of all sizes. It
-also prints the sizes on disk and in memory. Recordings are simulated, have the same density and live blocks,
-and are written by the store itself.
+also prints the size on disk. Recordings are simulated, have the same density and live blocks, and are written
+by the store itself.
+
+`python -m benchmarks.levels memory [EVENTS]` opens `OPEN` recordings in one process, lets `CLIENTS` threads
+ask for zooms, and prints how much memory the process has (Linux).
 """
 
 from __future__ import annotations
 
+import mmap
+import multiprocessing
 import random
-import resource
+import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median, quantiles
 
 import numpy as np
@@ -48,6 +55,9 @@ LIFETIMES, SHARES = (50, 5_000, 400_000), (0.9, 0.099, 0.001)
 """Mean lifetimes in events, and how many of the blocks have them."""
 
 ZOOMED = ("curve", "moment", "allocation_bands", "lanes", "allocator_curve", "allocator", "stretch")
+OPEN, CLIENTS, ASKED = 3, 20, 10
+"""How many recordings are open, how many clients ask for zooms of them, and how often each."""
+
 TIMELINE = ("step", "divisions", "curve", "lanes", "moment", "stretch")
 ALLOCATOR = ("allocator_curve", "allocator", "allocator_segments")
 """What the two views ask first."""
@@ -153,51 +163,16 @@ class Server:
         return took
 
 
-class Measured:
-    """The CPU times of one recording, in milliseconds by row of the table."""
+class Recording:
+    """A recording in a logdir, and what to ask of it."""
 
-    def __init__(self, count: int, logdir: str) -> None:
-        self.rows: dict[str, float] = {}
-        worker = f"w{count}"
-        trace = simulated(count)
-        begin = time.process_time()
-        written = RunWriter(f"{logdir}/{worker}/run", worker).write(trace)
-        self.rows["write, ms"] = (time.process_time() - begin) * 1e3
-        self.rows["side file, bytes per event"] = written.side_file_bytes / count
-        del trace
-        self._count = count
-        self._step = {"run": "run", "worker": worker, "step": count // STEP_EVENTS // 2}
-        self._logdir = f"{logdir}/{worker}"
+    def __init__(self, count: int, logdir: str, run: str = "run") -> None:
+        self.count, self.logdir = count, logdir
+        self.step = {"run": run, "worker": f"w{count}", "step": count // STEP_EVENTS // 2}
 
-    def measure(self) -> None:
-        """Ask a new server what two views ask first, then stretches and moments."""
-        for view, routes in (("Timeline", TIMELINE), ("Allocator", ALLOCATOR)):
-            server = self._opened()
-            each = {
-                route: server.milliseconds(route, **self._parameters(route, whole=True)) for route in routes
-            }
-            self.rows |= {f"first {view}: {route}, ms": took for route, took in each.items()}
-            self.rows[f"first {view}, ms"] = sum(each.values())
-        server = self._opened()
-        for route in ZOOMED:
-            server.milliseconds(route, **self._parameters(route))
-        for route in ZOOMED:
-            ask: Callable[[int], float] = lambda _, route=route: server.milliseconds(  # type: ignore[misc]  # noqa: E731
-                route, **self._parameters(route)
-            )
-            self.rows[f"same stretch: {route}, ms"] = median(map(ask, range(ROUNDS)))
-        for route in ZOOMED:
-            zooms = [server.milliseconds(route, **self._parameters(route, zoom=True)) for _ in range(ZOOMS)]
-            self.rows[f"zooms: {route}, p99 ms"] = quantiles(zooms, n=100)[-1]
-        self.rows["process, MiB"] = _resident() / 1024
-
-    def _opened(self) -> Server:
-        server = Server(self._logdir)
-        server.milliseconds("runs")
-        return server
-
-    def _parameters(self, route: str, *, whole: bool = False, zoom: bool = False) -> dict[str, object]:
-        count, parameters = self._count, {**self._step, "span": "window"}
+    def parameters(self, route: str, *, whole: bool = False, zoom: bool = False) -> dict[str, object]:
+        """Return the parameters for all of it, a zoom of any size, or the stretch in its middle."""
+        count, parameters = self.count, {**self.step, "span": "window"}
         events = count if whole else VISIBLE
         if zoom:
             events = int(count ** random.uniform(0.5, 1))
@@ -210,8 +185,94 @@ class Measured:
         return {**parameters, "t0": first * EVENT_NS, "t1": (first + events) * EVENT_NS}
 
 
+class Measured:
+    """The CPU times of one recording, in milliseconds by row of the table."""
+
+    def __init__(self, count: int, logdir: str) -> None:
+        self.rows: dict[str, float] = {}
+        worker = f"w{count}"
+        trace = simulated(count)
+        begin = time.process_time()
+        written = RunWriter(f"{logdir}/{worker}/run", worker).write(trace)
+        self.rows["write, ms"] = (time.process_time() - begin) * 1e3
+        self.rows["side file, bytes per event"] = written.side_file_bytes / count
+        del trace
+        self._recording = Recording(count, f"{logdir}/{worker}")
+
+    def measure(self) -> None:
+        """Ask a new server what two views ask first, then stretches and moments."""
+        for view, routes in (("Timeline", TIMELINE), ("Allocator", ALLOCATOR)):
+            server = self._opened()
+            each = {
+                route: server.milliseconds(route, **self._recording.parameters(route, whole=True))
+                for route in routes
+            }
+            self.rows |= {f"first {view}: {route}, ms": took for route, took in each.items()}
+            self.rows[f"first {view}, ms"] = sum(each.values())
+        server = self._opened()
+        for route in ZOOMED:  # as the tab does, which begins with the whole
+            server.milliseconds(route, **self._recording.parameters(route, whole=True))
+        for route in ZOOMED:
+            ask: Callable[[int], float] = lambda _, route=route: server.milliseconds(  # type: ignore[misc]  # noqa: E731
+                route, **self._recording.parameters(route)
+            )
+            self.rows[f"same stretch: {route}, ms"] = median(map(ask, range(ROUNDS)))
+        for route in ZOOMED:
+            zooms = [
+                server.milliseconds(route, **self._recording.parameters(route, zoom=True))
+                for _ in range(ZOOMS)
+            ]
+            self.rows[f"zooms: {route}, p99 ms"] = quantiles(zooms, n=100)[-1]
+
+    def _opened(self) -> Server:
+        server = Server(self._recording.logdir)
+        server.milliseconds("runs")
+        return server
+
+
+def _write(count: int, folder: str) -> None:
+    Measured(count, folder)
+
+
+def memory(count: int) -> None:
+    """Print the memory of this process before, with the recordings open, and while the clients ask."""
+    random.seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        # Another process writes, because what simulating takes would count here.
+        writer = multiprocessing.get_context("spawn").Process(target=_write, args=(count, folder))
+        writer.start()
+        writer.join()
+        recordings = [Recording(count, f"{folder}/w{count}", f"run{number}") for number in range(OPEN)]
+        for recording in recordings:
+            shutil.copytree(f"{folder}/w{count}/run", f"{folder}/w{count}/{recording.step['run']}")
+        shutil.rmtree(f"{folder}/w{count}/run")
+        server = Server(f"{folder}/w{count}")
+        server.milliseconds("runs")
+        resident = [_resident()]
+        for recording in recordings:
+            for route in (*TIMELINE, *ALLOCATOR):
+                server.milliseconds(route, **recording.parameters(route, whole=True))
+        resident.append(_resident())
+
+        def ask() -> None:
+            for _ in range(ASKED):
+                route = random.choice(ZOOMED)
+                server.milliseconds(route, **random.choice(recordings).parameters(route, zoom=True))
+
+        clients = [threading.Thread(target=ask) for _ in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        highest = 0
+        while any(client.is_alive() for client in clients):
+            highest = max(highest, _resident())
+            time.sleep(0.02)
+    names = ("before", f"{OPEN} recordings of {count:,} events open", f"highest while {CLIENTS} clients ask")
+    for name, size in zip(names, (*resident, highest), strict=True):
+        print(f"{name}: {size >> 20:,} MiB")
+
+
 def _resident() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def main(sizes: list[int]) -> None:
@@ -229,4 +290,7 @@ def main(sizes: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(size) for size in sys.argv[1:]] or list(SIZES))
+    if sys.argv[1:2] == ["memory"]:
+        memory(int(sys.argv[2]) if len(sys.argv) > 2 else SIZES[-1])
+    else:
+        main([int(size) for size in sys.argv[1:]] or list(SIZES))

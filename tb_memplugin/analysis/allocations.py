@@ -354,41 +354,42 @@ def _stacked(size: Int64, first: Rows, last: Rows, columns: int) -> Int64:
 
 @dataclass(frozen=True, slots=True)
 class Turnover:
-    """The blocks of a stretch of events, as rows of `trace.allocations`.
+    """What a stretch of events allocated and freed.
 
-    The live bytes at the end are those at the start plus `allocated` minus `freed`.
+    The live bytes at the end are those at the start plus `allocated_bytes` minus `freed_bytes`.
 
     Attributes:
-        first, end: the half-open range of event indices.
-        highest_event: after which event the most bytes were alive, the first of several; `first - 1` is the
-            moment before the stretch, and counts.
+        highest_event: after which event the most bytes were alive, the first of several; the one before the
+            stretch is the moment before it, and counts.
         highest_bytes: the live bytes then.
-        allocated, freed: allocated or freed in the stretch, in order of allocation.
-        stayed: allocated in the stretch and not freed in it.
+        allocated_bytes, allocated: of blocks allocated in the stretch, and how many.
+        freed_bytes, freed: of blocks freed in the stretch, which may be older than it.
+        stayed: rows of `trace.allocations`: allocated in the stretch and not freed in it.
     """
 
-    first: int
-    end: int
     highest_event: int
     highest_bytes: int
-    allocated: Rows
-    freed: Rows
+    allocated_bytes: int
+    allocated: int
+    freed_bytes: int
+    freed: int
     stayed: Rows
 
 
 def turnover(trace: MemoryTrace, device: int, first: int, end: int) -> Turnover:
     """Return what a device allocated and freed in the events from `first` to `end - 1`."""
-    blocks = trace.allocations
-    _, high, at = extremes(trace.live(device), np.array([first, end]), trace.live_runs(device))
-    before = blocks.alive_at(first - 1, device)
-    row, row_end = np.searchsorted(blocks.born, (first, end)).tolist()
-    own, stays = blocks.device[row:row_end] == device, blocks.freed[row:row_end] >= end
+    blocks, live = trace.allocations, trace.live(device)
+    _, high, at = extremes(live, np.array([first, end]), trace.live_runs(device))
+    before, after = (blocks.alive_at(event, device) for event in (first - 1, end - 1))
+    rows = slice(*np.searchsorted(blocks.born, (first, end)).tolist())
+    own, size = blocks.device[rows] == device, blocks.bytes[rows]
+    allocated_bytes, allocated = int(size.sum(where=own)), int(np.count_nonzero(own))
     return Turnover(
-        first=first,
-        end=end,
         highest_event=int(at[0]) - 1,
         highest_bytes=int(high[0]),
-        allocated=row + np.flatnonzero(own),
-        freed=np.concatenate((before[blocks.freed[before] < end], row + np.flatnonzero(own & ~stays))),
-        stayed=row + np.flatnonzero(own & stays),
+        allocated_bytes=allocated_bytes,
+        allocated=allocated,
+        freed_bytes=int(live[first]) + allocated_bytes - int(live[end]),
+        freed=len(before) + allocated - len(after),
+        stayed=after[blocks.born[after] >= first],
     )

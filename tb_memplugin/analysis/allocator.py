@@ -14,7 +14,7 @@ from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.runs import Runs
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, pieces_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,9 @@ def levels(trace: MemoryTrace, device: int) -> Levels:
     change = sums(since[waits] + 1, blocks.bytes[waits], count + 2)
     change -= sums(blocks.freed[waits] + 1, blocks.bytes[waits], count + 2)
     active, pending = trace.live(device), np.cumsum(change)[: count + 1]
-    return Levels(active, pending, active - pending, trace.reserved(device))
+    kept = trace.events.kept
+    allocated = kept(lambda: (active[rows] - pending[rows] for rows in pieces_of(count + 1)))
+    return Levels(active, kept(lambda: (pending,)), allocated, trace.reserved(device))
 
 
 def fragmentation(trace: MemoryTrace, device: int, event: int) -> Fragmentation:
@@ -298,7 +300,7 @@ def fragmentation_curve(
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
     cuts = time_cuts(trace, t0_ns, t1_ns, columns)
-    unused = unused_levels(levels(trace, device))
+    unused = unused_levels(trace, levels(trace, device))
     has_segments = knows_segments(trace, device)
     events = sampled_events(cuts, moments) if has_segments else np.empty(0, np.int64)
     free, largest = _free_after(trace, device, events)
@@ -306,12 +308,19 @@ def fragmentation_curve(
     return FragmentationCurve(t0_ns, t1_ns, unused_columns, events, free, largest)
 
 
-def unused_levels(memory: Levels) -> Ratio | None:
+def unused_levels(trace: MemoryTrace, memory: Levels) -> Ratio | None:
     """Return (reserved - allocated) / reserved after every event; -inf if nothing is reserved then."""
     if memory.reserved is None:
         return None
-    ratio = np.full(len(memory.reserved), -np.inf)
-    np.divide(memory.reserved - memory.allocated, memory.reserved, out=ratio, where=memory.reserved > 0)
+    reserved, allocated = memory.reserved, memory.allocated
+    return trace.events.kept(
+        lambda: (_unused(reserved[rows], allocated[rows]) for rows in pieces_of(len(reserved)))
+    )
+
+
+def _unused(reserved: Int64, allocated: Int64) -> Ratio:
+    ratio = np.full(len(reserved), -np.inf)
+    np.divide(reserved - allocated, reserved, out=ratio, where=reserved > 0)
     return ratio
 
 

@@ -56,7 +56,7 @@ def extremes(
     index = ranges(first, end)
     values, starts = level[index], np.cumsum(end - first) - (end - first)
     high = np.maximum.reduceat(values, starts)
-    return np.minimum.reduceat(values, starts), high, index[_first_indices(values, starts, high)]
+    return np.minimum.reduceat(values, starts), high, index[_first_hits(values, starts, high)[1]]
 
 
 def _extremes_by_runs(
@@ -64,36 +64,46 @@ def _extremes_by_runs(
 ) -> tuple[npt.NDArray[Number], npt.NDArray[Number], Int64]:
     """Return `extremes` of the values from each `first` to before its `end`.
 
-    Each column is three ranges, of which two may be empty: values, whole runs of values, and values.
+    Each column is values (one at least), whole runs of values, and values again.
     """
-    run, run_end = -(-first // RUN), end // RUN
-    has_run = run < run_end
-    run, run_end = np.where(has_run, run, 0), np.where(has_run, run_end, 0)
-    values_end, values_begin = np.where(has_run, run * RUN, end), np.where(has_run, run_end * RUN, end)
-    begin = np.stack((first, run, values_begin), axis=1).ravel()
-    count = np.stack((values_end, run_end, end), axis=1).ravel() - begin
-    index = ranges(begin, begin + count)
-    is_run = np.repeat(np.tile([False, True, False], len(first)), count)
-    starts = (np.cumsum(count) - count)[::3]
-    low = level[np.where(is_run, 0, index)]
-    high = low.copy()
-    low[is_run], high[is_run] = runs.low[index[is_run]], runs.high[index[is_run]]
-    top = np.maximum.reduceat(high, starts)
-    position = _first_indices(high, starts, top)
-    at: Int64 = index[position]
-    in_run = np.flatnonzero(is_run[position])
-    run_at = at[in_run] * RUN
-    at[in_run] = run_at + level[run_at[:, None] + np.arange(RUN)].argmax(axis=1)
-    return np.minimum.reduceat(low, starts), top, at
+    run, run_end = first // RUN + 1, end // RUN
+    long = np.flatnonzero(run < run_end)
+    run, run_end = run[long], run_end[long]
+    begin, stop = np.stack((first, end), axis=1), np.stack((end, end), axis=1)
+    stop[long, 0], begin[long, 1] = run * RUN, run_end * RUN
+    index, count = ranges(begin.ravel(), stop.ravel()), (stop - begin).sum(axis=1)
+    values, starts = level[index], np.cumsum(count) - count
+    low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+    lowest, highest = runs.low[run[0] : run_end[-1]], runs.high[run[0] : run_end[-1]]
+    edges = (np.stack((run, run_end), axis=1).ravel() - run[0])[:-1]
+    low[long] = np.minimum(low[long], np.minimum.reduceat(lowest, edges)[::2])
+    high[long] = np.maximum(high[long], np.maximum.reduceat(highest, edges)[::2])
+    at = np.full(len(first), len(level), np.int64)
+    column, position = _first_hits(values, starts, high)
+    at[column] = index[position]
+    group, position = _first_hits(highest, edges, np.repeat(high[long], 2)[: len(edges)])
+    is_column = group % 2 == 0  # every second group are the runs between two columns
+    column, begins = long[group[is_column] // 2], (run[0] + position[is_column]) * RUN
+    in_run = begins + level[begins[:, None] + np.arange(RUN)].argmax(axis=1)
+    at[column] = np.minimum(at[column], in_run)
+    return low, high, at
 
 
-def _first_indices(values: npt.NDArray[Number], starts: Int64, highest: npt.NDArray[Number]) -> Int64:
-    """Return the first index in each group, which begin at `starts`, of the group's highest value."""
+def _first_hits(
+    values: npt.NDArray[Number], starts: Int64, highest: npt.NDArray[Number]
+) -> tuple[Int64, Int64]:
+    """Return the groups that reach `highest`, and the index of the first value of each that does.
+
+    Args:
+        values: shape (n,).
+        starts: int64, shape (groups,): where each group begins; an empty one reaches nothing.
+        highest: shape (groups,).
+    """
     group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(values))))
     hits = np.flatnonzero(values == highest[group])
     owner = group[hits]  # ascending, so the first hit of a group is where the owner changes
-    first: Int64 = hits[np.flatnonzero(np.diff(owner, prepend=-1))]
-    return first
+    first = np.flatnonzero(np.diff(owner, prepend=-1))
+    return owner[first], hits[first]
 
 
 def highest(level: npt.NDArray[Number], cuts: Int64, runs: Runs[Number] | None = None) -> npt.NDArray[Number]:

@@ -7,17 +7,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tb_memplugin.analysis.columns import Cuts, event_cuts, extremes, highest, time_cuts
-from tb_memplugin.analysis.divisions import Chosen, Divided, codes
+from tb_memplugin.analysis.divisions import DIVISIONS, Chosen, Divided, codes
 from tb_memplugin.analysis.module_groups import MOST_GROUPS, OTHER_MODULES, ModuleGroups
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.lifetimes import INDEXED
+from tb_memplugin.trace.part_sums import LEAST_BITS, PartSums
 from tb_memplugin.trace.result import Column, Tabular
 from tb_memplugin.trace.tables import Int64
 
 OTHERS = "(others)"
 SHOWN_MODULES = MOST_GROUPS
 """How many modules (stacks, lines, ...) get a band of their own; the others share one band."""
+
+WIDE = 2
+"""From how many times the distance of the moments of `PartSums` on a column is summed by them."""
+
+_NO_ROWS = slice(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,33 @@ def _drawn(trace: MemoryTrace, device: int, times: tuple[int, int], cuts: Cuts, 
 
 def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tuple[str, ...], Int64]:
     """Return the live bytes of each key at each index into `live`."""
+    top = int(np.argmax(trace.live(device)[at]))
+    table = _summed(trace, device, at, by)
+    if table is None:
+        stacks, names = _stacks_of_blocks(trace, device, at, top, by)
+    else:
+        stacks, (_, names) = table.at(at), codes(trace, by, _NO_ROWS)
+        if _folds(names, by):
+            parts, (key_of, names) = stacks, _folded(stacks[:, top], names, by)
+            stacks = np.zeros((len(names), len(at)), np.int64)
+            np.add.at(stacks, key_of, parts)
+    keeps_all = by == "module" or isinstance(by, ModuleGroups)
+    used = np.arange(len(names)) if keeps_all else np.flatnonzero(stacks.any(axis=1))
+    return tuple(names[row] for row in used), stacks[used]
+
+
+def _summed(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> PartSums | None:
+    """Return sums by part that answer faster than a look at the blocks, None where the columns are narrow."""
+    events, wide = int(at[-1] - at[0]), len(at) * WIDE
+    if len(trace.allocations) < INDEXED or events < wide << LEAST_BITS or by not in DIVISIONS:
+        return None
+    table = trace.part_sums(device, by, lambda rows: codes(trace, by, rows))
+    return table if events >= wide << table.bits else None
+
+
+def _stacks_of_blocks(
+    trace: MemoryTrace, device: int, at: Int64, top: int, by: Divided
+) -> tuple[Int64, tuple[str, ...]]:
     blocks = trace.allocations
     near = blocks.alive_after(at - 1, device)
     # A block counts in the columns whose moments are in born < moment <= freed: `at` never decreases.
@@ -112,28 +146,30 @@ def _stacks(trace: MemoryTrace, device: int, at: Int64, by: Divided) -> tuple[tu
     leave = np.searchsorted(at, blocks.freed[near], side="right")
     size = blocks.bytes[near]
     part, names = codes(trace, by, near)
-    top = int(at[np.argmax(trace.live(device)[at])])
-    at_top = (blocks.born[near] < top) & (blocks.freed[near] >= top)
-    part, names = _folded(part, names, np.where(at_top, size, 0), by)
+    if _folds(names, by):
+        at_top = np.where((enter <= top) & (top < leave), size, 0)
+        key_of, names = _folded(sums(part, at_top, len(names)), names, by)
+        part = key_of[part]
     width = len(at) + 1
     delta = sums(part * width + enter, size, len(names) * width)
     delta -= sums(part * width + leave, size, len(names) * width)
-    stacks = np.cumsum(delta.reshape(len(names), width), axis=1)[:, :-1]
-    keeps_all = by == "module" or isinstance(by, ModuleGroups)
-    used = np.arange(len(names)) if keeps_all else np.flatnonzero(stacks.any(axis=1))
-    return tuple(names[row] for row in used), stacks[used]
+    return np.cumsum(delta.reshape(len(names), width), axis=1)[:, :-1], names
 
 
-def _folded(part: Int64, names: tuple[str, ...], size: Int64, by: Divided) -> tuple[Int64, tuple[str, ...]]:
-    """Keep the parts (modules, stacks, lines, ...) with the most bytes, and give all others one key."""
-    if isinstance(by, (Rules, ModuleGroups)) or by in ("category", "phase") or len(names) <= SHOWN_MODULES:
-        return part, names
-    total = sums(part, size, len(names))
+def _folds(names: tuple[str, ...], by: Divided) -> bool:
+    """Return whether only the largest parts (modules, stacks, lines, ...) have a key of their own."""
+    return not (isinstance(by, (Rules, ModuleGroups)) or by in ("category", "phase")) and (
+        len(names) > SHOWN_MODULES
+    )
+
+
+def _folded(total: Int64, names: tuple[str, ...], by: Divided) -> tuple[Int64, tuple[str, ...]]:
+    """Return the key of each part: the parts with the most bytes have their own, and all others share one."""
     shown = np.argsort(-total, kind="stable")[:SHOWN_MODULES]
     shown = shown[total[shown] > 0]
     key_of = np.full(len(names), len(shown), np.int64)
     key_of[shown] = np.arange(len(shown))
-    return key_of[part], (*(names[row] for row in shown), OTHER_MODULES if by == "module" else OTHERS)
+    return key_of, (*(names[row] for row in shown), OTHER_MODULES if by == "module" else OTHERS)
 
 
 def category_columns(trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, columns: int) -> Curve:

@@ -14,13 +14,13 @@ from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.source_lines import NO_STACK, lines_of, stacks_in_use
-from tb_memplugin.analysis.subcategories import Subcategories, subcategories
+from tb_memplugin.analysis.subcategories import Subcategories, has_subcategories, subcategories
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Phase
 from tb_memplugin.trace.labels import fields_of
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
-from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64, Rows
+from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64, Rows, code_mask
 
 WITHOUT = "(none)"
 """Key of allocations whose label does not have the key, or that have no label."""
@@ -261,14 +261,15 @@ _PARTS_OF_A_STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
     """Return the divisions for which a trace has data, in the order in which to offer them."""
     blocks = trace.allocations
-    own = blocks.device == device
+    is_own = blocks.device == device
+    own = slice(None) if is_own.all() else is_own
     modules = np.array([*(module.is_module for module in trace.modules), False])  # index -1 reads the last
     stacks = bool((blocks.stack[own] >= 0).any())
     available: dict[By, bool] = {
         "category": True,
         "module": bool(modules[blocks.module[own]].any()),
-        "subcategory": subcategories(trace).has_names,
-        "phase": bool(np.isin(blocks.phase[own], _PARTS_OF_A_STEP).any()),
+        "subcategory": has_subcategories(trace),
+        "phase": bool(code_mask(_PARTS_OF_A_STEP)[blocks.phase[own]].any()),
         "operator": bool((blocks.operator[own] >= 0).any()),
         "dtype": bool((blocks.tensor[own] >= 0).any()),
         "line": stacks,

@@ -334,8 +334,8 @@ def _changes(trace: MemoryTrace, device: int) -> _Changes:
     segments, events = trace.segments, trace.events
     start = np.flatnonzero((segments.device == device) & (segments.bytes > 0))
     kind = events.kind
-    is_segment_event = (kind >= Kind.SEGMENT_ALLOC) & (kind <= Kind.SEGMENT_UNMAP)
-    rows = np.flatnonzero(is_segment_event & (events.device == device) & (events.bytes > 0))
+    rows = np.flatnonzero((kind >= Kind.SEGMENT_ALLOC) & (kind <= Kind.SEGMENT_UNMAP))
+    rows = rows[(events.device[rows] == device) & (events.bytes[rows] > 0)]
     address = np.concatenate((segments.address[start], events.address[rows]))
     size = np.concatenate((segments.bytes[start], events.bytes[rows])).astype(np.uint64)
     return _Changes(
@@ -363,6 +363,8 @@ def pending_since(trace: MemoryTrace, device: int) -> Int64:
     blocks, events = trace.allocations, trace.events
     at_start = blocks.device[: len(trace.start)] == device
     before = np.flatnonzero(at_start & (trace.start.pending != 0))
+    if not len(before) and not (events.kind == Kind.FREE_REQUESTED).any():
+        return blocks.freed
     changes = np.flatnonzero(
         ((events.kind == Kind.ALLOC) | (events.kind == Kind.FREE_REQUESTED)) & (events.device == device)
     )
@@ -381,7 +383,7 @@ def pending_since(trace: MemoryTrace, device: int) -> Int64:
         since[rows] = np.minimum(since[rows], requested)
         before = np.union1d(before, _completed_only(trace, since, device))
     since[before] = -1
-    return since
+    return trace.events.kept(lambda: (since,))
 
 
 def _first_request(trace: MemoryTrace, rows: Int64, changes: Int64, is_alloc: Bool) -> Int64:

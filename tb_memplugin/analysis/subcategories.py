@@ -14,7 +14,7 @@ from tb_memplugin.analysis.block_origins import Origin, StepBlocks, window_block
 from tb_memplugin.analysis.sums import groups
 from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace
 from tb_memplugin.trace.allocator import DEFAULT_POOL
-from tb_memplugin.trace.frames import read_frame
+from tb_memplugin.trace.frames import distinct, read_frame
 from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.labels import BUCKET
 from tb_memplugin.trace.tables import Bool, Int64, Rows
@@ -41,6 +41,9 @@ _COLLECTIVES = tuple(
 )
 """What an operator, a range of FSDP2 or a frame says of the collective that allocates."""
 
+_SOFTMAX_OR_LOSS = re.compile("softmax|cross_entropy", re.IGNORECASE)
+"""What an operator or a frame contains wherever scores or logits are found."""
+
 Column = npt.NDArray[np.signedinteger]
 
 _FSDP_RANGE = "FSDP::"
@@ -59,10 +62,10 @@ class Subcategories:
     part: Int64
     keys: tuple[str, ...]
 
-    @property
-    def has_names(self) -> bool:
-        """Whether any block has more than its category."""
-        return len(self.keys) > len(STACKING_ORDER)
+
+def has_subcategories(trace: MemoryTrace) -> bool:
+    """Return whether any allocation has more than its category."""
+    return any(len(rows) for _, rows in _named(trace))
 
 
 def subcategories(trace: MemoryTrace) -> Subcategories:
@@ -93,7 +96,9 @@ def subcategories(trace: MemoryTrace) -> Subcategories:
 def _named(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:
     """Yield names, and rows of allocations that have them unless an earlier one applies."""
     yield from _communication(trace)
-    for device in range(len(trace.devices)):
+    texts = (*trace.operators, *distinct(trace.stacks))
+    has_attention_or_loss = any(map(_SOFTMAX_OR_LOSS.search, texts))  # else no origin is one of them
+    for device in range(len(trace.devices)) if has_attention_or_loss else ():
         blocks = window_blocks(trace, device)
         yield ATTENTION_SCORES, blocks.rows[score_blocks(trace, blocks)[0]]
         yield LOGITS, blocks.rows[logit_blocks(trace, blocks)]

@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from tb_memplugin.server.turns import holding
+from tb_memplugin.store.scratch import is_mapped
 from tb_memplugin.trace import MemoryTrace
 
 MIB = 1 << 20
@@ -161,7 +162,7 @@ def size_of(value: object) -> int:
     """Return about how many bytes a result has: arrays exactly, long sequences from a sample."""
     match value:
         case np.ndarray():
-            return value.nbytes
+            return 0 if is_mapped(value) or 0 in value.strides else value.nbytes
         case MemoryTrace():
             return 0  # it is counted among the windows
         case dict():

@@ -14,13 +14,17 @@ from tb_memplugin.server.catalog import Entry
 from tb_memplugin.store import files
 from tb_memplugin.store.paths import SIDE_FOLDER
 from tb_memplugin.store.reader import load_window, side_file_path
+from tb_memplugin.store.scratch import is_mapped, release
 from tb_memplugin.trace import MemoryTrace
 
 MOST_BYTES = 1 << 30
 """The most bytes of all cached windows together; the last one loaded is kept whatever its size."""
 
-BYTES_PER_EVENT = 160
-"""What the columns that views read, pairing and curves take in memory."""
+BYTES_PER_EVENT, BYTES_PER_MAPPED_EVENT = 160, 16
+"""What columns, pairing and curves take in memory; and what stays there of windows in scratch files."""
+
+MOST_MAPPED_BYTES = 1 << 27
+"""From how many bytes of scratch files in memory on their pages are given back to the system."""
 
 Read = tuple[str, int, int]
 """A side file of which an answer depends: its path, size and time of change."""
@@ -103,6 +107,7 @@ class Windows:
         Raises:
             UnreadableFileError: its side file does not exist or cannot be read.
         """
+        release(MOST_MAPPED_BYTES)
         path = self.path(entry)
         read = _read(path)
         refused = self._refused.get(path)
@@ -176,7 +181,8 @@ def _has_no_run(path: str) -> bool:
 
 
 def _weight(trace: MemoryTrace) -> int:
-    return BYTES_PER_EVENT * (len(trace.events) + len(trace.start))
+    each = BYTES_PER_MAPPED_EVENT if is_mapped(trace.allocations.freed) else BYTES_PER_EVENT
+    return each * (len(trace.events) + len(trace.start))
 
 
 def _stamp(path: str) -> tuple[int, int]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 import numpy as np
 
 from tb_memplugin.proto.side_file_pb2 import Column
 from tb_memplugin.trace import Allocations, Kind, MemoryTrace
-from tb_memplugin.trace.tables import Events, Int64, StartState
+from tb_memplugin.trace.tables import Events, Int64, StartState, pieces_of
 
 PAIRED_FROM = 1 << 17
 """From how many events on a pairing is stored: the events of fewer are paired in milliseconds."""
@@ -23,8 +24,6 @@ PAIRING = {
     "blocks.origin": np.dtype(np.uint32),
 }
 """For each allocation `freed - born`; `unmatched_frees`; and a checksum of the columns that were paired."""
-
-_FREES = [Kind.FREE_COMPLETED, Kind.STORAGE_FREE]
 
 _ORIGINS = tuple(
     f"{table}.{field}" for table in ("events", "start") for field in ("kind", "device", "address")
@@ -62,28 +61,39 @@ def stored_pairing(
         return None
     life, unmatched, origin = map(unpack, PAIRING)
     kind, count = events.kind, len(events)
-    born = np.concatenate((np.full(len(start), -1, np.int64), np.flatnonzero(kind == Kind.ALLOC)))
+    before = np.full(len(start), -1, np.int64)
+    born = events.kept(
+        lambda: chain(
+            (before,), (np.flatnonzero(kind[rows] == Kind.ALLOC) + rows.start for rows in pieces_of(count))
+        )
+    )
     if len(life) != len(born) or origin.tolist() != [_origin(columns)]:
         return None
-    freed = born + life
     # A block of the start state may have no life: of several at one address only the last counts.
-    if len(life) and (life.min() < 0 or life[len(start) :].min(initial=1) < 1 or freed.max() > count):
+    if len(life) and (life.min() < 0 or life[len(start) :].min(initial=1) < 1 or life.max() > count + 1):
+        return None
+    freed = events.kept(lambda: (born[rows] + life[rows] for rows in pieces_of(len(born))))
+    if freed.max(initial=0) > count:
         return None
     if len(unmatched) and not 0 <= unmatched.min() <= unmatched.max() < count:
         return None
-    ends = np.zeros(count, bool)
-    ends[freed[(freed >= 0) & (freed < count)]] = True
-    blocks_ended, lifeless = int(np.count_nonzero(freed < count)), int(np.count_nonzero(freed < 0))
-    ended_by = np.bincount(kind[ends], minlength=len(Kind))
-    frees = np.bincount(kind, minlength=len(Kind))[_FREES].sum()
-    if ended_by.sum() != blocks_ended - lifeless:
-        return None  # an event would end two blocks
-    if ended_by[_FREES].sum() + ended_by[Kind.ALLOC] != ended_by.sum():
+    ends = np.zeros(count + 2, bool)
+    for rows in pieces_of(len(freed)):
+        ends[freed[rows]] = (
+            True  # the last two: of blocks that outlive the window, and of those without a life
+        )
+    lifeless = int(np.count_nonzero(freed < 0))
+    is_free = (kind == Kind.FREE_COMPLETED) | (kind == Kind.STORAGE_FREE)
+    by_free, by_alloc = (
+        int(np.count_nonzero(ends[:count] & kinds)) for kinds in (is_free, kind == Kind.ALLOC)
+    )
+    if by_free + by_alloc != np.count_nonzero(ends[:count]):
         return None  # an event that frees nothing would end a block
-    if ended_by[_FREES].sum() + len(unmatched) != frees:
+    if by_free + by_alloc != np.count_nonzero(freed < count) - lifeless:
+        return None  # an event would end two blocks
+    if by_free + len(unmatched) != np.count_nonzero(is_free):
         return None
-    unseen = lifeless + int(ended_by[Kind.ALLOC])
-    return Allocations(born, freed, unseen, unmatched, _events=events, _start=start)
+    return Allocations(born, freed, lifeless + by_alloc, unmatched, _events=events, _start=start)
 
 
 def _origin(columns: Mapping[str, Column]) -> int:

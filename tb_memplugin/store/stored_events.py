@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from tb_memplugin.trace.tables import EVENT_DTYPES, Events
+from tb_memplugin.store.scratch import joined
+from tb_memplugin.trace.tables import EVENT_DTYPES, Array, Events
 
 UnpackColumn = Callable[[str], np.ndarray]
 
@@ -32,6 +33,10 @@ class StoredEvents(Events):
         column = self._unpack(name)
         object.__setattr__(self, name, column)
         return column
+
+    def kept(self, pieces: Callable[[], Iterable[Array]]) -> Array:
+        """Return the pieces of a column that is computed from these events as one: on disk if it is large."""
+        return joined(pieces)
 
 
 StoredEvents.__slots__ = Events.__slots__  # by which others name the columns

@@ -26,6 +26,7 @@ from tb_memplugin.proto.side_file_pb2 import (
 from tb_memplugin.store.columns import BLOCK_ROWS, decode, encode, expected_size
 from tb_memplugin.store.envelope import MOST_NAMES, RERECORD, EnvelopeReader, EnvelopeWriter, ReadRange
 from tb_memplugin.store.pairing import PAIRING, pairing_columns, stored_pairing
+from tb_memplugin.store.scratch import joined
 from tb_memplugin.store.stored_events import StoredEvents
 from tb_memplugin.store.whole_devices import pack_whole, read_whole
 from tb_memplugin.trace import (
@@ -63,6 +64,9 @@ NAMES_OF_ANY_FILE, NAMES_PER_BYTE = 4 << 20, 100
 
 UNPACKED_LATER = 1 << 17
 """From how many events on a column is unpacked when it is first read, from the file's content in memory."""
+
+READ_BYTES = 8 << 20
+"""How much of a large file is read at once."""
 
 FARTHEST_NS = (1 << 62) - 1
 """The latest time, and with a minus the earliest, so that the difference of two fits an int64."""
@@ -240,8 +244,9 @@ class _WindowReader:
         rows = self._rows("events")
         if rows < UNPACKED_LATER:
             return self._table("events", Events)
-        content = self._read(0, self._size)
-        self._envelope.read = lambda offset, size: content[offset : offset + size]
+        begins = range(0, self._size, READ_BYTES)
+        content = joined(lambda: (np.frombuffer(self._read(begin, READ_BYTES), np.uint8) for begin in begins))
+        self._envelope.read = lambda offset, size: content[offset : offset + size].tobytes()
         for column in self._columns.values():
             for chunk in column.chunks if column.name not in PAIRING else ():
                 self._envelope.packed(chunk)
@@ -285,23 +290,23 @@ class _WindowReader:
         column, dtype = self._stored(name), DTYPES[name]
         self._unpacked += column.rows * dtype.itemsize
         open_content(self._unpacked)
+        if not column.chunks:
+            return np.empty(0, dtype)
         constants = {chunk.base if chunk.encoding == CONSTANT else None for chunk in column.chunks}
         if len(constants) == 1 and None not in constants:
             same = np.broadcast_to(decode(column.chunks[0], b"", dtype)[0], column.rows)
             self._check_column(name, same)
             return same
-        values = np.empty(column.rows, dtype)
-        row = 0
-        for chunk in column.chunks:
-            try:
-                block = decode(chunk, self._envelope.raw(chunk, expected_size(chunk)), dtype)
-            except ValueError as error:
-                self._refuse(f"Column {name} is damaged: {error}.")
-            values[row : row + chunk.rows] = block
-            row += chunk.rows
+        values = joined(lambda: (self._block(name, chunk) for chunk in column.chunks))
         values.flags.writeable = False
         self._check_column(name, values)
         return values
+
+    def _block(self, name: str, chunk: Chunk) -> np.ndarray:
+        try:
+            return decode(chunk, self._envelope.raw(chunk, expected_size(chunk)), DTYPES[name])
+        except ValueError as error:
+            self._refuse(f"Column {name} is damaged: {error}.")
 
     def _check_column(self, name: str, values: np.ndarray) -> None:
         """Refuse what points outside its table, and what would break computations."""

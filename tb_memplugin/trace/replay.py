@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Generic, TypeVar, cast
 
 import numpy as np
 
 from tb_memplugin.trace.kinds import Kind, Phase
 from tb_memplugin.trace.lifetimes import INDEXED, Lifetimes
-from tb_memplugin.trace.tables import Bool, Events, Int32, Int64, Rows, StartState, UInt8, UInt64
+from tb_memplugin.trace.tables import (
+    PIECE,
+    Bool,
+    Events,
+    Int32,
+    Int64,
+    Rows,
+    StartState,
+    UInt8,
+    UInt64,
+    pieces_of,
+)
 
 Column = TypeVar("Column")
 
@@ -30,12 +42,21 @@ class _Joined(Generic[Column]):
 
     def __get__(self, blocks: Allocations, owner: type[Allocations]) -> Column:
         events, start = blocks._events, blocks._start  # noqa: SLF001
-        values = getattr(events, self._name)[blocks.born[len(start) :]]
+        values = getattr(events, self._name)
         if self._at_start is None:
             before = getattr(start, self._name)
         else:
             before = np.full(len(start), self._at_start, values.dtype)
-        column = vars(blocks)[self._name] = np.concatenate((before, values))  # found there from now on
+        born = blocks.born[len(start) :]
+        if len(born) <= PIECE:
+            column = np.concatenate((before, values[born]))
+        elif values.strides == (0,) and (before == values[0]).all():
+            column = np.broadcast_to(values[:1], len(blocks))  # one value, which takes no memory
+        else:
+            column = events.kept(
+                lambda: chain((before,), (values[born[rows]] for rows in pieces_of(len(born))))
+            )
+        vars(blocks)[self._name] = column  # found there from now on
         return cast(Column, column)
 
 
@@ -82,6 +103,15 @@ class Allocations:
     @cached_property
     def _lifetimes(self) -> Lifetimes:
         return Lifetimes(self.born, self.freed)
+
+    @cached_property
+    def freed_by(self) -> Int32:
+        """The row of the block that each event freed, -1 if none: int32, shape (events,)."""
+        rows = np.full(len(self._events) + 2, -1, np.int32)
+        rows[self.freed] = np.arange(len(self), dtype=np.int32)
+        return self._events.kept(
+            lambda: (rows[:-2],)
+        )  # the last two: of blocks that outlive the window, and of those without a life
 
     def alive_at(self, event: int, device: int) -> Rows:
         """Return the rows of the blocks on a device that are live after an event, ascending."""
@@ -244,14 +274,19 @@ def frees_of_unknown(events: Events, blocks: Allocations) -> Int64:
 
 def live_levels(allocations: Allocations, events: int, device: int) -> Int64:
     """Return the live bytes on a device: shape (events + 1,); entry 0 is before the first event."""
-    own = (allocations.device == device) & (allocations.freed >= 0)  # of blocks at one address only the last
-    size = np.where(own, allocations.bytes, 0)
     start = int(np.searchsorted(allocations.born, 0))
+    size, own = allocations.bytes, allocations.device == device
+    own[:start] &= allocations.freed[:start] >= 0  # of blocks at one address only the last
+    if not own.all():
+        size = np.where(own, size, 0)
     delta = np.zeros(events + 2, np.int64)
     delta[0] = size[:start].sum()
-    delta[allocations.born[start:] + 1] = size[start:]
-    delta[allocations.freed + 1] -= size  # an event frees one block at most
-    return np.cumsum(delta[:-1])
+    after = delta[1:]
+    after[allocations.born[start:]] = size[start:]
+    for rows in pieces_of(len(size)):
+        after[allocations.freed[rows]] -= size[rows]  # an event frees one block at most
+    level: Int64 = np.cumsum(delta, out=delta)[:-1]
+    return level
 
 
 def reserved_levels(events: Events, device: int, at_start: int | None) -> Int64 | None:
@@ -265,15 +300,20 @@ def reserved_levels(events: Events, device: int, at_start: int | None) -> Int64 
     Returns:
         None if no event reports a value and `at_start` is None.
     """
-    reported = np.flatnonzero((events.device == device) & (events.reserved >= 0))
+    if at_start is not None and events.reserved.strides == (0,) and (events.reserved[:1] == at_start).all():
+        return np.broadcast_to(np.int64(at_start), len(events) + 1)  # one value, which takes no memory
+    is_reported = (events.device == device) & (events.reserved >= 0)
+    if is_reported.all() and len(events):
+        first = events.reserved[0] if at_start is None else at_start
+        return events.kept(lambda: (np.array([first], np.int64), events.reserved))
+    reported = np.flatnonzero(is_reported)
     if at_start is None:
         if not len(reported):
             return None
         at_start = int(events.reserved[reported[0]])
     values = np.concatenate((np.array([at_start], np.int64), events.reserved[reported]))
-    if len(reported) == len(events):
-        return values
-    return np.repeat(values, np.diff(reported, prepend=-1, append=len(events)))
+    levels = np.repeat(values, np.diff(reported, prepend=-1, append=len(events)))
+    return events.kept(lambda: (levels,))
 
 
 def window_levels(events: Events, device: int) -> Int64:

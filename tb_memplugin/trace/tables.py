@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +18,22 @@ UInt8 = npt.NDArray[np.uint8]
 Bool = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 """Rows of a table, or indices into an array, as numpy returns them."""
+
+
+Array = TypeVar("Array", bound=np.ndarray)
+
+PIECE = 1 << 16
+"""How many rows are computed at once where the whole would need much memory for a moment."""
+
+
+def pieces_of(rows: int) -> Iterator[slice]:
+    """Yield the slices that cover so many rows, at least one."""
+    return (slice(begin, min(begin + PIECE, rows)) for begin in range(0, max(rows, 1), PIECE))
+
+
+def in_memory(pieces: Sequence[Array]) -> Array:
+    """Return pieces of a column, of which there is one at least, as one array."""
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)  # type: ignore[return-value]
 
 
 def column(kind: type[np.generic]) -> Any:
@@ -199,6 +215,10 @@ class Events:
 
     def __len__(self) -> int:
         return len(self.time_ns)
+
+    def kept(self, pieces: Callable[[], Iterable[Array]]) -> Array:
+        """Return the pieces of a column that is computed from these events as one: here in memory."""
+        return in_memory(list(pieces()))
 
 
 Table = TypeVar("Table", Events, StartState)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -13,10 +13,21 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace.allocator import Annotations, OutOfMemory, Segments
 from tb_memplugin.trace.counters import CounterReading
 from tb_memplugin.trace.notes import Note
+from tb_memplugin.trace.part_sums import PartSums
 from tb_memplugin.trace.replay import Allocations, live_levels, pair, reserved_levels, window_levels
 from tb_memplugin.trace.result import Column, Tabular
 from tb_memplugin.trace.runs import Runs, runs_of
-from tb_memplugin.trace.tables import Device, Events, Int64, Module, Spans, StartState, Step, TensorMetadata
+from tb_memplugin.trace.tables import (
+    Device,
+    Events,
+    Int64,
+    Module,
+    Spans,
+    StartState,
+    Step,
+    TensorMetadata,
+    pieces_of,
+)
 from tb_memplugin.trace.whole_device import WholeDevice
 
 NEIGHBORS = 1_000
@@ -113,13 +124,18 @@ class MemoryTrace(Tabular):
         return {}
 
     @cached_property
+    def _part_sums(self) -> dict[tuple[int, str], PartSums]:
+        return {}
+
+    @cached_property
     def _window(self) -> dict[int, Int64]:
         return {}
 
     def live(self, device: int) -> Int64:
         """Return the live bytes on a device: int64, shape (events + 1,); entry e + 1 is after event e."""
         if device not in self._live:
-            self._live[device] = live_levels(self.allocations, len(self.events), device)
+            live = live_levels(self.allocations, len(self.events), device)
+            self._live[device] = self.events.kept(lambda: (live,))
         return self._live[device]
 
     def live_runs(self, device: int) -> Runs[np.int64]:
@@ -127,6 +143,27 @@ class MemoryTrace(Tabular):
         if device not in self._live_runs:
             self._live_runs[device] = runs_of(self.live(device))
         return self._live_runs[device]
+
+    def part_sums(
+        self, device: int, by: str, codes: Callable[[slice], tuple[Int64, Sequence[str]]]
+    ) -> PartSums:
+        """Return the live bytes by part at regular moments.
+
+        Args:
+            device: row in `devices`.
+            by: the name of the division, the same for the same result of `codes`.
+            codes: returns the part of each of some allocations, int64, and the names of the parts.
+        """
+        if (device, by) not in self._part_sums:
+            blocks, kept = self.allocations, self.events.kept
+            _, parts = codes(slice(0, 0))
+            part = kept(lambda: (codes(rows)[0].astype(np.int32) for rows in pieces_of(len(blocks))))
+            own = blocks.device == device
+            size = blocks.bytes if own.all() else kept(lambda: (blocks.bytes * own,))
+            self._part_sums[device, by] = PartSums(
+                blocks.born, blocks.freed, blocks.freed_by, size, part, len(parts), kept
+            )
+        return self._part_sums[device, by]
 
     def reserved(self, device: int) -> Int64 | None:
         """Return the reserved bytes on a device: int64, shape (events + 1,), indexed as `live`.

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tb_memplugin.analysis.allocator import (
-    Levels,
     ReserveCurve,
     fragmentation,
     fragmentation_curve,
@@ -283,13 +282,14 @@ def history() -> MemoryTrace:
     )
 
 
-def drawn(memory: Levels, cuts: Cuts) -> ReserveCurve:
-    return reserve_curve(memory, unused_levels(memory), cuts)
+def drawn(trace: MemoryTrace, cuts: Cuts) -> ReserveCurve:
+    memory = levels(trace, 0)
+    return reserve_curve(memory, unused_levels(trace, memory), cuts)
 
 
 def test_one_column_an_event() -> None:
     trace = history()
-    got = drawn(levels(trace, 0), event_cuts(trace, 0, 5, 5))
+    got = drawn(trace, event_cuts(trace, 0, 5, 5))
     assert got.low.tolist() == [0, K, 3 * K, K, K]
     assert (got.allocated + got.pending).tolist() == [K, 3 * K, 3 * K, 3 * K, K]
     assert got.pending.tolist() == [0, 0, 0, 2 * K, 0]  # the first of equal moments counts
@@ -307,7 +307,7 @@ def test_nothing_highest_or_lowest_is_lost(columns: int) -> None:
         event_cuts(trace, 0, 5, columns),
         time_cuts(trace, EPOCH - MICROSECOND, EPOCH + 6 * MICROSECOND, columns),
     ):
-        got = drawn(now, cuts)
+        got = drawn(trace, cuts)
         assert got.reserved is not None
         assert len(cuts) == columns + 1
         assert (got.allocated + got.pending).max() == now.active.max()
@@ -318,7 +318,7 @@ def test_nothing_highest_or_lowest_is_lost(columns: int) -> None:
 def test_an_event_is_drawn_from_its_index_to_the_next() -> None:
     trace = history()
     cuts = event_cuts(trace, 0, 5, 50)
-    got = drawn(levels(trace, 0), cuts)
+    got = drawn(trace, cuts)
     active = got.allocated + got.pending
     assert active[1:10].tolist() == [K] * 9
     assert active[11:20].tolist() == [3 * K] * 9
@@ -327,7 +327,7 @@ def test_an_event_is_drawn_from_its_index_to_the_next() -> None:
 
 def test_without_a_reserve_there_is_none() -> None:
     trace = allocator_trace("alloc 16M 1K")
-    got = drawn(levels(trace, 0), event_cuts(trace, 0, 1, 2))
+    got = drawn(trace, event_cuts(trace, 0, 1, 2))
     assert got.unused is None or bool(np.isnan(got.unused).all())
 
 

@@ -10,12 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tb_memplugin import load
+from tb_memplugin.analysis import curves
 from tb_memplugin.analysis.allocations import bands, turnover
 from tb_memplugin.analysis.allocator import levels, reserve_curve, split_moments
 from tb_memplugin.analysis.columns import event_cuts
 from tb_memplugin.analysis.curves import event_curve
+from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.layout import Placement
-from tb_memplugin.trace import Category, Device, Kind, MemoryTrace, StartState, Step, events, replay
+from tb_memplugin.trace import (
+    Category,
+    Device,
+    Kind,
+    MemoryTrace,
+    Module,
+    Phase,
+    Step,
+    events,
+    part_sums,
+    replay,
+    start_state,
+)
 
 EVENTS = 6_000
 RECORDINGS = sorted(Path(__file__).parents[1].joinpath("data").rglob("*.pickle*"))
@@ -37,10 +51,15 @@ def recorded(seed: int) -> MemoryTrace:
             address=address * 512,
             bytes=random.integers(1, 9, EVENTS) * 512,
             category=random.integers(0, len(Category), EVENTS),
+            module=random.integers(-1, 40, EVENTS),
+            operator=random.integers(-1, 3, EVENTS),
+            phase=random.integers(0, len(Phase), EVENTS),
         ),
-        start=StartState(),
+        start=start_state([512, 1024, 4096], device=[0, 1, 0], address=[512, 1024, 512], module=[3, -1, 4]),
         devices=(Device("cuda:0"), Device("cuda:1")),
         steps=(Step(0, 0, 3 * EVENTS),),
+        operators=("aten::a", "aten::b", "aten::c"),
+        modules=tuple(Module(f"layers.{row}") for row in range(40)),
     )
 
 
@@ -62,15 +81,33 @@ def test_the_exact_peak_is_on_the_curve_at_every_zoom(seed: int, data: st.DataOb
     assert drawn.low.min() == live.min()
     assert drawn.stacks.sum(axis=0).tolist() == drawn.high.tolist()
     size, blocks = trace.allocations.bytes, trace.allocations
-    assert live[-1] - live[0] == size[moved.allocated].sum() - size[moved.freed].sum()
-    own = blocks.device == 1
-    assert (
-        moved.stayed.tolist()
-        == np.flatnonzero(own & (blocks.born >= first) & (blocks.born < end) & (blocks.freed >= end)).tolist()
-    )
+    born = (blocks.device == 1) & (blocks.born >= first) & (blocks.born < end)
+    freed = (blocks.device == 1) & (blocks.freed >= first) & (blocks.freed < end)
+    assert (moved.allocated_bytes, moved.allocated) == (size[born].sum(), born.sum())
+    assert (moved.freed_bytes, moved.freed) == (size[freed].sum(), freed.sum())
+    assert moved.stayed.tolist() == np.flatnonzero(born & (blocks.freed >= end)).tolist()
     for column, at in enumerate(drawn.high.tolist()):
         shown = (banded.first <= column) & (column <= banded.last)
         assert size[banded.rows[shown]].sum() + banded.rest[column] == at
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["category", "phase", "module", "operator"]), st.data())
+def test_sums_by_part_are_those_of_the_blocks(seed: int, by: By, data: st.DataObject) -> None:
+    trace = recorded(seed)
+    first = data.draw(st.integers(0, EVENTS - 1))
+    columns = data.draw(st.integers(1, 40))
+    drawn = []
+    for indexed in (0, 1 << 40):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(curves, "INDEXED", indexed)
+            patch.setattr(curves, "WIDE", 0)
+            patch.setattr(part_sums, "MOST_CELLS", data.draw(st.sampled_from([1, 500, 1 << 22])))
+            drawn.append(event_curve(trace, 0, first, EVENTS, columns, by))
+        assert drawn[-1].stacks.sum(axis=0).tolist() == drawn[-1].high.tolist()
+    assert drawn[0].keys == drawn[1].keys
+    assert drawn[0].stacks.tolist() == drawn[1].stacks.tolist()
+    assert list(vars(trace)["_part_sums"]) == [(0, by)]  # the first one used them
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
@@ -78,6 +115,8 @@ def test_recordings_say_the_same_with_the_index(path: Path, monkeypatch: pytest.
     answers: list[list[object]] = [[], []]
     for indexed, said in zip((0, 1 << 40), answers, strict=True):
         monkeypatch.setattr(replay, "INDEXED", indexed)
+        monkeypatch.setattr(curves, "INDEXED", indexed)
+        monkeypatch.setattr(curves, "WIDE", 0)
         trace = load(path)
         count = len(trace.events)
         cuts = event_cuts(trace, count // 4, count, 7)
@@ -86,5 +125,7 @@ def test_recordings_say_the_same_with_the_index(path: Path, monkeypatch: pytest.
             reserved = reserve_curve(levels(trace, device), None, cuts)
             alive = [trace.allocations.alive_at(event, device).tolist() for event in range(-1, count, 97)]
             splits = split_moments(Placement(trace, device), cuts)
+            by_module = event_curve(trace, device, 0, count, 50, "module")
+            said += [by_module.keys, by_module.stacks.tolist()]
             said += [drawn.high.tolist(), drawn.stacks.tolist(), reserved.low.tolist(), alive, splits]
     assert answers[0] == answers[1]

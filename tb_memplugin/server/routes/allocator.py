@@ -65,7 +65,7 @@ from tb_memplugin.trace.runs import Runs, runs_of
 from tb_memplugin.trace.tables import Int64, Rows
 
 _REPLAYS = Cache(256 * MIB)
-"""About 80 bytes per event, one result for each device and window."""
+"""One result for each device and window; of long windows almost all of it is in scratch files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def replay_of(opened: Opened) -> Replay:
 
 def _replay(trace: MemoryTrace, device: int) -> Replay:
     memory = levels(trace, device)
-    unused = unused_levels(memory)
+    unused = unused_levels(trace, memory)
     runs = LevelRuns(
         trace.live_runs(device), trace.reserved_runs(device), None if unused is None else runs_of(unused)
     )

@@ -171,12 +171,11 @@ def answer_stretch(session: Session, request: Request) -> StretchAnswer:
         "highest_bytes": moved.highest_bytes,
         "highest_event": moved.highest_event,
         "highest_ns": opened.time_ns(moved.highest_event),
-        "allocated": _sum(opened, moved.allocated),
-        "freed": _sum(opened, moved.freed),
-        "stayed": _sum(opened, moved.stayed),
+        "allocated": {"bytes": moved.allocated_bytes, "count": moved.allocated},
+        "freed": {"bytes": moved.freed_bytes, "count": moved.freed},
+        "stayed": {
+            "bytes": int(opened.trace.allocations.bytes[moved.stayed].sum()),
+            "count": len(moved.stayed),
+        },
         "largest": _largest(opened, moved.stayed, LARGEST_STAYED),
     }
-
-
-def _sum(opened: Opened, rows: Rows) -> Sum:
-    return {"bytes": int(opened.trace.allocations.bytes[rows].sum()), "count": len(rows)}
