@@ -75,11 +75,12 @@ class RunWriter:
         self._lock = threading.Lock()
         logdir = self._logdir
         self._disk = DiskSync(
-            lambda error: failed(_not_written(logdir, error)), idle=lambda: clear_logdir(logdir)
+            lambda error: failed(_not_written(logdir, error)),
+            idle=lambda: clear_logdir(logdir),
+            durable=durable,
         )
         self._claimed = WriterFolder(self._logdir, worker)
         self._windows = self._failed = 0
-        self._durable = durable
 
     @classmethod
     def into(cls, folder: str, worker: str, writer_id: str) -> RunWriter:
@@ -139,8 +140,6 @@ class RunWriter:
             raise
         if not folder.flushed:
             self._disk.add(side_file, event_file)
-        if self._durable:
-            self._disk.wait(None)
         return WrittenWindow(
             folder=folder.path,
             worker=folder.worker,

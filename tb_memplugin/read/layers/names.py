@@ -92,23 +92,56 @@ class Names:
 
     def _in_sequential(self, parent: Call, calls: list[Call]) -> None:
         """Name the calls of a Sequential: by its modules, if the text has them; some may allocate nothing."""
-        elements, after = parent.elements, 0
-        names = {self.class_of(call) for call in calls}
-        is_list = len(names) == 1 and not all(
-            "torch/nn/" in self._frames.all[n].file for n in calls[0].inside
-        )
+        is_list = len({self.class_of(call) for call in calls}) == 1 and not self._is_of_torch(calls[0])
         may_skip = not is_list and (parent.is_by_text or parent.parent is None)
+        places: Sequence[int] = ()
+        if parent.elements:
+            places = self._places(calls, parent.elements)
+        elif parent.parent is None and parent.site:  # the whole model: the file that calls it may make it
+            made = self._text.sequentials(self._frames.all[parent.site[-1]].file)
+            possible = {tuple(self._places(calls, elements)) for elements in made}
+            fits = [each for each in possible if len(each) == len(calls)]
+            places = fits[0] if len(fits) == 1 else ()
         for order, call in enumerate(calls):
             call.name = f"{NOT_KNOWN if may_skip else ''}{order}"
             call.in_loop = True
-            if elements:
-                name = self.class_of(call)
-                fits = (at for at in range(after, len(elements)) if likeness(name, elements[at]) > 1)
-                at = next(fits, None)
-                if at is None:
-                    elements = None
-                else:
-                    call.name, after = str(at), at + 1
+            if order < len(places):
+                call.name = str(places[order])
+
+    def _places(self, calls: Sequence[Call], elements: Sequence[str]) -> list[int]:
+        """Return the index of the module of a Sequential that each call is, as far as the classes fit.
+
+        Args:
+            elements: as in `Target`. Of any number of modules none may be skipped, as PyTorch's own may.
+        """
+        places: list[int] = []
+        runs = [int(not element.startswith("*")) for element in elements]
+        after = 0
+        for call in calls:
+            name = self.class_of(call)
+            fits = (at for at in range(after, len(elements)) if likeness(name, elements[at].strip("*")) > 1)
+            at = next(fits, None)
+            is_one = at is not None and not elements[at].startswith("*")
+            if at is None or not (is_one or self._is_sure(call)):
+                break
+            places.append(sum(runs[:at]) + (0 if is_one else runs[at]))
+            runs[at] += not is_one
+            after = at + is_one
+        return places
+
+    def _is_sure(self, call: Call) -> bool:
+        """Whether a call is surely one: where it ends as it begins, or a line calls twice, it may be two."""
+        if self._is_of_torch(call) or call.first == call.last:
+            return False
+        for site, children in call.children.items():
+            if len(children) > len({child.function for child in children}) and site:
+                frame = self._frames.all[site[-1]]
+                if self._text.most_calls(frame.file, frame.line) is not None:
+                    return False
+        return True
+
+    def _is_of_torch(self, call: Call) -> bool:
+        return all("torch/nn/" in self._frames.all[number].file for number in call.inside)
 
     def _targets(self, site: tuple[int, ...]) -> tuple[Target, ...]:
         """Return the modules that a site calls: those of its innermost frame whose text names any.

@@ -49,7 +49,8 @@ class Target(NamedTuple):
         is_forward: whether the line calls `forward` itself, so that no module call begins.
         position: which of the attributes that its class makes it is, from 1; 0 if not known.
         may_skip: whether a condition in a loop decides if the line runs.
-        elements: the classes of what it contains, if it is a Sequential with a known list of modules.
+        elements: the classes of what it contains, if it is a Sequential with a known list of modules;
+            `*Block` are any number of them.
     """
 
     path: str
@@ -82,10 +83,10 @@ class SourceText:
 
     def __init__(self, lines: Iterable[tuple[str, int, str]] = (), *, read: bool = True) -> None:
         self._files: dict[str, _File | None] = {}
-        by_file: dict[str, list[tuple[int, str]]] = {}
+        self._lines: dict[str, list[tuple[int, str]]] = {}
         for file, line, function in lines if read else ():
-            by_file.setdefault(file, []).append((line, function))
-        for file, wanted in by_file.items():
+            self._lines.setdefault(file, []).append((line, function))
+        for file, wanted in self._lines.items():
             if any(function == "forward" for _, function in wanted):
                 self._files[file] = _file(file, wanted)
 
@@ -145,6 +146,13 @@ class SourceText:
         """Return the modules that a line calls, in order of evaluation; none without a text."""
         function = self._function(file, line)
         return function.called(line) if function else ()
+
+    def sequentials(self, file: str) -> list[tuple[str, ...]]:
+        """Return the elements of each `Sequential` that a file makes anywhere, as in `Target`."""
+        if file not in self._files:
+            self._files[file] = _file(file, self._lines.get(file, []))
+        text = self._files[file]
+        return text.sequentials() if text else []
 
     def makes(self, file: str, line: int) -> bool:
         """Whether a line calls a module that is no attribute: its function makes it, or it is global."""
@@ -229,6 +237,12 @@ class _File:
         if match and name not in self._classes:
             self._block(bisect_right(self._starts, match.start()) - 1)
         return self._classes.get(name)
+
+    def sequentials(self) -> list[tuple[str, ...]]:
+        """Return the elements of each Sequential that is made."""
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            return [elements for node in ast.walk(ast.parse(self._text)) if (elements := _elements_of(node))]
+        return []
 
     def values_of(self, owner: ast.ClassDef) -> dict[str, ast.expr]:
         """Return what methods of a class, and of its bases in the file, assign to attributes of `self`."""
@@ -415,11 +429,7 @@ class _Function:
         value = self._values.get(path)
         if isinstance(value, ast.BoolOp):  # `inner or nn.Sequential(...)`
             value = value.values[-1]
-        if not isinstance(value, ast.Call) or _name(value.func) != "Sequential" or not value.args:
-            return None
-        if not all(isinstance(element, ast.Call) for element in value.args):
-            return None
-        return tuple(map(_name_of_class, value.args))
+        return _elements_of(value)
 
     def _class_of(self, path: str) -> str:
         first, _, rest = path.partition(".")
@@ -519,6 +529,22 @@ class _Function:
             case ast.Name(id=name) if self._locals.get(name) in (LOOP, BACKWARDS):
                 return f".{self._locals[name]}"
         return f".{NOT_KNOWN}"
+
+
+def _elements_of(value: ast.AST | None) -> tuple[str, ...] | None:
+    """Return the classes with which a `Sequential(...)` is made, as in `Target`; None for anything else."""
+    if not isinstance(value, ast.Call) or _name(value.func) != "Sequential" or not value.args:
+        return None
+    elements = []
+    for element in value.args:
+        match element:
+            case ast.Call():
+                elements.append(_name_of_class(element))
+            case ast.Starred(value=ast.ListComp(elt=each) | ast.GeneratorExp(elt=each)):
+                elements.append(f"*{_name_of_class(each)}")
+            case _:
+                return None
+    return tuple(elements)
 
 
 def _name(function: ast.expr) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tb_memplugin.read.snapshot.caches import caches
 from tb_memplugin.read.snapshot.frame_marks import Mark, judged, mark_of
 from tb_memplugin.read.snapshot.same_sizes import by_sizes
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason
@@ -121,8 +122,13 @@ def classify(trace: MemoryTrace) -> Classified:
     saved = (category == Category.ACTIVATION) & (born.phase == Phase.OTHER)
     reason[saved] = Reason.FREED_BY_AUTOGRAD
     certain = np.zeros(len(blocks), bool)
+    trains = _has_backward(trace, phase)[blocks.device]
+    of_frames = np.where((born.category == Category.CACHE) & trains, Category.UNKNOWN, born.category)
+    in_forward = (category == Category.ACTIVATION) & (born.phase == Phase.FORWARD)
+    has_grown = caches(trace, in_forward)
+    category[has_grown], reason[has_grown] = Category.CACHE, Reason.GROWN
     for named, why in (
-        (born.category, Reason.FRAMES),
+        (of_frames, Reason.FRAMES),
         (_named(trace.labels)[blocks.label], Reason.LABEL),
     ):
         is_known = named != Category.UNKNOWN
@@ -281,6 +287,11 @@ def _saved_for_backward(trace: MemoryTrace, born: _Judgement, phase: UInt8) -> B
         )
     mask: Bool = by_autograd & ((blocks.born >= 0) | (began[blocks.device] < blocks.freed))
     return mask
+
+
+def _has_backward(trace: MemoryTrace, phase: UInt8) -> Bool:
+    """Return on which devices a backward runs: in training, what transformers calls a cache is used once."""
+    return np.bincount(trace.events.device[phase == Phase.BACKWARD], minlength=len(trace.devices)) > 0
 
 
 def _fate(trace: MemoryTrace, rows: Int64, ends: Bool) -> UInt8:

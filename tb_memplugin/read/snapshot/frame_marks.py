@@ -32,6 +32,7 @@ class Mark(IntEnum):
     OPTIMIZER_STATE = 11
     STARTUP = 12
     """Initialisers, whose allocations are neither parameters nor activations."""
+    CACHE = 13
 
 
 CATEGORIES = {
@@ -41,6 +42,7 @@ CATEGORIES = {
     Mark.PARAMETER: Category.PARAMETER,
     Mark.GRADIENT: Category.GRADIENT,
     Mark.OPTIMIZER_STATE: Category.OPTIMIZER_STATE,
+    Mark.CACHE: Category.CACHE,
 }
 """The category of an allocation whose innermost mark is the key."""
 
@@ -107,6 +109,11 @@ _PYTHON: tuple[tuple[Mark, str, str], ...] = (
         Mark.INPUT,
         r".*(transformers/(tokenization_utils_base|feature_extraction_utils)|torch_geometric/data/\w+)\.py",
         r"to|cuda|apply|apply_|_?stores?_to",
+    ),
+    (
+        Mark.CACHE,
+        r".*transformers/cache_utils\.py",
+        r"update|(lazy|early)_initialization|reorder_cache|batch_(repeat_interleave|select_indices)",
     ),
     (Mark.STARTUP, r".*torch/nn/init\.py", r".*"),
     (Mark.STARTUP, r".*", r"reset_parameters"),

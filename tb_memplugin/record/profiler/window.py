@@ -22,7 +22,7 @@ from torch import nn
 
 from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now, memory_of
 from tb_memplugin.record.exact_cpu import CountedCalls, CountedWindow, begin_window, is_counting
-from tb_memplugin.record.guard import Guard, guarded, kind_of
+from tb_memplugin.record.guard import Guard, guarded, is_of_signal, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
@@ -557,6 +557,8 @@ class WindowRecorder:
 
     def _note(self, moment: str, error: Exception) -> None:
         """Note what a window lacks, because of an error that leaves the rest of it right."""
+        if is_of_signal(error):
+            raise error
         logger.debug("recording failed at %s", moment, exc_info=error)
         if self._window is not None:
             problem = f"Recording at {moment} failed ({type(error).__name__}: {error})."

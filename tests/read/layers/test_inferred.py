@@ -311,3 +311,41 @@ def test_a_module_that_a_function_of_its_line_takes_is_not_its_parent(tmp_path: 
     assert modules(inferred((8, [MAIN, CALL, ("forward", str(file), number), CALL, LINEAR]))) == [
         f"?Linear:{number}"
     ]
+
+
+STACKED = """
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        self.up = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.up(x)
+        return x + 1
+
+def main():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Flatten(), *[Block() for _ in range(2)], nn.Linear(4, 2))
+    other = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    return net(1)
+"""
+
+
+def test_a_model_that_is_a_sequential_has_the_indices_of_the_text_that_makes_it(tmp_path: Path) -> None:
+    """`Flatten` allocates nothing. Of the two that are made, only one has blocks."""
+    file, lines = tmp_path / "net.py", STACKED.split("\n")
+    file.write_text(STACKED, encoding="utf-8")
+    call: Frame = ("main", str(file), lines.index("    return net(1)") + 1)
+    up: Frame = ("forward", str(file), lines.index("        x = self.up(x)") + 1)
+    end: Frame = ("forward", str(file), lines.index("        return x + 1") + 1)
+    around: list[Frame] = [call, CALL, ("forward", "site-packages/torch/nn/modules/container.py", 250), CALL]
+    linear = (8, [*around, LINEAR])
+    block = [(8, [*around, up, CALL, LINEAR]), (8, [*around, end])]
+    assert modules(inferred(linear, *block, *block, linear)) == ["0", "2.up", "2", "3.up", "3", "4"]
+    assert modules(inferred(linear, block[1], block[1], linear)) == [
+        "?0",
+        "?1",
+        "?1",
+        "?2",
+    ]  # one or two blocks
+    assert modules(inferred(linear, *block, linear, *block))[-1] == "?3"  # no Sequential of the file fits

@@ -52,6 +52,51 @@ def phases(trace: MemoryTrace) -> list[str]:
     return [Phase(row).key for row in classify(trace).phase.tolist()]
 
 
+CACHE_STACKS = {
+    **STACKS,
+    **{
+        name: ("cat ??:0", f"forward /work/model.py:{line}", CALL, "generate /work/chat.py:9")
+        for name, line in (("keys", 20), ("values", 21), ("new", 19))
+    },
+    "logits": ("at::mm ??:0", "forward /work/head.py:7", CALL, "generate /work/chat.py:9"),
+    "update": ("cat ??:0", "update /env/transformers/cache_utils.py:9", "forward /work/model.py:22", CALL),
+}
+
+
+def _generation(calls: int, new: int) -> list[str]:
+    """Two layers: what is new is `new` bytes large; keys and values grow by 512 bytes and are kept."""
+    lines = []
+    for call in range(calls):
+        for layer in "ab":
+            lines += [f"alloc {new} n at=new", "free n"]
+            for name in ("keys", "values"):
+                lines.append(f"alloc {512 * (call + 3)} {name}{layer}{call} at={name}")
+                lines += [f"free {name}{layer}{call - 1}"] if call else []
+        lines.append(f"alloc {7 * (call + 1)} logits{call} at=logits")
+        lines += [f"free logits{call - 1}"] if call else []
+    return lines
+
+
+def _cached(*lines: str) -> int:
+    blocks = categorised(program(*lines, stacks=CACHE_STACKS)).allocations
+    return int(blocks.bytes[blocks.category == Category.CACHE].sum())
+
+
+def test_keys_and_values_that_grow_are_a_cache_and_logits_that_grow_are_not():
+    assert _cached(*_generation(4, 512)) == 4 * 512 * (3 + 4 + 5 + 6)
+    assert _cached(*_generation(2, 512)) == 0
+
+
+def test_what_grows_in_a_model_without_a_cache_is_none():
+    assert _cached(*_generation(4, 511)) == 0
+
+
+def test_keys_and_values_that_transformers_keeps_are_a_cache_unless_a_backward_runs():
+    kept = ["alloc 100 keys at=update", "alloc 3 h at=forward", "free h"]
+    assert _cached(*kept) == 100
+    assert _cached(*kept, "alloc 5 g at=backward", "free keys") == 0
+
+
 def test_a_training_step_is_told_apart():
     step = program(
         "alloc 1 h at=forward",
