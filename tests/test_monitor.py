@@ -154,7 +154,6 @@ def test_steps_are_on_disk_while_the_training_runs(tmp_path):
     monitor.close()
 
 
-@pytest.mark.usefixtures("on_a_card")
 def test_what_a_durable_monitor_flushes_is_on_the_disk_each_time(tmp_path, monkeypatch):
     flushed, flush_path = list[str](), files.flush_path
 
@@ -173,6 +172,7 @@ def test_what_a_durable_monitor_flushes_is_on_the_disk_each_time(tmp_path, monke
     monitor.close()
 
 
+@pytest.mark.usefixtures("on_a_card")
 def test_counters_that_fail_end_the_watching_not_the_training(tmp_path, allocator, caplog):
     with MemoryMonitor(tmp_path, "rank0") as monitor:
         assert monitor.step() is not None
