@@ -36,6 +36,9 @@ from tb_memplugin.trace import MemoryTrace, Note
 HEAD_BYTES = 4096
 PICKLE_MAGIC = b"\x80"
 ZIP_MAGIC = b"PK\x03\x04"
+TORCH_SAVE_MAGIC = 0x1950A86A20F9469CFC6C
+"""The pickle with which files of `torch.save` begin that are no zip archives."""
+
 EVENT_FILE_MARK = b"brain.Event:"
 """Bytes that are in the first record of every TensorBoard event file."""
 
@@ -152,6 +155,8 @@ def _trace_in(content_of: Callable[[], BinaryIO], head: bytes, name: str, device
         if not head or head.startswith(PICKLE_MAGIC):
             raise
         raise _foreign(name, "The kind of this file is not known.") from error
+    if content == TORCH_SAVE_MAGIC:
+        raise _saved_by_torch("was written by torch.save", name)
     content = from_traces(content)
     if not is_snapshot(content):
         raise _foreign(name, f"The pickle contains {_told(content)}, not a memory snapshot.")
@@ -224,6 +229,17 @@ def _foreign(name: str, what: str) -> UnreadableFileError:
     return UnreadableFileError(what, where=name, fix=READABLE)
 
 
+def _saved_by_torch(how: str, name: str) -> UnreadableFileError:
+    return UnreadableFileError(
+        f"The file {how}, and not a memory trace.",
+        where=name,
+        fix=(
+            "If a snapshot was saved so, save it as a pickle: "
+            "pickle.dump(torch.load(FILE, weights_only=True), open('snapshot.pickle', 'wb'))"
+        ),
+    )
+
+
 def _refuse_known(head: bytes, name: str) -> None:
     """Refuse files that are easily mistaken for a trace, with advice on what to do instead."""
     folder = name.rpartition("/")[0] or "."
@@ -234,9 +250,7 @@ def _refuse_known(head: bytes, name: str) -> None:
             fix=f"Show them with: tb-memplugin peak {folder}  or: tensorboard --logdir {folder}",
         )
     if head.startswith(ZIP_MAGIC):
-        raise _foreign(
-            name, "The file is a zip archive, as torch.save writes it. It does not contain a memory trace."
-        )
+        raise _saved_by_torch("is a zip archive, as torch.save writes it", name)
     if head.startswith(GZIP_MAGIC):
         raise _foreign(name, "The file is compressed twice.")
 

@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 UNKNOWN_SECONDS = 7 * 24 * 3600
@@ -98,7 +99,12 @@ def age_seconds(path: str) -> float:
 
 def _machine() -> str:
     """Return what distinguishes this boot and namespace of process ids, "" where the system does not tell."""
+    return _machine_of(os.getpid())
+
+
+@cache
+def _machine_of(_: int) -> str:  # a fork may be in another namespace
     with suppress(OSError):
-        known = f"{Path(_BOOT).read_text('ascii')} {Path(_NAMESPACE).readlink()}"
-        return hashlib.sha256(known.encode()).hexdigest()[:16]
+        known = Path(_BOOT).read_bytes() + f" {Path(_NAMESPACE).readlink()}".encode()
+        return hashlib.sha256(known).hexdigest()[:16]
     return ""

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trac
 
 from tb_memplugin import combine_handlers, memory_trace_handler
 from tb_memplugin.record import module_calls, profiler_windows
-from tb_memplugin.store.reader import read_recordings
+from tb_memplugin.store.reader import full_summary, read_recordings
 from tests.training import CNN
 from tests.watched import is_watched
 
@@ -60,7 +60,7 @@ def recorded_steps(folder) -> list[int]:
 
 def notes_of(folder) -> list[str]:
     (step,) = read_recordings(str(folder)).steps
-    return [note.text for note in step.summary().notes]
+    return [note.text for note in full_summary(step).notes]
 
 
 @pytest.fixture

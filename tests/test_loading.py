@@ -88,6 +88,7 @@ def test_pools_are_tuples_again():
     [
         (b"", "empty"),
         (b"PK\x03\x04rest", "zip archive"),
+        (pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2), "written by torch.save"),
         (b"\x18\0\0\0\0\0\0\0abcd\x09\0\0\0\0\0\0\0\0\x1a\x0dbrain.Event:2", "event file"),
         (b"\x7fELF", "kind of this file is not known"),
         (b'{"a": 1}', "keys 'a'"),

@@ -22,6 +22,7 @@ from tb_memplugin import MemoryMonitor, MemPluginError
 from tb_memplugin.record.steps.counters import AllocatorCounters, SharedPeaks
 from tb_memplugin.record.steps.recording import Allowance
 from tb_memplugin.record.whole_device.host import host_memory
+from tb_memplugin.store import files
 from tb_memplugin.store.step_records import read_figures
 from tb_memplugin.trace.step_figures import joined
 from tests import full_disk
@@ -154,6 +155,24 @@ def test_steps_are_on_disk_while_the_training_runs(tmp_path):
 
 
 @pytest.mark.usefixtures("on_a_card")
+def test_what_a_durable_monitor_flushes_is_on_the_disk_each_time(tmp_path, monkeypatch):
+    flushed, flush_path = list[str](), files.flush_path
+
+    def slowly(path):
+        time.sleep(0.02)
+        flush_path(path)
+        flushed.append(path)
+
+    monkeypatch.setattr(files, "flush_path", slowly)
+    monitor = MemoryMonitor(tmp_path, "rank0", flush_seconds=1000, durable=True)
+    for times in (1, 2):  # the second one well within the pause that others make between flushes
+        monitor.step()
+        monitor.flush()
+        (events,) = (tmp_path / "rank0.steps").glob("events.*")
+        assert flushed.count(str(events)) == times
+    monitor.close()
+
+
 def test_counters_that_fail_end_the_watching_not_the_training(tmp_path, allocator, caplog):
     with MemoryMonitor(tmp_path, "rank0") as monitor:
         assert monitor.step() is not None

@@ -250,7 +250,7 @@ class StepRecorder:
     Args:
         steps: which steps to record; see `ChosenSteps`.
         folder: where to write; None means where the training logs.
-        worker_name, snapshot, log_to: as for `memory_trace_handler`.
+        worker_name, snapshot, durable, log_to: as for `memory_trace_handler`.
         with_stack: record Python stacks.
         record_shapes: record what operators receive, which tells the tensors in blocks.
         log_level: level of this recorder's own messages; None means that of the package.
@@ -269,6 +269,7 @@ class StepRecorder:
         with_stack: bool = False,
         record_shapes: bool = False,
         snapshot: bool = False,
+        durable: bool = False,
         log_level: int | str | None = None,
         log_to: LogTo = None,
     ) -> None:
@@ -276,6 +277,7 @@ class StepRecorder:
         self._folder = None if folder is None else os.fspath(folder)
         self._worker_name = worker_name
         self._with_stack, self._record_shapes, self._snapshot = with_stack, record_shapes, snapshot
+        self._durable = durable
         self._log_level, self._log_to = log_level, chosen(log_to)
         self._guard = Guard(_LOST, instance_logger(log_level))
         self._trainings: Counter[str] = Counter()
@@ -396,6 +398,7 @@ class StepRecorder:
             model=self._training.model(),
             optimizer=self._training.optimizers,
             snapshot=self._snapshot,
+            durable=self._durable,
             log_to=self._log_to,
             log_level=self._log_level,
         )
@@ -432,6 +435,7 @@ class StepCallback:
         worker_name: str | None = None,
         with_stack: bool = False,
         snapshot: bool = False,
+        durable: bool = False,
         log_level: int | str | None = None,
         log_to: LogTo = None,
     ) -> None:
@@ -445,7 +449,7 @@ class StepCallback:
             with_stack: record Python stacks as well: slower, with source lines.
             snapshot: record the allocator's history as well, on CUDA, ROCm and XPU.
             log_level: level of this callback's own messages, a name or number. Default: that of the package.
-            log_to: as for `memory_trace_handler`.
+            durable, log_to: as for `memory_trace_handler`.
 
         Raises:
             TypeError, ValueError: `steps` is not a valid choice of steps.
@@ -458,6 +462,7 @@ class StepCallback:
             worker_name=worker_name,
             with_stack=with_stack,
             snapshot=snapshot,
+            durable=durable,
             log_level=log_level,
             log_to=log_to,
         )

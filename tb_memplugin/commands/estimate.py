@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -22,6 +23,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 
 if TYPE_CHECKING:
+    from tb_memplugin.dryrun.compare import Comparison
     from tb_memplugin.estimate.answer.changes import Change, Changes
     from tb_memplugin.estimate.answer.max_batch import MaxBatch
     from tb_memplugin.estimate.answer.script import Program
@@ -222,16 +224,17 @@ def command(
         _refuse_beside_a_program(click.get_current_context())
         options: dict[str, Any] = {"conf": alloc_conf, "hints": read_hints(hints)}
         options |= {"steps": steps or STEPS, "limit_s": limit or LIMIT_S}
-        if check:
-            _check(read_program(words), spec, options, as_json=as_json)
-            return
         if engine == "runtime":
             from tb_memplugin.dryrun.engine import estimate_program
-        with redirect_stdout(sys.stderr):
+        with _only_ours() as ours:
+            if check:
+                _check(read_program(words), spec, options, ours, as_json=as_json)
+                return
             step = estimate_program(read_program(words), spec, logdir=logdir, **options)
-        if not as_json:
-            show_step(step)
-        _show_rest(Report(step, None, None), as_json=as_json, logdir=logdir)
+            with redirect_stdout(ours):
+                if not as_json:
+                    show_step(step)
+                _show_rest(Report(step, None, None), as_json=as_json, logdir=logdir)
         return
     if target is None:
         raise MemPluginError("There is no target.", where="TARGET", fix="See: tb-memplugin estimate --help")
@@ -260,6 +263,21 @@ def command(
     _show_rest(report, as_json=as_json, logdir=logdir)
 
 
+@contextmanager
+def _only_ours() -> Iterator[IO[str]]:
+    """Yield stdout for the report: what a program and its children print goes to stderr, also at its exit."""
+    ours = sys.stdout
+    with suppress(OSError, ValueError):  # a stream without a descriptor
+        number = ours.fileno()
+        ours.flush()
+        ours = os.fdopen(os.dup(number), "w", encoding=ours.encoding, errors=ours.errors)
+        os.dup2(2, number)
+        sys.stdout = sys.stderr
+    with redirect_stdout(sys.stderr):
+        yield ours
+    ours.flush()
+
+
 def _gpu_of(gpu: str, capacity: str | None, torch: str | None, *, runs_installed: bool) -> GpuSpec:
     """Return the GPU that is estimated for, with its memory and the rules of its PyTorch."""
     spec = GpuSpec.named(gpu)
@@ -276,12 +294,16 @@ def _gpu_of(gpu: str, capacity: str | None, torch: str | None, *, runs_installed
     return spec.with_torch(torch)
 
 
-def _check(program: Program, spec: GpuSpec, options: dict[str, Any], *, as_json: bool) -> None:
+def _check(program: Program, spec: GpuSpec, options: dict[str, Any], ours: IO[str], *, as_json: bool) -> None:
     """Run a program on both engines, and print what each says and where they differ."""
     from tb_memplugin.dryrun.compare import compare_engines
 
-    with redirect_stdout(sys.stderr):
-        comparison = compare_engines(program, spec, **options)
+    comparison = compare_engines(program, spec, **options)
+    with redirect_stdout(ours):
+        _show_comparison(comparison, as_json=as_json)
+
+
+def _show_comparison(comparison: Comparison, *, as_json: bool) -> None:
     differences = comparison.differences
     if as_json:
         fields: dict[str, Any] = {

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from tb_memplugin.analysis.moments import peak
 from tb_memplugin.dryrun.engine import estimate_program as on_cuda_code
@@ -20,15 +20,21 @@ from tb_memplugin.loading import load
 ENGINES: dict[str, Callable[..., StepEstimate]] = {"fake": on_fake_tensors, "runtime": on_cuda_code}
 """The engines, in the order in which they run and are shown."""
 
-MOST_MODULES = 20
-"""How many modules are named, those first that differ most."""
+MOST = 20
+"""How many modules and lines are named, those first that differ most."""
+
+
+Kind = Literal["module", "line"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""By what the peaks are divided to be compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A figure of which the engines say different numbers of bytes.
 
-    `kind` is "peak" (allocated or reserved), "phase", or "module" (allocated at the engine's own peak).
+    `kind` is "peak" (allocated or reserved), "phase", or "module" or "line" (allocated at the engine's own
+    peak). Lines are those of the program, or of a library where none of the program's is on the stack.
     """
 
     kind: str
@@ -59,7 +65,7 @@ def compare_engines(program: Program, gpu: GpuSpec, **options: Any) -> Compariso
     """
     steps: dict[str, StepEstimate] = {}
     errors: dict[str, MemPluginError] = {}
-    modules: dict[str, dict[str, int]] = {}
+    parts: dict[str, dict[Kind, dict[str, int]]] = {}
     with tempfile.TemporaryDirectory(prefix="tb_memplugin-check-") as folder:
         for engine, estimate in ENGINES.items():
             logdir = Path(folder) / engine
@@ -68,21 +74,22 @@ def compare_engines(program: Program, gpu: GpuSpec, **options: Any) -> Compariso
             except MemPluginError as error:
                 errors[engine] = error
                 continue
-            modules[engine] = _modules_at_the_peak(logdir)
+            parts[engine] = _parts_of_the_peak(logdir)
     if not steps:
         raise errors["fake"]
-    differences = _differences(steps, modules) if len(steps) == len(ENGINES) else ()
+    differences = _differences(steps, parts) if len(steps) == len(ENGINES) else ()
     return Comparison(steps, errors, differences)
 
 
-def _modules_at_the_peak(logdir: Path) -> dict[str, int]:
-    """Return allocated bytes by module, at the peak of the run that was written to a folder."""
+def _parts_of_the_peak(logdir: Path) -> dict[Kind, dict[str, int]]:
+    """Return allocated bytes by module and by line, at the peak of the run that was written to a folder."""
     trace = load(logdir)
-    return {part.key: part.bytes for part in peak(trace, device=trace.devices[0].name).parts("module")}
+    at = peak(trace, device=trace.devices[0].name)
+    return {kind: {part.key: part.bytes for part in at.parts(kind)} for kind in KINDS}
 
 
 def _differences(
-    steps: dict[str, StepEstimate], modules: dict[str, dict[str, int]]
+    steps: dict[str, StepEstimate], parts: dict[str, dict[Kind, dict[str, int]]]
 ) -> tuple[Difference, ...]:
     fake, runtime = (steps[engine].estimate for engine in ENGINES)
     figures = [
@@ -91,9 +98,10 @@ def _differences(
         *_of_names("phase", dict(fake.phases), dict(runtime.phases)),
     ]
     if fake.peak_allocated_bytes != runtime.peak_allocated_bytes:
-        rows = _of_names("module", modules["fake"], modules["runtime"])
-        rows.sort(key=lambda row: -abs(row.fake_bytes - row.runtime_bytes))
-        figures += rows[:MOST_MODULES]
+        for kind in KINDS:
+            rows = _of_names(kind, parts["fake"][kind], parts["runtime"][kind])
+            rows.sort(key=lambda row: -abs(row.fake_bytes - row.runtime_bytes))
+            figures += rows[:MOST]
     return tuple(figure for figure in figures if figure.fake_bytes != figure.runtime_bytes)
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch
 from tb_memplugin.dryrun.values import Values
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.script import Program, import_libraries, run_program
-from tb_memplugin.estimate.program.saved_files import SAVES
+from tb_memplugin.estimate.program.saved_files import Checkpoints
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.record.history.recording import SWITCH, Allocator, allocators
 from tb_memplugin.record.torch_private.allocators import RECORD_HISTORY
@@ -89,7 +88,10 @@ def run(request: Request, folder: Path) -> Outcome:
         allocator.when_in_use(partial(_turn_on, allocator))
         allocator.when_in_use(values.watch_allocations)
     _keep_history(patches, outcome)
-    _write_nothing(patches, outcome)
+    checkpoints = Checkpoints(
+        outcome.note, values.copied, values.kept, lambda: True, folder.parent, request.rank
+    )
+    checkpoints.apply(patches)
     values.start(patches)
     began = monotonic()
     try:
@@ -105,6 +107,7 @@ def run(request: Request, folder: Path) -> Outcome:
     except MemPluginError as error:
         outcome.error = {"what": error.what, "where": error.where, "fix": error.fix}
     outcome.seconds = monotonic() - began
+    checkpoints.remove_files()
     _write_history(recorded, outcome, folder)
     return outcome
 
@@ -122,22 +125,6 @@ def _keep_history(patches: Patches, outcome: Outcome) -> None:
         )
 
     patches.set(torch.cuda.memory, RECORD_HISTORY, left_on)
-
-
-def _write_nothing(patches: Patches, outcome: Outcome) -> None:
-    """Make functions that write checkpoints return at once, with a note: most values are not computed."""
-
-    def unwritten(name: str) -> Callable[..., None]:
-        def save(*_: Any, **__: Any) -> None:
-            outcome.note(f"{name} wrote nothing: most tensors have no values in a dry run.")
-
-        return save
-
-    for module_name, names in SAVES.items():
-        module = sys.modules.get(module_name)
-        for name in names if module is not None else ():
-            if hasattr(module, name):
-                patches.set(module, name, unwritten(f"{module_name}.{name}"))
 
 
 def _write_history(recorded: tuple[Allocator, ...], outcome: Outcome, folder: Path) -> None:

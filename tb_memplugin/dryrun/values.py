@@ -14,14 +14,26 @@ from typing import Any
 import torch
 
 from tb_memplugin.dryrun.build import values_library
-from tb_memplugin.estimate.answer.hints import Question, answer, checked, question, unanswered
-from tb_memplugin.estimate.program.checks import passing
+from tb_memplugin.estimate.answer.hints import (
+    LBFGS,
+    Question,
+    answer,
+    asking_frame,
+    checked,
+    question,
+    unanswered,
+    went_on,
+)
+from tb_memplugin.estimate.program.checks import going_on, passing
 from tb_memplugin.estimate.run.patches import Patches
 
 _SELECTED = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, ctypes.c_long)
 _READ = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_char_p, ctypes.c_long)
 _CHOSEN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _FINITE = ctypes.CFUNCTYPE(None)
+
+MOST_KEPT = 1 << 20
+"""The most bytes of a saved tensor whose values are kept."""
 
 GRADIENTS_ARE_FINITE = "Scaled gradients are assumed to be finite: every optimizer step is taken."
 
@@ -36,6 +48,7 @@ class Values:
 
     def __init__(self, hints: Mapping[str, Any] | None, note: Callable[[str], None]) -> None:
         self._hints, self._note = checked(hints), note
+        self._evaluations = 0
         self._library = ctypes.CDLL(str(values_library()), mode=ctypes.RTLD_GLOBAL)
         self._standin = ctypes.CDLL(None)
         self._known = self._library.tb_memplugin_values_known
@@ -56,6 +69,22 @@ class Values:
         """Forget what was in memory when it is allocated; called once the process uses the GPU."""
         self._library.tb_memplugin_values_watch()
 
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return a copy of a tensor's values on the CPU; None if they are not known, or many."""
+        size = tensor.numel() * tensor.element_size()
+        if size > MOST_KEPT or not tensor.is_contiguous():
+            return None
+        is_known = not tensor.is_cuda or self._known(tensor.data_ptr(), size)
+        return tensor.detach().to("cpu", copy=True) if is_known else None
+
+    @staticmethod
+    def kept(tensor: torch.Tensor, values: torch.Tensor | None) -> None:
+        """Give a tensor such values; on the CPU, ones that are not known are 0."""
+        if values is not None:
+            tensor.copy_(values)
+        elif tensor.device.type == "cpu":
+            tensor.zero_()
+
     def _item(self, tensor: torch.Tensor) -> Any:
         """Answer `tensor.item()`, and what asks for the truth of a tensor."""
         size, kind = tensor.element_size(), tensor.dtype
@@ -66,13 +95,21 @@ class Values:
             answered = True
         if answered:
             return torch.frombuffer(read, dtype=kind)[0].item()
-        asked = question(_kind(kind), "item", tensor, sys._getframe(1))
+        caller = sys._getframe().f_back  # None on a thread of autograd
+        asked = question(_kind(kind), "item", tensor, caller)
         hint = answer(self._hints, asked)
         if hint is not None:
             return torch.tensor(hint, dtype=kind).item()
-        if asked.kind == "truth" and (passes := passing(sys._getframe(1))) is not None:
+        if asked.kind == "truth" and (passes := passing(caller)) is not None:
             self._note(f"{asked.place} checks values: the check is assumed to pass; a hint can change that.")
             return passes
+        if asking_frame(caller).f_code.co_filename.endswith("lbfgs.py"):
+            self._note(LBFGS)
+            self._evaluations += 1
+            return bool(going_on(caller)) if asked.kind == "truth" else 1.0 / self._evaluations
+        if asked.kind == "truth" and (truth := going_on(caller)) is not None:
+            self._note(went_on(asked, truth))
+            return truth
         if asked.kind != "number":
             raise unanswered(asked)
         self._note(
@@ -113,7 +150,8 @@ class Values:
 
     @staticmethod
     def _question(kind: str, operator: str, elements: int, dtype: torch.dtype) -> Question:
-        return question(kind, operator, torch.empty(elements, dtype=dtype, device="meta"), sys._getframe(2))
+        caller = sys._getframe(1).f_back  # None on a thread of autograd
+        return question(kind, operator, torch.empty(elements, dtype=dtype, device="meta"), caller)
 
 
 def _kind(dtype: torch.dtype) -> str:

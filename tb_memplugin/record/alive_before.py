@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
@@ -56,7 +56,7 @@ class Alive:
     tensor: Dense | None = None
 
 
-def alive_now(notes: list[Note] | None = None) -> Iterator[Alive]:
+def alive_now(notes: list[Note] | None = None, known: Iterable[int] = ()) -> Iterator[Alive]:
     """Yield each storage with memory that torch allocated, once.
 
     What they are is known of parameters and their gradients, of what autograd computed and of what it saved
@@ -65,16 +65,18 @@ def alive_now(notes: list[Note] | None = None) -> Iterator[Alive]:
 
     Args:
         notes: a list that gets a note on how many tensors had no memory to look at, if there are any.
+        known: the `storage_key` of storages that are left out.
     """
     alone = not other_threads_may_run()
-    names = variable_names() if alone else {}
-    keys: set[int] = set()
-    described = _described([] if notes is None else notes) if alone else _not_described()
-    for storage, category, label, tensor in described:
-        key = storage_key(storage)
-        if key not in keys and allocated_by_torch(storage) and storage.nbytes():
-            keys.add(key)
-            yield Alive(storage, memory_of(storage), category, names.get(key, "") or label, tensor)
+    left_out = set(known)
+    found: dict[int, _Described] = {}
+    for described in _described([] if notes is None else notes) if alone else _not_described():
+        storage, key = described[0], storage_key(described[0])
+        if key not in found and key not in left_out and allocated_by_torch(storage) and storage.nbytes():
+            found[key] = described
+    names = variable_names(set(found)) if alone else {}
+    for key, (storage, category, label, tensor) in found.items():
+        yield Alive(storage, memory_of(storage), category, names.get(key, "") or label, tensor)
 
 
 def _not_described() -> Iterator[_Described]:
@@ -182,14 +184,17 @@ _RUNNING = (torch.optim.Optimizer, torch.profiler.profile)
 """Objects that do not name what they hold: a parameter in `optimizer.param_groups` is the model's."""
 
 
-def variable_names() -> dict[int, str]:
+def variable_names(wanted: Set[int]) -> dict[int, str]:
     """Return the names of storages by their `storage_key`: that of the variable nearest to the running code.
+
+    The search ends when all that are `wanted` have names.
 
     The variables are those of the modules whose functions run on this thread, the innermost first.
     (Local variables are not searched: before Python 3.13, reading them keeps what they hold alive.) No code
     of the program runs: neither properties nor `__getattr__`, `__len__`, `__iter__` or `__eq__`.
     """
     names: dict[int, str] = {}
+    nameless = set(wanted)
     pending: deque[tuple[str, int, Any]] = deque()
     for space in _namespaces(sys._getframe(1)):
         pending.extend(
@@ -198,13 +203,13 @@ def variable_names() -> dict[int, str]:
             if type(name) is str and not name.startswith("__")
         )
     visited: set[int] = set()
-    while pending and len(visited) < MOST_OBJECTS:
+    while pending and nameless and len(visited) < MOST_OBJECTS:
         name, depth, value = pending.popleft()
         if id(value) in visited or issubclass(type(value), _CLOSED):
             continue
         visited.add(id(value))
         if issubclass(type(value), torch.Tensor):
-            _note(names, name, value)
+            nameless.discard(_note(names, name, value))
         elif depth < DEEPEST and not issubclass(type(value), _RUNNING):
             pending.extend((name + part, depth + 1, inner) for part, inner in _inside(value))
     return names
@@ -221,12 +226,15 @@ def _namespaces(frame: FrameType | None) -> Iterator[dict[str, Any]]:
         frame = frame.f_back
 
 
-def _note(names: dict[int, str], name: str, tensor: torch.Tensor) -> None:
+def _note(names: dict[int, str], name: str, tensor: torch.Tensor) -> int:
+    """Name a tensor's storage, and return its key; 0 for a tensor without one (functorch's, sparse)."""
     try:
         with without_functions_of_subclasses():
-            names.setdefault(storage_key(torch.Tensor.untyped_storage(tensor)), name)
+            key: int = storage_key(torch.Tensor.untyped_storage(tensor))
     except (RuntimeError, NotImplementedError):
-        return  # without a storage: functorch's, sparse
+        return 0
+    names.setdefault(key, name)
+    return key
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:

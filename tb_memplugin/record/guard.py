@@ -8,9 +8,11 @@ context managers. Each of these entries has a `try`, or is `guarded`, and passes
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
+from traceback import walk_tb
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from tb_memplugin.errors import NO_DESCRIPTORS, MemPluginError, fix_of
@@ -73,10 +75,14 @@ class Guard:
 
         Raises:
             KeyboardInterrupt, SystemExit: `error` is one, or one was raised while undoing.
+            Exception: `error`, which a signal handler of the program has raised: a timeout, for example.
         """
-        with suppress(Exception):  # no memory for a call, for example
+        try:
             call_all(*undo)
-        if not isinstance(error, Exception):
+        except Exception as second:  # no memory for a call, for example
+            if is_of_signal(second):
+                raise
+        if not isinstance(error, Exception) or is_of_signal(error):
             raise error
         try:
             self._log(where, error, loss or self._loss, later=later)
@@ -157,18 +163,27 @@ def call_all(*functions: Callable[[], object]) -> None:
     """Call all functions, also after one has raised. Errors are logged for debugging only.
 
     Raises:
-        KeyboardInterrupt, SystemExit: one of the functions raised it; the others are called before.
+        KeyboardInterrupt, SystemExit, Exception: one of the functions raised it, or a signal handler of the
+            program did; the others are called before.
     """
     ending: BaseException | None = None
     for function in functions:
         try:
             function()
-        except Exception as error:
-            _debug("undoing an error failed, too", error)
         except BaseException as error:
-            ending = error
+            if not isinstance(error, Exception) or is_of_signal(error):
+                ending = error
+            else:
+                _debug("undoing an error failed, too", error)
     if ending is not None:
         raise ending
+
+
+def is_of_signal(error: BaseException) -> bool:
+    """Whether a signal handler that the program has set raised an error, in the midst of our code."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
 def kind_of(error: Exception) -> str:

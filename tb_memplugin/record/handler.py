@@ -18,7 +18,7 @@ from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.record.arguments import Optimizers, checked_optimizers, with_inner
 from tb_memplugin.record.exact_cpu_start import count_if_possible
-from tb_memplugin.record.guard import Guard, guarded
+from tb_memplugin.record.guard import Guard, guarded, is_of_signal
 from tb_memplugin.record.history.merge import merge_snapshot
 from tb_memplugin.record.history.recording import allocators
 from tb_memplugin.record.history.window import HistoryWindowRecorder, window_recorder
@@ -335,6 +335,8 @@ class _MemoryTraceHandler:
         return trace
 
     def _cannot_read(self, error: Exception) -> None:
+        if is_of_signal(error):
+            raise error
         self._logger.debug("joining the allocator's history failed", exc_info=error)
         self._guard.warn(
             f"The allocator's history could not be read ({type(error).__name__}: {error}). The window is "

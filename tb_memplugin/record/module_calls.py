@@ -152,17 +152,14 @@ class _CallSlot:
     def __get__(self, module: nn.Module | None, _: type | None = None) -> Any:
         if module is None:
             return self.original
-        watchers, arguments = _NOBODY, dict[str, Any]()
         try:
             caller = sys._getframe(1)
             if caller.f_code is CALLER and (watchers := _watchers_of(module)):
-                arguments = caller.f_locals
+                given = caller.f_locals
+                return _begin(module, watchers, given["args"], given["kwargs"], self.original, module)
         except BaseException as error:
-            watchers = _NOBODY
             _fail_all(error)
-        if not watchers:
-            return MethodType(self.original, module)
-        return _begin(module, watchers, arguments["args"], arguments["kwargs"], self.original, module)
+        return MethodType(self.original, module)
 
 
 class _CompiledSlot:

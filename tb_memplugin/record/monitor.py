@@ -86,6 +86,7 @@ class MemoryMonitor:
         max_overhead: the share of the time that `step` may take, such as 0.01. If steps are too short for
             that, after the first ten, figures are of several steps together: their highest peak, and all
             that happened in them. None: every step has its own.
+        durable: whether `flush` and `close` wait until the disk has the figures (docs/design/store.md).
 
     Raises:
         TypeError: `logdir` is not a path, `worker_name` is not text, or `flush_seconds` or `max_overhead` is
@@ -114,6 +115,7 @@ class MemoryMonitor:
         log_level: int | str | None = None,
         log_to: LogTo = None,
         max_overhead: float | None = None,
+        durable: bool = False,
     ) -> None:
         folder = absolute(os.fspath(logdir))
         if worker_name is not None and not isinstance(worker_name, str):
@@ -131,6 +133,7 @@ class MemoryMonitor:
             log_level,
             log_to,
             max_overhead,
+            durable,
         )
         self._logger = instance_logger(log_level)
         self._guard = Guard(_LOST, self._logger)
@@ -140,7 +143,7 @@ class MemoryMonitor:
         self._failures = 0
         self._allowance = Allowance(share)
         self._recording = StepRecording(counters_of(device, reset_peaks=reset_peaks))
-        self._stream = _Stream(folder, worker_name, self._recording, seconds, self._guard)
+        self._stream = _Stream(folder, worker_name, self._recording, seconds, self._guard, durable=durable)
         self._end = weakref.finalize(self, self._stream.close)  # at the end of the process, too
         self._begin()
 
@@ -318,8 +321,10 @@ class _Stream:
         recording: StepRecording,
         seconds: float,
         guard: Guard,
+        *,
+        durable: bool,
     ) -> None:
-        self._guard = guard
+        self._guard, self._durable = guard, durable
         self._logdir, self._worker, self._recording, self._seconds = logdir, worker, recording, seconds
         self._pid = os.getpid()
         self._epoch_ns = time.time_ns()
@@ -393,7 +398,9 @@ class _Stream:
     def _write(self, rows: Sequence[MonitoredStep]) -> None:
         if self._writer is None:
             worker = self._worker or default_worker_name()
-            self._writer = StepsWriter(self._logdir, worker, self._epoch_ns, torch.__version__, self._refuse)
+            self._writer = StepsWriter(
+                self._logdir, worker, self._epoch_ns, torch.__version__, self._refuse, durable=self._durable
+            )
         dropped = self._recording.dropped
         text = f"{dropped:,} steps could not be written and are missing."
         notes = [Note(text, "steps_missing", level="warning")] if dropped else []

@@ -20,7 +20,7 @@ import torch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
-from tb_memplugin.record.guard import UNOWNED, Guard, guarded
+from tb_memplugin.record.guard import UNOWNED, Guard, guarded, is_of_signal
 from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.history.recording import (
     SWITCH,
@@ -262,6 +262,8 @@ class OomRecorder:
         self._writer.write(trace)
 
     def _warn(self, message: str, error: Exception) -> None:
+        if is_of_signal(error):
+            raise error
         logger.debug("%s", message, exc_info=error)
         text = str(error) if isinstance(error, MemPluginError) else f"{type(error).__name__}: {error}"
         logger.warning("%s. The out-of-memory error itself is raised unchanged.\n  reason: %s", message, text)

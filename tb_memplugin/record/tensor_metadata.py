@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +35,13 @@ def dense(tensor: torch.Tensor) -> Dense | None:
 def metadata_of(tensor: Dense) -> TensorMetadata:
     """Return what a tensor is, in a form that a trace has."""
     dtype, shape, strides = tensor
-    return TensorMetadata(str(dtype).removeprefix("torch."), tuple(shape), tuple(strides))
+    return _metadata(dtype, tuple(shape), tuple(strides))
+
+
+@lru_cache(4096)
+def _metadata(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorMetadata:
+    """Return equal ones as one object: a program has thousands of tensors of a few shapes."""
+    return TensorMetadata(str(dtype).removeprefix("torch."), shape, strides)
 
 
 def seen_in(sightings: Iterable[Sighting]) -> Iterator[Seen]:
@@ -60,7 +68,13 @@ def seen_tensors(
         Rows of a table of distinct tensors, -1 where none is known: int32, shape (blocks,); and the table.
     """
     rows: dict[TensorMetadata, int] = {}
-    uses = [(time, address, rows.setdefault(tensor, len(rows))) for time, address, tensor in seen]
+    known: dict[int, tuple[int, TensorMetadata]] = {}  # by id: to hash a tensor's shape takes long
+    uses = []
+    for when, where, seen_tensor in seen:
+        entry = known.get(id(seen_tensor))
+        if entry is None:
+            entry = known[id(seen_tensor)] = rows.setdefault(seen_tensor, len(rows)), seen_tensor
+        uses.append((when, where, entry[0]))
     time = np.array([use[0] for use in uses], np.int64)
     address = np.array([use[1] for use in uses], np.uint64)
     row = np.array([use[2] for use in uses], np.int64)
@@ -93,7 +107,7 @@ def made_tensors(tensors: Sequence[Dense | None], size: Int64) -> tuple[Int32, t
 
 def _bytes_of(tensors: Sequence[TensorMetadata]) -> Int64:
     """Return how many bytes the elements of each tensor are; an element that repeats counts each time."""
-    sizes = [np.prod(tensor.shape, dtype=np.float64) * _itemsize(tensor.dtype) for tensor in tensors]
+    sizes = [float(math.prod(tensor.shape) * _itemsize(tensor.dtype)) for tensor in tensors]
     return np.minimum(np.array(sizes, np.float64), 1 << 62).astype(np.int64)
 
 

@@ -15,7 +15,6 @@ from tb_memplugin.server.selection import Request
 from tb_memplugin.server.windows import Windows
 from tb_memplugin.server.worker_steps import WorkerSteps, in_order, worker_steps
 from tb_memplugin.store import files
-from tb_memplugin.store.fold import cut
 from tb_memplugin.store.health import unreadable_files
 from tb_memplugin.store.paths import readable
 from tb_memplugin.store.reader import unfolded
@@ -203,4 +202,8 @@ def error_body(error: Exception) -> dict[str, dict[str, str]]:
     """Return an error in the form of the HTTP API."""
     message, where, fix = (str(getattr(error, part, "")) for part in ("what", "where", "fix"))
     texts = {"what": message or f"{type(error).__name__}: {error}", "where": where, "fix": fix}
-    return {"error": {part: cut(text, LONGEST_ERROR) for part, text in texts.items()}}
+    return {"error": {part: _cut(text) for part, text in texts.items()}}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_ERROR else f"{text[: LONGEST_ERROR - 1]}…"

@@ -1,8 +1,6 @@
-"""Convert a summary to the bytes in an event file and back. Summaries that are too large are folded."""
+"""Convert a summary to the bytes in an event file and back."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 import zstandard
@@ -12,13 +10,9 @@ from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import StepBlob, StepSummary
 from tb_memplugin.store.envelope import RERECORD, check_version
-from tb_memplugin.store.fold import fold
-from tb_memplugin.store.summary import SCHEMA_VERSION, Limits
+from tb_memplugin.store.summary import SCHEMA_VERSION
 from tb_memplugin.store.summary_check import check_summary
 from tb_memplugin.trace import Category
-
-MOST_BLOB_BYTES = 100_000
-"""The largest size of a step in an event file: TensorBoard keeps all steps in memory."""
 
 MOST_SUMMARY_BYTES = 64 << 20
 SUMMARY_OF_ANY_BLOB, SUMMARY_PER_BYTE = 4 << 20, 100
@@ -29,33 +23,12 @@ FIRST_CATEGORIES = 12
 
 _SUBJECT = "A step's summary has"
 
-LEVELS = (
-    Limits(),
-    Limits(calls=100, parts=300, modules=1000, text=300),
-    Limits(largest=15, calls=50, parts=100, modules=250, text=150),
-    Limits(largest=5, calls=20, parts=20, modules=40, text=60),
-)
-"""Limits that are tried in order until a summary is small enough; the last are used in any case."""
 
-
-def pack(summarize: Callable[[Limits], StepSummary], most: int = MOST_BLOB_BYTES) -> bytes:
-    """Serialize and compress a summary, folded as little as the size limit allows.
-
-    Args:
-        summarize: returns the summary with at most as many largest allocations and calls as the limits say.
-        most: the size limit of the blob in bytes. The tightest limits are used even if they exceed it.
-    """
-    blob = b""
-    for limits in LEVELS:
-        summary = summarize(limits)
-        if limits is not LEVELS[0]:
-            fold(summary, limits)
-        raw = summary.SerializeToString()
-        packed = zstandard.ZstdCompressor(level=1, write_checksum=True).compress(raw)
-        blob = StepBlob(version=SCHEMA_VERSION, raw_size=len(raw), summary=packed).SerializeToString()
-        if len(blob) <= most:
-            break
-    return blob
+def pack(summary: StepSummary) -> bytes:
+    """Serialize and compress a summary."""
+    raw = summary.SerializeToString()
+    packed = zstandard.ZstdCompressor(level=1, write_checksum=True).compress(raw)
+    return StepBlob(version=SCHEMA_VERSION, raw_size=len(raw), summary=packed).SerializeToString()
 
 
 def read_summary(blob: bytes, where: str = "", described: StepMetadata | None = None) -> StepSummary:

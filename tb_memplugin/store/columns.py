@@ -13,6 +13,9 @@ from tb_memplugin.trace.replay import address_order
 BLOCK_ROWS = 65_536
 """The largest number of rows in a block: readers refuse blocks that claim more."""
 
+SMALL_ROWS = 512
+"""Up to so many rows, a block is stored as it is: to make it shorter takes longer than to write it."""
+
 DICTIONARY_COLUMNS = frozenset({"events.address", "events.bytes", "events.reserved", "start.bytes"})
 """Columns whose values are wide but repeat often: an index into a list of distinct values is shorter."""
 
@@ -30,6 +33,9 @@ def encode(name: str, block: Column) -> tuple[Chunk, bytes]:
         name: the column as `table.column`; it determines the encoding.
         block: shape (n,), n from 1 to `BLOCK_ROWS`, any integer dtype of at most 8 bytes.
     """
+    if len(block) <= SMALL_ROWS and (block[-1] != block[0] or (block != block[0]).any()):
+        chunk = Chunk(rows=len(block), encoding=OFFSET, width=block.dtype.itemsize)
+        return chunk, _planes(block, chunk.width)
     low, high = int(block.min()), int(block.max())
     chunk = Chunk(rows=len(block), base=low & _MASK)
     if low == high:
@@ -137,7 +143,7 @@ def _width(highest: int) -> int:
     return next(width for width in (1, 2, 4, 8) if highest >> (8 * width) == 0)
 
 
-def _planes(words: Words, width: int) -> bytes:
+def _planes(words: Column, width: int) -> bytes:
     """Return all lowest bytes, then all second-lowest bytes, and so on: similar bytes compress better."""
     narrow = words.astype(f"<u{width}")
     return bytes(narrow.view(np.uint8).reshape(-1, width).T.tobytes())

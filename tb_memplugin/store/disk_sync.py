@@ -33,6 +33,7 @@ class DiskSync:
         pause: seconds between the end of a flush and the begin of the next one. What is added before that is
             flushed with what is added later, or at the end of the process.
         idle: called once, on the thread, when the first files are flushed.
+        durable: whether `add` waits until the disk has the files, and so nothing waits for the pause.
     """
 
     def __init__(
@@ -40,8 +41,11 @@ class DiskSync:
         failed: Callable[[OSError], object],
         pause: float = 0.0,
         idle: Callable[[], object] = lambda: None,
+        *,
+        durable: bool = False,
     ) -> None:
-        self._failed, self._pause, self._idle = failed, pause, idle
+        self._failed, self._pause, self._idle = failed, 0.0 if durable else pause, idle
+        self._durable = durable
         self._forget()
         _open.add(self)
 
@@ -55,7 +59,7 @@ class DiskSync:
         self._not_before = 0.0
 
     def add(self, *paths: str) -> None:
-        """Flush files soon, and the folders that contain their names, if they are local. Does not wait."""
+        """Flush files soon, and the folders that contain their names, if they are local."""
         if self._pid != os.getpid():
             self._forget()
         with self._changed:
@@ -65,6 +69,8 @@ class DiskSync:
                     self._waiting[path] = None
         if time.monotonic() >= self._not_before:
             self.start()
+        if self._durable:
+            self.wait(None)
 
     def start(self) -> None:
         """Flush now what waits for the end of the pause."""

@@ -1,9 +1,8 @@
-"""Outlines: summaries with a step's figures but no breakdown, for steps of windows with short ones.
+"""Outlines: what a window's event file has of each step, its figures without a breakdown.
 
-A full summary takes about a millisecond, which the training waits for. Of a window with few events, that is
-most of the handler's time, and as much as reading its side file takes. So a window has as many full summaries
-as its size allows. An outline is marked as folded: readers compute the full summary from the side file when
-the step is opened.
+A summary takes about a millisecond and is computed from the window alone, so readers make it when somebody
+opens the step, and no training waits for it. An outline is marked as folded, so that readers look for the
+side file.
 """
 
 from __future__ import annotations
@@ -30,18 +29,7 @@ from tb_memplugin.store.whole_devices import packed_whole
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
-MOST_WHOLE = 500
-"""The largest number of full summaries in one window with one device; with two devices it is half of that."""
-
-EVENTS_PER_SUMMARY = 2000
-"""How many events a window has for each of its full summaries, except for the first."""
-
 _NOTE = "This summary has only the step's figures. The breakdown of the bytes is in the window's side file."
-
-
-def whole_summaries(trace: MemoryTrace) -> int:
-    """Return how many of a window's first steps get full summaries."""
-    return max(min(MOST_WHOLE, len(trace.events) // EVENTS_PER_SUMMARY) // max(len(trace.devices), 1), 1)
 
 
 class Outlines:
@@ -59,70 +47,72 @@ class Outlines:
         stats: Sequence[Sequence[StepStats]],
         accounts: Sequence[Sequence[Account]] = (),
     ) -> None:
-        self._trace = trace
-        self._accounts = accounts or [()] * len(trace.devices)
         self._blocks = [_blocks_at_peaks(trace, device, steps) for device, steps in enumerate(stats)]
         self._lowest = [_lowest(trace, device) for device in range(len(trace.devices))]
-
-    def outline(self, row: int, metadata: StepMetadata) -> StepSummary:
-        """Return the summary of a step without a breakdown: all its bytes are in one part, "not known"."""
-        trace = self._trace
-        return StepSummary(
-            metadata=metadata,
+        self._same = StepSummary(
             source=readable(trace.source),
             properties={readable(key): readable(value) for key, value in trace.properties.items()},
             notes=[Note(text=_NOTE, code="summary_shortened")],
             folded=True,
-            devices=[self._device(row, device, metadata) for device in range(len(trace.devices))],
+            devices=[
+                DeviceSummary(
+                    name=readable(device.name),
+                    capacity_bytes=device.capacity,
+                    product=readable(device.product),
+                    peak=Peak(
+                        phase=Phase.OTHER,
+                        by_category=Parts(keys=[Category.UNKNOWN.key]),
+                        by_operator=Parts(keys=[NOT_KNOWN]),
+                        by_phase=Parts(keys=[NOT_KNOWN]),
+                    ),
+                    curve=Curve(columns=1, categories=[Category.UNKNOWN]),
+                    modules=ModuleTable(
+                        modules=[-1],
+                        parents=[-1],
+                        peak_inside=[-1],
+                        calls=[0],
+                        forward_ns=[0],
+                        backward_ns=[0],
+                    ),
+                    accounts=accounts[row] if accounts else (),
+                    whole_devices=packed_whole(trace, row),
+                )
+                for row, device in enumerate(trace.devices)
+            ],
         )
 
-    def _device(self, row: int, device: int, metadata: StepMetadata) -> DeviceSummary:
-        info, stats = self._trace.devices[device], metadata.devices[device].stats
-        count = int(self._blocks[device][row])
-        unknown = [0] * len(Category)
-        unknown[Category.UNKNOWN] = stats.peak_bytes
-        parts = Parts(keys=[NOT_KNOWN], bytes=[stats.peak_bytes], counts=[count])
-        return DeviceSummary(
-            name=readable(info.name),
-            capacity_bytes=info.capacity,
-            product=readable(info.product),
-            stats=stats,
-            peak=Peak(
-                event=stats.peak_event,
-                time_ns=stats.peak_time_ns,
-                bytes=stats.peak_bytes,
-                phase=Phase.OTHER,
-                by_category=Parts(keys=[Category.UNKNOWN.key], bytes=[stats.peak_bytes], counts=[count]),
-                by_operator=parts,
-                by_phase=parts,
-            ),
-            curve=Curve(
-                t0_ns=stats.step_start_ns,
-                t1_ns=stats.step_end_ns,
-                columns=1,
-                low=[int(self._lowest[device][row])],
-                high=[stats.peak_bytes],
-                reserved=[stats.peak_reserved_bytes] if stats.HasField("peak_reserved_bytes") else [],
-                categories=[Category.UNKNOWN],
-                stacks=[stats.peak_bytes],
-                peak_event=stats.peak_event,
-                peak_time_ns=stats.peak_time_ns,
-            ),
-            modules=ModuleTable(
-                modules=[-1],
-                parents=[-1],
-                own=unknown,
-                own_count=[count],
-                peak_inside=[-1],
-                calls=[0],
-                allocations=[stats.allocations],
-                allocated_bytes=[stats.allocated_bytes],
-                forward_ns=[0],
-                backward_ns=[0],
-            ),
-            accounts=self._accounts[device],
-            whole_devices=packed_whole(self._trace, device),
-        )
+    def outline(self, row: int, metadata: StepMetadata) -> StepSummary:
+        """Return the summary of a step without a breakdown: all its bytes are in one part, "not known"."""
+        summary = StepSummary()
+        summary.CopyFrom(self._same)
+        summary.metadata.CopyFrom(metadata)
+        for number, device in enumerate(summary.devices):
+            stats, peak, curve, table = (
+                metadata.devices[number].stats,
+                device.peak,
+                device.curve,
+                device.modules,
+            )
+            size, count = stats.peak_bytes, int(self._blocks[number][row])
+            device.stats.CopyFrom(stats)
+            peak.event, peak.time_ns, peak.bytes = stats.peak_event, stats.peak_time_ns, size
+            for parts in (peak.by_category, peak.by_operator, peak.by_phase):
+                parts.bytes.append(size)
+                parts.counts.append(count)
+            curve.t0_ns, curve.t1_ns = stats.step_start_ns, stats.step_end_ns
+            curve.peak_event, curve.peak_time_ns = stats.peak_event, stats.peak_time_ns
+            curve.low.append(int(self._lowest[number][row]))
+            curve.high.append(size)
+            curve.stacks.append(size)
+            if stats.HasField("peak_reserved_bytes"):
+                curve.reserved.append(stats.peak_reserved_bytes)
+            unknown = [0] * len(Category)
+            unknown[Category.UNKNOWN] = size
+            table.own.extend(unknown)
+            table.own_count.append(count)
+            table.allocations.append(stats.allocations)
+            table.allocated_bytes.append(stats.allocated_bytes)
+        return summary
 
 
 def _blocks_at_peaks(trace: MemoryTrace, device: int, stats: Sequence[StepStats]) -> Int64:

@@ -68,6 +68,9 @@ def _next_head(read: Callable[[int, int], bytes], size: int, at: int) -> int | N
         count = len(block) - _HEAD.size + 1
         if count <= 0:
             return None  # the file was cut meanwhile
+        if not block.any():  # what a crash or a sparse file leaves: zeros are no head
+            at += count
+            continue
         crcs = np.full(count, _ALL, np.uint32)
         for place in range(8):
             byte = block[place : place + count] ^ np.uint8(0xFF if place < 4 else 0)

@@ -33,7 +33,9 @@ QUIET_SECONDS = 600
 """How long the files of another machine's process must be unchanged, so that it counts as ended."""
 
 SAVED_END = f".saved{EVENT_FILE_END}"
-"""Suffix of the event files with what was saved."""
+"""Suffix of the event files with what was saved. It follows the whole name of the damaged file: a running
+TensorBoard reads only what sorts after the file that it has read last.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,11 @@ def _repair_folder(folder: str, events: Mapping[str, _EventFile]) -> Repair | No
     for path in damaged:
         lost = events[path].hashes - in_whole_files
         if lost:
-            _write(path.removesuffix(EVENT_FILE_END), _records_with(path, lost))
+            _write(path, _records_with(path, lost))
         saved, in_whole_files = saved + len(lost), in_whole_files | lost
     if missing:
-        _write(files.join(folder, f"events.out.tfevents.{int(time.time()):010d}"), missing)
+        now = files.join(folder, f"events.out.tfevents.{int(time.time()):010d}")
+        _write(f"{max((now, *events))}.windows", missing)  # after all others, and what was saved of them
     kept = tuple(_set_aside(folder, path) for path in damaged)  # by them, a second try knows what is missing
     return Repair(folder, records=saved, steps=len(missing), kept=kept)
 

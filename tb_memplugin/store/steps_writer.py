@@ -40,6 +40,7 @@ class StepsWriter:
         epoch_ns: when the first step began, epoch nanoseconds.
         torch: the version of torch.
         failed: called with an error of the disk that came only after `write`, on another thread.
+        durable: whether `write` waits until the disk has the record.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class StepsWriter:
         epoch_ns: int,
         torch: str = "",
         failed: Callable[[OSError], object] = lambda _: None,
+        *,
+        durable: bool = False,
     ) -> None:
         folder = files.absolute(os.fspath(logdir))
         self._claimed = WriterFolder(folder, worker, STEPS_END)
-        self._disk = DiskSync(failed, FLUSH_SECONDS, lambda: clear_logdir(folder))
+        self._disk = DiskSync(failed, FLUSH_SECONDS, lambda: clear_logdir(folder), durable=durable)
         self._epoch_ns, self._torch = epoch_ns, torch
         self._written = 0
         self._until_ns = epoch_ns

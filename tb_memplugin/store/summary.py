@@ -27,6 +27,8 @@ from tb_memplugin.trace.tables import differences
 
 SCHEMA_VERSION = 1
 CURVE_COLUMNS = 200
+LARGEST, LONGEST_CALLS = 30, 300
+"""How many of the largest allocations, and of the longest phases and calls, a summary has."""
 
 LONGEST_LINE = 500
 """The most characters of a source line in the metadata, which TensorBoard sends with every list of steps."""
@@ -40,17 +42,6 @@ class Window:
     writer_id: str
     number: int
     side_file: str
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How many rows of each kind a summary keeps; None keeps all. `text` limits the characters of a name."""
-
-    largest: int = 30
-    calls: int = 300
-    parts: int | None = None
-    modules: int | None = None
-    text: int | None = None
 
 
 def epoch_ns(trace: MemoryTrace) -> int:
@@ -81,9 +72,7 @@ class WindowSummaries:
     def __init__(self, trace: MemoryTrace, window: Window) -> None:
         self._trace, self._window = trace, window
         self._epoch = epoch_ns(trace)
-        self._times = np.append(trace.events.time_ns - self._epoch, -1)  # -1: never
         self._stats = [step_stats(trace, device) for device in range(len(trace.devices))]
-        self._modules = self._all_modules()
 
     def metadata(self, row: int) -> metadata_pb2.StepMetadata:
         """Return the metadata that is stored with a step's tag."""
@@ -134,7 +123,7 @@ class WindowSummaries:
         text = "\n".join(sorted(set(folds(names).values())))
         return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16] if names else ""
 
-    def summary(self, row: int, limits: Limits = Limits()) -> summary_pb2.StepSummary:  # frozen
+    def summary(self, row: int) -> summary_pb2.StepSummary:
         """Return the summary of a step, given by its row in the trace's steps."""
         trace = self._trace
         return summary_pb2.StepSummary(
@@ -143,27 +132,27 @@ class WindowSummaries:
             properties={readable(key): readable(value) for key, value in trace.properties.items()},
             notes=map(_note, trace.notes),
             modules=self._modules,
-            devices=[self._device(row, device, limits) for device in range(len(trace.devices))],
-            phases=self._spans(trace.phases, row, limits.calls),
-            calls=self._spans(trace.calls, row, limits.calls),
+            devices=[self._device(row, device) for device in range(len(trace.devices))],
+            phases=self._spans(trace.phases, row),
+            calls=self._spans(trace.calls, row),
         )
 
-    def outline(self, row: int) -> summary_pb2.StepSummary:
-        """Return a step's summary without a breakdown of its bytes, at a tenth of the cost."""
-        return self._outlines.outline(row, self.metadata(row))
+    def outline(self, row: int, metadata: metadata_pb2.StepMetadata) -> summary_pb2.StepSummary:
+        """Return a step's summary without a breakdown of its bytes, as the event file has it."""
+        return self._outlines.outline(row, metadata)
 
     @cached_property
     def _outlines(self) -> Outlines:
         return Outlines(self._trace, self._stats, self._accounts)
 
-    def _device(self, row: int, device: int, limits: Limits) -> summary_pb2.DeviceSummary:
+    def _device(self, row: int, device: int) -> summary_pb2.DeviceSummary:
         stats, info = self._stats[device][row], self._trace.devices[device]
         return summary_pb2.DeviceSummary(
             name=readable(info.name),
             capacity_bytes=info.capacity,
             product=readable(info.product),
             stats=self._stats_of(stats),
-            peak=self._peak(device, stats, limits.largest),
+            peak=self._peak(device, stats),
             curve=self._curve(row, device),
             modules=self._table(device, row, stats.peak_event),
             accounts=self._accounts[device],
@@ -195,7 +184,7 @@ class WindowSummaries:
             stayed=stats.stayed,
         )
 
-    def _peak(self, device: int, stats: StepStats, largest: int) -> summary_pb2.Peak:
+    def _peak(self, device: int, stats: StepStats) -> summary_pb2.Peak:
         state = moment(self._trace, device, stats.peak_event, largest=0)
         return summary_pb2.Peak(
             event=state.event,
@@ -207,12 +196,13 @@ class WindowSummaries:
             by_category=_parts(state.parts("category")),
             by_operator=_parts(state.parts("operator")),
             by_phase=_parts(state.parts("phase")),
-            largest=self._largest(device, stats.peak_event, largest),
+            largest=self._largest(device, stats.peak_event),
         )
 
-    def _largest(self, device: int, event: int, limit: int) -> summary_pb2.Allocations:
-        trace, blocks, times = self._trace, self._trace.allocations, self._times
-        rows = largest_rows(trace, blocks.alive_at(event, device), limit)
+    def _largest(self, device: int, event: int) -> summary_pb2.Allocations:
+        trace, blocks = self._trace, self._trace.allocations
+        times = np.append(trace.events.time_ns - self._epoch, -1)  # -1: never
+        rows = largest_rows(trace, blocks.alive_at(event, device), LARGEST)
         confidences = blocks.module_confidence[rows]
         return summary_pb2.Allocations(
             bytes=blocks.bytes[rows].tolist(),
@@ -268,7 +258,8 @@ class WindowSummaries:
             peak_column=drawn.peak_column,
         )
 
-    def _all_modules(self) -> summary_pb2.Modules:
+    @cached_property
+    def _modules(self) -> summary_pb2.Modules:
         modules = self._trace.modules
         classes = {
             name: row + 1
@@ -280,14 +271,14 @@ class WindowSummaries:
             class_names=map(readable, classes),
         )
 
-    def _spans(self, spans: Spans, row: int, limit: int) -> summary_pb2.Spans:
+    def _spans(self, spans: Spans, row: int) -> summary_pb2.Spans:
         """Return the longest spans that overlap a step, without those too short to be visible."""
         start_ns, end_ns = step_span(self._trace, row)
         length = spans.end_ns - spans.start_ns
         long_enough = length >= (end_ns - start_ns) // 500
         visible = (spans.end_ns > start_ns) & (spans.start_ns < end_ns) & long_enough
         rows = np.flatnonzero(visible)
-        rows = np.sort(rows[np.argsort(-length[rows], kind="stable")[:limit]])
+        rows = np.sort(rows[np.argsort(-length[rows], kind="stable")[:LONGEST_CALLS]])
         return summary_pb2.Spans(
             starts=_differences(spans.start_ns[rows] - self._epoch),
             lengths=length[rows].tolist(),

@@ -18,7 +18,6 @@ from tb_memplugin.store.disk_sync import DiskSync
 from tb_memplugin.store.event_file import step_record
 from tb_memplugin.store.growing_file import UnsettledError
 from tb_memplugin.store.leftovers import clear_logdir
-from tb_memplugin.store.outline import whole_summaries
 from tb_memplugin.store.paths import SIDE_FOLDER, side_file_name
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.windows import write_window
@@ -76,11 +75,12 @@ class RunWriter:
         self._lock = threading.Lock()
         logdir = self._logdir
         self._disk = DiskSync(
-            lambda error: failed(_not_written(logdir, error)), idle=lambda: clear_logdir(logdir)
+            lambda error: failed(_not_written(logdir, error)),
+            idle=lambda: clear_logdir(logdir),
+            durable=durable,
         )
         self._claimed = WriterFolder(self._logdir, worker)
         self._windows = self._failed = 0
-        self._durable = durable
 
     @classmethod
     def into(cls, folder: str, worker: str, writer_id: str) -> RunWriter:
@@ -91,7 +91,7 @@ class RunWriter:
         return writer
 
     def write(self, trace: MemoryTrace) -> WrittenWindow:
-        """Write a window: one side file, and one summary per step. Readers see it when this returns.
+        """Write a window: one side file, and the figures of each step. Readers see it when this returns.
 
         Raises:
             MemPluginError: the folder cannot be written or the disk is full. Earlier windows stay readable.
@@ -140,8 +140,6 @@ class RunWriter:
             raise
         if not folder.flushed:
             self._disk.add(side_file, event_file)
-        if self._durable:
-            self._disk.wait(None)
         return WrittenWindow(
             folder=folder.path,
             worker=folder.worker,
@@ -159,15 +157,9 @@ class RunWriter:
 
 def window_steps(trace: MemoryTrace, window: Window) -> list[tuple[StepMetadata, bytes]]:
     """Return the metadata and the blob of each step of a window, as its event file has them."""
-    summaries, summarized = WindowSummaries(trace, window), whole_summaries(trace)
-    steps = []
-    for row in range(len(trace.steps)):
-        if row < summarized:
-            blob = pack(lambda limits, row=row: summaries.summary(row, limits))  # type: ignore[misc]
-        else:
-            blob = pack(lambda _, row=row: summaries.outline(row))  # type: ignore[misc]
-        steps.append((summaries.metadata(row), blob))
-    return steps
+    summaries = WindowSummaries(trace, window)
+    every = [summaries.metadata(row) for row in range(len(trace.steps))]
+    return [(metadata, pack(summaries.outline(row, metadata))) for row, metadata in enumerate(every)]
 
 
 def _not_written(logdir: str, error: OSError) -> MemPluginError:

@@ -10,6 +10,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import profile
 
 from tb_memplugin.callbacks.recorder import StepRecorder, Training, is_profiling
+from tb_memplugin.store.disk_sync import DiskSync
 from tb_memplugin.store.reader import load_window
 from tests.callbacks.plain import PlainProfiler, counted_peaks, recorded, stats_in, steps_in
 from tests.watched import is_watched
@@ -63,6 +64,16 @@ def test_parts_of_a_step_have_the_models_names(tmp_path, model):
     trace = load_window(only.side_file)
     mine = trace.allocations.bytes[[trace.modules[row].key == "0" for row in trace.allocations.module]]
     assert 64 * 4 * 4 in mine.tolist()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_durable_recorder_waits_for_the_disk_at_the_end_of_each_window(
+    tmp_path, model, monkeypatch, durable
+):
+    waits = []
+    monkeypatch.setattr(DiskSync, "wait", lambda _, seconds=1.0: waits.append(seconds))
+    loop(StepRecorder([0, 2], durable=durable), tmp_path, model)
+    assert waits == [None, None] * durable
 
 
 def test_an_evaluation_between_two_steps_is_in_neither(tmp_path, model):

@@ -29,6 +29,7 @@ from transformers import (  # noqa: E402
 from tb_memplugin.callbacks.recorder import is_profiling  # noqa: E402
 from tb_memplugin.callbacks.transformers import MemoryTraceCallback  # noqa: E402
 from tb_memplugin.record.alive_before import alive_now  # noqa: E402
+from tb_memplugin.store.reader import full_summary  # noqa: E402
 from tb_memplugin.trace import Category  # noqa: E402
 from tests.callbacks.plain import PlainProfiler, counted_peaks, recorded, stats_in, steps_in  # noqa: E402
 from tests.watched import is_watched  # noqa: E402
@@ -294,7 +295,7 @@ def test_the_optimizers_state_is_told_apart(tmp_path):
     models_of_others = sum(one.storage.nbytes() for one in alive_now() if one.category is Category.PARAMETER)
     trainer_in(tmp_path, MemoryTraceCallback(steps=[3]), optim="adamw_torch").train()
     (step,) = recorded(tmp_path)
-    parts = step.summary().devices[0].peak.by_category
+    parts = full_summary(step).devices[0].peak.by_category
     found = dict(zip(parts.keys, parts.bytes, strict=True))
     weights = sum(parameter.nbytes for parameter in GPT2().parameters())
     assert weights <= found["parameter"] <= weights + models_of_others

@@ -17,10 +17,7 @@ OURS = [recorder.name for recorder in RECORDERS.values() if recorder.base]
 HANDLERS = [name for name in OURS if name.startswith("handler")]
 PAIRS = pairs(list(PROGRAMS), OURS)
 
-VISIBLE = {
-    **{("code that looks for hooks", name): {"bits"} for name in HANDLERS},
-    **{("code that looks at its callers", name): {"bits"} for name in OURS},
-}
+VISIBLE = {("code that looks for hooks", name): {"bits"} for name in HANDLERS}
 """(program, recorder) -> the kinds of differences that docs/never_in_the_way.md lists."""
 
 

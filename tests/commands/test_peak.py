@@ -160,13 +160,14 @@ def test_of_a_peak_that_is_reached_twice_the_first_moment_is_told_as_in_the_tab(
     assert (device["peak_event"], device["breakdown"]) == (0, [{"key": "input", "bytes": 50, "count": 1}])
 
 
-def test_without_its_side_file_a_step_is_told_from_its_summary(logdir):
+def test_without_its_side_file_a_step_has_its_figures_and_one_part_that_is_not_known(logdir):
     whole = told(logdir)
     (logdir / "baseline/rank0/plugins/tb_memplugin/window-000000.mem").unlink()
     result = run("peak", logdir, "--json")
-    for device in whole["devices"]:
-        device["peak_event"] = None  # which event holds it longest, only the events tell
-    assert json.loads(result.stdout) == whole
+    (device,), (known,) = json.loads(result.stdout)["devices"], whole["devices"]
+    figures = ("device", "step", "peak_bytes", "window_peak_bytes", "peak_reserved_bytes")
+    assert [device[name] for name in figures] == [known[name] for name in figures]
+    assert device["breakdown"] == [{"key": "unknown", "bytes": 560, "count": 3}]
     assert "missing" in result.stderr
     assert "side file" in files.refused("peak", logdir, "--by", "stack")
 

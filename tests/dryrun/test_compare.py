@@ -52,6 +52,10 @@ def test_differences_are_named_in_bytes(product: str, monkeypatch: pytest.Monkey
     assert comparison.differences[0] == allocated
     modules = [each for each in comparison.differences if each.kind == "module"]
     assert sum(each.fake_bytes - each.runtime_bytes for each in modules) == LARGE_WORKSPACE - WORKSPACE
+    line = f"{product}:4 (<module>)"  # that of the product
+    assert [each for each in comparison.differences if each.kind == "line"] == [
+        Difference("line", line, 4 * MIB + LARGE_WORKSPACE, 4 * MIB + WORKSPACE)
+    ]
 
 
 def test_engines_that_agree_have_no_differences(product: str, monkeypatch: pytest.MonkeyPatch) -> None:

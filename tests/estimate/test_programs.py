@@ -304,3 +304,47 @@ def test_the_command_prints_the_report(tmp_path: Path) -> None:
     refused = subprocess.run([*command, "--batch", "3", *words], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "--batch" in refused.stderr
+
+
+TALKING = """
+import atexit, subprocess, sys, torch
+
+atexit.register(print, "AT EXIT")
+subprocess.run([sys.executable, "-c", "print('CHILD')"])
+print("PROGRAM", torch.zeros(1024, 1024, device="cuda").shape)
+"""
+
+
+def test_stdout_has_the_report_alone(tmp_path: Path) -> None:
+    """Also where the program prints at its end, or a child of it: JSON is read by other programs."""
+    (tmp_path / "train.py").write_text(TALKING, "utf-8")
+    command = [sys.executable, "-m", "tb_memplugin", "estimate", "--json", "--", "python", "train.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
+    assert json.loads(ran.stdout)["peak_allocated_bytes"] == 4 * MIB
+    assert {"AT EXIT", "CHILD", "PROGRAM torch.Size([1024, 1024])"} <= set(ran.stderr.splitlines())
+
+
+GATHERED = """
+import os, torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(nn.SyncBatchNorm(1024, device="cuda"))
+optimizer = torch.optim.SGD(model.parameters())
+objects = [None] * dist.get_world_size()
+dist.all_gather_object(objects, {"loss": 2})
+print("GATHERED", sum(each["loss"] for each in objects))
+while True:
+    model(torch.randn(64, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_ranks_collect_is_assumed_to_be_like_the_ranks_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(GATHERED, "utf-8")
+    words = ["torchrun", "--nproc-per-node", "4", str(tmp_path / "train.py")]
+    step = estimate_program(read_program(words), GpuSpec.named("h100"))
+    assert "GATHERED 8" in capsys.readouterr().out
+    assert step.notes[0] == "The program was ended after 3 optimizer steps."

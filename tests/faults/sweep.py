@@ -295,7 +295,10 @@ def _plain_name(function: str) -> str:
 def _problems(one: Run, error: BaseException, healthy: Run, expected: str) -> str:
     wrong = []
     ends = not isinstance(error, Exception)
-    if one.raised is not None and one.raised is not error:
+    is_same = one.raised is error or (
+        ends and type(one.raised) is type(error)
+    )  # a call's end raises a new one
+    if one.raised is not None and not is_same:
         wrong.append(f"later {one.raised!r}")
     if one.raised is error and not ends:
         wrong.append("ended the training")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tb_memplugin.store.reader import Recordings, load_window, read_recordings
+from tb_memplugin.store.reader import Recordings, full_summary, load_window, read_recordings
 
 TRAINING = """
 import sys
@@ -304,7 +304,7 @@ def test_an_error_of_the_program_is_its_own(tmp_path: Path) -> None:
 
 def test_the_models_of_all_optimizers_are_known_by_class(tmp_path: Path) -> None:
     assert run(tmp_path, script(tmp_path, TWO_MODELS)).returncode == 0
-    modules = {name for step in recorded(tmp_path).steps for name in step.summary().modules.keys}
+    modules = {name for step in recorded(tmp_path).steps for name in full_summary(step).modules.keys}
     assert {"Generator", "Critic"} <= modules
 
 

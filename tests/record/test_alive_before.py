@@ -87,6 +87,22 @@ def test_parameters_gradients_and_results_are_told_apart():
     assert seen(waiting)[0] is Category.ACTIVATION
 
 
+def test_the_search_for_names_ends_when_all_that_are_wanted_have_one():
+    keep([torch.ones(17), torch.ones(18)])
+    first, second = (tensor.untyped_storage()._cdata for tensor in kept)
+    names = variable_names({second})
+    assert (names[first], names[second]) == ("kept[0]", "kept[1]")
+    assert second not in variable_names({first})
+    assert variable_names(set()) == {}
+
+
+def test_storages_that_are_known_are_left_out():
+    keep(torch.ones(19))
+    key = kept.untyped_storage()._cdata
+    assert key in [alive.storage._cdata for alive in alive_now()]
+    assert key not in [alive.storage._cdata for alive in alive_now(known=[key])]
+
+
 def test_what_only_the_graph_saved_is_found_without_running_hooks():
     rows = torch.ones(5, 3, requires_grad=True)
     unpacked: list[torch.Tensor] = []
@@ -213,7 +229,7 @@ def test_nothing_is_kept_alive():
     tensor = torch.ones(17)
     keep({"tensor": tensor})
     reference = weakref.ref(tensor)
-    assert variable_names()
+    assert variable_names({tensor.untyped_storage()._cdata})
     assert list(alive_now())
     keep(None)
     del tensor

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import signal
 
 import pytest
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.record.guard import Guard
+from tb_memplugin.record.guard import Guard, guarded
 
 
 class Warnings(logging.Handler):
@@ -67,3 +69,33 @@ def test_an_error_is_logged_also_when_nothing_can_be_undone(guard, warnings, mon
     guard.end("a window", ValueError("v"), list)
     assert len(warnings.texts) == 1
     assert "nothing is recorded (ValueError: v)" in warnings.texts[0]
+
+
+class Recorder:
+    def __init__(self, guard):
+        self.fail = guard.end
+
+    @guarded("a window")
+    def record(self):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        for _ in range(1000):  # the handler runs before the next instruction
+            pass
+
+
+class Job:
+    def end(self, *_):
+        raise TimeoutError("the job's time is over")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
+@pytest.mark.parametrize("handler", [lambda *_: 1 / 0, Job().end])
+def test_what_a_signal_handler_of_the_program_raises_within_ours_reaches_the_program(
+    guard, warnings, handler
+):
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises((ZeroDivisionError, TimeoutError)):
+            Recorder(guard).record()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert warnings.texts == []

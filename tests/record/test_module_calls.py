@@ -19,6 +19,7 @@ from torch.profiler import profile
 from tb_memplugin import IterationReport, MemoryTracer, memory_trace_handler
 from tb_memplugin.record.beside_compiler import not_compiled_alone
 from tb_memplugin.record.module_calls import ModuleCalls
+from tb_memplugin.record.torch_private.autograd import saved_names
 from tests.watched import has_hooks, is_watched
 
 
@@ -329,6 +330,25 @@ def test_torchs_encoder_keeps_its_fast_path(watching):
                 encoder(batch)
                 calls.stop()
                 assert inner == []  # the fast path computes it within one operator
+
+
+def test_the_class_of_an_autograd_function_is_not_kept_alive():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    node = Twice.apply(torch.ones(2, requires_grad=True)).grad_fn
+    assert saved_names(type(node)) == saved_names(type(node))
+    reference = weakref.ref(Twice)
+    del node, Twice
+    gc.collect()
+    assert reference() is None
 
 
 def test_who_begins_to_watch_as_a_call_begins_is_told_of_it_and_of_the_calls_in_it():

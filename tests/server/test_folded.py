@@ -1,4 +1,4 @@
-"""Steps whose summary had to be shortened: the side file has the rest."""
+"""The breakdown of a step is in its side file: the event file has the step's figures alone."""
 
 import pytest
 
@@ -11,8 +11,7 @@ CHOSEN = {"run": "run", "worker": "rank0", "step": 0, "device": "cpu"}
 
 
 @pytest.fixture
-def written(tmp_path, monkeypatch):
-    monkeypatch.setattr("tb_memplugin.store.blob.pack.__defaults__", (10_000,))
+def written(tmp_path):
     lines = [
         f"alloc {row + 1} b{row} module=block{row % 40}.part{row} operator=op{row}" for row in range(MODULES)
     ]
@@ -20,7 +19,7 @@ def written(tmp_path, monkeypatch):
 
 
 def test_with_the_side_file_every_row_is_shown(written, tmp_path):
-    assert max(written.summary_bytes) <= 10_000
+    assert max(written.summary_bytes) <= 1_000
     tab = Tab(tmp_path)
     peak = tab.get("step", **CHOSEN)["peak"]
     assert len(peak["by_module"]) == len(peak["by_operator"]) == MODULES
@@ -41,14 +40,12 @@ def test_thousands_of_modules_are_all_compared_and_other_rows_are_cut_with_their
         assert sum(row["other_bytes"] for row in rows) == sum(row["base_bytes"] for row in rows) == whole
 
 
-def test_without_it_the_rows_that_are_left_sum_to_the_whole_and_a_note_tells(written, tmp_path):
+def test_without_it_one_part_is_the_whole_and_a_note_tells(written, tmp_path):
     (tmp_path / "run/rank0/plugins/tb_memplugin/window-000000.mem").unlink()
     tab = Tab(tmp_path)
     step = tab.get("step", **CHOSEN)
-    assert any("shortened" in note["text"] for note in step["notes"])
+    assert any("side file" in note["text"] for note in step["notes"])
     whole = MODULES * (MODULES + 1) // 2
     for by in ("by_category", "by_module", "by_operator", "by_phase"):
-        assert sum(part["bytes"] for part in step["peak"][by]) == step["peak"]["bytes"] == whole
-    rows = tab.get("modules", **CHOSEN)["rows"]
-    assert sum(row["inclusive_bytes"] for row in rows if row["parent"] is None) == whole
-    assert len(rows) < MODULES
+        assert [part["bytes"] for part in step["peak"][by]] == [step["peak"]["bytes"]] == [whole]
+    assert [row["inclusive_bytes"] for row in tab.get("modules", **CHOSEN)["rows"]] == [whole]

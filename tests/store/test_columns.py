@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tb_memplugin.proto.side_file_pb2 import CONSTANT, DELTA, DICTIONARY, OFFSET
-from tb_memplugin.store.columns import decode, encode
+from tb_memplugin.store.columns import SMALL_ROWS, decode, encode
 
 NAMES = ("events.time_ns", "events.address", "events.bytes", "events.operator", "start.module")
 COLUMNS = st.sampled_from(["<i8", "<u8", "<i4", "|u1"]).flatmap(
-    lambda dtype: arrays.arrays(np.dtype(dtype), st.integers(1, 300))
+    lambda dtype: arrays.arrays(np.dtype(dtype), st.sampled_from([1, 2, 3, 100, SMALL_ROWS, SMALL_ROWS + 1]))
 )
 
 
@@ -34,18 +34,23 @@ def test_a_constant_column_takes_no_bytes():
 
 
 def test_small_numbers_far_from_zero_take_one_byte_each():
-    chunk, raw = encode("events.operator", np.array([1_000_000, 1_000_001, 1_000_255], np.int32))
-    assert (chunk.encoding, chunk.width, len(raw)) == (OFFSET, 1, 3)
+    chunk, raw = encode("events.operator", np.array([1_000_000, 1_000_001, 1_000_255] * 300, np.int32))
+    assert (chunk.encoding, chunk.width, len(raw)) == (OFFSET, 1, 900)
 
 
 def test_times_are_kept_as_differences():
-    chunk, raw = encode("events.time_ns", np.array([10**18, 10**18 + 100, 10**18 + 355], np.int64))
-    assert (chunk.encoding, chunk.width, len(raw)) == (DELTA, 1, 2)
+    chunk, raw = encode("events.time_ns", 10**18 + np.cumsum([100, 355] * 300))
+    assert (chunk.encoding, chunk.width, len(raw)) == (DELTA, 1, 599)
 
 
 def test_addresses_are_kept_as_places_in_a_list():
-    chunk, raw = encode("events.address", np.array([0x7F00, 0xFFFF00000000] * 50, np.uint64))
-    assert (chunk.encoding, chunk.values, len(raw)) == (DICTIONARY, 2, 8 + 100)
+    chunk, raw = encode("events.address", np.array([0x7F00, 0xFFFF00000000] * 500, np.uint64))
+    assert (chunk.encoding, chunk.values, len(raw)) == (DICTIONARY, 2, 8 + 1000)
+
+
+def test_a_small_block_is_stored_as_it_is():
+    chunk, raw = encode("events.bytes", np.array([7, -1, 7], np.int64))
+    assert (chunk.encoding, chunk.width, len(raw)) == (OFFSET, 8, 24)
 
 
 def test_bytes_that_do_not_fit_the_description_are_refused():
@@ -55,7 +60,7 @@ def test_bytes_that_do_not_fit_the_description_are_refused():
 
 
 def test_a_place_behind_the_list_is_refused():
-    chunk, raw = encode("events.bytes", np.array([7, 9, 7], np.int64))
+    chunk, raw = encode("events.bytes", np.array([7, 9, 7] * 300, np.int64))
     with pytest.raises(ValueError, match="behind the end"):
         decode(chunk, raw[:-1] + b"\x05", np.dtype(np.int64))
 

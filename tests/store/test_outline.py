@@ -1,11 +1,7 @@
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 
 from tb_memplugin.analysis.divisions import DIVISIONS
-from tb_memplugin.store.outline import whole_summaries
 from tb_memplugin.store.reader import full_summary, peak_parts, read_recordings
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.writer import RunWriter
@@ -25,33 +21,19 @@ WINDOW = Window("rank0", "abc", 0, "window-000000.mem")
 
 
 def outlined(row):
-    return WindowSummaries(trace(*LINES), WINDOW).outline(row)
+    summaries = WindowSummaries(trace(*LINES), WINDOW)
+    return summaries.outline(row, summaries.metadata(row))
 
 
-def test_a_window_with_many_short_steps_has_whole_summaries_of_the_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("tb_memplugin.store.outline.EVENTS_PER_SUMMARY", 3)
-    made = []
-    whole = WindowSummaries.summary
-
-    def counted(self, row, limits):
-        made.append(row)
-        return whole(self, row, limits)
-
-    monkeypatch.setattr(WindowSummaries, "summary", counted)
-    lines = [line for number in range(7) for line in (f"step {number}", f"alloc 8 b{number}")]
-    RunWriter(str(tmp_path), "rank0").write(trace(*lines))
-    assert made == [0, 1]
-    steps = read_recordings(str(tmp_path)).steps
-    assert [step.summary().folded for step in steps] == [False] * 2 + [True] * 5
-
-
-def test_a_reader_makes_the_rest_from_the_side_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("tb_memplugin.store.outline.MOST_WHOLE", 1)
-    RunWriter(str(tmp_path), "rank0").write(trace(*LINES))
-    step = read_recordings(str(tmp_path)).steps[1]
-    assert step.summary().folded
-    assert not full_summary(step).folded
-    assert list(full_summary(step).devices[0].peak.by_category.keys) == ["parameter", "unknown"]
+def test_a_window_is_written_without_a_breakdown_which_readers_make_later(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(WindowSummaries, "summary", None)
+        RunWriter(str(tmp_path), "rank0").write(trace(*LINES))
+    first, second = read_recordings(str(tmp_path)).steps
+    assert first.summary().folded
+    assert second.summary().folded
+    assert not full_summary(second).folded
+    assert list(full_summary(second).devices[0].peak.by_category.keys) == ["parameter", "unknown"]
 
 
 def test_an_outline_has_the_steps_figures():
@@ -79,12 +61,3 @@ def test_a_full_summary_read_from_the_side_file_is_the_one_that_would_have_been_
     step = read_recordings(str(tmp_path)).steps[1]
     written = Window("rank0", step.metadata.writer_id, 0, step.metadata.side_file)
     assert full_summary(step) == WindowSummaries(recorded, written).summary(1)
-
-
-@pytest.mark.parametrize(
-    ("events", "devices", "whole"),
-    [(0, 1, 1), (3_999, 1, 1), (4_000, 1, 2), (4_000, 2, 1), (1 << 21, 1, 500)],
-)
-def test_the_number_of_whole_summaries_follows_the_size_of_the_window(events, devices, whole):
-    recorded: Any = SimpleNamespace(events=range(events), devices=range(devices))
-    assert whole_summaries(recorded) == whole

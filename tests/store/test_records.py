@@ -1,4 +1,5 @@
 import os
+import time
 
 import pytest
 from hypothesis import given
@@ -93,3 +94,25 @@ def test_records_are_checked_from_any_record_on():
         (4 * one, False),
     ]
     assert list(checked(reading(content), one, 3 * one - 1)) == [(2 * one, True)]
+
+
+@pytest.mark.parametrize("zeros", [1, 11, 12, (1 << 18) - 13, (1 << 18) - 11, 1 << 18, (1 << 19) + 5])
+def test_the_record_after_zeros_is_found(zeros):
+    content = record(b"first") + bytes(zeros) + record(b"second") + bytes(zeros)
+    found = list(records(lambda offset, count: content[offset : offset + count], len(content)))
+    second = len(record(b"first")) + zeros
+    assert found == [
+        (b"first", 0, len(record(b"first"))),
+        (b"second", second, second + len(record(b"second"))),
+    ]
+
+
+def test_a_sparse_file_is_searched_quickly():
+    begin, zeros, size = record(b"first"), bytes(1 << 20), 2 << 30
+
+    def read(offset, count):
+        return begin[offset : offset + count] if offset < len(begin) else zeros[: min(count, size - offset)]
+
+    since = time.process_time()
+    assert [data for data, _, _ in records(read, size)] == [b"first"]
+    assert time.process_time() - since < 10  # computing a checksum at each offset takes 27

@@ -18,6 +18,7 @@ from tb_memplugin.store.repair import QUIET_SECONDS, repair
 from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.writer import RunWriter
 from tests.faults.failing_files import FailingFiles, Fault
+from tests.server.tab import Tab
 from tests.step_figures import figures
 from tests.traces import EPOCH, trace
 
@@ -210,3 +211,13 @@ def test_the_command_says_what_it_did(tmp_path):
     assert "7 records and 1 step of side files were saved in new event files" in done.output
     assert f"the damaged files are now {tmp_path / 'w/plugins/tb_memplugin'}" in done.output
     assert "8 recorded steps of 1 worker" in done.output
+
+
+def test_a_running_tensorboard_shows_what_was_saved_after_its_next_reload(tmp_path):
+    damage(recorded(tmp_path / "run"), at=4)
+    tab = Tab(tmp_path)
+    shown = lambda: tab.get("runs")["runs"][0]["workers"][0]["steps"]["step"]  # noqa: E731
+    assert shown() == [0, 1, 2]
+    assert [(done.records, done.steps) for done in repair(str(tmp_path))] == [(7, 1)]
+    tab.reload()
+    assert shown() == list(range(8))

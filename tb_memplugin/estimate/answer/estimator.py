@@ -192,6 +192,11 @@ class MemoryEstimator:
         finally:
             recording.end_phase(phase)
 
+    def keep_stacks(self) -> None:
+        """Record the program's Python stack of each allocation from now on: then lines have names."""
+        recording = self._inside("keep_stacks")
+        recording.ledger.stack = recording.mode.python_stack
+
     def step(self) -> None:
         """End a training step: what follows belongs to the next one."""
         self._inside("step").end_step()

@@ -147,10 +147,37 @@ class UnansweredError(MemPluginError):
     """A question that has no hint and that cannot be answered by a guess."""
 
     asked: Question
+    most: int | None
 
 
-def unanswered(asked: Question) -> UnansweredError:
-    """Return the error for a question that has no hint and that cannot be answered by a guess."""
+def went_on(asked: Question, truth: bool) -> str:
+    """Return the note on a condition that is assumed."""
+    return (
+        f"The condition at {asked.place} depends on values: it is assumed to be {truth}, with which the "
+        "program goes on; a hint can set it."
+    )
+
+
+def counted(asked: Question, most: int) -> str:
+    """Return the note on how many elements of a mask are assumed to be True."""
+    return (
+        f"How many elements {asked.place} counts depends on values: the maximum, {most:,}, is assumed; a "
+        "hint can set it."
+    )
+
+
+LBFGS = (
+    "torch.optim.LBFGS is assumed to make all max_iter iterations of a step. It keeps two vectors as large "
+    "as the parameters from each iteration, up to history_size: after more steps it may hold more."
+)
+"""The note on what the optimizer asks."""
+
+
+def unanswered(asked: Question, most: int | None = None) -> UnansweredError:
+    """Return the error for a question that has no hint and that cannot be answered by a guess.
+
+    `most` is the greatest value that it can have, where that is known.
+    """
     value = "whether a condition holds" if asked.kind == "truth" else "a whole number"
     how, example = (", True or False", "True") if asked.kind == "truth" else ("", "7")
     error = UnansweredError(
@@ -160,7 +187,7 @@ def unanswered(asked: Question) -> UnansweredError:
         fix=f'Say it{how}: MemoryEstimator(hints={{"{asked.place}": {example}}}), or on the command line '
         f"--hint {asked.place}={example}.",
     )
-    error.asked = asked
+    error.asked, error.most = asked, most
     return error
 
 

@@ -79,6 +79,8 @@ def estimate_program(
     endings: list[Ending] = []
 
     def run_in(estimator: MemoryEstimator, _mesh: object = None) -> None:
+        if logdir is not None:
+            estimator.keep_stacks()
         with as_one_rank(program) as notes:
             endings.append(run_program(program, estimator, steps=steps, limit_s=limit_s))
         endings[-1].notes.extend(notes)

@@ -12,10 +12,22 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._mode_utils import no_dispatch
 
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.kernels.copies import within
 from tb_memplugin.estimate.kernels.reductions import Layout, reduction
-from tb_memplugin.estimate.kernels.table import ANY_GPU, Buffers, Call, Kernel, operators, tensor_bytes
+from tb_memplugin.estimate.kernels.table import (
+    ANY_GPU,
+    Buffers,
+    Call,
+    Kernel,
+    operators,
+    tensor_bytes,
+)
+from tb_memplugin.estimate.run.correction import Correction
+from tb_memplugin.estimate.run.known_values import values_of
+from tb_memplugin.estimate.run.patches import Patches
 
 if TYPE_CHECKING:
     from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
@@ -67,7 +79,91 @@ def _exponentials(call: Call) -> Buffers:
     return [tensor_bytes(call.out)] * 2
 
 
+class CtcLoss(Correction):
+    """Computes `ctc_loss` as LossCTC.cpp does, which reads lengths on the host."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Replace `torch.ctc_loss`; lengths that are not known are the greatest, with a note."""
+        original: Any = torch.ctc_loss
+
+        def listed(lengths: Any, greatest: int) -> Any:
+            values = values_of(lengths) if isinstance(lengths, torch.Tensor) else lengths
+            if values is None:
+                self.target.note(f"Lengths of ctc_loss are not known: they are assumed to be {greatest}.")
+                return [greatest] * lengths.numel()
+            with no_dispatch():
+                return values.tolist() if isinstance(values, torch.Tensor) else list(values)
+
+        def ctc_loss(
+            log_probs: Any,
+            targets: Any,
+            inputs: Any,
+            lengths: Any,
+            blank: int = 0,
+            reduction: int = 1,
+            zero_infinity: bool = False,
+        ) -> Any:
+            if not mode.is_on() or log_probs.dim() != 3:
+                return original(log_probs, targets, inputs, lengths, blank, reduction, zero_infinity)
+            if log_probs.device.type == "cuda":
+                _refuse_cudnn(log_probs, targets, blank)
+            targets, longest = targets.to(log_probs.device, torch.long), listed(lengths, targets.shape[-1])
+            steps = listed(inputs, log_probs.shape[0])
+            loss = torch._ctc_loss(log_probs, targets, steps, longest, blank, zero_infinity)[0]
+            if zero_infinity:
+                loss = torch.where(loss == torch.inf, torch.zeros((), device=loss.device), loss)
+            if reduction == 1:
+                loss = (loss / torch.tensor(longest, device=loss.device).clamp(min=1).to(loss.dtype)).mean()
+            return loss.sum() if reduction == 2 else loss
+
+        patches.set(torch, "ctc_loss", ctc_loss)
+
+
+def _refuse_cudnn(log_probs: torch.Tensor, targets: torch.Tensor, blank: int) -> None:
+    """Raise where cuDNN computes a loss: of targets in int32, one after the other, with blank 0."""
+    if blank or targets.dim() != 1 or (log_probs.dtype, targets.dtype) != (torch.float32, torch.int32):
+        return
+    raise MemPluginError(
+        "cuDNN computes this CTC loss, with buffers that are not known.",
+        where="torch.nn.functional.ctc_loss",
+        fix="Give targets of dtype torch.long: PyTorch's own kernel computes these.",
+    )
+
+
+def _ctc(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return a loss for each sample, and the probabilities of each step and of twice the longest target."""
+    log_probs, longest = args[0], max(args[3], default=0)
+    with mode:
+        batch = log_probs.shape[1]
+        alpha = log_probs.new_empty((batch, log_probs.shape[0], 2 * longest + 1))
+        return log_probs.new_empty(batch), alpha
+
+
+def _ctc_backward(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    with mode:
+        return torch.empty_like(args[1], memory_format=torch.contiguous_format)
+
+
+def _ctc_buffers(call: Call) -> Buffers:
+    """Return lengths and offsets of targets on the GPU; in backward first the probabilities from behind."""
+    rows = [8 * call["log_probs"].shape[1]] * 3
+    alpha = call.get("log_alpha")
+    return rows if alpha is None else [tensor_bytes(alpha), *rows]
+
+
 KERNELS = (
+    Kernel(
+        operators("_ctc_loss"),
+        _ctc_buffers,
+        source="cuda/LossCTC.cu:ctc_loss_gpu_template",
+        results=_ctc,
+    ),
+    Kernel(
+        operators("_ctc_loss_backward"),
+        _ctc_buffers,
+        source="cuda/LossCTC.cu:ctc_loss_backward_gpu_template",
+        results=_ctc_backward,
+    ),
     Kernel(
         operators("mse_loss", "smooth_l1_loss"),
         _averaged,

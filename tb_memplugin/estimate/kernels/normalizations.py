@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, operators
+from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, no_buffers, operators
+
+aten = torch.ops.aten
 
 _HAS_FLOAT_MOMENTS = torch.torch_version.TorchVersion(torch.__version__) >= "2.12"
 """Measured on 2.11, which has none, and on 2.13; 2.12 was not."""
@@ -74,7 +76,51 @@ def _power(number: int) -> int:
     return 1 << (number.bit_length() - 1) if number > 0 else 1
 
 
+def _by_channel(mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: Any) -> tuple[Any, Any]:
+    """Return a mean and an inverse deviation of each channel."""
+    data = args[0]
+    dtype = torch.float32 if data.dtype in (torch.float16, torch.bfloat16) else data.dtype
+    with mode:
+        first, second = (torch.empty(data.shape[1], dtype=dtype, device=data.device) for _ in range(2))
+    return first, second
+
+
+def _like_the_input(mode: Any, func: Any, args: tuple[Any, ...], _kwargs: Any) -> Any:
+    data = args[1] if func is aten.batch_norm_backward_elemt.default else args[0]
+    with mode:
+        return torch.empty_like(data)
+
+
+def _sums_by_channel(mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: Any) -> tuple[Any, ...]:
+    """Return two sums, and the gradients of weight and bias, where these are asked for."""
+    mean, weight, asked = args[2], args[4], args[5:8]
+    with mode:
+        sums = [torch.empty_like(mean) if asked[0] else None for _ in range(2)]
+        gradients = [
+            torch.empty_like(mean if weight is None else weight) if each else None for each in asked[1:]
+        ]
+    return (*sums, *gradients)
+
+
 KERNELS = (
+    Kernel(
+        operators("batch_norm_stats", "batch_norm_gather_stats_with_counts"),
+        no_buffers,
+        source="cuda/Normalization.cu:batch_norm_stats_cuda, batch_norm_gather_stats_cuda_template",
+        results=_by_channel,
+    ),
+    Kernel(
+        operators("batch_norm_elemt", "batch_norm_backward_elemt"),
+        no_buffers,
+        source="cuda/Normalization.cu:batch_norm_elemt_cuda, batch_norm_backward_elemt_cuda",
+        results=_like_the_input,
+    ),
+    Kernel(
+        operators("batch_norm_backward_reduce"),
+        no_buffers,
+        source="cuda/Normalization.cu:batch_norm_backward_reduce_cuda",
+        results=_sums_by_channel,
+    ),
     Kernel(
         operators("native_group_norm"), _group_norm, source="cuda/group_norm_kernel.cu:GroupNormKernelImpl"
     ),

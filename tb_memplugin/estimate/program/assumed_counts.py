@@ -2,17 +2,26 @@
 
 `correct += (guess == labels).sum().item()` must not end an estimate, and no guess may decide anything. So
 `item()` returns a number that calculates and prints, and that refuses, with the line that read it, where its
-value would decide: in a comparison, as a size or an index.
+value would decide: in a comparison, as a size or an index. Of a mask it is then the maximum, all
+elements, as where the mask selects; a condition is assumed so that the program goes on (checks.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tb_memplugin.estimate.answer.hints import Question, UnansweredError, unanswered
+from tb_memplugin.estimate.answer.hints import (
+    Question,
+    UnansweredError,
+    counted,
+    unanswered,
+    went_on,
+)
+from tb_memplugin.estimate.program.checks import going_on
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
@@ -40,7 +49,7 @@ class AssumedCounts(Correction):
                     f"The whole number that {error.asked.place} reads from a tensor is not known; what is "
                     "calculated from it is assumed to be 1.0. A hint can set it."
                 )
-                return AssumedCount(error.asked)
+                return AssumedCount(error.asked, error.most, self.target.note)
 
         patches.set(FakeTensor, "item", item)
 
@@ -51,13 +60,21 @@ class AssumedCount:
     Args:
         asked: the question that has no answer; it is raised where the value would decide. (The error itself
             would keep the tensors of its traceback alive.)
+        most: the greatest value that it can have; None if that is not known.
+        note: called with sentences for the reader of the estimate.
     """
 
-    def __init__(self, asked: Question) -> None:
-        self._asked = asked
+    def __init__(self, asked: Question, most: int | None, note: Callable[[str], object]) -> None:
+        self._asked, self._most, self._note = asked, most, note
 
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise unanswered(self._asked)
+    def _decides(self) -> int:
+        if self._most is None:
+            raise unanswered(self._asked)
+        self._note(counted(self._asked, self._most))
+        return self._most
+
+    def _compared(self, _: Any = None) -> AssumedTruth:
+        return AssumedTruth(self._asked, self._note)
 
     def _calculated(self, other: Any = 0) -> Any:
         """Return the result of a calculation: unknown, too, or a float where one is part of it."""
@@ -72,9 +89,14 @@ class AssumedCount:
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _calculated
     __neg__ = __pos__ = __abs__ = _calculated
     __truediv__ = __rtruediv__ = _quotient
-    __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __index__ = __int__ = _refuse
-    __eq__ = __ne__ = _refuse
-    __hash__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compared  # type: ignore[assignment]
+    __index__ = __int__ = _decides
+
+    def __hash__(self) -> NoReturn:
+        raise unanswered(self._asked)
+
+    def __bool__(self) -> bool:
+        return bool(self._compared())
 
     def __round__(self, _digits: int | None = None) -> AssumedCount:
         return self
@@ -87,3 +109,17 @@ class AssumedCount:
 
     def __format__(self, spec: str) -> str:
         return PRINTED
+
+
+class AssumedTruth:
+    """The result of a comparison with a whole number that is not known."""
+
+    def __init__(self, asked: Question, note: Callable[[str], object]) -> None:
+        self._asked, self._note = asked, note
+
+    def __bool__(self) -> bool:
+        truth = going_on(None)
+        if truth is None:
+            raise unanswered(self._asked)
+        self._note(went_on(self._asked, truth))
+        return truth

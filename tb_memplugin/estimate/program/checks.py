@@ -1,4 +1,4 @@
-"""Checks of values in a program, which an estimate assumes to pass, as they do in a run that goes well.
+"""Conditions: an estimate assumes that checks pass, as in a run that goes well, and that the program goes on.
 
 Two kinds are found in the function that reads the value: a condition that only decides whether an error is
 raised (`if not valid.all(): raise ...`, `assert`, `torch._check`), by what follows, and a question for values
@@ -53,6 +53,107 @@ def _passing(code: CodeType, last: int) -> bool | None:
     if raises_there != raises_next:
         return jumps_if if raises_next else not jumps_if
     return _finite(instructions, read)
+
+
+def going_on(caller: FrameType | None) -> bool | None:
+    """Return the truth with which a program goes on: does what an `if` holds, but leaves no loop or function.
+
+    None where no truth does: of two ways that do different things none is more than the other, and a loop
+    that ends by values would not end.
+    """
+    frame = asking_frame(caller)
+    return _going_on(frame.f_code, frame.f_lasti)
+
+
+@lru_cache(maxsize=256)
+def _going_on(code: CodeType, last: int) -> bool | None:
+    instructions = instructions_of(code)
+    rows = {step.offset: row for row, step in reversed(list(enumerate(instructions)))}
+    read = max(row for offset, row in rows.items() if offset <= last)
+    jump, negated = _condition(instructions, read)
+    if instructions[read].opname.startswith("CALL"):  # either of two numbers
+        return True if _first_name(instructions, read) in ("max", "min") else None
+    if jump == len(instructions) or _compares_with_a_truth(instructions, read):
+        return None
+    there = rows[instructions[jump].argval]
+    if there <= jump:  # the end of a loop
+        return None
+    jumps_if = ("TRUE" in instructions[jump].opname) ^ negated
+    loop = _loop_around(instructions, rows, jump)
+    starts = (_after_all_conditions(instructions, rows, jump), there)
+    body, beyond = (_reached(instructions, rows, start, loop) for start in starts)
+    if there in body:  # what the `if` holds goes on after it
+        return not jumps_if
+    goes_on = [
+        any(_repeats(instructions[row]) if loop else _calls(instructions[row]) for row in way)
+        for way in (body, beyond)
+    ]
+    if body & beyond or goes_on not in (
+        ([True, False], [False, True], [True, True]) if loop else ([False, True],)
+    ):
+        return None
+    in_body = len(body) > len(beyond) if goes_on[0] == goes_on[1] else goes_on[0]
+    return in_body ^ jumps_if
+
+
+def _repeats(instruction: Instruction) -> bool:
+    return "BACKWARD" in instruction.opname
+
+
+def _calls(instruction: Instruction) -> bool:
+    return instruction.opname.startswith("CALL")
+
+
+def _first_name(instructions: Sequence[Instruction], read: int) -> object:
+    names = [step.argval for step in operand(instructions, read) if step.opname == "LOAD_GLOBAL"]
+    return names[0] if names else None
+
+
+def _after_all_conditions(instructions: Sequence[Instruction], rows: dict[int, int], jump: int) -> int:
+    """Return the row after the last of the conditions that `and` joins, of which one is at row `jump`."""
+    start, there = jump + 1, instructions[jump].argval
+    for row in range(start, len(instructions)):
+        step = instructions[row]
+        if step.opcode in JUMPS and step.argval == there:
+            start = row + 1
+        elif step.opcode in JUMPS or step.opname.startswith(("STORE", *_ENDS)):
+            break
+    return start
+
+
+def _loop_around(
+    instructions: Sequence[Instruction], rows: dict[int, int], row: int
+) -> tuple[int, int] | None:
+    """Return the first and last row of the innermost loop around a row, None outside of loops."""
+    loops = [
+        (rows[step.argval], end)
+        for end, step in enumerate(instructions)
+        if end > row and step.opcode in JUMPS and rows[step.argval] <= row
+    ]
+    firsts = {first for first, _ in loops}
+    innermost = max(firsts, default=None)
+    return None if innermost is None else (innermost, max(end for first, end in loops if first == innermost))
+
+
+def _reached(
+    instructions: Sequence[Instruction], rows: dict[int, int], start: int, loop: tuple[int, int] | None
+) -> set[int]:
+    """Return the rows that are reached from one without leaving the loop, or beginning it anew."""
+    waiting, seen = [start], set[int]()
+    first, end = loop or (0, len(instructions) - 1)
+    while waiting:
+        row = waiting.pop()
+        if row in seen or not first <= row <= end:
+            continue
+        seen.add(row)
+        instruction = instructions[row]
+        ends = instruction.opname in _ENDS or instruction.opname == "RAISE_VARARGS"
+        jumps = instruction.opcode in JUMPS
+        if jumps and rows[instruction.argval] > row:
+            waiting.append(rows[instruction.argval])
+        if not ends and (not jumps or "IF" in instruction.opname or "ITER" in instruction.opname):
+            waiting.append(row + 1)
+    return seen
 
 
 def instructions_of(code: CodeType) -> list[Instruction]:

@@ -15,14 +15,18 @@ from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
-from tb_memplugin.estimate.run.known_values import MOST
+from tb_memplugin.estimate.run.known_values import MOST, values_of
 from tb_memplugin.estimate.run.patches import Patches
 
 _DRAWN = ("randperm", "randint")
 """Operators whose whole numbers are really drawn, on the CPU: programs shuffle and choose with them."""
+
+_SAMPLED = ("multinomial",)
+"""Operators that really draw from a tensor on the CPU, if its values are known."""
 
 _TOSSED = ("rand", "randn", "uniform_", "normal_", "bernoulli_")
 """Operators that really draw a single number, on the CPU: programs toss coins with them."""
@@ -38,6 +42,8 @@ class Constants(Correction):
         if hasattr(fake_tensor, "CONSTANT_NUMEL_LIMIT"):
             patches.set(fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST)
 
+        for name in ("tensor", "as_tensor"):
+            patches.set(torch, name, _of_tensors(mode, vars(torch)[name]))
         original: Any = torch.Tensor.__deepcopy__
 
         def deepcopy_real(tensor: Any, memo: dict[int, Any]) -> Any:
@@ -60,11 +66,39 @@ class Constants(Correction):
         """Return a rule for every operator that creates a tensor from numbers."""
         return {
             getattr(packet, overload): rule
-            for rule, names in ((_created, _MAKERS), (_drawn, _DRAWN), (_tossed, _TOSSED))
+            for rule, names in (
+                (_created, _MAKERS),
+                (_drawn, _DRAWN),
+                (_tossed, _TOSSED),
+                (_sampled, _SAMPLED),
+            )
             for packet in (getattr(torch.ops.aten, name) for name in names)
             for overload in packet.overloads()
             if "out" not in overload.split("_")
         }
+
+
+def _of_tensors(mode: CountingFakeMode, original: Any) -> Any:
+    """Return `torch.tensor`, which also takes lists with fake tensors; their numbers may be unknown."""
+
+    def tensor(data: Any, *rest: Any, device: Any = None, **options: Any) -> Any:
+        in_list = isinstance(data, list | tuple) and mode.is_on()
+        numbers = [each for each in tree_leaves(data) if isinstance(each, torch.Tensor)] if in_list else []
+        if not numbers:
+            return original(data, *rest, device=device, **options)
+        known = {id(each): values_of(each) for each in numbers}
+        with no_dispatch():
+            plain = {number: 1 if values is None else values.tolist() for number, values in known.items()}
+            types = [each.dtype for each in numbers if each.dtype.is_floating_point]
+        filled = tree_map(lambda each: plain.get(id(each), each), data)
+        options.setdefault("dtype", types[0] if types else None)
+        if all(values is not None for values in known.values()):
+            return original(filled, *rest, device=device, **options)
+        asked_for = options.pop("requires_grad", False)
+        form = original(filled, *rest, **options)
+        return torch.empty(form.shape, dtype=form.dtype, device=device, requires_grad=asked_for)
+
+    return tensor
 
 
 def constant(mode: CountingFakeMode, real: torch.Tensor) -> torch.Tensor:
@@ -87,6 +121,14 @@ def _copied(mode: CountingFakeMode, tensor: Any, memo: dict[int, Any]) -> Any:
 def _drawn(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     on_cpu = torch.device(kwargs.get("device") or "cpu").type == "cpu"
     return _created(mode, func, args, kwargs) if on_cpu else mode.quietly(func, *args, **kwargs)
+
+
+def _sampled(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    out, source = mode.quietly(func, *args, **kwargs), values_of(args[0])
+    if out.fake_device.type == "cpu" and source is not None:
+        with no_dispatch():
+            mode.keep_values(out, func(source, *args[1:], **kwargs))
+    return out
 
 
 def _tossed(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

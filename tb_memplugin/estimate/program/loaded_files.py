@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +18,9 @@ from tb_memplugin.estimate.run.patches import Patches
 
 _SET = torch.ops.aten.set_
 _LOADED = _SET.source_Storage_storage_offset
+
+IN_ONE_THREAD = "HF_DEACTIVATE_ASYNC_LOAD"
+"""Makes transformers read weights on the program's thread: on others, tensors are not fake."""
 
 
 class LoadedFiles(Correction):
@@ -37,6 +43,9 @@ class LoadedFiles(Correction):
 
         if restore is not None:  # PyTorch 2.7 and newer
             patches.set(_utils, "_restore_device_fake_mode", restored)
+        if IN_ONE_THREAD not in os.environ:
+            os.environ[IN_ONE_THREAD] = "1"
+            patches.on_undo(lambda: os.environ.pop(IN_ONE_THREAD, None))
         library = sys.modules.get("safetensors.torch")
         if library is not None:
             original: Any = vars(library)["safe_open"]
@@ -64,6 +73,7 @@ class _FakeFile:
 
     def __init__(self, file: Any, types: dict[str, torch.dtype], device: Any) -> None:
         self._file, self._types, self._device = file, types, device
+        self.offset_keys: Callable[[], list[str]] = file.keys
         self.keys: Callable[[], list[str]] = file.keys
         self.metadata: Callable[[], dict[str, str] | None] = file.metadata
 
@@ -74,13 +84,36 @@ class _FakeFile:
     def __exit__(self, *error: Any) -> None:
         self._file.__exit__(*error)
 
+    def get_slice(self, name: str) -> FileSlice:
+        """Return a tensor of the file that is read later."""
+        real = self._file.get_slice(name)
+        return FileSlice(real.get_shape(), real.get_dtype(), partial(self.get_tensor, name))
+
     def get_tensor(self, name: str) -> torch.Tensor:
         """Return a tensor of the file."""
-        tensor_slice = self._file.get_slice(name)
-        return torch.empty(
-            tensor_slice.get_shape(), dtype=self._types[tensor_slice.get_dtype()], device=self._device
-        )
+        real = self._file.get_slice(name)
+        return torch.empty(real.get_shape(), dtype=self._types[real.get_dtype()], device=self._device)
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
         """Return all tensors of the file."""
         return {name: self.get_tensor(name) for name in self.keys()}
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlice:
+    """A tensor of an open file that is not read yet, with the name of its type in safetensors."""
+
+    shape: list[int]
+    dtype: str
+    read: Callable[[], torch.Tensor]
+
+    def get_shape(self) -> list[int]:
+        """Return the tensor's shape."""
+        return self.shape
+
+    def get_dtype(self) -> str:
+        """Return the name of the tensor's type."""
+        return self.dtype
+
+    def __getitem__(self, part: Any) -> torch.Tensor:
+        return self.read()[part]

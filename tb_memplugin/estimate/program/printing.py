@@ -52,7 +52,7 @@ class Printing(Asking):
                 return values.detach().clone().numpy()
         fill = answer(self._hints, asked)
         if fill is None:
-            if not real and not is_chosen(mode, tensor):
+            if not real and not is_chosen(tensor):
                 raise unanswered(asked)
             fill = 1.0 if real else 0
             self.target.note(

@@ -1,15 +1,19 @@
 """Count the CPU random states that programs keep: activation checkpointing saves one for each call.
 
 A state is a tensor that no operator creates (`torch.Generator.get_state`), so it must be recorded here. The
-states of a GPU are on the CPU too, so they do not count for the GPU.
+states of a GPU are on the CPU too, so they do not count for the GPU. A loaded one may be a fake tensor.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.run.known_values import values_of
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.record.tensor_metadata import dense
 
@@ -21,8 +25,13 @@ class RandomStates(Correction):
     """Counts each state for as long as the program keeps it."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Replace `torch.get_rng_state`."""
-        original = torch.get_rng_state
+        """Replace `torch.get_rng_state` on the CPU, and `torch.set_rng_state`."""
+        original, original_set = torch.get_rng_state, torch.set_rng_state
+
+        def set_rng_state(new_state: Any) -> None:
+            state = values_of(new_state) if type(new_state) is FakeTensor else new_state
+            if state is not None:
+                original_set(state)
 
         def get_rng_state() -> torch.Tensor:
             state = original()
@@ -36,4 +45,6 @@ class RandomStates(Correction):
             return state
 
         for owner in (torch, torch.random):
-            patches.set(owner, "get_rng_state", get_rng_state)
+            patches.set(owner, "set_rng_state", set_rng_state)
+            if self.target.device_type == "cpu":
+                patches.set(owner, "get_rng_state", get_rng_state)

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.estimate.answer.hints import answer, question, unanswered
+from tb_memplugin.estimate.answer.hints import answer, question, unanswered, went_on
+from tb_memplugin.estimate.program.checks import going_on
 from tb_memplugin.estimate.program.values import Asking
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
 
@@ -98,5 +99,8 @@ class Sizes(Asking):
         asked = question("truth", func, args[0], mode.caller())
         truth = answer(self._hints, asked)
         if truth is None and (truth := self._passing(mode, asked)) is None:
-            raise unanswered(asked)
+            truth = going_on(mode.caller())
+            if truth is None:
+                raise unanswered(asked)
+            self.target.note(went_on(asked, truth))
         return bool(truth)

@@ -9,18 +9,30 @@ noted. Other integers and booleans raise an error, since a wrong guess could cha
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_leaves
 
-from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.answer.hints import Hints, Question, answer, checked, question, unanswered
-from tb_memplugin.estimate.program.checks import passing
+from tb_memplugin.estimate.answer.hints import (
+    LBFGS,
+    Hints,
+    Question,
+    answer,
+    asking_frame,
+    checked,
+    counted,
+    question,
+    unanswered,
+    went_on,
+)
+from tb_memplugin.estimate.program import assumed_counts
+from tb_memplugin.estimate.program.checks import going_on, passing
 from tb_memplugin.estimate.program.lengths import is_length
 from tb_memplugin.estimate.run.correction import Correction, Target
 from tb_memplugin.estimate.run.fake_ledger import Scope
@@ -35,10 +47,31 @@ _GENERATES = "transformers/generation/"
 _CHOICES = (aten.argmax, aten.argmin, aten.multinomial, aten.randint)
 """Operators that choose or draw indices by parameters or chance: any of them is as good as another."""
 
+_WITH_CHOICES = (aten.topk, aten.sort, aten.max.dim, aten.min.dim, aten.kthvalue, aten.mode)
+"""Operators whose second result are such indices."""
+
+_OF_CHOICES = (
+    *(
+        aten._to_copy,
+        aten.clone,
+        aten.cat,
+        aten.stack,
+        aten.index,
+        aten.index_select,
+        aten.gather,
+        aten.where,
+    ),
+    *(aten.remainder, aten.floor_divide, aten.div, aten.flip, aten.masked_fill, aten.constant_pad_nd),
+    *(aten.copy_, aten.scatter, aten.scatter_, aten.index_copy_, aten.repeat, aten.add),
+    *(aten.unique_consecutive, aten._unique2, aten.unique_dim),
+)
+"""Operators whose whole numbers are still indices, if their input has chosen ones."""
+
 _COMPARISONS = (aten.lt, aten.le, aten.gt, aten.ge)
 
-_CHOSEN, _COMPARED = "chosen", "compared"
-"""Attributes of fake tensors: copied from chosen indices, and the truth of a comparison with 1.0."""
+_CHOSEN, _COMPARED, _COUNTED = "chosen", "compared", "counted"
+"""Attributes of fake tensors: whether they hold chosen indices, the truth of a comparison with 1.0, and the
+most that their elements can be, which count those of a mask."""
 
 _ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_attn_mask_utils.py")
 """Files that check whether a mask selects everything, in order to omit it (attention_masks.py)."""
@@ -55,6 +88,7 @@ class Asking(Correction):
     def __init__(self, target: Target, hints: Any) -> None:
         super().__init__(target)
         self._hints: Hints = checked(hints)
+        self._evaluations = 0
 
     def _selected(self, mode: CountingFakeMode, func: Any, mask: torch.Tensor) -> int:
         """Return how many elements a mask selects: as it is known, by a hint, or all of them, with a note."""
@@ -117,7 +151,14 @@ class Values(Asking):
         packets = (aten.index_put, aten.index_put_, aten._index_put_impl_)
         compared = {getattr(each, name): _compared for each in _COMPARISONS for name in ("Scalar", "Tensor")}
         looked_up = {packet.default: _looked_up for packet in packets}
-        return {**looked_up, **compared, aten._to_copy.default: _copied}
+        summed = {aten.sum.default: _summed, aten.sum.dim_IntList: _summed}
+        summed |= {aten.max.default: _as_counted}
+        every = (
+            dict.fromkeys(_overloads(_CHOICES), _chosen),
+            dict.fromkeys(_overloads(_WITH_CHOICES), _chosen_second),
+            dict.fromkeys(_overloads(_OF_CHOICES), _copied),
+        )
+        return {**looked_up, **compared, **summed, **every[0], **every[1], **every[2]}
 
     def _scalar(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         try:
@@ -145,28 +186,40 @@ class Values(Asking):
             return is_made_by(mode, tensor, (aten.all,))  # whether a mask is 1 everywhere
         if kind == "truth" and (checked_for := self._passing(mode, asked)) is not None:
             return checked_for
-        if _asked_by_lbfgs():
-            raise MemPluginError(
-                "torch.optim.LBFGS depends on values: when to stop, and how much of its history to keep.",
-                where=asked.place,
-                fix=(
-                    "Estimate with another optimizer, and add at most 2 * history_size times the parameters."
-                ),
-            )
+        if asking_frame(mode.caller()).f_code.co_filename.endswith("lbfgs.py"):
+            return self._of_lbfgs(mode, tensor, kind)
         if kind == "truth" and (compared := vars(tensor).get(_COMPARED)) is not None:
             self.target.note(
                 f"The number that {asked.place} compares is assumed to be 1.0; a hint can set the truth."
             )
             return compared
-        if kind == "count" and is_chosen(mode, tensor) and not is_length(mode.caller()):
+        if kind == "truth" and (truth := going_on(mode.caller())) is not None:
+            self.target.note(went_on(asked, truth))
+            return truth
+        if kind == "count" and is_chosen(tensor) and not is_length(mode.caller()):
             self.target.note(f"The index that {asked.place} reads is assumed to be 0; a hint can set it.")
             return 0
+        if kind == "count" and (most := _attribute(tensor, _COUNTED)) is not None:
+            if is_item(mode.caller()):
+                raise unanswered(asked, most)
+            self.target.note(counted(asked, most))
+            return most
         if not real:
             raise unanswered(asked)
         self.target.note(
             f"The number that {asked.place} reads from a tensor is assumed to be 1.0; a hint can set it."
         )
         return 1.0
+
+    def _of_lbfgs(self, mode: CountingFakeMode, tensor: torch.Tensor, kind: str) -> Any:
+        """Answer torch.optim.LBFGS: its loss falls, and it goes on to its last iteration."""
+        self.target.note(LBFGS)
+        self._evaluations += 1
+        if kind == "number":
+            return 1.0 / self._evaluations
+        if asking_frame(mode.caller()).f_code.co_name == "step":
+            return bool(going_on(mode.caller()))
+        return vars(tensor).get(_COMPARED, False)
 
     def _nonzero(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
         (tensor,) = args
@@ -227,15 +280,55 @@ def is_made_by(mode: CountingFakeMode, tensor: torch.Tensor, operators: tuple[An
     return block is not None and getattr(block.made_by, "overloadpacket", None) in operators
 
 
-def is_chosen(mode: CountingFakeMode, tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds indices that were chosen or drawn, or is a copy of one that does."""
-    base = tensor._base if tensor._is_view() else tensor
-    return _CHOSEN in vars(base) or is_made_by(mode, tensor, _CHOICES)
+def is_chosen(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds indices that were chosen or drawn, or is a copy or part of one that does."""
+    return _attribute(tensor, _CHOSEN) is not None
+
+
+def _attribute(tensor: torch.Tensor, name: str) -> Any:
+    return vars(tensor._base if tensor._base is not None else tensor).get(name)
+
+
+def _overloads(operators: Iterable[Any]) -> list[Any]:
+    overloads: list[Any] = []
+    for each in operators:
+        is_packet = isinstance(each, torch._ops.OpOverloadPacket)
+        overloads += [getattr(each, name) for name in each.overloads()] if is_packet else [each]
+    return overloads
+
+
+def _chosen(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    setattr(out, _CHOSEN, True)
+
+
+def _chosen_second(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    setattr(out[1], _CHOSEN, True)
 
 
 def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
-    if not out.dtype.is_floating_point and is_chosen(mode, args[0]):
-        setattr(out, _CHOSEN, True)
+    out = out[0] if isinstance(out, tuple) else out
+    if not isinstance(out, torch.Tensor) or out.dtype.is_floating_point:
+        return
+    if any(is_chosen(each) for each in tree_leaves(args) if isinstance(each, torch.Tensor)):
+        setattr(out if out._base is None else out._base, _CHOSEN, True)
+    elif func is aten.add.Tensor:
+        _as_counted(mode, func, args, out, scope)
+    elif func is aten._to_copy.default and args[0].dtype is torch.bool:
+        setattr(out, _COUNTED, 1)
+
+
+def _summed(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    """Keep the most that a sum of a mask can be: all of it."""
+    each = 1 if args[0].dtype is torch.bool else _attribute(args[0], _COUNTED)
+    if each is not None and not out.dtype.is_floating_point and out.numel():
+        setattr(out, _COUNTED, each * args[0].numel() // out.numel())
+
+
+def _as_counted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    """Keep the most that a count can be, if it is the largest of several, or a number is added to it."""
+    most, more = _attribute(args[0], _COUNTED), args[1] if len(args) > 1 else 0
+    if most is not None and isinstance(more, int):
+        setattr(out, _COUNTED, most + more)
 
 
 def _compared(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
@@ -277,11 +370,9 @@ def _pass(mode: CountingFakeMode, func: Any, scope: Scope, tensor: Any, sizes: l
         mode.passing(sizes, func, scope, mode.ledger.device_row(tensor.fake_device))
 
 
-def _asked_by_lbfgs() -> bool:
-    frame = sys._getframe(1)
-    while frame.f_back is not None and not frame.f_code.co_filename.endswith("lbfgs.py"):
-        frame = frame.f_back
-    return frame.f_code.co_filename.endswith("lbfgs.py")
+def is_item(caller: FrameType | None) -> bool:
+    """Whether `Tensor.item` of assumed_counts.py reads a value, which may return what is not known."""
+    return caller is not None and caller.f_globals.get("__name__") == assumed_counts.__name__
 
 
 def type_of(dtype: torch.dtype) -> Any:

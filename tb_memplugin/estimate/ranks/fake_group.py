@@ -105,7 +105,17 @@ def _holding(call: Any) -> Any:
 
 
 def _carry_objects(patches: Patches, post: Post) -> None:
-    """Deliver objects to the ranks that they are sent to: pipeline stages exchange shapes that way."""
+    """Deliver objects to the ranks that they are sent to: pipeline stages exchange shapes that way.
+
+    Objects that a rank collects from all are assumed to be like its own.
+    """
+
+    def all_gather(object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
+        object_list[:] = [obj] * len(object_list)
+
+    def gather(obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
+        if object_gather_list is not None:
+            all_gather(object_gather_list, obj)
 
     def send(
         object_list: list[Any], dst: Any = None, group: Any = None, *_: Any, group_dst: Any = None, **__: Any
@@ -122,6 +132,9 @@ def _carry_objects(patches: Patches, post: Post) -> None:
     for owner in (dist, distributed_c10d):
         patches.set(owner, "send_object_list", send)
         patches.set(owner, "recv_object_list", receive)
+        patches.set(owner, "all_gather_object", all_gather)
+        patches.set(owner, "gather_object", gather)
+        patches.set(owner, "broadcast_object_list", _nothing)
 
 
 def _global(rank: int | None, group: Any, group_rank: int | None) -> int:

@@ -12,6 +12,7 @@ from tb_memplugin.estimate.kernels.derivatives import (
     MasksInPlace,
     ProductDerivatives,
 )
+from tb_memplugin.estimate.kernels.losses import CtcLoss
 from tb_memplugin.estimate.kernels.recurrent import Recurrent
 from tb_memplugin.estimate.kernels.results import FusedKernels, OneHot
 from tb_memplugin.estimate.kernels.rows import TABLES
@@ -55,11 +56,12 @@ ON_CUDA: tuple[type[Correction], ...] = (
 )
 """Corrections on a GPU, besides the table of kernels."""
 
-ON_CPU: tuple[type[Correction], ...] = (CpuKernels, RandomStates)
+ON_CPU: tuple[type[Correction], ...] = (CpuKernels,)
 """Corrections on the CPU, besides the table of kernels."""
 
 EVERYWHERE: tuple[type[Correction], ...] = (
     Constants,
+    RandomStates,
     AssumedCounts,
     PackedSequences,
     Initialisers,
@@ -79,6 +81,7 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     LossDerivatives,
     MasksInPlace,
     OneHot,
+    CtcLoss,
     BiasInPlace,
     StorageResizing,
     Communication,

@@ -34,8 +34,8 @@ class Block:
 
     `bytes` is the requested size; `module` is a row of `ModuleNames`, -1 for none; `stream` is the pointer of
     the stream on which it was made, 0 for the default one; `pool` is the id of its pool; `tensor` is what an
-    operator returned in it, None for memory that no tensor owns. `empties_cache` marks an entry that is no
-    allocation: the program emptied the allocator's cache.
+    operator returned in it, None for memory that no tensor owns; `stack` are its frames; `empties_cache`
+    marks an entry that is no allocation: the program emptied the allocator's cache.
     """
 
     address: int
@@ -52,6 +52,7 @@ class Block:
     stream: int = 0
     pool: PoolId = DEFAULT_POOL
     tensor: Dense | None = None
+    stack: tuple[str, ...] = ()
     empties_cache: bool = False
 
 
@@ -96,7 +97,8 @@ class FakeLedger:
 
     `allocated` and `peaks` are bytes for each device, as `torch.cuda.memory_allocated` counts them: on a GPU
     each block is a multiple of 512 (only the simulator knows the few blocks that are larger). `stream`
-    returns the pointer of the current stream, and `pool` the id of the pool that is used now.
+    returns the pointer of the current stream, `pool` the id of the pool that is used now, and `stack` the
+    frames of the program, innermost first, by default none.
 
     Args:
         device_type: for example "cuda"; fake tensors on other devices are not recorded.
@@ -113,6 +115,7 @@ class FakeLedger:
         self.phases: list[NamedPhase] = []
         self.stream: Callable[[], int] = _default_stream
         self.pool: Callable[[], PoolId] = _default_pool
+        self.stack: Callable[[], tuple[str, ...]] = tuple
         self._unit = 1 if device_type == "cpu" else SMALLEST_BLOCK
         self._next_address = FIRST_ADDRESS
         self._rows: dict[torch.device, int] = {}
@@ -137,7 +140,7 @@ class FakeLedger:
         block = Block(
             self._next_address, size, device, made_by, scope.module, scope.phase, scope.recomputing, now
         )
-        block.stream, block.pool = self.stream(), self.pool()
+        block.stream, block.pool, block.stack = self.stream(), self.pool(), self.stack()
         self._next_address += rounded
         level = self.allocated[device] = self.allocated[device] + rounded
         if level > self.peaks[device]:

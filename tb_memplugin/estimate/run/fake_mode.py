@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -63,6 +64,9 @@ _SELECTING = frozenset({aten.index.Tensor, aten.masked_select.default, aten.nonz
 
 _LAST_FIRST = frozenset({aten.native_dropout.default})
 """Operators whose kernels allocate their last result first (Dropout.cu: the mask)."""
+
+_PACKAGE = str(Path(__file__).parents[2])
+"""The folder of this package, whose frames are not the program's."""
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
@@ -293,6 +297,18 @@ class CountingFakeMode(FakeTensorMode):
         ):
             frame = frame.f_back
         return frame
+
+    def python_stack(self) -> tuple[str, ...]:
+        """Return the Python frames of the program, innermost first, as PyTorch's allocator records them.
+
+        Autograd's engine runs backward on a thread of its own: what is below its call is not part of it.
+        """
+        frames, frame = [], self.caller()
+        while frame is not None and frame.f_code.co_name != _ENGINE:
+            if not frame.f_code.co_filename.startswith(_PACKAGE):
+                frames.append(f"{frame.f_code.co_name} {frame.f_code.co_filename}:{frame.f_lineno}")
+            frame = frame.f_back
+        return tuple(frames)
 
     def is_called_by_engine(self) -> bool:
         """Whether autograd's engine, and no Python function, called the operator which runs now."""

@@ -62,10 +62,11 @@ class FakeRun:
 def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryTrace:
     """Return the allocations and frees of a fake run, with operator, module, phase, step and category."""
     operators, labels, names = Names(), Names(), Names()
+    stacks: dict[tuple[str, ...], int] = {}
     owners = Owners(run.layers.names.modules)
     phases = _phases(run)
     streams, pools = _streams(run), _pools(run)
-    full = _events(run, phases, operators, labels, owners, streams, pools)
+    full = _events(run, phases, operators, labels, owners, streams, pools, stacks)
     allocs = np.flatnonzero(full.kind == Kind.ALLOC)
     made = [run.ledger.entries[row][2].tensor for row in allocs.tolist()]
     full.tensor[allocs], tensors = made_tensors(made, full.bytes[allocs])
@@ -79,6 +80,7 @@ def trace_of(run: FakeRun, gpu: GpuSpec | None, notes: Sequence[str]) -> MemoryT
         steps=_steps(run),
         operators=operators.as_tuple(),
         labels=labels.as_tuple(),
+        stacks=tuple(stacks),
         tensors=tensors,
         phases=phases,
         calls=owners.calls(run.layers.calls),
@@ -134,6 +136,7 @@ def _events(
     owners: Owners,
     streams: tuple[int, ...],
     pools: tuple[PoolId, ...],
+    stacks: dict[tuple[str, ...], int],
 ) -> Events:
     entries = run.ledger.entries
     blocks = [entry[2] for entry in entries]
@@ -191,6 +194,7 @@ def _events(
         phase=phase,
         category=category,
         reason=reason,
+        stack=[stacks.setdefault(block.stack, len(stacks)) if block.stack else -1 for block in blocks],
         stream=[streams.index(block.stream) if streams else -1 for block in blocks],
         pool=[pools.index(block.pool) if pools else -1 for block in blocks],
     )

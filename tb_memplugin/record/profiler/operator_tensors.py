@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from operator import itemgetter
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tb_memplugin.record.tensor_metadata import Dense, Seen, metadata_of
+from tb_memplugin.record.tensor_metadata import Seen, metadata_of
 from tb_memplugin.record.torch_private.profiler import (
     Event,
     OperatorFields,
@@ -26,9 +26,10 @@ _PASSING_ON = frozenset(
     f"aten::{name}"
     for name in (
         "as_strided", "detach", "empty", "empty_like", "empty_strided", "item", "layer_norm", "linear",
-        "reshape", "resolve_conj", "resolve_neg", "squeeze", "to", "_unsafe_view", "unsqueeze", "view",
+        "reshape", "resolve_conj", "resolve_neg", "squeeze", "to", "_to_copy", "_unsafe_view", "unsqueeze",
+        "view",
     )
-)  # fmt: skip
+) | {"detach"}  # fmt: skip
 """Operators that receive no tensor, or one that others received before or receive next, whole. They are half
 of all, and reading what an operator received takes longer than anything else that is read of it."""
 
@@ -39,11 +40,14 @@ _OF_ENGINE = "autograd::engine::"
 class OperatorTensors:
     """The first tensor that an operator received of each allocation: what one returns is another's input.
 
-    A view of a tensor is made by an operator that received the tensor, so the first is no view.
+    A view of a tensor is made by an operator that received the tensor, so the first is no view. The tensors
+    are kept as torch's own objects, which the garbage collector does not count: tuples and lists of tens of
+    thousands of tensors would make it search the whole program, which takes longer than the walk.
     """
 
     def __init__(self) -> None:
-        self._first: dict[int, tuple[int, int, Dense]] = {}
+        self._first: dict[int, Any] = {}
+        self._start: dict[int, int] = {}
 
     def see(self, event: Event) -> None:
         """Remember what an operator received. Other events have no tensors."""
@@ -55,18 +59,18 @@ class OperatorTensors:
             self._see(inputs, event_start(event))
 
     def _see(self, inputs: Iterable[Any], start: int) -> None:
-        first = self._first
+        starts = self._start
         for value in inputs:
             if type(value) is TensorFields:
                 number = tensor_allocation(value)
-                earliest = first.get(number)
-                if (earliest is None or start < earliest[0]) and (address := tensor_address(value)):
-                    tensor = tensor_dtype(value), tensor_shape(value), tensor_strides(value)
-                    first[number] = start, address, tensor
+                if start < starts.get(number, sys.maxsize) and tensor_address(value):
+                    self._first[number], starts[number] = value, start
             elif type(value) is list:
                 self._see(value, start)
 
-    def seen(self) -> list[Seen]:
-        """Return the tensors, by time."""
-        by_time = sorted(self._first.values(), key=itemgetter(0))
-        return [(start, address, metadata_of(tensor)) for start, address, tensor in by_time]
+    def seen(self) -> Iterator[Seen]:
+        """Yield the tensors, by time."""
+        for number in sorted(self._start, key=self._start.__getitem__):
+            value = self._first[number]
+            tensor = tensor_dtype(value), tensor_shape(value), tensor_strides(value)
+            yield self._start[number], tensor_address(value), metadata_of(tensor)

@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import numpy.ma  # np.unique imports it at its first call: better here than while a training waits
 import torch
 
 from tb_memplugin.errors import NotRecordedError

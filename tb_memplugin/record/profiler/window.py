@@ -22,7 +22,7 @@ from torch import nn
 
 from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now, memory_of
 from tb_memplugin.record.exact_cpu import CountedCalls, CountedWindow, begin_window, is_counting
-from tb_memplugin.record.guard import Guard, guarded, kind_of
+from tb_memplugin.record.guard import Guard, guarded, is_of_signal, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
@@ -51,7 +51,7 @@ from tb_memplugin.record.storages import (
 from tb_memplugin.record.storages_alive import frames_of_other_threads, other_threads_may_run, storages_alive
 from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
-from tb_memplugin.record.torch_private.tensors import storage_address
+from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
 from tb_memplugin.record.whole_device.card import DEFAULT_POOL, pool_of
 from tb_memplugin.record.whole_device.window import WholeReading, read_whole
 from tb_memplugin.record.why_alive import with_holders
@@ -377,7 +377,7 @@ class WindowRecorder:
         """Add to the start state what else is alive: `kept` gets its storages."""
         keys = {(sighting.device, sighting.address) for sighting in window.start}
         rows = {module.key: row for row, module in enumerate(window.names.modules)}
-        for alive in alive_now(window.notes):
+        for alive in alive_now(window.notes, map(storage_key, kept)):
             storage, key = alive.storage, (alive.device, storage_address(alive.storage))
             if key in keys:
                 continue
@@ -557,6 +557,8 @@ class WindowRecorder:
 
     def _note(self, moment: str, error: Exception) -> None:
         """Note what a window lacks, because of an error that leaves the rest of it right."""
+        if is_of_signal(error):
+            raise error
         logger.debug("recording failed at %s", moment, exc_info=error)
         if self._window is not None:
             problem = f"Recording at {moment} failed ({type(error).__name__}: {error})."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,8 @@ def node_number(node: Any) -> int:
     return _node_number(node)()
 
 
-_saved_of: dict[type, tuple[str, ...]] = {}
+_saved_of: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+"""Of the user's own functions, too, whose classes hold what was compiled for them."""
 
 
 def saved_names(kind: type) -> tuple[str, ...]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import multiprocessing
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +126,91 @@ def test_torchscript_runs_uncompiled_with_a_note(compiled: Any) -> None:
     del result
     assert any("torch.jit" in note for note in estimator.estimate().notes)
     assert isinstance(torch.jit.script(nn.Tanh()), torch.jit.ScriptModule)  # afterwards it compiles again
+
+
+def test_a_checkpoint_that_the_run_saved_is_loaded_as_its_tensors_were(tmp_path: Path) -> None:
+    """Two names of one storage are one storage again; numbers and small tensors keep their values."""
+    path = tmp_path / "best.pt"
+    with MemoryEstimator() as estimator:
+        weight = nn.Parameter(torch.ones(SIDE, SIDE, device="cuda"))
+        torch.save({"a": weight, "b": weight[1:], "epoch": 3, "lengths": torch.tensor([4, 7])}, path)
+        assert path.stat().st_size < 100
+        before = estimator.get_current_memory_allocated()[0]
+        read = torch.load(path)
+        assert estimator.get_current_memory_allocated()[0] == before + BYTES
+        assert read["epoch"] == 3
+        assert read["lengths"].tolist() == [4, 7]
+        assert isinstance(read["a"], nn.Parameter)
+        assert read["b"].untyped_storage().data_ptr() == read["a"].untyped_storage().data_ptr()
+        assert tuple(read["b"].shape) == (SIDE - 1, SIDE)
+        del read
+        torch.load(path, map_location="cpu")
+        torch.load(path, map_location={"cuda:0": "cpu"})
+        torch.load(path, map_location=lambda storage, _: storage)
+        assert estimator.get_current_memory_allocated()[0] == before
+    assert not path.exists()
+
+
+def test_a_checkpoint_is_found_copied_and_renamed_but_takes_no_other_files_place(tmp_path: Path) -> None:
+    precious = tmp_path / "precious.pt"
+    precious.write_text("trained for a week")
+    with MemoryEstimator():
+        (tmp_path / "step-1").mkdir()
+        torch.save({"step": 1}, tmp_path / "step-1" / "last.pt")
+        torch.save({"step": 2}, tmp_path / "two.pt")
+        shutil.copy(tmp_path / "two.pt", precious)
+        torch.save({"step": 3}, tmp_path / "three.pt")
+        (tmp_path / "three.pt").replace(tmp_path / "two.pt")
+        (tmp_path / "step-1").rename(tmp_path / "best")
+        steps = [torch.load(tmp_path / name)["step"] for name in ("best/last.pt", "precious.pt", "two.pt")]
+        assert steps == [1, 2, 3]
+        buffer = io.BytesIO()
+        torch.save([5], buffer)
+        buffer.seek(0)
+        assert torch.load(buffer) == [5]
+    assert precious.read_text() == "trained for a week"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["best", "precious.pt"]
+
+
+def test_safetensors_loads_what_the_run_saved(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "model.safetensors"
+    with MemoryEstimator() as estimator:
+        model = nn.Sequential(nn.Linear(SIDE, SIDE, bias=False), nn.Linear(SIDE, SIDE, bias=False)).cuda()
+        model[1].weight = model[0].weight  # one of the two names is saved
+        library.save_model(model, path)
+        before = estimator.get_current_memory_allocated()[0]
+        read = library.load_file(path, device="cuda")
+        assert list(read) == ["0.weight"]
+        assert estimator.get_current_memory_allocated()[0] == before + BYTES
+        assert library.load_model(model, path) == (set(), [])
+        with library.safe_open(path, "pt", "cuda") as file:
+            assert file.get_slice("0.weight").get_shape() == [SIDE, SIDE]
+            assert tuple(file.get_slice("0.weight")[:2].shape) == (2, SIDE)
+    assert not path.exists()
+
+
+PRETRAINED = """
+import gc, torch, transformers
+
+small = transformers.GPT2Config(n_layer=1, n_embd=64, n_head=1, vocab_size=512, n_positions=64)
+model = transformers.GPT2LMHeadModel(small).cuda()
+held = torch.cuda.memory_allocated()
+model.save_pretrained("new")
+for name in ("new", "old"):
+    again = transformers.AutoModelForCausalLM.from_pretrained(name).cuda()
+    print("HELD", torch.cuda.memory_allocated() / held)
+    del again
+    gc.collect()
+"""
+
+
+def test_transformers_reads_a_model_that_it_saved_or_that_was_there(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    small = transformers.GPT2Config(n_layer=1, n_embd=64, n_head=1, vocab_size=512, n_positions=64)
+    transformers.GPT2LMHeadModel(small).save_pretrained(tmp_path / "old")
+    (tmp_path / "train.py").write_text(PRETRAINED)
+    command = [sys.executable, "-m", "tb_memplugin", "estimate", "--", "python", "train.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
+    assert [line for line in ran.stderr.splitlines() if line.startswith("HELD")] == ["HELD 2.0"] * 2
+    assert not list((tmp_path / "new").glob("*.safetensors"))

@@ -24,19 +24,6 @@ def sparse_gradient() -> None:
     table(torch.zeros(4, dtype=torch.long, device="cuda")).sum().backward()
 
 
-def many_steps() -> None:
-    layer = nn.Linear(4, 4, device="cuda")
-    optimizer = torch.optim.LBFGS(layer.parameters())
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = layer(ones(2, 4)).square().sum()
-        loss.backward()
-        return float(loss.detach())
-
-    optimizer.step(closure)
-
-
 @torch.library.custom_op("tb_memplugin_tests::without_a_fake", mutates_args=())
 def without_a_fake(tensor: torch.Tensor) -> torch.Tensor:
     return tensor + 1
@@ -48,7 +35,6 @@ class Plain(torch.Tensor):
 
 PROGRAMS: dict[str, tuple[Callable[[], Any], str]] = {
     "a sparse gradient": (sparse_gradient, "layout torch.sparse_coo"),
-    "LBFGS": (many_steps, "how much of its history to keep"),
     "a quantized tensor": (
         lambda: torch.quantize_per_tensor(ones(64, 64), 0.1, 0, torch.qint8),
         "creates a quantized tensor",

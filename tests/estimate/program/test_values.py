@@ -108,8 +108,8 @@ def test_what_is_no_check_is_still_refused(choice: Any) -> None:
     [
         int,
         range,
-        lambda count: count > 2,
-        lambda count: count == 2,
+        lambda count: "many" if count > 2 else "few",
+        lambda count: "both" if count == 2 else "other",
         lambda count: [1, 2][count],
         lambda count: {count: 1},
         bool,
@@ -476,3 +476,145 @@ def test_generation_pads_nothing_and_goes_on(tmp_path: Path) -> None:
     done = estimated(run)
     assert answers == [(True, False, False)]
     assert any("While transformers generates" in note for note in done.estimate().notes)
+
+
+def breaks_where_all_are_done(done: torch.Tensor) -> int:
+    for step in range(4):
+        if done.all() and step >= 0:
+            break
+    return step
+
+
+def continues_for_what_is_empty(done: torch.Tensor) -> int:
+    count = 0
+    for step in range(4):
+        if not done.any():
+            continue
+        count += step - step + 1
+    return count - 1
+
+
+def fills_what_is_dead(done: torch.Tensor) -> int:
+    filled = 0
+    if done.any():
+        filled = 3
+    return filled
+
+
+def returns_at_once_where_nothing_is_left(done: torch.Tensor) -> int | None:
+    if not done.any():
+        return None
+    return int(str(3))
+
+
+def compares_a_count(done: torch.Tensor) -> int:
+    best = 0
+    if done.sum().item() > best:
+        best = 3
+    return best
+
+
+GOES_ON = [
+    breaks_where_all_are_done,
+    continues_for_what_is_empty,
+    fills_what_is_dead,
+    returns_at_once_where_nothing_is_left,
+    compares_a_count,
+]
+
+
+@pytest.mark.parametrize("program", GOES_ON)
+def test_a_condition_is_assumed_so_that_the_program_goes_on(program: Callable[[torch.Tensor], int]) -> None:
+    results: list[int] = []
+    done = estimated(lambda: results.append(program(unknown(3) > 0)))
+    assert results == [3]
+    assert any("with which the program goes on" in note for note in done.estimate().notes)
+
+
+def repeats_while_some_are_not(done: torch.Tensor) -> None:
+    while not done.all():
+        str(done)
+
+
+def doubles_or_halves(done: torch.Tensor) -> torch.Tensor:
+    return done * 2 if done.any() else done / 2
+
+
+@pytest.mark.parametrize("program", [repeats_while_some_are_not, doubles_or_halves])
+def test_a_condition_that_ends_a_loop_or_chooses_between_two_ways_is_refused(program: Any) -> None:
+    with pytest.raises(MemPluginError, match="whether a condition holds"):
+        estimated(lambda: program(unknown(3) > 0))
+
+
+def test_a_mask_counts_all_where_its_count_decides() -> None:
+    def run() -> list[torch.Tensor]:
+        mask = unknown(3, 4) > 0
+        layer = torch.nn.Linear(int(mask.sum()), 2, device="cuda")  # 12 x 2 floats
+        rows = [0] * int(mask.long().sum(1).max() + 1)
+        return [layer.weight, unknown(len(rows))]
+
+    done = estimated(run)
+    assert any("counts depends on values: the maximum, 12," in note for note in done.estimate().notes)
+    assert any("the maximum, 5," in note for note in done.estimate().notes)
+
+
+def test_indices_of_the_largest_are_chosen_and_so_is_what_is_calculated_from_them() -> None:
+    read: list[Any] = []
+
+    def run() -> None:
+        scores = unknown(2, 50)
+        top = scores.topk(3).indices
+        read.append((top // 10).tolist())
+        read.append(int(torch.cat([top, scores.sort().indices[:, :1]], 1)[0, 3]))
+        read.append(scores.cpu().max(1)[1].tolist())
+        sequences = torch.full((2, 4), 7, device="cuda")
+        sequences[:, 1:] = top
+        assert torch.unique_consecutive(sequences[0]).tolist() == [0] * 4
+        read.append(torch.nn.functional.pad(sequences, (0, 1)).cpu().numpy().shape)
+        read.append(torch.multinomial(torch.tensor([0.0, 1.0, 0.0]), 1).tolist())
+
+    estimated(run)
+    assert read[:3] == [[[0] * 3] * 2, 0, [0, 0]]
+    assert read[3] == (2, 5)
+    assert read[4] == [1]  # drawn for real: the weights are known
+
+
+def test_lbfgs_makes_all_its_iterations() -> None:
+    """With a history of two: 4 vectors as large as the parameters, the gradient and the direction."""
+    side, history = 1024, 2
+    evaluations = 0
+
+    def train() -> Any:
+        nonlocal evaluations
+        weight = torch.nn.Parameter(torch.empty(side, side, device="cuda"))
+        optimizer = torch.optim.LBFGS([weight], max_iter=5, history_size=history)
+
+        def closure() -> torch.Tensor:
+            nonlocal evaluations
+            evaluations += 1
+            optimizer.zero_grad()
+            loss = weight.square().sum()
+            loss.backward()
+            assert loss.item() == 1.0  # the program's own reads are like others
+            return loss
+
+        optimizer.step(closure)
+        return weight, optimizer
+
+    done = estimated(train)
+    assert evaluations == 5
+    assert len(sizes(done, "mul")) >= 4
+    assert any("LBFGS is assumed to make all max_iter iterations" in note for note in done.estimate().notes)
+
+
+def test_a_tensor_is_made_of_tensors() -> None:
+    read: list[Any] = []
+
+    def run() -> None:
+        numbers = torch.tensor([5, 6])
+        read.append(torch.tensor([numbers[0], 3]).tolist())
+        floats = torch.tensor([[unknown(2)[0], 1.5], [2.5, 3.5]])
+        read.append((tuple(floats.shape), floats.dtype, floats[0, 0].item()))
+
+    estimated(run)
+    assert read == [[5, 3], ((2, 2), torch.float32, 1.0)]

@@ -53,7 +53,7 @@ def main() -> None:
         with window.open("xb") as stream:
             write_window(stream, golden_trace())
     for name, content in {
-        f"step-v{SCHEMA_VERSION}.blob": pack(lambda limits: summaries.summary(0, limits)),
+        f"step-v{SCHEMA_VERSION}.blob": pack(summaries.summary(0)),
         f"figures-v{step_records.VERSION}.record": step_records.pack_figures(golden_figures()),
         f"step-v{SCHEMA_VERSION}.metadata": summaries.metadata(0).SerializeToString(),
     }.items():
