@@ -120,11 +120,12 @@ IMPOSSIBLE = {(embedding, in_one_bucket), (embedding, of_second_order), (embeddi
 class Hooked:
     """Sees gradients by a hook on each weight, in place of `NewGradients`: the truth."""
 
-    def __init__(self, weights, recording, _):
+    def __init__(self, model, recording, _):
         self.bytes = {}
         self.handles = [
             weight.register_post_accumulate_grad_hook(self.seeing(name, recording))
-            for name, weight in weights.items()
+            for name, (weight, _) in named_weights(model).items()
+            if weight.requires_grad and weight.is_leaf
         ]
 
     def seeing(self, name, recording):

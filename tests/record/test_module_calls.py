@@ -52,6 +52,22 @@ def test_a_model_can_be_saved_whole_and_loads_without_this_package(watching):
     assert torch.equal(loaded(torch.ones(2, 4)), model(torch.ones(2, 4)))
 
 
+def test_parameters_and_gradients_can_be_swapped_between_steps(watching):
+    """As `Module.to` does with this setting, and for tensors of subclasses: it refuses weak references."""
+    model = nn.Sequential(nn.Linear(4, 3))
+    optimizer = torch.optim.Adam(model.parameters())
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with watching(model):
+            for _ in range(2):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                model.to(torch.float64).to(torch.float32)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert model[0].weight.dtype is torch.float32
+
+
 def test_a_copy_calls_nobody(watching):
     model = nn.Sequential(nn.Linear(4, 3))
     with watching(model):

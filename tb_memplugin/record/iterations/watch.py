@@ -14,7 +14,7 @@ from torch import nn
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all
-from tb_memplugin.record.iterations.weights import IterationRecording, NewGradients, named_weights
+from tb_memplugin.record.iterations.weights import IterationRecording, NewGradients
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.modules import is_compiled
 from tb_memplugin.record.steps.counters import Counters, Reading
@@ -85,12 +85,7 @@ class IterationWatch:
             recording = self._recording = IterationRecording(kind, _MOST_EVENTS, self._guard)
             recording.start({"": model}, optimizers)
             _WATCHING.add(self)
-            weights = {
-                name: weight
-                for name, (weight, _) in named_weights(model).items()
-                if weight.requires_grad and weight.is_leaf
-            }
-            self._gradients = recording.layers.results = NewGradients(weights, recording, self._guard)
+            self._gradients = recording.layers.results = NewGradients(model, recording, self._guard)
             if not isinstance(model, torch.jit.ScriptModule):  # which does not accept Python hooks
                 self._calls.watch(model, self._noting_inputs(), lambda *_: None, self._guard.end)
         except BaseException:

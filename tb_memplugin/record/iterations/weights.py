@@ -25,6 +25,7 @@ from tb_memplugin.record.modules import clean_name
 from tb_memplugin.record.storage_lifetimes import Block, Buffer
 from tb_memplugin.record.storages import storages
 from tb_memplugin.record.tensors_inside import tensors_in
+from tb_memplugin.record.torch_private.modules import parameters_of
 from tb_memplugin.record.torch_private.tensors import storage_address
 from tb_memplugin.record.tracer.recording import StorageRecording
 from tb_memplugin.trace import Category, Phase
@@ -216,18 +217,23 @@ class _Pending:
     `result` is the last result that may have become its gradient: (bytes, its blocks).
     """
 
-    weight: weakref.ref[nn.Parameter]
     weight_id: int
     name: str
     result: tuple[int, list[Block | Buffer]] | None = None
     is_named: bool = False
 
 
+def _gone() -> None:
+    """Stand for the weak reference of a module that is gone."""
+
+
 class NewGradients:
     """Names the gradients of weights in a recording, as soon as they are there, and keeps their sizes.
 
+    Modules are held weakly, not weights: `torch.utils.swap_tensors` refuses tensors with weak references.
+
     Args:
-        weights: the weights by name; held weakly.
+        model: the module that has the weights; those that are no leaves, or need no gradient, are left out.
         recording: the recording of the iteration.
         guard: ends errors.
 
@@ -235,12 +241,16 @@ class NewGradients:
         bytes: the bytes of the last gradient of each weight that backward made, by name.
     """
 
-    def __init__(
-        self, weights: Mapping[str, nn.Parameter], recording: IterationRecording, guard: Guard = UNOWNED
-    ) -> None:
+    def __init__(self, model: nn.Module, recording: IterationRecording, guard: Guard = UNOWNED) -> None:
         self.bytes: dict[str, int] = {}
         self._recording, self._guard = recording, guard
-        self._names = {id(weight): (weakref.ref(weight), name) for name, weight in weights.items()}
+        names = {id(weight): name for name, (weight, _) in named_weights(model).items()}
+        self._names = {
+            id(weight): (weakref.ref(module), key, names[id(weight)])
+            for module in model.modules()
+            for key, weight in module.named_parameters(recurse=False)
+            if weight.requires_grad and weight.is_leaf
+        }
         self._pending: dict[int, _Pending] = {}
 
     def ran(self, node: Any, out: Any) -> None:
@@ -274,22 +284,28 @@ class NewGradients:
             if name is not None and name not in self.bytes and weight.grad is not None:
                 self._name_gradient(name, weight, weight.grad)
 
+    def _weight(self, weight_id: int) -> nn.Parameter | None:
+        """Return a weight that had this `id` at first, None if its module no longer has it."""
+        module, key, _ = self._names.get(weight_id, (_gone, "", ""))
+        held = module()
+        weight = None if held is None else parameters_of(held).get(key)
+        return weight if isinstance(weight, nn.Parameter) and id(weight) == weight_id else None
+
     def _name_of(self, weight: object) -> str | None:
-        reference, name = self._names.get(id(weight), (None, ""))
-        return name if reference is not None and reference() is weight else None
+        return self._names[id(weight)][2] if self._weight(id(weight)) is weight else None
 
     def _look(self, node: Any, out: Any) -> None:
         thread = get_ident()
         weight: Any = getattr(node, "variable", None)
         pending = self._pending.get(thread)
-        if pending is not None and (weight is None or pending.weight() is not weight):
+        if pending is not None and (weight is None or self._weight(pending.weight_id) is not weight):
             self._settle(thread)
             pending = None
         name = None if weight is None else self._name_of(weight)
         if name is None:
             return
         if pending is None:
-            pending = self._pending[thread] = _Pending(weakref.ref(weight), id(weight), name)
+            pending = self._pending[thread] = _Pending(id(weight), name)
         # With create_graph the node adds out of place: what it makes is not the gradient that is there.
         out_of_place = torch.is_grad_enabled()
         is_there = weight.grad is not None
@@ -304,7 +320,7 @@ class NewGradients:
 
     def _settle(self, thread: int) -> None:
         pending = self._pending.pop(thread)
-        weight = pending.weight()
+        weight = self._weight(pending.weight_id)
         if weight is not None and weight.grad is not None:
             self._name_gradient(pending.name, weight, weight.grad)
         elif pending.result is not None:

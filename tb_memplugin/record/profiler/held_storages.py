@@ -59,13 +59,18 @@ class Look:
     shared: list[bool]
 
     @classmethod
-    def at(cls, tensors: list[torch.Tensor], owners: list[Owner], category: Category) -> Look:
-        """Read the tensors' storages now.
+    def at(
+        cls,
+        tensors: list[torch.Tensor],
+        behind: list[torch.UntypedStorage],
+        owners: list[Owner],
+        category: Category,
+    ) -> Look:
+        """Read the storages `behind` the tensors now.
 
         Raises:
             RuntimeError, NotImplementedError: a tensor has no memory of its own (functorch, meta).
         """
-        behind = list(map(torch.Tensor.untyped_storage, tensors))
         return cls(
             time_ns(),
             category,
@@ -97,10 +102,14 @@ Sightings = Look | list[Sighting]
 
 @dataclass(slots=True)
 class Group:
-    """Tensors of one category that are looked at repeatedly; unchanged ones are not reported again."""
+    """Tensors of one category that are looked at repeatedly; unchanged ones are not reported again.
+
+    Their storages are held weakly, not they: `torch.utils.swap_tensors` refuses tensors with weak references.
+    """
 
     category: Category
-    _refs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    _ids: list[int] = field(default_factory=list)
+    _refs: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
     _addresses: list[int] | None = None
 
     def look(self, tensors: Sequence[torch.Tensor | None], owners: Sequence[Owner]) -> list[Sightings]:
@@ -114,27 +123,30 @@ class Group:
             for tensor, owner in pairs
             if type(tensor) in _ONE_STORAGE and tensor.layout is torch.strided and not tensor.is_nested
         ]
+        known = [tensor for tensor, _ in plain]
         try:
-            look = Look.at([tensor for tensor, _ in plain], [owner for _, owner in plain], self.category)
+            behind = list(map(torch.Tensor.untyped_storage, known))
+            look = Look.at(known, behind, [owner for _, owner in plain], self.category)
         except (RuntimeError, NotImplementedError):
             return [self._one_by_one(pairs)]
-        sightings: list[Sightings] = (
-            [look] if self._changed([tensor for tensor, _ in plain], look.addresses) else []
-        )
+        sightings: list[Sightings] = [look] if self._changed(known, behind, look.addresses) else []
         if len(plain) < len(pairs):
-            plain_ids = set(map(id, [tensor for tensor, _ in plain]))
+            plain_ids = set(map(id, known))
             sightings.append(self._one_by_one([pair for pair in pairs if id(pair[0]) not in plain_ids]))
         return sightings
 
-    def _changed(self, tensors: list[torch.Tensor], addresses: list[int]) -> bool:
-        """Whether any tensor is another object, or has another address, than at the last look.
+    def _changed(
+        self, tensors: list[torch.Tensor], behind: list[torch.UntypedStorage], addresses: list[int]
+    ) -> bool:
+        """Whether any tensor is another object, or has another storage or address, than at the last look.
 
-        Weak references are compared, not ids: an object always has the same weak reference, and a later
-        object at the same address has another one.
+        Weak references of storages are compared, not ids: an object always has the same weak reference, and a
+        later object at the same address has another one.
         """
-        refs = list(map(weakref.ref, tensors))
-        same = self._addresses == addresses and list(map(id, self._refs)) == list(map(id, refs))
-        self._refs, self._addresses = refs, addresses
+        ids, refs = list(map(id, tensors)), list(map(weakref.ref, behind))
+        same = self._addresses == addresses and self._ids == ids
+        same = same and list(map(id, self._refs)) == list(map(id, refs))
+        self._ids, self._refs, self._addresses = ids, refs, addresses
         return not same
 
     def _one_by_one(self, pairs: Iterable[tuple[torch.Tensor, Owner]]) -> list[Sighting]:
@@ -155,7 +167,7 @@ class HeldByModels:
         self._names = names
         self._modules: list[weakref.ref[nn.Module]] = []
         self._below: list[int] = []
-        self._named: list[weakref.ref[torch.Tensor]] = []
+        self._named: list[int] = []
         self._groups = [
             Group(category) for category in (Category.PARAMETER, Category.BUFFER, Category.GRADIENT)
         ]
@@ -193,10 +205,13 @@ class HeldByModels:
         return current
 
     def _name(self, modules: list[nn.Module], tensors: list[torch.Tensor]) -> None:
-        """Name the tensors if any is another object than before. `Module.to_empty` replaces them unheard."""
-        refs = list(map(weakref.ref, tensors))
-        if list(map(id, self._named)) != list(map(id, refs)):
-            self._named = refs
+        """Name the tensors if any is another object than before. `Module.to_empty` replaces them unheard.
+
+        One that has the place and the `id` of one that has died has its name, too.
+        """
+        ids = list(map(id, tensors))
+        if self._named != ids:
+            self._named = ids
             self._names.rename(modules)
 
     def _owners(self, tensors: list[torch.Tensor | None]) -> list[Owner]:

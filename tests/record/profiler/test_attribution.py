@@ -297,7 +297,8 @@ def test_a_function_compiled_around_a_hooked_model_stays_one_graph():
     assert torch.allclose(found, model(torch.ones(1, 3, 16, 16)) * 2)
 
 
-def test_a_module_call_adds_nine_events_to_a_profile_with_stacks():
+def test_a_module_call_adds_thirteen_events_to_a_profile_with_stacks():
+    """One more, `look`, in a process that has not loaded torch.compile."""
     model, log = nn.Identity(), ModuleRecorder()
     log.start({"": model}, ModuleNames.of({"": model}))
     with profile(activities=[ProfilerActivity.CPU], with_stack=True) as recorded:
@@ -310,9 +311,11 @@ def test_a_module_call_adds_nine_events_to_a_profile_with_stacks():
             one.name for one in (event, event.parent) if one is not None and "nn/modules" not in event.name
         ]
         beside = "nn/modules" in event.name  # what the watched call calls is the module's own
+        beside = beside or event.name.endswith(": look")
         ours += not beside and any("tb_memplugin/record/module" in name for name in names)
         pending += event.children
-    assert ours == len(["_run", "id", "get", "entered", "next", "append", "left", "next", "append"])
+    begins = ["__get__", "_getframe", "_watchers_of", "id", "get", "_begin", "entered", "next", "append"]
+    assert ours == len([*begins, "__del__", "left", "next", "append"])
     assert len(log.log) == 2
 
 
