@@ -50,6 +50,7 @@ WITHOUT_BYTES = {
     "{} labels, compile contexts or names of annotations": NAMES,
     "{} annotations have no known device, stage or time": NAMES,
     "The snapshot contains the steps of several profiles": STEPS,
+    "Call stacks show modules, but {} distinct ones": NAMES,
     "The profile has several steps {}": STEPS,
     "{} {} written twice, after an error of the file system.": STEPS,
     "The profile has no steps": STEPS,
