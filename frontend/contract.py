@@ -24,7 +24,13 @@ from tb_memplugin.analysis.advice_rules import RULES
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.exports.formats import FORMATS
 from tb_memplugin.server.routes import ROUTES
-from tb_memplugin.trace.notes import MODULES_INFERRED, NO_TIMES, OUT_OF_MEMORY, STEPS_JOINED
+from tb_memplugin.trace.notes import (
+    MODULES_INFERRED,
+    NO_TIMES,
+    OUT_OF_MEMORY,
+    STEPS_JOINED,
+    SUMMARY_SHORTENED,
+)
 
 ROOT = Path(__file__).parents[1]
 TYPESCRIPT = ROOT / "frontend" / "src" / "api" / "contract.ts"
@@ -174,7 +180,8 @@ def _tables() -> Iterator[str]:
     yield f"export const NO_TIMES = {json.dumps(NO_TIMES)};"
     yield f"export const MODULES_INFERRED = {json.dumps(MODULES_INFERRED)};"
     yield f"export const OUT_OF_MEMORY = {json.dumps(OUT_OF_MEMORY)};"
-    yield f"export const STEPS_JOINED = {json.dumps(STEPS_JOINED)};\n"
+    yield f"export const STEPS_JOINED = {json.dumps(STEPS_JOINED)};"
+    yield f"export const SUMMARY_SHORTENED = {json.dumps(SUMMARY_SHORTENED)};\n"
     yield "/** Every rule of Advice, by its kind. */"
     yield "export const RULES: Record<string, { name: string; looks: string }> = {"
     for kind, rule in RULES.items():

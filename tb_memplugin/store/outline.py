@@ -27,6 +27,7 @@ from tb_memplugin.proto.summary_pb2 import (
 from tb_memplugin.store.paths import readable
 from tb_memplugin.store.whole_devices import packed_whole
 from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace.notes import SUMMARY_SHORTENED
 from tb_memplugin.trace.tables import Int64
 
 _NOTE = "This summary has only the step's figures. The breakdown of the bytes is in the window's side file."
@@ -52,7 +53,7 @@ class Outlines:
         self._same = StepSummary(
             source=readable(trace.source),
             properties={readable(key): readable(value) for key, value in trace.properties.items()},
-            notes=[Note(text=_NOTE, code="summary_shortened")],
+            notes=[Note(text=_NOTE, code=SUMMARY_SHORTENED)],
             folded=True,
             devices=[
                 DeviceSummary(

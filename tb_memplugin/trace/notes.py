@@ -12,6 +12,7 @@ NO_TIMES = "no_times"
 MODULES_INFERRED = "modules_inferred"
 OUT_OF_MEMORY = "out_of_memory"
 HISTORY_FULL = "history_full"
+SUMMARY_SHORTENED = "summary_shortened"
 STEPS_JOINED = "steps_joined"
 """Codes by which something is decided."""
 

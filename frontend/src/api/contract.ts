@@ -1408,6 +1408,7 @@ export const NO_TIMES = "no_times";
 export const MODULES_INFERRED = "modules_inferred";
 export const OUT_OF_MEMORY = "out_of_memory";
 export const STEPS_JOINED = "steps_joined";
+export const SUMMARY_SHORTENED = "summary_shortened";
 
 /** Every rule of Advice, by its kind. */
 export const RULES: Record<string, { name: string; looks: string }> = {

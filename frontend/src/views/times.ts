@@ -1,5 +1,5 @@
 /** What the times and modules of a recording are, where they are not those that a program recorded. */
-import { MODULES_INFERRED, NO_TIMES } from "../api/contract";
+import { MODULES_INFERRED, NO_TIMES, SUMMARY_SHORTENED } from "../api/contract";
 import type { Note, StepAnswer } from "../api/types";
 
 /** The source kind of recordings of MemoryEstimator. */
@@ -23,4 +23,9 @@ export function aboutTimes(step: Recorded | undefined): string | null {
 /** One sentence, null where the recording names its modules. */
 export function aboutModules(step: Recorded | undefined): string | null {
   return step?.notes.some((note) => note.code === MODULES_INFERRED) ? INFERRED : null;
+}
+
+/** Whether a step has its figures alone, because its side file cannot be read here. */
+export function hasOnlyFigures(step: Pick<Recorded, "notes"> | undefined): boolean {
+  return step?.notes.some((note) => note.code === SUMMARY_SHORTENED) ?? false;
 }

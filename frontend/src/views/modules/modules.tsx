@@ -47,7 +47,7 @@ export function Modules() {
         <h1 class="unseen">Memory by module, {stepName(pick.step, alone.value)}</h1>
       )}
       {!answer.data.rows.some((row) => row.kind === "module") && (
-        <NoModules kind={step.data?.source.kind} operators={answer.data.rows.some((row) => row.kind === "outside")} />
+        <NoModules step={step.data} operators={answer.data.rows.some((row) => row.kind === "outside")} />
       )}
       <Table answer={answer.data} step={pick.step} sentences={[aboutTimes(step.data), aboutModules(step.data)].filter((each) => each !== null)} />
     </div>

@@ -10,7 +10,7 @@ import { OtherRanks } from "../other_ranks";
 import { PeakOfAllSteps } from "../steps/peak_of_all_steps";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
-import { aboutModules } from "../times";
+import { aboutModules, hasOnlyFigures } from "../times";
 import { WholeDevice } from "../whole_device";
 import { AccountLine } from "./account";
 import { Cards } from "./cards";
@@ -56,7 +56,11 @@ export function Overview() {
           <ByCategory peak={answer.peak} />
           {isReadable(answer.source) && <Findings pick={pick} />}
         </div>
-        {namesModules(answer) || !answer.source.side_file_present ? <ByModule peak={answer.peak} /> : <ByLine peak={answer.peak} />}
+        {namesModules(answer) || !answer.source.side_file_present || hasOnlyFigures(answer) ? (
+          <ByModule peak={answer.peak} />
+        ) : (
+          <ByLine peak={answer.peak} />
+        )}
       </div>
       <WholeDevice whole={answer.whole_device} />
       <Largest pick={pick} answer={answer} />
