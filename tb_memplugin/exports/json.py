@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any, TypedDict
 
 import numpy as np
@@ -255,7 +256,7 @@ def _tables(trace: MemoryTrace) -> dict[str, Any]:
 
 def _columns(name: str, table: Any, epoch: int, last: bool = False) -> Iterator[str]:
     yield f"{_text(name)}: {{\n"
-    for number, field in enumerate(type(table).__slots__):
+    for number, field in enumerate(column.name for column in fields(table)):
         values = getattr(table, field)
         shifted = values - epoch if field in TIMES else values
         yield f"{',' if number else ''}{_text(field)}: {_numbers(shifted)}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -94,6 +95,10 @@ class _LaterEvents(Events):
             self.infer()
         return object.__getattribute__(self, name)
 
+    def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
+        """Be copied and pickled as events whose modules are inferred."""
+        return Events, tuple(getattr(self, name) for name in Events.__slots__)
+
 
 class _LaterTrace(MemoryTrace):
     """A trace whose modules are not inferred yet."""
@@ -105,6 +110,17 @@ class _LaterTrace(MemoryTrace):
         if name in ("modules", "notes"):
             self.infer()
         return object.__getattribute__(self, name)
+
+    def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
+        """Be copied and pickled as a trace whose modules are inferred."""
+        known = {"modules": self.modules, **vars(self)}
+        return _plain, ({name: value for name, value in known.items() if name != "infer"},)
+
+
+def _plain(fields: dict[str, Any]) -> MemoryTrace:
+    trace = object.__new__(MemoryTrace)
+    vars(trace).update(fields)
+    return trace
 
 
 def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:

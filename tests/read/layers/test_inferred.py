@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import textwrap
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -13,10 +16,12 @@ from tb_memplugin.analysis.divisions import breakdown
 from tb_memplugin.analysis.moments import peak
 from tb_memplugin.analysis.reasons import why
 from tb_memplugin.analysis.stacks import stack_table
+from tb_memplugin.exports import json
 from tb_memplugin.read.layers.frames import Frames
 from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.store.windows import read_window, write_window
+from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import MODULE_MARK, NOT_NAMED
 from tests.read.layers.stacks import APPLY, CALL, LINEAR, MAIN, Frame, inferred, modules, native, snapshot_of
 
@@ -126,6 +131,21 @@ def test_nothing_is_inferred_until_modules_are_asked_for(monkeypatch: pytest.Mon
     assert not read
     assert [block.module for block in top.largest] == [NOT_NAMED, NOT_NAMED]
     assert read == ["frames"]
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda trace: pickle.loads(pickle.dumps(trace))]
+)
+def test_a_trace_is_copied_and_pickled_with_its_modules(
+    copied: Callable[[MemoryTrace], MemoryTrace],
+) -> None:
+    again = copied(inferred((1, _block(20)), (2, _block(21)), (4, _block(20)), (8, _block(21))))
+    assert modules(again) == ["block:10.0", "block:10.0", "block:10.1", "block:10.1"]
+
+
+def test_json_has_the_modules_of_a_trace_that_nobody_asked_for_them(tmp_path: Path) -> None:
+    json.write(inferred((1, _block(20)), (2, _block(21))), tmp_path / "trace.json")
+    assert '"block:10"' in (tmp_path / "trace.json").read_text("utf-8")
 
 
 def test_a_step_that_comes_again_is_named_as_the_first() -> None:
