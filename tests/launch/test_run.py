@@ -259,7 +259,7 @@ def test_the_first_step_can_be_recorded_with_its_layers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     steps = recorded(tmp_path).steps
     assert [step.metadata.step for step in steps] == [0]
-    assert {"first", "second"} <= set(steps[0].summary().modules.keys)
+    assert {"first", "second"} <= set(full_summary(steps[0]).modules.keys)
 
 
 @pytest.mark.parametrize(
@@ -283,10 +283,10 @@ def test_without_an_optimizer_the_first_calls_of_the_model_are_recorded(
     steps = recorded(tmp_path).steps
     assert [step.metadata.step for step in steps] == expected
     parameters = 4 * (64 * 128 + 128 + 128 * 8 + 8 + 8 * 2 + 2)
-    parts = steps[0].summary().devices[0].peak.by_category
+    parts = full_summary(steps[0]).devices[0].peak.by_category
     assert dict(zip(parts.keys, parts.bytes, strict=True))["parameter"] == parameters
     assert f"parameter {parameters / 1024:.2f} KiB" in with_us.stderr
-    assert {"Net.first", "Net.second"} <= set(steps[0].summary().modules.keys)
+    assert {"Net.first", "Net.second"} <= set(full_summary(steps[0]).modules.keys)
 
 
 def test_calls_of_a_model_can_be_chosen(tmp_path: Path) -> None:
