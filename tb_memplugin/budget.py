@@ -81,8 +81,8 @@ def seconds_budget(file_bytes: int) -> int:
     Raises:
         MemPluginError: the environment variable that sets another number is no number.
     """
-    told = from_environment(SECONDS_VARIABLE, "seconds")
-    return told or max(SECONDS_OF_ANY_FILE, SECONDS_PER_MEGABYTE * (file_bytes // MEGABYTE))
+    text = from_environment(SECONDS_VARIABLE, "seconds")
+    return text or max(SECONDS_OF_ANY_FILE, SECONDS_PER_MEGABYTE * (file_bytes // MEGABYTE))
 
 
 def from_environment(variable: str, unit: str) -> int | None:
@@ -91,16 +91,16 @@ def from_environment(variable: str, unit: str) -> int | None:
     Raises:
         MemPluginError: it is set to something else.
     """
-    told = os.environ.get(variable)
-    if not told:
+    text = os.environ.get(variable)
+    if not text:
         return None
-    if not (told.isascii() and told.isdigit() and len(told) < 19 and int(told)):
+    if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text)):
         raise MemPluginError(
-            f"{variable} is {told[:80]!r}, which is not a number of {unit}.",
+            f"{variable} is {text[:80]!r}, which is not a number of {unit}.",
             where="the environment",
             fix=f"Set it to a whole number: export {variable}={60 if unit == 'seconds' else 8000000000}",
         )
-    return int(told)
+    return int(text)
 
 
 def confine(tell: Callable[[str, int], None], jobs: int = 1) -> None:

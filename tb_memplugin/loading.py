@@ -259,8 +259,8 @@ def _highest_window(folder: str) -> MemoryTrace:
     """Return the window with the highest peak in a folder, with notes on others and on files not readable."""
     from tb_memplugin.store.reader import load_window, read_recordings  # only folders need protobuf's events
 
-    found = read_recordings(folder)
-    steps = [step for step in found.steps if step.side_file]
+    recordings = read_recordings(folder)
+    steps = [step for step in recordings.steps if step.side_file]
     if not steps:
         raise UnreadableFileError(
             "This folder has no memory recording.",
@@ -268,10 +268,10 @@ def _highest_window(folder: str) -> MemoryTrace:
             fix=f"Find out why with: tb-memplugin doctor {folder}. Or give a file in it. {READABLE}",
         )
     highest = max(
-        steps, key=lambda step: max((one.stats.peak_bytes for one in step.metadata.devices), default=0)
+        steps, key=lambda step: max((device.stats.peak_bytes for device in step.metadata.devices), default=0)
     )
     path, count = str(highest.side_file), len({step.side_file for step in steps})
-    notes = [Note(f"{problem.where}: {problem.what}", "file_not_read") for problem in found.problems]
+    notes = [Note(f"{problem.where}: {problem.what}", "file_not_read") for problem in recordings.problems]
     if count > 1:
         notes.append(Note(f"{path} has the highest peak of {count:,} windows.", "highest_window"))
     return _with_notes(load_window(path, highest.metadata.epoch_ns), tuple(notes))

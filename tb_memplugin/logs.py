@@ -98,9 +98,9 @@ def level_number(level: int | str) -> int:
     Raises:
         MemPluginError: the level does not exist.
     """
-    known = logging.getLevelName(level.strip().upper()) if isinstance(level, str) else level
-    if isinstance(known, int) and not isinstance(known, bool):
-        return known
+    number = logging.getLevelName(level.strip().upper()) if isinstance(level, str) else level
+    if isinstance(number, int) and not isinstance(number, bool):
+        return number
     if isinstance(level, str) and level.strip().isdecimal():
         return int(level)
     raise MemPluginError(

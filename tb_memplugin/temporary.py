@@ -105,6 +105,6 @@ def _machine() -> str:
 @cache
 def _machine_of(_: int) -> str:  # a fork may be in another namespace
     with suppress(OSError):
-        known = Path(_BOOT).read_bytes() + f" {Path(_NAMESPACE).readlink()}".encode()
-        return hashlib.sha256(known).hexdigest()[:16]
+        identity = Path(_BOOT).read_bytes() + f" {Path(_NAMESPACE).readlink()}".encode()
+        return hashlib.sha256(identity).hexdigest()[:16]
     return ""

@@ -65,11 +65,13 @@ def load_apart(path: str, **options: Any) -> MemoryTrace:
     if kind == TRACE and not done.returncode:
         return read_window(lambda offset, count: content[offset : offset + count], len(content), path)
     if kind == ERROR:
-        told = json.loads(content)
-        raise ERRORS.get(told["kind"], MemPluginError)(told["what"], where=told["where"], fix=told["fix"])
+        answer = json.loads(content)
+        raise ERRORS.get(answer["kind"], MemPluginError)(
+            answer["what"], where=answer["where"], fix=answer["fix"]
+        )
     if kind == SYSTEM_ERROR:
-        told = json.loads(content)
-        raise OSError(told["number"], told["what"], path)
+        answer = json.loads(content)
+        raise OSError(answer["number"], answer["what"], path)
     raise _ended(path, size, done)
 
 
@@ -82,26 +84,26 @@ def answer(load: Callable[..., MemoryTrace], asked: dict[str, Any], stream: Bina
         stream: what the parent reads.
     """
     path = asked["source"]
-    told = io.BytesIO()
+    answer = io.BytesIO()
     try:
         confine(lambda _path, _seconds: None)
-        told.write(TRACE)
-        write_window(told, load(**asked))
+        answer.write(TRACE)
+        write_window(answer, load(**asked))
     except MemPluginError as error:
-        told = _told_error(error)
+        answer = _error_answer(error)
     except MemoryError:
-        told = _told_error(out_of_memory(path))
+        answer = _error_answer(out_of_memory(path))
     except OSError as error:
-        told = _told(SYSTEM_ERROR, number=error.errno, what=error.strerror or str(error))
-    stream.write(told.getbuffer())
+        answer = _answer(SYSTEM_ERROR, number=error.errno, what=error.strerror or str(error))
+    stream.write(answer.getbuffer())
     stream.flush()
 
 
-def _told_error(error: MemPluginError) -> io.BytesIO:
-    return _told(ERROR, kind=type(error).__name__, what=error.what, where=error.where, fix=error.fix)
+def _error_answer(error: MemPluginError) -> io.BytesIO:
+    return _answer(ERROR, kind=type(error).__name__, what=error.what, where=error.where, fix=error.fix)
 
 
-def _told(begin: bytes, **content: Any) -> io.BytesIO:
+def _answer(begin: bytes, **content: Any) -> io.BytesIO:
     return io.BytesIO(begin + json.dumps(content).encode())
 
 

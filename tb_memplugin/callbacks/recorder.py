@@ -149,8 +149,8 @@ def is_profiling() -> bool:
     if getattr(autograd_profiler, "_is_profiler_enabled", False):
         return True
     kind, ours = autograd_profiler.profile, {id(each.profiler) for each in _OURS}
-    others = [each for each in gc.get_referrers(kind) if type(each) is kind and id(each) not in ours]
-    return any(other.entered and other.kineto_results is None for other in others)
+    profilers = [each for each in gc.get_referrers(kind) if type(each) is kind and id(each) not in ours]
+    return any(other.entered and other.kineto_results is None for other in profilers)
 
 
 Steps = Iterable[int] | Callable[[int], ProfilerAction] | None

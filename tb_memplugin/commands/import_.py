@@ -322,8 +322,8 @@ def _listed(sources: Iterable[str], *, of_folders: bool = False) -> dict[str, st
         if source == STDIN:
             listed[source] = ""
         elif of_folders and files.is_folder(source):
-            found = files.states(files.join(glob.escape(source), "*"))
-            listed |= {path: state for path, state in found.items() if path.lower().endswith(ENDINGS)}
+            states = files.states(files.join(glob.escape(source), "*"))
+            listed |= {path: state for path, state in states.items() if path.lower().endswith(ENDINGS)}
         else:
             listed |= files.states(source)
     return listed
@@ -344,9 +344,9 @@ def _import_all(
                 done[STDIN] = work(STDIN)
             except MemPluginError as error:
                 done[STDIN] = error
-        others = [source for source in sources if source != STDIN]
+        listed = [source for source in sources if source != STDIN]
         finished = failed = 0
-        for ended in outcomes(others, work, jobs):
+        for ended in outcomes(listed, work, jobs):
             if ended is not None:
                 source, done[source] = ended
                 finished, failed = finished + 1, failed + isinstance(done[source], MemPluginError)
@@ -390,8 +390,8 @@ def _import(source: str, target: _Target) -> _Imported | _Unchanged:
     done = write_import(run_folder, name, origin, trace, state)
     written, notes = done.written, trace.notes
     if written.worker != name:
-        taken = f"another file in this run is already named {name!r}"
-        notes = (Note(f"{taken}, so this one became worker {written.worker!r}.", "worker_renamed"), *notes)
+        message = f"another file in this run is already named {name!r}"
+        notes = (Note(f"{message}, so this one became worker {written.worker!r}.", "worker_renamed"), *notes)
     return _Imported(
         file=source,
         run=run,

@@ -116,14 +116,14 @@ def _show(moment: Moment, file: str, lines: Sequence[LineUse], text: Sequence[st
         f"{unit.text(moment.bytes - inside)} do not",
         soft_wrap=True,
     )
-    held = {line.line: line for line in lines}
-    width = max(len("line"), len(str(max(held) + context)))
+    uses = {line.line: line for line in lines}
+    width = max(len("line"), len(str(max(uses) + context)))
     out.print(f"{'line':>{width}} {unit.name:>10} {'through':>10}")
-    for number in _numbers(held, len(text), context):
+    for number in _numbers(uses, len(text), context):
         if number is None:
             out.print(f"{'…':>{width}}")
             continue
-        use = held.get(number)
+        use = uses.get(number)
         sizes = (
             [unit.show(size) if size else "" for size in (use.bytes, use.through_bytes)] if use else ["", ""]
         )

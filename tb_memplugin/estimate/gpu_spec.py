@@ -79,7 +79,7 @@ class GpuSpec:
                 where="gpu",
                 fix="Choose a GPU of NVIDIA.",
             )
-        near = [_BY_KEY[one].name for one in difflib.get_close_matches(key[:80], _BY_KEY, 3)]
+        near = [_BY_KEY[match].name for match in difflib.get_close_matches(key[:80], _BY_KEY, 3)]
         meant = f"Did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
         raise MemPluginError(
             f"{name[:80]!r} is not the name of a GPU.",
@@ -110,14 +110,14 @@ class GpuSpec:
         """
         parts = re.match(r"(\d{1,4})\.(\d{1,4})(?![\d])", version)
         lowest, highest = KNOWN_VERSIONS
-        known = (int(parts[1]), int(parts[2])) if parts else None
-        if known is None or not lowest <= known <= highest:
+        capability = (int(parts[1]), int(parts[2])) if parts else None
+        if capability is None or not lowest <= capability <= highest:
             raise MemPluginError(
                 f"The rules of PyTorch {version[:40]!r} are not known.",
                 where="--torch",
                 fix="Give a version from 2.6 to 2.15, such as 2.11.",
             )
-        return replace(self, torch=known)
+        return replace(self, torch=capability)
 
     @property
     def usable_bytes(self) -> int:

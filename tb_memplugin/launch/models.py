@@ -115,10 +115,10 @@ class OutermostCalls:
         After `stop`, only calls of modules that were outermost before are told: it may be within such a call.
         """
         self._depth = 0
-        known = [module for module in (each() for each in self._outermost.values()) if module is not None]
-        for module in known:
+        modules = [module for module in (each() for each in self._outermost.values()) if module is not None]
+        for module in modules:
             self._calls.watch(module, self._entered, self._left, failed)
-        if not known:
+        if not modules:
             self._calls.watch_all(self._entered, self._left, failed)
 
     def stop(self) -> None:

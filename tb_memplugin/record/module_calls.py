@@ -112,7 +112,7 @@ def _begin(
         version = _version
         results: list[Any] = []
         needs_result = False
-        told, pending = _NOBODY, watchers
+        notified, pending = _NOBODY, watchers
         while pending:
             for entered, _, owner in pending:
                 try:
@@ -121,8 +121,12 @@ def _begin(
                     owner.fail(error)
             if version == _version:
                 break
-            told, version, watchers = (*told, *pending), _version, _watchers_of(module)  # some began just now
-            pending = tuple(watcher for watcher in watchers if watcher not in told)
+            notified, version, watchers = (
+                (*notified, *pending),
+                _version,
+                _watchers_of(module),
+            )  # some began just now
+            pending = tuple(watcher for watcher in watchers if watcher not in notified)
         begun = _Call(_append_result, results, call, *bound) if needs_result else _Call(call, *bound)
         begun.call = module, args, results, version, watchers
     except BaseException as error:
@@ -155,8 +159,8 @@ class _CallSlot:
         try:
             caller = sys._getframe(1)
             if caller.f_code is CALLER and (watchers := _watchers_of(module)):
-                given = caller.f_locals
-                return _begin(module, watchers, given["args"], given["kwargs"], self.original, module)
+                arguments = caller.f_locals
+                return _begin(module, watchers, arguments["args"], arguments["kwargs"], self.original, module)
         except BaseException as error:
             _fail_all(error)
         return MethodType(self.original, module)
@@ -172,9 +176,12 @@ class _CompiledSlot:
     def __get__(self, module: nn.Module | None, _: type | None = None) -> Any:
         if module is None:
             return None
-        if sys._getframe(1).f_code is CALLER and _has_own_call(module):
-            return MethodType(_run, module)
-        return compiled_call(module)
+        try:
+            if sys._getframe(1).f_code is CALLER and _has_own_call(module):
+                return MethodType(_run, module)
+        except BaseException as error:
+            _fail_all(error)
+        return module.__dict__.get(COMPILED_CALL)
 
     def __set__(self, module: nn.Module, value: object) -> None:
         module.__dict__[COMPILED_CALL] = value
@@ -192,9 +199,8 @@ def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     except BaseException as error:
         watchers = _NOBODY
         _fail_all(error)
-    return _begin(module, watchers, args, kwargs, compiled_call(module) or getattr(module, CALL))(
-        *args, **kwargs
-    )
+    call = module.__dict__.get(COMPILED_CALL) or getattr(module, CALL)
+    return _begin(module, watchers, args, kwargs, call)(*args, **kwargs)
 
 
 def _has_own_call(module: nn.Module) -> bool:

@@ -263,9 +263,9 @@ def sight(
                 continue
             addresses.add(address)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            known = (address, storage.nbytes(), category, module, label, dtype, version, ends_call)
+            fields = (address, storage.nbytes(), category, module, label, dtype, version, ends_call)
             shape = dense(plain)
-            sightings.append(Sighting(now, device, *known, shape and metadata_of(shape)))
+            sightings.append(Sighting(now, device, *fields, shape and metadata_of(shape)))
             if keep is not None:
                 keep.append(storage)
     return sightings

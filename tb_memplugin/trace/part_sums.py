@@ -60,9 +60,9 @@ class PartSums:
         Args:
             moments: int64, shape (m,), ascending, from 0 to the number of events.
         """
-        known = moments >> self.bits
-        begin, column = known << self.bits, np.arange(len(moments))
-        total = self._table[known]
+        coarse = moments >> self.bits
+        begin, column = coarse << self.bits, np.arange(len(moments))
+        total = self._table[coarse]
         first, end = np.searchsorted(self._born, (begin, moments))
         freed, column_freed = self._freed_by[ranges(begin, moments)], np.repeat(column, moments - begin)
         is_free = freed >= 0

@@ -120,10 +120,10 @@ Column = np.ndarray | Names | list[Any]
 
 def column_of(values: Sequence[Any]) -> Column:
     """Return values as a column: integers, of which some may be None, as an array; others as a list."""
-    known = [value for value in values if value is not None]
-    if not known or not all(type(value) is int for value in known):
+    present = [value for value in values if value is not None]
+    if not present or not all(type(value) is int for value in present):
         return [plain(value) for value in values]
-    kind = np.uint64 if max(known) > MOST_INTEGER and min(known) >= 0 else np.int64
+    kind = np.uint64 if max(present) > MOST_INTEGER and min(present) >= 0 else np.int64
     mask = np.array([value is None for value in values], np.bool_)
     numbers = np.array([0 if value is None else value for value in values], kind)
     return np.ma.MaskedArray(numbers, mask) if mask.any() else numbers

@@ -24,5 +24,5 @@ class Runs(Generic[Number]):
 
 def runs_of(level: npt.NDArray[Number]) -> Runs[Number]:
     """Return the runs of a level, shape (n,); the last values that fill no run are in none."""
-    whole = level[: len(level) // RUN * RUN].reshape(-1, RUN)
-    return Runs(whole.min(axis=1), whole.max(axis=1))
+    full_runs = level[: len(level) // RUN * RUN].reshape(-1, RUN)
+    return Runs(full_runs.min(axis=1), full_runs.max(axis=1))

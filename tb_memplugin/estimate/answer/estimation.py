@@ -152,11 +152,11 @@ def margin_bounds(gpu: GpuSpec | None, margin: int | None, not_counted: int) -> 
     need = gpu.usable_bytes - margin
     below, above = RESERVED_OFF
     least, most = CONTEXT_BYTES
-    known = gpu.context_bytes
-    more_context = max(most - (known or 0), 0)
+    context = gpu.context_bytes
+    more_context = max(most - (context or 0), 0)
     return (
         gpu.usable_bytes - more_context - not_counted - round(need / (1 + below)),
-        gpu.usable_bytes - (least if known is None else 0) - round(need / (1 + above)),
+        gpu.usable_bytes - (least if context is None else 0) - round(need / (1 + above)),
     )
 
 

@@ -339,9 +339,9 @@ def _ended_in_time(ending: Ending, limit_s: int) -> Iterator[None]:
         return
 
     def end(_number: int, frame: FrameType | None) -> NoReturn:
-        place = _place(walk_stack(frame))
+        position = _place(walk_stack(frame))
         steps = f"{ending.steps} optimizer steps"
-        ending.why = f"The program was ended at {place}, after {limit_s} seconds and {steps}"
+        ending.why = f"The program was ended at {position}, after {limit_s} seconds and {steps}"
         raise ProgramEnded
 
     before = signal.signal(signal.SIGALRM, end)
@@ -355,9 +355,9 @@ def _ended_in_time(ending: Ending, limit_s: int) -> Iterator[None]:
 
 def _place(frames: Iterable[tuple[FrameType, int]]) -> str:
     """Return the file and line of the innermost frame that is the program's own, such as `train.py:42`."""
-    places = [(Path(frame.f_code.co_filename), line) for frame, line in frames]
-    own = (place for place in places if not any(map(place[0].is_relative_to, _LIBRARIES)))
-    file, line = next(own, places[0])
+    positions = [(Path(frame.f_code.co_filename), line) for frame, line in frames]
+    own = (position for position in positions if not any(map(position[0].is_relative_to, _LIBRARIES)))
+    file, line = next(own, positions[0])
     return f"{file.name}:{line}"
 
 

@@ -57,15 +57,15 @@ def _topk(call: Call) -> Buffers:
     if not tensor.dim():
         return ()
     row = tensor.shape[along]
-    found: Buffers = [
+    buffers: Buffers = [
         copied_bytes(tensor),
         _selected(tensor.numel() // row, row, tensor.element_size(), call.gpu),
     ]
     if not call["sorted"] or values.shape[along] <= _SMALL:
-        return [found]
+        return [buffers]
     ordered = [_INDEX * indices.numel()]
     held = [tensor_bytes(indices), tensor_bytes(values)]
-    return [found, [*held, _sorting(values, along, values, call.gpu), ordered]]
+    return [buffers, [*held, _sorting(values, along, values, call.gpu), ordered]]
 
 
 def _selected(rows: int, row: int, size: int, gpu: GpuSpec) -> list[int]:

@@ -119,14 +119,14 @@ def operators(*names: str) -> list[Any]:
 
     A name without an overload, such as `mm`, stands for the default one, and `mean.*` for all of them.
     """
-    found = []
+    functions = []
     for name in names:
         packet_name, _, overload = name.partition(".")
         packet = getattr(torch.ops.aten, packet_name, None)
         overloads = packet.overloads() if packet is not None else ()
         wanted = overloads if overload == "*" else [overload or "default"]
-        found += [getattr(packet, name) for name in wanted if name in overloads]
-    return found
+        functions += [getattr(packet, name) for name in wanted if name in overloads]
+    return functions
 
 
 def copied_bytes(tensor: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> int:

@@ -139,13 +139,13 @@ def _reached(
     instructions: Sequence[Instruction], rows: dict[int, int], start: int, loop: tuple[int, int] | None
 ) -> set[int]:
     """Return the rows that are reached from one without leaving the loop, or beginning it anew."""
-    waiting, seen = [start], set[int]()
+    waiting, visited = [start], set[int]()
     first, end = loop or (0, len(instructions) - 1)
     while waiting:
         row = waiting.pop()
-        if row in seen or not first <= row <= end:
+        if row in visited or not first <= row <= end:
             continue
-        seen.add(row)
+        visited.add(row)
         instruction = instructions[row]
         ends = instruction.opname in _ENDS or instruction.opname == "RAISE_VARARGS"
         jumps = instruction.opcode in JUMPS
@@ -153,7 +153,7 @@ def _reached(
             waiting.append(rows[instruction.argval])
         if not ends and (not jumps or "IF" in instruction.opname or "ITER" in instruction.opname):
             waiting.append(row + 1)
-    return seen
+    return visited
 
 
 def instructions_of(code: CodeType) -> list[Instruction]:
@@ -196,13 +196,13 @@ def _is_kept(instructions: Sequence[Instruction], row: int) -> bool:
 
 def _raises(instructions: Sequence[Instruction], rows: dict[int, int], start: int, other: int) -> bool:
     """Whether every way from a row on ends with an error; ways to the `other` branch do not count."""
-    waiting, seen, raised = [start], {other}, False
+    waiting, visited, raised = [start], {other}, False
     goal = _exit(instructions, other)
     while waiting:
         row = waiting.pop()
-        if row in seen or (goal and _exit(instructions, row) == goal):
+        if row in visited or (goal and _exit(instructions, row) == goal):
             continue
-        seen.add(row)
+        visited.add(row)
         instruction = instructions[row]
         if instruction.opname == "RAISE_VARARGS":
             raised = True

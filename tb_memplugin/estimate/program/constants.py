@@ -42,6 +42,8 @@ class Constants(Correction):
         if hasattr(fake_tensor, "CONSTANT_NUMEL_LIMIT"):
             patches.set(fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST)
 
+        with torch.device("cpu"):  # torch remembers which functions follow `with torch.device`, by identity
+            torch.empty(0)
         for name in ("tensor", "as_tensor"):
             patches.set(torch, name, _of_tensors(mode, vars(torch)[name]))
         original: Any = torch.Tensor.__deepcopy__

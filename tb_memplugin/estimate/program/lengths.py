@@ -46,12 +46,12 @@ def is_length(caller: FrameType | None) -> bool:
 def _is_length(code: CodeType, last: int) -> bool:
     instructions = instructions_of(code)
     read = max(row for row, step in enumerate(instructions) if step.offset <= last)
-    waiting, seen = [read], set[int]()
+    waiting, visited = [read], set[int]()
     while waiting:
         row = waiting.pop()
-        if row in seen:
+        if row in visited:
             continue
-        seen.add(row)
+        visited.add(row)
         user = _user(instructions, row)
         if user is None:
             continue
@@ -72,8 +72,8 @@ def _user(instructions: Sequence[Instruction], row: int) -> int | None:
         step = instructions[later]
         if step.opcode in JUMPS:
             return None
-        taken = _put(step) - left(step)
-        if taken >= depth:
+        popped = _put(step) - left(step)
+        if popped >= depth:
             return later
         depth += left(step)
     return None

@@ -337,12 +337,12 @@ def _compared(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any
     if out.dim() or not all(tensor.dtype.is_floating_point for tensor in tensors):
         return
     with no_dispatch():
-        one = torch.ones(())
+        unit = torch.ones(())
         numbers = [
-            one if isinstance(each, torch.Tensor) and values_of(each) is None else each for each in args
+            unit if isinstance(each, torch.Tensor) and values_of(each) is None else each for each in args
         ]
-        known = [values_of(each) if isinstance(each, torch.Tensor) else each for each in numbers]
-        setattr(out, _COMPARED, bool(func(*known)))
+        constants = [values_of(each) if isinstance(each, torch.Tensor) else each for each in numbers]
+        setattr(out, _COMPARED, bool(func(*constants)))
 
 
 def _looked_up(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:

@@ -76,7 +76,7 @@ class Inputs:
     @cached_property
     def tensors(self) -> list[TensorMetadata]:
         """The tensors. There are none if dtypes, shapes or strides are not recorded."""
-        columns = (_list(self.arguments.get(f"Input {what}")) for what in ("type", "Dims", "Strides"))
+        columns = (_list(self.arguments.get(f"Input {key}")) for key in ("type", "Dims", "Strides"))
         kinds, shapes, strides = columns
         if not len(kinds) == len(shapes) == len(strides):
             return []
@@ -107,7 +107,7 @@ def _numbers(text: object) -> tuple[int, ...] | None:
 
 
 def _dense(dtype: str, shape: Sequence[int]) -> TensorMetadata:
-    strides = [prod(shape[place + 1 :]) for place in range(len(shape))]
+    strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
     return TensorMetadata(dtype, tuple(shape), tuple(strides))
 
 

@@ -113,8 +113,8 @@ class _LaterTrace(MemoryTrace):
 
     def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
         """Be copied and pickled as a trace whose modules are inferred."""
-        known = {"modules": self.modules, **vars(self)}
-        return _plain, ({name: value for name, value in known.items() if name != "infer"},)
+        state = {"modules": self.modules, **vars(self)}
+        return _plain, ({name: value for name, value in state.items() if name != "infer"},)
 
 
 def _plain(fields: dict[str, Any]) -> MemoryTrace:

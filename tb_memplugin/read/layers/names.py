@@ -94,27 +94,27 @@ class Names:
         """Name the calls of a Sequential: by its modules, if the text has them; some may allocate nothing."""
         is_list = len({self.class_of(call) for call in calls}) == 1 and not self._is_of_torch(calls[0])
         may_skip = not is_list and (parent.is_by_text or parent.parent is None)
-        places: Sequence[int] = ()
+        indices: Sequence[int] = ()
         if parent.elements:
-            places = self._places(calls, parent.elements)
+            indices = self._indices(calls, parent.elements)
         elif parent.parent is None and parent.site:  # the whole model: the file that calls it may make it
-            made = self._text.sequentials(self._frames.all[parent.site[-1]].file)
-            possible = {tuple(self._places(calls, elements)) for elements in made}
+            sequentials = self._text.sequentials(self._frames.all[parent.site[-1]].file)
+            possible = {tuple(self._indices(calls, elements)) for elements in sequentials}
             fits = [each for each in possible if len(each) == len(calls)]
-            places = fits[0] if len(fits) == 1 else ()
+            indices = fits[0] if len(fits) == 1 else ()
         for order, call in enumerate(calls):
             call.name = f"{NOT_KNOWN if may_skip else ''}{order}"
             call.in_loop = True
-            if order < len(places):
-                call.name = str(places[order])
+            if order < len(indices):
+                call.name = str(indices[order])
 
-    def _places(self, calls: Sequence[Call], elements: Sequence[str]) -> list[int]:
+    def _indices(self, calls: Sequence[Call], elements: Sequence[str]) -> list[int]:
         """Return the index of the module of a Sequential that each call is, as far as the classes fit.
 
         Args:
             elements: as in `Target`. Of any number of modules none may be skipped, as PyTorch's own may.
         """
-        places: list[int] = []
+        indices: list[int] = []
         runs = [int(not element.startswith("*")) for element in elements]
         after = 0
         for call in calls:
@@ -124,10 +124,10 @@ class Names:
             is_one = at is not None and not elements[at].startswith("*")
             if at is None or not (is_one or self._is_sure(call)):
                 break
-            places.append(sum(runs[:at]) + (0 if is_one else runs[at]))
+            indices.append(sum(runs[:at]) + (0 if is_one else runs[at]))
             runs[at] += not is_one
             after = at + is_one
-        return places
+        return indices
 
     def _is_sure(self, call: Call) -> bool:
         """Whether a call is surely one: where it ends as it begins, or a line calls twice, it may be two."""

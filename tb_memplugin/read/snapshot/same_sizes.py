@@ -50,12 +50,12 @@ def _workspaces(trace: MemoryTrace, certain: Bool) -> Int64:
     blocks = trace.allocations
     right_size = blocks.bytes == WORKSPACE
     kept = right_size & (blocks.freed == len(trace.events))
-    found = []
+    rows = []
     for device in np.unique(blocks.device[kept]).tolist():
         here = right_size & (blocks.device == device)
         if not (here & ~kept).any() and np.count_nonzero(here) <= MOST_WORKSPACES[WORKSPACE]:
-            found += np.flatnonzero(here & ~certain).tolist()
-    return np.array([row for row in found if not _has_native_frames(trace, row)], np.int64)
+            rows += np.flatnonzero(here & ~certain).tolist()
+    return np.array([row for row in rows if not _has_native_frames(trace, row)], np.int64)
 
 
 def _large_workspaces(trace: MemoryTrace, certain: Bool) -> Int64:
@@ -97,9 +97,9 @@ def _allocated_once(trace: MemoryTrace, rows: Int64, kept: Bool) -> list[int]:
         call = int(np.searchsorted(first, at, side="right")) - 1
         within = np.arange(first[call], first[call] + length[call])
         extra = within[fits[within] & np.isin(size[within], (LARGE_WORKSPACE, LT_WORKSPACE))]
-        others = stack[first] == stack[at]
-        others[call] = False
-        is_once = others.any() and length[call] == length[others].max() + len(extra)
+        same = stack[first] == stack[at]
+        same[call] = False
+        is_once = same.any() and length[call] == length[same].max() + len(extra)
         if is_once and not _has_native_frames(trace, int(rows[at])):
             once += rows[extra].tolist()
     return once

@@ -287,8 +287,8 @@ class NewGradients:
     def _weight(self, weight_id: int) -> nn.Parameter | None:
         """Return a weight that had this `id` at first, None if its module no longer has it."""
         module, key, _ = self._names.get(weight_id, (_gone, "", ""))
-        held = module()
-        weight = None if held is None else parameters_of(held).get(key)
+        owner = module()
+        weight = None if owner is None else parameters_of(owner).get(key)
         return weight if isinstance(weight, nn.Parameter) and id(weight) == weight_id else None
 
     def _name_of(self, weight: object) -> str | None:

@@ -93,8 +93,8 @@ class Look:
                 continue
             name = str(device) if device.type != "cpu" else "shared" if shared else "cpu"
             metadata = metadata_of(tensor)
-            known = (self.category, module, label, metadata.dtype)
-            yield Sighting(self.time_ns, name, address, size, *known, tensor=metadata)
+            ownership = (self.category, module, label, metadata.dtype)
+            yield Sighting(self.time_ns, name, address, size, *ownership, tensor=metadata)
 
 
 Sightings = Look | list[Sighting]
@@ -123,15 +123,15 @@ class Group:
             for tensor, owner in pairs
             if type(tensor) in _ONE_STORAGE and tensor.layout is torch.strided and not tensor.is_nested
         ]
-        known = [tensor for tensor, _ in plain]
+        strided = [tensor for tensor, _ in plain]
         try:
-            behind = list(map(torch.Tensor.untyped_storage, known))
-            look = Look.at(known, behind, [owner for _, owner in plain], self.category)
+            behind = list(map(torch.Tensor.untyped_storage, strided))
+            look = Look.at(strided, behind, [owner for _, owner in plain], self.category)
         except (RuntimeError, NotImplementedError):
             return [self._one_by_one(pairs)]
-        sightings: list[Sightings] = [look] if self._changed(known, behind, look.addresses) else []
+        sightings: list[Sightings] = [look] if self._changed(strided, behind, look.addresses) else []
         if len(plain) < len(pairs):
-            plain_ids = set(map(id, known))
+            plain_ids = set(map(id, strided))
             sightings.append(self._one_by_one([pair for pair in pairs if id(pair[0]) not in plain_ids]))
         return sightings
 

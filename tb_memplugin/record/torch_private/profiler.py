@@ -18,10 +18,10 @@ def _field(path: str, purpose: str) -> Callable[[Any], Any]:
 
     pybind11 wraps some of these functions once more, for binding, which takes a third of a call.
     """
-    found = private(f"torch._C._profiler.{path}", purpose, _NO_WINDOW)
-    if isinstance(found, Absent):
-        return found
-    return getattr(found.fget, "__func__", found.fget)  # type: ignore[no-any-return]
+    value = private(f"torch._C._profiler.{path}", purpose, _NO_WINDOW)
+    if isinstance(value, Absent):
+        return value
+    return getattr(value.fget, "__func__", value.fget)  # type: ignore[no-any-return]
 
 
 event_children = _field("_ProfilerEvent.children", "the events inside an event")

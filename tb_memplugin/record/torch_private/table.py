@@ -82,14 +82,14 @@ def resolve(path: str) -> Any:
         ImportError: a part of torch fails when it is imported.
     """
     where, _, name = path.partition(":")
-    found: Any = torch
+    target: Any = torch
     reached = "torch"
     for part in where.split(".")[1:]:
         reached += f".{part}"
-        found = _inside(found, part, reached)
+        target = _inside(target, part, reached)
     if not name:
-        return found
-    if name not in _words(found):
+        return target
+    if name not in _words(target):
         raise AttributeError(f"{where} has no {name}")
     return name
 
@@ -172,8 +172,8 @@ def getter(path: str, purpose: str, without: str, *, instead: Any = _RAISE, sinc
         instead: a function that is returned where torch has no such attribute.
     """
     gone = object()
-    found = private(path, purpose, without, instead=gone, since=since)
-    if found is not gone:
+    value = private(path, purpose, without, instead=gone, since=since)
+    if value is not gone:
         return operator.attrgetter(TABLE[path].name)
     return Absent(TABLE[path]) if instead is _RAISE else instead
 

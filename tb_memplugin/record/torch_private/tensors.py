@@ -56,8 +56,8 @@ def storage_addresses(storages: Iterable[torch.UntypedStorage]) -> list[int]:
     """Return `storage_address` of each storage, without a Python call for each (`held_storages.py`)."""
     if _ADDRESS_OFFSET < 0:
         return list(map(torch.UntypedStorage.data_ptr, storages))
-    places = map(_ADDRESS_OFFSET.__add__, map(storage_key, storages))
-    return list(map(attrgetter("value"), map(_word_at, places)))
+    pointers = map(_ADDRESS_OFFSET.__add__, map(storage_key, storages))
+    return list(map(attrgetter("value"), map(_word_at, pointers)))
 
 
 TensorBase: Any = private(
