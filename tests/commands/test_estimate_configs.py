@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tb_memplugin.estimate.answer.targets import read_target
-from tests.commands.files import refused, told
+from tests.commands.files import refused, run
 from tests.commands.test_estimate import M, estimate, parts
 
 pytest.importorskip("transformers")
@@ -235,7 +235,9 @@ def test_meshes_that_cannot_be_are_refused_by_name(llama, name, mesh, what):
 def test_where_no_change_alone_fits_all_of_them_and_more_gpus_are_tried(llama):
     """64 MiB of workspaces, and a gathered layer twice on a stream of its own, are on each GPU."""
     folder = with_more(llama, hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, head_dim=64)
-    answer = told("estimate", folder, "--dtype", "bf16", "--capacity", "290MiB")
+    result = run("estimate", folder, "--dtype", "bf16", "--capacity", "290MiB", "--json")
+    answer = json.loads(result.stdout)
+    assert (result.exit_code, answer["verdict"]) == (1, "does not fit")
     *single, together, sharded = answer["changes"]
     assert not any(change["fits"] for change in (*single, together))
     assert together["options"].split("--")[1:] == [
