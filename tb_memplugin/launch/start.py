@@ -93,7 +93,7 @@ def _record(settings: Settings) -> None:
 def _why_nothing() -> str:
     if "torch" not in sys.modules:
         return "The program did not import torch."
-    return "No optimizer of torch has stepped, and no module with parameters was called."
+    return "No optimizer of torch has stepped; without one, no module with parameters was called."
 
 
 def _tell(settings: Settings, *, is_told: bool) -> None:

@@ -121,11 +121,8 @@ def _begin(
                     owner.fail(error)
             if version == _version:
                 break
-            notified, version, watchers = (
-                (*notified, *pending),
-                _version,
-                _watchers_of(module),
-            )  # some began just now
+            notified = (*notified, *pending)  # others began to watch just now
+            version, watchers = _version, _watchers_of(module)
             pending = tuple(watcher for watcher in watchers if watcher not in notified)
         begun = _Call(_append_result, results, call, *bound) if needs_result else _Call(call, *bound)
         begun.call = module, args, results, version, watchers
