@@ -167,7 +167,7 @@ class HeldByModels:
         self._names = names
         self._modules: list[weakref.ref[nn.Module]] = []
         self._below: list[int] = []
-        self._named: list[int] = []
+        self._named: tuple[list[int], list[str], list[int]] = [], [], []
         self._groups = [
             Group(category) for category in (Category.PARAMETER, Category.BUFFER, Category.GRADIENT)
         ]
@@ -207,11 +207,15 @@ class HeldByModels:
     def _name(self, modules: list[nn.Module], tensors: list[torch.Tensor]) -> None:
         """Name the tensors if any is another object than before. `Module.to_empty` replaces them unheard.
 
-        One that has the place and the `id` of one that has died has its name, too.
+        One that has the module, the key and the `id` of one that has died has its name, too.
         """
-        ids = list(map(id, tensors))
-        if self._named != ids:
-            self._named = ids
+        keys = [
+            *chain.from_iterable(map(parameters_of, modules)),
+            *chain.from_iterable(map(buffers_of, modules)),
+        ]
+        named = list(map(id, modules)), keys, list(map(id, tensors))
+        if self._named != named:
+            self._named = named
             self._names.rename(modules)
 
     def _owners(self, tensors: list[torch.Tensor | None]) -> list[Owner]:
