@@ -11,24 +11,19 @@ import pytest
 pytest.importorskip("resource", reason="limits on descriptors are POSIX")
 
 PROGRAM = """
-import json, logging, os, resource, sys
+import json, resource, sys
 from torch.profiler import profile, schedule
 from tb_memplugin import MemoryMonitor, memory_trace_handler
 from tb_memplugin.store.reader import read_recordings
 from tests.faults.sweep import Training, messages
 
 logdir, who, at = sys.argv[1], sys.argv[2], int(sys.argv[3])
-training, held = Training(), []
+training = Training()
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 def step(number):
-    if number >= at >= 0:  # again: threads of torch and ours may have closed some
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-        try:
-            while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        except OSError:
-            pass
+    if number == at:  # no new descriptor fits below the limit, whatever a thread closes meanwhile
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     training.step()
 
 with messages() as seen:
@@ -47,8 +42,7 @@ with messages() as seen:
                 step(number)
                 recorder.step()
         close = lambda: None
-    for descriptor in held:
-        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     close()
 found = read_recordings(logdir)
 steps = [step.metadata.step for step in found.steps]
