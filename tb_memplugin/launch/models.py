@@ -21,10 +21,10 @@ from tb_memplugin.record.torch_private.modules import children_of, parameters_of
 def models_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, nn.Module]:
     """Return the outermost modules that hold parameters of optimizers, by name.
 
-    A single module has the name "", several have those of their classes; of several of one class, each has that
-    of its global variable in the main program, if it has one. They are found from the first
-    parameter of each group upwards, by asking Python's garbage collector who refers to it: some passes over
-    the program's objects, and no object is changed.
+    A single module has the name "", several have those of their classes; of several of one class, each has
+    that of its global variable in the main program, if it has one. They are found from the first parameter
+    of each group upwards, by asking Python's garbage collector who refers to it: some passes over the
+    program's objects, and no object is changed.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     tensors = [group["params"][0] for group in groups if group["params"]]
