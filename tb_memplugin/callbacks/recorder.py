@@ -173,7 +173,7 @@ class ChosenSteps:
 
     def __init__(self, steps: Steps = None) -> None:
         self._first = 0
-        self._schedule = steps if callable(steps) else _third_and_fourth if steps is None else None
+        self._schedule = steps if callable(steps) else _third_to_fifth if steps is None else None
         self._numbers = () if callable(steps) or steps is None else _numbers(steps)
 
     def start_at(self, first: int) -> None:
@@ -194,9 +194,9 @@ class ChosenSteps:
         return step + 1 not in self._numbers
 
 
-def _third_and_fourth(step: int) -> ProfilerAction:
-    """Record steps 2 and 3: the optimizer has its state by then, and two steps show what stays allocated."""
-    return ProfilerAction.RECORD if step in (2, 3) else ProfilerAction.NONE
+def _third_to_fifth(step: int) -> ProfilerAction:
+    """Record steps 2 to 4: the optimizer has its state by then, and three steps show what grows."""
+    return ProfilerAction.RECORD if step in (2, 3, 4) else ProfilerAction.NONE
 
 
 def _numbers(steps: Iterable[int]) -> Collection[int]:

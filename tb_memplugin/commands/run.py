@@ -26,7 +26,7 @@ START_FILE = "tb_memplugin.pth"
     "--steps",
     default="",
     help="Steps to record in full: 10, or 3:6 (3, 4 and 5), or 3:6,100. A step ends with the optimizer's; "
-    "without one, it is a call of the model. Default: 2:4; without an optimizer 0:2.",
+    "without one, it is a call of the model. Default: 2:5; without an optimizer 0:2.",
 )
 @click.option("--snapshot", is_flag=True, help="Record the GPU allocator's history in these steps, too.")
 @click.option(

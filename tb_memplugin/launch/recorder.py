@@ -26,8 +26,8 @@ from tb_memplugin.record.oom import OomRecorder, record_on_oom
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.torch_private.optimizers import is_any_constructed
 
-FIRST_STEPS = range(2, 4)
-"""The steps of an optimizer to record: it has its state by then, and two show what stays allocated."""
+FIRST_STEPS = range(2, 5)
+"""The steps of an optimizer to record: it has its state by then, and three show what grows."""
 
 FIRST_CALLS = range(2)
 """The calls of a model to record in a program that trains nothing: there may be only one."""

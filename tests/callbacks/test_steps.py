@@ -45,7 +45,7 @@ def test_numbers_are_those_of_the_whole_training_when_it_is_resumed():
 
 
 def test_a_schedule_and_the_default_count_from_where_the_run_begins():
-    assert chosen(None, first=100, last=110) == "102 103|"
+    assert chosen(None, first=100, last=110) == "102 103 104|"
     assert chosen(schedule(wait=1, warmup=1, active=1, repeat=1), first=100, last=110) == "102|"
 
 

@@ -138,7 +138,7 @@ def test_training_is_bit_for_bit_the_same(tmp_path):
 
 @pytest.mark.parametrize(
     ("steps", "expected"),
-    [(None, [2, 3]), (range(4, 9), [4, 5]), (schedule(wait=0, warmup=1, active=1, repeat=2), [1, 3])],
+    [(None, [2, 3, 4]), (range(4, 9), [4, 5]), (schedule(wait=0, warmup=1, active=1, repeat=2), [1, 3])],
     ids=["the default", "beyond the end", "a schedule"],
 )
 def test_the_chosen_steps_are_recorded(tmp_path, steps, expected):
@@ -155,12 +155,12 @@ class TestTheFolder:
     def test_is_the_one_that_the_environment_names(self, tmp_path, monkeypatch):
         monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "named"))
         trainer_in(tmp_path / "out", MemoryTraceCallback(), report_to="tensorboard").train()
-        assert steps_in(tmp_path / "named") == [2, 3]
+        assert steps_in(tmp_path / "named") == [2, 3, 4]
         assert list((tmp_path / "named").glob("events.out.tfevents.*"))
 
     def test_is_below_the_output_without_tensorboard(self, tmp_path):
         trainer_in(tmp_path, MemoryTraceCallback()).train()
-        assert steps_in(tmp_path / "runs" / "memory") == [2, 3]
+        assert steps_in(tmp_path / "runs" / "memory") == [2, 3, 4]
 
     def test_is_the_one_given(self, tmp_path):
         callback = MemoryTraceCallback(tmp_path / "mine", worker_name="me")

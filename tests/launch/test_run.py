@@ -196,7 +196,7 @@ def test_a_training_runs_as_without_us_and_two_steps_and_all_figures_are_recorde
     alone, with_us = python(path, 128, 7, cwd=tmp_path), run(tmp_path, path, 128, 7)
     assert (with_us.returncode, with_us.stdout) == (0, alone.stdout)
     recordings = recorded(tmp_path)
-    assert numbers(recordings) == [2, 3]
+    assert numbers(recordings) == [2, 3, 4]
     assert recordings.watched[0].figures.steps.tolist() == [1, 2, 3, 4, 5, 6]
     folder = Path(recordings.steps[0].folder).relative_to(tmp_path / "runs")
     assert re.fullmatch(r"train/\d{8}-\d{6}/[^/]+", folder.as_posix())
@@ -227,7 +227,7 @@ def test_code_without_a_file_runs_as_with_python(tmp_path: Path, arguments: tupl
     launched = python("-m", "tb_memplugin.launch", *arguments, 16, 5, cwd=tmp_path, source=source)
     assert alone.returncode == 0, alone.stderr
     assert with_us.stdout == launched.stdout == alone.stdout
-    assert numbers(recorded(tmp_path)) == [2, 3]
+    assert numbers(recorded(tmp_path)) == [2, 3, 4]
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["python"]
 
 
@@ -267,7 +267,7 @@ def test_a_second_optimizer_counts_from_its_first_step_also_for_a_signal(tmp_pat
     twice = f"def train():\n{textwrap.indent(TRAINING, '    ')}\ntrain()\ntrain()"
     done = run(tmp_path, script(tmp_path, twice), 16, 8, "signal")
     assert done.returncode == 0, done.stderr
-    assert numbers(recorded(tmp_path)) == [2, 3, 6, 7, 10, 11, 14, 15]
+    assert numbers(recorded(tmp_path)) == [2, 3, 4, 6, 7, 10, 11, 12, 14, 15]
 
 
 def test_the_first_step_can_be_recorded_with_its_layers(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_an_error_of_the_program_is_its_own(tmp_path: Path) -> None:
     done = run(tmp_path, script(tmp_path, TRAINING), 16, 9, "raise")
     assert done.returncode == 1
     assert "ValueError: planned" in done.stderr
-    assert numbers(recorded(tmp_path)) == [2, 3]
+    assert numbers(recorded(tmp_path)) == [2, 3, 4]
 
 
 def test_the_models_of_all_optimizers_are_known_by_class(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_child_processes_are_recorded(tmp_path: Path, launched: str) -> None:
         done = python(script(tmp_path, SPAWNING), cwd=tmp_path, TB_MEMPLUGIN="runs")
     assert done.returncode == 0, done.stderr
     recordings = recorded(tmp_path)
-    assert sorted(numbers(recordings)) == [2, 2, 3, 3]
+    assert sorted(numbers(recordings)) == [2, 2, 3, 3, 4, 4]
     assert [len(series.figures) for series in recordings.watched] == [4, 4]
     assert done.stderr.count("tb-memplugin: ") == 1
 
@@ -363,7 +363,7 @@ def test_a_fork_after_recorded_steps_ends_with_its_own_code(tmp_path: Path) -> N
     """torch alone aborts or hangs where a process forks that has had a profiler."""
     done = run(tmp_path, script(tmp_path, FORKING))
     assert (done.returncode, done.stdout) == (0, "child\n4\n")
-    assert numbers(recorded(tmp_path)) == [2, 3, 7, 8]  # the fork counts on
+    assert numbers(recorded(tmp_path)) == [2, 3, 4, 7, 8, 9]  # the fork counts on
 
 
 def test_a_program_sees_no_difference_in_its_main_module_options_and_traceback(tmp_path: Path) -> None:
