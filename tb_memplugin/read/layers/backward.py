@@ -27,7 +27,7 @@ _OVERLOAD = re.compile(
 )
 _PYTHON_FUNCTION = re.compile(r"apply \S*torch/autograd/function\.py:")
 
-CUSTOM, ACCUMULATE = "pynode", "accumulategrad"
+CUSTOM, ACCUMULATE, CAST = "pynode", "accumulategrad", "tocopy"
 
 _ALSO = {
     "unsafeview": ("clone",),
@@ -44,6 +44,10 @@ _ALSO = {
 
 
 MANY = 1 << 30
+MATMUL, RESHAPED, _PRODUCTS = "matmul", "unsafeview", {"mm", "bmm"}
+_OF_GRADIENTS = {"sum", CAST}
+"""What the engine does with the gradients that a node returned: their shape, their dtype."""
+
 _MOST = dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 2)
 """How much a node of a kind allocates at most: the gradients of two matrices."""
 
@@ -91,11 +95,18 @@ def meaning_of(stack: Sequence[str]) -> Meaning:
     frames = [meaning for text in stack if (meaning := _meaning_of_frame(text)) is not _NOTHING]
     if not frames:
         return _NOTHING
-    return Meaning(
-        next((frame.node for frame in frames if frame.node), ""),
-        any(frame.is_backward for frame in frames),
-        frozenset().union(*(frame.operators for frame in frames)),
-    )
+    node = next((frame.node for frame in frames if frame.node), "")
+    is_backward = any(frame.is_backward for frame in frames)
+    operators = frozenset().union(*(frame.operators for frame in frames))
+    if is_backward and not node and CUSTOM in operators and _runs_python(stack):
+        node = CUSTOM  # its C++ frame has no name
+    return Meaning(node, is_backward, operators)
+
+
+def _runs_python(stack: Sequence[str]) -> bool:
+    """Whether a stack has a Python frame inside autograd's innermost engine."""
+    inner = next(text for text in stack if _ENGINE.match(text) or ".py:" in text)
+    return not _ENGINE.match(inner)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -119,7 +130,7 @@ class Matched(NamedTuple):
     """Whose a backward's allocations are.
 
     Attributes:
-        owner: int32, the row of the call whose forward made the node; -1 for none.
+        owner: int32, the row of the call whose forward made the node; -1 for none, or if that is not sure.
         is_direct: bool, whether the match of a node says it directly. Both as long as what is matched.
     """
 
@@ -191,8 +202,7 @@ class Backward:
         nodes = _runs([(r.meaning.node, r) for r in requests[len(forward) :]])
         kinds = {kind for kind, _ in nodes if kind}
         wanted = kinds | {name for kind in kinds for name in _ALSO.get(kind, ())}
-        operators = _runs([(request.meaning.operators & wanted, request) for request in forward])[::-1]
-        operators = [(names, of_names) for names, of_names in operators if names]
+        operators = _operators(forward, frozenset(wanted))
         match = longest_common(
             [names for names, _ in operators], [frozenset((kind, *_ALSO.get(kind, ()))) for kind, _ in nodes]
         )
@@ -201,17 +211,21 @@ class Backward:
         )
         owners = [operators[row][1][0].call if row >= 0 else -1 for row in rows]
         following = _following(owners, rows)
-        last = -1
+        last = end = -1
         for at, (kind, of_node) in enumerate(nodes):
+            is_engine = kind in ("", ACCUMULATE)
             if rows[at] >= 0:
                 last = owner = owners[at]
-            elif kind in ("", ACCUMULATE):  # what the engine adds up for the node before
+            elif is_engine and not _is_of_another(of_node[0], requests[end + 1 : of_node[0].at]):
                 owner = last
-            else:
-                owner = self._around(last, following[at])
+            else:  # sure only if it is in the call before or after it, which has the other in it
+                around = self._around(last, following[at])
+                is_sure = last == following[at] or (around in (last, following[at]) and not is_engine)
+                owner = around if is_sure else -1
             allocated = [request.at for request in of_node]
             result.owner[allocated] = owner
             result.is_direct[allocated] = rows[at] >= 0 and owner >= 0
+            end = of_node[-1].at
         return result
 
     def _around(self, first: int, second: int) -> int:
@@ -225,6 +239,30 @@ class Backward:
         while second >= 0 and second not in outer:
             second = int(self._parents[second])
         return second
+
+
+def _is_of_another(request: Request, between: Sequence[Request]) -> bool:
+    """Whether the engine allocates for a node that allocated nothing, not for the last that did.
+
+    It gives the gradients of a node their shape and dtype before it frees what the node had saved.
+    """
+    return bool(request.meaning.operators & _OF_GRADIENTS) and any(each.is_free for each in between)
+
+
+def _operators(
+    forward: Sequence[Request], wanted: frozenset[str]
+) -> list[tuple[frozenset[str], list[Request]]]:
+    """Return the operators of a forward that nodes may be of, with their allocations, the last one first.
+
+    `matmul` gives what `mm` and `bmm` make another shape, whose node runs before theirs.
+    """
+    result: list[tuple[frozenset[str], list[Request]]] = []
+    for names, of_names in reversed(_runs([(r.meaning.operators & wanted, r) for r in forward])):
+        if RESHAPED in wanted and MATMUL in of_names[0].meaning.operators and names & _PRODUCTS:
+            result.append((frozenset((RESHAPED,)), of_names[:1]))
+        if names:
+            result.append((names, of_names))
+    return result
 
 
 def _with_neighbours(kinds: Sequence[str], match: dict[int, int], allocated: Sequence[int]) -> list[int]:

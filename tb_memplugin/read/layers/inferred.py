@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from tb_memplugin.read.collector import collector_at_rest
-from tb_memplugin.read.layers.backward import Backward, Meaning, meaning_of
+from tb_memplugin.read.layers.backward import CAST, Backward, Meaning, meaning_of
 from tb_memplugin.read.layers.calls import Call, follow_all
 from tb_memplugin.read.layers.frames import Frames, Role
 from tb_memplugin.read.layers.names import Names, link_recomputed, unname_conditional
@@ -36,7 +36,7 @@ OF_NODE, OF_ENGINE, OF_PARAMETER = 98, 90, 95
 another node or the engine, of a parameter or its state. Measured in docs/design/layers_from_stacks.md."""
 
 
-ONE_OUTPUT, CAST = "linear", "tocopy"
+ONE_OUTPUT = "linear"
 
 OF_NO_NODE = (Category.COMMUNICATION, Category.WORKSPACE)
 """What is allocated in an operator or node, but not for it."""
