@@ -48,6 +48,13 @@ MATMUL, RESHAPED, _PRODUCTS = "matmul", "unsafeview", {"mm", "bmm"}
 _OF_GRADIENTS = {"sum", CAST}
 """What the engine does with the gradients that a node returned: their shape, their dtype."""
 
+_ALWAYS = ("mm", "addmm", "bmm", "convolution", "nativelayernorm")
+"""Operators that allocate whenever they run: a node that matches none is not where its operator was."""
+
+VIEW, _LINEAR = "view", ("mm", "addmm")
+_NOT_OF_NEXT = (VIEW, "mm")
+"""A node and the next: a linear with a bias may itself give its output another shape, one without has another node."""
+
 _MOST = dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 2)
 """How much a node of a kind allocates at most: the gradients of two matrices."""
 
@@ -210,7 +217,7 @@ class Backward:
             [kind for kind, _ in nodes], match, [len(of_names) for _, of_names in operators]
         )
         owners = [operators[row][1][0].call if row >= 0 else -1 for row in rows]
-        following = _following(owners, rows)
+        following, next_kinds = _following(owners, rows, [kind for kind, _ in nodes])
         last = end = -1
         for at, (kind, of_node) in enumerate(nodes):
             is_engine = kind in ("", ACCUMULATE)
@@ -221,7 +228,10 @@ class Backward:
             else:  # sure only if it is in the call before or after it, which has the other in it
                 around = self._around(last, following[at])
                 is_sure = last == following[at] or (around in (last, following[at]) and not is_engine)
-                owner = around if is_sure else -1
+                if kind == VIEW and around == last != following[at]:
+                    is_sure = next_kinds[at] in _LINEAR
+                is_sure |= (kind, next_kinds[at]) == _NOT_OF_NEXT
+                owner = around if is_sure and kind not in _ALWAYS else -1
             allocated = [request.at for request in of_node]
             result.owner[allocated] = owner
             result.is_direct[allocated] = rows[at] >= 0 and owner >= 0
@@ -288,15 +298,17 @@ def _with_neighbours(kinds: Sequence[str], match: dict[int, int], allocated: Seq
     return rows
 
 
-def _following(owners: list[int], rows: list[int]) -> list[int]:
-    """Return, for each node, the owner of the next matched node."""
+def _following(owners: list[int], rows: list[int], kinds: list[str]) -> tuple[list[int], list[str]]:
+    """Return, for each node, the owner and the kind of the next matched node."""
     following: list[int] = []
-    after = -1
-    for owner, row in zip(owners[::-1], rows[::-1], strict=True):
+    next_kinds: list[str] = []
+    after, kind_after = -1, ""
+    for owner, row, kind in zip(owners[::-1], rows[::-1], kinds[::-1], strict=True):
         following.append(after)
+        next_kinds.append(kind_after)
         if row >= 0:
-            after = owner
-    return following[::-1]
+            after, kind_after = owner, kind
+    return following[::-1], next_kinds[::-1]
 
 
 def _runs(keyed: Sequence[tuple[Key, Request]]) -> list[tuple[Key, list[Request]]]:
