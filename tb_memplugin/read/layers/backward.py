@@ -17,7 +17,7 @@ import numpy as np
 
 from tb_memplugin.read.layers.calls import Call, same_requests
 from tb_memplugin.read.layers.matching import longest_common
-from tb_memplugin.trace.tables import Bool, Int32, Int64
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
 
 _NODE = re.compile(r"::(\w+?)Backward\d*::apply|torch::autograd::(PyNode|AccumulateGrad)::apply")
 _ENGINE = re.compile(r"torch::autograd::(python::Python)?Engine::")
@@ -58,6 +58,10 @@ _NOT_OF_NEXT = (VIEW, "mm")
 _MOST = dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 2)
 """How much a node of a kind allocates at most: the gradients of two matrices."""
 
+
+OF_NODE, OF_ENGINE, BETWEEN = 98, 97, 96
+"""How sure the owner is, in percent: of a node that matches an operator, of what the engine does after such a
+node, of a node without an operator between two of one module. Measured in docs/design/layers_from_stacks.md."""
 
 Key = TypeVar("Key", str, frozenset[str])
 
@@ -134,15 +138,23 @@ def _plain(name: str) -> str:
 
 
 class Matched(NamedTuple):
-    """Whose a backward's allocations are.
+    """Whose a backward's allocations are. All columns are as long as what is matched.
 
     Attributes:
         owner: int32, the row of the call whose forward made the node; -1 for none, or if that is not sure.
-        is_direct: bool, whether the match of a node says it directly. Both as long as what is matched.
+        evidence: uint8, `OF_NODE`, `OF_ENGINE` or `BETWEEN`; 0 without an owner.
+        operator: int32, the row of the stack of the forward's operator that the node reverses; -1 if not known.
     """
 
     owner: Int32
-    is_direct: Bool
+    evidence: UInt8
+    operator: Int32
+
+    @classmethod
+    def nothing(cls, count: int) -> Matched:
+        """Return what knows nothing of some allocations."""
+        unknown = np.full(count, -1, np.int32)
+        return cls(unknown, np.zeros(count, np.uint8), unknown.copy())
 
 
 class Backward:
@@ -176,12 +188,13 @@ class Backward:
         begins = ~is_free & ~runs & np.append(False, in_backward[:-1])
         kept = np.flatnonzero(~is_free | in_backward)
         bounds = np.flatnonzero(np.diff(np.cumsum(begins)[kept], prepend=-1, append=-1)).tolist()
-        result = Matched(np.full(len(stack), -1, np.int32), np.zeros(len(stack), bool))
+        result = Matched.nothing(len(stack))
         for first, end in pairwise(bounds):
             rows = kept[first:end]
             if runs[rows[-1]] or is_free[rows[-1]]:
                 matched = self._match_once(stack[rows], size[rows], owner[rows], is_free[rows])
-                result.owner[rows], result.is_direct[rows] = matched
+                for column, values in zip(result, matched, strict=True):
+                    column[rows] = values
         return result
 
     def _match_once(self, stack: Int32, size: Int64, owner: Int32, is_free: Bool) -> Matched:
@@ -201,10 +214,10 @@ class Backward:
             self._known[key] = first, self._match(requests)
         before, matched = self._known[key]
         shifted = np.where(matched.owner >= 0, matched.owner + np.int32(first - before), -1)
-        return Matched(shifted, matched.is_direct)
+        return matched._replace(owner=shifted)
 
     def _match(self, requests: Sequence[Request]) -> Matched:
-        result = Matched(np.full(len(requests), -1, np.int32), np.zeros(len(requests), bool))
+        result = Matched.nothing(len(requests))
         forward = [request for request in requests if not (request.is_free or request.meaning.is_backward)]
         nodes = _runs([(r.meaning.node, r) for r in requests[len(forward) :]])
         kinds = {kind for kind, _ in nodes if kind}
@@ -218,23 +231,26 @@ class Backward:
         )
         owners = [operators[row][1][0].call if row >= 0 else -1 for row in rows]
         following, next_kinds = _following(owners, rows, [kind for kind, _ in nodes])
-        last = end = -1
+        last = end = stack = -1
         for at, (kind, of_node) in enumerate(nodes):
             is_engine = kind in ("", ACCUMULATE)
+            evidence, operator = OF_NODE, -1
             if rows[at] >= 0:
                 last = owner = owners[at]
+                operator = stack = operators[rows[at]][1][0].stack
             elif is_engine and not _is_of_another(of_node[0], requests[end + 1 : of_node[0].at]):
-                owner = last
+                owner, evidence, operator = last, OF_ENGINE, stack
             else:  # sure only if it is in the call before or after it, which has the other in it
                 around = self._around(last, following[at])
                 is_sure = last == following[at] or (around in (last, following[at]) and not is_engine)
                 if kind == VIEW and around == last != following[at]:
                     is_sure = next_kinds[at] in _LINEAR
                 is_sure |= (kind, next_kinds[at]) == _NOT_OF_NEXT
-                owner = around if is_sure and kind not in _ALWAYS else -1
+                owner, evidence = around if is_sure and kind not in _ALWAYS else -1, BETWEEN
             allocated = [request.at for request in of_node]
             result.owner[allocated] = owner
-            result.is_direct[allocated] = rows[at] >= 0 and owner >= 0
+            result.evidence[allocated] = evidence * (owner >= 0)
+            result.operator[allocated] = operator
             end = of_node[-1].at
         return result
 

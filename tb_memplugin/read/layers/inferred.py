@@ -15,6 +15,7 @@ from tb_memplugin.read.layers.frames import Frames, Role
 from tb_memplugin.read.layers.names import Names, link_recomputed, unname_conditional
 from tb_memplugin.read.layers.parameters import (
     Gradient,
+    Gradients,
     Moved,
     complete_loops,
     match_moved,
@@ -31,9 +32,11 @@ from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8
 BY_TEXT, BY_SITE, IN_PART = 99, 95, 60
 """How sure a name is, in percent: by source texts, by lines of calls alone, with a part that is not known."""
 
-OF_NODE, OF_ENGINE, OF_PARAMETER = 98, 90, 95
-"""How sure it is that a block is the module's, in percent: of an autograd node that matches an operator, of
-another node or the engine, of a parameter or its state. Measured in docs/design/layers_from_stacks.md."""
+OF_PARAMETER = 95
+"""How sure it is that a parameter or its state is the module's, in percent; `OF_NODE` is for backwards.
+
+Measured in docs/design/layers_from_stacks.md.
+"""
 
 
 ONE_OUTPUT = "linear"
@@ -134,12 +137,14 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     meanings = [meaning_of(stack) for stack in trace.stacks]
     calls, owner = _tracked(trace, frames, meanings)
     confidence = np.full(len(trace.events), 100, np.uint8)
-    _with_backward(trace, meanings, calls, owner, confidence)
+    operator = _with_backward(trace, meanings, calls, owner, confidence)
     link_recomputed(calls, frames)
     names = Names(frames)
     last = int(allocates[-1])
     is_in_call = owner[last] >= 0 and not meanings[trace.events.stack[last]].is_backward
     names.name(calls, at_end=calls[owner[last]] if is_in_call else None)
+    of_gradients = Gradients(trace, frames, meanings, calls)
+    of_gradients.refine(owner, confidence, operator)
     complete = _with_parameters(trace, frames, calls, owner, confidence)
     unname_conditional(calls, complete)
     modules = ModuleTree()
@@ -169,10 +174,15 @@ def _tracked(trace: MemoryTrace, frames: Frames, meanings: Sequence[Meaning]) ->
 
 def _with_backward(
     trace: MemoryTrace, meanings: Sequence[Meaning], calls: Sequence[Call], owner: Int32, confidence: UInt8
-) -> None:
-    """Add the calls of what autograd's nodes allocate, and how sure they are."""
+) -> Int32:
+    """Add the calls of what autograd's nodes allocate, and how sure they are.
+
+    Returns:
+        As `Matched.operator`, for all events.
+    """
+    operator = np.full(len(owner), -1, np.int32)
     if not any(meaning.node for meaning in meanings):
-        return
+        return operator
     events = trace.events
     is_backward = np.array([*(meaning.is_backward for meaning in meanings), False])[events.stack]
     by_engine = np.array([meaning.is_backward and not meaning.node for meaning in meanings] + [False])
@@ -185,7 +195,9 @@ def _with_backward(
         matched = backward.match(events.stack[rows], events.bytes[rows], owner[rows], is_free[rows])
         is_matched = matched.owner >= 0
         owner[rows[is_matched]] = matched.owner[is_matched]
-        confidence[rows[is_matched]] = np.where(matched.is_direct, OF_NODE, OF_ENGINE)[is_matched]
+        confidence[rows[is_matched]] = matched.evidence[is_matched]
+        operator[rows] = matched.operator
+    return operator
 
 
 def _with_parameters(

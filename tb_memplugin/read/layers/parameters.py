@@ -7,11 +7,17 @@ Backward tells the sizes of each module's gradients, which are those of its para
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from tb_memplugin.read.layers.backward import ACCUMULATE, BETWEEN, Meaning
 from tb_memplugin.read.layers.calls import Call
+from tb_memplugin.read.layers.frames import Frames, Role
 from tb_memplugin.read.layers.matching import longest_common
+from tb_memplugin.trace import Category, Kind, MemoryTrace
+from tb_memplugin.trace.tables import Int32, UInt8
 
 MOST_STATES = 4
 """The largest number of tensors that an optimizer keeps of a parameter."""
@@ -19,6 +25,13 @@ MOST_STATES = 4
 COUNTER_BYTES = 8
 """The bytes of a buffer that only counts, such as `num_batches_tracked`."""
 
+
+ADDED = "add"
+OF_WEIGHTS = ("mm", "addmm", "bmm", "convolution", "cudnnconvolution", "embedding")
+"""Nodes whose operators take a weight."""
+
+ATTENTION, OF_ATTENTION = "multi_head_attention_forward", "out_proj"
+"""The function of torch that uses the weights of a module below `MultiheadAttention`, and that module."""
 
 Place = tuple[tuple[int, str], ...]
 """Where a module is in the tree: at each level, which attribute of its parent it is, and its name."""
@@ -37,6 +50,95 @@ class Gradient(NamedTuple):
 
     size: int
     call: Call
+
+
+class Gradients:
+    """Tells which gradients are of a module other than that whose operators made them.
+
+    Args:
+        trace, frames, meanings: a trace, its frames, and what its stacks say.
+        calls: all module calls; those of modules that only lend their weights are added.
+    """
+
+    def __init__(
+        self, trace: MemoryTrace, frames: Frames, meanings: Sequence[Meaning], calls: list[Call]
+    ) -> None:
+        self._trace, self._frames, self._meanings, self._calls = trace, frames, meanings, calls
+        self._lent: dict[tuple[int, str], Call] = {}
+
+    def refine(self, owner: Int32, confidence: UInt8, operator: Int32) -> None:
+        """Set the call of each gradient's module, in place; -1 where it is not sure.
+
+        Args:
+            owner: shape (events,), the row of the call in which each event allocates.
+            confidence: shape (events,), as `Matched.evidence`.
+            operator: shape (events,), as `Matched.operator`.
+        """
+        events = self._trace.events
+        is_gradient = (events.kind == Kind.ALLOC) & (events.category == Category.GRADIENT)
+        whose = owner.copy()
+        for event in np.flatnonzero(is_gradient & (owner >= 0)).tolist():
+            meaning = self._meanings[events.stack[event]]
+            if confidence[event] == BETWEEN:
+                call = None
+            elif ADDED in meaning.operators and meaning.node in ("", ACCUMULATE):
+                call = self._first(list(self._added(event, whose)))
+            else:
+                call = self._lender(self._calls[owner[event]], meaning, int(operator[event]))
+            owner[event] = -1 if call is None else call.row
+
+    def _added(self, event: int, owner: Int32) -> Iterator[int]:
+        """Yield the rows of the calls whose gradients an event adds up: what has its bytes and is freed next."""
+        trace = self._trace
+        size, after = trace.events.bytes[event], event + 1
+        while after < len(trace.events) and trace.events.kind[after] != Kind.ALLOC:
+            block = trace.allocations.freed_by[after]
+            after += 1
+            if block < 0 or trace.allocations.bytes[block] != size or trace.allocations.born[block] < 0:
+                continue
+            born = int(trace.allocations.born[block])
+            meaning = self._meanings[trace.events.stack[born]]
+            if ADDED in meaning.operators and meaning.node in ("", ACCUMULATE) and born < event:
+                yield from self._added(born, owner)
+            else:
+                yield int(owner[born])
+
+    def _first(self, rows: Sequence[int]) -> Call | None:
+        """Return the call of the module that registers a parameter that several share; None if not known."""
+        if not rows or min(rows) < 0:
+            return None
+        places = {_place(self._calls[row]): self._calls[row] for row in rows}
+        first, *others = sorted(places, key=_order)
+        if not others:
+            return places[first]
+        at = next((at for at, levels in enumerate(zip(first, others[0], strict=False)) if len(set(levels)) > 1), -1)
+        is_known = at >= 0 and 0 < first[at][0] < others[0][at][0]
+        return places[first] if len(others) == 1 and is_known else None
+
+    def _lender(self, call: Call, meaning: Meaning, operator: int) -> Call | None:
+        """Return the call of the module whose weight an operator of a call uses; None if not known."""
+        if operator < 0:
+            return call
+        stack = self._frames.of_stack(self._trace.stacks[operator])
+        every = self._frames.all
+        inner = [every[n] for n in stack[max(at for at, n in enumerate(stack) if every[n].role == Role.CALL) + 1 :]] 
+        names = [frame.name for frame in inner]
+        if ATTENTION in names:
+            return self._below(call, OF_ATTENTION, 1 << 29) if names[-1] == ATTENTION else call
+        text = self._frames.text
+        targets = next((found for f in reversed(inner) if (found := text.weights(f.file, f.line))), ())
+        if targets:
+            return self._below(call, targets[0].path, targets[0].position) if len(targets) == 1 else None
+        if meaning.node in OF_WEIGHTS and any(text.uses_weights(frame.file, frame.line) for frame in inner):
+            return None
+        return call
+
+    def _below(self, call: Call, path: str, position: int) -> Call:
+        if (call.row, path) not in self._lent:
+            below = Call(call, (), (), -1, len(self._calls), name=path, position=position, is_by_text=True)
+            self._lent[call.row, path] = below
+            self._calls.append(below)
+        return self._lent[call.row, path]
 
 
 def registered(gradients: Iterable[Gradient]) -> list[Gradient]:
