@@ -17,7 +17,7 @@ from tb_memplugin.read.layers.calls import Call
 from tb_memplugin.read.layers.frames import Frames, Role
 from tb_memplugin.read.layers.matching import longest_common
 from tb_memplugin.trace import Category, Kind, MemoryTrace
-from tb_memplugin.trace.tables import Int32, UInt8
+from tb_memplugin.trace.tables import Bool, Int32, UInt8
 
 MOST_STATES = 4
 """The largest number of tensors that an optimizer keeps of a parameter."""
@@ -26,8 +26,8 @@ COUNTER_BYTES = 8
 """The bytes of a buffer that only counts, such as `num_batches_tracked`."""
 
 
-ADDED = "add"
-OF_WEIGHTS = ("mm", "addmm", "bmm", "convolution", "cudnnconvolution", "embedding")
+EMBEDDING = "embedding"
+OF_WEIGHTS = (EMBEDDING, "mm", "addmm", "bmm", "convolution", "cudnnconvolution")
 """Nodes whose operators take a weight."""
 
 ATTENTION, OF_ATTENTION = "multi_head_attention_forward", "out_proj"
@@ -77,31 +77,46 @@ class Gradients:
         events = self._trace.events
         is_gradient = (events.kind == Kind.ALLOC) & (events.category == Category.GRADIENT)
         whose = owner.copy()
-        for event in np.flatnonzero(is_gradient & (owner >= 0)).tolist():
+        by_node = np.array([meaning.node == EMBEDDING for meaning in self._meanings] + [False])
+        in_place = (events.kind == Kind.ALLOC) & by_node[events.stack] & ~is_gradient
+        gradients = np.flatnonzero(is_gradient & (owner >= 0)).tolist()
+        is_sum = np.array([_adds(meaning) for meaning in self._meanings] + [False])[events.stack]
+        summands = {event: list(self._summands(event, is_sum)) for event in gradients if is_sum[event]}
+        in_place[[row for rows in summands.values() for row in rows]] = False
+        for event in gradients:
             meaning = self._meanings[events.stack[event]]
+            is_added = event in summands
             if confidence[event] == BETWEEN:
                 call = None
-            elif ADDED in meaning.operators and meaning.node in ("", ACCUMULATE):
-                call = self._first(list(self._added(event, whose)))
+            elif (is_added or meaning.node == EMBEDDING) and self._is_added_to(event, in_place):
+                call = None
+            elif is_added:
+                call = self._first(whose[summands[event]].tolist())
             else:
                 call = self._lender(self._calls[owner[event]], meaning, int(operator[event]))
             owner[event] = -1 if call is None else call.row
 
-    def _added(self, event: int, owner: Int32) -> Iterator[int]:
-        """Yield the rows of the calls whose gradients an event adds up: what has its bytes and is freed next."""
-        trace = self._trace
-        size, after = trace.events.bytes[event], event + 1
-        while after < len(trace.events) and trace.events.kind[after] != Kind.ALLOC:
-            block = trace.allocations.freed_by[after]
+    def _is_added_to(self, event: int, in_place: Bool) -> bool:
+        """Whether a gradient of another embedding, of the same size, is added to one before the backward ends."""
+        events = self._trace.events
+        for after in range(event + 1, len(events)):
+            if events.kind[after] == Kind.ALLOC and events.stack[after] >= 0:
+                if in_place[after] and events.bytes[after] == events.bytes[event]:
+                    return True
+                if not self._meanings[events.stack[after]].is_backward:
+                    break
+        return False
+
+    def _summands(self, event: int, is_sum: Bool) -> Iterator[int]:
+        """Yield the events that allocated what an event adds up: what has its bytes and is freed next."""
+        kind, blocks = self._trace.events.kind, self._trace.allocations
+        after = event + 1
+        while after < len(kind) and kind[after] != Kind.ALLOC:
+            block = blocks.freed_by[after]
+            born = int(blocks.born[block])
+            if block >= 0 and born >= 0 and blocks.bytes[block] == self._trace.events.bytes[event]:
+                yield from self._summands(born, is_sum) if is_sum[born] and born < event else (born,)
             after += 1
-            if block < 0 or trace.allocations.bytes[block] != size or trace.allocations.born[block] < 0:
-                continue
-            born = int(trace.allocations.born[block])
-            meaning = self._meanings[trace.events.stack[born]]
-            if ADDED in meaning.operators and meaning.node in ("", ACCUMULATE) and born < event:
-                yield from self._added(born, owner)
-            else:
-                yield int(owner[born])
 
     def _first(self, rows: Sequence[int]) -> Call | None:
         """Return the call of the module that registers a parameter that several share; None if not known."""
@@ -139,6 +154,11 @@ class Gradients:
             self._lent[call.row, path] = below
             self._calls.append(below)
         return self._lent[call.row, path]
+
+
+def _adds(meaning: Meaning) -> bool:
+    """Whether the engine adds a gradient to another."""
+    return "add" in meaning.operators and meaning.node in ("", ACCUMULATE)
 
 
 def registered(gradients: Iterable[Gradient]) -> list[Gradient]:

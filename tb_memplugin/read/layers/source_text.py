@@ -368,7 +368,7 @@ class _Function:
         self._enter(line)
         wholes = (node for node in self._nodes if isinstance(node, _EXPRESSIONS) and _has(node, line, line))
         used = [sorted(set(self._weights(whole))) for whole in wholes]
-        paths = min(filter(None, used), key=len, default=[])
+        paths = max(used, key=len, default=[])
         return tuple(self._target(path, False) for path in paths)
 
     def _weights(self, whole: ast.AST) -> Iterator[str]:
