@@ -15,7 +15,7 @@ import numpy as np
 from tb_memplugin.read.layers.backward import ACCUMULATE, BETWEEN, Meaning
 from tb_memplugin.read.layers.calls import Call
 from tb_memplugin.read.layers.frames import Frames, Role
-from tb_memplugin.read.layers.matching import longest_common
+from tb_memplugin.read.layers.matching import sure_matches
 from tb_memplugin.trace import Category, Kind, MemoryTrace
 from tb_memplugin.trace.tables import Bool, Int32, UInt8
 
@@ -172,7 +172,19 @@ def registered(gradients: Iterable[Gradient]) -> list[Gradient]:
         of_module = by_module.setdefault(_place(gradient.call), [])
         if not of_module or of_module[0].call is gradient.call:
             of_module.append(gradient)
+    for of_module in by_module.values():
+        if _is_weight_and_bias(of_module):
+            of_module.sort(key=lambda gradient: -gradient.size)
     return [gradient for path in sorted(by_module, key=_order) for gradient in by_module[path]]
+
+
+def _is_weight_and_bias(gradients: Sequence[Gradient]) -> bool:
+    """Whether a module has two gradients, of which one has a row for each element of the other.
+
+    The larger one is registered first, but where a module ran twice, its sum may come last.
+    """
+    sizes = sorted(gradient.size for gradient in gradients)
+    return len(sizes) == 2 and sizes[0] > 0 and sizes[1] % sizes[0] == 0
 
 
 def _place(call: Call) -> Place:
@@ -199,7 +211,7 @@ def _order(path: Place) -> list[tuple[int, int, str]]:
 
 def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient]) -> dict[int, Call]:
     """Return the calls of the modules that moved parameters and buffers belong to, by event."""
-    match = longest_common(
+    match = sure_matches(
         [frozenset(((_depth(gradient), gradient.size),)) for gradient in gradients],
         [frozenset(((tensor.depth, tensor.size),)) for tensor in moved],
     )
@@ -260,7 +272,7 @@ def match_state(
         default=0,
     )
     repeated = [parameter for parameter in parameters for _ in range(min(times, MOST_STATES))]
-    match = longest_common(
+    match = sure_matches(
         [frozenset((size,)) for size, _ in repeated], [frozenset((size,)) for _, size in state]
     )
     owners = ((state[column][0], repeated[row][1]) for column, row in match.items())
