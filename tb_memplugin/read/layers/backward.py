@@ -53,15 +53,15 @@ _ALWAYS = ("mm", "addmm", "bmm", "convolution", "nativelayernorm")
 
 VIEW, _LINEAR = "view", ("mm", "addmm")
 _NOT_OF_NEXT = (VIEW, "mm")
-"""A node and the next: a linear with a bias may itself give its output another shape, one without has another node."""
+"""A node and the next, which only a linear with a bias has both: one without reshapes by another node."""
 
 _MOST = dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 2)
 """How much a node of a kind allocates at most: the gradients of two matrices."""
 
 
 OF_NODE, OF_ENGINE, BETWEEN = 98, 97, 96
-"""How sure the owner is, in percent: of a node that matches an operator, of what the engine does after such a
-node, of a node without an operator between two of one module. Measured in docs/design/layers_from_stacks.md."""
+"""How sure an owner is, in percent: of a node that matches an operator, of what the engine does after it, of a
+node that matches none, between two of one module. Measured in docs/design/layers_from_stacks.md."""
 
 Key = TypeVar("Key", str, frozenset[str])
 
@@ -143,7 +143,7 @@ class Matched(NamedTuple):
     Attributes:
         owner: int32, the row of the call whose forward made the node; -1 for none, or if that is not sure.
         evidence: uint8, `OF_NODE`, `OF_ENGINE` or `BETWEEN`; 0 without an owner.
-        operator: int32, the row of the stack of the forward's operator that the node reverses; -1 if not known.
+        operator: int32, the row of the stack of the operator that the node reverses; -1 if not known.
     """
 
     owner: Int32
@@ -193,8 +193,7 @@ class Backward:
             rows = kept[first:end]
             if runs[rows[-1]] or is_free[rows[-1]]:
                 matched = self._match_once(stack[rows], size[rows], owner[rows], is_free[rows])
-                for column, values in zip(result, matched, strict=True):
-                    column[rows] = values
+                result.owner[rows], result.evidence[rows], result.operator[rows] = matched
         return result
 
     def _match_once(self, stack: Int32, size: Int64, owner: Int32, is_free: Bool) -> Matched:

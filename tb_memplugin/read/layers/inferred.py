@@ -18,6 +18,8 @@ from tb_memplugin.read.layers.parameters import (
     Gradients,
     Moved,
     complete_loops,
+    depth_of,
+    in_parameter_order,
     match_moved,
     match_state,
     registered,
@@ -228,9 +230,10 @@ def _with_parameters(
     confidence[moved] = OF_PARAMETER
     state = np.flatnonzero(is_alloc & (events.category == Category.OPTIMIZER_STATE))
     confidence[state] = OF_PARAMETER
-    parameters: list[tuple[int, Call | None]] = [(part.size, of_moved.get(part.event)) for part in parts]
-    if not parts:
-        parameters = [(gradient.size, gradient.call) for gradient in gradients]
+    parameters = in_parameter_order(
+        [(part.size, part.depth, of_moved.get(part.event)) for part in parts]
+        or [(gradient.size, depth_of(gradient), gradient.call) for gradient in gradients]
+    )
     of_state = match_state(list(zip(state.tolist(), size[state].tolist(), strict=True)), parameters)
     for event, call in of_state.items():
         owner[event] = call.row

@@ -14,7 +14,7 @@ import numpy as np
 
 from tb_memplugin.read.layers.backward import ACCUMULATE, BETWEEN, Meaning
 from tb_memplugin.read.layers.calls import Call
-from tb_memplugin.read.layers.frames import Frames, Role
+from tb_memplugin.read.layers.frames import Frames, PythonFrame, Role
 from tb_memplugin.read.layers.matching import sure_matches
 from tb_memplugin.trace import Category, Kind, MemoryTrace
 from tb_memplugin.trace.tables import Bool, Int32, UInt8
@@ -65,6 +65,7 @@ class Gradients:
     ) -> None:
         self._trace, self._frames, self._meanings, self._calls = trace, frames, meanings, calls
         self._lent: dict[tuple[int, str], Call] = {}
+        self._inner: dict[int, list[PythonFrame]] = {}
 
     def refine(self, owner: Int32, confidence: UInt8, operator: Int32) -> None:
         """Set the call of each gradient's module, in place; -1 where it is not sure.
@@ -83,29 +84,22 @@ class Gradients:
         is_sum = np.array([_adds(meaning) for meaning in self._meanings] + [False])[events.stack]
         summands = {event: list(self._summands(event, is_sum)) for event in gradients if is_sum[event]}
         in_place[[row for rows in summands.values() for row in rows]] = False
+        is_backward = np.array([meaning.is_backward for meaning in self._meanings] + [True])[events.stack]
+        step = np.cumsum((events.kind == Kind.ALLOC) & ~is_backward)  # the same within a backward
+        added = {(int(step[row]), int(events.bytes[row])): row for row in np.flatnonzero(in_place).tolist()}
         for event in gradients:
             meaning = self._meanings[events.stack[event]]
-            is_added = event in summands
+            has_summands = event in summands
+            later = added.get((int(step[event]), int(events.bytes[event])), -1)
             if confidence[event] == BETWEEN:
                 call = None
-            elif (is_added or meaning.node == EMBEDDING) and self._is_added_to(event, in_place):
-                call = None
-            elif is_added:
+            elif later > event and (has_summands or meaning.node == EMBEDDING):
+                call = None  # another embedding's gradient is added to this one, in place
+            elif has_summands:
                 call = self._first(whose[summands[event]].tolist())
             else:
                 call = self._lender(self._calls[owner[event]], meaning, int(operator[event]))
             owner[event] = -1 if call is None else call.row
-
-    def _is_added_to(self, event: int, in_place: Bool) -> bool:
-        """Whether a gradient of another embedding, of the same size, is added to one before the backward ends."""
-        events = self._trace.events
-        for after in range(event + 1, len(events)):
-            if events.kind[after] == Kind.ALLOC and events.stack[after] >= 0:
-                if in_place[after] and events.bytes[after] == events.bytes[event]:
-                    return True
-                if not self._meanings[events.stack[after]].is_backward:
-                    break
-        return False
 
     def _summands(self, event: int, is_sum: Bool) -> Iterator[int]:
         """Yield the events that allocated what an event adds up: what has its bytes and is freed next."""
@@ -126,7 +120,9 @@ class Gradients:
         first, *others = sorted(places, key=_order)
         if not others:
             return places[first]
-        at = next((at for at, levels in enumerate(zip(first, others[0], strict=False)) if len(set(levels)) > 1), -1)
+        at = next(
+            (at for at, levels in enumerate(zip(first, others[0], strict=False)) if len(set(levels)) > 1), -1
+        )
         is_known = at >= 0 and 0 < first[at][0] < others[0][at][0]
         return places[first] if len(others) == 1 and is_known else None
 
@@ -134,9 +130,7 @@ class Gradients:
         """Return the call of the module whose weight an operator of a call uses; None if not known."""
         if operator < 0:
             return call
-        stack = self._frames.of_stack(self._trace.stacks[operator])
-        every = self._frames.all
-        inner = [every[n] for n in stack[max(at for at, n in enumerate(stack) if every[n].role == Role.CALL) + 1 :]] 
+        inner = self._inside_call(operator)
         names = [frame.name for frame in inner]
         if ATTENTION in names:
             return self._below(call, OF_ATTENTION, 1 << 29) if names[-1] == ATTENTION else call
@@ -147,6 +141,15 @@ class Gradients:
         if meaning.node in OF_WEIGHTS and any(text.uses_weights(frame.file, frame.line) for frame in inner):
             return None
         return call
+
+    def _inside_call(self, stack: int) -> list[PythonFrame]:
+        """Return the Python frames of a stack (its row) inside its innermost module call, outermost first."""
+        if stack not in self._inner:
+            every = self._frames.all
+            frames = [every[number] for number in self._frames.of_stack(self._trace.stacks[stack])]
+            outer = max((at for at, frame in enumerate(frames) if frame.role == Role.CALL), default=-1)
+            self._inner[stack] = frames[outer + 1 :]
+        return self._inner[stack]
 
     def _below(self, call: Call, path: str, position: int) -> Call:
         if (call.row, path) not in self._lent:
@@ -212,7 +215,7 @@ def _order(path: Place) -> list[tuple[int, int, str]]:
 def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient]) -> dict[int, Call]:
     """Return the calls of the modules that moved parameters and buffers belong to, by event."""
     match = sure_matches(
-        [frozenset(((_depth(gradient), gradient.size),)) for gradient in gradients],
+        [frozenset(((depth_of(gradient), gradient.size),)) for gradient in gradients],
         [frozenset(((tensor.depth, tensor.size),)) for tensor in moved],
     )
     owner: dict[int, Call] = {}
@@ -246,15 +249,38 @@ def complete_loops(
         while inner.parent is not None:
             if inner.may_skip:
                 loop = (inner.parent.fqn(), inner.site)
-                has_owner = (_depth(gradient), gradient.size) not in lost
+                has_owner = (depth_of(gradient), gradient.size) not in lost
                 loops[loop] = loops.get(loop, bool(moved)) and has_owner
             inner = inner.parent
     return {loop for loop, skipped_none in loops.items() if skipped_none}
 
 
-def _depth(gradient: Gradient) -> int:
+def depth_of(gradient: Gradient) -> int:
     """Return how many `_apply` are open when the parameter of a gradient is moved."""
     return 1 + sum(name.count(".") + 1 for _, name in _place(gradient.call))
+
+
+def in_parameter_order(moved: Iterable[tuple[int, int, Call | None]]) -> list[tuple[int, Call | None]]:
+    """Return parameters as `Module.parameters` has them: what is a module's own before its submodules.
+
+    Args:
+        moved: (bytes, depth of `_apply`, call) of each as they are moved: after the submodules.
+    """
+    result: list[tuple[int, Call | None]] = []
+    at, depth_before = -1, -1
+    for size, depth, call in moved:
+        at = at + 1 if call is None and depth == depth_before else len(result)
+        while call is not None and at and _is_below(result[at - 1][1], call):
+            at -= 1
+        result.insert(at, (size, call))
+        depth_before = depth
+    return result
+
+
+def _is_below(inner: Call | None, outer: Call) -> bool:
+    """Whether a module is below another in the tree."""
+    place = _place(outer)
+    return inner is not None and _place(inner)[: len(place)] == place != _place(inner)
 
 
 def match_state(
