@@ -45,6 +45,7 @@ _ALSO = {
 
 MANY = 1 << 30
 MATMUL, RESHAPED, _PRODUCTS = "matmul", "unsafeview", {"mm", "bmm"}
+COPIES = {"clone"}
 _OF_GRADIENTS = {"sum", CAST}
 """What the engine does with the gradients that a node returned: their shape, their dtype."""
 
@@ -281,8 +282,16 @@ def _operators(
 
     `matmul` gives what `mm` and `bmm` make another shape, whose node runs before theirs.
     """
+    whole: list[tuple[frozenset[str], list[Request]]] = []
+    for names, of_names in _runs([(r.meaning.operators & wanted, r) for r in forward]):
+        before, of_before = whole[-1] if whole else (names, of_names)
+        shared = (names & before) - COPIES
+        if names != before and shared and of_names[0].call == of_before[0].call:
+            whole[-1] = shared, of_before + of_names  # an operator that copies its input first
+        else:
+            whole.append((names, of_names))
     result: list[tuple[frozenset[str], list[Request]]] = []
-    for names, of_names in reversed(_runs([(r.meaning.operators & wanted, r) for r in forward])):
+    for names, of_names in reversed(whole):
         if RESHAPED in wanted and MATMUL in of_names[0].meaning.operators and names & _PRODUCTS:
             result.append((frozenset((RESHAPED,)), of_names[:1]))
         if names:
