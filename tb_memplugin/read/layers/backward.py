@@ -171,6 +171,7 @@ class Backward:
     def __init__(self, calls: Sequence[Call], meanings: Sequence[Meaning]) -> None:
         self._meanings = meanings
         self._parents = np.array([-1 if call.parent is None else call.parent.row for call in calls], np.int32)
+        self._is_leaf = [not call.children for call in calls]
         self._outermost = np.maximum.accumulate(np.where(self._parents < 0, np.arange(len(calls)), 0))
         self._is_backward = np.array([*(meaning.is_backward for meaning in meanings), False])
         self._known: dict[bytes, tuple[int, Matched]] = {}
@@ -246,6 +247,8 @@ class Backward:
                 if kind == VIEW and around == last != following[at]:
                     is_sure = next_kinds[at] in _LINEAR
                 is_sure |= (kind, next_kinds[at]) == _NOT_OF_NEXT
+                if kind != VIEW and not is_engine:  # the two modules end and begin with what was matched
+                    is_sure |= self._are_leaves_of(around, last, following[at])
                 owner, evidence = around if is_sure and kind not in _ALWAYS else -1, BETWEEN
             allocated = [request.at for request in of_node]
             result.owner[allocated] = owner
@@ -253,6 +256,10 @@ class Backward:
             result.operator[allocated] = operator
             end = of_node[-1].at
         return result
+
+    def _are_leaves_of(self, outer: int, *calls: int) -> bool:
+        """Whether calls are directly in a call, and have no calls in them."""
+        return outer >= 0 and all(self._parents[call] == outer and self._is_leaf[call] for call in calls)
 
     def _around(self, first: int, second: int) -> int:
         """Return the innermost call that has both calls in it, or is one of them; -1 for none."""
