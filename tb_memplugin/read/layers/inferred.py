@@ -34,7 +34,7 @@ from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8
 BY_TEXT, BY_SITE, IN_PART = 99, 95, 60
 """How sure a name is, in percent: by source texts, by lines of calls alone, with a part that is not known."""
 
-OF_PARAMETER = 95
+OF_PARAMETER = 99
 """How sure it is that a parameter or its state is the module's, in percent; `OF_NODE` is for backwards.
 
 Measured in docs/design/layers_from_stacks.md.

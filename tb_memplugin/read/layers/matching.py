@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
@@ -40,20 +39,3 @@ def longest_common(rows: Sequence[frozenset[Name]], columns: Sequence[frozenset[
             column -= 1
             match[column] = row
     return match
-
-
-def sure_matches(rows: Sequence[frozenset[Name]], columns: Sequence[frozenset[Name]]) -> dict[int, int]:
-    """Return what all longest common subsequences match in the same way, as `longest_common` does.
-
-    Of all of them, one matches each column with its last possible row, and one with its first. Both are found
-    from opposite ends.
-    """
-    last = longest_common(rows, columns)
-    from_end = longest_common(rows[::-1], columns[::-1])
-    count, length = len(rows) - 1, len(columns) - 1
-    as_often = {name for name, times in Counter(rows).items() if times == columns.count(name)}
-    return {
-        column: row
-        for column, row in last.items()
-        if columns[column] in as_often or from_end.get(length - column) == count - row
-    }
