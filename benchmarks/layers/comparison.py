@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.layers.programs import NEW, PROGRAMS, UNSEEN
+from benchmarks.layers.programs import NEW, PROGRAMS
+from benchmarks.layers.unseen import UNSEEN
 from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot

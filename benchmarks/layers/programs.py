@@ -617,5 +617,3 @@ NEW: dict[str, Callable[[], Built]] = {
     "checkpoint_new": lambda: with_checkpoints("PhiConfig"),
 }
 """Programs that nobody looked at before the rules were written."""
-
-UNSEEN: dict[str, Callable[[], Built]] = {}

@@ -104,13 +104,19 @@ class Gradients:
     def _summands(self, event: int, is_sum: Bool) -> Iterator[int]:
         """Yield the events that allocated what an event adds up: what has its bytes and is freed next."""
         kind, blocks = self._trace.events.kind, self._trace.allocations
-        after = event + 1
-        while after < len(kind) and kind[after] != Kind.ALLOC:
-            block = blocks.freed_by[after]
-            born = int(blocks.born[block])
-            if block >= 0 and born >= 0 and blocks.bytes[block] == self._trace.events.bytes[event]:
-                yield from self._summands(born, is_sum) if is_sum[born] and born < event else (born,)
-            after += 1
+        size, waiting = self._trace.events.bytes[event], [event]
+        while waiting:
+            last = waiting.pop()
+            after = last + 1
+            while after < len(kind) and kind[after] != Kind.ALLOC:
+                block = blocks.freed_by[after]
+                born = int(blocks.born[block])
+                if block >= 0 and 0 <= born < last and blocks.bytes[block] == size:
+                    if is_sum[born]:
+                        waiting.append(born)
+                    else:
+                        yield born
+                after += 1
 
     def _first(self, rows: Sequence[int]) -> Call | None:
         """Return the call of the module that registers a parameter that several share; None if not known."""

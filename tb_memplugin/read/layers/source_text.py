@@ -37,6 +37,7 @@ Line = tuple[str, int]
 _SAME_MODULES = ("forward", "__call__", "values", "items", "children", "to", "cuda")
 
 _WEIGHTS = ("weight", "bias")
+_NO_VALUES = ("dtype", "device", "shape")
 _EXPRESSIONS = (ast.Call, ast.BinOp, ast.AugAssign)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -373,8 +374,10 @@ class _Function:
 
     def _weights(self, whole: ast.AST) -> Iterator[str]:
         """Yield the paths of modules below `self` of which an expression names the weight or bias."""
-        for node in ast.walk(whole):
-            if isinstance(node, ast.Attribute) and node.attr in _WEIGHTS and (path := self._path(node.value)):
+        attributes = [node for node in ast.walk(whole) if isinstance(node, ast.Attribute)]
+        asked = {id(node.value) for node in attributes if node.attr in _NO_VALUES}
+        for node in attributes:
+            if node.attr in _WEIGHTS and id(node) not in asked and (path := self._path(node.value)):
                 yield path
 
     @cached_property
