@@ -61,8 +61,8 @@ _MOST = dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 2)
 
 
 OF_NODE, OF_ENGINE, BETWEEN = 99, 95, 98
-"""How sure an owner is, in percent: of a node that matches an operator, of what the engine does after it, and of
-a node that matches none, between two of one module. Measured in docs/design/layers_from_stacks.md."""
+"""How sure an owner is, in percent: of a node that matches an operator, of what the engine does after it, and
+of a node that matches none, between two of one module. Measured in docs/design/layers_from_stacks.md."""
 
 Key = TypeVar("Key", str, frozenset[str])
 
