@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from tb_memplugin.read.layers.parameters import Gradient, in_parameter_order, re
 from tb_memplugin.read.layers.source_text import SourceText
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.store.windows import read_window, write_window
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.tables import MODULE_MARK, NOT_NAMED
 from tests.read.layers.stacks import APPLY, CALL, LINEAR, MAIN, Frame, inferred, modules, native, snapshot_of
 
@@ -504,3 +505,75 @@ def test_a_weight_is_before_its_bias_where_its_gradient_comes_later() -> None:
     linear.parent = norm.parent = Call(None, (), (), 0, 2)
     gradients = [Gradient(8, linear), Gradient(64, linear), Gradient(6, norm), Gradient(9, norm)]
     assert [gradient.size for gradient in registered(gradients)] == [6, 9, 64, 8]
+
+
+TIED = """
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        self.{first} = nn.{First}(4, 16)
+        self.{second} = nn.{Second}(16, 4)
+
+    def forward(self, x):
+        x = self.embed(x)
+        return self.head(x)
+"""
+
+
+@pytest.mark.parametrize("first", ["embed", "head"])
+def test_a_gradient_of_two_modules_is_of_the_one_that_is_registered_first(tmp_path: Path, first: str) -> None:
+    """The head makes its gradient, then the embedding, then the engine adds them and frees both."""
+    second = {"embed": "head", "head": "embed"}[first]
+    classes = {"embed": "Embedding", "head": "Linear"}
+    source = TIED.format(first=first, second=second, First=classes[first], Second=classes[second])
+    file = tmp_path / "net.py"
+    file.write_text(source, encoding="utf-8")
+    line = {
+        name: 1 + source.split("\n").index(f"        {code}")
+        for name, code in (("embed", "x = self.embed(x)"), ("head", "return self.head(x)"))
+    }
+    sparse: Frame = ("forward", "site-packages/torch/nn/modules/sparse.py", 190)
+    model = [MAIN, CALL]
+    embed = [*model, ("forward", str(file), line["embed"]), CALL, sparse]
+    head = [*model, ("forward", str(file), line["head"]), CALL, LINEAR]
+    step: list[tuple[int, list[Frame]]] = [
+        (8, [*embed, native("at::_ops::embedding::call(at::Tensor const&)")]),
+        (16, [*head, native("at::_ops::mm::call(at::Tensor const&)")]),
+        (512, _node("Mm", "mm")),
+        (4, _node("Mm", "mm")),
+        (-4, [ENGINE]),
+        (512, _node("Embedding", "embedding_backward")),
+        (512, _engine("add")),
+        (-512, [ENGINE]),
+        (-512, [ENGINE]),
+    ]
+    trace = with_inferred_layers(trace_from_snapshot(_with_frees(*step), "test"))
+    gradients = trace.events.category == Category.GRADIENT
+    named = [trace.modules[row].key for row in trace.events.module[gradients].tolist()]
+    assert trace.events.bytes[gradients].tolist() == [512]
+    assert named == [first]
+
+
+def _with_frees(*entries: tuple[int, list[Frame]]) -> dict[str, Any]:
+    """Return a snapshot; negative bytes free the block of that size that was allocated first."""
+    snapshot = snapshot_of(*[entry for entry in entries if entry[0] > 0])
+    allocations = iter(snapshot["device_traces"][0])
+    alive: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
+    for size, stack in entries:
+        if size > 0:
+            alive.append(next(allocations))
+            result.append(alive[-1])
+            continue
+        block = alive.pop(next(at for at, each in enumerate(alive) if each["size"] == -size))
+        frames = [{"name": name, "filename": file, "line": line} for name, file, line in reversed(stack)]
+        result += [
+            {**block, "action": action, "frames": frames} for action in ("free_requested", "free_completed")
+        ]
+        freed = next(b for b in snapshot["segments"][0]["blocks"] if b["address"] == block["addr"])
+        freed["state"] = "inactive"
+    for time, entry in enumerate(result):
+        entry["time_us"] = time + 1
+    snapshot["device_traces"][0] = result
+    return snapshot
