@@ -137,7 +137,8 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     if not any(frame.role == Role.CALL and frame.line for frame in frames.all):
         return trace
     meanings = [meaning_of(stack) for stack in trace.stacks]
-    calls, owner = _tracked(trace, frames, meanings)
+    stacks = [frames.of_stack(stack) for stack in trace.stacks]
+    calls, owner = _tracked(trace, frames, stacks, meanings)
     confidence = np.full(len(trace.events), 100, np.uint8)
     operator = _with_backward(trace, meanings, calls, owner, confidence)
     link_recomputed(calls, frames)
@@ -145,9 +146,9 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     last = int(allocates[-1])
     is_in_call = owner[last] >= 0 and not meanings[trace.events.stack[last]].is_backward
     names.name(calls, at_end=calls[owner[last]] if is_in_call else None)
-    of_gradients = Gradients(trace, frames, meanings, calls)
+    of_gradients = Gradients(trace, frames, stacks, meanings, calls)
     of_gradients.refine(owner, confidence, operator)
-    complete = _with_parameters(trace, frames, calls, owner, confidence)
+    complete = _with_parameters(trace, frames, stacks, calls, owner, confidence)
     unname_conditional(calls, complete)
     modules = ModuleTree()
     owner[trace.events.category == Category.WORKSPACE] = -1
@@ -160,9 +161,10 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     return _with_modules(replace(trace, modules=table), module, np.minimum(sure[module], confidence))
 
 
-def _tracked(trace: MemoryTrace, frames: Frames, meanings: Sequence[Meaning]) -> tuple[list[Call], Int32]:
+def _tracked(
+    trace: MemoryTrace, frames: Frames, stacks: Sequence[tuple[int, ...]], meanings: Sequence[Meaning]
+) -> tuple[list[Call], Int32]:
     """Return all module calls, and the row of the call in which each event allocates: -1 for none."""
-    stacks = [frames.of_stack(stack) for stack in trace.stacks]
     kind = trace.events.kind
     rows = np.flatnonzero(np.isin(kind, (Kind.ALLOC, Kind.FREE_REQUESTED, Kind.FREE_COMPLETED)))
     stack, size = trace.events.stack[rows], trace.events.bytes[rows]
@@ -203,7 +205,12 @@ def _with_backward(
 
 
 def _with_parameters(
-    trace: MemoryTrace, frames: Frames, calls: Sequence[Call], owner: Int32, confidence: UInt8
+    trace: MemoryTrace,
+    frames: Frames,
+    stacks: Sequence[tuple[int, ...]],
+    calls: Sequence[Call],
+    owner: Int32,
+    confidence: UInt8,
 ) -> set[tuple[str, tuple[int, ...]]]:
     """Add the calls of parameters, buffers and optimizer state, and how sure they are.
 
@@ -220,7 +227,7 @@ def _with_parameters(
     )
     if not gradients:
         return set()
-    depth = [sum(frames.all[n].role == Role.APPLY for n in frames.of_stack(stack)) for stack in trace.stacks]
+    depth = [sum(frames.all[n].role == Role.APPLY for n in stack) for stack in stacks]
     depths = np.array([*depth, 0])[events.stack]
     moved = np.flatnonzero(is_alloc & (depths > 0))
     parts = list(map(Moved, moved.tolist(), size[moved].tolist(), depths[moved].tolist()))

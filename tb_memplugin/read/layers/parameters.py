@@ -56,14 +56,21 @@ class Gradients:
     """Tells which gradients are of a module other than that whose operators made them.
 
     Args:
-        trace, frames, meanings: a trace, its frames, and what its stacks say.
+        trace, frames: a trace, and its frames.
+        stacks, meanings: the numbers of the frames of each stack, and what it says.
         calls: all module calls; those of modules that only lend their weights are added.
     """
 
     def __init__(
-        self, trace: MemoryTrace, frames: Frames, meanings: Sequence[Meaning], calls: list[Call]
+        self,
+        trace: MemoryTrace,
+        frames: Frames,
+        stacks: Sequence[tuple[int, ...]],
+        meanings: Sequence[Meaning],
+        calls: list[Call],
     ) -> None:
-        self._trace, self._frames, self._meanings, self._calls = trace, frames, meanings, calls
+        self._trace, self._frames, self._stacks = trace, frames, stacks
+        self._meanings, self._calls = meanings, calls
         self._lent: dict[tuple[int, str], Call] = {}
         self._inner: dict[int, list[PythonFrame]] = {}
 
@@ -152,7 +159,7 @@ class Gradients:
         """Return the Python frames of a stack (its row) inside its innermost module call, outermost first."""
         if stack not in self._inner:
             every = self._frames.all
-            frames = [every[number] for number in self._frames.of_stack(self._trace.stacks[stack])]
+            frames = [every[number] for number in self._stacks[stack]]
             outer = max((at for at, frame in enumerate(frames) if frame.role == Role.CALL), default=-1)
             self._inner[stack] = frames[outer + 1 :]
         return self._inner[stack]
