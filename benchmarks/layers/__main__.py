@@ -19,8 +19,9 @@ def record(folder: Path, chosen: list[str]) -> None:
     os.environ |= {"TORCH_DISABLE_ADDR2LINE": "1", "TORCH_SYMBOLIZE_MODE": "dladdr"}
     from benchmarks.layers.programs import NEW, PROGRAMS
     from benchmarks.layers.recording import record
+    from benchmarks.layers.unseen import UNSEEN
 
-    every = PROGRAMS | NEW
+    every = PROGRAMS | NEW | UNSEEN
     for name in chosen or every:
         path = folder / f"{name}.pickle"
         _in_a_process(partial(record, every[name], path, "all"))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.layers.programs import NEW, PROGRAMS
+from benchmarks.layers.unseen import UNSEEN
 from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
@@ -46,7 +47,10 @@ class Shares:
 
 @dataclass
 class Answer:
-    """One program; `everywhere`, `peak` and, without source texts, `same`, by the truth's first letter."""
+    """One program; `everywhere`, `peak` and, without source texts, `same`, by the truth's first letter.
+
+    `stated` has the named bytes by letter and confidence in percent.
+    """
 
     name: str
     load_s: float
@@ -54,11 +58,13 @@ class Answer:
     everywhere: dict[str, Shares]
     peak: dict[str, Shares]
     same: dict[str, Shares] = field(default_factory=dict)
+    stated: dict[tuple[str, int], Shares] = field(default_factory=dict)
 
 
 def compare(folder: Path, chosen: list[str]) -> None:
     """Print the tables for the programs that were recorded in a folder."""
-    for title, programs in (("Looked at", PROGRAMS), ("New", NEW)):
+    every: list[Answer] = []
+    for title, programs in (("Looked at", PROGRAMS), ("New", NEW), ("Unseen", UNSEEN)):
         names = [name for name in programs if not chosen or name in chosen]
         answers = [
             answer(folder / f"{name}.pickle") for name in names if (folder / f"{name}.pickle").exists()
@@ -66,6 +72,9 @@ def compare(folder: Path, chosen: list[str]) -> None:
         if answers:
             print(f"\n{title}, {len(answers)} programs\n")
             print("\n".join(table(answers)))
+        every += answers
+    print("\nConfidence, all programs\n")
+    print("\n".join(calibration(every)))
 
 
 def answer(path: Path) -> Answer:
@@ -87,6 +96,7 @@ def answer(path: Path) -> Answer:
         shares(inferred, truths, events),
         shares(inferred, truths, [at for at in events if at in alive]),
         partition(with_inferred_layers(trace, read_text=False), truths, events),
+        by_confidence(inferred, truths, events),
     )
 
 
@@ -116,6 +126,36 @@ def shares(trace: MemoryTrace, truths: list[str], events: Iterable[int]) -> dict
             of_phase.right += size * (named == truths[event][1:])
             of_phase.wrong += size * (named != truths[event][1:])
     return by_phase
+
+
+def by_confidence(
+    trace: MemoryTrace, truths: list[str], events: Iterable[int]
+) -> dict[tuple[str, int], Shares]:
+    """Return the named bytes, by the truth's first letter and the confidence that is stated, in percent."""
+    stated: dict[tuple[str, int], Shares] = defaultdict(Shares)
+    for event in events:
+        key = truths[event][0], int(trace.events.module_confidence[event])
+        for shares_of_event in shares(trace, truths, [event]).values():
+            stated[key].total += shares_of_event.right + shares_of_event.wrong
+            stated[key].right += shares_of_event.right
+    return stated
+
+
+def calibration(answers: list[Answer]) -> Iterable[str]:
+    """Yield a table in Markdown: what is stated, and the share of the named bytes that has the right name.
+
+    Programs count alike: of each, the named bytes of a row are divided by all of that phase.
+    """
+    weight: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for each in answers:
+        for key, stated in each.stated.items():
+            weight[key][0] += stated.right / each.everywhere[key[0]].total
+            weight[key][1] += stated.total / each.everywhere[key[0]].total
+    yield "| phase | stated, % | right, % | programs' bytes |"
+    yield "|---|---:|---:|---:|"
+    for (letter, percent), (right, named) in sorted(weight.items(), key=lambda item: item[0]):
+        if named:
+            yield f"| {PHASES[letter]} | {percent} | {100 * right / named:.2f} | {named:.2f} |"
 
 
 def partition(trace: MemoryTrace, truths: list[str], events: Iterable[int]) -> dict[str, Shares]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from tb_memplugin.read.layers.calls import Call, same_requests
 from tb_memplugin.read.layers.matching import longest_common
-from tb_memplugin.trace.tables import Bool, Int32, Int64
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
 
 _NODE = re.compile(r"::(\w+?)Backward\d*::apply|torch::autograd::(PyNode|AccumulateGrad)::apply")
 _ENGINE = re.compile(r"torch::autograd::(python::Python)?Engine::")
@@ -27,7 +27,7 @@ _OVERLOAD = re.compile(
 )
 _PYTHON_FUNCTION = re.compile(r"apply \S*torch/autograd/function\.py:")
 
-CUSTOM, ACCUMULATE = "pynode", "accumulategrad"
+CUSTOM, ACCUMULATE, CAST = "pynode", "accumulategrad", "tocopy"
 
 _ALSO = {
     "unsafeview": ("clone",),
@@ -44,9 +44,25 @@ _ALSO = {
 
 
 MANY = 1 << 30
+MATMUL, RESHAPED, _PRODUCTS = "matmul", "unsafeview", {"mm", "bmm"}
+COPIES = {"clone"}
+_OF_GRADIENTS = {"sum", CAST}
+"""What the engine does with the gradients that a node returned: their shape, their dtype."""
+
+_ALWAYS = ("mm", "addmm", "bmm", "convolution", "nativelayernorm")
+"""Operators that allocate whenever they run: a node that matches none is not where its operator was."""
+
+VIEW, _LINEAR = "view", ("mm", "addmm")
+_NOT_OF_NEXT = (VIEW, "mm")
+"""A node and the next, which only a linear with a bias has both: one without reshapes by another node."""
+
 _MOST = dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 2)
 """How much a node of a kind allocates at most: the gradients of two matrices."""
 
+
+OF_NODE, OF_ENGINE, BETWEEN = 99, 95, 98
+"""How sure an owner is, in percent: of a node that matches an operator, of what the engine does after it, and
+of a node that matches none, between two of one module. Measured in docs/design/layers_from_stacks.md."""
 
 Key = TypeVar("Key", str, frozenset[str])
 
@@ -91,11 +107,18 @@ def meaning_of(stack: Sequence[str]) -> Meaning:
     frames = [meaning for text in stack if (meaning := _meaning_of_frame(text)) is not _NOTHING]
     if not frames:
         return _NOTHING
-    return Meaning(
-        next((frame.node for frame in frames if frame.node), ""),
-        any(frame.is_backward for frame in frames),
-        frozenset().union(*(frame.operators for frame in frames)),
-    )
+    node = next((frame.node for frame in frames if frame.node), "")
+    is_backward = any(frame.is_backward for frame in frames)
+    operators = frozenset().union(*(frame.operators for frame in frames))
+    if is_backward and not node and CUSTOM in operators and _runs_python(stack):
+        node = CUSTOM  # its C++ frame has no name
+    return Meaning(node, is_backward, operators)
+
+
+def _runs_python(stack: Sequence[str]) -> bool:
+    """Whether a stack has a Python frame inside autograd's innermost engine."""
+    inner = next(text for text in stack if _ENGINE.match(text) or ".py:" in text)
+    return not _ENGINE.match(inner)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -116,15 +139,23 @@ def _plain(name: str) -> str:
 
 
 class Matched(NamedTuple):
-    """Whose a backward's allocations are.
+    """Whose a backward's allocations are. All columns are as long as what is matched.
 
     Attributes:
-        owner: int32, the row of the call whose forward made the node; -1 for none.
-        is_direct: bool, whether the match of a node says it directly. Both as long as what is matched.
+        owner: int32, the row of the call whose forward made the node; -1 for none, or if that is not sure.
+        evidence: uint8, `OF_NODE`, `OF_ENGINE` or `BETWEEN`; 0 without an owner.
+        operator: int32, the row of the stack of the operator that the node reverses; -1 if not known.
     """
 
     owner: Int32
-    is_direct: Bool
+    evidence: UInt8
+    operator: Int32
+
+    @classmethod
+    def nothing(cls, count: int) -> Matched:
+        """Return what knows nothing of some allocations."""
+        unknown = np.full(count, -1, np.int32)
+        return cls(unknown, np.zeros(count, np.uint8), unknown.copy())
 
 
 class Backward:
@@ -140,6 +171,7 @@ class Backward:
     def __init__(self, calls: Sequence[Call], meanings: Sequence[Meaning]) -> None:
         self._meanings = meanings
         self._parents = np.array([-1 if call.parent is None else call.parent.row for call in calls], np.int32)
+        self._is_leaf = [not call.children for call in calls]
         self._outermost = np.maximum.accumulate(np.where(self._parents < 0, np.arange(len(calls)), 0))
         self._is_backward = np.array([*(meaning.is_backward for meaning in meanings), False])
         self._known: dict[bytes, tuple[int, Matched]] = {}
@@ -158,12 +190,12 @@ class Backward:
         begins = ~is_free & ~runs & np.append(False, in_backward[:-1])
         kept = np.flatnonzero(~is_free | in_backward)
         bounds = np.flatnonzero(np.diff(np.cumsum(begins)[kept], prepend=-1, append=-1)).tolist()
-        result = Matched(np.full(len(stack), -1, np.int32), np.zeros(len(stack), bool))
+        result = Matched.nothing(len(stack))
         for first, end in pairwise(bounds):
             rows = kept[first:end]
             if runs[rows[-1]] or is_free[rows[-1]]:
                 matched = self._match_once(stack[rows], size[rows], owner[rows], is_free[rows])
-                result.owner[rows], result.is_direct[rows] = matched
+                result.owner[rows], result.evidence[rows], result.operator[rows] = matched
         return result
 
     def _match_once(self, stack: Int32, size: Int64, owner: Int32, is_free: Bool) -> Matched:
@@ -183,16 +215,15 @@ class Backward:
             self._known[key] = first, self._match(requests)
         before, matched = self._known[key]
         shifted = np.where(matched.owner >= 0, matched.owner + np.int32(first - before), -1)
-        return Matched(shifted, matched.is_direct)
+        return matched._replace(owner=shifted)
 
     def _match(self, requests: Sequence[Request]) -> Matched:
-        result = Matched(np.full(len(requests), -1, np.int32), np.zeros(len(requests), bool))
+        result = Matched.nothing(len(requests))
         forward = [request for request in requests if not (request.is_free or request.meaning.is_backward)]
         nodes = _runs([(r.meaning.node, r) for r in requests[len(forward) :]])
         kinds = {kind for kind, _ in nodes if kind}
         wanted = kinds | {name for kind in kinds for name in _ALSO.get(kind, ())}
-        operators = _runs([(request.meaning.operators & wanted, request) for request in forward])[::-1]
-        operators = [(names, of_names) for names, of_names in operators if names]
+        operators = _operators(forward, frozenset(wanted))
         match = longest_common(
             [names for names, _ in operators], [frozenset((kind, *_ALSO.get(kind, ()))) for kind, _ in nodes]
         )
@@ -200,19 +231,35 @@ class Backward:
             [kind for kind, _ in nodes], match, [len(of_names) for _, of_names in operators]
         )
         owners = [operators[row][1][0].call if row >= 0 else -1 for row in rows]
-        following = _following(owners, rows)
-        last = -1
+        following, next_kinds = _following(owners, rows, [kind for kind, _ in nodes])
+        last = end = stack = -1
         for at, (kind, of_node) in enumerate(nodes):
+            is_engine = kind in ("", ACCUMULATE)
+            evidence, operator = OF_NODE, -1
             if rows[at] >= 0:
                 last = owner = owners[at]
-            elif kind in ("", ACCUMULATE):  # what the engine adds up for the node before
-                owner = last
-            else:
-                owner = self._around(last, following[at])
+                operator = stack = operators[rows[at]][1][0].stack
+            elif is_engine and not _is_of_another(of_node[0], requests[end + 1 : of_node[0].at]):
+                owner, evidence, operator = last, OF_ENGINE, stack
+            else:  # sure only if it is in the call before or after it, which has the other in it
+                around = self._around(last, following[at])
+                is_sure = last == following[at] or (around in (last, following[at]) and not is_engine)
+                if kind == VIEW and around == last != following[at]:
+                    is_sure = next_kinds[at] in _LINEAR
+                is_sure |= (kind, next_kinds[at]) == _NOT_OF_NEXT
+                if kind != VIEW and not is_engine:  # the two modules end and begin with what was matched
+                    is_sure |= self._are_leaves_of(around, last, following[at])
+                owner, evidence = around if is_sure and kind not in _ALWAYS else -1, BETWEEN
             allocated = [request.at for request in of_node]
             result.owner[allocated] = owner
-            result.is_direct[allocated] = rows[at] >= 0 and owner >= 0
+            result.evidence[allocated] = evidence * (owner >= 0)
+            result.operator[allocated] = operator
+            end = of_node[-1].at
         return result
+
+    def _are_leaves_of(self, outer: int, *calls: int) -> bool:
+        """Whether calls are directly in a call, and have no calls in them."""
+        return outer >= 0 and all(self._parents[call] == outer and self._is_leaf[call] for call in calls)
 
     def _around(self, first: int, second: int) -> int:
         """Return the innermost call that has both calls in it, or is one of them; -1 for none."""
@@ -225,6 +272,38 @@ class Backward:
         while second >= 0 and second not in outer:
             second = int(self._parents[second])
         return second
+
+
+def _is_of_another(request: Request, between: Sequence[Request]) -> bool:
+    """Whether the engine allocates for a node that allocated nothing, not for the last that did.
+
+    It gives the gradients of a node their shape and dtype before it frees what the node had saved.
+    """
+    return bool(request.meaning.operators & _OF_GRADIENTS) and any(each.is_free for each in between)
+
+
+def _operators(
+    forward: Sequence[Request], wanted: frozenset[str]
+) -> list[tuple[frozenset[str], list[Request]]]:
+    """Return the operators of a forward that nodes may be of, with their allocations, the last one first.
+
+    `matmul` gives what `mm` and `bmm` make another shape, whose node runs before theirs.
+    """
+    whole: list[tuple[frozenset[str], list[Request]]] = []
+    for names, of_names in _runs([(r.meaning.operators & wanted, r) for r in forward]):
+        before, of_before = whole[-1] if whole else (names, of_names)
+        shared = (names & before) - COPIES
+        if names != before and shared and of_names[0].call == of_before[0].call:
+            whole[-1] = shared, of_before + of_names  # an operator that copies its input first
+        else:
+            whole.append((names, of_names))
+    result: list[tuple[frozenset[str], list[Request]]] = []
+    for names, of_names in reversed(whole):
+        if RESHAPED in wanted and MATMUL in of_names[0].meaning.operators and names & _PRODUCTS:
+            result.append((frozenset((RESHAPED,)), of_names[:1]))
+        if names:
+            result.append((names, of_names))
+    return result
 
 
 def _with_neighbours(kinds: Sequence[str], match: dict[int, int], allocated: Sequence[int]) -> list[int]:
@@ -250,15 +329,17 @@ def _with_neighbours(kinds: Sequence[str], match: dict[int, int], allocated: Seq
     return rows
 
 
-def _following(owners: list[int], rows: list[int]) -> list[int]:
-    """Return, for each node, the owner of the next matched node."""
+def _following(owners: list[int], rows: list[int], kinds: list[str]) -> tuple[list[int], list[str]]:
+    """Return, for each node, the owner and the kind of the next matched node."""
     following: list[int] = []
-    after = -1
-    for owner, row in zip(owners[::-1], rows[::-1], strict=True):
+    next_kinds: list[str] = []
+    after, kind_after = -1, ""
+    for owner, row, kind in zip(owners[::-1], rows[::-1], kinds[::-1], strict=True):
         following.append(after)
+        next_kinds.append(kind_after)
         if row >= 0:
-            after = owner
-    return following[::-1]
+            after, kind_after = owner, kind
+    return following[::-1], next_kinds[::-1]
 
 
 def _runs(keyed: Sequence[tuple[Key, Request]]) -> list[tuple[Key, list[Request]]]:

@@ -9,14 +9,17 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from tb_memplugin.read.collector import collector_at_rest
-from tb_memplugin.read.layers.backward import Backward, Meaning, meaning_of
+from tb_memplugin.read.layers.backward import CAST, Backward, Meaning, meaning_of
 from tb_memplugin.read.layers.calls import Call, follow_all
 from tb_memplugin.read.layers.frames import Frames, Role
 from tb_memplugin.read.layers.names import Names, link_recomputed, unname_conditional
 from tb_memplugin.read.layers.parameters import (
     Gradient,
+    Gradients,
     Moved,
     complete_loops,
+    depth_of,
+    in_parameter_order,
     match_moved,
     match_state,
     registered,
@@ -31,12 +34,14 @@ from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8
 BY_TEXT, BY_SITE, IN_PART = 99, 95, 60
 """How sure a name is, in percent: by source texts, by lines of calls alone, with a part that is not known."""
 
-OF_NODE, OF_ENGINE, OF_PARAMETER = 98, 90, 95
-"""How sure it is that a block is the module's, in percent: of an autograd node that matches an operator, of
-another node or the engine, of a parameter or its state. Measured in docs/design/layers_from_stacks.md."""
+OF_PARAMETER = 99
+"""How sure it is that a parameter or its state is the module's, in percent; `OF_NODE` is for backwards.
+
+Measured in docs/design/layers_from_stacks.md.
+"""
 
 
-ONE_OUTPUT, CAST = "linear", "tocopy"
+ONE_OUTPUT = "linear"
 
 OF_NO_NODE = (Category.COMMUNICATION, Category.WORKSPACE)
 """What is allocated in an operator or node, but not for it."""
@@ -132,15 +137,18 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     if not any(frame.role == Role.CALL and frame.line for frame in frames.all):
         return trace
     meanings = [meaning_of(stack) for stack in trace.stacks]
-    calls, owner = _tracked(trace, frames, meanings)
+    stacks = [frames.of_stack(stack) for stack in trace.stacks]
+    calls, owner = _tracked(trace, frames, stacks, meanings)
     confidence = np.full(len(trace.events), 100, np.uint8)
-    _with_backward(trace, meanings, calls, owner, confidence)
+    operator = _with_backward(trace, meanings, calls, owner, confidence)
     link_recomputed(calls, frames)
     names = Names(frames)
     last = int(allocates[-1])
     is_in_call = owner[last] >= 0 and not meanings[trace.events.stack[last]].is_backward
     names.name(calls, at_end=calls[owner[last]] if is_in_call else None)
-    complete = _with_parameters(trace, frames, calls, owner, confidence)
+    of_gradients = Gradients(trace, frames, stacks, meanings, calls)
+    of_gradients.refine(owner, confidence, operator)
+    complete = _with_parameters(trace, frames, stacks, calls, owner, confidence)
     unname_conditional(calls, complete)
     modules = ModuleTree()
     owner[trace.events.category == Category.WORKSPACE] = -1
@@ -153,9 +161,10 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     return _with_modules(replace(trace, modules=table), module, np.minimum(sure[module], confidence))
 
 
-def _tracked(trace: MemoryTrace, frames: Frames, meanings: Sequence[Meaning]) -> tuple[list[Call], Int32]:
+def _tracked(
+    trace: MemoryTrace, frames: Frames, stacks: Sequence[tuple[int, ...]], meanings: Sequence[Meaning]
+) -> tuple[list[Call], Int32]:
     """Return all module calls, and the row of the call in which each event allocates: -1 for none."""
-    stacks = [frames.of_stack(stack) for stack in trace.stacks]
     kind = trace.events.kind
     rows = np.flatnonzero(np.isin(kind, (Kind.ALLOC, Kind.FREE_REQUESTED, Kind.FREE_COMPLETED)))
     stack, size = trace.events.stack[rows], trace.events.bytes[rows]
@@ -169,10 +178,15 @@ def _tracked(trace: MemoryTrace, frames: Frames, meanings: Sequence[Meaning]) ->
 
 def _with_backward(
     trace: MemoryTrace, meanings: Sequence[Meaning], calls: Sequence[Call], owner: Int32, confidence: UInt8
-) -> None:
-    """Add the calls of what autograd's nodes allocate, and how sure they are."""
+) -> Int32:
+    """Add the calls of what autograd's nodes allocate, and how sure they are.
+
+    Returns:
+        As `Matched.operator`, for all events.
+    """
+    operator = np.full(len(owner), -1, np.int32)
     if not any(meaning.node for meaning in meanings):
-        return
+        return operator
     events = trace.events
     is_backward = np.array([*(meaning.is_backward for meaning in meanings), False])[events.stack]
     by_engine = np.array([meaning.is_backward and not meaning.node for meaning in meanings] + [False])
@@ -185,11 +199,18 @@ def _with_backward(
         matched = backward.match(events.stack[rows], events.bytes[rows], owner[rows], is_free[rows])
         is_matched = matched.owner >= 0
         owner[rows[is_matched]] = matched.owner[is_matched]
-        confidence[rows[is_matched]] = np.where(matched.is_direct, OF_NODE, OF_ENGINE)[is_matched]
+        confidence[rows[is_matched]] = matched.evidence[is_matched]
+        operator[rows] = matched.operator
+    return operator
 
 
 def _with_parameters(
-    trace: MemoryTrace, frames: Frames, calls: Sequence[Call], owner: Int32, confidence: UInt8
+    trace: MemoryTrace,
+    frames: Frames,
+    stacks: Sequence[tuple[int, ...]],
+    calls: Sequence[Call],
+    owner: Int32,
+    confidence: UInt8,
 ) -> set[tuple[str, tuple[int, ...]]]:
     """Add the calls of parameters, buffers and optimizer state, and how sure they are.
 
@@ -206,7 +227,7 @@ def _with_parameters(
     )
     if not gradients:
         return set()
-    depth = [sum(frames.all[n].role == Role.APPLY for n in frames.of_stack(stack)) for stack in trace.stacks]
+    depth = [sum(frames.all[n].role == Role.APPLY for n in stack) for stack in stacks]
     depths = np.array([*depth, 0])[events.stack]
     moved = np.flatnonzero(is_alloc & (depths > 0))
     parts = list(map(Moved, moved.tolist(), size[moved].tolist(), depths[moved].tolist()))
@@ -216,9 +237,10 @@ def _with_parameters(
     confidence[moved] = OF_PARAMETER
     state = np.flatnonzero(is_alloc & (events.category == Category.OPTIMIZER_STATE))
     confidence[state] = OF_PARAMETER
-    parameters: list[tuple[int, Call | None]] = [(part.size, of_moved.get(part.event)) for part in parts]
-    if not parts:
-        parameters = [(gradient.size, gradient.call) for gradient in gradients]
+    parameters = in_parameter_order(
+        [(part.size, part.depth, of_moved.get(part.event)) for part in parts]
+        or [(gradient.size, depth_of(gradient), gradient.call) for gradient in gradients]
+    )
     of_state = match_state(list(zip(state.tolist(), size[state].tolist(), strict=True)), parameters)
     for event, call in of_state.items():
         owner[event] = call.row

@@ -130,9 +130,17 @@ class Names:
         return indices
 
     def _is_sure(self, call: Call) -> bool:
-        """Whether a call is surely one: where it ends as it begins, or a line calls twice, it may be two."""
-        if self._is_of_torch(call) or call.first == call.last:
+        """Whether a call is surely one: where it ends as it begins, or a line calls twice, it may be two.
+
+        A line that calls several modules, each once, ends with another than it begins with.
+        """
+        if self._is_of_torch(call):
             return False
+        if call.first == call.last:
+            frame = self._frames.all[call.last[-1]] if call.last else None
+            most = self._text.most_calls(frame.file, frame.line) if frame else None
+            if most is None or most < 2 or len(call.children[call.last or ()]) != most:
+                return False
         for site, children in call.children.items():
             if len(children) > len({child.function for child in children}) and site:
                 frame = self._frames.all[site[-1]]

@@ -7,11 +7,17 @@ Backward tells the sizes of each module's gradients, which are those of its para
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from tb_memplugin.read.layers.backward import ACCUMULATE, BETWEEN, Meaning
 from tb_memplugin.read.layers.calls import Call
+from tb_memplugin.read.layers.frames import Frames, PythonFrame, Role
 from tb_memplugin.read.layers.matching import longest_common
+from tb_memplugin.trace import Category, Kind, MemoryTrace
+from tb_memplugin.trace.tables import Bool, Int32, UInt8
 
 MOST_STATES = 4
 """The largest number of tensors that an optimizer keeps of a parameter."""
@@ -19,6 +25,13 @@ MOST_STATES = 4
 COUNTER_BYTES = 8
 """The bytes of a buffer that only counts, such as `num_batches_tracked`."""
 
+
+EMBEDDING = "embedding"
+OF_WEIGHTS = (EMBEDDING, "mm", "addmm", "bmm", "convolution", "cudnnconvolution")
+"""Nodes whose operators take a weight."""
+
+ATTENTION, OF_ATTENTION = "multi_head_attention_forward", "out_proj"
+"""The function of torch that uses the weights of a module below `MultiheadAttention`, and that module."""
 
 Place = tuple[tuple[int, str], ...]
 """Where a module is in the tree: at each level, which attribute of its parent it is, and its name."""
@@ -39,6 +52,131 @@ class Gradient(NamedTuple):
     call: Call
 
 
+class Gradients:
+    """Tells which gradients are of a module other than that whose operators made them.
+
+    Args:
+        trace, frames: a trace, and its frames.
+        stacks, meanings: the numbers of the frames of each stack, and what it says.
+        calls: all module calls; those of modules that only lend their weights are added.
+    """
+
+    def __init__(
+        self,
+        trace: MemoryTrace,
+        frames: Frames,
+        stacks: Sequence[tuple[int, ...]],
+        meanings: Sequence[Meaning],
+        calls: list[Call],
+    ) -> None:
+        self._trace, self._frames, self._stacks = trace, frames, stacks
+        self._meanings, self._calls = meanings, calls
+        self._lent: dict[tuple[int, str], Call] = {}
+        self._inner: dict[int, list[PythonFrame]] = {}
+
+    def refine(self, owner: Int32, confidence: UInt8, operator: Int32) -> None:
+        """Set the call of each gradient's module, in place; -1 where it is not sure.
+
+        Args:
+            owner: shape (events,), the row of the call in which each event allocates.
+            confidence: shape (events,), as `Matched.evidence`.
+            operator: shape (events,), as `Matched.operator`.
+        """
+        events = self._trace.events
+        is_gradient = (events.kind == Kind.ALLOC) & (events.category == Category.GRADIENT)
+        whose = owner.copy()
+        by_node = np.array([meaning.node == EMBEDDING for meaning in self._meanings] + [False])
+        in_place = (events.kind == Kind.ALLOC) & by_node[events.stack] & ~is_gradient
+        gradients = np.flatnonzero(is_gradient & (owner >= 0)).tolist()
+        is_sum = np.array([_adds(meaning) for meaning in self._meanings] + [False])[events.stack]
+        summands = {event: list(self._summands(event, is_sum)) for event in gradients if is_sum[event]}
+        in_place[[row for rows in summands.values() for row in rows]] = False
+        is_backward = np.array([meaning.is_backward for meaning in self._meanings] + [True])[events.stack]
+        step = np.cumsum((events.kind == Kind.ALLOC) & ~is_backward)  # the same within a backward
+        added = {(int(step[row]), int(events.bytes[row])): row for row in np.flatnonzero(in_place).tolist()}
+        for event in gradients:
+            meaning = self._meanings[events.stack[event]]
+            has_summands = event in summands
+            later = added.get((int(step[event]), int(events.bytes[event])), -1)
+            if confidence[event] == BETWEEN:
+                call = None
+            elif later > event and (has_summands or meaning.node == EMBEDDING):
+                call = None  # another embedding's gradient is added to this one, in place
+            elif has_summands:
+                call = self._first(whose[summands[event]].tolist())
+            else:
+                call = self._lender(self._calls[owner[event]], meaning, int(operator[event]))
+            owner[event] = -1 if call is None else call.row
+
+    def _summands(self, event: int, is_sum: Bool) -> Iterator[int]:
+        """Yield the events that allocated what an event adds up: what has its bytes and is freed next."""
+        kind, blocks = self._trace.events.kind, self._trace.allocations
+        size, waiting = self._trace.events.bytes[event], [event]
+        while waiting:
+            last = waiting.pop()
+            after = last + 1
+            while after < len(kind) and kind[after] != Kind.ALLOC:
+                block = blocks.freed_by[after]
+                born = int(blocks.born[block])
+                if block >= 0 and 0 <= born < last and blocks.bytes[block] == size:
+                    if is_sum[born]:
+                        waiting.append(born)
+                    else:
+                        yield born
+                after += 1
+
+    def _first(self, rows: Sequence[int]) -> Call | None:
+        """Return the call of the module that registers a parameter that several share; None if not known."""
+        if not rows or min(rows) < 0:
+            return None
+        places = {_place(self._calls[row]): self._calls[row] for row in rows}
+        first, *others = sorted(places, key=_order)
+        if not others:
+            return places[first]
+        at = next(
+            (at for at, levels in enumerate(zip(first, others[0], strict=False)) if len(set(levels)) > 1), -1
+        )
+        is_known = at >= 0 and 0 < first[at][0] < others[0][at][0]
+        return places[first] if len(others) == 1 and is_known else None
+
+    def _lender(self, call: Call, meaning: Meaning, operator: int) -> Call | None:
+        """Return the call of the module whose weight an operator of a call uses; None if not known."""
+        if operator < 0:
+            return call
+        inner = self._inside_call(operator)
+        names = [frame.name for frame in inner]
+        if ATTENTION in names:
+            return self._below(call, OF_ATTENTION, 1 << 29) if names[-1] == ATTENTION else call
+        text = self._frames.text
+        targets = next((found for f in reversed(inner) if (found := text.weights(f.file, f.line))), ())
+        if targets:
+            return self._below(call, targets[0].path, targets[0].position) if len(targets) == 1 else None
+        if meaning.node in OF_WEIGHTS and any(text.uses_weights(frame.file, frame.line) for frame in inner):
+            return None
+        return call
+
+    def _inside_call(self, stack: int) -> list[PythonFrame]:
+        """Return the Python frames of a stack (its row) inside its innermost module call, outermost first."""
+        if stack not in self._inner:
+            every = self._frames.all
+            frames = [every[number] for number in self._stacks[stack]]
+            outer = max((at for at, frame in enumerate(frames) if frame.role == Role.CALL), default=-1)
+            self._inner[stack] = frames[outer + 1 :]
+        return self._inner[stack]
+
+    def _below(self, call: Call, path: str, position: int) -> Call:
+        if (call.row, path) not in self._lent:
+            below = Call(call, (), (), -1, len(self._calls), name=path, position=position, is_by_text=True)
+            self._lent[call.row, path] = below
+            self._calls.append(below)
+        return self._lent[call.row, path]
+
+
+def _adds(meaning: Meaning) -> bool:
+    """Whether the engine adds a gradient to another."""
+    return "add" in meaning.operators and meaning.node in ("", ACCUMULATE)
+
+
 def registered(gradients: Iterable[Gradient]) -> list[Gradient]:
     """Return one gradient of each parameter, in the order in which the modules register them.
 
@@ -50,7 +188,19 @@ def registered(gradients: Iterable[Gradient]) -> list[Gradient]:
         of_module = by_module.setdefault(_place(gradient.call), [])
         if not of_module or of_module[0].call is gradient.call:
             of_module.append(gradient)
+    for of_module in by_module.values():
+        if _is_weight_and_bias(of_module):
+            of_module.sort(key=lambda gradient: -gradient.size)
     return [gradient for path in sorted(by_module, key=_order) for gradient in by_module[path]]
+
+
+def _is_weight_and_bias(gradients: Sequence[Gradient]) -> bool:
+    """Whether a module has two gradients, of which one has a row for each element of the other.
+
+    The larger one is registered first, but where a module ran twice, its sum may come last.
+    """
+    sizes = sorted(gradient.size for gradient in gradients)
+    return len(sizes) == 2 and sizes[0] > 0 and sizes[1] % sizes[0] == 0
 
 
 def _place(call: Call) -> Place:
@@ -78,7 +228,7 @@ def _order(path: Place) -> list[tuple[int, int, str]]:
 def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient]) -> dict[int, Call]:
     """Return the calls of the modules that moved parameters and buffers belong to, by event."""
     match = longest_common(
-        [frozenset(((_depth(gradient), gradient.size),)) for gradient in gradients],
+        [frozenset(((depth_of(gradient), gradient.size),)) for gradient in gradients],
         [frozenset(((tensor.depth, tensor.size),)) for tensor in moved],
     )
     owner: dict[int, Call] = {}
@@ -112,15 +262,38 @@ def complete_loops(
         while inner.parent is not None:
             if inner.may_skip:
                 loop = (inner.parent.fqn(), inner.site)
-                has_owner = (_depth(gradient), gradient.size) not in lost
+                has_owner = (depth_of(gradient), gradient.size) not in lost
                 loops[loop] = loops.get(loop, bool(moved)) and has_owner
             inner = inner.parent
     return {loop for loop, skipped_none in loops.items() if skipped_none}
 
 
-def _depth(gradient: Gradient) -> int:
+def depth_of(gradient: Gradient) -> int:
     """Return how many `_apply` are open when the parameter of a gradient is moved."""
     return 1 + sum(name.count(".") + 1 for _, name in _place(gradient.call))
+
+
+def in_parameter_order(moved: Iterable[tuple[int, int, Call | None]]) -> list[tuple[int, Call | None]]:
+    """Return parameters as `Module.parameters` has them: what is a module's own before its submodules.
+
+    Args:
+        moved: (bytes, depth of `_apply`, call) of each as they are moved: after the submodules.
+    """
+    result: list[tuple[int, Call | None]] = []
+    at, depth_before = -1, -1
+    for size, depth, call in moved:
+        at = at + 1 if call is None and depth == depth_before else len(result)
+        while call is not None and at and _is_below(result[at - 1][1], call):
+            at -= 1
+        result.insert(at, (size, call))
+        depth_before = depth
+    return result
+
+
+def _is_below(inner: Call | None, outer: Call) -> bool:
+    """Whether a module is below another in the tree."""
+    place = _place(outer)
+    return inner is not None and _place(inner)[: len(place)] == place != _place(inner)
 
 
 def match_state(

@@ -36,6 +36,10 @@ Line = tuple[str, int]
 
 _SAME_MODULES = ("forward", "__call__", "values", "items", "children", "to", "cuda")
 
+_WEIGHTS = ("weight", "bias")
+_NO_VALUES = ("dtype", "device", "shape")
+_EXPRESSIONS = (ast.Call, ast.BinOp, ast.AugAssign)
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _LOOPS = (ast.For, ast.While, ast.AsyncFor, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
 
@@ -153,6 +157,16 @@ class SourceText:
             self._files[file] = _file(file, self._lines.get(file, []))
         text = self._files[file]
         return text.sequentials() if text else []
+
+    def weights(self, file: str, line: int) -> tuple[Target, ...]:
+        """Return the modules whose weights or biases an expression of a line uses itself, without a call."""
+        function = self._function(file, line)
+        return function.weights(line) if function else ()
+
+    def uses_weights(self, file: str, line: int) -> bool:
+        """Whether the class of a line uses weights or biases of modules below it anywhere in its methods."""
+        function = self._function(file, line)
+        return function is not None and function.class_uses_weights
 
     def makes(self, file: str, line: int) -> bool:
         """Whether a line calls a module that is no attribute: its function makes it, or it is global."""
@@ -350,6 +364,27 @@ class _Function:
             return None
         others = (call.func for call in self._calls if _has(call, line, line) and not self._path(call.func))
         return None if any(isinstance(function, ast.Name) for function in others) else len(targets)
+
+    def weights(self, line: int) -> tuple[Target, ...]:
+        self._enter(line)
+        wholes = (node for node in self._nodes if isinstance(node, _EXPRESSIONS) and _has(node, line, line))
+        used = [sorted(set(self._weights(whole))) for whole in wholes]
+        paths = max(used, key=len, default=[])
+        return tuple(self._target(path, False) for path in paths)
+
+    def _weights(self, whole: ast.AST) -> Iterator[str]:
+        """Yield the paths of modules below `self` of which an expression names the weight or bias."""
+        attributes = [node for node in ast.walk(whole) if isinstance(node, ast.Attribute)]
+        asked = {id(node.value) for node in attributes if node.attr in _NO_VALUES}
+        for node in attributes:
+            if node.attr in _WEIGHTS and id(node) not in asked and (path := self._path(node.value)):
+                yield path
+
+    @cached_property
+    def class_uses_weights(self) -> bool:
+        methods = [node for node in (self.owner.body if self.owner else ()) if isinstance(node, Function)]
+        running = (method for method in methods if not method.name.startswith(("__init__", "_init", "reset")))
+        return any(any(self._weights(method)) for method in running)
 
     def has_call(self, line: int) -> bool:
         return any(_has(call, line, line) for call in self._calls)

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,15 @@ from tb_memplugin.analysis.moments import peak
 from tb_memplugin.analysis.reasons import why
 from tb_memplugin.analysis.stacks import stack_table
 from tb_memplugin.exports import json
+from tb_memplugin.read.layers.backward import Backward, meaning_of
+from tb_memplugin.read.layers.calls import Call
 from tb_memplugin.read.layers.frames import Frames
 from tb_memplugin.read.layers.inferred import with_inferred_layers
+from tb_memplugin.read.layers.parameters import Gradient, in_parameter_order, registered
+from tb_memplugin.read.layers.source_text import SourceText
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.store.windows import read_window, write_window
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.tables import MODULE_MARK, NOT_NAMED
 from tests.read.layers.stacks import APPLY, CALL, LINEAR, MAIN, Frame, inferred, modules, native, snapshot_of
 
@@ -249,7 +254,7 @@ def test_a_node_is_of_the_module_whose_operator_it_reverses() -> None:
     node = [ENGINE, NODE, native("at::_ops::mm::call(at::Tensor const&)")]
     trace = inferred((1, forward[0]), (2, forward[1]), (3, node), (1, [ENGINE]), (3, node))
     assert modules(trace) == ["block:10", "head:10", "head:10", "head:10", "block:10"]
-    assert trace.events.module_confidence.tolist() == [95, 95, 95, 90, 95]
+    assert trace.events.module_confidence.tolist() == [95, 95, 95, 95, 95]
 
 
 def test_a_text_with_other_classes_at_the_lines_is_not_used(model_file: Path) -> None:
@@ -369,3 +374,206 @@ def test_a_model_that_is_a_sequential_has_the_indices_of_the_text_that_makes_it(
         "?2",
     ]  # one or two blocks
     assert modules(inferred(linear, *block, linear, *block))[-1] == "?3"  # no Sequential of the file fits
+
+
+def _match(*stacks: tuple[int, list[Frame]], calls: list[Call]) -> list[int]:
+    """Return the call of each allocation; -1 bytes are a free by the engine."""
+    texts = [[f"{name} {file}:{line}" for name, file, line in reversed(stack)] for _, stack in stacks]
+    rows = np.arange(len(stacks), dtype=np.int32)
+    sizes = np.array([size for size, _ in stacks])
+    owner = np.array([_call_of(stack) for _, stack in stacks], np.int32)
+    is_free = sizes < 0
+    return (
+        Backward(calls, [meaning_of(text) for text in texts])
+        .match(rows, sizes, owner, is_free)
+        .owner.tolist()
+    )
+
+
+def _call_of(stack: list[Frame]) -> int:
+    return stack[0][2] if stack[0][0] == "call" else -1
+
+
+def _in(call: int, operator: str) -> list[Frame]:
+    return [("call", "", call), native(f"at::_ops::{operator}::call(at::Tensor const&)")]
+
+
+def _node(kind: str, operator: str) -> list[Frame]:
+    node = native(f"torch::autograd::generated::{kind}Backward0::apply(std::vector<at::Tensor>&&)")
+    return [ENGINE, node, native(f"at::_ops::{operator}::call(at::Tensor const&)")]
+
+
+def _engine(operator: str) -> list[Frame]:
+    return [ENGINE, native(f"at::_ops::{operator}::call(at::Tensor const&)")]
+
+
+def _tree(*parents: int) -> list[Call]:
+    """Calls, each in the one with its parent's row."""
+    calls: list[Call] = []
+    for row, parent in enumerate(parents):
+        calls.append(Call(calls[parent] if parent >= 0 else None, (row,), (), 0, row))
+        if parent >= 0:
+            calls[parent].children[row,] = [calls[row]]
+    return calls
+
+
+def test_a_custom_function_whose_native_frame_has_no_name_is_a_node() -> None:
+    """The Python frames of its backward are inside the engine."""
+    apply: Frame = ("apply", "torch/autograd/function.py", 1)
+    mul = native("at::_ops::mul::call(at::Tensor const&)")
+    forward = [("call", "", 1), apply, ("forward", "act.py", 2), mul]
+    backward = [apply, ENGINE, ("backward", "act.py", 3), mul]
+    stacks = ((1, forward), (1, _in(2, "addmm")), (1, _node("Addmm", "mm")), (1, backward))
+    assert _match(*stacks, calls=_tree(-1, 0, 0))[2:] == [2, 1]
+
+
+def test_what_shape_a_gradient_gets_between_two_modules_is_sure_only_without_a_bias() -> None:
+    """A linear with a bias reshapes its output itself: the copy may be its own or the outer module's."""
+    for linear, node, expected in (("addmm", "Addmm", -1), ("mm", "Mm", 0)):
+        stacks = (
+            (1, _in(1, linear)),
+            (2, _in(2, "gelu")),
+            (2, _node("Gelu", "gelu_backward")),
+            (1, _node("View", "clone")),
+            (1, _node(node, "mm")),
+        )
+        assert _match(*stacks, calls=_tree(-1, 0, 0))[2:] == [2, expected, 1]
+
+
+def test_a_sum_is_of_the_node_before_it_until_that_is_over() -> None:
+    """After a free the engine sums for a node that allocated nothing, whose module is not known."""
+    forward = ((1, _in(1, "add")), (2, _in(2, "addmm")))
+    node = (1, _node("Addmm", "mm"))
+    calls = _tree(-1, 0, 0)
+    assert _match(*forward, node, (1, _engine("sum")), calls=calls)[2:] == [2, 2]
+    assert _match(*forward, node, (-1, [ENGINE]), (1, _engine("sum")), calls=calls)[2:] == [2, -1, -1]
+
+
+def test_a_linear_without_a_bias_that_copies_its_gradient_does_not_move_the_others() -> None:
+    """`matmul` has two nodes for one allocation; the clone is not that of another operator."""
+    linear = [
+        native("at::_ops::matmul::call(at::Tensor const&)"),
+        native("at::_ops::mm::call(at::Tensor const&)"),
+    ]
+    forward = [(1, [("call", "", call), *linear]) for call in (1, 2, 3)]
+    backward = [(1, _node("Mm", "mm")), (1, _node("UnsafeView", "clone")), (1, _node("Mm", "mm"))]
+    stacks = (*forward[:1], (1, _in(0, "clone")), *forward[1:], *backward)
+    last = ((-1, [ENGINE]), (1, _node("Mm", "mm")))
+    assert _match(*stacks, *last, calls=_tree(-1, 0, 0, 0))[4:] == [3, 2, 2, -1, 1]
+
+
+LENDS = """
+import torch
+from torch import nn
+
+class Mixer(nn.Module):
+    def __init__(self):
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = x.to(self.first.weight.dtype)
+        x = self.second.weight @ x
+        return x.matmul(torch.cat([self.first.weight, self.second.weight]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("x.to(", []), ("x = self.second", ["second"]), ("return x", ["first", "second"])],
+)
+def test_the_modules_whose_weights_a_line_uses(tmp_path: Path, line: str, expected: list[str]) -> None:
+    """The dtype of a weight is no use of it."""
+    file, lines = str(tmp_path / "net.py"), LENDS.split("\n")
+    Path(file).write_text(LENDS, encoding="utf-8")
+    number = next(at for at, text in enumerate(lines, 1) if line in text)
+    text = SourceText([(file, number, "forward")])
+    assert [target.path for target in text.weights(file, number)] == expected
+    assert text.uses_weights(file, number)
+
+
+def test_a_modules_own_parameters_are_before_those_below_it() -> None:
+    """They are moved after them. The depth keeps what is not known beside what is moved before it."""
+    outer, inner = Call(None, (), (), 0, 0), Call(None, (), (), 0, 1)
+    root = Call(None, (), (), 0, 2)
+    outer.parent, outer.name, inner.parent, inner.name = root, "attention", outer, "out"
+    moved = [(8, 3, inner), (4, 3, inner), (24, 2, outer), (12, 2, None)]
+    assert in_parameter_order(moved) == [(24, outer), (12, None), (8, inner), (4, inner)]
+
+
+def test_a_weight_is_before_its_bias_where_its_gradient_comes_later() -> None:
+    linear, norm = Call(None, (), (), 0, 0, name="up"), Call(None, (), (), 0, 1, name="norm")
+    linear.parent = norm.parent = Call(None, (), (), 0, 2)
+    gradients = [Gradient(8, linear), Gradient(64, linear), Gradient(6, norm), Gradient(9, norm)]
+    assert [gradient.size for gradient in registered(gradients)] == [6, 9, 64, 8]
+
+
+TIED = """
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        self.{first} = nn.{First}(4, 16)
+        self.{second} = nn.{Second}(16, 4)
+
+    def forward(self, x):
+        x = self.embed(x)
+        return self.head(x)
+"""
+
+
+@pytest.mark.parametrize("first", ["embed", "head"])
+def test_a_gradient_of_two_modules_is_of_the_one_that_is_registered_first(tmp_path: Path, first: str) -> None:
+    """The head makes its gradient, then the embedding, then the engine adds them and frees both."""
+    second = {"embed": "head", "head": "embed"}[first]
+    classes = {"embed": "Embedding", "head": "Linear"}
+    source = TIED.format(first=first, second=second, First=classes[first], Second=classes[second])
+    file = tmp_path / "net.py"
+    file.write_text(source, encoding="utf-8")
+    line = {
+        name: 1 + source.split("\n").index(f"        {code}")
+        for name, code in (("embed", "x = self.embed(x)"), ("head", "return self.head(x)"))
+    }
+    sparse: Frame = ("forward", "site-packages/torch/nn/modules/sparse.py", 190)
+    model = [MAIN, CALL]
+    embed = [*model, ("forward", str(file), line["embed"]), CALL, sparse]
+    head = [*model, ("forward", str(file), line["head"]), CALL, LINEAR]
+    step: list[tuple[int, list[Frame]]] = [
+        (8, [*embed, native("at::_ops::embedding::call(at::Tensor const&)")]),
+        (16, [*head, native("at::_ops::mm::call(at::Tensor const&)")]),
+        (512, _node("Mm", "mm")),
+        (4, _node("Mm", "mm")),
+        (-4, [ENGINE]),
+        (512, _node("Embedding", "embedding_backward")),
+        (512, _engine("add")),
+        (-512, [ENGINE]),
+        (-512, [ENGINE]),
+    ]
+    trace = with_inferred_layers(trace_from_snapshot(_with_frees(*step), "test"))
+    gradients = trace.events.category == Category.GRADIENT
+    named = [trace.modules[row].key for row in trace.events.module[gradients].tolist()]
+    assert trace.events.bytes[gradients].tolist() == [512]
+    assert named == [first]
+
+
+def _with_frees(*entries: tuple[int, list[Frame]]) -> dict[str, Any]:
+    """Return a snapshot; negative bytes free the block of that size that was allocated first."""
+    snapshot = snapshot_of(*[entry for entry in entries if entry[0] > 0])
+    allocations = iter(snapshot["device_traces"][0])
+    alive: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
+    for size, stack in entries:
+        if size > 0:
+            alive.append(next(allocations))
+            result.append(alive[-1])
+            continue
+        block = alive.pop(next(at for at, each in enumerate(alive) if each["size"] == -size))
+        frames = [{"name": name, "filename": file, "line": line} for name, file, line in reversed(stack)]
+        result += [
+            {**block, "action": action, "frames": frames} for action in ("free_requested", "free_completed")
+        ]
+        freed = next(b for b in snapshot["segments"][0]["blocks"] if b["address"] == block["addr"])
+        freed["state"] = "inactive"
+    for time, entry in enumerate(result):
+        entry["time_us"] = time + 1
+    snapshot["device_traces"][0] = result
+    return snapshot
