@@ -49,15 +49,12 @@ def test_the_figures_of_one_step_are_those_among_all():
         bytes=trace.events.bytes,
         address=512 + 4096 * np.arange(2 * STEPS, dtype=np.uint64),
     )
-    for of in (
-        trace,
-        replace(trace, events=kept),
-    ):  # freed in the step, or kept: step n begins with n * (n - 1)
+    keeps = replace(trace, events=kept)  # step n begins with the n * (n - 1) bytes of those before
+    for of in (trace, keeps):
         every = step_stats(of, 0)
-        assert [stats_of_step(of, 0, row) for row in (0, 1, 700, STEPS - 1)] == [
-            every[row] for row in (0, 1, 700, STEPS - 1)
-        ]
-    assert every[700].window_peak_bytes == 700 * 699 + 2 * 700
+        for row in (0, 1, 700, STEPS - 1):
+            assert stats_of_step(of, 0, row) == every[row]
+    assert stats_of_step(keeps, 0, 700).window_peak_bytes == 700 * 699 + 2 * 700
 
 
 def test_each_step_has_its_own_reserve_and_begins_with_that_of_the_step_before():

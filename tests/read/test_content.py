@@ -5,6 +5,7 @@ import io
 import json
 import re
 from itertools import chain
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ LAYOUTS = {
 
 def in_pieces(text):
     """Return the content as it is read piece by piece, and of how many events each batch was."""
-    sizes = []
+    sizes: list[int] = []
 
     def all_of(batches):
         read = list(batches)
@@ -110,7 +111,7 @@ def test_keys_that_are_there_twice_are_counted_once(text, events, many):
 
 def test_a_packed_file_that_is_not_json_is_read_again_from_its_beginning():
     packed = gzip.compress(LAYOUTS["object"].replace('"schemaVersion": 1', '"schemaVersion": nan').encode())
-    stream = GzipStream(io.BytesIO(packed), "x", 1 << 20)
+    stream: Any = GzipStream(io.BytesIO(packed), "x", 1 << 20)
     found, _ = read_json(stream, "x", lambda batches: sum(map(len, batches)))
     assert (found["traceEvents"], found["schemaVersion"]) == (40, None)
     with pytest.raises(io.UnsupportedOperation):
