@@ -269,8 +269,8 @@ def too_large(limit: int, where: str) -> UnreadableFileError:
     )
 
 
-class DamagedJsonError(UnreadableFileError):
-    """The content is no valid JSON."""
+class _DamagedJsonError(Exception):
+    """The content is no valid JSON; the text says where."""
 
 
 def read_json(
@@ -295,15 +295,14 @@ def read_json(
     """
     try:
         return _Text(stream, where, mends=False).content(events)
-    except DamagedJsonError as error:
+    except _DamagedJsonError as error:
         stream.seek(0)
         text = _Text(stream, where, mends=True)
         try:
             content, notes = text.content(events)
-        except DamagedJsonError:
-            if text.mended:
-                raise
-            raise error from None
+        except _DamagedJsonError as again:
+            message = str(again if text.mended else error)
+            raise UnreadableFileError(message, where=where, fix=DAMAGED_FIX) from error
     absent = Note(
         f"The file contains {text.mended:,} infinities or NaNs, which are not valid JSON; they are treated "
         "as missing.",
@@ -339,8 +338,6 @@ class _Text:
             taken = events(self._events(begin, rest))
             self._twice.extend(head.keys() & rest.keys())
             return {"traceEvents": taken, **head, **rest}, _doubled(self._twice)
-        except DamagedJsonError:
-            raise
         except (RecursionError, ValueError) as error:  # nesting; numbers of thousands of digits
             reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
             raise UnreadableFileError(
@@ -392,7 +389,7 @@ class _Text:
         """Return what is decoded from a place on, behind an opening that stands for what was before.
 
         Raises:
-            DamagedJsonError: it is no JSON.
+            _DamagedJsonError: it is no JSON.
         """
         try:
             return decode(opening + self._text[at:])
@@ -403,7 +400,7 @@ class _Text:
             else:
                 place = self._before + at + error.pos - len(opening)
                 message = f"The JSON is damaged at character {place:,} ({error.msg})."
-            raise DamagedJsonError(message, where=self._where, fix=DAMAGED_FIX) from error
+            raise _DamagedJsonError(message) from error
 
     def _read_rest(self) -> None:
         """Read the rest of the file.
