@@ -16,6 +16,7 @@ from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.read.content import (
     GZIP_MAGIC,
     STDIN,
+    Events,
     FileStream,
     GzipStream,
     Progress,
@@ -137,7 +138,7 @@ def _trace_in(content_of: Callable[[], BinaryIO], head: bytes, name: str, device
     stream = content_of()
     begin = head.decode(json.detect_encoding(head), errors="replace").lstrip()[:1]
     if begin and begin in "{[":
-        content, notes = read_json(stream, name)
+        content, notes = read_json(stream, name, _written_events)
         trace = _trace_of(
             content, name, device_type, lambda content: as_pickled(content, name, stream.tell())
         )
@@ -161,6 +162,12 @@ def _trace_in(content_of: Callable[[], BinaryIO], head: bytes, name: str, device
     if not is_snapshot(content):
         raise _foreign(name, f"The pickle contains {_told(content)}, not a memory snapshot.")
     return _trace_of_snapshot(content, stream.tell(), name, device_type, notes)
+
+
+def _written_events(batches: Events) -> object:
+    from tb_memplugin.read.kineto.trace import written_events  # snapshots need none of it
+
+    return written_events(batches)
 
 
 def _trace_of_snapshot(

@@ -15,7 +15,7 @@ import pytest
 
 from tb_memplugin import MemPluginError, budget, load
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.read.content import _parsed, _parsed_bytes, content_limit
+from tb_memplugin.read.content import _json_decoder, _parsed_bytes, content_limit
 from tb_memplugin.read.snapshot.safe_pickle import RefusedPickleError
 from tb_memplugin.store.writer import RunWriter
 from tests.bombs import BOMBS, MB, measured
@@ -66,7 +66,7 @@ def test_what_json_will_take_is_known_before_it_is_parsed(pattern):
     raw = b"[" + pattern * 20_000 + b"1]"
     text = raw.decode()
     tracemalloc.start()
-    _parsed(text, "x")
+    _json_decoder([]).decode(text)
     taken = tracemalloc.get_traced_memory()[1] + len(raw)
     tracemalloc.stop()
     assert 0.7 * taken < _parsed_bytes(raw) < 2.5 * taken

@@ -178,13 +178,13 @@ def test_work_on_devices_in_a_kineto_trace_takes_no_memory(tmp_path):
     path.write_text(json.dumps(content))
     expected = peak(load(path))
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 5, "dur": 1, "args": {"grid": [1, 1, 1]}}
-    path.write_text(json.dumps([kernel] * 20_000 + content["traceEvents"]))
+    path.write_text(json.dumps([kernel] * 60_000 + content["traceEvents"]))
     tracemalloc.start()
     found = peak(load(path))
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (found.bytes, found.parts("category")) == (expected.bytes, expected.parts("category"))
-    assert taken < 4 * path.stat().st_size  # its text, twice while it is decoded; objects take twice as much
+    assert taken < path.stat().st_size  # it is never in memory as a whole
 
 
 def test_entries_that_stand_for_many_are_refused(tmp_path):

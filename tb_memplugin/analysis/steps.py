@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace.replay import window_levels
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Bool, Int64
 
@@ -56,17 +57,25 @@ class StepStats(AnalysisResult):
 
 def step_stats(trace: MemoryTrace, device: int) -> ResultTable[StepStats]:
     """Return the statistics of every step on one device (a row in `trace.devices`), in time order."""
-    return ResultTable(_stats_of(trace, device, row) for row in range(len(trace.steps)))
+    window, bounds = trace.window(device), map(trace.step_events, range(len(trace.steps)))
+    return ResultTable(
+        _stats_of(trace, device, row, window[first : end + 1]) for row, (first, end) in enumerate(bounds)
+    )
 
 
-def _stats_of(trace: MemoryTrace, device: int, row: int) -> StepStats:
+def stats_of_step(trace: MemoryTrace, device: int, row: int) -> StepStats:
+    """Return the statistics of one step (a row in `trace.steps`) on one device, without those of others."""
+    return _stats_of(trace, device, row, window_levels(trace.events, device, *trace.step_events(row)))
+
+
+def _stats_of(trace: MemoryTrace, device: int, row: int, window: Int64) -> StepStats:
     first, end = trace.step_events(row)
     step = trace.steps[row]
-    live, window, reserved = trace.live(device), trace.window(device), trace.reserved(device)
+    live, reserved = trace.live(device), trace.reserved(device)
     peak_event = first - 1 + int(np.argmax(live[first : end + 1]))
     time_ns = trace.events.time_ns
     begin_ns = min(step.start_ns, int(time_ns[first])) if end > first else step.start_ns
-    reported = window[first + 1 : end + 1][_reported(trace, device, first, end)]
+    reported = window[1:][_reported(trace, device, first, end)]
     blocks = trace.allocations
     born_first, born_end = np.searchsorted(blocks.born, (first, end))
     own = blocks.device[born_first:born_end] == device
@@ -82,7 +91,7 @@ def _stats_of(trace: MemoryTrace, device: int, row: int) -> StepStats:
         start_bytes=int(live[0]),
         entry_bytes=int(live[first]),
         end_bytes=int(live[end]),
-        window_peak_bytes=int(reported.max()) if len(reported) else int(window[first]),
+        window_peak_bytes=int(reported.max()) if len(reported) else int(window[0]),
         peak_reserved_bytes=None if reserved is None else int(reserved[first : end + 1].max()),
         allocated_bytes=int(size.sum()),
         allocations=len(size),

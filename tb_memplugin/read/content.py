@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -11,7 +12,7 @@ import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
@@ -59,22 +60,19 @@ MOST_PER_BYTE = 64
 ESTIMATED_TOO_HIGH = 1.5
 """How many times its budget JSON may take by its estimate, which is too high for strangers' traces."""
 
-UNREAD_CATEGORIES = frozenset(
-    (
-        "kernel",
-        "gpu_memcpy",
-        "gpu_memset",
-        "cuda_runtime",
-        "cuda_driver",
-        "ac2g",
-        "gpu_user_annotation",
-        "overhead",
-    )
-)
-"""Values of `cat` of a Kineto trace's events that no reader asks for: most of a GPU's trace."""
-
 NO_JSON_NUMBER = re.compile(r"(?<=[:\[,])(\s*)[-+]?(?:inf|nan)(?=\s*[,}\]])", re.IGNORECASE)
 """Infinities and NaN as C++ writes them, which are not valid JSON."""
+
+JSON_BYTES, MOST_CUTS = 1 << 18, 3
+"""How many bytes of a Kineto trace are read at once, and how many places may be tried to end them between
+two events: some are within one."""
+
+_OBJECT_TO_EVENTS = re.compile(r'\s*\{.*?"traceEvents"[ \t\n\r]*:[ \t\n\r]*\[[ \t\n\r]*', re.DOTALL)
+_LIST_OF_EVENTS = re.compile(r"[ \t\n\r]*\[[ \t\n\r]*(?=\{)")
+_BETWEEN_EVENTS = re.compile(r"\}[ \t\n\r]*,[ \t\n\r]*(?=\{)")
+
+Events = Iterator[list[Any]]
+"""The events of a Kineto trace, in batches."""
 
 
 def content_limit(limit_bytes: int | None, packed_bytes: int | None = None) -> int:
@@ -163,6 +161,9 @@ class GzipStream(io.RawIOBase):
         self._packed = packed
         self._where = where
         self._limit = limit
+        self._begin()
+
+    def _begin(self) -> None:
         self._unpacked_bytes = 0
         self._members = 1
         self._member = zlib.decompressobj(zlib.MAX_WBITS | 16)
@@ -171,6 +172,14 @@ class GzipStream(io.RawIOBase):
     def readable(self) -> bool:
         """Return True."""
         return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Begin again: 0 is the only offset to which it moves."""
+        if offset or whence != io.SEEK_SET:
+            raise io.UnsupportedOperation("seek")
+        self._packed.seek(0)
+        self._begin()
+        return 0
 
     def tell(self) -> int:
         """Return the number of uncompressed bytes that were read so far."""
@@ -260,51 +269,175 @@ def too_large(limit: int, where: str) -> UnreadableFileError:
     )
 
 
-def read_json(stream: BinaryIO, where: str) -> tuple[object, tuple[Note, ...]]:
+class _DamagedJsonError(Exception):
+    """The content is no valid JSON; the text says where."""
+
+
+def read_json(
+    stream: BinaryIO, where: str, events: Callable[[Events], object] | None = None
+) -> tuple[Any, tuple[Note, ...]]:
     """Return the content of a JSON file, and notes on parts that were not valid JSON.
 
     Infinities and NaN as C++ writes them, and control characters in strings, are accepted. So are UTF-16 and
     UTF-32 (PowerShell writes the former); invalid bytes become replacement characters. If a key appears twice
-    in an object, the last value counts, and a note gives the number of such keys. Events of a Kineto trace
-    that are of `UNREAD_CATEGORIES` become one empty event: a GPU's trace then takes half the memory.
+    in an object, the last value counts, and a note gives the number of such keys.
+
+    Args:
+        stream: the file, at its beginning. It is read again from there if it is not valid JSON.
+        where: its name for messages.
+        events: what takes the events of a Kineto trace, a batch at a time, so that they are never in memory
+            together; what it returns is the content's `traceEvents`, also for a file that is only their list.
 
     Raises:
         UnreadableFileError: the content is not JSON, truncated, nested too deeply, or needs more memory than
             its budget.
         OSError: reading the stream failed.
     """
-    raw = stream.read()
-    _check_memory(raw, where)
-    text = raw.decode(json.detect_encoding(raw), errors="replace")
-    del raw
     try:
-        return _parsed(text, where)
-    except json.JSONDecodeError as error:
-        mended, count = NO_JSON_NUMBER.subn(r"\1null", text)
-        if not count:
-            raise _broken(text, error, where) from error
-        del text
-    try:
-        content, notes = _parsed(mended, where)
-    except json.JSONDecodeError as error:
-        raise _broken(mended, error, where) from error
+        return _Text(stream, where, mends=False).content(events)
+    except _DamagedJsonError as error:
+        stream.seek(0)
+        text = _Text(stream, where, mends=True)
+        try:
+            content, notes = text.content(events)
+        except _DamagedJsonError as again:
+            message = str(again if text.mended else error)
+            raise UnreadableFileError(message, where=where, fix=DAMAGED_FIX) from error
     absent = Note(
-        f"The file contains {count:,} infinities or NaNs, which are not valid JSON; they are treated as "
-        "missing.",
+        f"The file contains {text.mended:,} infinities or NaNs, which are not valid JSON; they are treated "
+        "as missing.",
         "not_json",
     )
     return content, (absent, *notes)
 
 
-def _check_memory(raw: bytes, where: str) -> None:
-    """Refuse JSON whose objects would need more memory than its budget, judged by its punctuation.
+class _Text:
+    """The text of a JSON file. Of a Kineto trace, only some events are in memory at a time.
 
-    Raises:
-        UnreadableFileError: the objects need more.
+    `mended` counts the numbers that became `null` because they are not valid JSON.
     """
-    most = memory_budget(len(raw))
-    if len(raw) * MOST_PER_BYTE > most and _parsed_bytes(raw) > ESTIMATED_TOO_HIGH * most:
-        raise too_much_memory(where, most, "The JSON")
+
+    def __init__(self, stream: BinaryIO, where: str, *, mends: bool) -> None:
+        self._stream, self._where, self._mends = stream, where, mends
+        self._decoder: codecs.IncrementalDecoder | None = None
+        self._text, self._before, self._cut = "", 0, ""
+        self._twice: list[str] = []
+        self._json = _json_decoder(self._twice)
+        self.mended = 0
+
+    def content(self, events: Callable[[Events], object] | None) -> tuple[Any, tuple[Note, ...]]:
+        """Return what is in the text, as `read_json` does."""
+        try:
+            opening = self._opening() if events and self._more() else None
+            if events is None or opening is None:
+                self._twice.clear()
+                self._read_rest()
+                return self._decoded("", 0, self._json.decode), _doubled(self._twice)
+            head, begin = opening
+            rest: dict[str, Any] = {}
+            taken = events(self._events(begin, rest))
+            self._twice.extend(head.keys() & rest.keys())
+            return {"traceEvents": taken, **head, **rest}, _doubled(self._twice)
+        except (RecursionError, ValueError) as error:  # nesting; numbers of thousands of digits
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+            raise UnreadableFileError(
+                f"The JSON cannot be read: {reason}.", where=self._where, fix=DAMAGED_FIX
+            ) from error
+        except MemoryError as error:
+            raise out_of_memory(self._where, "The JSON") from error
+
+    def _opening(self) -> tuple[dict[str, Any], int] | None:
+        """Return what a Kineto trace says before its events, and where they begin; None for other files."""
+        with suppress(json.JSONDecodeError):
+            if begin := _LIST_OF_EVENTS.match(self._text):
+                event, _ = self._json.raw_decode(self._text, begin.end())
+                self._twice.clear()
+                return ({}, begin.end()) if "ph" in event else None
+            if begin := _OBJECT_TO_EVENTS.match(self._text):
+                head = self._json.decode(begin[0] + "]}")
+                del head["traceEvents"]
+                return head, begin.end()
+        return None
+
+    def _events(self, at: int, rest: dict[str, Any]) -> Events:
+        """Yield the events from a place on; add what the file says after them to `rest`."""
+        is_list = self._text[:at].lstrip().startswith("[")
+        opening, known = "[", len(self._twice)
+        while True:
+            used, at = at, 0
+            for between in list(_BETWEEN_EVENTS.finditer(self._text, used))[: -MOST_CUTS - 1 : -1]:
+                with suppress(json.JSONDecodeError):  # the boundary is in an event
+                    batch = self._json.decode(f"[{self._text[used : between.start() + 1]}]")
+                    at, opening, known = between.end(), "[0,", len(self._twice)
+                    yield batch
+                    break
+                del self._twice[known:]
+            if not self._more(at or used) or not at:
+                break
+            at = 0
+        # The rest is decoded as if it were all, behind what opens it, so that errors are those of the file.
+        self._read_rest()
+        last, end = self._decoded(opening, 0, self._json.raw_decode)
+        yield last[opening.count("0") :]
+        end -= len(opening)
+        after = self._decoded("0" if is_list else '{"traceEvents":0', end, self._json.decode)
+        if not is_list and after["traceEvents"] == 0:
+            del after["traceEvents"]
+        rest.update({} if is_list else after)
+
+    def _decoded(self, opening: str, at: int, decode: Callable[[str], Any]) -> Any:
+        """Return what is decoded from a place on, behind an opening that stands for what was before.
+
+        Raises:
+            _DamagedJsonError: it is no JSON.
+        """
+        try:
+            return decode(opening + self._text[at:])
+        except json.JSONDecodeError as error:
+            if error.pos >= len(error.doc.rstrip()):
+                characters = self._before + len(self._text)
+                message = f"The JSON ends too early, after {characters:,} characters: the file is truncated."
+            else:
+                place = self._before + at + error.pos - len(opening)
+                message = f"The JSON is damaged at character {place:,} ({error.msg})."
+            raise _DamagedJsonError(message) from error
+
+    def _read_rest(self) -> None:
+        """Read the rest of the file.
+
+        Raises:
+            UnreadableFileError: its objects need more memory than its budget, by its punctuation.
+        """
+        raw = self._stream.read()
+        most = memory_budget(self._stream.tell())
+        if len(raw) * MOST_PER_BYTE > most and _parsed_bytes(raw) > ESTIMATED_TOO_HIGH * most:
+            raise too_much_memory(self._where, most, "The JSON")
+        self._append(raw)
+        self._append(b"")
+
+    def _more(self, used: int = 0) -> bool:
+        """Read on, without the characters that were used. Return whether there was more."""
+        raw = self._stream.read(JSON_BYTES)
+        before = len(self._text)
+        self._text = self._text[used:]
+        before += self._append(raw)
+        self._text = self._text.lstrip(" \t\n\r")
+        self._before += before - len(self._text)
+        return bool(raw)
+
+    def _append(self, raw: bytes) -> int:
+        if self._decoder is None:
+            encoding = json.detect_encoding(raw)
+            self._decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+        text = self._decoder.decode(raw, not raw)
+        if self._mends:  # up to a quote, which is in no number that has to be mended
+            text = self._cut + text
+            end = text.rfind('"') if raw else len(text)
+            text, self._cut = text[: max(end, 0)], text[max(end, 0) :]
+            text, count = NO_JSON_NUMBER.subn(r"\1null", text)
+            self.mended += count
+        self._text += text
+        return len(text)
 
 
 def _parsed_bytes(raw: bytes) -> int:
@@ -324,30 +457,16 @@ def _parsed_bytes(raw: bytes) -> int:
     return width * len(raw) + 64 * lists + 120 * dicts + 90 * pairs + 9 * commas + 50 * texts + 30 * numbers
 
 
-def _parsed(text: str, where: str) -> tuple[object, tuple[Note, ...]]:
-    twice: list[str] = []
-    unread = {"ph": ""}  # still an event
+def _json_decoder(twice: list[str]) -> json.JSONDecoder:
+    """Return a decoder that adds keys which appear more than once in their object to a list."""
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         fields = dict(pairs)
         if len(fields) != len(pairs):
             twice.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        category = fields.get("cat")
-        is_unread = type(category) is str and category in UNREAD_CATEGORIES and "ph" in fields
-        return unread if is_unread else fields
+        return fields
 
-    try:
-        content = json.loads(text, strict=False, object_pairs_hook=object_of)
-    except json.JSONDecodeError:
-        raise
-    except (RecursionError, ValueError) as error:  # nesting; numbers of thousands of digits
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise UnreadableFileError(
-            f"The JSON cannot be read: {reason}.", where=where, fix=DAMAGED_FIX
-        ) from error
-    except MemoryError as error:
-        raise out_of_memory(where, "The JSON") from error
-    return content, _doubled(twice)
+    return json.JSONDecoder(strict=False, object_pairs_hook=object_of)
 
 
 def _doubled(keys: list[str]) -> tuple[Note, ...]:
@@ -356,11 +475,3 @@ def _doubled(keys: list[str]) -> tuple[Note, ...]:
         return ()
     many = f"{len(keys):,} keys appear more than once in their object"
     return (Note(f"{many}, the first {keys[0][:80]!r}: the last value of each is used.", "keys_repeated"),)
-
-
-def _broken(text: str, error: json.JSONDecodeError, where: str) -> UnreadableFileError:
-    if error.pos >= len(text.rstrip()):
-        message = f"The JSON ends too early, after {len(text):,} characters: the file is truncated."
-    else:
-        message = f"The JSON is damaged at character {error.pos:,} ({error.msg})."
-    return UnreadableFileError(message, where=where, fix=DAMAGED_FIX)

@@ -120,7 +120,8 @@ def unfolded(trace: MemoryTrace, metadata: StepMetadata) -> StepSummary:
         NotRecordedError: the window does not contain the step.
     """
     window = Window(metadata.worker, metadata.writer_id, metadata.window, metadata.side_file)
-    return WindowSummaries(trace, window).summary(trace.step_row(metadata.step))
+    row = trace.step_row(metadata.step)
+    return WindowSummaries(trace, window, only=row).summary(row)
 
 
 def peak_parts(summary: StepSummary, device: DeviceSummary, by: By) -> list[Part]:

@@ -17,13 +17,13 @@ from tb_memplugin.analysis.modules import module_table
 from tb_memplugin.analysis.moments import largest_rows, moment, tensor_name
 from tb_memplugin.analysis.oom import failed_requests
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
-from tb_memplugin.analysis.steps import StepStats, step_stats
+from tb_memplugin.analysis.steps import StepStats, stats_of_step, step_stats
 from tb_memplugin.proto import metadata_pb2, summary_pb2
 from tb_memplugin.store.outline import Outlines
 from tb_memplugin.store.paths import readable
 from tb_memplugin.store.whole_devices import packed_whole
 from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Note, OutOfMemory, Spans
-from tb_memplugin.trace.tables import differences
+from tb_memplugin.trace.tables import Int64, differences
 
 SCHEMA_VERSION = 1
 CURVE_COLUMNS = 200
@@ -67,12 +67,18 @@ class WindowSummaries:
     Args:
         trace: the window.
         window: who recorded it.
+        only: the row of the only step that is asked for, or None.
     """
 
-    def __init__(self, trace: MemoryTrace, window: Window) -> None:
+    def __init__(self, trace: MemoryTrace, window: Window, only: int | None = None) -> None:
         self._trace, self._window = trace, window
         self._epoch = epoch_ns(trace)
-        self._stats = [step_stats(trace, device) for device in range(len(trace.devices))]
+        self._stats = [
+            dict(enumerate(step_stats(trace, device)))
+            if only is None
+            else {only: stats_of_step(trace, device, only)}
+            for device in range(len(trace.devices))
+        ]
 
     def metadata(self, row: int) -> metadata_pb2.StepMetadata:
         """Return the metadata that is stored with a step's tag."""
@@ -143,7 +149,7 @@ class WindowSummaries:
 
     @cached_property
     def _outlines(self) -> Outlines:
-        return Outlines(self._trace, self._stats, self._accounts)
+        return Outlines(self._trace, [list(stats.values()) for stats in self._stats], self._accounts)
 
     def _device(self, row: int, device: int) -> summary_pb2.DeviceSummary:
         stats, info = self._stats[device][row], self._trace.devices[device]
@@ -201,7 +207,6 @@ class WindowSummaries:
 
     def _largest(self, device: int, event: int) -> summary_pb2.Allocations:
         trace, blocks = self._trace, self._trace.allocations
-        times = np.append(trace.events.time_ns - self._epoch, -1)  # -1: never
         rows = largest_rows(trace, blocks.alive_at(event, device), LARGEST)
         confidences = blocks.module_confidence[rows]
         return summary_pb2.Allocations(
@@ -214,12 +219,19 @@ class WindowSummaries:
                 readable(trace.operators[row]) if row >= 0 else "" for row in blocks.operator[rows].tolist()
             ],
             names=[readable(trace.labels[row]) if row >= 0 else "" for row in blocks.label[rows].tolist()],
-            born_ns=times[blocks.born[rows]].tolist(),
-            freed_ns=times[blocks.freed[rows]].tolist(),
+            born_ns=self._times(blocks.born[rows]),
+            freed_ns=self._times(blocks.freed[rows]),
             reasons=blocks.reason[rows].tolist(),
             module_confidences=confidences.tolist() if (confidences != 100).any() else [],
             tensors=[readable(tensor_name(trace, row) or "") for row in rows.tolist()],
         )
+
+    def _times(self, events: Int64) -> list[int]:
+        """Return when events happened, from the epoch; -1 for those before and after the window."""
+        time_ns, is_known = self._trace.events.time_ns, (events >= 0) & (events < len(self._trace.events))
+        times = np.full(len(events), -1, np.int64)
+        times[is_known] = time_ns[events[is_known]] - self._epoch
+        return [*map(int, times)]
 
     def _table(self, device: int, row: int, event: int) -> summary_pb2.ModuleTable:
         blocks = self._trace.allocations

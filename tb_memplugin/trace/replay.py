@@ -316,9 +316,22 @@ def reserved_levels(events: Events, device: int, at_start: int | None) -> Int64 
     return events.kept(lambda: (levels,))
 
 
-def window_levels(events: Events, device: int) -> Int64:
-    """Return the running sum of reported allocs and frees in bytes, from 0: shape (events + 1,)."""
+def window_levels(events: Events, device: int, first: int = 0, end: int | None = None) -> Int64:
+    """Return the running sum of reported allocs and frees in bytes, from 0, at some events.
+
+    Args:
+        events: the events of all devices.
+        device: the device whose events count.
+        first, end: the levels before event first to after event end - 1: shape (end - first + 1,).
+    """
     sign = np.zeros(len(Kind), np.int64)
     sign[Kind.ALLOC], sign[Kind.FREE_COMPLETED] = 1, -1
-    delta = np.where(events.device == device, sign[events.kind] * events.bytes, 0)
-    return np.concatenate(([0], np.cumsum(delta)))
+
+    def changes(rows: slice) -> Int64:
+        return np.where(events.device[rows] == device, sign[events.kind[rows]] * events.bytes[rows], 0)
+
+    levels = np.empty((len(events) if end is None else end) - first + 1, np.int64)
+    levels[0] = sum(int(changes(rows).sum()) for rows in pieces_of(first))
+    for rows in pieces_of(len(levels) - 1):
+        levels[1:][rows] = changes(slice(first + rows.start, first + rows.stop))
+    return np.cumsum(levels, out=levels)

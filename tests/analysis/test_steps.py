@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from tb_memplugin.analysis.moments import peak
-from tb_memplugin.analysis.steps import highest_row, step_series, step_stats
+from tb_memplugin.analysis.steps import highest_row, stats_of_step, step_series, step_stats
 from tb_memplugin.trace import Device, Kind, MemoryTrace, Step, events, start_state
 from tests.step_figures import figures
 
@@ -40,6 +40,21 @@ def test_the_peak_of_thousands_of_steps_is_found_at_once():
     top = peak(trace)
     assert (top.bytes, top.event) == (STEPS - 1, 2 * STEPS - 2)
     assert time.process_time() - begin < 5
+
+
+def test_the_figures_of_one_step_are_those_among_all():
+    trace = of_many_steps()
+    kept = events(
+        trace.events.time_ns,
+        bytes=trace.events.bytes,
+        address=512 + 4096 * np.arange(2 * STEPS, dtype=np.uint64),
+    )
+    keeps = replace(trace, events=kept)  # step n begins with the n * (n - 1) bytes of those before
+    for of in (trace, keeps):
+        every = step_stats(of, 0)
+        for row in (0, 1, 700, STEPS - 1):
+            assert stats_of_step(of, 0, row) == every[row]
+    assert stats_of_step(keeps, 0, 700).window_peak_bytes == 700 * 699 + 2 * 700
 
 
 def test_each_step_has_its_own_reserve_and_begins_with_that_of_the_step_before():

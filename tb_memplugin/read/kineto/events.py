@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from sys import intern
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,6 +32,10 @@ MOST_BYTES = 1 << 62
 MOST_DEVICES = 256
 LONGEST_PROCESS = 40
 """The largest number of characters of a process's name, which merged traces of several ranks may have."""
+
+MEMORY_NAMES = ("[memory]", "[OutOfMemory]")
+
+_NUMBERS = re.compile(r"-?[0-9]+ -?[0-9]+")
 
 FIX = "Export the trace again with torch.profiler, or load a complete copy of the file."
 
@@ -61,78 +67,138 @@ class MemoryRows:
     sizeless: int
 
 
+class WrittenMemory(NamedTuple):
+    """The `[memory]` and `[OutOfMemory]` events of a trace, as columns in the file's order.
+
+    `timed`, `sized` and `named` mark valid times, sizes and addresses. `device` is as torch spells it, "" for
+    none, and `numberless` marks devices that should have a number. `process` and `thread` are what tells them
+    apart. `total` and `reserved` are -1 where they are not recorded.
+    """
+
+    time_ns: Int64
+    timed: Bool
+    bytes: Int64
+    sized: Bool
+    device: list[str]
+    numberless: Bool
+    process: list[str]
+    thread: list[str]
+    event_index: Int64
+    oom: Bool
+    total: Int64
+    reserved: Int64
+    address: Int64
+    named: Bool
+
+
+Columns = TypeVar("Columns", bound=tuple[Any, ...])
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Return the columns of all parts, one after the other."""
+    columns = zip(*parts, strict=True)
+    kind: Callable[..., Columns] = type(parts[0])
+    return kind(*(list(chain(*each)) if type(each[0]) is list else np.concatenate(each) for each in columns))
+
+
 class Threads:
-    """The distinct threads of the trace, by process and thread id of any type."""
+    """The rows of the distinct threads of the trace."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
 
-    def rows(self, events: Sequence[Written]) -> Int64:
-        """Return the row of each event's thread: int64.
-
-        Ids are looked up as texts, once per distinct pair: a hostile file may contain numbers whose look-up
-        takes hours.
-        """
-        process, thread = [event.get("pid") for event in events], [event.get("tid") for event in events]
-        (of_process, whole_process), (of_thread, whole_thread) = whole_column(process), whole_column(thread)
-        if not (whole_process.all() and whole_thread.all()):
-            return np.array([self._row(*pair) for pair in zip(process, thread, strict=True)], np.int64)
-        pairs, pair = np.unique(np.stack((of_process, of_thread)), axis=1, return_inverse=True)
-        rows = [self._row(*ids) for ids in pairs.T.tolist()]
-        return np.array(rows, np.int64)[pair.reshape(-1)]
-
-    def _row(self, process: object, thread: object) -> int:
-        return self._rows.setdefault(f"{str(process)[:100]} {str(thread)[:100]}", len(self._rows))
+    def rows(self, threads: Sequence[str]) -> Int64:
+        """Return the row of each event's thread: int64. New ones are in the order of their numbers."""
+        new = [thread for thread in dict.fromkeys(threads) if thread not in self._rows]
+        if all(map(_NUMBERS.fullmatch, new)):
+            new.sort(key=lambda thread: tuple(map(int, thread.split())))
+        self._rows.update({thread: len(self._rows) + place for place, thread in enumerate(new)})
+        return np.array([self._rows[thread] for thread in threads], np.int64)
 
 
-def read_memory(
-    written: Sequence[Written], ooms: Sequence[Written], threads: Threads, where: str
-) -> MemoryRows:
-    """Return the columns of a trace's memory events, sorted by (`ts`, event index).
+def threads_of(events: Sequence[Written]) -> list[str]:
+    """Return what tells each event's thread apart: its process and thread id, numbers or texts.
+
+    Ids are texts because a hostile file may contain numbers whose look-up takes hours.
+    """
+    process, thread = [event.get("pid") for event in events], [event.get("tid") for event in events]
+    (of_process, whole_process), (of_thread, whole_thread) = whole_column(process), whole_column(thread)
+    if whole_process.all() and whole_thread.all():
+        pairs = zip(of_process.tolist(), of_thread.tolist(), strict=True)
+        return [intern(f"{process} {thread}") for process, thread in pairs]
+    return [
+        intern(f"{str(process)[:100]} {str(thread)[:100]}")
+        for process, thread in zip(process, thread, strict=True)
+    ]
+
+
+def memory_columns(events: Sequence[Written]) -> WrittenMemory:
+    """Return the columns of memory events."""
+    arguments = list(map(arguments_of, events))
+    device, numberless = _devices(arguments)
+    address, named = whole_column([args.get("Addr") for args in arguments])
+    return WrittenMemory(
+        *time_column([event.get("ts") for event in events]),
+        *whole_column([args.get("Bytes") for args in arguments]),
+        device=device,
+        numberless=numberless,
+        process=_processes([event.get("pid") for event in events]),
+        thread=threads_of(events),
+        event_index=indices(arguments),
+        oom=np.array([event["name"] == MEMORY_NAMES[1] for event in events], bool),
+        total=_counter(arguments, "Total Allocated"),
+        reserved=_counter(arguments, "Total Reserved"),
+        address=address,
+        named=named,
+    )
+
+
+def read_memory(written: WrittenMemory, threads: Threads, where: str) -> MemoryRows:
+    """Return a trace's memory events, sorted by (`ts`, event index).
 
     Rows without a time, a size or a device are left out and counted.
 
     Raises:
         UnreadableFileError: there are impossibly many devices or bytes.
     """
-    both = [*written, *ooms]
-    arguments = list(map(arguments_of, both))
-    time, timed = time_column([event.get("ts") for event in both])
-    size, sized = whole_column([args.get("Bytes") for args in arguments])
-    device, devices, numberless = _devices(arguments)
-    device, devices = _split_processes(device, devices, [event.get("pid") for event in both])
+    time, timed, size, sized = written[:4]
+    devices = tuple(sorted(set(written.device) - {""}))
+    row_of = {name: row for row, name in enumerate(devices)}
+    device = np.array([row_of.get(name, -1) for name in written.device], np.int64)
+    device, devices = _split_processes(device, devices, written.process)
     if len(devices) > MOST_DEVICES // 2:  # each may have shared memory beside it
         raise UnreadableFileError(f"The trace has {len(devices)} devices.", where=where, fix=FIX)
-    index = indices(arguments)
+    has_device = timed & sized & (device >= 0)
     faults = {
         "memory events have no time; left out": Tally.of(~timed, np.where(sized, size, 0)),
         "memory events have no device; left out": Tally.of(timed & sized & (device < 0), size),
-        "memory events have no device number; taken as 0": Tally.of(timed & sized & numberless, size),
+        "memory events have no device number; taken as 0": Tally.of(timed & sized & written.numberless, size),
     }
-    good = np.flatnonzero(timed & sized & (device >= 0))
-    order = good[np.lexsort((index[good], time[good]))]
+    good = np.flatnonzero(has_device)
+    # Of the same time and index, failed requests are last.
+    order = good[np.lexsort((written.oom[good], written.event_index[good], time[good]))]
     if float(np.sum(np.abs(size[order].astype(np.float64)))) >= MOST_BYTES:
         raise UnreadableFileError("The sum of the memory events is impossibly large.", where=where, fix=FIX)
-    oom = (np.arange(len(both)) >= len(written))[order]
-    total = _counter(arguments, "Total Allocated")[order]
+    oom, total = written.oom[order], written.total[order]
     if (total >= 0).any():
         faults["memory events have no total, or an impossible one; it is not checked"] = Tally.of(
             (total < 0) & ~oom, size[order]
         )
-    address, named = whole_column([args.get("Addr") for args in arguments])
-    address, named = address[order], (named & (address != 0))[order]
+    address = written.address[order]
+    named = written.named[order] & (address != 0)
     device, devices = _split_shared(device[order], devices, size[order], total, address, oom)
     loose = np.flatnonzero(~named & ~oom)
     address[loose] = addresses_by_size(device[loose], size[order][loose]).view(np.int64)
     address[oom] = 0
+    thread = threads.rows(written.thread)[order]
     return MemoryRows(
         time_ns=time[order],
         address=address.view(np.uint64),
         bytes=size[order],
         total=np.where(np.array([name.startswith(SHARED) for name in devices], bool)[device], -1, total),
-        reserved=_counter(arguments, "Total Reserved")[order],
+        reserved=written.reserved[order],
         device=device.astype(np.uint8),
-        thread=threads.rows(both)[order],
+        thread=thread,
         oom=oom,
         named=named | oom,
         devices=devices,
@@ -160,8 +226,8 @@ def _counter(arguments: Sequence[Written], name: str) -> Int64:
     return np.where(there & (number >= 0) & (number < MOST_BYTES), number, -1)
 
 
-def _devices(arguments: Sequence[Written]) -> tuple[Int64, tuple[str, ...], Bool]:
-    """Return each event's device row (-1 for none), the sorted device names, and which lack a number."""
+def _devices(arguments: Sequence[Written]) -> tuple[list[str], Bool]:
+    """Return each event's device as torch spells it ("" for none), and which lack a number."""
     kind, has_kind = _types(arguments)
     number, has_number = whole_column([args.get("Device Id", -1) for args in arguments])
     pairs, pair = np.unique(
@@ -172,11 +238,8 @@ def _devices(arguments: Sequence[Written]) -> tuple[Int64, tuple[str, ...], Bool
     names = [_name(*key) for key in pairs.T.tolist()]
     name_of = [names[row] for row in pair.reshape(-1).tolist()]
     for event in np.flatnonzero(~has_kind).tolist():
-        name_of[event] = _spelled(arguments[event])
-    devices = tuple(sorted(set(name_of) - {""}))
-    rows = {name: row for row, name in enumerate(devices)}
-    numberless = has_kind & (kind > 0) & ~(has_number & (number >= 0))
-    return np.array([rows.get(name, -1) for name in name_of], np.int64), devices, numberless
+        name_of[event] = intern(_spelled(arguments[event]))
+    return name_of, has_kind & (kind > 0) & ~(has_number & (number >= 0))
 
 
 def _types(arguments: Sequence[Written]) -> Column:
@@ -206,21 +269,25 @@ def _spelled(arguments: Written) -> str:
     return ""
 
 
+def _processes(ids: Sequence[object]) -> list[str]:
+    """Return what tells each event's process apart."""
+    number, there = whole_column(ids)
+    return [
+        intern(str(number) if is_number else pid[:LONGEST_PROCESS] if isinstance(pid, str) else "not told")
+        for pid, number, is_number in zip(ids, number.tolist(), there.tolist(), strict=True)
+    ]
+
+
 def _split_processes(
-    device: Int64, devices: tuple[str, ...], processes: Sequence[object]
+    device: Int64, devices: tuple[str, ...], processes: Sequence[str]
 ) -> tuple[Int64, tuple[str, ...]]:
     """Give each process its own devices if several use one, as in merged traces of several ranks.
 
     Addresses and counters are per process: on one device, processes would free one another's blocks.
     """
-    number, there = whole_column(processes)
-    if not len(number) or (there.all() and (number == number[0]).all()):
+    if len(set(processes)) < 2:
         return device, devices
-    named = [
-        str(number) if is_number else pid[:LONGEST_PROCESS] if isinstance(pid, str) else "not told"
-        for pid, number, is_number in zip(processes, number.tolist(), there.tolist(), strict=True)
-    ]
-    names, process = np.unique(named, return_inverse=True)
+    names, process = np.unique(processes, return_inverse=True)
     pairs, pair = np.unique(np.stack((device, process.reshape(-1))), axis=1, return_inverse=True)
     users = np.bincount(pairs[0] + 1)  # places from 0 on: -1 stands for no device
     own = [

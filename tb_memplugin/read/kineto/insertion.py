@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.read.content import GZIP_MAGIC, GzipStream, content_limit, read_json, too_large
+from tb_memplugin.read.content import GZIP_MAGIC, Events, GzipStream, content_limit, read_json, too_large
 from tb_memplugin.read.kineto.events import FIX, arguments_of
 from tb_memplugin.read.kineto.fields import base_ns, time_column, whole_column
 from tb_memplugin.trace.tables import Int64, UInt64
@@ -63,7 +64,7 @@ def read_text(file: bytes, path: str, limit_bytes: int | None = None) -> KinetoT
     if not is_packed and len(file) > limit:
         raise too_large(limit, path)
     content = GzipStream(io.BytesIO(file), path, limit).read() if is_packed else file
-    document, _ = read_json(io.BytesIO(content), path)
+    document, _ = read_json(io.BytesIO(content), path, _fields_read)
     head: dict[str, Any] = document if isinstance(document, dict) else {}
     written = head.get("traceEvents") if head else document
     begin = _begin(content)
@@ -91,6 +92,17 @@ def read_text(file: bytes, path: str, limit_bytes: int | None = None) -> KinetoT
         memory_ns=time[memory] + base,
         memory_address=addresses.view(np.uint64),
     )
+
+
+def _fields_read(batches: Events) -> list[Any]:
+    """Return all events, each with the fields that are read: a GPU's trace has hundreds of megabytes."""
+    fields = {False: ("ph", "ts", "pid", "name"), True: ("ph", "ts", "pid", "name", "args")}
+    return [
+        {key: event[key] for key in fields[event.get("name") == "[memory]"] if key in event}
+        if type(event) is dict
+        else event
+        for event in chain.from_iterable(batches)
+    ]
 
 
 def _begin(content: bytes) -> int | None:

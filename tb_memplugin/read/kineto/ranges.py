@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from sys import intern
+from typing import NamedTuple
 
 import numpy as np
 
-from tb_memplugin.read.kineto.events import MemoryRows, Threads, Written, arguments_of, indices
+from tb_memplugin.read.kineto.events import MemoryRows, Threads, Written, arguments_of, indices, threads_of
 from tb_memplugin.read.kineto.fields import time_column, whole_column
 from tb_memplugin.trace.tables import Bool, Int64
 
@@ -22,6 +23,9 @@ STEP_PREFIX = "ProfilerStep#"
 OPTIMIZER_PREFIX = "Optimizer.step#"
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 MODULE_PREFIX = "nn.Module: "
+INPUTS = ("Concrete Inputs", "Input type", "Input Dims", "Input Strides")
+"""The arguments of an operator that say what it was given."""
+
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 """The function of nodes that add a gradient to that of a parameter."""
 
@@ -34,8 +38,8 @@ class Ranges:
     operators, annotations, steps, Python frames, modules' frames, autograd nodes and optimizer steps;
     `frame` excludes modules, and `annotation` excludes steps but includes optimizer steps. `sequence` is
     the autograd sequence number of operators, -1 for none; `forward_thread` is the profiler's number of the
-    thread that made what autograd runs, 0 or -1 for others; `arguments` are those of each. `invalid` counts
-    those that were left out.
+    thread that made what autograd runs, 0 or -1 for others; `inputs` are each range's arguments about inputs.
+    `invalid` counts those that were left out.
     """
 
     name: list[str]
@@ -52,28 +56,74 @@ class Ranges:
     optimizer: Bool
     sequence: Int64
     forward_thread: Int64
-    arguments: list[Written]
+    inputs: list[Written]
     invalid: int = 0
 
     def __len__(self) -> int:
         return len(self.name)
 
 
-def read_ranges(written: Sequence[Written], threads: Threads, memory: MemoryRows) -> tuple[Ranges, Int64]:
+class WrittenRanges(NamedTuple):
+    """Operators, annotations and frames of a trace, as columns in the file's order.
+
+    `good` marks those with a name and a time. `sequence` and `forward_thread` are -1 where they are not
+    recorded. `inputs` has the arguments about inputs.
+    """
+
+    start_ns: Int64
+    length_ns: Int64
+    good: Bool
+    name: list[str]
+    category: list[str]
+    thread: list[str]
+    event_index: Int64
+    sequence: Int64
+    forward_thread: Int64
+    inputs: list[Written]
+
+
+def range_columns(events: Sequence[Written], known: dict[str, Written]) -> WrittenRanges:
+    """Return the columns of ranges.
+
+    Args:
+        events: the events.
+        known: inputs by their text, so that equal ones are one object; those of the events are added.
+    """
+    start, has_start = time_column([event.get("ts") for event in events])
+    length, has_length = time_column([event.get("dur", 0) for event in events])
+    names = [event.get("name") for event in events]
+    named = np.array([type(name) is str for name in names], bool)
+    arguments = list(map(arguments_of, events))
+    return WrittenRanges(
+        start,
+        length,
+        has_start & has_length & (length >= 0) & named,
+        name=[intern(name) if type(name) is str else "" for name in names],
+        category=[intern(event["cat"]) for event in events],
+        thread=threads_of(events),
+        event_index=indices(arguments),
+        sequence=_numbers(arguments, "Sequence number"),
+        forward_thread=_numbers(arguments, "Fwd thread id"),
+        inputs=[_inputs(args, known) for args in arguments],
+    )
+
+
+def _inputs(arguments: Written, known: dict[str, Written]) -> Written:
+    inputs = {key: arguments[key] for key in INPUTS if key in arguments}
+    return known.setdefault(repr(inputs), inputs)
+
+
+def read_ranges(written: WrittenRanges, threads: Threads, memory: MemoryRows) -> tuple[Ranges, Int64]:
     """Return the ranges of a trace, and the innermost range around each memory row, -1 for none."""
-    start, has_start = time_column([event.get("ts") for event in written])
-    length, has_length = time_column([event.get("dur", 0) for event in written])
-    named = np.array([type(event.get("name")) is str for event in written], bool)
-    good = has_start & has_length & (length >= 0) & named
-    thread = threads.rows(written)
-    rows = np.flatnonzero(good)
-    index = indices(list(map(arguments_of, written)))  # for those with the same time and length
-    rows = rows[np.lexsort((index[rows], -length[rows], start[rows], thread[rows]))]
+    start, length = written.start_ns, written.length_ns
+    thread = threads.rows(written.thread)
+    rows = np.flatnonzero(written.good)
+    # The index is for those with the same time and length.
+    rows = rows[np.lexsort((written.event_index[rows], -length[rows], start[rows], thread[rows]))]
     start, end, thread = start[rows], (start + length)[rows], thread[rows]
-    kept = [written[row] for row in rows.tolist()]
     parent, around = nested(start, end, thread, memory)
-    ranges = _classified(kept, start, end, thread, parent)
-    return replace(ranges, invalid=len(good) - len(rows)), around
+    ranges = _classified(written, rows, start, end, thread, parent)
+    return replace(ranges, invalid=len(written.good) - len(rows)), around
 
 
 def nested(start: Int64, end: Int64, thread: Int64, memory: MemoryRows) -> tuple[Int64, Int64]:
@@ -104,17 +154,18 @@ def nested(start: Int64, end: Int64, thread: Int64, memory: MemoryRows) -> tuple
     return enclosing[:count], enclosing[count:]
 
 
-def _classified(kept: list[Written], start: Int64, end: Int64, thread: Int64, parent: Int64) -> Ranges:
-    names: list[str] = [event["name"] for event in kept]
-    categories: list[Any] = [event.get("cat") for event in kept]
+def _classified(
+    written: WrittenRanges, rows: Int64, start: Int64, end: Int64, thread: Int64, parent: Int64
+) -> Ranges:
+    names = [written.name[row] for row in rows.tolist()]
+    categories = [written.category[row] for row in rows.tolist()]
     operator = np.array([category in OPERATOR_CATEGORIES for category in categories], bool)
     python = np.array([category in FRAME_CATEGORIES for category in categories], bool)
     step = _prefixed(names, STEP_PREFIX) & ~python
     optimizer = _prefixed(names, OPTIMIZER_PREFIX) & ~python
     module = _prefixed(names, MODULE_PREFIX) & python
     operator &= ~step & ~optimizer
-    arguments = list(map(arguments_of, kept))
-    sequence = _numbers(arguments, operator, "Sequence number")
+    sequence = np.where(operator, written.sequence[rows], -1)
     node = _prefixed(names, NODE_PREFIX) & operator
     _number_behind_hooks(names, node, parent, sequence)
     return Ranges(
@@ -131,17 +182,15 @@ def _classified(kept: list[Written], start: Int64, end: Int64, thread: Int64, pa
         node=node,
         optimizer=optimizer,
         sequence=sequence,
-        forward_thread=_numbers(arguments, operator, "Fwd thread id"),
-        arguments=arguments,
+        forward_thread=np.where(operator, written.forward_thread[rows], -1),
+        inputs=[written.inputs[row] for row in rows.tolist()],
     )
 
 
-def _numbers(arguments: Sequence[Written], rows: Bool, name: str) -> Int64:
-    """Return an argument of some events, as a column of all; -1 where it is not recorded."""
-    numbers = np.full(len(arguments), -1, np.int64)
-    number, there = whole_column([arguments[row].get(name, -1) for row in np.flatnonzero(rows).tolist()])
-    numbers[rows] = np.where(there, number, -1)
-    return numbers
+def _numbers(arguments: Sequence[Written], name: str) -> Int64:
+    """Return a number among the arguments of each event; -1 where it is not recorded."""
+    number, there = whole_column([args.get(name, -1) for args in arguments])
+    return np.where(there, number, -1)
 
 
 def _number_behind_hooks(names: Sequence[str], node: Bool, parent: Int64, sequence: Int64) -> None:

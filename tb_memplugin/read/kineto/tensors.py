@@ -197,7 +197,7 @@ def tensors_of(
 
 def _returned(ranges: Ranges, operator: int, size: int) -> TensorMetadata | None:
     try:
-        return _RULES[ranges.name[operator]](Inputs(ranges.arguments[operator]), size)
+        return _RULES[ranges.name[operator]](Inputs(ranges.inputs[operator]), size)
     except (IndexError, ValueError):  # other inputs than those of the operator that the rule is about
         return None
 

@@ -6,9 +6,10 @@ operators, named ranges, Python frames and `nn.Module` frames. Kernels and other
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,17 @@ from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.categories import Born, Judged, by_lifetime
 from tb_memplugin.read.faults import Tally, notes_on
 from tb_memplugin.read.kineto.before import with_categories
-from tb_memplugin.read.kineto.events import FIX, MemoryRows, Threads, read_memory
+from tb_memplugin.read.kineto.events import (
+    FIX,
+    MEMORY_NAMES,
+    MemoryRows,
+    Threads,
+    Written,
+    WrittenMemory,
+    joined,
+    memory_columns,
+    read_memory,
+)
 from tb_memplugin.read.kineto.fields import base_ns
 from tb_memplugin.read.kineto.levels import (
     Beginning,
@@ -27,7 +38,14 @@ from tb_memplugin.read.kineto.levels import (
     start_of,
 )
 from tb_memplugin.read.kineto.owners import Owned, owned
-from tb_memplugin.read.kineto.ranges import CATEGORIES, STEP_PREFIX, Ranges, read_ranges
+from tb_memplugin.read.kineto.ranges import (
+    CATEGORIES,
+    STEP_PREFIX,
+    Ranges,
+    WrittenRanges,
+    range_columns,
+    read_ranges,
+)
 from tb_memplugin.read.kineto.tensors import tensors_of
 from tb_memplugin.read.python_frames import note_on_cut
 from tb_memplugin.read.ranges import annotations_of, with_different_starts
@@ -64,6 +82,27 @@ PROPERTIES = (
 RECORD = "Record it with torch.profiler.profile(profile_memory=True)."
 
 
+class WrittenEvents(NamedTuple):
+    """The events of a trace that are read, and how many there are in all, and how many are no objects."""
+
+    memory: WrittenMemory
+    ranges: WrittenRanges
+    no_objects: int
+
+
+def written_events(batches: Iterable[list[Any]]) -> WrittenEvents:
+    """Return what is read of a trace's events, whose objects are needed only one batch at a time."""
+    memory, ranges, no_objects = [], [], 0
+    inputs: dict[str, Written] = {}
+    for batch in chain(([],), batches):
+        events = [event for event in batch if type(event) is dict]
+        no_objects += len(batch) - len(events)
+        memory.append(memory_columns([event for event in events if event.get("name") in MEMORY_NAMES]))
+        is_range = [event for event in events if event.get("cat") in CATEGORIES and event.get("ph") == "X"]
+        ranges.append(range_columns(is_range, inputs))
+    return WrittenEvents(joined(memory), joined(ranges), no_objects)
+
+
 def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     """Return the memory trace in a Kineto trace in memory.
 
@@ -72,7 +111,8 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     and by how much. Invalid events are left out and counted in notes.
 
     Args:
-        content: the file's JSON: a dict with `traceEvents`, or only the list of events.
+        content: the file's JSON: a dict with `traceEvents`, a list or what `written_events` returns, or only
+            the list of events.
         source: the name of the file for messages.
 
     Raises:
@@ -80,26 +120,18 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
             numbers.
     """
     written = content.get("traceEvents") if isinstance(content, dict) else content
-    if not isinstance(written, list):
+    if isinstance(written, list):
+        written = written_events([written])
+    if not isinstance(written, WrittenEvents):
         raise UnreadableFileError("The file does not contain a list of traceEvents.", where=source, fix=FIX)
     head: dict[str, Any] = content if isinstance(content, dict) else {}
-    happened = [event for event in written if type(event) is dict]
     threads = Threads()
-    memory = read_memory(
-        [event for event in happened if event.get("name") == "[memory]"],
-        [event for event in happened if event.get("name") == "[OutOfMemory]"],
-        threads,
-        source,
-    )
+    memory = read_memory(written.memory, threads, source)
     if not len(memory.time_ns):
         sizeless = {"memory events have no size; left out": Tally(memory.sizeless)}
         lost = "".join(f" {note}" for note in notes_on({**memory.faults, **sizeless}))
         raise UnreadableFileError(f"The trace contains no memory events.{lost}", where=source, fix=RECORD)
-    ranges, around = read_ranges(
-        [event for event in happened if event.get("cat") in CATEGORIES and event.get("ph") == "X"],
-        threads,
-        memory,
-    )
+    ranges, around = read_ranges(written.ranges, threads, memory)
     base = base_ns(head.get("baseTimeNanoseconds"), int(memory.time_ns[0]))
     memory = replace(memory, time_ns=memory.time_ns + base)
     ranges = replace(ranges, start_ns=ranges.start_ns + base, end_ns=ranges.end_ns + base)
@@ -118,7 +150,7 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     )
     trace = replace(trace, annotations=annotations, annotation_names=names)
     notes = (
-        *note_on_invalid(trace, memory, len(written) - len(happened)),
+        *note_on_invalid(trace, memory, written.no_objects),
         *notes_on(memory.faults),
         *_notes(trace, ranges.invalid, owners, stepless=not steps),
         *notes_on_levels(trace, memory, beginning),

@@ -208,7 +208,7 @@ def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> 
     """
     recorded = trace.events.stack[trace.events.stack >= 0]
     stacks = [trace.stacks[row] for row in np.unique(recorded).tolist()]
-    if not stacks or any(not read_frame(text).is_python for stack in stacks for text in stack):
+    if not stacks or not all(read_frame(text).is_python for text in distinct(stacks)):
         return phase
     phases: UInt8 = phase.copy()
     silent = (trace.events.stack < 0) & (trace.events.kind == Kind.ALLOC) & (phase == Phase.OTHER)

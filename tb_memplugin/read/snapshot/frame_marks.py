@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from tb_memplugin.trace import Category, Phase
-from tb_memplugin.trace.frames import Frame, read_frame
+from tb_memplugin.trace.frames import read_frame
 
 
 class Mark(IntEnum):
@@ -141,7 +141,9 @@ _NATIVE: tuple[tuple[Mark, str], ...] = (
     (Mark.BACKWARD, r"(.*[ (*&])?torch::autograd::(Engine|python::PythonEngine|PyNode)::.*"),
     (Mark.BACKWARD, r"(.*[ (*&])?torch::autograd::generated::\w*Backward\w*.*"),
 )
-_OF_FUNCTION = [(mark, re.compile(file), re.compile(function)) for mark, file, function in _PYTHON]
+_OF_FUNCTION = re.compile(  # function and file, in lines; the names of groups are rows
+    "|".join(f"(?P<r{row}>({function})\n({file}))" for row, (_, file, function) in enumerate(_PYTHON))
+)
 _OF_NATIVE = [(mark, re.compile(function, re.DOTALL)) for mark, function in _NATIVE]
 
 
@@ -150,12 +152,8 @@ def mark_of(text: str) -> Mark:
     frame = read_frame(text)
     if not frame.is_python:
         return next((mark for mark, name in _OF_NATIVE if name.match(frame.function)), Mark.NOTHING)
-    file = frame.file.replace("\\", "/")
-    return next((mark for mark, files, name in _OF_FUNCTION if _is(frame, file, files, name)), Mark.NOTHING)
-
-
-def _is(frame: Frame, file: str, files: re.Pattern[str], name: re.Pattern[str]) -> bool:
-    return name.fullmatch(frame.function) is not None and files.fullmatch(file) is not None
+    match = _OF_FUNCTION.fullmatch(f"{frame.function}\n{frame.file}".replace("\\", "/"))
+    return _PYTHON[int(str(match.lastgroup)[1:])][0] if match else Mark.NOTHING
 
 
 def judged(marks: Sequence[Mark]) -> tuple[Category, Phase, Mark]:
