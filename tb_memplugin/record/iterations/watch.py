@@ -20,6 +20,7 @@ from tb_memplugin.record.modules import is_compiled
 from tb_memplugin.record.steps.counters import Counters, Reading
 from tb_memplugin.record.steps.devices import counters_of
 from tb_memplugin.record.torch_private.dispatch import current_mode
+from tb_memplugin.record.torch_private.tensors import device_of
 from tb_memplugin.record.tracer.mode import StorageMode
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import ROOT
@@ -157,7 +158,7 @@ class IterationWatch:
 def devices_of(model: nn.Module) -> tuple[str, ...]:
     """Return a model's devices of the same type as its first parameter or buffer; ("cpu",) if it has none."""
     tensors = (*model.parameters(), *model.buffers())
-    devices = dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "meta")
+    devices = dict.fromkeys(device for device in map(device_of, tensors) if device.type != "meta")
     kind = next(iter(devices)).type if devices else "cpu"
     return ("cpu",) if kind == "cpu" else tuple(str(device) for device in devices if device.type == kind)
 

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.storages import storages
 from tb_memplugin.record.torch_private.modules import bucket_figures
-from tb_memplugin.record.torch_private.tensors import storage_address
+from tb_memplugin.record.torch_private.tensors import grad_of, storage_address
 
 
 def buckets_alive(models: Mapping[str, nn.Module], names: ModuleNames) -> list[tuple[int, int]]:
@@ -21,10 +21,10 @@ def buckets_alive(models: Mapping[str, nn.Module], names: ModuleNames) -> list[t
     """
     buckets = bucket_sizes(models, names, rebuilt_only=True)
     gradients = (
-        parameter.grad
+        gradient
         for model in models.values()
         for parameter in model.parameters()
-        if parameter.grad is not None
+        if (gradient := grad_of(parameter)) is not None
     )
     reached = Counter(
         {

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, repeat
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from time import time_ns
 from typing import Any
 
@@ -31,7 +31,7 @@ from tb_memplugin.record.storages import (
 from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.record.torch_private.modules import buffers_of, children_of, parameters_of
-from tb_memplugin.record.torch_private.tensors import local_part, storage_addresses
+from tb_memplugin.record.torch_private.tensors import bytes_of, grad_of, local_part, storage_addresses
 from tb_memplugin.trace import Category
 
 Owner = tuple[int, str]
@@ -252,8 +252,8 @@ class HeldByOptimizer:
             parameter if type(parameter) in _ONE_STORAGE else local_part(parameter)
             for parameter in parameters
         ]
-        sizes = zip(self._rows, map(attrgetter("nbytes"), local), strict=True)
-        return list(compress(sizes, [parameter.grad is not None for parameter in parameters]))
+        sizes = zip(self._rows, map(bytes_of, local), strict=True)
+        return list(compress(sizes, [gradient is not None for gradient in _gradients(parameters)]))
 
     def look_at_state(self, optimizer: torch.optim.Optimizer) -> list[Sightings]:
         """Return sightings of the optimizer's state if it changed since the last look.
@@ -316,7 +316,7 @@ def _values(dicts: Iterable[dict[str, Any]]) -> list[torch.Tensor | None]:
 
 
 def _gradients(parameters: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    return [None if parameter is None else parameter.grad for parameter in parameters]
+    return [None if parameter is None else grad_of(parameter) for parameter in parameters]
 
 
 def _of_gradients(owners: Iterable[Owner]) -> list[Owner]:

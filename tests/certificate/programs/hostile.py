@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from tests.certificate.programs.catalog import program, train
 from tests.certificate.programs.loops import mlp
@@ -85,6 +90,83 @@ def code_that_looks_for_hooks(run: Run) -> None:
         run.value([name for name, table in tables.items() if name.startswith("_global") and table])
         run.value(model(torch.ones(1, 8)))
         step()
+
+
+class Functions(TorchFunctionMode):
+    """Notes what torch calls `__torch_function__` for."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen.append(getattr(function, "__qualname__", str(function)))
+        return function(*args, **(kwargs or {}))
+
+
+def _steps(
+    run: Run, model: nn.Module, inputs: Callable[[], torch.Tensor], inner: bool, seen: list[str]
+) -> None:
+    """Train in a window: with a mode of the program's in it, or around it."""
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train_step():
+        optimizer.zero_grad()
+        loss = model(inputs()).square().mean()
+        loss.backward()
+        optimizer.step()
+        torch.zeros(3).set_(torch.ones(3).untyped_storage())
+        (torch.eye(3).to_sparse() * 2).coalesce()
+        _ = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]) * 2
+        return loss
+
+    train_step()
+    outer, within = (nullcontext(), Functions(seen)) if inner else (Functions(seen), nullcontext())
+    with outer, run.window(model, optimizer) as step, within:
+        for _ in range(2):
+            run.value(train_step().as_subclass(torch.Tensor).detach())
+            step()
+    run.value(seen)
+
+
+@program("hostile")
+def function_mode_in_the_window(run: Run) -> None:
+    _steps(run, mlp(), lambda: torch.randn(4, 8), inner=True, seen=[])
+
+
+@program("hostile")
+def function_mode_around_the_window(run: Run) -> None:
+    _steps(run, mlp(), lambda: torch.randn(4, 8), inner=False, seen=[])
+
+
+@program("hostile")
+def tensors_with_their_own_functions(run: Run) -> None:
+    """Weights, buffers and inputs of a class that notes each look at it."""
+    seen: list[str] = []
+
+    class Noted(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append(getattr(function, "__qualname__", str(function)))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    for name in ("untyped_storage", "stride", "size", "data_ptr", "element_size", "numel", "storage_offset"):
+        setattr(Noted, name, _noting(seen, name, getattr(torch.Tensor, name)))
+    for name in ("grad", "device", "dtype", "shape", "layout", "is_nested", "is_leaf", "grad_fn", "nbytes"):
+        own = getattr(torch.Tensor, name)
+        setattr(Noted, name, property(_noting(seen, name, own.__get__), getattr(own, "__set__", None)))
+    model = mlp()
+    model[0].weight = nn.Parameter(torch.randn(16, 8).as_subclass(Noted))
+    model.register_buffer("kept", torch.ones(4).as_subclass(Noted))
+    _steps(run, model, lambda: torch.randn(4, 8).as_subclass(Noted), inner=True, seen=seen)
+
+
+def _noting(seen: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(*args, **kwargs):
+        seen.append(f"own {name}")
+        return function(*args, **kwargs)
+
+    return noting
 
 
 @program("hostile")
