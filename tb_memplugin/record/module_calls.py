@@ -25,7 +25,6 @@ from torch import nn
 from tb_memplugin.record import beside_compiler
 from tb_memplugin.record.beside_compiler import skipped_by_dynamo
 from tb_memplugin.record.guard import UNOWNED, Failed, call_all
-from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.modules import (
     CALL,
     CALLER,
@@ -75,12 +74,11 @@ class _Call(partial[Any]):
                 except BaseException as error:
                     watchers = _NOBODY
                     _fail_all(error)
-            with without_torch_functions():
-                for _, left, owner in watchers[::-1]:
-                    try:
-                        left(module, args, results[0] if results else None)
-                    except BaseException as error:
-                        owner.fail(error)
+            for _, left, owner in watchers[::-1]:
+                try:
+                    left(module, args, results[0] if results else None)
+                except BaseException as error:
+                    owner.fail(error)
         except BaseException as error:
             _interrupt = _raises_when_freed(error)  # with this frame; Python ignores what `__del__` raises
             error.__traceback__ = None  # it would keep this frame
@@ -116,12 +114,11 @@ def _begin(
         needs_result = False
         notified, pending = _NOBODY, watchers
         while pending:
-            with without_torch_functions():
-                for entered, _, owner in pending:
-                    try:
-                        needs_result = entered(module, args, kwargs) is True or needs_result
-                    except BaseException as error:
-                        owner.fail(error)
+            for entered, _, owner in pending:
+                try:
+                    needs_result = entered(module, args, kwargs) is True or needs_result
+                except BaseException as error:
+                    owner.fail(error)
             if version == _version:
                 break
             notified = (*notified, *pending)  # others began to watch just now

@@ -19,6 +19,7 @@ from torch import nn
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.tensor_metadata import dense, metadata_of
 from tb_memplugin.record.tensors_inside import held_by, isinstance_of, tensors_in
+from tb_memplugin.record.torch_private.modules import buffers_in, parameters_in
 from tb_memplugin.record.torch_private.profiler import record_operators
 from tb_memplugin.record.torch_private.tensors import (
     COO_PARTS,
@@ -177,8 +178,8 @@ def model_storages(models: Mapping[str, nn.Module], names: ModuleNames) -> Itera
     """Yield parameters, buffers and gradients as (tensor, category, owning module's row, label)."""
     for model in models.values():
         for tensors, category in (
-            (model.parameters(), Category.PARAMETER),
-            (model.buffers(), Category.BUFFER),
+            (parameters_in(model), Category.PARAMETER),
+            (buffers_in(model), Category.BUFFER),
         ):
             for tensor in tensors:
                 module, label = names.owner_of.get(id(tensor), (-1, ""))

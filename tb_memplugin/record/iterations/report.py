@@ -32,6 +32,7 @@ from tb_memplugin.record.iterations.watch import IterationWatch, Observation, co
 from tb_memplugin.record.iterations.weights import WeightMemory
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
+from tb_memplugin.record.torch_private.modules import modules_in
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace, Note, Step
 
@@ -364,9 +365,10 @@ class _Slot:
             alive = [
                 optimizer for optimizer in (reference() for reference in optimizers) if optimizer is not None
             ]
-            self.watch(root, alive)
+            with without_torch_functions():
+                self.watch(root, alive)
 
-        for module in model.modules():
+        for _, module in modules_in(model):
             if not isinstance(module, torch.jit.ScriptModule):
                 self._calls.watch(module, called, _ignore, self._fail)
 

@@ -26,7 +26,7 @@ from tb_memplugin.record.storage_lifetimes import Block, Buffer
 from tb_memplugin.record.storages import storages
 from tb_memplugin.record.storages_alive import is_leaf
 from tb_memplugin.record.tensors_inside import isinstance_of, tensors_in
-from tb_memplugin.record.torch_private.modules import parameters_of
+from tb_memplugin.record.torch_private.modules import items_of, modules_in, parameters_of
 from tb_memplugin.record.torch_private.tensors import (
     device_of,
     dtype_of,
@@ -123,7 +123,13 @@ def named_weights(model: nn.Module) -> dict[str, tuple[nn.Parameter, tuple[str, 
     """Return the parameters of a model by their first name, in the model's order, with their other names."""
     first: dict[int, str] = {}
     weights: dict[str, tuple[nn.Parameter, tuple[str, ...]]] = {}
-    for fqn, weight in model.named_parameters(remove_duplicate=False):
+    named = (
+        (f"{fqn}.{key}" if fqn else key, weight)
+        for fqn, module in modules_in(model, every_name=True)
+        for key, weight in items_of(parameters_of(module))
+        if weight is not None
+    )
+    for fqn, weight in named:
         name = clean_name(fqn)
         first_name = first.setdefault(id(weight), name)
         if first_name != name:
@@ -256,9 +262,9 @@ class NewGradients:
         names = {id(weight): name for name, (weight, _) in named_weights(model).items()}
         self._names = {
             id(weight): (weakref.ref(module), key, names[id(weight)])
-            for module in model.modules()
-            for key, weight in module.named_parameters(recurse=False)
-            if needs_grad(weight) and is_leaf(weight)
+            for _, module in modules_in(model)
+            for key, weight in items_of(parameters_of(module))
+            if weight is not None and needs_grad(weight) and is_leaf(weight)
         }
         self._pending: dict[int, _Pending] = {}
 

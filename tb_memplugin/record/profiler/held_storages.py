@@ -30,7 +30,7 @@ from tb_memplugin.record.storages import (
 )
 from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
-from tb_memplugin.record.torch_private.modules import buffers_of, children_of, parameters_of
+from tb_memplugin.record.torch_private.modules import buffers_of, children_of, modules_in, parameters_of
 from tb_memplugin.record.torch_private.tensors import bytes_of, grad_of, local_part, storage_addresses
 from tb_memplugin.trace import Category
 
@@ -199,7 +199,8 @@ class HeldByModels:
         if alive and len(alive) == len(modules) and below == self._below:
             return alive
         models = [model for model in map(_alive, self._models) if model is not None]
-        current = list(dict.fromkeys(chain.from_iterable(map(nn.Module.modules, models))))
+        found = {id(module): module for model in models for _, module in modules_in(model)}
+        current = list(found.values())
         self._modules = list(map(weakref.ref, current))
         self._below = list(map(id, _values(map(children_of, current))))
         return current

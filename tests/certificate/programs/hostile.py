@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -90,6 +92,74 @@ def code_that_looks_for_hooks(run: Run) -> None:
         run.value([name for name, table in tables.items() if name.startswith("_global") and table])
         run.value(model(torch.ones(1, 8)))
         step()
+
+
+@program("hostile")
+def objects_that_note_each_look(run: Run) -> None:
+    """Objects, a model and tensors that hold memory, and raise or note it when code of theirs is called."""
+    seen: list[str] = []
+
+    def spied(self, *args, **kwargs):
+        name = sys._getframe(1).f_code.co_name
+        seen.append(name)
+        raise RuntimeError(name)
+
+    class Holds:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        __class__ = property(spied)
+        __eq__ = __bool__ = __len__ = __iter__ = __getattr__ = __repr__ = spied
+
+        def __hash__(self):
+            return spied(self)
+
+    class Holder(dict):
+        items = keys = values = __iter__ = __len__ = __contains__ = __bool__ = spied
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.held = nn.Linear(8, 4), [Holds(torch.ones(8))]
+
+        def forward(self, x):
+            return self.layer(x) + self.held[0].tensor.mean()
+
+        named_parameters = named_buffers = named_modules = named_children = children = modules = spied
+        parameters = buffers = __eq__ = __bool__ = __len__ = __iter__ = __repr__ = spied
+        __hash__ = nn.Module.__hash__
+
+    class Wrapper(torch.Tensor):
+        """A tensor without memory of its own."""
+
+        @staticmethod
+        def __new__(cls, inner):
+            wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape)
+            wrapper.inner = inner
+            return wrapper
+
+        __tensor_flatten__ = __eq__ = __len__ = __iter__ = __getattr__ = spied
+
+        @classmethod
+        def __torch_dispatch__(cls, function, *_):  # type: ignore[override]
+            seen.append(str(function))
+            raise RuntimeError(function)
+
+    for name in ("untyped_storage", "stride", "grad", "device", "layout", "is_leaf"):
+        setattr(Wrapper, name, property(spied))
+    table = Holder()
+    dict.__setitem__(table, 0, torch.ones(5))
+    kept = [Holds(torch.ones(3)), table, Wrapper(torch.ones(4)), torch.empty(9, device="meta")]
+    model = Model()
+    dying = [torch.ones(6)]
+    last_seen = weakref.ref(dying[0])
+    with run.window({"": model}, torch.optim.SGD(model.layer.parameters(), 0.1), keep=False) as step:
+        dying.clear()
+        run.value(last_seen() is None)
+        run.value(model(torch.ones(2, 8)))
+        step()
+    run.value(seen)
+    run.value(len(kept))
 
 
 class Functions(TorchFunctionMode):
