@@ -138,10 +138,10 @@ def objects_that_note_each_look(run: Run) -> None:
             wrapper.inner = inner
             return wrapper
 
-        __tensor_flatten__ = __eq__ = __len__ = __iter__ = __getattr__ = spied
+        __tensor_flatten__ = __eq__ = __len__ = __iter__ = __getattr__ = spied  # type: ignore[method-assign]
 
         @classmethod
-        def __torch_dispatch__(cls, function, *_):  # type: ignore[override]
+        def __torch_dispatch__(cls, function, *_):
             seen.append(str(function))
             raise RuntimeError(function)
 
