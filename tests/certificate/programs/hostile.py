@@ -135,10 +135,10 @@ def objects_that_note_each_look(run: Run) -> None:
         @staticmethod
         def __new__(cls, inner):
             wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape)
-            wrapper.inner = inner
+            wrapper.backing = inner
             return wrapper
 
-        __tensor_flatten__ = __eq__ = __len__ = __iter__ = __getattr__ = spied  # type: ignore[method-assign]
+        __tensor_flatten__ = __eq__ = __len__ = __iter__ = __getattr__ = spied
 
         @classmethod
         def __torch_dispatch__(cls, function, *_):
