@@ -132,6 +132,8 @@ def objects_that_note_each_look(run: Run) -> None:
     class Wrapper(torch.Tensor):
         """A tensor without memory of its own."""
 
+        backing: torch.Tensor
+
         @staticmethod
         def __new__(cls, inner):
             wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape)
