@@ -14,22 +14,26 @@ from torch import nn
 
 from tb_memplugin.record.storages import allocated_by_torch
 from tb_memplugin.record.storages_alive import (
-    get_grad,
     is_leaf,
-    layout_of,
     node_of,
     other_threads_may_run,
     storages_alive,
     storages_behind,
     tensors_alive,
-    untyped_storage,
 )
 from tb_memplugin.record.tensor_metadata import Dense, dense
 from tb_memplugin.record.tensors_inside import held_by
 from tb_memplugin.record.torch_private.autograd import saved_names
-from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
+from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.modules import MODULE_TABLES
-from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
+from tb_memplugin.record.torch_private.tensors import (
+    grad_of,
+    is_nested,
+    layout_of,
+    storage_address,
+    storage_key,
+    untyped_storage,
+)
 from tb_memplugin.trace import Category, Note
 
 ALIVE_BEFORE = "alive before, not named"
@@ -86,11 +90,11 @@ def _not_described() -> Iterator[_Described]:
 def _described(notes: list[Note]) -> list[_Described]:
     """Return storages, what they are, and how they are known. No code of the program runs."""
     described: list[_Described] = []
-    with without_functions_of_subclasses():
+    with without_torch_functions():
         tensors, bare = tensors_alive()
         parameters = [tensor for tensor in tensors if issubclass(type(tensor), nn.Parameter)]
         leaves = [tensor for tensor in tensors if is_leaf(tensor)]
-        gradients = [gradient for gradient in map(get_grad, leaves) if gradient is not None]
+        gradients = [gradient for gradient in map(grad_of, leaves) if gradient is not None]
         nodes = [node for tensor in tensors if (node := node_of(tensor)) is not None]
         described += _storages_of(parameters, Category.PARAMETER)
         described += _storages_of(gradients, Category.GRADIENT)
@@ -130,8 +134,8 @@ def _storages_of(tensors: Iterable[torch.Tensor], category: Category) -> Iterato
 
 def _dense(tensor: torch.Tensor) -> Dense | None:
     """Return what a tensor is, None for one whose parts, or whose class, have the memory."""
-    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
-    return dense(tensor) if is_plain and not tensor.is_nested else None
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and layout_of(tensor) is torch.strided
+    return dense(tensor) if is_plain and not is_nested(tensor) else None
 
 
 def memory_of(storage: torch.UntypedStorage) -> str:
@@ -229,8 +233,8 @@ def _namespaces(frame: FrameType | None) -> Iterator[dict[str, Any]]:
 def _note(names: dict[int, str], name: str, tensor: torch.Tensor) -> int:
     """Name a tensor's storage, and return its key; 0 for a tensor without one (functorch's, sparse)."""
     try:
-        with without_functions_of_subclasses():
-            key: int = storage_key(torch.Tensor.untyped_storage(tensor))
+        with without_torch_functions():
+            key: int = storage_key(untyped_storage(tensor))
     except (RuntimeError, NotImplementedError):
         return 0
     names.setdefault(key, name)

@@ -16,6 +16,7 @@ from traceback import walk_tb
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from tb_memplugin.errors import NO_DESCRIPTORS, MemPluginError, fix_of
+from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -135,7 +136,7 @@ def guarded(
 
 
 def guarded(where: str, instead: Callable[[], Any] = _none) -> Any:
-    """Pass what a method raises to the `fail` of its object.
+    """Pass what a method raises to the `fail` of its object. No `__torch_function__` is called in it.
 
     Args:
         where: see `Guard.end`.
@@ -148,7 +149,8 @@ def guarded(where: str, instead: Callable[[], Any] = _none) -> Any:
         @wraps(method)
         def entry(self: Own, /, *args: P.args, **kwargs: P.kwargs) -> Result:
             try:
-                return method(self, *args, **kwargs)
+                with without_torch_functions():
+                    return method(self, *args, **kwargs)
             except BaseException as error:  # `fail` raises again what ends the program
                 self.fail(where, error)
                 result: Result = instead()

@@ -33,6 +33,7 @@ from tb_memplugin.record.beside_compiler import hidden_from_dynamo
 from tb_memplugin.record.guard import Guard
 from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.lines import HistoryLines, RecordedLines, StorageLines, recording_device
+from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.tracer.history import has_history
 from tb_memplugin.store.block_writer import BlockWriter
 from tb_memplugin.trace import MemoryTrace
@@ -100,7 +101,7 @@ class LineTracer:
         Raises:
             MemPluginError: this tracer is already tracing, or the device does not exist or is not in use.
         """
-        with self._lock:
+        with self._lock, without_torch_functions():
             if self._running is not None:
                 raise MemPluginError(
                     "This LineTracer is already tracing.",
@@ -121,7 +122,7 @@ class LineTracer:
     @hidden_from_dynamo
     def stop_tracing(self) -> None:
         """Stop tracing. A second call does nothing."""
-        with self._lock:
+        with self._lock, without_torch_functions():
             recording, self._running = self._running, None
             if recording is None:
                 return

@@ -36,6 +36,9 @@ from tb_memplugin.record.arguments import (
 from tb_memplugin.record.beside_compiler import hidden_from_dynamo
 from tb_memplugin.record.guard import Guard
 from tb_memplugin.record.handler import default_worker_name
+from tb_memplugin.record.torch_private.dispatch import without_torch_functions
+from tb_memplugin.record.torch_private.modules import parameters_in
+from tb_memplugin.record.torch_private.tensors import device_of
 from tb_memplugin.record.tracer.history import HistoryRecording, has_history
 from tb_memplugin.record.tracer.recording import StorageRecording
 from tb_memplugin.record.tracer.results import (
@@ -275,7 +278,7 @@ class MemoryTracer:
         }
 
     def _begin(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        with self._lock:
+        with self._lock, without_torch_functions():
             if self._running is not None:
                 raise MemPluginError(
                     "This tracer is already tracing.",
@@ -294,7 +297,7 @@ class MemoryTracer:
                 self._guard.end("the beginning of a trace", error)
 
     def _recording(self, models: Mapping[str, nn.Module]) -> StorageRecording | HistoryRecording:
-        device = self._device or next((p.device for m in models.values() for p in m.parameters()), None)
+        device = self._device or next((device_of(p) for m in models.values() for p in parameters_in(m)), None)
         device = device or torch.device("cpu")
         if has_history(device.type):
             return HistoryRecording(
@@ -316,7 +319,8 @@ class MemoryTracer:
         if recording is None:
             return
         try:
-            self._result = recording.stop(models, optimizers)
+            with without_torch_functions():
+                self._result = recording.stop(models, optimizers)
         except BaseException as error:
             self._guard.end("the end of a trace", error, recording.abandon)
 

@@ -23,7 +23,14 @@ from tb_memplugin.record.guard import UNOWNED, Failed
 from tb_memplugin.record.module_calls import Entered, Left, ModuleCalls, compiled_call
 from tb_memplugin.record.torch_private.autograd import sequence_number
 from tb_memplugin.record.torch_private.compiler import is_optimized
-from tb_memplugin.record.torch_private.modules import WRAPPERS, buffers_of, parameters_of
+from tb_memplugin.record.torch_private.modules import (
+    WRAPPERS,
+    buffers_of,
+    children_of,
+    items_of,
+    modules_in,
+    parameters_of,
+)
 from tb_memplugin.trace import Module
 
 
@@ -68,7 +75,7 @@ class ModuleNames:
 
         Yield their parameters and buffers, with their owners.
         """
-        for fqn, module in model.named_modules(prefix=prefix):
+        for fqn, module in modules_in(model, prefix):
             if id(module) in named:
                 continue
             key = clean_name(fqn)
@@ -77,7 +84,7 @@ class ModuleNames:
                 self.modules.append(Module(key, _parent(key, self._rows), type(module).__name__))
             self.row_of[id(module)] = row
             for tensors in (parameters_of(module), buffers_of(module)):
-                for name, tensor in tensors.items():
+                for name, tensor in items_of(tensors):
                     if tensor is not None:
                         yield tensor, (row, f"{key}.{name}" if key else name)
 
@@ -193,7 +200,7 @@ class ModuleRecorder:
                 continue
             self._module_calls.watch(module, *self._functions(row), failed)
             if not scripted and not is_compiled(module):
-                pending.extend(module.children())
+                pending += [child for _, child in items_of(children_of(module)) if child is not None]
 
     def _functions(self, row: int) -> tuple[Entered, Left]:
         """Return the functions that log the start and the end of a module's calls.

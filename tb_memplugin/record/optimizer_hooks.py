@@ -8,6 +8,7 @@ torch iterates over a copy instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 from tb_memplugin.record import beside_compiler
 from tb_memplugin.record.beside_compiler import skipped_by_dynamo
 from tb_memplugin.record.guard import call_all
+from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 
 Hook = Callable[..., None]
 """A function that is called with the optimizer, and the positional and keyword arguments of its step."""
@@ -69,6 +71,11 @@ class _HooksPatch:
 _on: list[_HooksPatch] = []
 
 
+def _call(hook: Hook, *arguments: Any) -> None:
+    with without_torch_functions():
+        hook(*arguments)
+
+
 class StepHooks:
     """Calls functions before and after every optimizer's step, on any thread, until `remove`.
 
@@ -76,7 +83,7 @@ class StepHooks:
     """
 
     def __init__(self, before: Hook, after: Hook) -> None:
-        self._patch = _HooksPatch(before, after)
+        self._patch = _HooksPatch(partial(_call, before), partial(_call, after))
         beside_compiler.add(self._patch)
 
     def remove(self) -> None:
@@ -88,5 +95,5 @@ class StepHooks:
             raise
 
 
-for _function in (_HooksPatch.put_on, _HooksPatch.take_off):
+for _function in (_call, _HooksPatch.put_on, _HooksPatch.take_off):
     skipped_by_dynamo(_function)

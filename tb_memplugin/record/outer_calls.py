@@ -18,7 +18,7 @@ from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.provenance import INPUT_OF
 from tb_memplugin.record.storages import Sighting, sight, versions_of
 from tb_memplugin.record.tensors_inside import tensors_in
-from tb_memplugin.record.torch_private.dispatch import tracing_state
+from tb_memplugin.record.torch_private.dispatch import tracing_state, without_torch_functions
 from tb_memplugin.trace import Category
 
 See = Callable[[list[Sighting], list[torch.UntypedStorage]], object]
@@ -52,9 +52,10 @@ class OuterCalls:
         row = self._names.row_of.get(id(module), -1)
         here.label = INPUT_OF + (self._names.modules[row].name if row >= 0 else type(module).__name__)
         tensors = list(tensors_in((args, kwargs)))
-        here.versions = versions_of(tensors)
-        here.references = list(map(weakref.ref, tensors))
-        self._report(tensors, here.versions, ends_call=False)
+        with without_torch_functions():
+            here.versions = versions_of(tensors)
+            here.references = list(map(weakref.ref, tensors))
+            self._report(tensors, here.versions, ends_call=False)
 
     def left(self) -> None:
         """Note the tensors that the call which ends has written to."""
@@ -65,12 +66,16 @@ class OuterCalls:
             for tensor, version in zip(map(_referent, references), here.versions, strict=False)
             if tensor is not None
         ]
-        now = versions_of([tensor for tensor, _ in alive])
-        written = [
-            (tensor, after) for (tensor, before), after in zip(alive, now, strict=True) if after > before >= 0
-        ]
-        if written:
-            self._report([tensor for tensor, _ in written], [after for _, after in written], ends_call=True)
+        with without_torch_functions():
+            now = versions_of([tensor for tensor, _ in alive])
+            written = [
+                (tensor, after)
+                for (tensor, before), after in zip(alive, now, strict=True)
+                if after > before >= 0
+            ]
+            if written:
+                tensors, versions = zip(*written, strict=True)
+                self._report(tensors, versions, ends_call=True)
 
     def _report(self, tensors: Sequence[torch.Tensor], versions: Sequence[int], *, ends_call: bool) -> None:
         kept: list[torch.UntypedStorage] = []

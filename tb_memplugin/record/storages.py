@@ -18,7 +18,8 @@ from torch import nn
 
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.tensor_metadata import dense, metadata_of
-from tb_memplugin.record.tensors_inside import isinstance_of, tensors_in
+from tb_memplugin.record.tensors_inside import held_by, isinstance_of, tensors_in
+from tb_memplugin.record.torch_private.modules import buffers_in, parameters_in
 from tb_memplugin.record.torch_private.profiler import record_operators
 from tb_memplugin.record.torch_private.tensors import (
     COO_PARTS,
@@ -26,8 +27,14 @@ from tb_memplugin.record.torch_private.tensors import (
     KEY_IS_ADDRESS,
     NESTED_SHAPES,
     StorageHead,
+    device_of,
+    dtype_of,
+    grad_of,
+    is_nested,
+    layout_of,
     storage_address,
     storage_key,
+    untyped_storage,
     version_of,
 )
 from tb_memplugin.trace import Allocations, Category, TensorMetadata
@@ -40,6 +47,8 @@ Purpose = tuple[torch.Tensor, Category, int, str]
 OF_NO_PARAMETER = (-1, "optimizer")
 """(module's row, label) of state that an optimizer does not keep for one of its parameters."""
 
+MOST_INSIDE = 100
+"""How many attributes of a tensor that wraps others are looked at."""
 _KNOWN_ATTRIBUTES = frozenset({"state", "param_groups", "defaults"})
 _WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
 
@@ -100,7 +109,7 @@ def storages_and_tensors(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedSt
     """Yield the storages of a tensor with their device names, and the plain tensor that lies in each."""
     for plain in _plain(tensor):
         try:
-            storage = plain.untyped_storage()
+            storage = untyped_storage(plain)
             address = storage_address(storage)
         except (RuntimeError, NotImplementedError, ValueError):
             continue  # meta, fake, functorch, lazy parameters: no memory that an allocator knows
@@ -109,29 +118,37 @@ def storages_and_tensors(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedSt
 
 
 def _memory_of(tensor: torch.Tensor, storage: torch.UntypedStorage) -> str:
-    if tensor.device.type == "cpu":
+    device = device_of(tensor)
+    if device.type == "cpu":
         return "shared" if storage.is_shared() else "cpu"
-    return str(tensor.device)
+    return str(device)
 
 
 def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     kind = type(tensor)
     if kind is torch.Tensor or kind is nn.Parameter or kind is nn.Buffer:
-        if tensor.layout is torch.strided:
+        is_strided = layout_of(tensor) is torch.strided
+        if is_strided:
             yield tensor
-        if tensor.layout is not torch.strided or tensor.is_nested:
+        if not is_strided or is_nested(tensor):
             yield from _parts(tensor)
         return
     if kind.__module__.startswith(FAKE):
         return  # a fake tensor has no memory, and warns of looking for it
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is not None:
-        for name in flatten()[0]:
-            inner = getattr(tensor, name)
-            if isinstance(inner, torch.Tensor):  # a DTensor names its mesh as well
-                yield from _plain(inner)
-    elif tensor.layout is torch.strided:
+    if _has_memory(tensor):
         yield tensor
+        return
+    for _, inner, _ in held_by(tensor, MOST_INSIDE):  # not `__tensor_flatten__`, which is the program's code
+        if isinstance_of(inner, torch.Tensor):
+            yield from _plain(inner)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of a subclass has memory of its own: not if it wraps others."""
+    try:
+        return layout_of(tensor) is torch.strided and storage_address(untyped_storage(tensor)) != 0
+    except (RuntimeError, NotImplementedError, ValueError):
+        return False
 
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -161,21 +178,21 @@ def model_storages(models: Mapping[str, nn.Module], names: ModuleNames) -> Itera
     """Yield parameters, buffers and gradients as (tensor, category, owning module's row, label)."""
     for model in models.values():
         for tensors, category in (
-            (model.parameters(), Category.PARAMETER),
-            (model.buffers(), Category.BUFFER),
+            (parameters_in(model), Category.PARAMETER),
+            (buffers_in(model), Category.BUFFER),
         ):
             for tensor in tensors:
                 module, label = names.owner_of.get(id(tensor), (-1, ""))
                 yield tensor, category, module, label
-                if category is Category.PARAMETER and tensor.grad is not None:
-                    yield tensor.grad, Category.GRADIENT, module, f"{label} (gradient)"
+                if category is Category.PARAMETER and (gradient := grad_of(tensor)) is not None:
+                    yield gradient, Category.GRADIENT, module, f"{label} (gradient)"
 
 
 def gradients(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
     """Yield the gradients of an optimizer's parameters."""
     for parameter, module, label in optimizer_parameters(optimizer, names):
-        if parameter.grad is not None:
-            yield parameter.grad, Category.GRADIENT, module, f"{label} (gradient)"
+        if (gradient := grad_of(parameter)) is not None:
+            yield gradient, Category.GRADIENT, module, f"{label} (gradient)"
 
 
 def optimizer_storages(optimizer: torch.optim.Optimizer, names: ModuleNames) -> Iterator[Purpose]:
@@ -262,7 +279,7 @@ def sight(
             if address in addresses:
                 continue
             addresses.add(address)
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = str(dtype_of(tensor)).removeprefix("torch.")
             fields = (address, storage.nbytes(), category, module, label, dtype, version, ends_call)
             shape = dense(plain)
             sightings.append(Sighting(now, device, *fields, shape and metadata_of(shape)))

@@ -27,8 +27,16 @@ from torch import nn
 
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.record.storages import storages
-from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
-from tb_memplugin.record.torch_private.tensors import TensorBase, storage_address
+from tb_memplugin.record.torch_private.dispatch import without_torch_functions
+from tb_memplugin.record.torch_private.modules import ScriptedModule, constants_of
+from tb_memplugin.record.torch_private.tensors import (
+    TensorBase,
+    grad_of,
+    is_nested,
+    layout_of,
+    storage_address,
+    untyped_storage,
+)
 from tb_memplugin.store.disk_sync import THREAD
 
 
@@ -40,11 +48,7 @@ def frames_of_other_threads() -> list[FrameType]:
 
 
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
-layout_of, get_grad, get_is_leaf, _is_nested, get_grad_fn = (
-    getattr(TensorBase, name).__get__ for name in ("layout", "grad", "is_leaf", "is_nested", "grad_fn")
-)
-"""Getters of torch's own attributes: a subclass may have others of these names."""
-untyped_storage: Any = TensorBase.untyped_storage
+get_is_leaf, get_grad_fn = (getattr(TensorBase, name).__get__ for name in ("is_leaf", "grad_fn"))
 _module_of = type.__dict__["__module__"].__get__
 
 _Candidate = torch.UntypedStorage | weakref.ref[torch.Tensor]
@@ -61,7 +65,7 @@ def storages_alive(*, of_gradients: bool = True) -> Iterator[torch.UntypedStorag
     candidates: list[_Candidate]
     alive: list[torch.UntypedStorage] = []
     # A collection would run other code, and so other threads, within the one call.
-    with without_functions_of_subclasses(), collector_at_rest():
+    with without_torch_functions(), collector_at_rest():
         try:
             candidates = list(_look(_storages_of, of_gradients))
         except (RuntimeError, NotImplementedError):  # a tensor without a storage, as functorch's wrappers are
@@ -85,7 +89,7 @@ def young_storages_alive() -> list[torch.UntypedStorage]:
     if frames_of_other_threads():
         return []
     kinds = set(map(id, _classes()))
-    with without_functions_of_subclasses(), collector_at_rest():
+    with without_torch_functions(), collector_at_rest():
         return [
             storage
             for generation in (0, 1)
@@ -115,9 +119,11 @@ def tensors_alive() -> tuple[list[torch.Tensor], list[torch.UntypedStorage]]:
     """
     kinds = _classes()
     with collector_at_rest():
-        referrers = gc.get_referrers(*kinds, torch.UntypedStorage)
+        referrers = gc.get_referrers(*kinds, torch.UntypedStorage, ScriptedModule)
         bare = [thing for thing in referrers if type(thing) is torch.UntypedStorage and not _is_meta(thing)]
-        return list(_of(kinds, iter(referrers))), bare
+        scripted = [thing for thing in referrers if type(thing) is ScriptedModule]
+        constants = list(chain.from_iterable(map(constants_of, scripted)))
+        return [*_of(kinds, iter(referrers)), *constants], bare
 
 
 def _is_meta(storage: torch.UntypedStorage) -> bool:
@@ -177,7 +183,7 @@ def _look(
 
 def _gradients(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
     tensors, same = tee(tensors)
-    gradients, filled = tee(map(get_grad, compress(tensors, map(is_leaf, same))))
+    gradients, filled = tee(map(grad_of, compress(tensors, map(is_leaf, same))))
     return compress(gradients, map(partial(is_not, None), filled))
 
 
@@ -224,7 +230,7 @@ def _not_dense(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Return the sparse tensors, and the nested ones, whose shapes are also tensors."""
     tensors, same, nested = tee(tensors, 3)
     sparse = map(not_, _are_strided(same))
-    return compress(tensors, map(or_, sparse, map(_is_nested, nested)))
+    return compress(tensors, map(or_, sparse, map(is_nested, nested)))
 
 
 def _are_strided(tensors: Iterator[torch.Tensor]) -> Iterator[bool]:

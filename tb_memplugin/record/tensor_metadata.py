@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tb_memplugin.record.torch_private.tensors import dtype_of, shape_of, strides_of
 from tb_memplugin.trace import Allocations, TensorMetadata
 from tb_memplugin.trace.replay import blocks_at
 from tb_memplugin.trace.tables import Int32, Int64
@@ -27,7 +28,7 @@ Seen = tuple[int, int, TensorMetadata]
 def dense(tensor: torch.Tensor) -> Dense | None:
     """Return dtype, shape and strides of a tensor, None if it has no such shape (nested, sparse)."""
     try:
-        return tensor.dtype, tensor.shape, tensor.stride()
+        return dtype_of(tensor), shape_of(tensor), strides_of(tensor)
     except (RuntimeError, NotImplementedError):
         return None
 

@@ -27,7 +27,7 @@ from tb_memplugin.record.storages_alive import (
     tensors_alive,
 )
 from tb_memplugin.record.tensors_inside import held_by
-from tb_memplugin.record.torch_private.dispatch import without_functions_of_subclasses
+from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.tensors import storage_address
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.labels import HELD_BY, HOLDERS_SEARCHED, IN_CYCLE
@@ -74,7 +74,7 @@ def with_holders(trace: MemoryTrace) -> MemoryTrace:
     blocks = trace.allocations
     names = [trace.devices[number].name for number in blocks.device[rows].tolist()]
     row_of = dict(zip(zip(names, blocks.address[rows].tolist(), strict=True), rows.tolist(), strict=True))
-    with without_functions_of_subclasses(), collector_at_rest():
+    with without_torch_functions(), collector_at_rest():
         chains, is_complete = _chains(row_of)
     labels = list(trace.labels)
     number = {label: row for row, label in enumerate(labels)}

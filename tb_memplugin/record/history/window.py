@@ -17,6 +17,7 @@ from tb_memplugin.record.history.recording import SWITCH, Allocator, HistorySwit
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.modules import clean_name, is_compiled
 from tb_memplugin.record.profiler.window import WindowRecorder
+from tb_memplugin.record.torch_private.modules import modules_in
 from tb_memplugin.trace import Note
 from tb_memplugin.trace.tables import MODULE_MARK
 
@@ -157,7 +158,7 @@ class ModuleMarks:
         visited: set[int] = set()
         for prefix, model in models.items():
             closed: list[str] = []
-            for name, module in model.named_modules(prefix=prefix):
+            for name, module in modules_in(model, prefix):
                 if id(module) in visited or any(name.startswith(above) for above in closed):
                     continue
                 visited.add(id(module))

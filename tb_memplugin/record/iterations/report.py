@@ -31,6 +31,8 @@ from tb_memplugin.record.iterations.figures import IterationMemory, TracedMemory
 from tb_memplugin.record.iterations.watch import IterationWatch, Observation, compiled_modules
 from tb_memplugin.record.iterations.weights import WeightMemory
 from tb_memplugin.record.module_calls import ModuleCalls
+from tb_memplugin.record.torch_private.dispatch import without_torch_functions
+from tb_memplugin.record.torch_private.modules import modules_in
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace, Note, Step
 
@@ -313,7 +315,8 @@ class IterationReport:
     def _safely(self, work: Callable[[], Any]) -> Any:
         """Run `work`; report an error in it once instead of raising it, so that the training continues."""
         try:
-            return work()
+            with without_torch_functions():
+                return work()
         except (Exception, SystemExit) as error:  # rich exits if its output is a broken pipe
             self._logger.debug("an iteration's report failed", exc_info=error)
             self._warn(*_failure(error))
@@ -362,9 +365,10 @@ class _Slot:
             alive = [
                 optimizer for optimizer in (reference() for reference in optimizers) if optimizer is not None
             ]
-            self.watch(root, alive)
+            with without_torch_functions():
+                self.watch(root, alive)
 
-        for module in model.modules():
+        for _, module in modules_in(model):
             if not isinstance(module, torch.jit.ScriptModule):
                 self._calls.watch(module, called, _ignore, self._fail)
 

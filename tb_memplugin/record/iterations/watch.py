@@ -19,7 +19,9 @@ from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.modules import is_compiled
 from tb_memplugin.record.steps.counters import Counters, Reading
 from tb_memplugin.record.steps.devices import counters_of
-from tb_memplugin.record.torch_private.dispatch import current_mode
+from tb_memplugin.record.torch_private.dispatch import current_mode, without_torch_functions
+from tb_memplugin.record.torch_private.modules import buffers_in, modules_in, parameters_in
+from tb_memplugin.record.torch_private.tensors import device_of
 from tb_memplugin.record.tracer.mode import StorageMode
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import ROOT
@@ -149,22 +151,23 @@ class IterationWatch:
 
         def note(_: nn.Module, args: Any, kwargs: Any) -> None:
             if recording is not None:
-                recording.record_inputs((args, kwargs))
+                with without_torch_functions():
+                    recording.record_inputs((args, kwargs))
 
         return note
 
 
 def devices_of(model: nn.Module) -> tuple[str, ...]:
     """Return a model's devices of the same type as its first parameter or buffer; ("cpu",) if it has none."""
-    tensors = (*model.parameters(), *model.buffers())
-    devices = dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "meta")
+    tensors = parameters_in(model) + buffers_in(model)
+    devices = dict.fromkeys(device for device in map(device_of, tensors) if device.type != "meta")
     kind = next(iter(devices)).type if devices else "cpu"
     return ("cpu",) if kind == "cpu" else tuple(str(device) for device in devices if device.type == kind)
 
 
 def compiled_modules(model: nn.Module) -> list[str]:
     """Return the names of compiled modules."""
-    return [name or ROOT for name, module in model.named_modules() if is_compiled(module)]
+    return [name or ROOT for name, module in modules_in(model) if is_compiled(module)]
 
 
 def _some(names: Sequence[str]) -> str:

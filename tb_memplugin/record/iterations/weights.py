@@ -24,9 +24,18 @@ from tb_memplugin.record.guard import UNOWNED, Guard
 from tb_memplugin.record.modules import clean_name
 from tb_memplugin.record.storage_lifetimes import Block, Buffer
 from tb_memplugin.record.storages import storages
-from tb_memplugin.record.tensors_inside import tensors_in
-from tb_memplugin.record.torch_private.modules import parameters_of
-from tb_memplugin.record.torch_private.tensors import storage_address
+from tb_memplugin.record.storages_alive import is_leaf
+from tb_memplugin.record.tensors_inside import isinstance_of, tensors_in
+from tb_memplugin.record.torch_private.modules import items_of, modules_in, parameters_of
+from tb_memplugin.record.torch_private.tensors import (
+    device_of,
+    dtype_of,
+    grad_of,
+    layout_of,
+    needs_grad,
+    shape_of,
+    storage_address,
+)
 from tb_memplugin.record.tracer.recording import StorageRecording
 from tb_memplugin.trace import Category, Phase
 
@@ -41,9 +50,9 @@ class IterationRecording(StorageRecording):
 
     def name_gradient(self, weight: torch.Tensor, name: str) -> None:
         """Name the storage of a weight's gradient."""
-        if self.layers.on and weight.grad is not None:
+        if self.layers.on and grad_of(weight) is not None:
             row = self.layers.names.owner_of.get(id(weight), (-1, ""))[0]
-            self._name([(weight.grad, Category.GRADIENT, row, _label(name))])
+            self._name([(grad_of(weight), Category.GRADIENT, row, _label(name))])
 
     def blocks_of(self, tensor: torch.Tensor) -> list[Block | Buffer]:
         """Return the blocks of a tensor's storages."""
@@ -114,7 +123,13 @@ def named_weights(model: nn.Module) -> dict[str, tuple[nn.Parameter, tuple[str, 
     """Return the parameters of a model by their first name, in the model's order, with their other names."""
     first: dict[int, str] = {}
     weights: dict[str, tuple[nn.Parameter, tuple[str, ...]]] = {}
-    for fqn, weight in model.named_parameters(remove_duplicate=False):
+    named = (
+        (f"{fqn}.{key}" if fqn else key, weight)
+        for fqn, module in modules_in(model, every_name=True)
+        for key, weight in items_of(parameters_of(module))
+        if weight is not None
+    )
+    for fqn, weight in named:
         name = clean_name(fqn)
         first_name = first.setdefault(id(weight), name)
         if first_name != name:
@@ -133,7 +148,7 @@ def weights_of(model: nn.Module, freed: Mapping[str, int]) -> tuple[WeightMemory
     """
     weights = named_weights(model)
     sizes = divided({name: stretches(weight) for name, (weight, _) in weights.items()})
-    there = {name: weight.grad for name, (weight, _) in weights.items() if _is_materialized(weight)}
+    there = {name: grad_of(weight) for name, (weight, _) in weights.items() if _is_materialized(weight)}
     gradients = {name: stretches(grad) for name, grad in there.items() if grad is not None}
     of_gradients = {**freed, **divided(gradients)}
     return tuple(
@@ -141,9 +156,9 @@ def weights_of(model: nn.Module, freed: Mapping[str, int]) -> tuple[WeightMemory
             name=name,
             bytes=sizes[name],
             gradient_bytes=of_gradients.get(name, 0),
-            shape=tuple(weight.shape) if _is_materialized(weight) else (),
-            dtype=str(weight.dtype).removeprefix("torch.") if _is_materialized(weight) else "",
-            device=str(weight.device),
+            shape=tuple(shape_of(weight)) if _is_materialized(weight) else (),
+            dtype=str(dtype_of(weight)).removeprefix("torch.") if _is_materialized(weight) else "",
+            device=str(device_of(weight)),
             aliases=aliases,
         )
         for name, (weight, aliases) in weights.items()
@@ -202,7 +217,7 @@ def stretches(tensor: torch.Tensor) -> Iterator[Stretch]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return type(tensor) in (torch.Tensor, nn.Parameter) and layout_of(tensor) is torch.strided
 
 
 def _is_materialized(tensor: torch.Tensor) -> bool:
@@ -247,9 +262,9 @@ class NewGradients:
         names = {id(weight): name for name, (weight, _) in named_weights(model).items()}
         self._names = {
             id(weight): (weakref.ref(module), key, names[id(weight)])
-            for module in model.modules()
-            for key, weight in module.named_parameters(recurse=False)
-            if weight.requires_grad and weight.is_leaf
+            for _, module in modules_in(model)
+            for key, weight in items_of(parameters_of(module))
+            if weight is not None and needs_grad(weight) and is_leaf(weight)
         }
         self._pending: dict[int, _Pending] = {}
 
@@ -281,8 +296,8 @@ class NewGradients:
     def _look_at(self, optimizer: torch.optim.Optimizer) -> None:
         for weight in chain.from_iterable(group["params"] for group in optimizer.param_groups):
             name = self._name_of(weight)
-            if name is not None and name not in self.bytes and weight.grad is not None:
-                self._name_gradient(name, weight, weight.grad)
+            if name is not None and name not in self.bytes and grad_of(weight) is not None:
+                self._name_gradient(name, weight, grad_of(weight))
 
     def _weight(self, weight_id: int) -> nn.Parameter | None:
         """Return a weight that had this `id` at first, None if its module no longer has it."""
@@ -308,21 +323,21 @@ class NewGradients:
             pending = self._pending[thread] = _Pending(id(weight), name)
         # With create_graph the node adds out of place: what it makes is not the gradient that is there.
         out_of_place = torch.is_grad_enabled()
-        is_there = weight.grad is not None
+        is_there = grad_of(weight) is not None
         if out_of_place or not (is_there or pending.is_named):
-            is_result = isinstance(out, torch.Tensor) and out.shape == weight.shape
+            is_result = isinstance_of(out, torch.Tensor) and shape_of(out) == shape_of(weight)
             pending.result = (size_of(out), self._recording.blocks_of(out)) if is_result else pending.result
         elif is_there:
             pending.result = None
         if is_there:
             pending.is_named = True
-            self._name_gradient(name, weight, weight.grad)
+            self._name_gradient(name, weight, grad_of(weight))
 
     def _settle(self, thread: int) -> None:
         pending = self._pending.pop(thread)
         weight = self._weight(pending.weight_id)
-        if weight is not None and weight.grad is not None:
-            self._name_gradient(pending.name, weight, weight.grad)
+        if weight is not None and grad_of(weight) is not None:
+            self._name_gradient(pending.name, weight, grad_of(weight))
         elif pending.result is not None:
             self.bytes[pending.name], blocks = pending.result
             self._recording.name_freed_gradient(pending.weight_id, pending.name, blocks)

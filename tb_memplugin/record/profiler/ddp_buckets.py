@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.storages import storages
-from tb_memplugin.record.torch_private.modules import bucket_figures
-from tb_memplugin.record.torch_private.tensors import storage_address
+from tb_memplugin.record.torch_private.modules import bucket_figures, modules_in, parameters_in
+from tb_memplugin.record.torch_private.tensors import grad_of, storage_address
 
 
 def buckets_alive(models: Mapping[str, nn.Module], names: ModuleNames) -> list[tuple[int, int]]:
@@ -21,10 +21,10 @@ def buckets_alive(models: Mapping[str, nn.Module], names: ModuleNames) -> list[t
     """
     buckets = bucket_sizes(models, names, rebuilt_only=True)
     gradients = (
-        parameter.grad
+        gradient
         for model in models.values()
-        for parameter in model.parameters()
-        if parameter.grad is not None
+        for parameter in parameters_in(model)
+        if (gradient := grad_of(parameter)) is not None
     )
     reached = Counter(
         {
@@ -53,7 +53,7 @@ def bucket_sizes(
     """
     buckets = []
     for model in models.values():
-        for module in model.modules():
+        for _, module in modules_in(model):
             if isinstance(module, DistributedDataParallel):
                 logging_data = bucket_figures(module)
                 texts = [str(logging_data.get(key, "")) for key in ("bucket_sizes", "rebuilt_bucket_sizes")]

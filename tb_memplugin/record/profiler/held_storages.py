@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, repeat
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from time import time_ns
 from typing import Any
 
@@ -30,8 +30,8 @@ from tb_memplugin.record.storages import (
 )
 from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
-from tb_memplugin.record.torch_private.modules import buffers_of, children_of, parameters_of
-from tb_memplugin.record.torch_private.tensors import local_part, storage_addresses
+from tb_memplugin.record.torch_private.modules import buffers_of, children_of, modules_in, parameters_of
+from tb_memplugin.record.torch_private.tensors import bytes_of, grad_of, local_part, storage_addresses
 from tb_memplugin.trace import Category
 
 Owner = tuple[int, str]
@@ -199,7 +199,8 @@ class HeldByModels:
         if alive and len(alive) == len(modules) and below == self._below:
             return alive
         models = [model for model in map(_alive, self._models) if model is not None]
-        current = list(dict.fromkeys(chain.from_iterable(map(nn.Module.modules, models))))
+        found = {id(module): module for model in models for _, module in modules_in(model)}
+        current = list(found.values())
         self._modules = list(map(weakref.ref, current))
         self._below = list(map(id, _values(map(children_of, current))))
         return current
@@ -252,8 +253,8 @@ class HeldByOptimizer:
             parameter if type(parameter) in _ONE_STORAGE else local_part(parameter)
             for parameter in parameters
         ]
-        sizes = zip(self._rows, map(attrgetter("nbytes"), local), strict=True)
-        return list(compress(sizes, [parameter.grad is not None for parameter in parameters]))
+        sizes = zip(self._rows, map(bytes_of, local), strict=True)
+        return list(compress(sizes, [gradient is not None for gradient in _gradients(parameters)]))
 
     def look_at_state(self, optimizer: torch.optim.Optimizer) -> list[Sightings]:
         """Return sightings of the optimizer's state if it changed since the last look.
@@ -316,7 +317,7 @@ def _values(dicts: Iterable[dict[str, Any]]) -> list[torch.Tensor | None]:
 
 
 def _gradients(parameters: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    return [None if parameter is None else parameter.grad for parameter in parameters]
+    return [None if parameter is None else grad_of(parameter) for parameter in parameters]
 
 
 def _of_gradients(owners: Iterable[Owner]) -> list[Owner]:

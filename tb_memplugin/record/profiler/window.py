@@ -51,6 +51,7 @@ from tb_memplugin.record.storages import (
 from tb_memplugin.record.storages_alive import frames_of_other_threads, other_threads_may_run, storages_alive
 from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
+from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
 from tb_memplugin.record.whole_device.card import DEFAULT_POOL, pool_of
 from tb_memplugin.record.whole_device.window import WholeReading, read_whole
@@ -493,7 +494,8 @@ class WindowRecorder:
         thread = threading.get_ident()
         self._before = self._before or {(sighting.device, sighting.address) for sighting in window.start}
         before = self._before | self._entered.pop(thread, set())
-        sightings = sight((tensor, Category.UNKNOWN, -1, "") for tensor in tensors_in(result))
+        with without_torch_functions():
+            sightings = sight((tensor, Category.UNKNOWN, -1, "") for tensor in tensors_in(result))
         size = sum(
             sighting.bytes for sighting in sightings if (sighting.device, sighting.address) not in before
         )

@@ -45,11 +45,31 @@ without_modes: Callable[[], AbstractContextManager[Any]] = private(
     "runs code of an estimate on real tensors",
     "estimates fail",
 )
-without_functions_of_subclasses: Callable[[], AbstractContextManager[None]] = private(
-    "torch._C.DisableTorchFunctionSubclass",
-    "looks at tensors without running the `__torch_function__` of their classes",
-    "code of tensor subclasses runs while a recording looks at them",
+without_torch_functions: Callable[[], AbstractContextManager[None]] = private(
+    "torch._C.DisableTorchFunction",
+    "looks at tensors without running a `__torch_function__`, of their classes or of a mode",
+    "a program's `__torch_function__` is called for what a recording reads of tensors",
     instead=nullcontext,
+)
+"""Whatever calls this package begins with it: hooks, patches, and the starts and ends of recordings."""
+
+
+CallOperator = Callable[[Any, tuple[()], tuple[Any, ...], dict[str, Any]], Any]
+"""Calls a function, its first argument, with the last two as its arguments."""
+
+
+def call_plainly(function: Any, _: tuple[()], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function."""
+    return function(*args, **kwargs)
+
+
+call_in_dispatch: CallOperator = private(
+    "torch._C._skip_one_hop_torch_function",
+    "runs an operator that reached a dispatch mode from C++ without calling the program's "
+    "`__torch_function__`, which what the operator calls still does",
+    "under a tracer, a program's `__torch_function__` sees operators that autograd and torch's own code call",
+    since="2.13",
+    instead=call_plainly,
 )
 tracing_state: Callable[[], object] = private(
     "torch._C._get_tracing_state",

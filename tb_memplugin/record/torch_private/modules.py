@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
 import torch
 from torch import nn
 
-from tb_memplugin.record.torch_private.table import TABLE, getter, name
+from tb_memplugin.record.torch_private.table import TABLE, getter, name, private
 
 Tensors = dict[str, torch.Tensor | None]
 
@@ -33,6 +33,55 @@ children_of: Callable[[nn.Module], dict[str, nn.Module]] = getter(
     _MORE_CALLS,
     instead=lambda module: dict(module.named_children()),
 )
+
+
+def modules_in(
+    model: nn.Module, prefix: str = "", *, every_name: bool = False
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (FQN, module) of a model and of all below it, parents first, in the order of `named_modules`.
+
+    That, and `children`, `parameters` and their kin, may be a model's own: they may raise, or never end.
+
+    Args:
+        model: the model.
+        prefix: its FQN.
+        every_name: yield a module again under each other name that it has; else once, under its first.
+    """
+    pending: list[tuple[str, nn.Module, tuple[int, ...]]] = [(prefix, model, ())]
+    visited: set[int] = set()
+    while pending:
+        fqn, module, above = pending.pop()
+        if id(module) in above or (id(module) in visited and not every_name):
+            continue
+        visited.add(id(module))
+        yield fqn, module
+        pending += [
+            (f"{fqn}.{key}" if fqn else key, child, (*above, id(module)))
+            for key, child in reversed(items_of(children_of(module)))
+            if child is not None
+        ]
+
+
+def items_of(table: Any) -> list[tuple[str, Any]]:
+    """Return the items of a module's table; a scripted module has tables of another kind."""
+    return list(dict.items(table) if issubclass(type(table), dict) else table.items())
+
+
+def parameters_in(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a model, each once."""
+    return _tensors_in(model, parameters_of)
+
+
+def buffers_in(model: nn.Module) -> list[torch.Tensor]:
+    """Return the buffers of a model, each once."""
+    return _tensors_in(model, buffers_of)
+
+
+def _tensors_in(model: nn.Module, table_of: Callable[[nn.Module], Tensors]) -> list[Any]:
+    tensors = (tensor for _, module in modules_in(model) for _, tensor in items_of(table_of(module)))
+    return list({id(tensor): tensor for tensor in tensors if tensor is not None}.values())
+
+
 MODULE_TABLES = tuple(
     TABLE[f"torch.nn.Module.{table}"].name for table in ("_parameters", "_buffers", "_modules")
 )
@@ -80,6 +129,29 @@ WRAPPERS = frozenset(
     }
 )
 """Path segments that torch.compile, FSDP and checkpoint wrappers insert into names."""
+ScriptedModule: Any = private(
+    "torch.jit._script.RecursiveScriptModule",
+    "the class of scripted modules, by which they are found",
+    "what scripted modules hold, and no variable, is missing in what was alive before",
+    instead=torch.jit.ScriptModule,
+)
+_NODES = name(
+    "torch._C.Graph.findAllNodes",
+    "the tensors that a scripted or frozen module has in its code",
+    "what such modules hold, and no variable, is missing in what was alive before",
+)
+
+
+def constants_of(module: Any) -> list[torch.Tensor]:
+    """Return the tensors in the code of a scripted module: `torch.jit.freeze` puts its weights there."""
+    try:
+        find = getattr(module.graph, _NODES, None)
+    except RuntimeError:  # it has no `forward`
+        return []
+    nodes = [] if find is None else find("prim::Constant")
+    return [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
+
+
 _LOGGING_DATA = name(
     "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data",
     "the sizes of the buckets of gradients",

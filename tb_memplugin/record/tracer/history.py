@@ -34,6 +34,7 @@ from tb_memplugin.record.history.recording import (
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.profiler.dtypes import dtypes_of
+from tb_memplugin.record.torch_private.modules import parameters_in
 from tb_memplugin.record.tracer.history_calls import HistoryCalls, result_of
 from tb_memplugin.record.tracer.layer_clock import LayerClock
 from tb_memplugin.record.tracer.results import NamedPhase, TracerResult
@@ -211,7 +212,7 @@ def _with_workspaces(trace: MemoryTrace, models: Iterable[nn.Module]) -> MemoryT
 
     A block of their size is a gradient only if a parameter has that size.
     """
-    parameters = (parameter for model in models for parameter in filterfalse(is_lazy, model.parameters()))
+    parameters = (parameter for model in models for parameter in filterfalse(is_lazy, parameters_in(model)))
     sizes = WORKSPACE_BYTES - {parameter.nbytes for parameter in parameters}
     category, reason = trace.events.category.copy(), trace.events.reason.copy()
     workspace = (category == Category.GRADIENT) & np.isin(trace.events.bytes, list(sizes))

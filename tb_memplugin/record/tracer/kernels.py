@@ -33,7 +33,12 @@ from tb_memplugin.record.guard import UNOWNED, Failed, call_all
 from tb_memplugin.record.profiler_windows import can_listen
 from tb_memplugin.record.storage_lifetimes import Block, Buffer, Ledger
 from tb_memplugin.record.tensor_metadata import dense
-from tb_memplugin.record.torch_private.dispatch import schema_of
+from tb_memplugin.record.torch_private.dispatch import (
+    CallOperator,
+    call_in_dispatch,
+    schema_of,
+    without_torch_functions,
+)
 from tb_memplugin.record.torch_private.profiler import (
     ActiveProfilerType,
     ExperimentalConfig,
@@ -225,7 +230,8 @@ def _is_quiet(operator: Any, args: tuple[Any, ...]) -> bool:
         return False
     tensor = args[0]
     kind = type(tensor)
-    return (kind is _Tensor or kind is _Parameter) and tensor.layout is _strided and not tensor.is_nested
+    with without_torch_functions():
+        return (kind is _Tensor or kind is _Parameter) and tensor.layout is _strided and not tensor.is_nested
 
 
 @dataclass(slots=True)
@@ -270,9 +276,15 @@ class KernelMemory:
         self._number_bytes: list[int] = []
         self._is_unseen = False
 
-    def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Call an operator while the allocator reports."""
-        is_quiet, log = True, None
+    def run(
+        self,
+        operator: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        call: CallOperator = call_in_dispatch,
+    ) -> Any:
+        """Call an operator, or by `call_plainly` another function, while the allocator reports."""
+        is_quiet, log, kwargs = True, None, kwargs or {}
         try:
             is_quiet = _is_quiet(operator, args)
             if not is_quiet:
@@ -283,9 +295,9 @@ class KernelMemory:
         except BaseException as error:
             self._failed(_WHERE, error)
         if is_quiet:
-            return operator(*args, **kwargs) if kwargs else operator(*args)
+            return call(operator, (), args, kwargs)
         try:
-            out = operator(*args, **kwargs) if kwargs else operator(*args)
+            out = call(operator, (), args, kwargs)
         finally:
             if log is not None:
                 try:
@@ -295,9 +307,10 @@ class KernelMemory:
                     self._failed(_WHERE, error)
         try:
             if len(self.reports) > 2:  # a number is allocated and freed besides the result
-                self._number_bytes = numbers_in(operator, args)
-                if self._number_bytes:
-                    self._numbers.wait_for(out)
+                with without_torch_functions():
+                    self._number_bytes = numbers_in(operator, args)
+                    if self._number_bytes:
+                        self._numbers.wait_for(out)
         except BaseException as error:
             self._failed(_WHERE, error)
         return out

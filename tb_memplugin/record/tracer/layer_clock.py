@@ -30,6 +30,7 @@ from tb_memplugin.record.torch_private.autograd import (
     queue_callback,
     run_backward,
 )
+from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.tracer.history_calls import BY_AUTOGRAD, NO_LAYER, Crossing
 from tb_memplugin.trace.tables import MODULE_MARK
 
@@ -151,7 +152,8 @@ class LayerClock(ModuleRecorder):
                         set_mark(before)
                         break
                 note((time_ns(), -1 - row, task() != -1, thread()))
-                at_nodes(out, row)
+                with without_torch_functions():
+                    at_nodes(out, row)
 
         return not_compiled_alone(enter), not_compiled_alone(leave)
 

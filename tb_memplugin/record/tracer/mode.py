@@ -27,11 +27,13 @@ from tb_memplugin.record.torch_private.dispatch import (
     OPERATOR_FILE,
     HiddenFromDynamo,
     TorchDispatchMode,
+    call_plainly,
     current_mode,
     current_modes,
     pop_mode,
     push_mode,
     schema_of,
+    without_torch_functions,
 )
 from tb_memplugin.record.torch_private.tensors import storage_key
 from tb_memplugin.record.tracer.kernels import Counted, KernelMemory, Origin, ResultStorage
@@ -226,7 +228,7 @@ class StorageMode(TorchDispatchMode):
             raise
         finally:  # an operator that raises may also have allocated memory
             try:
-                with ledger.lock:
+                with ledger.lock, without_torch_functions():
                     self._effects.args = args
                     self._note(out, func, began)
             except BaseException as error:
@@ -246,7 +248,7 @@ class StorageMode(TorchDispatchMode):
     def see(self, memory: torch.Tensor | torch.UntypedStorage) -> None:
         """Record a tensor or storage that torch allocated or resized on this thread without an operator."""
         if self._layers.on:
-            with self._ledger.lock:
+            with self._ledger.lock, without_torch_functions():
                 self._here.settle()
                 self._without_operator = True
                 try:
@@ -265,10 +267,10 @@ class StorageMode(TorchDispatchMode):
             self._layers.failed(_WHERE, error)
         began = time_ns()
         try:
-            return self._kernels.run(_called, (call,), None)
+            return self._kernels.run(_called, (call,), None, call_plainly)
         finally:
             try:
-                with self._ledger.lock:
+                with self._ledger.lock, without_torch_functions():
                     self._note(None, None, began)
             except BaseException as error:
                 self._layers.failed(_WHERE, error)

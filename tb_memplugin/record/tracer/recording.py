@@ -46,6 +46,7 @@ from tb_memplugin.record.storages import (
 )
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tensor_metadata import dense
+from tb_memplugin.record.torch_private.modules import modules_in
 from tb_memplugin.record.torch_private.tensors import PRINT, FileReader, printing, storage_key
 from tb_memplugin.record.tracer.kernels import StepsAside
 from tb_memplugin.record.tracer.layers import LayerCalls, Layers
@@ -550,7 +551,7 @@ class StorageRecording:
 def _refuse_compiled(models: Mapping[str, nn.Module]) -> None:
     """Refuse compiled models: under a dispatch mode they run uncompiled, with other memory use."""
     for prefix, model in models.items():
-        for name, module in model.named_modules(prefix=prefix):
+        for name, module in modules_in(model, prefix):
             if is_compiled(module):
                 raise MemPluginError(
                     "The model is compiled. Compiled code runs uncompiled while the tracer watches, "

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from tb_memplugin.record.storage_lifetimes import Buffer, Ledger
+from tb_memplugin.record.tensors_inside import isinstance_of
 from tb_memplugin.record.torch_private.autograd import saved_names
 from tb_memplugin.record.torch_private.dispatch import schema_of
-from tb_memplugin.record.torch_private.tensors import storage_key
+from tb_memplugin.record.torch_private.tensors import needs_grad, storage_key
 from tb_memplugin.trace import Phase
 
 NUMBER_BYTES: dict[type, int] = {float: 8, int: 8, bool: 1, complex: 16}
@@ -44,9 +45,9 @@ def numbers_in(operator: Any, args: tuple[Any, ...]) -> list[int]:
 
 def _may_have_node(argument: Any) -> bool:
     """Whether autograd may make a node for an operator with this argument."""
-    return (
-        argument.requires_grad if isinstance(argument, torch.Tensor) else isinstance(argument, list | tuple)
-    )
+    if isinstance_of(argument, torch.Tensor):
+        return bool(needs_grad(argument))
+    return isinstance(argument, list | tuple)
 
 
 def _positions_of_tensors(operator: Any) -> tuple[int, ...]:

@@ -175,6 +175,19 @@ def state_of_a_recurrent_model() -> Loop:
     return model, optimizer, step
 
 
+def frozen_model_that_was_not_given() -> Loop:
+    """Its weights are constants of its code, which no Python object holds."""
+    teacher, model = torch.jit.freeze(torch.jit.script(nn.Linear(64, 64).eval())), mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(_: int) -> None:
+        with torch.no_grad():
+            batch = teacher(torch.randn(16, 64))
+        train(optimizer, model(batch).square().mean())
+
+    return model, optimizer, step
+
+
 def data_parallel() -> Loop:
     if not distributed.is_initialized():
         store = distributed.HashStore()
@@ -199,6 +212,7 @@ LOOPS = (
     last_loss_and_output_stay,
     graph_of_the_step_before,
     state_of_a_recurrent_model,
+    frozen_model_that_was_not_given,
     data_parallel,
 )
 
