@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.util
 import os
 import pickle
+import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -107,6 +109,7 @@ def run(request: Request, folder: Path) -> Outcome:
     except MemPluginError as error:
         outcome.error = {"what": error.what, "where": error.where, "fix": error.fix}
     outcome.seconds = monotonic() - began
+    values.note_what_is_not_counted()
     checkpoints.remove_files()
     _write_history(recorded, outcome, folder)
     return outcome
@@ -152,6 +155,7 @@ def main() -> None:
     request = Request(**json.loads((folder / REQUEST).read_text("utf-8")))
     outcome = run(request, folder)
     (folder / OUTCOME).write_text(json.dumps(asdict(outcome)), "utf-8")
+    shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # without waiting for threads of the program, and for ranks that have ended
