@@ -302,7 +302,7 @@ void answer_first(Observed& it, const Tensor& mask) {
     answer_reads(selected, 1);
     if (mask.scalar_type() != c10::kBool || !is_plain(mask) || size_t(mask.numel()) > kMostIntegerBytes) return;
     Apart apart;  // the mask selects as many when it is used again, as in backward
-    on_host(mask).copy_((at::arange(mask.numel()) < selected).reshape(mask.sizes()));
+    on_host(mask).copy_(at::lt(at::arange(mask.numel()), int64_t(selected)).reshape(mask.sizes()));
     learn(mask);
 }
 

@@ -143,6 +143,20 @@ def test_a_program_that_ends_in_another_way_is_estimated_all_the_same(name: str,
     assert (sys.argv, sys.path, sys.modules["__main__"]) == before
 
 
+def test_a_terminated_estimate_removes_what_stands_for_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import time, torch\ntorch.save({}, 'last.pt')\nprint('SAVED', flush=True)\ntime.sleep(300)", "utf-8"
+    )
+    command = [sys.executable, "-m", "tb_memplugin", "estimate", "--", "python", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as started:
+        assert started.stderr is not None
+        assert any(line == "SAVED\n" for line in started.stderr)
+        assert (tmp_path / "last.pt").exists()
+        started.terminate()
+        assert started.wait(60) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
 def test_a_program_that_cannot_be_ended_is_named_and_its_process_ends(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

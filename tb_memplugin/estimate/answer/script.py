@@ -336,8 +336,8 @@ def _stepped(counting: _StepCount) -> Iterator[None]:
 
 
 @contextmanager
-def as_one_rank(program: Program) -> Iterator[list[str]]:
-    """Run the first of the processes that a program spawns, as one rank of them all.
+def as_one_rank(program: Program, rank: int = 0) -> Iterator[list[str]]:
+    """Run one of the processes that a program spawns, as one rank of them all.
 
     Yields:
         notes for the reader, once the program has run.
@@ -354,7 +354,7 @@ def as_one_rank(program: Program) -> Iterator[list[str]]:
         if program.ranks is None:
             raise StartsRanks(nprocs)
         notes.append(f"Of the {nprocs} processes that the program spawns, the first is estimated.")
-        function(0, *args)
+        function(rank, *args)
 
     patches = Patches()
     patches.set(torch.multiprocessing, "spawn", spawn)
@@ -380,7 +380,9 @@ def _ended_in_time(ending: Ending, name: str, limit_s: int) -> Iterator[None]:
 
     def end(_number: int, frame: FrameType | None) -> NoReturn:
         steps = f"{ending.steps} optimizer steps"
-        ending.end(f"The program was ended at {_place(walk_stack(frame))}, after {limit_s} seconds and {steps}")
+        ending.end(
+            f"The program was ended at {_place(walk_stack(frame))}, after {limit_s} seconds and {steps}"
+        )
 
     def wait() -> None:
         for seconds in (limit_s, *[1] * INSISTS):

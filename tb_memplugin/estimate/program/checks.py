@@ -93,9 +93,7 @@ def _going_on(code: CodeType, last: int) -> bool | None:
         any(_repeats(instructions[row]) if loop else _calls(instructions[row]) for row in way)
         for way in (body, beyond)
     ]
-    if goes_on not in (
-        ([True, False], [False, True], [True, True]) if loop else ([False, True],)
-    ):
+    if goes_on not in (([True, False], [False, True], [True, True]) if loop else ([False, True],)):
         return None
     in_body = len(body) > len(beyond) if goes_on[0] == goes_on[1] else goes_on[0]
     return in_body ^ jumps_if

@@ -514,7 +514,12 @@ def compares_a_count(done: torch.Tensor) -> int:
     return best
 
 
+def computes_or_takes_nothing(done: torch.Tensor) -> int:
+    return int(str(3)) if done.any() else 0
+
+
 GOES_ON = [
+    computes_or_takes_nothing,
     breaks_where_all_are_done,
     continues_for_what_is_empty,
     fills_what_is_dead,
@@ -529,6 +534,14 @@ def test_a_condition_is_assumed_so_that_the_program_goes_on(program: Callable[[t
     done = estimated(lambda: results.append(program(unknown(3) > 0)))
     assert results == [3]
     assert any("with which the program goes on" in note for note in done.estimate().notes)
+
+
+def test_anomaly_mode_finds_no_gradient_that_is_not_a_number() -> None:
+    def run() -> None:
+        with torch.autograd.detect_anomaly(check_nan=True):
+            torch.randn(8, device="cuda", requires_grad=True).sum().backward()
+
+    assert any("the check is assumed to pass" in note for note in estimated(run).estimate().notes)
 
 
 def repeats_while_some_are_not(done: torch.Tensor) -> None:
