@@ -373,7 +373,8 @@ def _ended_in_time(ending: Ending, name: str, limit_s: int) -> Iterator[None]:
 
     Not by SIGALRM, which programs use themselves, nor by a `threading.Thread`, which they might wait for.
     """
-    main, number = threading.main_thread(), getattr(signal, "SIGRTMAX", None) or getattr(signal, "SIGALRM", 0)
+    main = threading.main_thread()
+    number: int = getattr(signal, "SIGRTMAX", None) or getattr(signal, "SIGALRM", 0)
     if threading.current_thread() is not main or not hasattr(signal, "pthread_kill"):
         yield
         return
@@ -387,7 +388,8 @@ def _ended_in_time(ending: Ending, name: str, limit_s: int) -> Iterator[None]:
     def wait() -> None:
         for seconds in (limit_s, *[1] * INSISTS):
             if over.acquire(timeout=seconds):
-                return waited.release()
+                waited.release()
+                return
             signal.pthread_kill(main.ident or 0, number)
         text = f"error: {ending.why}, but it catches that and goes on.\n  where: {name}\n"
         os.write(2, f"{text}  fix: Write `except Exception:` in place of `except:` there.\n".encode())

@@ -173,7 +173,7 @@ def test_a_checkpoint_is_found_copied_and_renamed_but_takes_no_other_files_place
 
 
 def test_files_that_were_there_stay_however_a_program_saves_over_them(tmp_path: Path) -> None:
-    """By name and copied as the best one, as in PyTorch's ImageNet example; by a buffer, as Lightning does."""
+    """By name and copied as the best, as in PyTorch's ImageNet example; by a buffer, as in Lightning."""
     last, best, opened = (tmp_path / name for name in ("last.pt", "best.pt", "opened.pt"))
     last.write_text("the last epoch")
     best.write_text("the best epoch")
