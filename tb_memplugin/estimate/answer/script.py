@@ -374,7 +374,7 @@ def _ended_in_time(ending: Ending, name: str, limit_s: int) -> Iterator[None]:
     Not by SIGALRM, which programs use themselves, nor by a `threading.Thread`, which they might wait for.
     """
     main = threading.main_thread()
-    number: int = getattr(signal, "SIGRTMAX", None) or getattr(signal, "SIGALRM", 0)
+    number = int(getattr(signal, "SIGRTMAX", getattr(signal, "SIGALRM", 0)))
     if threading.current_thread() is not main or not hasattr(signal, "pthread_kill"):
         yield
         return
