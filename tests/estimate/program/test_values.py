@@ -434,7 +434,7 @@ def test_an_operator_without_a_fake_rule_is_refused_by_name() -> None:
 def test_masks_are_looked_up_in_numbers_of_eight_bytes() -> None:
     """1,024 elements have two indices each: when they are read, in the derivative, and when they are set.
 
-    The derivative also copies the expanded gradient, and sorts: four times 8 bytes for each, and a byte for CUB.
+    The derivative also copies the expanded gradient, and sorts: 4 x 8 bytes for each, and a byte for CUB.
     """
 
     def run() -> None:
