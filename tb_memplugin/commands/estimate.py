@@ -6,7 +6,9 @@ import json
 import logging
 import os
 import shlex
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -226,7 +228,7 @@ def command(
         options |= {"steps": steps or STEPS, "limit_s": limit or LIMIT_S}
         if engine == "runtime":
             from tb_memplugin.dryrun.engine import estimate_program
-        with _only_ours() as ours:
+        with _exit_when_terminated(), _only_ours() as ours:
             if check:
                 _check(read_program(words), spec, options, ours, as_json=as_json)
                 return
@@ -261,6 +263,27 @@ def command(
             estimator.changes(step) if changes else None,
         )
     _show_rest(report, as_json=as_json, logdir=logdir)
+
+
+@contextmanager
+def _exit_when_terminated() -> Iterator[None]:
+    """Make SIGTERM an exit, so that the run's folders, short files and processes are removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    process = os.getpid()
+
+    def leave(number: int, _: object) -> None:
+        if os.getpid() == process:
+            sys.exit(128 + number)
+        signal.signal(number, signal.SIG_DFL)  # a process that the program forked
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

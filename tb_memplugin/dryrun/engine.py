@@ -74,6 +74,10 @@ def estimate_program(
         _run(folders, variables, limit_s)
         for folder in folders:
             outcome = _outcome(folder, program.name)
+            if ranks := outcome.starts_ranks:
+                program = replace(program, ranks=ranks, ranks_per_node=ranks)
+                options: dict[str, Any] = {"conf": conf, "hints": hints, "steps": steps, "limit_s": limit_s}
+                return estimate_program(program, gpu, logdir=logdir, **options)
             trace = _trace(folder / HISTORY, gpu)
             outcome.notes += _lost(trace, outcome)
             estimate = answer(trace, trace, settings, gpu, (), outcome.seconds, outcome.notes)

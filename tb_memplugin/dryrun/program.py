@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.util
 import os
 import pickle
+import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -21,7 +23,13 @@ import torch
 
 from tb_memplugin.dryrun.values import Values
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.answer.script import Program, import_libraries, run_program
+from tb_memplugin.estimate.answer.script import (
+    Program,
+    StartsRanks,
+    as_one_rank,
+    import_libraries,
+    run_program,
+)
 from tb_memplugin.estimate.program.saved_files import Checkpoints
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.record.history.recording import SWITCH, Allocator, allocators
@@ -59,6 +67,7 @@ class Outcome:
         notes: sentences for the reader of the report.
         allocated, reserved: the allocator's own peaks, in bytes, by device, since the program reset them.
         error: what a `MemPluginError` says, where the program failed.
+        starts_ranks: where the program makes itself one of several ranks, how many; it has to run as such.
     """
 
     steps: int = 0
@@ -68,6 +77,7 @@ class Outcome:
     allocated: list[int] = field(default_factory=list)
     reserved: list[int] = field(default_factory=list)
     error: dict[str, Any] | None = None
+    starts_ranks: int = 0
 
     def note(self, sentence: str) -> None:
         """Add a note, unless it is there already."""
@@ -95,18 +105,22 @@ def run(request: Request, folder: Path) -> Outcome:
     values.start(patches)
     began = monotonic()
     try:
-        ending = run_program(
-            request.words,
-            outcome,
-            steps=request.steps,
-            limit_s=request.limit_s,
-            rank=request.rank,
-            where="on the stand-in",
-        )
+        with as_one_rank(request.words, request.rank):  # the report is of the rank that reserves the most
+            ending = run_program(
+                request.words,
+                outcome,
+                steps=request.steps,
+                limit_s=request.limit_s,
+                rank=request.rank,
+                where="on the stand-in",
+            )
         outcome.why, outcome.steps = ending.why, ending.steps
     except MemPluginError as error:
         outcome.error = {"what": error.what, "where": error.where, "fix": error.fix}
+    except StartsRanks as begun:
+        outcome.starts_ranks = begun.ranks
     outcome.seconds = monotonic() - began
+    values.note_what_is_not_counted()
     checkpoints.remove_files()
     _write_history(recorded, outcome, folder)
     return outcome
@@ -152,6 +166,7 @@ def main() -> None:
     request = Request(**json.loads((folder / REQUEST).read_text("utf-8")))
     outcome = run(request, folder)
     (folder / OUTCOME).write_text(json.dumps(asdict(outcome)), "utf-8")
+    shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # without waiting for threads of the program, and for ranks that have ended

@@ -10,6 +10,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/lt.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -289,14 +290,20 @@ bool under_a_mode() {
 }
 
 // Tell the host's reads within the operator what its kernels would have counted.
-void answer_first(Observed& it) {
+void answer_first(Observed& it, const Tensor& mask) {
     if (it.computes) {
         it.computes = it.done = compute(it);
         if (!it.computes) return;
         const IValue& first = it.arguments[0];
         return answer_reads(first.isTensor() ? long(first.toTensor().size(0)) : long(first.toBool()), 1);
     }
-    if (it.op->name != "aten::equal") answer_reads(ask_selected(it.op->name.c_str(), it.selectable), 1);
+    if (it.op->name == "aten::equal") return;
+    const long selected = ask_selected(it.op->name.c_str(), it.selectable);
+    answer_reads(selected, 1);
+    if (mask.scalar_type() != c10::kBool || !is_plain(mask) || size_t(mask.numel()) > kMostIntegerBytes) return;
+    Apart apart;  // the mask selects as many when it is used again, as in backward
+    on_host(mask).copy_(at::lt(at::arange(mask.numel()), int64_t(selected)).reshape(mask.sizes()));
+    learn(mask);
 }
 
 std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
@@ -334,7 +341,7 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
         dim = inputs.size() > size_t(dim) && inputs[size_t(dim)].isInt() ? inputs[size_t(dim)].toInt() : -1;
         if (dim >= -first.dim() && dim < first.dim()) it->choices = first.size(dim);
     }
-    if (kReadFirst.count(op->name)) answer_first(*it);
+    if (kReadFirst.count(op->name)) answer_first(*it, inputs[0].toTensor());
     return it;
 }
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from tb_memplugin.estimate.answer.hints import (
 )
 from tb_memplugin.estimate.program.checks import going_on, passing
 from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.record.torch_private.autograd import current_node
 
 _SELECTED = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, ctypes.c_long)
 _READ = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_char_p, ctypes.c_long)
@@ -36,6 +39,12 @@ MOST_KEPT = 1 << 20
 """The most bytes of a saved tensor whose values are kept."""
 
 GRADIENTS_ARE_FINITE = "Scaled gradients are assumed to be finite: every optimizer step is taken."
+
+
+RECURRENT = (
+    "Not counted: cuDNN's reserve and workspaces of recurrent layers of these sizes, which are not recorded. "
+    "--engine fake counts them."
+)
 
 
 class Values:
@@ -64,6 +73,11 @@ class Values:
         """Begin to compute values; ends with the process."""
         patches.register("_local_scalar_dense", self._item, "CUDA")
         self._library.tb_memplugin_values_start(*self._functions)
+
+    def note_what_is_not_counted(self) -> None:
+        """Say which sizes the stand-in did not know; called once the program has run."""
+        if self._standin.standin_unknown_recurrent():
+            self._note(RECURRENT)
 
     def watch_allocations(self) -> None:
         """Forget what was in memory when it is allocated; called once the process uses the GPU."""
@@ -95,7 +109,9 @@ class Values:
             answered = True
         if answered:
             return torch.frombuffer(read, dtype=kind)[0].item()
-        caller = sys._getframe().f_back  # None on a thread of autograd
+        if _looks_for_zeros():
+            return 0
+        caller = _caller()
         asked = question(_kind(kind), "item", tensor, caller)
         hint = answer(self._hints, asked)
         if hint is not None:
@@ -119,6 +135,8 @@ class Values:
 
     def _selected(self, operator: bytes, elements: int) -> int:
         """Return how many elements a mask selects, or how many are different."""
+        if _looks_for_zeros():
+            return 0
         asked = self._question("share", operator.decode(), elements, torch.bool)
         hint = answer(self._hints, asked)
         if hint is None:
@@ -150,8 +168,20 @@ class Values:
 
     @staticmethod
     def _question(kind: str, operator: str, elements: int, dtype: torch.dtype) -> Question:
-        caller = sys._getframe(1).f_back  # None on a thread of autograd
-        return question(kind, operator, torch.empty(elements, dtype=dtype, device="meta"), caller)
+        return question(kind, operator, torch.empty(elements, dtype=dtype, device="meta"), _caller())
+
+
+def _caller() -> FrameType | None:
+    """Return the frame of the program that asks; that of `loss.backward()` on a thread of autograd."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame or sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def _looks_for_zeros() -> bool:
+    """Whether the backward of `prod` or `cumprod` asks: its formula is that of numbers without a zero."""
+    return type(current_node()).__name__.startswith(("ProdBackward", "CumprodBackward"))
 
 
 def _kind(dtype: torch.dtype) -> str:

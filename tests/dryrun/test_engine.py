@@ -64,9 +64,56 @@ def test_a_training_runs_until_its_optimizer_has_stepped_and_writes_nothing(
 @pytest.mark.parametrize("end", ENDS)
 def test_a_program_that_ends_in_its_own_way_is_reported(tmp_path: Path, end: str) -> None:
     text, why = ENDS[end]
-    step = dry_run(tmp_path, text, limit_s=1 if end == "never steps" else 60)
+    step = dry_run(tmp_path, text, limit_s=1 if "seconds" in why else 60)
     assert why in step.notes[0]
     assert step.estimate.peak_allocated_bytes >= 4 * MIB
+
+
+BACKWARD = """
+import torch
+w = torch.nn.Parameter(torch.randn(1024, 1024, device="cuda"))
+(w.cumprod(1).sum() + w.prod(1).sum() + w.prod()).backward()
+y = w * 2
+z = y[y > 0]
+print("SELECTED", len(z), flush=True)
+with torch.autograd.detect_anomaly(check_nan=True):
+    z.sum().backward()
+"""
+
+
+@needs_cuda_build
+def test_backward_knows_what_forward_selected_and_finds_no_zero(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    step = dry_run(tmp_path, BACKWARD, hints={"train.py:6": 0.5})
+    assert step.notes[0] == "The program ran to its end."
+    assert f"SELECTED {1 << 19}" in capfd.readouterr().err
+
+
+@needs_cuda_build
+def test_recurrent_layers_of_sizes_that_are_not_known_are_noted(tmp_path: Path) -> None:
+    text = "import torch\ntorch.nn.GRU(77, 33).cuda()(torch.ones(5, 3, 77).cuda())"
+    assert any("recurrent layers of these sizes" in note for note in dry_run(tmp_path, text).notes)
+
+
+SPAWNS = """
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def train(rank, ranks):
+    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29517", rank=rank, world_size=ranks)
+    torch.cuda.set_device(rank)
+    torch.ones((16 << 20) * (rank + 1), dtype=torch.uint8, device="cuda")
+
+if __name__ == "__main__":
+    mp.spawn(train, args=(2,), nprocs=2)
+"""
+
+
+@needs_cuda_build
+def test_processes_that_a_program_spawns_are_ranks(tmp_path: Path) -> None:
+    step = dry_run(tmp_path, SPAWNS)
+    assert step.notes[0] == "Rank 1 reserves the most of 2 ranks."
+    assert step.estimate.peak_allocated_bytes == 32 * MIB
 
 
 RANKS = """

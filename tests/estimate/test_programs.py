@@ -109,6 +109,19 @@ ENDS = {
         "  except Exception:\n    pass",
         "after 3 optimizer steps",
     ),
+    "catches even what ends it": (
+        "import torch\nx = torch.nn.Linear(512, 2048, bias=False).cuda()\n"
+        "o = torch.optim.SGD(x.parameters())\n"
+        "while True:\n  try:\n    x(torch.ones(1, 512).cuda()).sum().backward(); o.step()\n"
+        "  except:\n    print('skipped')",
+        "after 3 optimizer steps",
+    ),
+    "has an alarm of its own": (
+        "import signal, torch\nx = torch.zeros(1 << 20, device='cuda')\n"
+        "signal.signal(signal.SIGALRM, lambda *_: None)\n"
+        "while True: signal.alarm(9); signal.alarm(0)",
+        "after 1 seconds",
+    ),
     "is interrupted": (
         "import torch\nx = torch.zeros(1 << 20, device='cuda')\nraise KeyboardInterrupt",
         "train.py:3",
@@ -124,10 +137,38 @@ ENDS = {
 def test_a_program_that_ends_in_another_way_is_estimated_all_the_same(name: str, tmp_path: Path) -> None:
     text, why = ENDS[name]
     before = (sys.argv, list(sys.path), sys.modules["__main__"])
-    step = estimated(tmp_path, text, limit_s=1 if name == "never steps" else 60)
+    step = estimated(tmp_path, text, limit_s=1 if "seconds" in why else 60)
     assert why in step.notes[0]
     assert step.estimate.peak_allocated_bytes >= 4 * MIB
     assert (sys.argv, sys.path, sys.modules["__main__"]) == before
+
+
+def test_a_terminated_estimate_removes_what_stands_for_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import time, torch\ntorch.save({}, 'last.pt')\nprint('SAVED', flush=True)\ntime.sleep(300)", "utf-8"
+    )
+    command = [sys.executable, "-m", "tb_memplugin", "estimate", "--", "python", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as started:
+        assert started.stderr is not None
+        assert any(line == "SAVED\n" for line in started.stderr)
+        assert (tmp_path / "last.pt").exists()
+        started.terminate()
+        assert started.wait(60) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_program_that_cannot_be_ended_is_named_and_its_process_ends(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time\ndef train():\n  while True:\n    try: time.sleep(60)\n    except: pass\n"
+        "while True:\n  try: train()\n  except: pass",
+        "utf-8",
+    )
+    command = [sys.executable, "-m", "tb_memplugin", "estimate", "--limit", "1", "--", "python", str(script)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 2
+    assert "error: The program was ended at train.py:" in ran.stderr
+    assert f"but it catches that and goes on.\n  where: {script}" in ran.stderr
 
 
 @pytest.mark.parametrize("line", ["raise ValueError('no data')", "import sys; sys.exit(3)"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import _thread
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from traceback import walk_stack, walk_tb
@@ -36,6 +38,9 @@ graph: so many PyTorch asks for with DDP (docs/source/notes/cuda.rst)."""
 LIMIT_S = 600
 """Seconds after which a program that has not stepped often enough is ended."""
 
+INSISTS = 10
+"""How often a program is then ended again, a second after it caught it, before its process is ended."""
+
 LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 IMPORTED_BEFORE = ("safetensors.torch", "torch.distributed.checkpoint")
 """Libraries whose corrections apply only if they are imported before the program."""
@@ -43,6 +48,8 @@ IMPORTED_BEFORE = ("safetensors.torch", "torch.distributed.checkpoint")
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
 _LIBRARIES.add(str(Path(__file__).parents[2]))
 """Folders of Python, of what is installed, and of this package."""
+
+_EXIT = os._exit
 
 USAGE = "Write what you would type to train: tb-memplugin estimate -- python train.py ARGS"
 
@@ -82,10 +89,36 @@ class Ending:
     steps: int = 0
     why: str = "The program ran to its end"
     notes: list[str] = field(default_factory=list)
+    is_over: bool = False
+
+    def end(self, why: str) -> NoReturn:
+        """Unwind the program; if it has caught that before, also from its next line, as in its `except:`.
+
+        Raises:
+            ProgramEnded: always.
+        """
+        if self.is_over:
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None:
+                frame.f_trace = _end_here(frame, "call", None)
+                frame = frame.f_back
+            sys.settrace(_end_here)
+        else:
+            self.is_over, self.why = True, why
+        raise ProgramEnded
 
 
 class ProgramEnded(BaseException):
     """Unwinds a program that has run long enough; not an `Exception`, which programs catch and go on."""
+
+
+def _end_here(frame: FrameType, event: str, _argument: object) -> Any:
+    """Trace the program's own lines, and raise `ProgramEnded` at the first; Python then ends the tracing."""
+    if not _is_own(frame.f_code.co_filename):
+        return None
+    if event == "line":
+        raise ProgramEnded
+    return _end_here
 
 
 class StartsRanks(BaseException):
@@ -177,7 +210,7 @@ def run_program(
         _children_ended(),
         _as_started(program, rank),
         _stepped(counting),
-        _ended_in_time(ending, limit_s),
+        _ended_in_time(ending, program.name, limit_s),
         errors_as_refusals(program.name, "run", where),
     ):
         try:
@@ -191,6 +224,9 @@ def run_program(
         except SystemExit as leaving:
             if leaving.code not in (None, 0):
                 raise
+        finally:
+            if ending.is_over:
+                sys.settrace(None)
     return ending
 
 
@@ -248,8 +284,7 @@ class _StepCount:
         self._ending.steps += 1
         self._recorder.step()
         if self._ending.steps >= most:
-            self._ending.why = f"The program was ended after {self._ending.steps} optimizer steps"
-            raise ProgramEnded
+            self._ending.end(f"The program was ended after {self._ending.steps} optimizer steps")
 
 
 @contextmanager
@@ -266,6 +301,7 @@ def _children_ended() -> Iterator[None]:
     patches = Patches()
     patches.set(os, "fork", forks)
     before = set(multiprocessing.active_children())
+    multiprocessing.util.get_temp_dir()  # the children's, too: it goes with this process
     try:
         yield
     finally:
@@ -300,8 +336,8 @@ def _stepped(counting: _StepCount) -> Iterator[None]:
 
 
 @contextmanager
-def as_one_rank(program: Program) -> Iterator[list[str]]:
-    """Run the first of the processes that a program spawns, as one rank of them all.
+def as_one_rank(program: Program, rank: int = 0) -> Iterator[list[str]]:
+    """Run one of the processes that a program spawns, as one rank of them all.
 
     Yields:
         notes for the reader, once the program has run.
@@ -318,7 +354,7 @@ def as_one_rank(program: Program) -> Iterator[list[str]]:
         if program.ranks is None:
             raise StartsRanks(nprocs)
         notes.append(f"Of the {nprocs} processes that the program spawns, the first is estimated.")
-        function(0, *args)
+        function(rank, *args)
 
     patches = Patches()
     patches.set(torch.multiprocessing, "spawn", spawn)
@@ -332,33 +368,58 @@ def as_one_rank(program: Program) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _ended_in_time(ending: Ending, limit_s: int) -> Iterator[None]:
-    """End the program after so many seconds, wherever it is."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+def _ended_in_time(ending: Ending, name: str, limit_s: int) -> Iterator[None]:
+    """End the program after so many seconds, wherever it is, and each second again; at last the process.
+
+    Not by SIGALRM, which programs use themselves, nor by a `threading.Thread`, which they might wait for.
+    """
+    main = threading.main_thread()
+    number = int(getattr(signal, "SIGRTMAX", getattr(signal, "SIGALRM", 0)))
+    if threading.current_thread() is not main or not hasattr(signal, "pthread_kill"):
         yield
         return
 
     def end(_number: int, frame: FrameType | None) -> NoReturn:
-        position = _place(walk_stack(frame))
         steps = f"{ending.steps} optimizer steps"
-        ending.why = f"The program was ended at {position}, after {limit_s} seconds and {steps}"
-        raise ProgramEnded
+        ending.end(
+            f"The program was ended at {_place(walk_stack(frame))}, after {limit_s} seconds and {steps}"
+        )
 
-    before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(limit_s)
+    def wait() -> None:
+        for seconds in (limit_s, *[1] * INSISTS):
+            if over.acquire(timeout=seconds):
+                waited.release()
+                return
+            signal.pthread_kill(main.ident or 0, number)
+        text = f"error: {ending.why}, but it catches that and goes on.\n  where: {name}\n"
+        os.write(2, f"{text}  fix: Write `except Exception:` in place of `except:` there.\n".encode())
+        _EXIT(2)
+
+    over, waited = _thread.allocate_lock(), _thread.allocate_lock()
+    over.acquire()
+    waited.acquire()
+    before = signal.signal(number, end)
+    _thread.start_new_thread(wait, ())
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(number, signal.SIG_IGN)
+        over.release()
+        waited.acquire()
+        signal.signal(number, before)
 
 
 def _place(frames: Iterable[tuple[FrameType, int]]) -> str:
     """Return the file and line of the innermost frame that is the program's own, such as `train.py:42`."""
-    positions = [(Path(frame.f_code.co_filename), line) for frame, line in frames]
-    own = (position for position in positions if not any(map(position[0].is_relative_to, _LIBRARIES)))
-    file, line = next(own, positions[0])
-    return f"{file.name}:{line}"
+    positions = [(frame.f_code.co_filename, line) for frame, line in frames]
+    file, line = next((position for position in positions if _is_own(position[0])), positions[0])
+    return f"{Path(file).name}:{line}"
+
+
+@lru_cache(maxsize=1024)
+def _is_own(file: str) -> bool:
+    """Whether a file is the program's own."""
+    return not file.startswith("<") and not any(map(Path(file).is_relative_to, _LIBRARIES))
 
 
 def _nothing(*_: object) -> None:

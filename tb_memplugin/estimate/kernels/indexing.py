@@ -25,15 +25,24 @@ def _accumulated_at(call: Call) -> Buffers:
     These are the indices, a contiguous copy of the values, the sorted indices with their order, and what
     they are sorted with.
     """
-    indices = [index for index in call["indices"] if index is not None]
-    if not call["accumulate"] or not indices:
+    if not call["accumulate"] or all(index is None for index in call["indices"]):
         return ()
-    if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+    rows, dimension, shapes, masked = 1, 0, list[torch.Size](), False
+    for index in call["indices"]:
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        dimensions = index.dim() if is_mask else 1
+        if index is not None:
+            rows *= prod(call.out.shape[dimension : dimension + dimensions])
+            shapes.append(index.shape)
+        dimension, masked = dimension + dimensions, masked or is_mask
+    if not rows or not call.out.numel():
         return ()
-    count = prod(torch.broadcast_shapes(*(index.shape for index in indices)))
+    if masked:  # it selects as many rows as there are values
+        count = call["values"].numel() // (call.out.numel() // rows)
+    else:
+        count = prod(torch.broadcast_shapes(*shapes))
     if not count:
         return ()
-    rows = prod(call.out.shape[row] for row, index in enumerate(call["indices"]) if index is not None)
     temporary = sort_bytes(count, 8, 8, call.gpu, bits=max(1, (rows - 1).bit_length()))
     return [8 * count, copied_bytes(call["values"]), *[8 * count] * 3, temporary]
 

@@ -32,6 +32,8 @@ def passing(caller: FrameType | None) -> bool | None:
     frame = asking_frame(caller)
     if frame.f_code.co_filename == torch.__file__ and frame.f_code.co_name.startswith("_check"):
         return True
+    if frame.f_code.co_name == "_engine_run_backward" and torch.is_anomaly_check_nan_enabled():
+        return False  # no gradient is NaN
     return _passing(frame.f_code, frame.f_lasti)
 
 
@@ -84,13 +86,14 @@ def _going_on(code: CodeType, last: int) -> bool | None:
     body, beyond = (_reached(instructions, rows, start, loop) for start in starts)
     if there in body:  # what the `if` holds goes on after it
         return not jumps_if
+    if body & beyond:  # two ways meet again: one of them may do nothing but choose what is there
+        only = [any(_calls(instructions[row]) for row in way) for way in (body - beyond, beyond - body)]
+        return only[0] ^ jumps_if if only[0] != only[1] else None
     goes_on = [
         any(_repeats(instructions[row]) if loop else _calls(instructions[row]) for row in way)
         for way in (body, beyond)
     ]
-    if body & beyond or goes_on not in (
-        ([True, False], [False, True], [True, True]) if loop else ([False, True],)
-    ):
+    if goes_on not in (([True, False], [False, True], [True, True]) if loop else ([False, True],)):
         return None
     in_body = len(body) > len(beyond) if goes_on[0] == goes_on[1] else goes_on[0]
     return in_body ^ jumps_if

@@ -256,6 +256,8 @@ class Checkpoints:
         short = MARK + key.encode() + b"\n"
         if hasattr(file, "write"):
             file.write(short)
+            if isinstance(path := getattr(file, "name", None), str):
+                self._names[Path(os.path.realpath(path))] = key
         else:
             self._at(Path(os.path.realpath(file)), key, short)
         self.note(f"{name} wrote nothing: tensors have no values in an estimate.")
@@ -295,14 +297,18 @@ class Checkpoints:
         return ignored
 
     def _moved(self, original: Any, source: Any, target: Any, *rest: Any, **more: Any) -> Any:
-        """Copy or rename a file; a checkpoint does not take the place of what was at the target before."""
+        """Copy or rename a file; of a checkpoint only the short file, which takes the place of nothing."""
         before, after = (Path(os.path.realpath(path)) for path in (source, target))
-        name = self._names.get(before)
-        if name is not None and _is_short(before) and after.is_file() and not _is_short(after):
-            self._names[after] = name
+        name = self.name_of(before) if before in self._names or _is_short(before) else None
+        if name is not None:
+            self._at(after, name, MARK + name.encode() + b"\n")
+            if original.__name__ != "copyfile" and before != after:
+                self._names.pop(before, None)
+                if _is_short(before):
+                    before.unlink()
             return target
         result = original(source, target, *rest, **more)
-        for path in [path for path in self._names if path == before or before in path.parents]:
+        for path in [path for path in self._names if before in path.parents]:
             self._names[after / path.relative_to(before)] = self._names[path]
         return result
 

@@ -94,6 +94,12 @@ def test_the_derivative_of_indexing_sorts_the_indices() -> None:
     assert sizes(done, "index_put") == [8000] * 4 + [1]
 
 
+def test_the_derivative_of_a_mask_sorts_the_indices_that_it_selects() -> None:
+    """The mask selects all of 1,000 x 2 places: 16 bytes for the two indices of each, and as above."""
+    done = train(lambda x: x[x[..., 0] > 0], (1000, 2, 64))
+    assert sizes(done, "index_put") == [*[16000] * 4, 1, 32000]
+
+
 def test_the_derivative_of_many_indices_sorts_in_a_buffer() -> None:
     """8,192 indices and their order have 16 bytes each. 5,000 rows are numbered with 13 bits, which 2 passes
     sort. A block of an H100 sorts 384 x 12 pairs, so there are 2 (sorting.py).

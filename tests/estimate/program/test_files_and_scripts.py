@@ -172,6 +172,29 @@ def test_a_checkpoint_is_found_copied_and_renamed_but_takes_no_other_files_place
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["best", "precious.pt"]
 
 
+def test_files_that_were_there_stay_however_a_program_saves_over_them(tmp_path: Path) -> None:
+    """By name and copied as the best, as in PyTorch's ImageNet example; by a buffer, as in Lightning."""
+    last, best, opened = (tmp_path / name for name in ("last.pt", "best.pt", "opened.pt"))
+    last.write_text("the last epoch")
+    best.write_text("the best epoch")
+    with MemoryEstimator():
+        torch.save({"epoch": 4}, last)
+        shutil.copyfile(last, best)
+        assert torch.load(best)["epoch"] == 4
+        buffer = io.BytesIO()
+        torch.save({"epoch": 5}, buffer)
+        (tmp_path / "temporary").write_bytes(buffer.getvalue())
+        (tmp_path / "temporary").replace(best)
+        assert torch.load(best)["epoch"] == 5
+        last.rename(tmp_path / "new.pt")
+        assert torch.load(tmp_path / "new.pt")["epoch"] == 4
+        with opened.open("wb") as file:
+            torch.save({"epoch": 6}, file)
+        assert torch.load(opened)["epoch"] == 6
+    assert (last.read_text(), best.read_text()) == ("the last epoch", "the best epoch")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
+
+
 def test_safetensors_loads_what_the_run_saved(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.torch")
     path = tmp_path / "model.safetensors"
