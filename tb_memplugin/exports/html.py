@@ -261,12 +261,7 @@ def _reserved(trace: MemoryTrace, device: int, epoch: int, plot: Plot) -> Json |
 
 
 def _division(
-    trace: MemoryTrace,
-    blocks: Drawn,
-    division: Division,
-    changes: Changes,
-    peak: int,
-    allocation_order: bool,
+    trace: MemoryTrace, blocks: Drawn, division: Division, changes: Changes, peak: int, allocation_order: bool
 ) -> Json:
     part, names = codes(trace, division.by)
     keys, code = _folded(part, names, blocks, changes, trace, division.kind, allocation_order)

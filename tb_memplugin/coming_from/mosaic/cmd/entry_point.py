@@ -16,10 +16,7 @@ from tb_memplugin import analysis
 from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.coming_from.mosaic.libmosaic.analyzer.memory_abstract import MemoryAbstract
-from tb_memplugin.coming_from.mosaic.libmosaic.analyzer.memory_snapshot import (
-    MemoryEvent,
-    MemorySnapshot,
-)
+from tb_memplugin.coming_from.mosaic.libmosaic.analyzer.memory_snapshot import MemoryEvent, MemorySnapshot
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
