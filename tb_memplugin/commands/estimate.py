@@ -24,8 +24,7 @@ from tb_memplugin.estimate.gpu_spec import GpuSpec
 
 if TYPE_CHECKING:
     from tb_memplugin.dryrun.compare import Comparison
-    from tb_memplugin.estimate.answer.changes import Change, Changes
-    from tb_memplugin.estimate.answer.max_batch import MaxBatch
+    from tb_memplugin.estimate.answer.changes import Change, Changes, MaxBatch
     from tb_memplugin.estimate.answer.script import Program
     from tb_memplugin.estimate.answer.step_estimate import StepEstimate
 

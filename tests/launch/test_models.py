@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tb_memplugin.launch.models import models_of
+from tb_memplugin.launch.recorder import models_of
 
 
 def sgd(module: nn.Module) -> torch.optim.Optimizer:

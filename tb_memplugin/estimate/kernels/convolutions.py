@@ -33,12 +33,7 @@ from tb_memplugin.trace import Category
 
 aten = torch.ops.aten
 
-_DTYPES = {
-    torch.float32: "FLOAT",
-    torch.float64: "DOUBLE",
-    torch.float16: "HALF",
-    torch.bfloat16: "BFLOAT16",
-}
+_DTYPES = {torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.float16: "HALF", torch.bfloat16: "BFLOAT16"}
 _HALF = (torch.float16, torch.bfloat16)
 _COUNTED = "Convolutions: the sizes of their workspaces are those that cuDNN {} answers for this GPU."
 _REFUSED = " It has no answer for {:,} calls, whose workspaces are not counted: {}."

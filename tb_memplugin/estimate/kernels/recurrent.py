@@ -83,10 +83,7 @@ class Recurrent(Correction):
 
     def rules(self) -> dict[Any, Rule]:
         """Return rules for cuDNN's operators."""
-        return {
-            aten._cudnn_rnn.default: self._forward,
-            aten._cudnn_rnn_backward.default: self._backward,
-        }
+        return {aten._cudnn_rnn.default: self._forward, aten._cudnn_rnn_backward.default: self._backward}
 
     def _forward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         self.target.note(_NOTE)
