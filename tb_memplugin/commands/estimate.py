@@ -37,17 +37,8 @@ PROGRAM = "tb_memplugin.program"
 """The key in `Context.meta` of the words after `--`."""
 
 OF_PROGRAMS = (
-    "gpu",
-    "capacity",
-    "torch",
-    "alloc_conf",
-    "hints",
-    "engine",
-    "check",
-    "steps",
-    "limit",
-    "logdir",
-    "as_json",
+    *("gpu", "capacity", "torch", "alloc_conf", "hints", "engine", "check", "steps", "limit"),
+    *("logdir", "as_json"),
 )
 """Parameters of the command that hold for programs, too."""
 

@@ -188,14 +188,7 @@ def _json(peak: DevicePeak, top: int) -> dict[str, Any]:
 
 def _block_json(block: LiveAllocation) -> dict[str, Any]:
     fields = (
-        "bytes",
-        "address",
-        "module",
-        "operator",
-        "name",
-        "tensor",
-        "born_ns",
-        "freed_ns",
+        *("bytes", "address", "module", "operator", "name", "tensor", "born_ns", "freed_ns"),
         "module_confidence",
     )
     return {

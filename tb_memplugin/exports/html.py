@@ -228,16 +228,8 @@ def _advice(trace: MemoryTrace, device: str) -> Json:
     """Return what Advice says of a device of the whole trace: its heading and findings without evidence."""
     judged = advice(trace, device)
     shown = (
-        "kind",
-        "level",
-        "step",
-        "title",
-        "subject",
-        "bytes",
-        "measure",
-        "of_bytes",
-        "what_to_do",
-        "price",
+        *("kind", "level", "step", "title", "subject", "bytes", "measure", "of_bytes"),
+        *("what_to_do", "price"),
     )
     return {
         "heading": heading(judged),

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -42,39 +42,23 @@ from tb_memplugin.trace import MemoryTrace, Note, Step
 
 DEFAULT_FOLDER = "memory_csv_data"
 
+
+def _at_peak_column(part: str) -> str:
+    return f"at_peak_{part.replace(' ', '_')}_bytes"
+
+
 ITERATION_COLUMNS = (
-    "step",
-    "epoch",
-    "iteration",
-    "devices",
-    "peak_cached_bytes",
-    "peak_cached_is_exact",
-    "cached_bytes",
-    "peak_allocated_bytes",
-    "peak_allocated_is_exact",
-    "allocated_bytes",
-    "feature_map_bytes",
-    "weight_bytes",
-    "gradient_bytes",
-    "intermediate_gradient_bytes",
-    "traced_peak_bytes",
-    *(f"at_peak_{part.replace(' ', '_')}_bytes" for part in PARTS),
-    "untraced_peak_bytes",
-    "seconds",
+    *("step", "epoch", "iteration", "devices", "peak_cached_bytes", "peak_cached_is_exact", "cached_bytes"),
+    *("peak_allocated_bytes", "peak_allocated_is_exact", "allocated_bytes", "feature_map_bytes"),
+    *("weight_bytes", "gradient_bytes", "intermediate_gradient_bytes", "traced_peak_bytes"),
+    *map(_at_peak_column, PARTS),
+    *("untraced_peak_bytes", "seconds"),
 )
 """The columns of `<worker>.iterations.csv`. The `at_peak_` columns sum to `traced_peak_bytes`. Unknown values
 are empty cells. A peak whose `_is_exact` is False is a lower bound."""
 
 WEIGHT_COLUMNS = (
-    "step",
-    "epoch",
-    "iteration",
-    "name",
-    "bytes",
-    "gradient_bytes",
-    "shape",
-    "dtype",
-    "device",
+    *("step", "epoch", "iteration", "name", "bytes", "gradient_bytes", "shape", "dtype", "device"),
     "aliases",
 )
 """The columns of `<worker>.weights.csv`. Shapes are written `4x3`; aliases are separated by blanks."""
@@ -193,26 +177,15 @@ def _cell(value: object) -> str:
 
 def _iteration_row(memory: IterationMemory) -> Sequence[object]:
     traced = memory.traced
-    return (
-        memory.step,
-        memory.epoch,
-        memory.iteration,
-        " ".join(memory.devices),
-        memory.peak_cached_bytes,
-        _if_known(memory.cached_is_exact, memory.peak_cached_bytes),
-        memory.cached_bytes,
-        memory.peak_allocated_bytes,
-        _if_known(memory.allocated_is_exact, memory.peak_allocated_bytes),
-        memory.allocated_bytes,
-        memory.feature_map_bytes,
-        memory.weight_bytes,
-        memory.gradient_bytes,
-        memory.intermediate_gradient_bytes,
-        traced.peak_bytes if traced is not None else None,
-        *(traced.at_peak[part] if traced is not None else None for part in PARTS),
-        memory.untraced_peak_bytes,
-        round(memory.seconds, 6),
-    )
+    cells = {
+        "devices": " ".join(memory.devices),
+        "peak_cached_is_exact": _if_known(memory.cached_is_exact, memory.peak_cached_bytes),
+        "peak_allocated_is_exact": _if_known(memory.allocated_is_exact, memory.peak_allocated_bytes),
+        "traced_peak_bytes": traced and traced.peak_bytes,
+        **{_at_peak_column(part): traced and traced.at_peak[part] for part in PARTS},
+        "seconds": round(memory.seconds, 6),
+    }
+    return [cells[name] if name in cells else getattr(memory, name) for name in ITERATION_COLUMNS]
 
 
 def _if_known(is_exact: bool, size: int | None) -> bool | None:
@@ -221,18 +194,9 @@ def _if_known(is_exact: bool, size: int | None) -> bool | None:
 
 def _weight_rows(memory: IterationMemory) -> Iterable[Sequence[object]]:
     for weight in memory.weights:
-        yield (
-            memory.step,
-            memory.epoch,
-            memory.iteration,
-            weight.name,
-            weight.bytes,
-            weight.gradient_bytes,
-            "x".join(map(str, weight.shape)),
-            weight.dtype,
-            weight.device,
-            " ".join(weight.aliases),
-        )
+        shape, aliases = "x".join(map(str, weight.shape)), " ".join(weight.aliases)
+        own = {**asdict(weight), "shape": shape, "aliases": aliases}
+        yield [own[name] if name in own else getattr(memory, name) for name in WEIGHT_COLUMNS]
 
 
 UNKNOWN = "not known"

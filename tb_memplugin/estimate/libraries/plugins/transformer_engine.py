@@ -31,15 +31,9 @@ _SOFTMAXES = (
     "scaled_aligned_causal_masked_softmax",
 )
 _NOTHING = (
-    "fused_amax_and_scale_update_after_reduction",
-    "compute_amax",
-    "multi_tensor_scale",
-    "multi_tensor_adam",
-    "multi_tensor_adam_param_remainder",
-    "multi_tensor_adam_fp8",
-    "multi_tensor_adam_capturable",
-    "multi_tensor_adam_capturable_master",
-    "multi_tensor_sgd",
+    *("fused_amax_and_scale_update_after_reduction", "compute_amax", "multi_tensor_scale"),
+    *("multi_tensor_adam", "multi_tensor_adam_param_remainder", "multi_tensor_adam_fp8"),
+    *("multi_tensor_adam_capturable", "multi_tensor_adam_capturable_master", "multi_tensor_sgd"),
     "multi_tensor_compute_scale_and_scale_inv",
 )
 """Functions that write into tensors they are given, allocate nothing, and return nothing."""
