@@ -2,12 +2,11 @@ import type { Remote } from "../../api/remote";
 import type { AllocationAnswer } from "../../api/types";
 import { navigate, selection } from "../../state/app";
 import { exactBytes } from "../../state/bytes";
-import { categoryLabel } from "../../state/categories";
 import { moduleLabel, NOT_NAMED, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { asPartOfPeak } from "../../state/part_of_peak";
 import { duration, exactTime } from "../../state/time";
-import { Swatch } from "../category";
+import { Category } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { FrameList } from "../stacks/frame_list";
@@ -53,8 +52,7 @@ function Details({ one, stale, shown, origin }: { one: AllocationAnswer; stale: 
       data-exact={stale ? "false" : "true"}
     >
       <h2 class="flexed">
-        <Swatch of={one.category} />
-        {categoryLabel(one.category)}
+        <Category of={one.category} />
         {shown === "largest" && <span class="approx let-go">the largest at the peak</span>}
         {shown === "kept" && (
           <button type="button" class="quiet let-go" data-testid="let-go" onClick={() => navigate({ block: undefined })}>

@@ -4,13 +4,12 @@ import { useRemote } from "../../api/remote";
 import { FREE } from "../../api/codes";
 import type { BlockAnswer, SegmentsAnswer } from "../../api/types";
 import { exactBytes } from "../../state/bytes";
-import { categoryLabel } from "../../state/categories";
 import { moduleLabel, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { asPartOfPeak } from "../../state/part_of_peak";
 import type { Pick } from "../../state/selection";
 import { duration, exactTime } from "../../state/time";
-import { Swatch } from "../category";
+import { Category } from "../category";
 import { Name } from "../name";
 import { SAME_WINDOW, type ShownMoment } from "./moment";
 import type { Place } from "./tape_view";
@@ -105,8 +104,7 @@ function Details({ block, moment, origin, stale }: DetailsProps) {
       data-address={block.address}
     >
       <h2>
-        <Swatch of={block.category} />
-        {categoryLabel(block.category)}
+        <Category of={block.category} />
         {block.state !== "allocated" && (
           <span class="pill">{block.state === "gone" ? "not alive now" : "pending"}</span>
         )}

@@ -1,10 +1,11 @@
 import type { AllocatorState } from "../../api/types";
-import { asPartOf, exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
+import { asPartOf, exactBytes, percent, unitFor, withUnit } from "../../state/bytes";
 import { cellText, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
 import { EventButtons } from "../event_buttons";
 import type { ShownMoment } from "./moment";
+import { BytesCell } from "../amount";
 
 interface Props {
   moment: ShownMoment;
@@ -64,9 +65,7 @@ export function StatePanel({ moment, peak, origin }: Props) {
                 <span class={`swatch level-${key}`} aria-hidden="true" />
                 {label}
               </th>
-              <td class="number" title={exactBytes(bytes)}>
-                {inUnit(bytes, unit)}
-              </td>
+              <BytesCell bytes={bytes} unit={unit} />
               <td class="number muted">{percent(bytes, of)}</td>
             </tr>
           ))}
