@@ -12,7 +12,7 @@ from rich.table import Table
 from tb_memplugin.analysis.units import Unit
 from tb_memplugin.estimate.gpu_spec import MIB, GpuSpec
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
-from tb_memplugin.simulator.replay import Replay, replay
+from tb_memplugin.simulator.replay import replay
 from tb_memplugin.simulator.simulated_trace import simulated_trace
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
@@ -230,7 +230,9 @@ def answer(
     `not_counted` are bytes by which what is not known might raise the peak.
     """
     levels = allocated_levels(simulated, 0)
-    reserved = _reserved_peak(simulated) if simulated.devices[0].has_reserved else int(levels.max())
+    reserved = int(levels.max())
+    if simulated.devices[0].has_reserved:
+        reserved = int(simulated.events.reserved[simulated.events.device == 0].max(initial=0))
     fits, margin, fit_notes = _fits(trace, settings, gpu, reserved)
     if not len(simulated.allocations):
         fit_notes.append(
@@ -281,10 +283,6 @@ def breakdown(trace: MemoryTrace, event: int) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(parts, key=lambda part: -part[1]))
 
 
-def _reserved_peak(trace: MemoryTrace) -> int:
-    return int(trace.events.reserved[trace.events.device == 0].max(initial=0))
-
-
 def _fits(
     trace: MemoryTrace, settings: AllocatorSettings, gpu: GpuSpec | None, reserved: int
 ) -> tuple[bool | None, int | None, list[str]]:
@@ -300,7 +298,7 @@ def _fits(
     notes.append(
         "It fits only because the allocator frees unused segments when memory runs out, which is slow."
     )
-    return True, room - _peak(tight), notes
+    return True, room - int(tight.reserved.max()), notes
 
 
 def _beside(gpu: GpuSpec) -> str:
@@ -311,11 +309,6 @@ def _beside(gpu: GpuSpec) -> str:
         "least that was seen on this GPU (docs/gpus.md). Other programs, and what the program's own "
         "kernels add, are not counted."
     )
-
-
-def _peak(tight: Replay) -> int:
-    """The highest reserved bytes after any event."""
-    return int(tight.reserved.max())
 
 
 def _of_category(trace: MemoryTrace, category: Category) -> int:
