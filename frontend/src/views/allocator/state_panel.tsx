@@ -6,6 +6,7 @@ import { duration, exactTime } from "../../state/time";
 import { EventButtons } from "../event_buttons";
 import type { ShownMoment } from "./moment";
 import { BytesCell } from "../amount";
+import { Fact } from "../fact";
 
 interface Props {
   moment: ShownMoment;
@@ -145,12 +146,9 @@ function Waste({ state, of }: { state: AllocatorState; of: number }) {
       <dt title="(reserved − allocated) / reserved">Unused reserved memory</dt>
       <dd data-testid="unused">{percent(state.unused, 1)}</dd>
       {state.largest_free_bytes !== null && (
-        <>
-          <dt>Largest free block</dt>
-          <dd class="amount" title={exactBytes(state.largest_free_bytes)} data-testid="largest-free">
-            {asPartOf(of, state.largest_free_bytes)}
-          </dd>
-        </>
+        <Fact of="Largest free block" class="amount" title={exactBytes(state.largest_free_bytes)} data-testid="largest-free">
+          {asPartOf(of, state.largest_free_bytes)}
+        </Fact>
       )}
       {state.split !== null && (
         <>
