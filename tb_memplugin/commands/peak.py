@@ -290,9 +290,6 @@ def trace_peak(
     """Return a device's peak in a step.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
-        by: what to divide by.
         step: the step's number; None takes the step with the highest peak.
         last: show the last event after which live bytes are at the peak, else the first.
         largest: how many of the largest blocks alive then to list.
@@ -339,9 +336,6 @@ def range_peak(
     """Return a device's peak in a range of events, the moment before it included.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
-        by: what to divide by.
         within: the first and the last event.
         largest: how many of the largest blocks alive then to list.
     """
@@ -402,7 +396,6 @@ def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
 
     Args:
         step: a recorded step that has the device.
-        device: the device's name.
         by: one of `DIVISIONS`; summaries contain no others.
 
     Raises:

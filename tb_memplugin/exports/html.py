@@ -66,8 +66,6 @@ def write(
     """Write the page. It contains every event of the trace, at about four bytes each.
 
     Args:
-        trace: any trace.
-        path: the file to write.
         divisions: what the curve can be colored by; the first is shown first.
         title: the page's heading.
         plot: which events and blocks to draw, and in which order; default: all.

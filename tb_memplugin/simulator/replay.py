@@ -133,7 +133,6 @@ def replay(
     Args:
         trace: any trace. The blocks and segments at its start stay as they are: other settings apply from
             the first event on.
-        device: a row of `trace.devices`.
         settings: of the allocator; the recorded ones if None.
         capacity: total bytes that the allocator can reserve; None for no limit.
         recorded: whether to follow the recording: segments at the recorded addresses, and no memory where

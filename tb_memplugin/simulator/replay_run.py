@@ -86,8 +86,6 @@ def lay_out(
     """Put a trace's start state into an empty allocator.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         allocator: where to put it.
         least: the least bytes of some blocks, by row of `trace.start`; see `longer_block`.
 
@@ -106,8 +104,6 @@ def longer_block(
     best. So the gap is smaller, and the block before it has a rest; None if it cannot have such a rest.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         gap: the address at which the gap begins in the simulation; the event is the first that differs.
         event: the request.
         request: its rounded bytes.

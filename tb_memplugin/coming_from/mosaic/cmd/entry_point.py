@@ -51,7 +51,6 @@ def get_memory_usage(
         allocation: `ADDRESS` or `ADDRESS_VERSION`, in hexadecimal; the version counts from 0.
         action: "alloc", "free", "free_completed", or "segment_" and alloc, free, map or unmap.
         paste: print the stacks, too; there is no pastebin.
-        print_stack: print the stacks.
 
     Returns:
         The snapshot; the bytes are in `memory_snapshot.memory_usage`.
