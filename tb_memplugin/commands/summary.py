@@ -73,7 +73,7 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
         if text := _parts(state, state.parts(by)):
             yield name, text
     yield from _changed(path, trace)
-    answer = advice(trace, state.device)
+    answer = advice(trace, state.device, watched=recordings.watched_beside(best.folder))
     if answer.findings:
         first = answer.findings[0]
         yield "advice", f"{first.title} {size_text(first.bytes)} {first.measure}."

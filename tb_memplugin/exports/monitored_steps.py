@@ -22,7 +22,7 @@ VERSION = 1
 COLUMNS = (
     *("folder", "worker", "step", "device", "phase", "count", "duration_ns", "peak_allocated", "exact"),
     *("allocated", "peak_reserved", "reserved", "fragmentation", "num_alloc_retries", "num_ooms"),
-    *("allocations", "allocated_bytes", "requested", "whole_free", "whole_total"),
+    *("allocations", "allocated_bytes", "requested", "whole_free", "whole_total", "heap_free"),
 )
 """`phase` and `count` are empty for the whole step. A phase has no columns after `allocated`."""
 
@@ -37,6 +37,7 @@ _STORED = {
     "requested": "end_requested",
     "whole_free": "whole_free",
     "whole_total": "whole_total",
+    "heap_free": "heap_free",
 }
 """The attribute of `DeviceFigures` for each field that not every device has."""
 
