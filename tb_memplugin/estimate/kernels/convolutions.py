@@ -325,18 +325,8 @@ def usual_bytes(data: View, weight: View, result: View) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What a kernel sees of a tensor. Strides and offset count elements."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    offset: int = 0
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> View:
-        """Return that of a tensor."""
-        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, int(tensor.storage_offset()))
+class View(Layout):
+    """The layout of an image, of filters or of a sequence."""
 
     @property
     def bytes(self) -> int:
