@@ -27,12 +27,10 @@ if TYPE_CHECKING:
     from tb_memplugin.analysis.allocations import read_allocation as read_allocation
     from tb_memplugin.analysis.allocations import usage as usage
     from tb_memplugin.analysis.allocator import Fragmentation as Fragmentation
-    from tb_memplugin.analysis.allocator import FragmentationCurve as FragmentationCurve
     from tb_memplugin.analysis.allocator import Levels as Levels
     from tb_memplugin.analysis.allocator import PeakSplit as PeakSplit
     from tb_memplugin.analysis.allocator import PoolState as PoolState
     from tb_memplugin.analysis.allocator import fragmentation as fragmentation
-    from tb_memplugin.analysis.allocator import fragmentation_curve as fragmentation_curve
     from tb_memplugin.analysis.allocator import levels as levels
     from tb_memplugin.analysis.allocator import peak_split as peak_split
     from tb_memplugin.analysis.allocator import pools as pools
@@ -69,18 +67,15 @@ if TYPE_CHECKING:
     from tb_memplugin.analysis.segments import BlockState as BlockState
     from tb_memplugin.analysis.segments import SegmentState as SegmentState
     from tb_memplugin.analysis.segments import segments_at as segments_at
-    from tb_memplugin.analysis.stacks import StackNode as StackNode
     from tb_memplugin.analysis.stacks import StackRow as StackRow
     from tb_memplugin.analysis.stacks import stack_table as stack_table
-    from tb_memplugin.analysis.stacks import stack_tree as stack_tree
     from tb_memplugin.analysis.steps import StepStats as StepStats
     from tb_memplugin.analysis.steps import step_stats as step_stats
 
 _NAMES = {
     "advice_rules": "Advice Evidence Finding Judgement Where advice",
     "allocations": "Action Allocation Usage read_allocation usage",
-    "allocator": "Fragmentation FragmentationCurve Levels PeakSplit PoolState fragmentation "
-    "fragmentation_curve levels peak_split pools",
+    "allocator": "Fragmentation Levels PeakSplit PoolState fragmentation levels peak_split pools",
     "allocator_state": "DeviceState device_state",
     "annotations": "AnnotationRange Stage annotation_ranges stages",
     "comparison": "Delta DeviceComparison compare",
@@ -93,7 +88,7 @@ _NAMES = {
     "reasons": "why",
     "rules": "Rules read_rules",
     "segments": "BlockState SegmentState segments_at",
-    "stacks": "StackNode StackRow stack_table stack_tree",
+    "stacks": "StackRow stack_table",
     "steps": "StepStats step_stats",
 }
 """The names in each file. It is imported on first use of one: a command needs a few of them."""

@@ -9,15 +9,7 @@ from typing import NamedTuple
 from tb_memplugin.analysis.attention_scores import attention_scores
 from tb_memplugin.analysis.checkpointing import checkpointing
 from tb_memplugin.analysis.failed_request import failed_request
-from tb_memplugin.analysis.findings import (
-    Evidence,
-    Finding,
-    Fine,
-    Judgement,
-    NotJudged,
-    Result,
-    Where,
-)
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, Judgement, NotJudged, Result, Where
 from tb_memplugin.analysis.fragmented_reserve import fragmented_reserve
 from tb_memplugin.analysis.growth import WindowLevel, growth, growth_across, monitored_growth
 from tb_memplugin.analysis.kept_gradients import kept_gradients
@@ -115,10 +107,7 @@ Run = Callable[[], Sequence[WindowLevel]]
 
 
 def advice(
-    trace: MemoryTrace,
-    device: str | None = None,
-    run: Run | None = None,
-    watched: StepFigures | None = None,
+    trace: MemoryTrace, device: str | None = None, run: Run | None = None, watched: StepFigures | None = None
 ) -> Advice:
     """Apply every rule to one device, or to all: findings, judgements, and who fills each peak.
 

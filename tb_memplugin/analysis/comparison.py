@@ -77,7 +77,6 @@ def compare(
         base, other: any traces; they may be from different sources.
         device: the name of a device in both traces; default: all devices.
         step: the number of a step in both traces; default: the whole window.
-        by: what to divide by.
 
     Raises:
         NotRecordedError: one of the traces does not have the device or step, or neither has a device.

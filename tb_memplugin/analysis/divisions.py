@@ -112,7 +112,6 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
     """Return the part to which each allocation belongs.
 
     Args:
-        by: what to divide by.
         rows: which allocations; default: all.
 
     Returns:
@@ -200,7 +199,6 @@ def breakdown(trace: MemoryTrace, device: int, event: int, by: Divided) -> Resul
 
     Args:
         event: index of an event; -1 is the moment before the first.
-        by: what to divide by.
 
     Raises:
         MemPluginError: `by` is none of `ALL_DIVISIONS`.

@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import (
-    Evidence,
-    Finding,
-    Fine,
-    NotJudged,
-    Result,
-    Where,
-)
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.subcategories import is_loss, loss_copies
 from tb_memplugin.analysis.units import size_text

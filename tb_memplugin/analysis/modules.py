@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -251,23 +252,6 @@ def _without_idle(trace: MemoryTrace, table: ModuleTable) -> ModuleTable:
     new_index = np.full(len(is_module) + 1, -1, np.int64)
     new_index[keep] = np.arange(len(keep))
     rows = np.where(table.rows[keep] < len(trace.modules), table.rows[keep], -1)
-    return ModuleTable(
-        rows,
-        new_index[table.parent[keep]],
-        table.own[keep],
-        table.inclusive[keep],
-        None if table.highest is None else table.highest[keep],
-        None if table.highest_event is None else table.highest_event[keep],
-        *(
-            getattr(table, name)[keep]
-            for name in (
-                "inside",
-                "inside_call",
-                "calls",
-                "allocations",
-                "allocated_bytes",
-                "forward_ns",
-                "backward_ns",
-            )
-        ),
-    )
+    columns = {each.name: getattr(table, each.name) for each in fields(table)}
+    kept: dict[str, Any] = {name: None if each is None else each[keep] for name, each in columns.items()}
+    return ModuleTable(**{**kept, "rows": rows, "parent": new_index[table.parent[keep]]})

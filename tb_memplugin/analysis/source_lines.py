@@ -145,18 +145,20 @@ class LineUse:
 
 def source_files(trace: MemoryTrace, rows: Rows) -> tuple[FileUse, ...]:
     """Return the Python files in the stacks of some allocations (their rows), largest first."""
-    part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
-    size, count = (
-        sums(part, trace.allocations.bytes[rows], len(stacks)),
-        np.bincount(part, minlength=len(stacks)),
-    )
     total: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for row, own_bytes, own_count in zip(stacks, size.tolist(), count.tolist(), strict=True):
+    for row, own_bytes, own_count in _stacks(trace, rows):
         for file in {frame.file for frame in map(read_frame, trace.stack(row)) if frame.is_python}:
             total[file][0] += own_bytes
             total[file][1] += own_count
     files = [FileUse(file, own_bytes, own_count) for file, (own_bytes, own_count) in total.items()]
     return tuple(sorted(files, key=lambda use: (-use.bytes, use.file)))
+
+
+def _stacks(trace: MemoryTrace, rows: Rows) -> Iterable[tuple[int, int, int]]:
+    """Return each stack of some allocations (their rows), with their bytes and their number."""
+    part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
+    size = sums(part, trace.allocations.bytes[rows], len(stacks))
+    return zip(stacks, size.tolist(), np.bincount(part, minlength=len(stacks)).tolist(), strict=True)
 
 
 def recorded_file(names: Collection[str], path: str) -> str:
@@ -209,14 +211,9 @@ def source_lines_of(trace: MemoryTrace, rows: Rows, file: str) -> tuple[LineUse,
         rows: rows of `trace.allocations`.
         file: a name in `source_files`.
     """
-    part, stacks = stacks_in_use(trace, trace.allocations.stack[rows])
-    size, count = (
-        sums(part, trace.allocations.bytes[rows], len(stacks)),
-        np.bincount(part, minlength=len(stacks)),
-    )
     held: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
     functions: defaultdict[int, set[str]] = defaultdict(set)
-    for row, own_bytes, own_count in zip(stacks, size.tolist(), count.tolist(), strict=True):
+    for row, own_bytes, own_count in _stacks(trace, rows):
         frames = [frame for frame in map(read_frame, trace.stack(row)) if frame.file == file]
         for line in {frame.line for frame in frames}:
             held[line][2] += own_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -38,19 +38,6 @@ class StackRow(AnalysisResult):
     def bytes_per_call(self) -> float:
         """The mean bytes of an allocation."""
         return self.bytes / self.calls
-
-
-@dataclass(frozen=True, slots=True)
-class StackNode(AnalysisResult):
-    """A frame as called from the frames above it, with all that was allocated in it or below it.
-
-    `children`: the frames that it called, largest first. Bytes in none of them were allocated by itself.
-    """
-
-    frame: str
-    bytes: int
-    calls: int
-    children: tuple[StackNode, ...] = field(repr=False)
 
 
 def chosen_rows(trace: MemoryTrace, device: int, event: int | None) -> Rows:
@@ -117,41 +104,6 @@ class _Node:
         self.bytes += bytes_
         self.calls += calls
         self.tensors.add(tensor)
-
-
-def stack_tree(trace: MemoryTrace, device: int, event: int | None = None) -> StackNode:
-    """Return `stack_table` as a tree, merged from the outermost frame on; the root `ROOT` holds the whole.
-
-    Allocations without a stack count to the root only.
-
-    Args:
-        trace, device, event: as in `stack_table`.
-    """
-    rows = chosen_rows(trace, device, event)
-    blocks = trace.allocations
-    part, stacks = stacks_in_use(trace, blocks.stack[rows])
-    size = sums(part, blocks.bytes[rows], len(stacks)).tolist()
-    calls = np.bincount(part, minlength=len(stacks)).tolist()
-    nodes = [_Node(ROOT)]
-    for row, bytes_, times in zip(stacks, size, calls, strict=True):
-        node = nodes[0]
-        node.add(bytes_, times)
-        for text in reversed(trace.stack(row)):
-            if text not in node.children:
-                node.children[text] = _Node(text)
-                nodes.append(node.children[text])
-            node = node.children[text]
-            node.add(bytes_, times)
-    return _frozen(nodes)
-
-
-def _frozen(nodes: list[_Node]) -> StackNode:
-    """Freeze the nodes (parents first) and return the root, without recursion: stacks may be very deep."""
-    done: dict[int, StackNode] = {}
-    for node in reversed(nodes):
-        children = sorted((done.pop(id(child)) for child in node.children.values()), key=lambda n: -n.bytes)
-        done[id(node)] = StackNode(node.frame, node.bytes, node.calls, tuple(children))
-    return done[id(nodes[0])]
 
 
 Frames = Literal["folded", "all", "user"]

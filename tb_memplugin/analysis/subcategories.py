@@ -132,12 +132,7 @@ def _communication(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:
     blocks = trace.allocations
     rows = _rows(blocks.category == Category.COMMUNICATION)
     annotation = innermost_at_birth(trace, rows)
-    columns: tuple[Column, ...] = (
-        blocks.label[rows],
-        blocks.operator[rows],
-        annotation,
-        blocks.stack[rows],
-    )
+    columns: tuple[Column, ...] = (blocks.label[rows], blocks.operator[rows], annotation, blocks.stack[rows])
     tables = (trace.labels, trace.operators, trace.annotation_names, trace.stacks)
     first, group = np.zeros(1, np.intp), np.zeros(len(rows), np.int64)
     for column, table in zip(columns, tables, strict=True):

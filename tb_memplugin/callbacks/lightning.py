@@ -70,12 +70,7 @@ class MemoryTraceCallback(StepCallback, Callback):  # type: ignore[misc]  # a cl
 
     @guarded("on_train_batch_end")
     def on_train_batch_end(
-        self,
-        trainer: Any,
-        pl_module: nn.Module,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Any, pl_module: nn.Module, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step if an optimizer stepped in this micro-batch."""
         if trainer.global_step != self._stepped_before:

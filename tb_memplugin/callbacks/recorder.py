@@ -46,12 +46,7 @@ class ProfiledWindow:
     """
 
     def __init__(
-        self,
-        handler: Handler,
-        *,
-        with_stack: bool,
-        yields: Callable[[], object],
-        record_shapes: bool = False,
+        self, handler: Handler, *, with_stack: bool, yields: Callable[[], object], record_shapes: bool = False
     ) -> None:
         self.steps: list[int] = []
         self._handler = handler
@@ -371,10 +366,7 @@ class StepRecorder:
         if self._handler is None:
             self._handler = self._new_handler()
         self._window = ProfiledWindow(
-            self._handler,
-            with_stack=self._with_stack,
-            record_shapes=self._record_shapes,
-            yields=self._yield,
+            self._handler, with_stack=self._with_stack, record_shapes=self._record_shapes, yields=self._yield
         )
 
     def _yield(self) -> None:

@@ -57,12 +57,7 @@ SHOWN = 5
 @click.option("--write", type=PATH, metavar="LOCK", help="Write the peaks of all PATHs as a base to commit.")
 @reading_options
 def command(
-    paths: Sequence[str],
-    limit: str,
-    by: Division | None,
-    layout: str,
-    write: str | None,
-    reading: Reading,
+    paths: Sequence[str], limit: str, by: Division | None, layout: str, write: str | None, reading: Reading
 ) -> None:
     """Exit with 1 if the peak of NEW exceeds that of BASE by more than a limit, with 0 if not.
 

@@ -26,8 +26,7 @@ from tb_memplugin.estimate.gpu_spec import GpuSpec
 
 if TYPE_CHECKING:
     from tb_memplugin.dryrun.compare import Comparison
-    from tb_memplugin.estimate.answer.changes import Change, Changes
-    from tb_memplugin.estimate.answer.max_batch import MaxBatch
+    from tb_memplugin.estimate.answer.changes import Change, Changes, MaxBatch
     from tb_memplugin.estimate.answer.script import Program
     from tb_memplugin.estimate.answer.step_estimate import StepEstimate
 
@@ -40,17 +39,8 @@ PROGRAM = "tb_memplugin.program"
 """The key in `Context.meta` of the words after `--`."""
 
 OF_PROGRAMS = (
-    "gpu",
-    "capacity",
-    "torch",
-    "alloc_conf",
-    "hints",
-    "engine",
-    "check",
-    "steps",
-    "limit",
-    "logdir",
-    "as_json",
+    *("gpu", "capacity", "torch", "alloc_conf", "hints", "engine", "check", "steps", "limit"),
+    *("logdir", "as_json"),
 )
 """Parameters of the command that hold for programs, too."""
 

@@ -11,13 +11,7 @@ from typing import Any
 import click
 
 from tb_memplugin.analysis.moments import Moment, peak
-from tb_memplugin.analysis.source_lines import (
-    FileUse,
-    LineUse,
-    recorded_file,
-    source_files,
-    source_lines_of,
-)
+from tb_memplugin.analysis.source_lines import FileUse, LineUse, recorded_file, source_files, source_lines_of
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.options import PATH, SOURCE, json_option
 from tb_memplugin.commands.ranges import Range, range_options

@@ -188,14 +188,7 @@ def _json(peak: DevicePeak, top: int) -> dict[str, Any]:
 
 def _block_json(block: LiveAllocation) -> dict[str, Any]:
     fields = (
-        "bytes",
-        "address",
-        "module",
-        "operator",
-        "name",
-        "tensor",
-        "born_ns",
-        "freed_ns",
+        *("bytes", "address", "module", "operator", "name", "tensor", "born_ns", "freed_ns"),
         "module_confidence",
     )
     return {
@@ -297,9 +290,6 @@ def trace_peak(
     """Return a device's peak in a step.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
-        by: what to divide by.
         step: the step's number; None takes the step with the highest peak.
         last: show the last event after which live bytes are at the peak, else the first.
         largest: how many of the largest blocks alive then to list.
@@ -346,9 +336,6 @@ def range_peak(
     """Return a device's peak in a range of events, the moment before it included.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
-        by: what to divide by.
         within: the first and the last event.
         largest: how many of the largest blocks alive then to list.
     """
@@ -409,7 +396,6 @@ def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
 
     Args:
         step: a recorded step that has the device.
-        device: the device's name.
         by: one of `DIVISIONS`; summaries contain no others.
 
     Raises:

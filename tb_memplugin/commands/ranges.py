@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 
 def own_number(trace: MemoryTrace, device: int, event: int) -> int:
-    """Return the number, counted on a device, of its last event at or before an event; -1 if there is none.
-
-    Args:
-        trace: any trace.
-        device: row in `trace.devices`.
-        event: index into `trace.events`.
-    """
+    """Return the number, counted on a device, of its last event at or before an event; -1: there is none."""
     return int(np.count_nonzero(trace.events.device[: event + 1] == device)) - 1
 
 

@@ -86,14 +86,7 @@ def _cells(rank: Rank, peak: RankPeak, names: Sequence[Rank], unit: Unit) -> tup
     if peak.median_rank is not None and peak.median_bytes:
         share = 100 * (peak.highest_bytes - peak.median_bytes) / peak.median_bytes
         above = f"{share:+.1f} % ({names[peak.median_rank][0]})"
-    return (
-        rank[0],
-        rank[1],
-        unit.show(peak.highest_bytes),
-        str(peak.highest_step),
-        above,
-        f"{peak.count:,}",
-    )
+    return (rank[0], rank[1], unit.show(peak.highest_bytes), str(peak.highest_step), above, f"{peak.count:,}")
 
 
 def _json(rank: Rank, peak: RankPeak, names: Sequence[Rank]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tb_memplugin.dryrun.build import StandIn
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.libraries.cudnn.device import described
+from tb_memplugin.estimate.libraries.cudnn.questions import described
 
 
 def environment(

@@ -26,7 +26,6 @@ def columns(trace: MemoryTrace, stacks: bool = True) -> dict[str, Column]:
     `born_*` is not known of blocks alive before the first event, `freed_*` of blocks alive after the last.
 
     Args:
-        trace: any trace.
         stacks: False has empty texts in place of the stacks.
     """
     blocks, count = trace.allocations, len(trace.events)

@@ -37,8 +37,6 @@ def write(trace: MemoryTrace, path: str | os.PathLike[str], stacks: bool = True)
     """Write one row per allocation, in order of allocation.
 
     Args:
-        trace: any trace.
-        path: the file to write.
         stacks: False leaves the column `stack` empty, which makes the file much smaller.
 
     Raises:

@@ -109,8 +109,6 @@ def write_as(
 
     Args:
         format_: a name in `FORMATS`.
-        trace: any trace.
-        path: the file to write.
         title: the heading in `html` and `speedscope`.
         by: for `html`: what to color by; default: every division that applies.
         rules: for `html`: rules to color by as well, before all others.

@@ -66,8 +66,6 @@ def write(
     """Write the page. It contains every event of the trace, at about four bytes each.
 
     Args:
-        trace: any trace.
-        path: the file to write.
         divisions: what the curve can be colored by; the first is shown first.
         title: the page's heading.
         plot: which events and blocks to draw, and in which order; default: all.
@@ -228,16 +226,8 @@ def _advice(trace: MemoryTrace, device: str) -> Json:
     """Return what Advice says of a device of the whole trace: its heading and findings without evidence."""
     judged = advice(trace, device)
     shown = (
-        "kind",
-        "level",
-        "step",
-        "title",
-        "subject",
-        "bytes",
-        "measure",
-        "of_bytes",
-        "what_to_do",
-        "price",
+        *("kind", "level", "step", "title", "subject", "bytes", "measure", "of_bytes"),
+        *("what_to_do", "price"),
     )
     return {
         "heading": heading(judged),
@@ -261,12 +251,7 @@ def _reserved(trace: MemoryTrace, device: int, epoch: int, plot: Plot) -> Json |
 
 
 def _division(
-    trace: MemoryTrace,
-    blocks: Drawn,
-    division: Division,
-    changes: Changes,
-    peak: int,
-    allocation_order: bool,
+    trace: MemoryTrace, blocks: Drawn, division: Division, changes: Changes, peak: int, allocation_order: bool
 ) -> Json:
     part, names = codes(trace, division.by)
     keys, code = _folded(part, names, blocks, changes, trace, division.kind, allocation_order)

@@ -20,27 +20,9 @@ FORMAT = "tb_memplugin.steps"
 VERSION = 1
 
 COLUMNS = (
-    "folder",
-    "worker",
-    "step",
-    "device",
-    "phase",
-    "count",
-    "duration_ns",
-    "peak_allocated",
-    "exact",
-    "allocated",
-    "peak_reserved",
-    "reserved",
-    "fragmentation",
-    "num_alloc_retries",
-    "num_ooms",
-    "allocations",
-    "allocated_bytes",
-    "requested",
-    "whole_free",
-    "whole_total",
-    "heap_free",
+    *("folder", "worker", "step", "device", "phase", "count", "duration_ns", "peak_allocated", "exact"),
+    *("allocated", "peak_reserved", "reserved", "fragmentation", "num_alloc_retries", "num_ooms"),
+    *("allocations", "allocated_bytes", "requested", "whole_free", "whole_total", "heap_free"),
 )
 """`phase` and `count` are empty for the whole step. A phase has no columns after `allocated`."""
 

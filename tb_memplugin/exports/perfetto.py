@@ -69,7 +69,6 @@ def counters(trace: MemoryTrace, first_process: int, epoch: int) -> Iterator[str
     """Yield the records of each device: its name, levels, and requests that failed.
 
     Args:
-        trace: any trace.
         first_process: the id of the first device; the others have the following ids.
         epoch: the epoch nanoseconds of time 0.
     """

@@ -467,8 +467,6 @@ def final_segments(
     reserved bytes.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         number: the device's index in the snapshot.
         address: the addresses of the allocations.
         frames: the frames of the trace's stacks.

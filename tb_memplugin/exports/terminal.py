@@ -32,7 +32,6 @@ def as_text(report: LineReport, top: int, *, by_thread: bool = False) -> str:
     """Return the totals and the largest lines as text.
 
     Args:
-        report: the report.
         top: how many lines each table shows; the others are joined in one row.
         by_thread: also show a table for each thread.
     """

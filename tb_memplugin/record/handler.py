@@ -20,8 +20,7 @@ from tb_memplugin.record.arguments import Optimizers, checked_optimizers, with_i
 from tb_memplugin.record.exact_cpu_start import count_if_possible
 from tb_memplugin.record.guard import Guard, guarded, is_of_signal
 from tb_memplugin.record.history.merge import merge_snapshot
-from tb_memplugin.record.history.recording import allocators
-from tb_memplugin.record.history.window import HistoryWindowRecorder, window_recorder
+from tb_memplugin.record.history.recording import HistoryWindowRecorder, allocators, window_recorder
 from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.window import LOST, WindowRecorder, watch
 from tb_memplugin.record.trackers import LogTo, TrackerLog, chosen

@@ -1,12 +1,23 @@
-"""The Memory tab's backend: routes that answer JSON, exported files, and the bundled frontend."""
+"""The Memory tab's backend: routes that answer JSON, exported files, and the bundled frontend.
+
+An answer is computed once for all clients who ask the same, and kept until its sources change. Memory that
+was freed goes back to the system: TensorBoard handles every request in a thread of its own, and glibc has up
+to eight pools for each core, which keep what their threads needed once, several hundred megabytes.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import gzip
 import json
 import logging
 import select
 import socket
-from collections.abc import Callable, Iterable
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from tensorboard.backend import http_util
@@ -16,17 +27,124 @@ from werkzeug import wrappers
 
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.server import static_files
-from tb_memplugin.server.answers import Answer, Answers
+from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.server.catalog import Catalog
-from tb_memplugin.server.freed_memory import FreedMemory
 from tb_memplugin.server.monitored import Monitored
 from tb_memplugin.server.routes import ROUTES, export
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session, error_body
 from tb_memplugin.server.shapes import Json
 from tb_memplugin.server.turns import ClientGoneError, Turns
-from tb_memplugin.server.windows import Windows
+from tb_memplugin.server.windows import Read, Windows, is_unchanged, noted_reads
 from tb_memplugin.store.paths import PLUGIN_NAME
+
+LARGE = 1 << 17
+"""From how many bytes on a block goes back as soon as it is freed. glibc raises this to 32 MB by itself."""
+
+AFTER_SECONDS = 2.0
+"""How long after a request smaller blocks go back. It takes some milliseconds, in which others compute."""
+
+_M_MMAP_THRESHOLD = -3  # glibc's malloc.h
+
+
+class FreedMemory:
+    """Has glibc give freed memory back. Does nothing with another C library."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(None) if sys.platform == "linux" else None
+        self._lock = threading.Lock()
+        self._waits = False
+        with suppress(AttributeError, OSError):
+            if self._library is not None:
+                self._library.mallopt(_M_MMAP_THRESHOLD, LARGE)
+
+    def give_back_soon(self) -> None:
+        """Give freed memory back in two seconds, unless that is planned already."""
+        with self._lock:
+            if self._waits:
+                return
+            self._waits = True
+        timer = threading.Timer(AFTER_SECONDS, self._give_back)
+        timer.daemon = True
+        timer.start()
+
+    def _give_back(self) -> None:
+        with self._lock:
+            self._waits = False
+        with suppress(AttributeError, OSError):
+            if self._library is not None:
+                self._library.malloc_trim(0)
+
+
+MOST_BYTES = 16 * MIB
+COMPRESSION = 1
+"""The fastest level. TensorBoard's own, 3, takes longer than the network of one building saves."""
+
+CHANGING = frozenset({"/runs", "/steps", "/step_figures", "/ranks", "/fleet", "/export_about"})
+"""Routes whose answers are never kept: they say what is new, or write a file."""
+
+Answer = Callable[[Session, Request], Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An answer in gzip format, and what it was computed from."""
+
+    body: bytes
+    listing: int
+    """The number of the listing. The listing itself may be large, and is not kept by what came from it."""
+    reads: tuple[Read, ...]
+
+
+class Answers:
+    """Answers requests, and keeps the answers."""
+
+    def __init__(self, session: Session, turns: Turns) -> None:
+        self._session, self._turns = session, turns
+        self._kept = Cache(MOST_BYTES)
+
+    def body(
+        self, route: str, answer: Answer, request: Request, client: str, is_gone: Callable[[], bool]
+    ) -> bytes:
+        """Return the JSON answer to a request, in gzip format.
+
+        Args:
+            route: the route's path.
+            answer: computes the answer.
+            request: its parameters.
+            client: who asks.
+            is_gone: whether the client has closed the connection.
+
+        Raises:
+            ClientGoneError: the client has gone before its request had a turn.
+        """
+        key = (route, request.experiment, *sorted(request.parameters.items()))
+        before = self._kept.kept(key)
+        if isinstance(before, _Kept):
+            if self._is_current(before, request):
+                return before.body
+            self._kept.forget(key, before)
+
+        def compute() -> _Kept:
+            with self._turns.turn(client, route, is_gone):
+                return self._computed(answer, request)
+
+        result = self._kept.get(key, compute)
+        if route in CHANGING:
+            self._kept.forget(key, result)
+        return result.body
+
+    def _computed(self, answer: Answer, request: Request) -> _Kept:
+        listing = self._session.catalog.listing(request.ctx, request.experiment)
+        with noted_reads() as reads:
+            shape = answer(self._session, request)
+        text = json.dumps(shape, separators=(",", ":"))
+        return _Kept(gzip.compress(text.encode(), COMPRESSION, mtime=0), listing.number, tuple(reads))
+
+    def _is_current(self, kept: _Kept, request: Request) -> bool:
+        listing = self._session.catalog.listing(request.ctx, request.experiment)
+        return kept.listing == listing.number and all(map(is_unchanged, kept.reads))
+
 
 _log = logging.getLogger("tb_memplugin")
 

@@ -77,7 +77,7 @@ class BrokenBackend:
     """A tab that shows one message. It needs only TensorBoard."""
 
     def __init__(self, error: Exception) -> None:
-        from tb_memplugin.server.placeholder import message_app
+        from tb_memplugin.server.static_files import message_app
 
         self.respond = message_app(
             "The backend of the Memory tab could not be loaded into TensorBoard.",

@@ -119,7 +119,6 @@ class Session:
         """Return the step and device that a request names.
 
         Args:
-            request: the request.
             prefix: the beginning of the parameters' names: "base_" for the base of a comparison.
             step: the step's number, instead of the parameter.
 

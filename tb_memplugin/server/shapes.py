@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Sequence
+from inspect import get_annotations
+from typing import Any, TypedDict, TypeVar
+
+import numpy as np
 
 from tb_memplugin.analysis.divisions import Part as AnalysedPart
 from tb_memplugin.analysis.moments import LiveAllocation
@@ -13,6 +16,8 @@ from tb_memplugin.trace import Category
 from tb_memplugin.trace.notes import Level
 
 Json = dict[str, Any]
+
+Shape = TypeVar("Shape")
 
 CATEGORIES = tuple(category.key for category in Category)
 
@@ -130,24 +135,24 @@ class Note(TypedDict):
     """Its sentences."""
 
 
+def shape_of(shape: Callable[..., Shape], result: object, **others: Any) -> Shape:
+    """Return a TypedDict whose fields are those of the same names of a result, but for `others`.
+
+    Arrays become lists.
+    """
+    values = {name: getattr(result, name) for name in get_annotations(shape) if name not in others}
+    lists = {name: value.tolist() for name, value in values.items() if isinstance(value, np.ndarray)}
+    return shape(**{**values, **lists, **others})
+
+
 def stats_shape(device: DeviceStats) -> StepStats:
     """Return the figures of a step, in bytes and in nanoseconds since the window's epoch."""
-    stats = device.stats
-    return {
-        "peak_bytes": stats.peak_bytes,
-        "peak_time_ns": stats.peak_time_ns,
-        "start_bytes": stats.start_bytes,
-        "end_bytes": stats.end_bytes,
-        "window_peak_bytes": stats.window_peak_bytes,
-        "peak_reserved_bytes": reserved_bytes(device),
-        "step_start_ns": stats.step_start_ns,
-        "step_end_ns": stats.step_end_ns,
-        "allocated_bytes": stats.allocated_bytes,
-        "allocations": stats.allocations,
-        "stayed_bytes": stats.stayed_bytes,
-        "stayed": stats.stayed,
-        "capacity_bytes": capacity_bytes(device),
-    }
+    return shape_of(
+        StepStats,
+        device.stats,
+        peak_reserved_bytes=reserved_bytes(device),
+        capacity_bytes=capacity_bytes(device),
+    )
 
 
 def reserved_bytes(device: DeviceStats) -> int | None:
@@ -176,17 +181,13 @@ def part_shape(part: AnalysedPart) -> Part:
 
 def allocation_shape(block: LiveAllocation, epoch_ns: int) -> Allocation:
     """Return an allocation; times are nanoseconds since `epoch_ns`."""
-    return {
-        "bytes": block.bytes,
-        "category": block.category.key,
-        "module": block.module,
-        "operator": block.operator,
-        "phase": block.phase.key,
-        "name": block.name,
-        "tensor": block.tensor,
-        "born_ns": None if block.born_ns is None else block.born_ns - epoch_ns,
-        "freed_ns": None if block.freed_ns is None else block.freed_ns - epoch_ns,
-        "address": hex(block.address),
-        "why": reason_of(block),
-        "module_confidence": block.module_confidence,
-    }
+    return shape_of(
+        Allocation,
+        block,
+        category=block.category.key,
+        phase=block.phase.key,
+        born_ns=None if block.born_ns is None else block.born_ns - epoch_ns,
+        freed_ns=None if block.freed_ns is None else block.freed_ns - epoch_ns,
+        address=hex(block.address),
+        why=reason_of(block),
+    )

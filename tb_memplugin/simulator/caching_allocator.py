@@ -17,7 +17,7 @@ from tb_memplugin.simulator.allocator_settings import (
     UNLIMITED,
     AllocatorSettings,
 )
-from tb_memplugin.simulator.driver import DeviceMemory, Driver
+from tb_memplugin.simulator.driver import GROWS, DeviceMemory, Driver
 from tb_memplugin.trace import Kind
 from tb_memplugin.trace.allocator import DEFAULT_POOL
 
@@ -178,6 +178,11 @@ class SegmentChange:
     stream: int
     pool: PoolId
 
+    @property
+    def growth(self) -> int:
+        """By how many bytes the reserved memory grew; below 0 where it shrank."""
+        return self.bytes if self.kind in GROWS else -self.bytes
+
 
 class CachingAllocator:
     """The allocator of one device.
@@ -202,11 +207,7 @@ class CachingAllocator:
     """
 
     def __init__(
-        self,
-        settings: AllocatorSettings | None = None,
-        driver: Driver | None = None,
-        *,
-        by_age: bool = True,
+        self, settings: AllocatorSettings | None = None, driver: Driver | None = None, *, by_age: bool = True
     ) -> None:
         self.settings = settings or AllocatorSettings()
         self.driver = driver or DeviceMemory()
@@ -315,10 +316,9 @@ class CachingAllocator:
 
     def changed(self, kind: Kind, address: int, size: int, home: FreeBlocks) -> None:
         """Record that the reserved memory grew or shrank."""
-        grows = kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
-        self.reserved += size if grows else -size
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
         self.changes.append(SegmentChange(self.clock, kind, address, size, home.stream, home.pool.id))
+        self.reserved += self.changes[-1].growth
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def _cut(self, block: Block, size: int) -> Block:
         """Make a free block live, and split off the rest if that can be a block of its own (should_split)."""

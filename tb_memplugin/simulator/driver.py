@@ -10,6 +10,9 @@ from typing import Protocol
 
 from tb_memplugin.trace import Kind
 
+GROWS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
+"""The kinds of events by which the reserved memory grows."""
+
 FIRST_ADDRESS = 0x7F00_0000_0000
 GAP = 2 << 20
 """Bytes between simulated segments, so that no two of them are adjacent."""
@@ -181,7 +184,7 @@ class RecordedDriver:
 
     def grows(self) -> bool:
         """Return whether the recording allocates or maps memory before the next request."""
-        return any(change.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) for change in self.upcoming)
+        return any(change.kind in GROWS for change in self.upcoming)
 
     def finish(self) -> None:
         """End a request: note the recorded changes that did not happen here, and clear them."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings, recorded_settings
-from tb_memplugin.simulator.caching_allocator import SegmentChange
-from tb_memplugin.simulator.replay_run import Failure, Outcome, longer_block, run
+from tb_memplugin.simulator.replay_run import Outcome, longer_block, run
 from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.tables import Int64, UInt64
+from tb_memplugin.trace.tables import Int64
 
 MOST_LONGER = 8
 """How many blocks of the start state are made longer at most, each at the cost of one replay."""
@@ -32,25 +33,12 @@ class FirstMiss:
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class Replay(Outcome):
     """What the simulated allocator did on one device of a trace.
 
     Attributes:
         source, device, settings, capacity: what was replayed; `capacity` in bytes, None for no limit.
         follows_record: whether the driver answered as recorded, so that addresses can be compared.
-        allocations: events of the allocations that were served, in order; int64, shape (n,).
-        address, rounded: address and rounded size in bytes of each of them; shape (n,).
-        start_address, start_rounded: the same for each row of `source.start`; 0 and -1 on other devices;
-            shape (rows,).
-        early: blocks that were freed before their stream was done, because memory ran short: the event at
-            that time, the event of the recorded free (-1: not in the window), and the recorded address.
-        changes: the changes of the reserved memory; `clock` is an event.
-        reserved_at_start: bytes reserved before the first event.
-        surprises: (event, sentence) where the recording differs; empty if it is not followed.
-        failure: the request that found no memory here though it was served in the recording. The replay ends
-            there.
-        rescued: events of requests that failed in the recording and found memory here.
-        end: the number of the trace's events that were replayed.
     """
 
     source: MemoryTrace
@@ -58,18 +46,6 @@ class Replay:
     settings: AllocatorSettings
     capacity: int | None
     follows_record: bool
-    allocations: Int64
-    address: UInt64
-    rounded: Int64
-    start_address: UInt64
-    start_rounded: Int64
-    early: tuple[tuple[int, int, int], ...]
-    changes: tuple[SegmentChange, ...]
-    reserved_at_start: int
-    surprises: tuple[tuple[int, str], ...]
-    failure: Failure | None
-    rescued: tuple[int, ...]
-    end: int
 
     @property
     def allocs(self) -> int:
@@ -96,8 +72,7 @@ class Replay:
         level[0] = self.reserved_at_start
         for change in self.changes:
             if change.clock < self.end:
-                sign = 1 if change.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else -1
-                level[change.clock + 1] += sign * change.bytes
+                level[change.clock + 1] += change.growth
         return np.cumsum(level)
 
     @cached_property
@@ -105,7 +80,7 @@ class Replay:
         """The highest reserved bytes at any time, also while a request is being served."""
         peak = level = self.reserved_at_start
         for change in self.changes:
-            level += change.bytes if change.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else -change.bytes
+            level += change.growth
             peak = max(peak, level)
         return peak
 
@@ -158,7 +133,6 @@ def replay(
     Args:
         trace: any trace. The blocks and segments at its start stay as they are: other settings apply from
             the first event on.
-        device: a row of `trace.devices`.
         settings: of the allocator; the recorded ones if None.
         capacity: total bytes that the allocator can reserve; None for no limit.
         recorded: whether to follow the recording: segments at the recorded addresses, and no memory where
@@ -171,12 +145,10 @@ def replay(
     follow = settings is None and capacity is None if recorded is None else recorded
     follow = follow and _records_segments(trace, device)
     chosen = recorded_settings(trace) if settings is None else settings
-    outcome: Outcome = run(trace, device, chosen, capacity, follow, by_age=True)
-    result = _with_longer_blocks(_replay(trace, device, chosen, capacity, follow, outcome))
+    result = _with_longer_blocks(_replay(trace, device, chosen, capacity, follow))
     if result.first_miss is None:
         return result
-    outcome = run(trace, device, chosen, capacity, follow, by_age=False)  # recorded by an older PyTorch
-    other = _replay(trace, device, chosen, capacity, follow, outcome)
+    other = _replay(trace, device, chosen, capacity, follow, by_age=False)  # recorded by an older PyTorch
     return max(result, other, key=lambda candidate: candidate.exact_addresses)
 
 
@@ -196,8 +168,7 @@ def _with_longer_blocks(result: Replay) -> Replay:
             break
         least[longer[0]] = longer[1]
         settings, capacity, follows = result.settings, result.capacity, result.follows_record
-        outcome = run(trace, device, settings, capacity, follows, by_age=True, least=least)
-        again = _replay(trace, device, settings, capacity, follows, outcome)
+        again = _replay(trace, device, settings, capacity, follows, least=least)
         if again.exact_addresses <= result.exact_addresses:
             break
         result = again
@@ -207,29 +178,22 @@ def _with_longer_blocks(result: Replay) -> Replay:
 def _replay(
     trace: MemoryTrace,
     device: int,
-    chosen: AllocatorSettings,
+    settings: AllocatorSettings,
     capacity: int | None,
     follow: bool,
-    outcome: Outcome,
+    *,
+    by_age: bool = True,
+    least: Mapping[int, int] = MappingProxyType({}),
 ) -> Replay:
+    """Replay once. `by_age`, `least`: see `CachingAllocator` and `lay_out`."""
+    outcome = run(trace, device, settings, capacity, follow, by_age, least)
     return Replay(
+        **vars(outcome),
         source=trace,
         device=device,
-        settings=chosen,
+        settings=settings,
         capacity=capacity,
         follows_record=follow,
-        allocations=np.array(outcome.events, np.int64),
-        address=np.array(outcome.address, np.uint64),
-        rounded=np.array(outcome.rounded, np.int64),
-        start_address=outcome.start_address,
-        start_rounded=outcome.start_rounded,
-        early=tuple(outcome.early),
-        changes=tuple(outcome.changes),
-        reserved_at_start=outcome.reserved_at_start,
-        surprises=tuple(outcome.surprises),
-        failure=outcome.failure,
-        rescued=tuple(outcome.rescued),
-        end=outcome.end,
     )
 
 

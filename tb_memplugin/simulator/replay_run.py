@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -36,6 +35,7 @@ from tb_memplugin.simulator.caching_allocator import (
 )
 from tb_memplugin.simulator.driver import (
     FIRST_ADDRESS,
+    GROWS,
     DeviceMemory,
     RecordedChange,
     RecordedDriver,
@@ -86,8 +86,6 @@ def lay_out(
     """Put a trace's start state into an empty allocator.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         allocator: where to put it.
         least: the least bytes of some blocks, by row of `trace.start`; see `longer_block`.
 
@@ -106,8 +104,6 @@ def longer_block(
     best. So the gap is smaller, and the block before it has a rest; None if it cannot have such a rest.
 
     Args:
-        trace: any trace.
-        device: row in `trace.devices`.
         gap: the address at which the gap begins in the simulation; the event is the first that differs.
         event: the request.
         request: its rounded bytes.
@@ -341,21 +337,37 @@ class Failure:
     live_bytes: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, eq=False)
 class Outcome:
-    """The result of a pass; the fields are described in `Replay`."""
+    """What the allocator did in a pass.
 
-    events: list[int]
-    address: list[int]
-    rounded: list[int]
+    Attributes:
+        allocations: events of the allocations that were served, in order; int64, shape (n,).
+        address, rounded: address and rounded size in bytes of each of them; shape (n,).
+        start_address, start_rounded: the same for each row of `source.start`; 0 and -1 on other devices;
+            shape (rows,).
+        early: blocks that were freed before their stream was done, because memory ran short: the event at
+            that time, the event of the recorded free (-1: not in the window), and the recorded address.
+        changes: the changes of the reserved memory; `clock` is an event.
+        reserved_at_start: bytes reserved before the first event.
+        surprises: (event, sentence) where the recording differs; empty if it is not followed.
+        failure: the request that found no memory here though it was served in the recording. The replay ends
+            there.
+        rescued: events of requests that failed in the recording and found memory here.
+        end: the number of the trace's events that were replayed.
+    """
+
+    allocations: Int64
+    address: UInt64
+    rounded: Int64
     start_address: UInt64
     start_rounded: Int64
-    changes: list[SegmentChange]
-    early: list[tuple[int, int, int]]
+    early: tuple[tuple[int, int, int], ...]
+    changes: tuple[SegmentChange, ...]
     reserved_at_start: int
-    surprises: list[tuple[int, str]]
+    surprises: tuple[tuple[int, str], ...]
     failure: Failure | None
-    rescued: list[int]
+    rescued: tuple[int, ...]
     end: int
 
 
@@ -365,9 +377,8 @@ def run(
     settings: AllocatorSettings,
     capacity: int | None,
     follow: bool,
-    *,
     by_age: bool,
-    least: Mapping[int, int] = MappingProxyType({}),
+    least: Mapping[int, int],
 ) -> Outcome:
     """Replay one device. `follow`, `by_age`, `least`: see `replay`, `CachingAllocator` and `lay_out`."""
     beyond = first_made_up_address(trace)
@@ -405,40 +416,48 @@ class _Run:
         self._rows: list[int] = []
         self._late_row = -1
         self._late_before = False
-        self._out = Outcome(
-            [],
-            [],
-            [],
-            np.zeros(len(trace.start), np.uint64),
-            np.full(len(trace.start), -1, np.int64),
-            [],
-            [],
-            0,
-            [],
-            None,
-            [],
-            len(trace.events),
-        )
+        self._served = (list[int](), list[int](), list[int]())
+        self._start_address = np.zeros(len(trace.start), np.uint64)
+        self._start_rounded = np.full(len(trace.start), -1, np.int64)
+        self._early: list[tuple[int, int, int]] = []
+        self._reserved_at_start = 0
+        self._surprises: list[tuple[int, str]] = []
+        self._failure: Failure | None = None
+        self._rescued: list[int] = []
+        self._end = len(trace.events)
 
     def run(self) -> Outcome:
         """Lay out the start state, then replay the events."""
         self._begin()
-        if self._out.failure is None:
+        if self._failure is None:
             self._events(*_columns(self._trace, self._device, self._allocator))
         if self._recorded is not None:
             self._empty_by_hand()
-            self._note(self._out.end - 1)
+            self._note(self._end - 1)
         early = self._allocator.freed_early
-        self._out.early += [(early[at], -1, address) for address, at in self._waiting.items() if at in early]
-        self._out.changes = self._allocator.changes
-        return self._out
+        self._early += [(early[at], -1, address) for address, at in self._waiting.items() if at in early]
+        events, address, rounded = self._served
+        return Outcome(
+            allocations=np.array(events, np.int64),
+            address=np.array(address, np.uint64),
+            rounded=np.array(rounded, np.int64),
+            start_address=self._start_address,
+            start_rounded=self._start_rounded,
+            early=tuple(self._early),
+            changes=tuple(self._allocator.changes),
+            reserved_at_start=self._reserved_at_start,
+            surprises=tuple(self._surprises),
+            failure=self._failure,
+            rescued=tuple(self._rescued),
+            end=self._end,
+        )
 
     def _begin(self) -> None:
         """Lay out the start state. Blocks without a known place are allocated before the first event."""
         trace, allocator, start = self._trace, self._allocator, self._trace.start
         allocator.clock = -1
         placed = lay_out(trace, self._device, allocator, self._least)
-        self._out.reserved_at_start = allocator.reserved
+        self._reserved_at_start = allocator.reserved
         if isinstance(allocator.driver, DeviceMemory):
             self._make_room(allocator.driver)
         for row in np.flatnonzero(start.device == self._device).tolist():
@@ -449,7 +468,7 @@ class _Run:
             if block is None:
                 self._fail(-1, int(start.bytes[row]))
                 return
-            self._out.start_address[row], self._out.start_rounded[row] = block.address, block.size
+            self._start_address[row], self._start_rounded[row] = block.address, block.size
             if start.pending[row]:
                 self._waiting[int(start.address[row])] = allocator.defer_free(block)
             elif start.address[row]:
@@ -474,9 +493,9 @@ class _Run:
     ) -> None:
         """Replay the events. Only the most common kinds of events are handled here."""
         self._rows = rows
-        allocator, live, out, recorded = self._allocator, self._live, self._out, self._recorded
+        allocator, live, recorded = self._allocator, self._live, self._recorded
         allocate, free = allocator.allocate, allocator.free
-        served, put, took = out.events.append, out.address.append, out.rounded.append
+        served, put, took = (column.append for column in self._served)
         trusts_start = self._trusts_start
         upcoming = recorded.upcoming if recorded is not None else None
         surprised = recorded.surprises if recorded is not None else None
@@ -532,7 +551,7 @@ class _Run:
         self._late_row = row
         clock = self._allocator.complete(self._waiting.pop(address))
         if clock is not None:
-            self._out.early.append((clock, row, address))
+            self._early.append((clock, row, address))
 
     def _as_recorded(self, size: int, home: FreeBlocks) -> Block | None:
         """Serve a request that follows recorded segment changes.
@@ -571,7 +590,7 @@ class _Run:
         else:
             block = self._allocator.allocate(size, home)
         if block is not None:
-            self._out.rescued.append(row)
+            self._rescued.append(row)
             self._allocator.free(block)
 
     def _is_behind_late_free(self, row: int) -> bool:
@@ -581,14 +600,14 @@ class _Run:
     def _note(self, row: int) -> None:
         """Move the driver's surprises into the result, with the event, up to `MOST_SURPRISES`."""
         assert self._recorded is not None
-        if len(self._out.surprises) < MOST_SURPRISES:
-            self._out.surprises += [(row, sentence) for sentence in self._recorded.surprises]
+        if len(self._surprises) < MOST_SURPRISES:
+            self._surprises += [(row, sentence) for sentence in self._recorded.surprises]
         self._recorded.surprises.clear()
 
     def _fail(self, row: int, size: int) -> None:
         live = int(self._trace.live(self._device)[max(row, 0)])
-        self._out.failure = Failure(row, size, self._allocator.reserved, live)
-        self._out.end = max(row, 0)
+        self._failure = Failure(row, size, self._allocator.reserved, live)
+        self._end = max(row, 0)
 
 
 def _destroyed_pools(trace: MemoryTrace, device: int) -> deque[tuple[int, PoolId]]:
@@ -646,7 +665,6 @@ def _homes(
 
 
 GIVES_BACK = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
-GROWS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 
 
 def emptied_by_hand(trace: MemoryTrace, device: int, rows: Int64, kind: Int64) -> Int64:

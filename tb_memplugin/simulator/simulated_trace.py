@@ -390,8 +390,4 @@ def _row(table: list[T], value: T) -> int:
 
 def _reserved_at_start(replay: Replay) -> int:
     """Return the reserved bytes before the first event, with segments that the start state needed."""
-    level = replay.reserved_at_start
-    for change in replay.changes:
-        if change.clock < 0:
-            level += change.bytes if change.kind in MOVES[::2] else -change.bytes
-    return level
+    return replay.reserved_at_start + sum(change.growth for change in replay.changes if change.clock < 0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tb_memplugin.analysis.allocator import (
     ReserveCurve,
     fragmentation,
-    fragmentation_curve,
+    highest_unused,
     levels,
     peak_split,
     pools,
@@ -208,50 +208,40 @@ def test_the_peak_is_what_was_there_and_what_came() -> None:
     assert (found.event, found.bytes, found.before_bytes, found.came_bytes) == (2, 570, 400, 170)
 
 
-def test_the_curve_keeps_the_highest_unused_share_of_each_column() -> None:
+def unused_columns(history: MemoryTrace, t0_ns: int, t1_ns: int, columns: int) -> list[float]:
+    unused = unused_levels(history, levels(history, 0))
+    assert unused is not None
+    return highest_unused(unused, time_cuts(history, t0_ns, t1_ns, columns)).tolist()
+
+
+def test_columns_keep_the_highest_unused_share() -> None:
     # Of 2 MiB: 1 MiB used, then all, then none.
     history = allocator_trace(
         "held 16M 2M", "alloc 16M 1M", "alloc 17M 1M", "free_completed 16M 1M", "free_completed 17M 1M"
     )
-    drawn = fragmentation_curve(history, 0, EPOCH, EPOCH + 4 * MICROSECOND, 2)
-    assert drawn.unused is not None
-    assert drawn.unused.tolist() == [1.0, 1.0]
-    assert drawn.events.tolist() == [1, 3]
-    assert drawn.free_bytes.tolist() == [0, 2 * M]
-    assert drawn.largest_free_bytes.tolist() == [0, 2 * M]
-    assert np.isnan(drawn.split[0])
-    assert drawn.split[1] == 0
-    fine = fragmentation_curve(history, 0, EPOCH, EPOCH + 4 * MICROSECOND, 4)
-    assert fine.unused is not None
-    assert fine.unused.tolist() == [1.0, 0.5, 0.5, 1.0]
+    assert unused_columns(history, EPOCH, EPOCH + 4 * MICROSECOND, 2) == [1.0, 1.0]
+    assert unused_columns(history, EPOCH, EPOCH + 4 * MICROSECOND, 4) == [1.0, 0.5, 0.5, 1.0]
+    moments = split_moments(Placement(history, 0), time_cuts(history, EPOCH, EPOCH + 4 * MICROSECOND, 2))
+    assert moments == ((3, 0.0),)  # after event 1 nothing is free
 
 
-def test_the_curve_looks_at_no_more_moments_than_asked_and_agrees_with_each() -> None:
-    lines = [f"alloc {16 + 2 * place}M 600" for place in range(50)]
-    history = allocator_trace("held 16M 100M", *lines)
-    drawn = fragmentation_curve(history, 0, EPOCH, EPOCH + 50 * MICROSECOND, 50, moments=7)
-    assert len(drawn.events) == 7
-    for place, event in enumerate(drawn.events.tolist()):
-        exact = fragmentation(history, 0, event)
-        assert (drawn.free_bytes[place], drawn.largest_free_bytes[place]) == (
-            exact.free_bytes,
-            exact.largest_free_bytes,
-        )
-        assert drawn.split[place] == pytest.approx(exact.split)
+def test_no_more_moments_are_sampled_than_asked() -> None:
+    history = allocator_trace("held 16M 100M", *[f"alloc {16 + 2 * place}M 600" for place in range(50)])
+    cuts = time_cuts(history, EPOCH, EPOCH + 50 * MICROSECOND, 50)
+    assert len(sampled_events(cuts, moments=7)) == 7
 
 
-def test_the_curve_of_a_device_without_a_reserve_is_none() -> None:
-    drawn = fragmentation_curve(trace("alloc 5 a"), 0, EPOCH, EPOCH + MICROSECOND, 3)
-    assert (drawn.unused, len(drawn.events)) == (None, 0)
+def test_a_device_without_a_reserve_has_no_unused_share() -> None:
+    history = trace("alloc 5 a")
+    assert unused_levels(history, levels(history, 0)) is None
 
 
 def test_a_reserve_of_nothing_has_no_share() -> None:
     history = allocator_trace("segment_alloc 16M 2M", devices=(Device("cuda:0", reserved_at_start=0),))
     assert history.events.kind[0] == Kind.SEGMENT_ALLOC
-    drawn = fragmentation_curve(history, 0, EPOCH - MICROSECOND, EPOCH + MICROSECOND, 2)
-    assert drawn.unused is not None
-    assert np.isnan(drawn.unused[0])
-    assert drawn.unused[1] == 1.0
+    unused = unused_columns(history, EPOCH - MICROSECOND, EPOCH + MICROSECOND, 2)
+    assert np.isnan(unused[0])
+    assert unused[1] == 1.0
 
 
 def test_every_view_tells_the_same_reserve_where_only_segments_tell_that_of_the_start() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis.allocator import fragmentation, fragmentation_curve, levels, pools
+from tb_memplugin.analysis.allocator import fragmentation, levels, pools, split_moments
+from tb_memplugin.analysis.columns import time_cuts
 from tb_memplugin.analysis.layout import Placement, layout
 from tb_memplugin.analysis.leak_sites import leaks
 from tb_memplugin.analysis.oom import oom_report
@@ -149,15 +150,12 @@ def test_levels_keep_their_order_and_end_as_the_file_does(number: str) -> None:
 
 @real
 @pytest.mark.parametrize("number", FILES)
-def test_the_curve_of_fragmentation_agrees_with_every_moment_it_looks_at(number: str) -> None:
+def test_the_split_agrees_with_every_moment_at_which_it_is_drawn(number: str) -> None:
     trace = loaded(number)
     for device in range(len(trace.devices)):
         t0, t1 = trace.steps[0].start_ns, max(trace.steps[-1].end_ns, trace.steps[0].start_ns + 1)
-        drawn = fragmentation_curve(trace, device, t0, t1, 100, moments=10)
-        for place, event in enumerate(drawn.events.tolist()):
-            exact = fragmentation(trace, device, event)
-            assert exact.free_bytes == drawn.free_bytes[place]
-            assert exact.largest_free_bytes == drawn.largest_free_bytes[place]
+        for event, split in split_moments(Placement(trace, device), time_cuts(trace, t0, t1, 10)):
+            assert fragmentation(trace, device, event).split == split
 
 
 @real

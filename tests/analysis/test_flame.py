@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tb_memplugin.analysis.source_lines import NO_STACK
-from tb_memplugin.analysis.stacks import flame, label_of, stack_table, stack_tree
+from tb_memplugin.analysis.stacks import flame, label_of, stack_table
 from tests.recorded_program import program
 
 TORCH = "/usr/lib/python3.12/site-packages/torch"
@@ -53,17 +53,16 @@ def test_without_libraries_the_users_frames_are_left():
     ]
 
 
-def test_all_frames_are_those_of_the_stack_tree():
-    tree = flame(ROWS, "all")
-    wanted = []
-    waiting = [stack_tree(PROGRAM, 0, len(PROGRAM.events) - 1)]
-    while waiting:
-        node = waiting.pop()
-        wanted.append((node.frame, node.bytes, node.calls))
-        waiting += reversed(node.children)
-    mine = zip(tree.runs, tree.bytes.tolist(), tree.count.tolist(), strict=True)
-    found = [(run[0] if run else "(all)", size, count) for run, size, count in mine if run != (NO_STACK,)]
-    assert found == wanted
+def test_all_frames_are_merged_from_the_outermost():
+    assert told(flame(ROWS, "all")) == [
+        (0, (), 1047),
+        *((depth, (frame,), 40) for depth, frame in enumerate((MAIN, STEP, CALL), 1)),
+        *((depth, (frame,), 30) for depth, frame in enumerate((MLP, LINEAR, "malloc ??:0"), 4)),
+        *((depth, (frame,), 10) for depth, frame in enumerate((HEAD, LINEAR, "malloc ??:0"), 4)),
+        (1, ("start_thread ??:0",), 7),
+        (2, ("malloc ??:0",), 7),
+        (1, (NO_STACK,), 1000),
+    ]
 
 
 @pytest.mark.parametrize("frames", ["all", "folded", "user"])

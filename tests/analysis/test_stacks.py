@@ -9,7 +9,7 @@ import pytest
 
 from tb_memplugin.analysis.lines import line_table
 from tb_memplugin.analysis.source_lines import is_user_code, leading_frame
-from tb_memplugin.analysis.stacks import ROOT, flame, stack_table, stack_tree
+from tb_memplugin.analysis.stacks import flame, stack_table
 from tb_memplugin.trace import TensorMetadata
 from tests.recorded_program import program
 
@@ -77,29 +77,15 @@ def test_a_backward_is_told_by_the_forward_that_it_belongs_to():
     assert [(row.bytes, row.forward) for row in native] == [(3, STACKS["linear"]), (2, ())]
 
 
-def test_the_tree_is_merged_from_the_outermost_frame():
-    root = stack_tree(PROGRAM, 0, END)
-    assert (root.frame, root.bytes, root.calls) == (ROOT, 1047, 6)
-    train, library, native = root.children
-    assert (train.frame, train.bytes, train.calls) == (TRAIN, 35, 2)
-    assert (library.bytes, native.bytes) == (7, 5)
-    (attend,) = train.children
-    assert [(child.frame, child.bytes) for child in attend.children] == [(LINEAR, 30), ("malloc ??:0", 5)]
-
-
 def test_a_stack_deeper_than_python_recurses_is_a_tree():
     deep = tuple(f"f a.py:{line}" for line in range(5_000))
-    node = stack_tree(program("alloc 1 a at=deep", stacks={"deep": deep}), 0, 0)
-    depth = 0
-    while node.children:
-        (node,) = node.children
-        depth += 1
-    assert (depth, node.frame) == (5_000, "f a.py:0")
+    tree = flame(stack_table(program("alloc 1 a at=deep", stacks={"deep": deep}), 0, 0))
+    assert (len(tree.path(len(tree.runs) - 1)), tree.runs[-1]) == (5_001, ("f a.py:0",))
 
 
 def test_a_device_without_blocks_has_no_rows():
     empty = program("alloc 1 a device=1")
-    assert (stack_table(empty, 0), line_table(empty, 0), stack_tree(empty, 0).children) == ((), (), ())
+    assert (stack_table(empty, 0), line_table(empty, 0)) == ((), ())
 
 
 def test_lines_are_the_innermost_of_the_users_code():

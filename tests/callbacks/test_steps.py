@@ -22,7 +22,7 @@ def chosen(steps, first=0, last=12):
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        (None, "2 3|"),
+        (None, "2 3 4|"),
         ([0], "0|"),
         ([7, 3, 4, 3], "3 4| 7|"),
         (range(4, 7), "4 5 6|"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tb_memplugin.commands.mcp_tools import RecordingTools
+from tb_memplugin.commands.mcp import RecordingTools
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store.steps_writer import StepsWriter
 from tests.commands.files import refused, run, step_snapshot, write

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.answer.max_batch import MOST, Need, max_batch
+from tb_memplugin.estimate.answer.changes import MOST, Need, max_batch
 
 
 def memory(fixed, sample, limit, step=1):

@@ -284,7 +284,7 @@ def test_the_first_step_can_be_recorded_with_its_layers(tmp_path: Path) -> None:
         ((1,), [0]),
         ((7,), [0, 1]),
         ((7, "signal"), [0, 1, 3, 4]),  # it comes in step 2, and counting begins again after it
-        ((1, "train"), [0, 3, 4]),
+        ((1, "train"), [0, 3, 4, 5]),
     ],
 )
 def test_without_an_optimizer_the_first_calls_of_the_model_are_recorded(
@@ -402,7 +402,7 @@ def test_a_module_runs_as_with_python_m(tmp_path: Path) -> None:
     done = run(tmp_path, "-m", "train", 16, 4)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(" __main__ ['16', '4']\n")
-    assert numbers(recorded(tmp_path)) == [2, 3]
+    assert numbers(recorded(tmp_path)) == [2, 3, 4]
 
 
 @pytest.mark.parametrize(

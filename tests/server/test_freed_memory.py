@@ -12,7 +12,7 @@ THREADS = """
 import resource, sys, threading, time
 import numpy as np
 from pathlib import Path
-from tb_memplugin.server.freed_memory import FreedMemory
+from tb_memplugin.server.backend import FreedMemory
 
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
 if sys.argv[1] == "ours":

@@ -1,12 +1,13 @@
 import { Swatch } from "../views/category";
-import { exactBytes, inUnit, type Unit, unitFor, withUnit } from "../state/bytes";
+import { exactBytes, type Unit, unitFor, withUnit } from "../state/bytes";
 import { grouped } from "../state/numbers";
 import { duration } from "../state/time";
-import { Delta } from "../views/amount";
+import { BytesCell, Delta } from "../views/amount";
 import { EventButtons } from "../views/event_buttons";
 import type { State } from "./levels";
 import { PartName } from "./part_name";
 import type { AxisName, Device } from "./recording";
+import { NumberHead } from "../views/heads";
 
 interface Props {
   device: Device;
@@ -83,13 +84,9 @@ function Parts({ by, label, state, peak, unit, atPeak }: PartsProps) {
       <thead>
         <tr>
           <th scope="col">{label}</th>
-          <th scope="col" class="number">
-            {unit.name}
-          </th>
+          <NumberHead>{unit.name}</NumberHead>
           {!atPeak && (
-            <th scope="col" class="number">
-              vs peak
-            </th>
+            <NumberHead>vs peak</NumberHead>
           )}
         </tr>
       </thead>
@@ -102,9 +99,7 @@ function Parts({ by, label, state, peak, unit, atPeak }: PartsProps) {
                 <PartName by={by} name={part.key} />
               </span>
             </th>
-            <td class="number" title={exactBytes(part.bytes)}>
-              {inUnit(part.bytes, unit)}
-            </td>
+            <BytesCell bytes={part.bytes} unit={unit} />
             {!atPeak && (
               <td class="number">
                 <Delta bytes={part.change} unit={unit} />

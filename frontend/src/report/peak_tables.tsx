@@ -1,15 +1,16 @@
 import { useState } from "preact/hooks";
 import { exactBytes, inUnit, percent, unitFor, unitWithin } from "../state/bytes";
-import { categoryLabel } from "../state/categories";
 import { allocationName, NOT_NAMED, visible } from "../state/names";
 import { grouped } from "../state/numbers";
 import { duration } from "../state/time";
-import { Swatch } from "../views/category";
+import { Category, Swatch } from "../views/category";
 import { Fold } from "../views/fold";
 import { Name } from "../views/name";
 import { Tensor } from "../views/tensor";
 import { PartName } from "./part_name";
 import type { Device, Division, Largest } from "./recording";
+import { NumberHead } from "../views/heads";
+import { BytesCell } from "../views/amount";
 
 /** What the peak is made of: every part, and the largest single allocations. */
 export function PeakTables({ device, division, timed }: { device: Device; division: Division; timed: boolean }) {
@@ -33,9 +34,7 @@ function Parts({ device, division }: { device: Device; division: Division }) {
           <thead>
             <tr>
               <th scope="col">{division.label}</th>
-              <th scope="col" class="number">
-                {unit.name}
-              </th>
+              <NumberHead>{unit.name}</NumberHead>
               <th scope="col" class="number few">
                 %
               </th>
@@ -60,9 +59,7 @@ function Parts({ device, division }: { device: Device; division: Division }) {
                   </span>
                   {open === key && <pre class="frames mono">{key.split("\n").map(visible).join("\n")}</pre>}
                 </th>
-                <td class="number" title={exactBytes(size)}>
-                  {inUnit(size, unit)}
-                </td>
+                <BytesCell bytes={size} unit={unit} />
                 <td class="number few muted">{percent(size, device.peak.bytes).replace(" %", "")}</td>
                 <td class="number few muted">{grouped(blocks)}</td>
               </tr>
@@ -72,9 +69,7 @@ function Parts({ device, division }: { device: Device; division: Division }) {
                 <th scope="row" class="muted">
                   {grouped(parts)} more
                 </th>
-                <td class="number" title={exactBytes(bytes)}>
-                  {inUnit(bytes, unit)}
-                </td>
+                <BytesCell bytes={bytes} unit={unit} />
                 <td class="number few muted">{percent(bytes, device.peak.bytes).replace(" %", "")}</td>
                 <td class="number few muted">{grouped(count)}</td>
               </tr>
@@ -110,29 +105,22 @@ function LargestAlive({ device, timed }: { device: Device; timed: boolean }) {
         <table class="plain">
           <thead>
             <tr>
-              <th scope="col" class="number">
-                {unit.name}
-              </th>
+              <NumberHead>{unit.name}</NumberHead>
               <th scope="col">what</th>
               <th scope="col">category</th>
-              <th scope="col" class="number">
-                lives
-              </th>
+              <NumberHead>lives</NumberHead>
             </tr>
           </thead>
           <tbody>
             {device.largest.map((item, i) => (
               <tr key={i}>
-                <td class="number strong" title={exactBytes(item.bytes)}>
-                  {inUnit(item.bytes, unit)}
-                </td>
+                <BytesCell bytes={item.bytes} unit={unit} tone="strong" />
                 <td class="cut">
                   <What item={item} />
                 </td>
                 <td class="cut">
                   <span class="flexed">
-                    <Swatch of={item.category} />
-                    {categoryLabel(item.category)}
+                    <Category of={item.category} />
                   </span>
                 </td>
                 <td class="number muted">{lifetime(item, timed)}</td>

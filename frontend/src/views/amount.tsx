@@ -15,6 +15,15 @@ export function Bytes({ bytes, unit, named = false }: Props) {
   );
 }
 
+/** A cell of bytes in the unit that the table names. */
+export function BytesCell({ bytes, unit, tone }: { bytes: number; unit: Unit; tone?: "strong" | "muted" }) {
+  return (
+    <td class={tone ? `number ${tone}` : "number"} title={exactBytes(bytes)}>
+      {inUnit(bytes, unit)}
+    </td>
+  );
+}
+
 /** A change: warm where it grew, green where it shrank, a dash where it is the same. */
 export function Delta({ bytes, unit, named = false }: Props) {
   const tone = bytes > 0 ? "grown" : bytes < 0 ? "shrunk" : "same";

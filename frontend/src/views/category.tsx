@@ -13,6 +13,16 @@ export function Swatch({ by = "category", of, index = 0 }: { by?: string; of: st
   return <span class="swatch" style={paint(by, of, index)} aria-hidden="true" />;
 }
 
+/** A category by its color and name. */
+export function Category({ of }: { of: string }) {
+  return (
+    <>
+      <Swatch of={of} />
+      {categoryLabel(of)}
+    </>
+  );
+}
+
 /** What the colors of a table's bars are, where no column or row says it. */
 export function CategoryKey({ keys }: { keys: Iterable<string> }) {
   const drawn = inStackingOrder(Object.fromEntries([...keys].map((key) => [key, 1])));
@@ -20,8 +30,7 @@ export function CategoryKey({ keys }: { keys: Iterable<string> }) {
     <ul class="legend" data-testid="category-key" aria-label="Colors of the bars">
       {drawn.map(([key]) => (
         <li key={key} data-key={key}>
-          <Swatch of={key} />
-          {categoryLabel(key)}
+          <Category of={key} />
         </li>
       ))}
     </ul>

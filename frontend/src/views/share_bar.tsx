@@ -1,4 +1,5 @@
 import type { Unit } from "../state/bytes";
+import { NumberHead, UnseenHead } from "./heads";
 
 interface Props {
   share: number;
@@ -24,18 +25,10 @@ export function ShareHead({ name, unit }: { name: string; unit: Unit }) {
     <thead>
       <tr>
         <th scope="col">{name}</th>
-        <th scope="col">
-          <span class="unseen">share</span>
-        </th>
-        <th scope="col" class="number">
-          {unit.name}
-        </th>
-        <th scope="col" class="number">
-          %
-        </th>
-        <th scope="col" class="number">
-          allocations
-        </th>
+        <UnseenHead>share</UnseenHead>
+        <NumberHead>{unit.name}</NumberHead>
+        <NumberHead>%</NumberHead>
+        <NumberHead>allocations</NumberHead>
       </tr>
     </thead>
   );

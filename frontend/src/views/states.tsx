@@ -3,6 +3,7 @@ import type { Failure } from "../api/request";
 import { whileShown } from "../host/refresh";
 import { titleText } from "../state/names";
 import { grouped } from "../state/numbers";
+import { Fact } from "./fact";
 
 /** Milliseconds between looks at a log directory that holds nothing yet; TensorBoard itself looks every 5 s. */
 const LOOK_EVERY = 5_000;
@@ -39,10 +40,8 @@ export function FailureState({ failure, onRetry }: { failure: Failure; onRetry: 
     <section class="state" role="alert" data-testid="error-state">
       <h1>{titleText(failure.what)}</h1>
       <dl>
-        <dt>Where</dt>
-        <dd class="mono breaking">{titleText(failure.where)}</dd>
-        <dt>What to do</dt>
-        <dd>{titleText(failure.fix)}</dd>
+        <Fact of="Where" class="mono breaking">{titleText(failure.where)}</Fact>
+        <Fact of="What to do">{titleText(failure.fix)}</Fact>
       </dl>
       <button type="button" class="action" data-testid="retry" onClick={onRetry}>
         Try again

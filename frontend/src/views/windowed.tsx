@@ -1,5 +1,7 @@
 /** Which rows of a long table are in sight; every row is equally high, so no measuring. */
+import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { walkRows } from "./row_keys";
 
 export interface InSight {
   first: number;
@@ -47,8 +49,19 @@ export function useRowsInSight(count: number, rowHeight: number) {
   return { box, sight: rowsInSight(count, rowHeight, place.top, place.height) };
 }
 
+/** A table's body: the rows in sight, and space for the others. */
+export function RowsInSight({ sight, columns, children }: { sight: InSight; columns: number; children: ComponentChildren }) {
+  return (
+    <tbody onKeyDown={walkRows}>
+      <Spacer height={sight.above} columns={columns} />
+      {children}
+      <Spacer height={sight.below} columns={columns} />
+    </tbody>
+  );
+}
+
 /** A row as high as those that are out of sight. */
-export function Spacer({ height, columns }: { height: number; columns: number }) {
+function Spacer({ height, columns }: { height: number; columns: number }) {
   if (height === 0) return null;
   return (
     <tr class="spacer" aria-hidden="true">

@@ -159,7 +159,7 @@ class ConfigTarget:
         self._refuse_long_loops(workload.seq or 1)
         if not workload.inference and hasattr(self.config, "use_cache"):
             self.config.use_cache = False
-        notes = (*self._notes(workload.seq), *self._without_dropping_layers())
+        notes = (*self._differences(workload.seq), *self._without_dropping_layers())
         with torch.device("cuda"):
             model = self._model()
             self._refuse_more_positions(model, workload.seq)
@@ -224,9 +224,6 @@ class ConfigTarget:
                     where="--seq",
                     fix=f"Use --seq {most} or less, or a config with more positions.",
                 )
-
-    def _notes(self, seq: int | None) -> tuple[str, ...]:
-        return tuple(self._differences(seq))
 
     def _differences(self, seq: int | None) -> Iterator[str]:
         """Yield notes on what the estimate does differently from what the config suggests."""

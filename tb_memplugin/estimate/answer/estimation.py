@@ -1,4 +1,4 @@
-"""The result of an estimate: how much memory a run takes, whether it fits, and what uses the memory."""
+"""The result of an estimate: how much memory a run takes, whether it fits, and what uses it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,125 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from tb_memplugin.analysis.units import Unit
 from tb_memplugin.estimate.gpu_spec import MIB, GpuSpec
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
-from tb_memplugin.simulator.replay import Replay, replay
+from tb_memplugin.simulator.replay import replay
 from tb_memplugin.simulator.simulated_trace import simulated_trace
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleMemory:
+    """Memory of one module, its submodules included, on the first device. All sizes are bytes.
+
+    Attributes:
+        name: its FQN, `(root)` for the model itself; or `outside:<operator>` for memory that no module owns.
+        class_name: the class of the module.
+        at_peak_bytes: bytes that it holds at the peak of the device.
+        allocated_bytes, allocations: bytes and number of all its allocations during the run.
+        peak_bytes: the highest allocated bytes of the device during its calls; 0 if it was not called.
+    """
+
+    name: str
+    class_name: str
+    at_peak_bytes: int
+    allocated_bytes: int
+    allocations: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseMemory:
+    """A phase named with `track_phase`: allocated bytes before and after it, and the highest in between."""
+
+    name: str
+    before_bytes: int
+    after_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCreation:
+    """Allocations of one operator: number, total bytes, largest, and bytes live at the peak."""
+
+    operator: str
+    count: int
+    bytes: int
+    largest_bytes: int
+    at_peak_bytes: int
+
+
+def _sizes(trace: MemoryTrace) -> tuple[Int64, Int64, Int64]:
+    """Return rows of the first device's blocks, their bytes, and their bytes live at the peak (else 0)."""
+    blocks = trace.allocations
+    here = np.flatnonzero(blocks.device == 0)
+    size = np.where(blocks.rounded >= 0, blocks.rounded, blocks.bytes)[here]
+    peak = int(np.argmax(allocated_levels(trace, 0))) - 1
+    alive = (blocks.born[here] <= peak) & (blocks.freed[here] > peak)
+    return here, size, np.where(alive, size, 0)
+
+
+def module_memory(trace: MemoryTrace) -> tuple[ModuleMemory, ...]:
+    """Return the memory of every module, parents before children; a parent includes its children."""
+    here, size, at_peak = _sizes(trace)
+    owner, count = trace.allocations.module[here], len(trace.modules)
+    live, asked, number = (
+        np.bincount(owner, weights=weights, minlength=count).astype(np.int64)
+        for weights in (at_peak, size, np.ones(len(here)))
+    )
+    peaks = _peaks(trace)
+    for row in range(count - 1, -1, -1):
+        parent = trace.modules[row].parent
+        if parent >= 0:
+            for column in (live, asked, number):
+                column[parent] += column[row]
+            peaks[parent] = max(peaks[parent], peaks[row])
+    return tuple(
+        ModuleMemory(
+            module.key or "(root)",
+            module.class_name,
+            *(int(column[row]) for column in (live, asked, number, peaks)),
+        )
+        for row, module in enumerate(trace.modules)
+    )
+
+
+def _peaks(trace: MemoryTrace) -> Int64:
+    """Return, for each row of modules, the highest allocated bytes during its calls."""
+    levels, calls = allocated_levels(trace, 0), trace.calls
+    peaks = np.zeros(len(trace.modules), np.int64)
+    first = np.searchsorted(trace.events.time_ns, calls.start_ns, side="left")
+    last = np.searchsorted(trace.events.time_ns, calls.end_ns, side="right")
+    if len(calls):
+        bounds = np.stack((first, last), axis=1).reshape(-1)
+        highest = np.maximum.reduceat(np.append(levels, 0), np.minimum(bounds, len(levels)))[::2]
+        highest = np.maximum(highest, levels[np.minimum(last, len(levels) - 1)])
+        np.maximum.at(peaks, calls.name, highest)
+    return peaks
+
+
+def tensor_creation(trace: MemoryTrace) -> tuple[TensorCreation, ...]:
+    """Return the allocations of every operator, the largest total first."""
+    here, size, at_peak = _sizes(trace)
+    operator, names = trace.allocations.operator[here], trace.operators
+    sums, live, number = (
+        np.bincount(operator, weights=weights, minlength=len(names)).astype(np.int64)
+        for weights in (size, at_peak, np.ones(len(here)))
+    )
+    largest = np.zeros(len(names), np.int64)
+    np.maximum.at(largest, operator, size)
+    order = np.argsort(-sums, kind="stable")
+    return tuple(
+        TensorCreation(names[row], int(number[row]), int(sums[row]), int(largest[row]), int(live[row]))
+        for row in order.tolist()
+        if number[row]
+    )
+
 
 BUILDING = "building"
 """The phase in which a program builds its model and inputs: all that precedes the first forward."""
@@ -119,7 +230,9 @@ def answer(
     `not_counted` are bytes by which what is not known might raise the peak.
     """
     levels = allocated_levels(simulated, 0)
-    reserved = _reserved_peak(simulated) if simulated.devices[0].has_reserved else int(levels.max())
+    reserved = int(levels.max())
+    if simulated.devices[0].has_reserved:
+        reserved = int(simulated.events.reserved[simulated.events.device == 0].max(initial=0))
     fits, margin, fit_notes = _fits(trace, settings, gpu, reserved)
     if not len(simulated.allocations):
         fit_notes.append(
@@ -170,10 +283,6 @@ def breakdown(trace: MemoryTrace, event: int) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(parts, key=lambda part: -part[1]))
 
 
-def _reserved_peak(trace: MemoryTrace) -> int:
-    return int(trace.events.reserved[trace.events.device == 0].max(initial=0))
-
-
 def _fits(
     trace: MemoryTrace, settings: AllocatorSettings, gpu: GpuSpec | None, reserved: int
 ) -> tuple[bool | None, int | None, list[str]]:
@@ -189,7 +298,7 @@ def _fits(
     notes.append(
         "It fits only because the allocator frees unused segments when memory runs out, which is slow."
     )
-    return True, room - _peak(tight), notes
+    return True, room - int(tight.reserved.max()), notes
 
 
 def _beside(gpu: GpuSpec) -> str:
@@ -200,11 +309,6 @@ def _beside(gpu: GpuSpec) -> str:
         "least that was seen on this GPU (docs/gpus.md). Other programs, and what the program's own "
         "kernels add, are not counted."
     )
-
-
-def _peak(tight: Replay) -> int:
-    """The highest reserved bytes after any event."""
-    return int(tight.reserved.max())
 
 
 def _of_category(trace: MemoryTrace, category: Category) -> int:
@@ -240,3 +344,83 @@ def _phases(trace: MemoryTrace, levels: Int64) -> tuple[tuple[str, int], ...]:
         for name, rows in parts
         if (rows & allocates).any()
     )
+
+
+_ROWS = 30
+
+
+def print_estimate(estimate: Estimate, out: Console) -> None:
+    """Print the peak, whether it fits, its parts by category, the phases and the notes."""
+    unit = Unit.for_bytes([estimate.peak_reserved_bytes])
+    out.print(
+        f"Peak allocated {unit.text(estimate.peak_allocated_bytes)}, "
+        f"reserved {unit.text(estimate.peak_reserved_bytes)} ({estimate.seconds:.1f} s)",
+        markup=False,
+    )
+    if estimate.verdict is not None:
+        out.print(f"On {estimate.gpu} it {estimate.verdict}, {estimate.margin_text}.", markup=False)
+    parts = Table("at the peak", unit.name, "share")
+    for name, size in estimate.breakdown:
+        parts.add_row(
+            name.replace("_", " "), unit.show(size), f"{size / max(estimate.peak_allocated_bytes, 1):.1%}"
+        )
+    out.print(parts)
+    for name, size in estimate.phases:
+        out.print(f"phase {name}: peak {unit.text(size)}", markup=False)
+    for note in estimate.notes:
+        out.print(f"note: {note}", markup=False)
+
+
+def print_modules(modules: Sequence[ModuleMemory], out: Console) -> None:
+    """Print the modules that hold the most memory at the peak."""
+    order = sorted(modules, key=lambda module: -module.at_peak_bytes)
+    unit = Unit.for_bytes(module.peak_bytes for module in modules)
+    table = Table(
+        "module",
+        "class",
+        f"at the peak ({unit.name})",
+        f"peak while it ran ({unit.name})",
+        f"allocated ({unit.name})",
+        "allocations",
+    )
+    for module in order[:_ROWS]:
+        table.add_row(
+            _plain(module.name),
+            _plain(module.class_name),
+            unit.show(module.at_peak_bytes),
+            unit.show(module.peak_bytes) if module.peak_bytes else "",
+            unit.show(module.allocated_bytes),
+            f"{module.allocations:,}",
+        )
+    _print(table, len(order), "modules", out)
+
+
+def print_tensors(tensors: Sequence[TensorCreation], out: Console) -> None:
+    """Print the operators in the given order, at most 30."""
+    unit = Unit.for_bytes(creation.bytes for creation in tensors)
+    table = Table(
+        "operator",
+        "tensors",
+        f"allocated ({unit.name})",
+        f"largest ({unit.name})",
+        f"at the peak ({unit.name})",
+    )
+    for creation in tensors[:_ROWS]:
+        table.add_row(
+            _plain(creation.operator),
+            f"{creation.count:,}",
+            unit.show(creation.bytes),
+            unit.show(creation.largest_bytes),
+            unit.show(creation.at_peak_bytes),
+        )
+    _print(table, len(tensors), "operators", out)
+
+
+def _print(table: Table, count: int, noun: str, out: Console) -> None:
+    out.print(table)
+    if count > _ROWS:
+        out.print(f"... and {count - _ROWS:,} more {noun}", markup=False)
+
+
+def _plain(name: str) -> str:
+    return name.replace("[", r"\[")

@@ -15,15 +15,19 @@ from rich.console import Console
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.answer.estimate_report import print_estimate, print_modules, print_tensors
-from tb_memplugin.estimate.answer.estimate_stats import (
+from tb_memplugin.estimate.answer.estimation import (
+    Estimate,
     ModuleMemory,
     PhaseMemory,
     TensorCreation,
+    answer,
     module_memory,
+    print_estimate,
+    print_modules,
+    print_tensors,
+    simulate,
     tensor_creation,
 )
-from tb_memplugin.estimate.answer.estimation import Estimate, answer, simulate
 from tb_memplugin.estimate.answer.hints import Answers, checked
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.table import READ
@@ -137,10 +141,7 @@ class MemoryEstimator:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self._running = False
         try:
@@ -154,12 +155,7 @@ class MemoryEstimator:
         if error is not None and (refusal := by_name(error)) is not None:
             raise refusal from error
 
-    def watch(
-        self,
-        model: nn.Module | None = None,
-        optimizer: Optimizers = None,
-        name: str = "",
-    ) -> None:
+    def watch(self, model: nn.Module | None = None, optimizer: Optimizers = None, name: str = "") -> None:
         """Register a model and its optimizers. Optional: models and optimizers that run are found.
 
         Args:

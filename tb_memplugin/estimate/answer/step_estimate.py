@@ -14,13 +14,15 @@ from tb_memplugin.estimate.answer.changes import (
     Candidate,
     Change,
     Changes,
+    MaxBatch,
+    Need,
     candidates,
+    max_batch,
     on_gpus,
     together,
 )
 from tb_memplugin.estimate.answer.config_target import ConfigTarget
 from tb_memplugin.estimate.answer.estimator import MemoryEstimator
-from tb_memplugin.estimate.answer.max_batch import MaxBatch, Need, max_batch
 from tb_memplugin.estimate.answer.script import (
     LIMIT_S,
     STEPS,

@@ -17,12 +17,7 @@ from torch.utils._pytree import tree_leaves
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.estimation import BUILDING
 from tb_memplugin.estimate.answer.repeated_blocks import checkpoint_blocks
-from tb_memplugin.estimate.program.named_errors import (
-    by_name,
-    mixes_devices,
-    mixes_types,
-    names_by_value,
-)
+from tb_memplugin.estimate.program.named_errors import by_name, mixes_devices, mixes_types, names_by_value
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -33,12 +33,7 @@ from tb_memplugin.trace import Category
 
 aten = torch.ops.aten
 
-_DTYPES = {
-    torch.float32: "FLOAT",
-    torch.float64: "DOUBLE",
-    torch.float16: "HALF",
-    torch.bfloat16: "BFLOAT16",
-}
+_DTYPES = {torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.float16: "HALF", torch.bfloat16: "BFLOAT16"}
 _HALF = (torch.float16, torch.bfloat16)
 _COUNTED = "Convolutions: the sizes of their workspaces are those that cuDNN {} answers for this GPU."
 _REFUSED = " It has no answer for {:,} calls, whose workspaces are not counted: {}."
@@ -330,18 +325,8 @@ def usual_bytes(data: View, weight: View, result: View) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What a kernel sees of a tensor. Strides and offset count elements."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    offset: int = 0
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> View:
-        """Return that of a tensor."""
-        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, int(tensor.storage_offset()))
+class View(Layout):
+    """The layout of an image, of filters or of a sequence."""
 
     @property
     def bytes(self) -> int:

@@ -160,15 +160,10 @@ KERNELS = (
         on="cpu",
     ),
     Kernel(
-        operators("_softmax_backward_data"),
-        _weighted,
-        source="cuda/SoftMax.cu:softmax_backward_cuda_out",
+        operators("_softmax_backward_data"), _weighted, source="cuda/SoftMax.cu:softmax_backward_cuda_out"
     ),
     Kernel(
-        operators("native_layer_norm"),
-        _contiguous("input"),
-        source="layer_norm.cpp:layer_norm_cpu",
-        on="cpu",
+        operators("native_layer_norm"), _contiguous("input"), source="layer_norm.cpp:layer_norm_cpu", on="cpu"
     ),
     Kernel(
         operators("native_layer_norm_backward"),

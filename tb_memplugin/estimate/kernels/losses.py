@@ -17,14 +17,7 @@ from torch.utils._mode_utils import no_dispatch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.kernels.copies import within
 from tb_memplugin.estimate.kernels.reductions import Layout, reduction
-from tb_memplugin.estimate.kernels.table import (
-    ANY_GPU,
-    Buffers,
-    Call,
-    Kernel,
-    operators,
-    tensor_bytes,
-)
+from tb_memplugin.estimate.kernels.table import ANY_GPU, Buffers, Call, Kernel, operators, tensor_bytes
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.known_values import values_of
 from tb_memplugin.estimate.run.patches import Patches
@@ -153,10 +146,7 @@ def _ctc_buffers(call: Call) -> Buffers:
 
 KERNELS = (
     Kernel(
-        operators("_ctc_loss"),
-        _ctc_buffers,
-        source="cuda/LossCTC.cu:ctc_loss_gpu_template",
-        results=_ctc,
+        operators("_ctc_loss"), _ctc_buffers, source="cuda/LossCTC.cu:ctc_loss_gpu_template", results=_ctc
     ),
     Kernel(
         operators("_ctc_loss_backward"),

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 
-from tb_memplugin.estimate.kernels.table import Kernel, no_buffers, operators
+from tb_memplugin.estimate.kernels.table import Kernel, copied_bytes, no_buffers, operators
 from tb_memplugin.estimate.program.packed_sequences import values_of
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_ledger import Block, Scope
@@ -83,10 +83,7 @@ class Recurrent(Correction):
 
     def rules(self) -> dict[Any, Rule]:
         """Return rules for cuDNN's operators."""
-        return {
-            aten._cudnn_rnn.default: self._forward,
-            aten._cudnn_rnn_backward.default: self._backward,
-        }
+        return {aten._cudnn_rnn.default: self._forward, aten._cudnn_rnn_backward.default: self._backward}
 
     def _forward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         self.target.note(_NOTE)
@@ -107,7 +104,7 @@ class Recurrent(Correction):
             )
             reserve = data.new_empty(reserve_bytes(call) if train else 0, dtype=torch.uint8)
             buffer = data.new_empty(0 if flat else total)
-        blocks = [_allocate(mode, func, _copied_bytes(steps_first), scope, row)]
+        blocks = [_allocate(mode, func, copied_bytes(steps_first), scope, row)]
         mode.see((*results, buffer), func)
         blocks.append(_allocate(mode, func, workspace_bytes(call, train=train), scope, row))
         mode.see((reserve,), func)
@@ -140,7 +137,7 @@ class Recurrent(Correction):
         )
         workspace = workspace_bytes(call, train=True)
         blocks = [
-            _allocate(mode, func, _copied_bytes(tensor), scope, row) for tensor in (steps_first, gradient)
+            _allocate(mode, func, copied_bytes(tensor), scope, row) for tensor in (steps_first, gradient)
         ]
         mode.see(results, func)
         _free(mode, [*blocks, _allocate(mode, func, workspace, scope, row)], scope)
@@ -148,7 +145,7 @@ class Recurrent(Correction):
         if args[-1][3]:
             with mode:
                 pieces = _gradients(total, weights, projected, stride)
-            blocks = [_allocate(mode, func, _copied_bytes(steps_first), scope, row)]
+            blocks = [_allocate(mode, func, copied_bytes(steps_first), scope, row)]
             mode.see((total,), func)
             blocks.append(_allocate(mode, func, workspace, scope, row))
             mode.see(pieces, func)
@@ -192,11 +189,6 @@ def _free(mode: CountingFakeMode, blocks: Sequence[Block | None], scope: Scope) 
     for block in reversed(blocks):
         if block is not None:
             mode.ledger.free(block, scope)
-
-
-def _copied_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a contiguous copy, 0 if the tensor is contiguous."""
-    return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
 
 
 def _buffer_elements(

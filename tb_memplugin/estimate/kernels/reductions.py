@@ -15,12 +15,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, operators, tensor_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -39,22 +42,22 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Shape and dtype of a tensor, and its strides and offset in elements."""
+    """What a kernel sees of a tensor. Strides and offset count elements."""
 
-    shape: Sequence[int]
-    strides: Sequence[int]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: torch.dtype
     offset: int = 0
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Layout:
+    def of(cls, tensor: torch.Tensor) -> Self:
         """Return that of a tensor."""
-        return cls(tensor.shape, tensor.stride(), tensor.dtype, int(tensor.storage_offset()))
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, int(tensor.storage_offset()))
 
     @classmethod
     def contiguous(cls, shape: Sequence[int], dtype: torch.dtype) -> Layout:
         """Return that of a contiguous tensor."""
-        return cls(shape, [prod(shape[row + 1 :]) for row in range(len(shape))], dtype)
+        return cls(tuple(shape), tuple(prod(shape[row + 1 :]) for row in range(len(shape))), dtype)
 
 
 @dataclass(slots=True)

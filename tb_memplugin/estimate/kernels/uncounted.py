@@ -32,11 +32,7 @@ _BILINEAR = "nn.Bilinear: the products of its inputs, which its kernel holds for
 _MET: dict[str, tuple[Any, ...]] = {
     _EFFICIENT: (aten._scaled_dot_product_efficient_attention_backward.default,),
     _BATCH_NORM: (aten.cudnn_batch_norm.default,),
-    _SELECTING: (
-        aten._unique2.default,
-        aten.nonzero.default,
-        aten.masked_select.default,
-    ),
+    _SELECTING: (aten._unique2.default, aten.nonzero.default, aten.masked_select.default),
     _BILINEAR: (aten._trilinear.default,),
     _FOURIER: (aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default),
     _SOLVERS: (

@@ -33,23 +33,8 @@ from tb_memplugin.read.cublas import (
 from tb_memplugin.trace import Category, Phase
 
 _PRODUCTS = (
-    "mm",
-    "addmm",
-    "addmm_",
-    "_addmm_activation",
-    "bmm",
-    "baddbmm",
-    "baddbmm_",
-    "addbmm",
-    "mv",
-    "addmv",
-    "addmv_",
-    "dot",
-    "vdot",
-    "_scaled_mm",
-    "_euclidean_dist",
-    "_trilinear",
-    "affine_grid_generator",
+    *("mm", "addmm", "addmm_", "_addmm_activation", "bmm", "baddbmm", "baddbmm_", "addbmm", "mv", "addmv"),
+    *("addmv_", "dot", "vdot", "_scaled_mm", "_euclidean_dist", "_trilinear", "affine_grid_generator"),
 )
 """Operators that multiply matrices, some among other things."""
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.estimation import Estimate
 from tb_memplugin.estimate.answer.estimator import WORKER, MemoryEstimator
-from tb_memplugin.estimate.ranks.fake_group import fake_group
+from tb_memplugin.estimate.ranks.fake_group import Post, Waiting, fake_group
 from tb_memplugin.estimate.ranks.mesh import PIPELINE, Mesh, checked_mesh, parse_mesh
-from tb_memplugin.estimate.ranks.post import Post, Waiting
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace
 

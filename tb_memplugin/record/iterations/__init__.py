@@ -1,7 +1,7 @@
 """`IterationReport`: memory iteration by iteration, in the console, in CSV files and in the Memory tab.
 
-`report` has the public class; `watch` observes one iteration; `weights` computes bytes by weight, `figures`
-the results; `console` and `csv_files` show them.
+`report` has the public class and shows results; `watch` observes one iteration; `weights` computes bytes by
+weight, `figures` the results.
 """
 
 from __future__ import annotations

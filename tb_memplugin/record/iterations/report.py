@@ -1,4 +1,7 @@
-"""`IterationReport`: the memory of every iteration, or every n-th, of a training loop."""
+"""`IterationReport`: the memory of every iteration, or every n-th, of a training loop.
+
+It writes two CSV files for data frames: one row per iteration; one row per weight and iteration.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from rich import box
@@ -21,20 +26,180 @@ from torch import nn
 
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.errors import MemPluginError, fix_of
+from tb_memplugin.exports.csv import cell
 from tb_memplugin.exports.terminal import printable
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.record.arguments import Optimizers, at_least_one, checked_model, checked_optimizers
 from tb_memplugin.record.guard import Guard, call_all, guarded
 from tb_memplugin.record.handler import default_worker_name
-from tb_memplugin.record.iterations.csv_files import DEFAULT_FOLDER, IterationCsv
-from tb_memplugin.record.iterations.figures import IterationMemory, TracedMemory, iteration_memory
+from tb_memplugin.record.iterations.figures import PARTS, IterationMemory, TracedMemory, iteration_memory
 from tb_memplugin.record.iterations.watch import IterationWatch, Observation, compiled_modules
 from tb_memplugin.record.iterations.weights import WeightMemory
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.modules import modules_in
+from tb_memplugin.store.paths import folder_name
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace, Note, Step
+
+DEFAULT_FOLDER = "memory_csv_data"
+
+
+def _at_peak_column(part: str) -> str:
+    return f"at_peak_{part.replace(' ', '_')}_bytes"
+
+
+ITERATION_COLUMNS = (
+    *("step", "epoch", "iteration", "devices", "peak_cached_bytes", "peak_cached_is_exact", "cached_bytes"),
+    *("peak_allocated_bytes", "peak_allocated_is_exact", "allocated_bytes", "feature_map_bytes"),
+    *("weight_bytes", "gradient_bytes", "intermediate_gradient_bytes", "traced_peak_bytes"),
+    *map(_at_peak_column, PARTS),
+    *("untraced_peak_bytes", "seconds"),
+)
+"""The columns of `<worker>.iterations.csv`. The `at_peak_` columns sum to `traced_peak_bytes`. Unknown values
+are empty cells. A peak whose `_is_exact` is False is a lower bound."""
+
+WEIGHT_COLUMNS = (
+    *("step", "epoch", "iteration", "name", "bytes", "gradient_bytes", "shape", "dtype", "device"),
+    "aliases",
+)
+"""The columns of `<worker>.weights.csv`. Shapes are written `4x3`; aliases are separated by blanks."""
+
+_MOST_NAMES = 10_000
+
+
+class IterationCsv:
+    """The two files of one report. They are created with the first iteration; existing files are kept.
+
+    Args:
+        folder: where to create the files; created if it does not exist.
+        worker: the beginning of their names; `<worker>.2` and so on if such files exist.
+
+    Raises:
+        MemPluginError: the folder cannot be created, or is not writable.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], worker: str) -> None:
+        self._folder, self._worker = Path(folder), folder_name(worker)
+        self._files: tuple[BinaryIO, BinaryIO] | None = None
+        self._ends: list[int] = []
+        self._is_torn = False
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self._folder, os.W_OK):
+                raise PermissionError(13, "it may not be written to")
+        except OSError as error:
+            raise MemPluginError(
+                f"The folder for CSV files cannot be used: {error.strerror or error}.",
+                where=f"csv={os.fspath(folder)}",
+                fix="Give a folder that this process can write to, or csv=True for ./memory_csv_data/.",
+            ) from error
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The paths of the files; empty before they are created."""
+        return tuple(Path(file.name) for file in self._files) if self._files is not None else ()
+
+    def write(self, memory: IterationMemory) -> None:
+        """Append an iteration to both files; to neither if it raises OSError (the disk is full, say)."""
+        if self._files is None:
+            self._files = self._make()
+            self._ends = [file.tell() for file in self._files]
+        rows = _line(_iteration_row(memory)), b"".join(map(_line, _weight_rows(memory)))
+        self._take_back()
+        try:
+            for file, more in zip(self._files, rows, strict=True):
+                self._is_torn = True
+                _write(file, more)
+        except OSError:
+            with suppress(OSError):  # the next call tries again, before it writes
+                self._take_back()
+            raise
+        self._ends, self._is_torn = [file.tell() for file in self._files], False
+
+    def _take_back(self) -> None:
+        """Cut what an iteration wrote that could not be written to both files."""
+        if self._is_torn and self._files is not None:
+            for file, end in zip(self._files, self._ends, strict=True):
+                file.seek(end)
+                file.truncate()
+            self._is_torn = False
+
+    def close(self) -> None:
+        """Close the files."""
+        with ExitStack() as stack:
+            for file in self._files or ():
+                stack.callback(file.close)
+            with suppress(OSError):
+                self._take_back()
+
+    def _make(self) -> tuple[BinaryIO, BinaryIO]:
+        for number in range(1, _MOST_NAMES):
+            start = self._worker if number == 1 else f"{self._worker}.{number}"
+            try:
+                first = _new(self._folder / f"{start}.iterations.csv")
+            except FileExistsError:
+                continue
+            files = [first]
+            try:
+                files.append(_new(self._folder / f"{start}.weights.csv"))
+                _write(first, _line(ITERATION_COLUMNS))
+                _write(files[1], _line(WEIGHT_COLUMNS))
+            except OSError as error:
+                for file in files:
+                    with suppress(OSError):
+                        file.close()
+                    with suppress(OSError):
+                        Path(file.name).unlink(missing_ok=True)
+                if isinstance(error, FileExistsError):
+                    continue
+                raise
+            return first, files[1]
+        raise FileExistsError(17, "too many files of this name", str(self._folder))
+
+
+def _new(path: Path) -> BinaryIO:
+    return path.open("xb", buffering=0)  # unbuffered, so that a full disk is noticed at once
+
+
+def _write(file: BinaryIO, text: bytes) -> None:
+    while text:
+        text = text[file.write(text) :]
+
+
+def _line(values: Iterable[object]) -> bytes:
+    return (",".join(map(_cell, values)) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return cell(value) if isinstance(value, str) else str(value)
+
+
+def _iteration_row(memory: IterationMemory) -> Sequence[object]:
+    traced = memory.traced
+    cells = {
+        "devices": " ".join(memory.devices),
+        "peak_cached_is_exact": _if_known(memory.cached_is_exact, memory.peak_cached_bytes),
+        "peak_allocated_is_exact": _if_known(memory.allocated_is_exact, memory.peak_allocated_bytes),
+        "traced_peak_bytes": traced and traced.peak_bytes,
+        **{_at_peak_column(part): traced and traced.at_peak[part] for part in PARTS},
+        "seconds": round(memory.seconds, 6),
+    }
+    return [cells[name] if name in cells else getattr(memory, name) for name in ITERATION_COLUMNS]
+
+
+def _if_known(is_exact: bool, size: int | None) -> bool | None:
+    return None if size is None else is_exact
+
+
+def _weight_rows(memory: IterationMemory) -> Iterable[Sequence[object]]:
+    for weight in memory.weights:
+        shape, aliases = "x".join(map(str, weight.shape)), " ".join(weight.aliases)
+        own = {**asdict(weight), "shape": shape, "aliases": aliases}
+        yield [own[name] if name in own else getattr(memory, name) for name in WEIGHT_COLUMNS]
+
 
 UNKNOWN = "not known"
 _LONGEST = 120

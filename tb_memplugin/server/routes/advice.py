@@ -16,6 +16,7 @@ from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.routes.steps import requested_series, watched_row
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
+from tb_memplugin.server.shapes import shape_of
 from tb_memplugin.trace.step_figures import StepFigures
 
 
@@ -165,9 +166,7 @@ def _answer(judged: Advice, device: str, steps: list[int], watched_steps: int = 
         "watched_steps": watched_steps,
         "findings": [_finding(finding) for finding in judged.findings if finding.device == device],
         "judgements": [
-            {"kind": judgement.kind, "verdict": judgement.verdict, "why": judgement.why}
-            for judgement in judged.judgements
-            if judgement.device == device
+            shape_of(Judgement, judgement) for judgement in judged.judgements if judgement.device == device
         ],
         "peak": _peak(judged.peaks[0]) if judged.peaks else None,
     }
@@ -200,21 +199,16 @@ def _levels(session: Session, windows: Sequence[Entry]) -> list[WindowLevel]:
 
 
 def _finding(finding: findings.Finding) -> Finding:
-    return {
-        "kind": finding.kind,
-        "level": finding.level,
-        "step": finding.step,
-        "title": finding.title,
-        "subject": finding.subject,
-        "bytes": finding.bytes,
-        "measure": finding.measure,
-        "of_bytes": finding.of_bytes,
-        "what_to_do": finding.what_to_do,
-        "price": finding.price,
-        "levels": list(finding.levels),
-        "evidence": [_evidence(row) for row in finding.evidence],
-        "where": _where(finding.where),
-    }
+    return shape_of(
+        Finding,
+        finding,
+        levels=list(finding.levels),
+        evidence=[
+            shape_of(Evidence, row, where=None if row.where is None else _where(row.where))
+            for row in finding.evidence
+        ],
+        where=_where(finding.where),
+    )
 
 
 MOST_HOLDERS = 8
@@ -224,38 +218,12 @@ REST = "(others)"
 
 
 def _peak(peak: PeakHolders) -> Peak:
-    shown: list[Holder] = [
-        {
-            "name": holder.name,
-            "bytes": holder.bytes,
-            "blocks": holder.blocks,
-            "category": holder.category,
-            "is_name": holder.is_name,
-        }
-        for holder in peak.holders[:MOST_HOLDERS]
-    ]
+    shown = [shape_of(Holder, holder) for holder in peak.holders[:MOST_HOLDERS]]
     rest = peak.holders[MOST_HOLDERS:]
     if rest:
         size, blocks = sum(holder.bytes for holder in rest), sum(holder.blocks for holder in rest)
         shown.append({"name": REST, "bytes": size, "blocks": blocks, "category": "", "is_name": False})
-    return {
-        "step": peak.step,
-        "event": peak.event,
-        "bytes": peak.bytes,
-        "by": peak.by,
-        "holders": shown,
-        "categories": dict(peak.categories),
-    }
-
-
-def _evidence(row: findings.Evidence) -> Evidence:
-    return {
-        "what": row.what,
-        "bytes": row.bytes,
-        "detail": row.detail,
-        "name": row.name,
-        "where": None if row.where is None else _where(row.where),
-    }
+    return shape_of(Peak, peak, holders=shown, categories=dict(peak.categories))
 
 
 def _where(where: findings.Where) -> Where:

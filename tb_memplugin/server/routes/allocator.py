@@ -14,7 +14,6 @@ import numpy as np
 from tb_memplugin.analysis.allocator import (
     LevelRuns,
     Levels,
-    PoolState,
     Ratio,
     fragmentation_of,
     knows_segments,
@@ -33,7 +32,6 @@ from tb_memplugin.analysis.segments import (
     ORDERS,
     LiveBlocks,
     Order,
-    Pieces,
     free_histogram,
     free_of_segments,
     homes_of,
@@ -47,7 +45,7 @@ from tb_memplugin.server.grouping import keys_of
 from tb_memplugin.server.routes.oom import FailedRequest, ooms_shape
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
-from tb_memplugin.server.shapes import Allocation, LabeledPart, Sum, allocation_shape
+from tb_memplugin.server.shapes import Allocation, LabeledPart, Sum, allocation_shape, shape_of
 from tb_memplugin.server.stretch import (
     Neighbors,
     Over,
@@ -189,40 +187,21 @@ def answer(session: Session, request: Request) -> AllocatorState:
     pools = pools_of(opened.trace, opened.device, event, layout, since, has_segments)
     waste = fragmentation_of(replay.levels, layout if has_segments else None, event)
     histogram = free_histogram(layout) if has_segments else ()
-    return {
-        "event": event,
-        "time_ns": opened.time_ns(event),
+    return shape_of(
+        AllocatorState,
+        waste,
+        event=event,
+        time_ns=opened.time_ns(event),
         **neighbors_shape(opened, event),
-        "what": _what_shape(opened, event),
-        "active_bytes": int(replay.levels.active[event + 1]),
-        "pending_bytes": int(replay.levels.pending[event + 1]),
-        "reserved_bytes": waste.reserved_bytes,
-        "allocated_bytes": waste.allocated_bytes,
-        "unused": waste.unused,
-        "free_bytes": waste.free_bytes,
-        "largest_free_bytes": waste.largest_free_bytes,
-        "split": waste.split,
-        "free": [{"from_bytes": least, "count": count, "bytes": size} for least, count, size in histogram],
-        "pools": [_pool_shape(pool) for pool in pools],
-        "outside": {"bytes": int(blocks.bytes[layout.misfits].sum()), "count": len(layout.misfits)},
-        "knows_segments": has_segments,
-        "settings": dict(opened.trace.properties),
-    }
-
-
-def _pool_shape(pool: PoolState) -> Pool:
-    return {
-        "pool": pool.pool,
-        "stream": pool.stream,
-        "allocated_bytes": pool.allocated_bytes,
-        "pending_bytes": pool.pending_bytes,
-        "rounded_bytes": pool.rounded_bytes,
-        "by_rule_bytes": pool.by_rule_bytes,
-        "reserved_bytes": pool.reserved_bytes,
-        "segments": pool.segments,
-        "free_bytes": pool.free_bytes,
-        "largest_free_bytes": pool.largest_free_bytes,
-    }
+        what=_what_shape(opened, event),
+        active_bytes=int(replay.levels.active[event + 1]),
+        pending_bytes=int(replay.levels.pending[event + 1]),
+        free=[{"from_bytes": least, "count": count, "bytes": size} for least, count, size in histogram],
+        pools=[shape_of(Pool, pool) for pool in pools],
+        outside={"bytes": int(blocks.bytes[layout.misfits].sum()), "count": len(layout.misfits)},
+        knows_segments=has_segments,
+        settings=dict(opened.trace.properties),
+    )
 
 
 def _what_shape(opened: Opened, event: int) -> AllocatorEvent | None:
@@ -298,24 +277,22 @@ def answer_curve(session: Session, request: Request) -> ReserveCurve:
     unused = None if drawn.unused is None else drawn.unused.tolist()
     reserved = memory.reserved
     first_event, last_event = step_events(opened)
-    return {
-        "over": part.over,
-        "t0": part.t0,
-        "t1": part.t1,
-        "px": columns,
-        "low": drawn.low.tolist(),
-        "allocated": drawn.allocated.tolist(),
-        "pending": drawn.pending.tolist(),
-        "reserved": None if drawn.reserved is None else drawn.reserved.tolist(),
-        "unused": unused and [None if math.isnan(ratio) else ratio for ratio in unused],
-        "split": _split_shape(opened, replay, cuts),
-        "peak": _mark(opened, replay, memory.active, runs.active),
-        "reserved_peak": None if reserved is None else _mark(opened, replay, reserved, runs.reserved),
-        "first_event": first_event,
-        "last_event": last_event,
-        "ooms": ooms_shape(opened),
-        "knows_segments": replay.knows_segments,
-    }
+    return shape_of(
+        ReserveCurve,
+        drawn,
+        over=part.over,
+        t0=part.t0,
+        t1=part.t1,
+        px=columns,
+        unused=unused and [None if math.isnan(ratio) else ratio for ratio in unused],
+        split=_split_shape(opened, replay, cuts),
+        peak=_mark(opened, replay, memory.active, runs.active),
+        reserved_peak=None if reserved is None else _mark(opened, replay, reserved, runs.reserved),
+        first_event=first_event,
+        last_event=last_event,
+        ooms=ooms_shape(opened),
+        knows_segments=replay.knows_segments,
+    )
 
 
 def _split_shape(opened: Opened, replay: Replay, cuts: Cuts) -> list[tuple[int, int, float]]:
@@ -451,20 +428,7 @@ def answer_segments(session: Session, request: Request) -> SegmentsAnswer:
         "first": first,
         "last": last,
         "finest": drawn.finest,
-        "pieces": _pieces_shape(drawn),
-    }
-
-
-def _pieces_shape(drawn: Pieces) -> PieceColumns:
-    return {
-        "segment": drawn.segment.tolist(),
-        "offset": drawn.offset.tolist(),
-        "bytes": drawn.bytes.tolist(),
-        "requested": drawn.requested.tolist(),
-        "state": drawn.state.tolist(),
-        "key": drawn.key.tolist(),
-        "row": drawn.row.tolist(),
-        "count": drawn.count.tolist(),
+        "pieces": shape_of(PieceColumns, drawn),
     }
 
 

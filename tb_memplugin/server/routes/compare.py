@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from tb_memplugin.analysis.comparison import Delta, Status, compare_parts, shortened_deltas
+from tb_memplugin.analysis.comparison import Status, compare_parts, shortened_deltas
 from tb_memplugin.analysis.curves import OTHERS
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS, DIVISIONS, By, Part, breakdown
 from tb_memplugin.errors import UnreadableFileError
@@ -14,6 +14,7 @@ from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.grouping import folded, wants_groups
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Chosen, Opened, Session
+from tb_memplugin.server.shapes import shape_of
 from tb_memplugin.store.reader import peak_parts
 
 MOST_ROWS, MOST_MODULES = 2_000, 20_000
@@ -90,7 +91,7 @@ def answer(session: Session, request: Request) -> CompareAnswer:
         "base": _side(base_chosen, base),
         "other": _side(chosen, other),
         "delta_bytes": other.peak.bytes - base.peak.bytes,
-        "rows": [_row(row, label) for row, label in zip(rows, labels, strict=True)],
+        "rows": [shape_of(CompareRow, row, label=label) for row, label in zip(rows, labels, strict=True)],
     }
 
 
@@ -116,19 +117,4 @@ def _side(chosen: Chosen, device: DeviceSummary) -> CompareSide:
         "device": chosen.device,
         "peak_bytes": device.peak.bytes,
         "allocations": device.stats.allocations,
-    }
-
-
-def _row(row: Delta, label: str) -> CompareRow:
-    return {
-        "key": row.key,
-        "label": label,
-        "status": row.status,
-        "base_bytes": row.base_bytes,
-        "other_bytes": row.other_bytes,
-        "delta_bytes": row.delta_bytes,
-        "base_count": row.base_count,
-        "other_count": row.other_count,
-        "category": row.category,
-        "category_delta_bytes": row.category_delta_bytes,
     }

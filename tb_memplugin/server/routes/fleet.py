@@ -14,6 +14,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.server.rule_search import first_matches
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
+from tb_memplugin.server.shapes import shape_of
 from tb_memplugin.server.worker_steps import WorkerSteps, device_kind, in_order
 
 CURVE_COLUMNS = 48
@@ -124,7 +125,7 @@ def _row(run: str, every: Sequence[WorkerSteps]) -> FleetRun:
     median: RankMedian | None = None
     if peak.median_rank is not None and peak.median_bytes is not None:
         other = ranks[peak.median_rank]
-        median = {"worker": other.worker, "device": other.device, "bytes": peak.median_bytes}
+        median = shape_of(RankMedian, other, bytes=peak.median_bytes)
     return {
         "run": run,
         "ranks": len(ranks),
@@ -136,9 +137,7 @@ def _row(run: str, every: Sequence[WorkerSteps]) -> FleetRun:
         "capacity_bytes": rank.capacity,
         "median": median,
         "growth_bytes": max(growths, default=None),
-        "growing": {"worker": growing.worker, "device": growing.device, "bytes": growing.growth}
-        if growing.growth
-        else None,
+        "growing": shape_of(RankGrowth, growing, bytes=growing.growth) if growing.growth else None,
         "failed": _failed(every),
         "failed_known": any(rank.failed is not None for rank in every),
         "steps": len(rank.steps),
@@ -172,14 +171,8 @@ def _failed(ranks: Iterable[WorkerSteps]) -> RunFailed | None:
         return None
     # A rank that tells the line first: of the others only the number is known.
     rank, last = max(with_failures, key=lambda row: (row[1].line is not None, row[1].step or 0))
-    return {
-        "count": sum(failed.count for _, failed in with_failures),
-        "worker": rank.worker,
-        "device": rank.device,
-        "step": last.step or 0,
-        "requested_bytes": last.requested_bytes,
-        "line": last.line,
-    }
+    count = sum(failed.count for _, failed in with_failures)
+    return shape_of(RunFailed, last, count=count, worker=rank.worker, device=rank.device, step=last.step or 0)
 
 
 def _texts(row: FleetRun) -> list[str]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 
@@ -17,7 +17,15 @@ from tb_memplugin.server.frames import labels_of, lines_at
 from tb_memplugin.server.grouping import divided
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened, Session
-from tb_memplugin.server.shapes import Allocation, LabeledPart, Part, Sum, allocation_shape, parts_shape
+from tb_memplugin.server.shapes import (
+    Allocation,
+    LabeledPart,
+    Part,
+    Sum,
+    allocation_shape,
+    parts_shape,
+    shape_of,
+)
 from tb_memplugin.server.stretch import (
     Neighbors,
     Over,
@@ -82,23 +90,17 @@ def answer(session: Session, request: Request) -> MomentAnswer:
     state = moment(opened.trace, opened.device, event, largest=LARGEST)
     since = requested_since(request, opened, event)
     rows = np.array([block.row for block in state.largest], np.intp) if since is None else since.kept
-    around = neighbors_shape(opened, event)
-    shape: MomentAnswer = {
-        "time_ns": state.time_ns - opened.epoch_ns,
-        "event": state.event,
-        "bytes": state.bytes,
-        "reserved": state.reserved,
-        "phase": state.phase.key,
-        "module": state.module,
-        "operator": state.operator,
-        "previous_event": around["previous_event"],
-        "next_event": around["next_event"],
-        "previous_event_ns": around["previous_event_ns"],
-        "next_event_ns": around["next_event_ns"],
-        "by_category": parts_shape(state.parts("category")),
-        "by_phase": parts_shape(state.parts("phase")),
-        "largest": _largest(opened, rows, LARGEST),
-    }
+    of_moment = shape_of(
+        State,
+        state,
+        **neighbors_shape(opened, event),
+        time_ns=state.time_ns - opened.epoch_ns,
+        phase=state.phase.key,
+        by_category=parts_shape(state.parts("category")),
+        by_phase=parts_shape(state.parts("phase")),
+        largest=_largest(opened, rows, LARGEST),
+    )
+    shape = cast("MomentAnswer", of_moment)
     if request.has("by"):
         shape["parts"] = _requested_parts(request, opened, state)
     else:

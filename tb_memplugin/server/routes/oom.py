@@ -10,7 +10,7 @@ from tb_memplugin.analysis.divisions import Part as StackPart
 from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened, Session
-from tb_memplugin.server.shapes import Part, parts_shape
+from tb_memplugin.server.shapes import Part, parts_shape, shape_of
 
 LARGEST_LINES = 8
 MOST_REPORTS = 20
@@ -129,29 +129,18 @@ def _reported(ooms: Sequence[FailedRequest], opened: Opened) -> list[FailedReque
 
 def _report_shape(report: oom.OomReport, failed: FailedRequest) -> OomReport:
     lines = _lines_shape(report.stacks)
-    return {
+    rest = lines[LARGEST_LINES:]
+    other_lines = OtherLines(
+        lines=len(rest), bytes=sum(line["bytes"] for line in rest), count=sum(line["count"] for line in rest)
+    )
+    return shape_of(
+        OomReport,
+        report,
         **failed,
-        "new_segment_bytes": report.new_segment_bytes,
-        "free_bytes": report.free_bytes,
-        "reserved_bytes": report.reserved_bytes,
-        "active_bytes": report.active_bytes,
-        "pending_bytes": report.pending_bytes,
-        "pool": report.pool,
-        "stream": report.stream,
-        "reserve_free_bytes": report.reserve_free_bytes,
-        "largest_free_bytes": report.largest_free_bytes,
-        "usable_free_bytes": report.usable_free_bytes,
-        "largest_usable_bytes": report.largest_usable_bytes,
-        "cause": report.cause,
-        "why": report.why,
-        "by_category": parts_shape(report.parts),
-        "lines": lines[:LARGEST_LINES],
-        "other_lines": {
-            "lines": len(lines[LARGEST_LINES:]),
-            "bytes": sum(line["bytes"] for line in lines[LARGEST_LINES:]),
-            "count": sum(line["count"] for line in lines[LARGEST_LINES:]),
-        },
-    }
+        by_category=parts_shape(report.parts),
+        lines=lines[:LARGEST_LINES],
+        other_lines=other_lines,
+    )
 
 
 def _lines_shape(stacks: Sequence[StackPart]) -> list[LineAtOom]:

@@ -10,6 +10,7 @@ from tb_memplugin.analysis.ranks import MISSING, RankPeak, RankSteps, rank_colum
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
+from tb_memplugin.server.shapes import shape_of
 from tb_memplugin.server.worker_steps import WorkerSteps, device_kind
 from tb_memplugin.trace.tables import Int64
 
@@ -141,31 +142,23 @@ def _shape(
     median = None
     if peak.median_rank is not None and peak.median_bytes is not None:
         median = _median(ranks[peak.median_rank], peak.highest_step, peak.median_bytes)
-    return {
-        "worker": rank.worker,
-        "device": rank.device,
-        "capacity_bytes": rank.capacity,
-        "count": peak.count,
-        "highest_bytes": peak.highest_bytes,
-        "highest_step": peak.highest_step,
-        "at_least": of == "allocated" and bool(rank.at_least[row]),
-        "recorded": bool(rank.recorded[row]),
-        "lowest_bytes": peak.lowest_bytes,
-        "lowest_step": peak.lowest_step,
-        "median": median,
-        "bytes": high,
-        "steps": steps,
-    }
+    return shape_of(
+        Rank,
+        peak,
+        worker=rank.worker,
+        device=rank.device,
+        capacity_bytes=rank.capacity,
+        at_least=of == "allocated" and bool(rank.at_least[row]),
+        recorded=bool(rank.recorded[row]),
+        median=median,
+        bytes=high,
+        steps=steps,
+    )
 
 
 def _median(rank: WorkerSteps, step: int, size: int) -> MedianRank:
     row = int(np.searchsorted(rank.steps, step))
-    return {
-        "worker": rank.worker,
-        "device": rank.device,
-        "bytes": size,
-        "recorded": bool(rank.recorded[row]),
-    }
+    return shape_of(MedianRank, rank, bytes=size, recorded=bool(rank.recorded[row]))
 
 
 def _values(row: Int64) -> _Column:

@@ -16,7 +16,7 @@ from tb_memplugin.exports.json import WholeJson, whole_json
 from tb_memplugin.server.monitored import Series
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import Note
+from tb_memplugin.server.shapes import Note, shape_of
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseFigures, StepFigures
 from tb_memplugin.trace.tables import Int64
 
@@ -52,17 +52,12 @@ def answer(session: Session, request: Request) -> StepsAnswer:
     last = request.number("last", int(figures.steps[-1]))
     drawn = step_series(figures, device, first, last, request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS))
     device_figures = figures.devices[device]
-    return {
-        "count": drawn.count,
-        "first": drawn.first.tolist(),
-        "last": drawn.last.tolist(),
-        "low": drawn.low.tolist(),
-        "high": drawn.high.tolist(),
-        "high_step": drawn.high_step.tolist(),
-        "reserved": None if drawn.reserved is None else drawn.reserved.tolist(),
-        "retries": _marks(figures.steps, device_figures.retries, first, last),
-        "ooms": _marks(figures.steps, device_figures.ooms, first, last),
-    }
+    return shape_of(
+        StepsAnswer,
+        drawn,
+        retries=_marks(figures.steps, device_figures.retries, first, last),
+        ooms=_marks(figures.steps, device_figures.ooms, first, last),
+    )
 
 
 def requested_series(session: Session, request: Request) -> tuple[Series, int]:

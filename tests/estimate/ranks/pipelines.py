@@ -20,8 +20,8 @@ from torch.distributed.pipelining import (
 )
 
 from tb_memplugin.estimate.answer.workload import Built
+from tb_memplugin.estimate.ranks.pipeline import fed, stage_of
 from tb_memplugin.estimate.ranks.sharded_model import by_tensors, in_data_parallel
-from tb_memplugin.estimate.ranks.stages import fed, stage_of
 
 ROWS, WIDTH, INSIDE, MICRO_BATCHES, STEPS = 4, 256, 320, 6, 2
 

@@ -18,8 +18,7 @@ from tb_memplugin.estimate.answer.targets import FunctionTarget
 from tb_memplugin.estimate.answer.workload import Workload
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.ranks import estimate_ranks
-from tb_memplugin.estimate.ranks.pipeline import Pipelining
-from tb_memplugin.estimate.ranks.stages import shares, stage_of
+from tb_memplugin.estimate.ranks.pipeline import Pipelining, shares, stage_of
 from tests.estimate.ranks.pipelines import train_a_decoder
 from tests.estimate.ranks.real_ranks import differences, really, sizes
 

@@ -8,6 +8,7 @@ import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { FindingAction, FindingHead } from "./finding_text";
 import { Levels } from "./levels";
+import { NumberHead, UnseenHead } from "../heads";
 
 /** One thing to act on: what, how much, the evidence, what to do about it, and where to see it. */
 export function FindingCard({ finding }: { finding: Finding }) {
@@ -40,12 +41,8 @@ function EvidenceTable({ rows }: { rows: Evidence[] }) {
       <thead>
         <tr>
           <th scope="col">evidence</th>
-          <th scope="col" class="number">
-            {unit.name}
-          </th>
-          <th scope="col">
-            <span class="unseen">detail</span>
-          </th>
+          <NumberHead>{unit.name}</NumberHead>
+          <UnseenHead>detail</UnseenHead>
         </tr>
       </thead>
       <tbody>

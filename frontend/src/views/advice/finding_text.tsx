@@ -3,6 +3,7 @@ import { ruleName, titleOf } from "../../state/advice";
 import { asPartOf, exactBytes, percent, withUnit } from "../../state/bytes";
 import { titleText } from "../../state/names";
 import { Sentence } from "../sentence";
+import { Fact } from "../fact";
 
 type Brief = Pick<Finding, "kind" | "level" | "step" | "title" | "subject" | "bytes" | "of_bytes" | "measure">;
 
@@ -38,13 +39,9 @@ export function FindingHead({ finding, alone = false }: { finding: Brief; alone?
 export function FindingAction({ finding: { what_to_do, price } }: { finding: Pick<Finding, "what_to_do" | "price"> }) {
   return (
     <dl class="finding-do">
-      <dt>What to do</dt>
-      <dd class="breaking">{titleText(what_to_do)}</dd>
+      <Fact of="What to do" class="breaking">{titleText(what_to_do)}</Fact>
       {price !== "" && (
-        <>
-          <dt>Its price</dt>
-          <dd class="breaking">{titleText(price)}</dd>
-        </>
+        <Fact of="Its price" class="breaking">{titleText(price)}</Fact>
       )}
     </dl>
   );

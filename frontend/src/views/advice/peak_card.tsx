@@ -5,8 +5,9 @@ import { categoryLabel } from "../../state/categories";
 import { grouped } from "../../state/numbers";
 import { titleText } from "../../state/names";
 import { Bytes } from "../amount";
-import { Swatch } from "../category";
+import { Category } from "../category";
 import { Name } from "../name";
+import { NumberHead } from "../heads";
 
 /** Who fills the peak: parts that sum to it. */
 export function PeakCard({ peak }: { peak: Peak }) {
@@ -20,18 +21,12 @@ export function PeakCard({ peak }: { peak: Peak }) {
         <thead>
           <tr>
             <th scope="col">{peak.by}</th>
-            <th scope="col" class="number">
-              {unit.name}
-            </th>
-            <th scope="col" class="number">
-              share
-            </th>
+            <NumberHead>{unit.name}</NumberHead>
+            <NumberHead>share</NumberHead>
             <th scope="col" class="after-number">
               category
             </th>
-            <th scope="col" class="number">
-              blocks
-            </th>
+            <NumberHead>blocks</NumberHead>
           </tr>
         </thead>
         <tbody>
@@ -55,10 +50,7 @@ function Row({ holder, of, unit }: { holder: Holder; of: number; unit: Unit }) {
       <td class="number">{percent(bytes, of)}</td>
       <td class="muted after-number">
         {is_name && (
-          <>
-            <Swatch of={category} />
-            {categoryLabel(category)}
-          </>
+          <Category of={category} />
         )}
       </td>
       <td class="number">{grouped(blocks)}</td>

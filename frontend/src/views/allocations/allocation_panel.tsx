@@ -2,15 +2,15 @@ import type { Remote } from "../../api/remote";
 import type { AllocationAnswer } from "../../api/types";
 import { navigate, selection } from "../../state/app";
 import { exactBytes } from "../../state/bytes";
-import { categoryLabel } from "../../state/categories";
 import { moduleLabel, NOT_NAMED, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { asPartOfPeak } from "../../state/part_of_peak";
 import { duration, exactTime } from "../../state/time";
-import { Swatch } from "../category";
+import { Category } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { FrameList } from "../stacks/frame_list";
+import { Fact } from "../fact";
 
 interface Props {
   one: Remote<AllocationAnswer>;
@@ -53,8 +53,7 @@ function Details({ one, stale, shown, origin }: { one: AllocationAnswer; stale: 
       data-exact={stale ? "false" : "true"}
     >
       <h2 class="flexed">
-        <Swatch of={one.category} />
-        {categoryLabel(one.category)}
+        <Category of={one.category} />
         {shown === "largest" && <span class="approx let-go">the largest at the peak</span>}
         {shown === "kept" && (
           <button type="button" class="quiet let-go" data-testid="let-go" onClick={() => navigate({ block: undefined })}>
@@ -74,38 +73,30 @@ function Details({ one, stale, shown, origin }: { one: AllocationAnswer; stale: 
         {titleText(one.why)}
       </p>
       <dl class="facts" data-testid="allocation-facts">
-        {one.name !== null && <Fact name="name" value={one.name} />}
-        {one.tensor !== null && <Fact name="tensor" value={one.tensor} />}
-        {one.module !== null && one.module !== NOT_NAMED && <Fact name="module" value={moduleLabel(one.module)} />}
-        {one.operator !== null && <Fact name="operator" value={one.operator} />}
-        <dt>phase</dt>
-        <dd>{one.phase === "before" ? "before the window" : one.phase}</dd>
-        <dt>address</dt>
-        <dd class="mono" data-testid="allocation-address">
+        {one.name !== null && <Fact of="name"><Name text={one.name} /></Fact>}
+        {one.tensor !== null && <Fact of="tensor"><Name text={one.tensor} /></Fact>}
+        {one.module !== null && one.module !== NOT_NAMED && <Fact of="module"><Name text={moduleLabel(one.module)} /></Fact>}
+        {one.operator !== null && <Fact of="operator"><Name text={one.operator} /></Fact>}
+        <Fact of="phase">{one.phase === "before" ? "before the window" : one.phase}</Fact>
+        <Fact of="address" class="mono" data-testid="allocation-address">
           {/^0x0*$/.test(one.address) ? "not known" : `${one.address}_${one.version}`}
-        </dd>
-        <dt>allocated</dt>
-        <dd>
+        </Fact>
+        <Fact of="allocated">
           <When event={one.born_event} time={one.born_ns} none="before the window" origin={origin} />
-        </dd>
-        <dt>freed</dt>
-        <dd>
+        </Fact>
+        <Fact of="freed">
           <When event={one.freed_event} time={one.freed_ns} none="not in the window" origin={origin} />
-        </dd>
-        <dt>lived</dt>
-        <dd title={exactTime(lived)}>
+        </Fact>
+        <Fact of="lived" title={exactTime(lived)}>
           {one.lifetime_ns === null ? `${duration(lived)} of the window` : duration(one.lifetime_ns)}
-        </dd>
+        </Fact>
         {!one.pool.startsWith("(") && (
-          <>
-            <dt>pool</dt>
-            <dd>
-              {titleText(one.pool)}, {titleText(one.stream)}
-            </dd>
-          </>
+          <Fact of="pool">
+            {titleText(one.pool)}, {titleText(one.stream)}
+          </Fact>
         )}
-        {one.annotation !== null && <Fact name="annotation" value={one.annotation} />}
-        {one.context !== null && <Fact name="compiled graph" value={one.context} />}
+        {one.annotation !== null && <Fact of="annotation"><Name text={one.annotation} /></Fact>}
+        {one.context !== null && <Fact of="compiled graph"><Name text={one.context} /></Fact>}
       </dl>
       <div class="buttons">
         {one.born_ns !== null && (
@@ -131,17 +122,6 @@ function bornAt(one: AllocationAnswer): { t?: string; event?: string } {
   return one.born_ns === null || one.born_event === null
     ? {}
     : { t: String(one.born_ns), event: String(one.born_event) };
-}
-
-function Fact({ name, value }: { name: string; value: string }) {
-  return (
-    <>
-      <dt>{name}</dt>
-      <dd>
-        <Name text={value} />
-      </dd>
-    </>
-  );
 }
 
 interface WhenProps {

@@ -2,20 +2,18 @@ import { useEffect, useState } from "preact/hooks";
 import type { Listed } from "../../api/types";
 import { navigate, route, stretch } from "../../state/app";
 import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
-import { categoryLabel } from "../../state/categories";
 import { allocationName, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import type { Stretch } from "../../state/stretch";
 import { duration, exactTime } from "../../state/time";
-import { Swatch } from "../category";
+import { Category } from "../category";
 import { Name } from "../name";
 import { Tensor } from "../tensor";
 import { SortedHead } from "../sorted_head";
 import { FailureState } from "../states";
 import { Line } from "../stacks/ranked";
-import { reusedKey, Spacer, useRowsInSight } from "../windowed";
+import { reusedKey, RowsInSight, useRowsInSight } from "../windowed";
 import { usePages } from "./pages";
-import { walkRows } from "../row_keys";
 
 const ROW = 31;
 /** Browsers stop at some tens of millions of pixels; nobody scrolls further than this. */
@@ -110,8 +108,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
               ))}
             </tr>
           </thead>
-          <tbody onKeyDown={walkRows}>
-            <Spacer height={sight.above} columns={columns} />
+          <RowsInSight sight={sight} columns={columns}>
             {Array.from({ length: Math.max(0, shown - sight.first) }, (_, i) => (
               <Row
                 key={reusedKey(sight.first + i, sight)}
@@ -125,8 +122,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
                 selected={selected}
               />
             ))}
-            <Spacer height={sight.below} columns={columns} />
-          </tbody>
+          </RowsInSight>
         </table>
         {data && !stale && data.rows_found === 0 && (
           <p class="nothing" data-testid="no-match">
@@ -207,8 +203,7 @@ function Row({ one, index, unit, withCode, withWhat, columns, origin, selected }
         </td>
       )}
       <td>
-        <Swatch of={one.category} />
-        {categoryLabel(one.category)}
+        <Category of={one.category} />
       </td>
       <td class="number muted" title={one.born_ns === null ? "before the window" : exactTime(one.born_ns - origin)}>
         {one.born_ns === null ? "before" : duration(one.born_ns - origin)}

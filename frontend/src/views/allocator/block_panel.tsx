@@ -4,16 +4,16 @@ import { useRemote } from "../../api/remote";
 import { FREE } from "../../api/codes";
 import type { BlockAnswer, SegmentsAnswer } from "../../api/types";
 import { exactBytes } from "../../state/bytes";
-import { categoryLabel } from "../../state/categories";
 import { moduleLabel, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { asPartOfPeak } from "../../state/part_of_peak";
 import type { Pick } from "../../state/selection";
 import { duration, exactTime } from "../../state/time";
-import { Swatch } from "../category";
+import { Category } from "../category";
 import { Name } from "../name";
 import { SAME_WINDOW, type ShownMoment } from "./moment";
 import type { Place } from "./tape_view";
+import { Fact } from "../fact";
 
 interface Props {
   pick: Pick;
@@ -67,15 +67,12 @@ function Stretch({ answer, piece }: { answer: SegmentsAnswer; piece: number }) {
         {asPartOfPeak(bytes)}
       </div>
       <dl class="facts">
-        <dt>at</dt>
-        <dd class="mono">{plus(segments.address[segment]!, pieces.offset[piece]!)}</dd>
-        <dt>segment</dt>
-        <dd>
+        <Fact of="at" class="mono">{plus(segments.address[segment]!, pieces.offset[piece]!)}</Fact>
+        <Fact of="segment">
           <span class="mono">{segments.address[segment]}</span>, {asPartOfPeak(segments.bytes[segment]!)}
           {segments.expandable[segment] ? ", expandable" : ""}
-        </dd>
-        <dt>free in it</dt>
-        <dd title={exactBytes(segments.free[segment]!)}>{asPartOfPeak(segments.free[segment]!)}</dd>
+        </Fact>
+        <Fact of="free in it" title={exactBytes(segments.free[segment]!)}>{asPartOfPeak(segments.free[segment]!)}</Fact>
       </dl>
       {!free && <p class="muted">They are narrower than a pixel: make the tape larger to see each.</p>}
     </aside>
@@ -105,8 +102,7 @@ function Details({ block, moment, origin, stale }: DetailsProps) {
       data-address={block.address}
     >
       <h2>
-        <Swatch of={block.category} />
-        {categoryLabel(block.category)}
+        <Category of={block.category} />
         {block.state !== "allocated" && (
           <span class="pill">{block.state === "gone" ? "not alive now" : "pending"}</span>
         )}
@@ -124,33 +120,22 @@ function Details({ block, moment, origin, stale }: DetailsProps) {
       </p>
       <dl class="facts">
         {block.tensor !== null && (
-          <>
-            <dt>tensor</dt>
-            <dd class="mono">{titleText(block.tensor)}</dd>
-          </>
+          <Fact of="tensor" class="mono">{titleText(block.tensor)}</Fact>
         )}
         {block.rounded_bytes !== null && (
-          <>
-            <dt>takes</dt>
-            <dd title={exactBytes(block.rounded_bytes)} data-testid="block-rounded">
-              {exactBytes(block.rounded_bytes)}
-              {block.by_rule ? " by the rounding rule" : ""}
-            </dd>
-          </>
+          <Fact of="takes" title={exactBytes(block.rounded_bytes)} data-testid="block-rounded">
+            {exactBytes(block.rounded_bytes)}
+            {block.by_rule ? " by the rounding rule" : ""}
+          </Fact>
         )}
-        <dt>address</dt>
-        <dd class="mono">{block.address}</dd>
+        <Fact of="address" class="mono">{block.address}</Fact>
         {block.segment && (
-          <>
-            <dt>segment</dt>
-            <dd>
-              <span class="mono">{block.segment.address}</span> + {grouped(block.segment.offset)}, of{" "}
-              {asPartOfPeak(block.segment.bytes)}
-            </dd>
-          </>
+          <Fact of="segment">
+            <span class="mono">{block.segment.address}</span> + {grouped(block.segment.offset)}, of{" "}
+            {asPartOfPeak(block.segment.bytes)}
+          </Fact>
         )}
-        <dt>alive since</dt>
-        <dd>
+        <Fact of="alive since">
           <When
             event={block.born_event}
             time={block.born_ns}
@@ -158,17 +143,13 @@ function Details({ block, moment, origin, stale }: DetailsProps) {
             moment={moment}
             origin={origin}
           />
-        </dd>
+        </Fact>
         {block.pending_event !== null && (
-          <>
-            <dt>free requested</dt>
-            <dd>
-              <When event={block.pending_event} time={block.pending_ns} none="" moment={moment} origin={origin} />
-            </dd>
-          </>
+          <Fact of="free requested">
+            <When event={block.pending_event} time={block.pending_ns} none="" moment={moment} origin={origin} />
+          </Fact>
         )}
-        <dt>until</dt>
-        <dd>
+        <Fact of="until">
           <When
             event={block.freed_event}
             time={block.freed_ns}
@@ -176,16 +157,12 @@ function Details({ block, moment, origin, stale }: DetailsProps) {
             moment={moment}
             origin={origin}
           />
-        </dd>
-        <dt>pool</dt>
-        <dd>
+        </Fact>
+        <Fact of="pool">
           {titleText(block.pool)}, {titleText(block.stream)}
-        </dd>
+        </Fact>
         {block.context !== null && (
-          <>
-            <dt>compiled graph</dt>
-            <dd class="breaking">{titleText(block.context)}</dd>
-          </>
+          <Fact of="compiled graph" class="breaking">{titleText(block.context)}</Fact>
         )}
       </dl>
       <Stack frames={block.stack} />

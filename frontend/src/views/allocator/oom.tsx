@@ -1,9 +1,10 @@
 import type { OomReport } from "../../api/types";
-import { exactBytes, inUnit, unitFor, withUnit } from "../../state/bytes";
+import { exactBytes, unitFor, withUnit } from "../../state/bytes";
 import { titleText } from "../../state/names";
 import { counted, grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
 import { shortLine } from "./state_panel";
+import { BytesCell } from "../amount";
 
 interface Props {
   report: OomReport;
@@ -92,9 +93,7 @@ function Biggest({ report }: { report: OomReport }) {
               <span class="mono one-line">{shortLine(line.line)}</span>
             </th>
             <td class="number">{grouped(line.count)}</td>
-            <td class="number" title={exactBytes(line.bytes)}>
-              {inUnit(line.bytes, unit)}
-            </td>
+            <BytesCell bytes={line.bytes} unit={unit} />
             <td>
               <span class="bar">
                 <span class="stack-bar" style={{ width: `${(100 * line.bytes) / most}%` }} />
@@ -110,9 +109,7 @@ function Biggest({ report }: { report: OomReport }) {
             <td class="number muted">
               {grouped(report.other_lines.count + hidden.reduce((sum, line) => sum + line.count, 0))}
             </td>
-            <td class="number muted" title={exactBytes(rest)}>
-              {inUnit(rest, unit)}
-            </td>
+            <BytesCell bytes={rest} unit={unit} tone="muted" />
             <td />
           </tr>
         )}

@@ -1,10 +1,12 @@
 import type { AllocatorState } from "../../api/types";
-import { asPartOf, exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
+import { asPartOf, exactBytes, percent, unitFor, withUnit } from "../../state/bytes";
 import { cellText, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
 import { EventButtons } from "../event_buttons";
 import type { ShownMoment } from "./moment";
+import { BytesCell } from "../amount";
+import { Fact } from "../fact";
 
 interface Props {
   moment: ShownMoment;
@@ -64,9 +66,7 @@ export function StatePanel({ moment, peak, origin }: Props) {
                 <span class={`swatch level-${key}`} aria-hidden="true" />
                 {label}
               </th>
-              <td class="number" title={exactBytes(bytes)}>
-                {inUnit(bytes, unit)}
-              </td>
+              <BytesCell bytes={bytes} unit={unit} />
               <td class="number muted">{percent(bytes, of)}</td>
             </tr>
           ))}
@@ -146,12 +146,9 @@ function Waste({ state, of }: { state: AllocatorState; of: number }) {
       <dt title="(reserved − allocated) / reserved">Unused reserved memory</dt>
       <dd data-testid="unused">{percent(state.unused, 1)}</dd>
       {state.largest_free_bytes !== null && (
-        <>
-          <dt>Largest free block</dt>
-          <dd class="amount" title={exactBytes(state.largest_free_bytes)} data-testid="largest-free">
-            {asPartOf(of, state.largest_free_bytes)}
-          </dd>
-        </>
+        <Fact of="Largest free block" class="amount" title={exactBytes(state.largest_free_bytes)} data-testid="largest-free">
+          {asPartOf(of, state.largest_free_bytes)}
+        </Fact>
       )}
       {state.split !== null && (
         <>

@@ -11,14 +11,14 @@ import { openedGroups, withFlipped } from "../../state/module_groups";
 import { shortened, titleText, visible } from "../../state/names";
 import { sideName } from "../../state/sentences";
 import { Delta } from "../amount";
-import { Swatch } from "../category";
+import { Category, Swatch } from "../category";
 import { divisionLabel, isOurs, partLabel } from "../divisions";
 import { Fold } from "../fold";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Segmented, Toggle } from "../segmented";
-import { reusedKey, Spacer, useRowsInSight } from "../windowed";
-import { walkRows } from "../row_keys";
+import { reusedKey, RowsInSight, useRowsInSight } from "../windowed";
+import { NumberHead, UnseenHead } from "../heads";
 
 const ROW = 31;
 
@@ -95,18 +95,10 @@ export function Changes({
             <tr>
               <th scope="col">{divisionLabel(by).toLowerCase()}</th>
               <th scope="col">status</th>
-              <th scope="col" class="number">
-                <SideHead name={sideName(answer.base, answer.other)} />
-              </th>
-              <th scope="col" class="number">
-                <SideHead name={sideName(answer.other, answer.base)} />
-              </th>
-              <th scope="col" class="number">
-                delta
-              </th>
-              <th scope="col">
-                <span class="unseen">delta as a bar</span>
-              </th>
+              <NumberHead><SideHead name={sideName(answer.base, answer.other)} /></NumberHead>
+              <NumberHead><SideHead name={sideName(answer.other, answer.base)} /></NumberHead>
+              <NumberHead>delta</NumberHead>
+              <UnseenHead>delta as a bar</UnseenHead>
               {withCategory && (
                 <th scope="col" title="The category of most of the change">
                   category
@@ -114,8 +106,7 @@ export function Changes({
               )}
             </tr>
           </thead>
-          <tbody onKeyDown={walkRows}>
-            <Spacer height={sight.above} columns={7} />
+          <RowsInSight sight={sight} columns={7}>
             {rows.slice(sight.first, sight.last).map((line, i) => (
               <ChangeRow
                 key={reusedKey(sight.first + i, sight)}
@@ -130,8 +121,7 @@ export function Changes({
                 index={sight.first + i}
               />
             ))}
-            <Spacer height={sight.below} columns={7} />
-          </tbody>
+          </RowsInSight>
         </table>
         {rows.length === 0 && <p class="nothing">No row differs by a byte.</p>}
       </div>
@@ -251,10 +241,7 @@ function ChangeRow({ line, open, own, onFlip, by, withCategory, unit, widest, in
       {withCategory && (
         <td>
           {category !== null && (
-            <>
-              <Swatch of={category} />
-              {categoryLabel(category)}
-            </>
+            <Category of={category} />
           )}
           {category === null && row.delta_bytes !== 0 && row.category !== null && <span class="muted">several</span>}
         </td>

@@ -6,7 +6,7 @@ import { reserveFits } from "../../draw/stack";
 import { watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { type Unit, withUnit } from "../../state/bytes";
-import { CATEGORIES, categoryLabel } from "../../state/categories";
+import { CATEGORIES } from "../../state/categories";
 import { duration } from "../../state/time";
 import { capital } from "../../state/names";
 import type { Pick } from "../../state/selection";
@@ -15,7 +15,7 @@ import { Name } from "../name";
 import { Notice } from "../notices";
 import { RouteLink } from "../route_link";
 import { Loading } from "../states";
-import { Swatch } from "../category";
+import { Category } from "../category";
 import { paintOver, paintSide, SIDE_HEIGHT } from "./paint";
 import { KeyEntry } from "../key_entry";
 
@@ -101,8 +101,7 @@ function Legend({ curves }: { curves: CurveAnswer[] }) {
     <ul class="legend" data-testid="curves-key">
       {drawn.map((key) => (
         <li key={key}>
-          <Swatch of={key} />
-          {categoryLabel(key)}
+          <Category of={key} />
         </li>
       ))}
       {curves.some((curve) => curve.reserved) && reserveFits(curves) && (

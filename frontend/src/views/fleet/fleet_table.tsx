@@ -8,9 +8,8 @@ import type { RoutePatch } from "../../state/route";
 import { runName } from "../../state/run_name";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
-import { walkRows } from "../row_keys";
 import { SortedHead } from "../sorted_head";
-import { Spacer, useRowsInSight } from "../windowed";
+import { RowsInSight, useRowsInSight } from "../windowed";
 import { CauseText } from "./causes";
 import { Curve } from "./curve";
 import { type Findings, FirstFinding, keyOf, useFindings } from "./findings";
@@ -52,13 +51,11 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
             <Head by="steps" label="steps" title="Steps of the rank that peaks highest" />
           </tr>
         </thead>
-        <tbody onKeyDown={walkRows}>
-          <Spacer height={sight.above} columns={COLUMNS} />
+        <RowsInSight sight={sight} columns={COLUMNS}>
           {rows.slice(sight.first, sight.last).map((row, i) => (
             <Row key={row.run} row={row} unit={unit} room={room} slope={slope} findings={judges ? findings : null} index={sight.first + i} />
           ))}
-          <Spacer height={sight.below} columns={COLUMNS} />
-        </tbody>
+        </RowsInSight>
       </table>
       {rows.length === 0 && <p class="muted nothing">No run matches.</p>}
     </div>

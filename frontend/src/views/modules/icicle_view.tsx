@@ -1,11 +1,11 @@
 import { useMemo } from "preact/hooks";
 import { navigate, route } from "../../state/app";
 import { asPartOf, exactBytes, percent, withUnit } from "../../state/bytes";
-import { categoryLabel, inStackingOrder, total } from "../../state/categories";
+import { inStackingOrder, total } from "../../state/categories";
 import { type Icicle, icicleOf, wayTo } from "../../state/module_icicle";
 import type { ModuleNode } from "../../state/module_tree";
 import { moduleLabel, shortened, titleText, visible } from "../../state/names";
-import { Swatch } from "../category";
+import { Category } from "../category";
 import { FlameChart } from "../flame_chart";
 import { moduleBars } from "./module_bars";
 
@@ -28,8 +28,7 @@ export function IcicleView({ roots, filter }: Props) {
         <span class="keys" aria-hidden="true">
           {inStackingOrder(all).map(([key]) => (
             <span key={key} class="key">
-              <Swatch of={key} />
-              {categoryLabel(key)}
+              <Category of={key} />
             </span>
           ))}
         </span>
@@ -110,8 +109,7 @@ function BarTip({ icicle, place, zoom }: { icicle: Icicle; place: number; zoom: 
         {parts.map(([key, size]) => (
           <div key={key}>
             <dt>
-              <Swatch of={key} />
-              {categoryLabel(key)}
+              <Category of={key} />
             </dt>
             <dd>{exactBytes(size)}</dd>
           </div>

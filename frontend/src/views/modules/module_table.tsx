@@ -10,9 +10,9 @@ import { CategoryBar } from "../category";
 import { Fold } from "../fold";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
-import { reusedKey, Spacer, useRowsInSight } from "../windowed";
+import { reusedKey, RowsInSight, useRowsInSight } from "../windowed";
 import { type At, categoriesAt, type Column, COLUMNS, type Sorting } from "./columns";
-import { walkRows } from "../row_keys";
+import { UnseenHead } from "../heads";
 
 const ROW = 31;
 
@@ -44,9 +44,7 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
           <thead>
             <tr>
               <Head id="name" label="module" title="Module" sorting={sorting} onSort={onSort} />
-              <th scope="col">
-                <span class="unseen">categories</span>
-              </th>
+              <UnseenHead>categories</UnseenHead>
               {columns.map((c) => (
                 <Head
                   key={c.id}
@@ -60,8 +58,7 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
               ))}
             </tr>
           </thead>
-          <tbody onKeyDown={walkRows}>
-            <Spacer height={sight.above} columns={columns.length + 2} />
+          <RowsInSight sight={sight} columns={columns.length + 2}>
             {rows.slice(sight.first, sight.last).map((row, i) => (
               <tr
                 key={reusedKey(sight.first + i, sight)}
@@ -87,8 +84,7 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
                 ))}
               </tr>
             ))}
-            <Spacer height={sight.below} columns={columns.length + 2} />
-          </tbody>
+          </RowsInSight>
         </table>
         {rows.length === 0 && (
           <p class="nothing" data-testid="no-match">

@@ -4,6 +4,8 @@ import { grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
 import { Name } from "../name";
 import { ShareBar } from "../share_bar";
+import { NumberHead, UnseenHead } from "../heads";
+import { BytesCell } from "../amount";
 
 /** The step's named phases, in the order in which they first ended. */
 export function Phases({ answer }: { answer: StepFiguresAnswer }) {
@@ -17,21 +19,11 @@ export function Phases({ answer }: { answer: StepFiguresAnswer }) {
         <thead>
           <tr>
             <th scope="col">phase</th>
-            <th scope="col">
-              <span class="unseen">share of the step's peak</span>
-            </th>
-            <th scope="col" class="number">
-              peak, {unit.name}
-            </th>
-            <th scope="col" class="number">
-              at its end, {unit.name}
-            </th>
-            <th scope="col" class="number">
-              time
-            </th>
-            <th scope="col" class="number">
-              runs
-            </th>
+            <UnseenHead>share of the step's peak</UnseenHead>
+            <NumberHead>peak, {unit.name}</NumberHead>
+            <NumberHead>at its end, {unit.name}</NumberHead>
+            <NumberHead>time</NumberHead>
+            <NumberHead>runs</NumberHead>
           </tr>
         </thead>
         <tbody>
@@ -47,9 +39,7 @@ export function Phases({ answer }: { answer: StepFiguresAnswer }) {
                 {phase.at_least && "≥ "}
                 {inUnit(phase.peak_bytes, unit)}
               </td>
-              <td class="number" title={exactBytes(phase.end_bytes)}>
-                {inUnit(phase.end_bytes, unit)}
-              </td>
+              <BytesCell bytes={phase.end_bytes} unit={unit} />
               <td class="number" title={exactTime(phase.duration_ns)}>
                 {duration(phase.duration_ns)}
               </td>

@@ -1,9 +1,11 @@
 import type { Categories, StepAnswer } from "../../api/types";
-import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
+import { exactBytes, percent, unitFor, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { categoryLabel } from "../../state/categories";
 import { CategoryBar, Swatch } from "../category";
 import { RouteLink } from "../route_link";
+import { NumberHead } from "../heads";
+import { BytesCell } from "../amount";
 
 /** The peak's categories: one bar, and the same as a table that sums to it. */
 export function ByCategory({ peak }: { peak: StepAnswer["peak"] }) {
@@ -18,15 +20,9 @@ export function ByCategory({ peak }: { peak: StepAnswer["peak"] }) {
         <thead>
           <tr>
             <th scope="col">category</th>
-            <th scope="col" class="number">
-              {unit.name}
-            </th>
-            <th scope="col" class="number">
-              share
-            </th>
-            <th scope="col" class="number">
-              allocations
-            </th>
+            <NumberHead>{unit.name}</NumberHead>
+            <NumberHead>share</NumberHead>
+            <NumberHead>allocations</NumberHead>
           </tr>
         </thead>
         <tbody>
@@ -38,9 +34,7 @@ export function ByCategory({ peak }: { peak: StepAnswer["peak"] }) {
                   {categoryLabel(part.key)}
                 </RouteLink>
               </th>
-              <td class="number" title={exactBytes(part.bytes)}>
-                {inUnit(part.bytes, unit)}
-              </td>
+              <BytesCell bytes={part.bytes} unit={unit} />
               <td class="number muted">{percent(part.bytes, peak.bytes)}</td>
               <td class="number muted">{grouped(part.count)}</td>
             </tr>

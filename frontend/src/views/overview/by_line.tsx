@@ -2,13 +2,15 @@ import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { LineTableAnswer, StepAnswer } from "../../api/types";
 import { picked } from "../../state/app";
-import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
+import { percent, unitFor, withUnit } from "../../state/bytes";
 import { searchFor } from "../../state/frames";
 import { NOT_NAMED } from "../../state/names";
 import { RouteLink } from "../route_link";
 import { ShareBar } from "../share_bar";
 import { Line } from "../stacks/ranked";
 import { ByModule } from "./by_module";
+import { NumberHead, UnseenHead } from "../heads";
+import { BytesCell } from "../amount";
 
 const FEW = 10;
 
@@ -32,12 +34,8 @@ export function ByLine({ peak }: { peak: StepAnswer["peak"] }) {
         <thead>
           <tr>
             <th scope="col">source line</th>
-            <th scope="col" class="wide">
-              <span class="unseen">share</span>
-            </th>
-            <th scope="col" class="number">
-              {unit.name}
-            </th>
+            <UnseenHead wide>share</UnseenHead>
+            <NumberHead>{unit.name}</NumberHead>
           </tr>
         </thead>
         <tbody>
@@ -55,9 +53,7 @@ export function ByLine({ peak }: { peak: StepAnswer["peak"] }) {
               <td class="wide">
                 <ShareBar share={row.bytes / full} kind={row.kind} />
               </td>
-              <td class="number" title={exactBytes(row.bytes)}>
-                {inUnit(row.bytes, unit)}
-              </td>
+              <BytesCell bytes={row.bytes} unit={unit} />
             </tr>
           ))}
           {data.rows_found > data.rows.length && (
@@ -65,9 +61,7 @@ export function ByLine({ peak }: { peak: StepAnswer["peak"] }) {
               <td colSpan={2}>
                 <RouteLink to={{ view: "stacks", table: "lines" }}>{data.rows_found - data.rows.length} more lines in Stacks</RouteLink>
               </td>
-              <td class="number muted" title={exactBytes(rest)}>
-                {inUnit(rest, unit)}
-              </td>
+              <BytesCell bytes={rest} unit={unit} tone="muted" />
             </tr>
           )}
         </tbody>

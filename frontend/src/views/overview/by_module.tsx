@@ -9,6 +9,7 @@ import { Fold } from "../fold";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { walkRows } from "../row_keys";
+import { NumberHead, UnseenHead } from "../heads";
 
 const FEW = 10;
 
@@ -29,12 +30,8 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
         <thead>
           <tr>
             <th scope="col">module</th>
-            <th scope="col" class="wide">
-              <span class="unseen">categories</span>
-            </th>
-            <th scope="col" class="number">
-              {unit.name}
-            </th>
+            <UnseenHead wide>categories</UnseenHead>
+            <NumberHead>{unit.name}</NumberHead>
           </tr>
         </thead>
         <tbody onKeyDown={walkRows}>

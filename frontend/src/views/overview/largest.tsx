@@ -1,16 +1,17 @@
 import { useRemote } from "../../api/remote";
 import { address } from "../../api/request";
 import type { Allocation, AllocationsAnswer, Listed, StepAnswer } from "../../api/types";
-import { exactBytes, inUnit, unitFor, unitWithin } from "../../state/bytes";
-import { categoryLabel } from "../../state/categories";
+import { unitFor, unitWithin } from "../../state/bytes";
 import { allocationName, NOT_NAMED, titleText } from "../../state/names";
 import type { Pick } from "../../state/selection";
 import { duration } from "../../state/time";
-import { Swatch } from "../category";
+import { Category } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Line } from "../stacks/ranked";
 import { Tensor } from "../tensor";
+import { NumberHead } from "../heads";
+import { BytesCell } from "../amount";
 
 const MOST = 8;
 
@@ -29,23 +30,17 @@ export function Largest({ pick, answer: { peak, source } }: { pick: Pick; answer
       <table class="plain largest">
         <thead>
           <tr>
-            <th scope="col" class="number">
-              {unit.name}
-            </th>
+            <NumberHead>{unit.name}</NumberHead>
             <th scope="col">what</th>
             <th scope="col">category</th>
             <th scope="col">made by</th>
-            <th scope="col" class="number">
-              lives
-            </th>
+            <NumberHead>lives</NumberHead>
           </tr>
         </thead>
         <tbody>
           {rows.slice(0, MOST).map((a, i) => (
             <tr key={i}>
-              <td class="number strong" title={exactBytes(a.bytes)}>
-                {inUnit(a.bytes, unit)}
-              </td>
+              <BytesCell bytes={a.bytes} unit={unit} tone="strong" />
               <td class="cut">
                 <span class="flexed">
                   {listed?.[i]?.line ? <Code one={listed[i]} /> : <Name text={allocationName(a) ?? NOT_NAMED} />}
@@ -53,8 +48,7 @@ export function Largest({ pick, answer: { peak, source } }: { pick: Pick; answer
                 </span>
               </td>
               <td class="category" title={titleText(a.why)}>
-                <Swatch of={a.category} />
-                {categoryLabel(a.category)}
+                <Category of={a.category} />
               </td>
               <td class="cut">
                 {a.operator ? <Name text={a.operator} /> : <span class="muted">{a.born_ns === null ? "before the window" : "not recorded"}</span>}

@@ -9,10 +9,10 @@ import { Delta } from "../amount";
 import { CategoryBar, CategoryKey } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
-import { walkRows } from "../row_keys";
 import { ShareBar } from "../share_bar";
+import { NumberHead, UnseenHead } from "../heads";
 import { SortedHead } from "../sorted_head";
-import { Spacer, useRowsInSight } from "../windowed";
+import { RowsInSight, useRowsInSight } from "../windowed";
 import { canCompare, comparing } from "./why";
 
 const ROW = 31;
@@ -53,9 +53,7 @@ export function RankTable({ answer, run, unit }: Props) {
           <thead>
             <tr>
               <Head by="worker" label={severalDevices(answer.rows) ? "device" : "rank"} title="By name and number" />
-              <th scope="col" class="wide">
-                <span class="unseen">what it consists of</span>
-              </th>
+              <UnseenHead wide>what it consists of</UnseenHead>
               <Head by="highest" label="highest" title={`Highest of all steps: ${measured(answer)}`} />
               <Head by="step" label="at step" title="The step of the highest; the last of several" />
               <Head
@@ -63,17 +61,14 @@ export function RankTable({ answer, run, unit }: Props) {
                 label="vs median"
                 title="Against the median of all ranks that have this step; of an even number, the lower of the two"
               />
-              <th scope="col" class="number" title="The same as a share of the median rank's bytes">
-                %
-              </th>
+              <NumberHead title="The same as a share of the median rank's bytes">%</NumberHead>
               <th scope="col" class="after-number">
                 median rank
               </th>
               {steps > 1 && <Head by="spread" label="spread" title="From its lowest to its highest step" />}
             </tr>
           </thead>
-          <tbody onKeyDown={walkRows}>
-            <Spacer height={sight.above} columns={8} />
+          <RowsInSight sight={sight} columns={8}>
             {rows.slice(sight.first, sight.last).map((row, i) => (
               <Row
                 key={JSON.stringify([row.worker, row.device])}
@@ -88,8 +83,7 @@ export function RankTable({ answer, run, unit }: Props) {
                 index={sight.first + i}
               />
             ))}
-            <Spacer height={sight.below} columns={8} />
-          </tbody>
+          </RowsInSight>
         </table>
       </div>
       {drawn.size > 0 && <CategoryKey keys={drawn} />}

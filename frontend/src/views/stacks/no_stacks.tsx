@@ -16,6 +16,7 @@ import { Segmented } from "../segmented";
 import { ShareBar, ShareHead } from "../share_bar";
 import { ESTIMATOR } from "../times";
 import { choice } from "./choice";
+import { BytesCell } from "../amount";
 
 /** A window without stacks: how to record them, and what is known without. */
 export function NoStacks({ pick }: { pick: Pick }) {
@@ -122,9 +123,7 @@ function Division({ pick }: { pick: Pick }) {
                 <td>
                   <ShareBar share={part.bytes / shown[0]!.bytes} />
                 </td>
-                <td class="number strong" title={exactBytes(part.bytes)}>
-                  {inUnit(part.bytes, unit)}
-                </td>
+                <BytesCell bytes={part.bytes} unit={unit} tone="strong" />
                 <td class="number muted">{percent(part.bytes, bytes)}</td>
                 <td class="number muted">{grouped(part.count)}</td>
               </tr>

@@ -4,14 +4,16 @@ import { useRemote } from "../../api/remote";
 import { address, type Query } from "../../api/request";
 import type { Kind, Whole } from "../../api/types";
 import { route } from "../../state/app";
-import { exactBytes, inUnit, percent, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
+import { exactBytes, percent, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { lineParts } from "../../state/frames";
 import { cellText, titleText } from "../../state/names";
 import { counted, grouped } from "../../state/numbers";
 import { walkRows } from "../row_keys";
 import { ShareBar } from "../share_bar";
+import { NumberHead, UnseenHead } from "../heads";
 import { SortedHead } from "../sorted_head";
 import { choice, SAME_RUN } from "./choice";
+import { BytesCell } from "../amount";
 
 const PAGE = 100;
 
@@ -81,13 +83,9 @@ export function Ranked<Row extends RankedRow, Answer extends RankedAnswer<Row> =
           <thead>
             <tr>
               <Head id="line" label={name[0]} title={name[1]} number={false} />
-              <th scope="col">
-                <span class="unseen">share</span>
-              </th>
+              <UnseenHead>share</UnseenHead>
               <Head id="bytes" label={choice().of === "step" ? "allocated" : "alive"} title="Bytes" />
-              <th scope="col" class="number">
-                %
-              </th>
+              <NumberHead>%</NumberHead>
               <Head id="count" label="allocations" title="How many allocations" />
               <Head id="per_call" label={sizeUnit === unit ? size[0] : `${size[0]}, ${sizeUnit.name}`} title={size[1]} />
             </tr>
@@ -115,14 +113,10 @@ export function RankedCells({ row, size, scale }: { row: RankedRow; size: number
       <td>
         <ShareBar share={row.bytes / scale.widest} kind={row.kind} />
       </td>
-      <td class="number strong" title={exactBytes(row.bytes)}>
-        {inUnit(row.bytes, scale.unit)}
-      </td>
+      <BytesCell bytes={row.bytes} unit={scale.unit} tone="strong" />
       <td class="number muted">{percent(row.bytes, scale.bytes)}</td>
       <td class="number muted">{grouped(row.count)}</td>
-      <td class="number muted" title={exactBytes(size)}>
-        {inUnit(size, scale.sizeUnit)}
-      </td>
+      <BytesCell bytes={size} unit={scale.sizeUnit} tone="muted" />
     </>
   );
 }

@@ -4,7 +4,7 @@ import { useRemote } from "../../api/remote";
 import type { RuleTableAnswer } from "../../api/types";
 import { colorVariable } from "../../draw/palette";
 import { navigate, route } from "../../state/app";
-import { exactBytes, inUnit, percent, unitFor } from "../../state/bytes";
+import { percent, unitFor } from "../../state/bytes";
 import { titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { Swatch } from "../category";
@@ -12,6 +12,7 @@ import { Name } from "../name";
 import { ShareBar, ShareHead } from "../share_bar";
 import { SAME_RUN } from "./choice";
 import { Tools } from "./ranked";
+import { BytesCell } from "../amount";
 
 const EXAMPLE = "attention=attn|sdpa\nmlp=mlp|feed_forward\nloss=cross_entropy|loss\noptimizer=optim/";
 
@@ -71,9 +72,7 @@ export function RuleTable({ query, picker }: { query: Query; picker: ComponentCh
                     background={i === rows.length - 1 ? "var(--hatch)" : `var(${colorVariable("rule", row.key, i)})`}
                   />
                 </td>
-                <td class="number strong" title={exactBytes(row.bytes)}>
-                  {inUnit(row.bytes, unit)}
-                </td>
+                <BytesCell bytes={row.bytes} unit={unit} tone="strong" />
                 <td class="number muted">{percent(row.bytes, data!.bytes)}</td>
                 <td class="number muted">{grouped(row.count)}</td>
               </tr>

@@ -1,12 +1,12 @@
 import type { LabeledPart } from "../../api/types";
 import { navigate, route } from "../../state/app";
-import { exactBytes, inUnit, percent, type Unit } from "../../state/bytes";
+import { percent, type Unit } from "../../state/bytes";
 import { CATEGORIES, categoryLabel } from "../../state/categories";
 import { withOpened } from "../../state/module_groups";
 import { toldApart } from "../../state/frames";
 import { shortened, titleText, visible } from "../../state/names";
 import { grouped } from "../../state/numbers";
-import { Delta } from "../amount";
+import { BytesCell, Delta } from "../amount";
 import { Swatch } from "../category";
 import { divisionLabel, isOurs, partLabel } from "../divisions";
 import { Fold } from "../fold";
@@ -14,6 +14,7 @@ import { Name } from "../name";
 import { useChange } from "./change";
 import type { Cursor } from "./cursor";
 import { useGroupFocus, wantFocus } from "./group_focus";
+import { NumberHead } from "../heads";
 
 const MOST = 14;
 const OTHERS = ["(other modules)", "(others)"];
@@ -57,9 +58,7 @@ export function Breakdown({ by, parts, exact, unit, cursor, alone }: Props) {
       <thead>
         <tr>
           <th scope="col">{divisionLabel(by).toLowerCase()}</th>
-          <th scope="col" class="number">
-            {unit.name}
-          </th>
+          <NumberHead>{unit.name}</NumberHead>
           <th scope="col" class="number" title={change ? `vs ${change.against}` : "share of what is alive"}>
             {change ? `vs ${shortened(visible(change.short), 12)}` : "share"}
           </th>
@@ -85,9 +84,7 @@ export function Breakdown({ by, parts, exact, unit, cursor, alone }: Props) {
                 )}
               </span>
             </th>
-            <td class="number" title={exactBytes(part.bytes)}>
-              {inUnit(part.bytes, unit)}
-            </td>
+            <BytesCell bytes={part.bytes} unit={unit} />
             <td class="number">
               {change ? <Change bytes={change.of(part.key)} unit={unit} /> : <span class="muted">{percent(part.bytes, all)}</span>}
             </td>
@@ -105,9 +102,7 @@ export function Breakdown({ by, parts, exact, unit, cursor, alone }: Props) {
                     ? `${grouped(rest.length)} other ${many}`
                     : `${grouped(rest.length)} more`}
             </th>
-            <td class="number muted" title={exactBytes(restBytes)}>
-              {inUnit(restBytes, unit)}
-            </td>
+            <BytesCell bytes={restBytes} unit={unit} tone="muted" />
             <td class="number muted">
               {change ? <Change bytes={restDelta} unit={unit} /> : percent(restBytes, all)}
             </td>

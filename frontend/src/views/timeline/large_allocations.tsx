@@ -1,11 +1,12 @@
 import type { MomentAnswer } from "../../api/types";
-import { exactBytes, inUnit, type Unit, unitWithin } from "../../state/bytes";
+import { type Unit, unitWithin } from "../../state/bytes";
 import { lineParts } from "../../state/frames";
 import { allocationName, titleText } from "../../state/names";
 import { Swatch } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Tensor } from "../tensor";
+import { BytesCell } from "../amount";
 
 interface Props {
   title: string;
@@ -28,9 +29,7 @@ export function LargeAllocations({ title, rows, page, coloured }: Props) {
         <tbody>
           {rows.map((a, i) => (
             <tr key={i}>
-              <td class="number" title={exactBytes(a.bytes)}>
-                {inUnit(a.bytes, unit)}
-              </td>
+              <BytesCell bytes={a.bytes} unit={unit} />
               <td>
                 <span class="flexed" title={titleText(a.why)}>
                   {coloured && <Swatch of={a.category} />}

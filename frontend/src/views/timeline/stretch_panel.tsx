@@ -9,6 +9,7 @@ import { Delta } from "../amount";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { LargeAllocations } from "./large_allocations";
+import { Fact } from "../fact";
 
 interface Props {
   query: Query & { t0: number; t1: number };
@@ -46,8 +47,7 @@ function Figures({ data, origin, page, stale }: { data: StretchAnswer; origin: n
   return (
     <div class={stale ? "stale" : undefined}>
       <dl class="stretch-figures">
-        <dt>highest</dt>
-        <dd>
+        <Fact of="highest">
           <RouteLink
             to={{ t: String(data.highest_ns), event: String(data.highest_event) }}
             testid="stretch-highest"
@@ -59,15 +59,14 @@ function Figures({ data, origin, page, stale }: { data: StretchAnswer; origin: n
             {" "}
             at {duration(data.highest_ns - origin)}, event {grouped(data.highest_event)}
           </span>
-        </dd>
+        </Fact>
         {rows.map(([what, sum]) => (
           <Figure key={what} what={what} sum={sum} page={page} />
         ))}
-        <dt>change</dt>
-        <dd title={exactBytes(change)}>
+        <Fact of="change" title={exactBytes(change)}>
           <Delta bytes={change} unit={page} named />
           <span class="muted"> from {withUnit(data.start_bytes, page)}</span>
-        </dd>
+        </Fact>
       </dl>
       <LargeAllocations title="Largest that stayed" rows={data.largest.slice(0, 5)} page={page} coloured={false} />
     </div>

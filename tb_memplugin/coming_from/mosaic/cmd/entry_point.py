@@ -16,10 +16,7 @@ from tb_memplugin import analysis
 from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.coming_from.mosaic.libmosaic.analyzer.memory_abstract import MemoryAbstract
-from tb_memplugin.coming_from.mosaic.libmosaic.analyzer.memory_snapshot import (
-    MemoryEvent,
-    MemorySnapshot,
-)
+from tb_memplugin.coming_from.mosaic.libmosaic.analyzer.memory_snapshot import MemoryEvent, MemorySnapshot
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
@@ -54,7 +51,6 @@ def get_memory_usage(
         allocation: `ADDRESS` or `ADDRESS_VERSION`, in hexadecimal; the version counts from 0.
         action: "alloc", "free", "free_completed", or "segment_" and alloc, free, map or unmap.
         paste: print the stacks, too; there is no pastebin.
-        print_stack: print the stacks.
 
     Returns:
         The snapshot; the bytes are in `memory_snapshot.memory_usage`.

@@ -1,10 +1,10 @@
 """Ask cuDNN how large its workspaces are, for a GPU that is described and not there.
 
-Since version 9.8, cuDNN's backend API answers for a description of a device (`device.py`): which kernels its
-heuristics choose, and how much workspace they take. It needs no GPU and no driver.
+Since version 9.8, cuDNN's backend API answers for a description of a device: which kernels its heuristics
+choose, and how much workspace they take. It needs no GPU and no driver.
 
-Start with `questions.py`, which asks from the estimate. cuDNN runs in a process of its own (`answers.py`), so
-whatever it does cannot end the estimate. There, `library.py` calls cuDNN, `plans.py` takes the plan that
-PyTorch would take, and `convolution.py` describes what is asked about. `header.py` holds the numbers of
-cuDNN's header. Attention needs no answers: kernels/attention_buffers.py knows its sizes.
+Start with `questions.py`, which asks from the estimate, and describes the GPU. cuDNN runs in a process of its
+own (`answers.py`), so whatever it does cannot end the estimate. There, `library.py` calls cuDNN and takes the
+plan that PyTorch would take, and `convolution.py` describes what is asked about. `header.py` holds the
+numbers of cuDNN's header. Attention needs no answers: kernels/attention_buffers.py knows its sizes.
 """

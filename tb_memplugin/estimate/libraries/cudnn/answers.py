@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from tb_memplugin.estimate.libraries.cudnn.library import CudnnError, Descriptors, Library
-from tb_memplugin.estimate.libraries.cudnn.plans import device_descriptor
+from tb_memplugin.estimate.libraries.cudnn.library import CudnnError, Descriptors, Library, device_descriptor
 
 
 class Question(Protocol):

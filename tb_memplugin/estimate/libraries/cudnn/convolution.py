@@ -11,8 +11,7 @@ from tb_memplugin.estimate.libraries.cudnn.header import (
     HeurMode,
     NumericalNote,
 )
-from tb_memplugin.estimate.libraries.cudnn.library import Descriptors
-from tb_memplugin.estimate.libraries.cudnn.plans import first_workspace
+from tb_memplugin.estimate.libraries.cudnn.library import Descriptors, first_workspace
 
 OPERATIONS = {
     "forward": (Descriptor.OPERATION_CONVOLUTION_FORWARD, "FORWARD_", "W", "X", "Y"),

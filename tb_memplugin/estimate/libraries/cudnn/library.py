@@ -1,4 +1,4 @@
-"""Load cuDNN, and make the descriptors of its backend API.
+"""Load cuDNN, make the descriptors of its backend API, and choose the plan that PyTorch would run.
 
 Imports no torch: this runs in a process of its own (`answers.py`).
 """
@@ -6,12 +6,19 @@ Imports no torch: this runs in a process of its own (`answers.py`).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tb_memplugin.estimate.libraries.cudnn.header import ATTRIBUTES, C_TYPES, DataType, Descriptor
+from tb_memplugin.estimate.libraries.cudnn.header import (
+    ATTRIBUTES,
+    C_TYPES,
+    DataType,
+    Descriptor,
+    HeurMode,
+    NumericalNote,
+)
 
 FIRST_VERSION = 90800
 """The first version that answers for a described device."""
@@ -109,12 +116,7 @@ class Descriptors:
         return pointer.value or 0
 
     def tensor(
-        self,
-        uid: int,
-        shape: Sequence[int],
-        strides: Sequence[int],
-        dtype: DataType,
-        alignment: int,
+        self, uid: int, shape: Sequence[int], strides: Sequence[int], dtype: DataType, alignment: int
     ) -> int:
         """Return the descriptor of a tensor; strides count elements, the alignment bytes."""
         return self.make(
@@ -174,3 +176,63 @@ class Descriptors:
             raise CudnnError(
                 f"cuDNN does not {action}: status {status} {text.value.decode(errors='replace')}"
             )
+
+
+def device_descriptor(descriptors: Descriptors, description: str) -> int:
+    """Return the descriptor of a described device (`device.described`)."""
+    return descriptors.make(Descriptor.DEVICEPROP, DEVICEPROP_JSON_REPRESENTATION=description.encode())
+
+
+def first_workspace(
+    descriptors: Descriptors,
+    device: int,
+    operations: Sequence[int],
+    modes: Iterable[HeurMode],
+    unwanted: frozenset[NumericalNote] = frozenset(),
+) -> int:
+    """Return the workspace's bytes of the first plan for a graph of operations that cuDNN can make.
+
+    Args:
+        descriptors: makes descriptors.
+        device: the descriptor of the device.
+        operations: finalized descriptors of the graph's operations.
+        modes: the heuristics to ask, one after the other.
+        unwanted: engines with one of these notes are passed over.
+
+    Raises:
+        CudnnError: there is no plan.
+    """
+    graph = descriptors.make(Descriptor.OPERATIONGRAPH, OPERATIONGRAPH_OPS=operations)
+    refusal = "cuDNN has no plan"
+    for mode in modes:
+        try:
+            heuristics = descriptors.make(
+                Descriptor.ENGINEHEUR,
+                ENGINEHEUR_OPERATION_GRAPH=graph,
+                ENGINEHEUR_MODE=mode,
+                ENGINEHEUR_DEVICEPROP=device,
+            )
+            configs = descriptors.descriptors(heuristics, "ENGINEHEUR_RESULTS", Descriptor.ENGINECFG)
+        except CudnnError as error:
+            refusal = str(error)
+            continue
+        for config in configs:
+            if unwanted and unwanted & _notes(descriptors, config):
+                continue
+            try:
+                plan = descriptors.make(
+                    Descriptor.EXECUTION_PLAN,
+                    EXECUTION_PLAN_ENGINE_CONFIG=config,
+                    EXECUTION_PLAN_DEVICEPROP=device,
+                )
+                return descriptors.numbers(plan, "EXECUTION_PLAN_WORKSPACE_SIZE")[0]
+            except CudnnError as error:
+                refusal = str(error)
+    raise CudnnError(refusal)
+
+
+def _notes(descriptors: Descriptors, config: int) -> frozenset[NumericalNote]:
+    """Return what cuDNN notes on the numerics of an engine's configuration."""
+    (engine,) = descriptors.descriptors(config, "ENGINECFG_ENGINE", Descriptor.ENGINE)
+    numbers = descriptors.numbers(engine, "ENGINE_NUMERICAL_NOTE", NumericalNote.TYPE_COUNT)
+    return frozenset(NumericalNote(number) for number in numbers if number in set(NumericalNote))

@@ -20,16 +20,9 @@ from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.record.torch_private.dispatch import without_modes
 
 _READS_RANKS = (
-    "_compute_coordinate_on_dim",
-    "_create_flatten_mesh",
-    "_create_sub_mesh",
-    "_create_unflatten_mesh",
-    "_get_all_submeshes",
-    "_get_mesh_tensor_from_full_mesh",
-    "_init_process_groups",
-    "_setup_world_group_and_device",
-    "from_group",
-    "mesh",
+    *("_compute_coordinate_on_dim", "_create_flatten_mesh", "_create_sub_mesh", "_create_unflatten_mesh"),
+    *("_get_all_submeshes", "_get_mesh_tensor_from_full_mesh", "_init_process_groups"),
+    *("_setup_world_group_and_device", "from_group", "mesh"),
 )
 """Members of DeviceMesh (torch 2.13) that compute with the tensor of its ranks."""
 

@@ -17,16 +17,8 @@ from tb_memplugin.estimate.libraries.plugins.plugin import replaced
 
 _IN_PLACE = ("all_reduce", "broadcast", "reduce", "all_reduce_coalesced", "barrier", "monitored_barrier")
 _INTO_OUTPUT = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "all_to_all",
-    "all_to_all_single",
-    "gather",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "reduce_scatter_single",
-    "scatter",
+    *("all_gather", "all_gather_into_tensor", "all_gather_single", "all_to_all", "all_to_all_single"),
+    *("gather", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "scatter"),
 )
 _POINT_TO_POINT = ("send", "isend", "irecv")
 _OBJECTS = ("broadcast_object_list", "send_object_list", "recv_object_list")

@@ -2,7 +2,7 @@
 
 Before its first step, a schedule lets its stages vote whether all of them were given the shapes of their
 inputs and outputs (`PipelineStage(input_args=..., output_args=...)`). If not, the first micro-batch is run
-once to find the shapes, which stages send each other as Python objects: see post.py.
+once to find the shapes, which stages send each other as Python objects: see `Post` in fake_group.py.
 
 Since PyTorch 2.15, a stage frees an output once it is sent, but only if it is a plain tensor.
 """

@@ -15,7 +15,7 @@ import torch
 
 from tb_memplugin import MemoryEstimator, MemPluginError
 from tb_memplugin.estimate.libraries.plugins import TransformerEngine
-from tb_memplugin.estimate.libraries.plugins.transformer_engine_kernels import (
+from tb_memplugin.estimate.libraries.plugins.transformer_engine import (
     Kernels,
     fused_attn_bwd,
     fused_attn_fwd,
