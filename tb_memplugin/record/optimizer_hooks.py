@@ -15,7 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from tb_memplugin.record import beside_compiler
 from tb_memplugin.record.beside_compiler import skipped_by_dynamo
-from tb_memplugin.record.guard import call_all
+from tb_memplugin.record.guard import UNOWNED, call_all, entry
 
 Hook = Callable[..., None]
 """A function that is called with the optimizer, and the positional and keyword arguments of its step."""
@@ -25,13 +25,15 @@ _original: Any = getattr(_module, "chain", None)
 """The `chain` of torch's optimizer module; None in versions of torch that iterate in another way."""
 
 
+def _copied(*several: Iterable[Any]) -> Iterator[Any]:
+    return iter(tuple(chain(*several)))  # in one C call, which no other thread can interrupt
+
+
 class _Chain:
     """An `itertools.chain` that copies all its items when called."""
 
     from_iterable = staticmethod(chain.from_iterable)
-
-    def __call__(self, *several: Iterable[Any]) -> Iterator[Any]:
-        return iter(tuple(chain(*several)))  # in one C call, which no other thread can interrupt
+    __call__ = staticmethod(entry(_copied, UNOWNED.end, "the hooks of an optimizer", chain))
 
 
 _at_once = _Chain()

@@ -36,13 +36,13 @@ def functions():
     return autograd_profiler._run_on_profiler_start, autograd_profiler._run_on_profiler_stop
 
 
-def test_a_listener_hears_of_each_window_around_torchs_own_functions(alone):
+def test_a_listener_hears_of_each_window_before_torchs_own_functions(alone):
     listener, before = Listener(alone), functions()
     profiler_windows.listen(listener)
     with profile():
         torch.ones(1)
     profiler_windows.stop_listening(listener)
-    assert alone == ["start", "torch's start", "torch's stop", "stop"]
+    assert alone == ["start", "torch's start", "stop", "torch's stop"]
     assert functions() == before
 
 

@@ -451,32 +451,28 @@ class WindowRecorder:
         searches = self._finds_all and self._search_ns <= LONGEST_SEARCH_NS
         return searches and window.counted is None and bool(frames_of_other_threads())
 
+    @guarded("the start of an optimizer's step")
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
             return
-        try:
-            self._stepping.setdefault(id(optimizer), []).append(time_ns())
-            holdings, in_models = self._held_by(optimizer, window), []
-            if self._held is not None and (not self._round or id(optimizer) in self._round):
-                self._round.clear()
-                in_models = self._held.look()
-            self._round.add(id(optimizer))
-            self._add_optimizer(optimizer, window)
-            self._sightings.append(holdings.look(optimizer) + in_models)
-        except BaseException as error:
-            self.fail("the start of an optimizer's step", error)
+        self._stepping.setdefault(id(optimizer), []).append(time_ns())
+        holdings, in_models = self._held_by(optimizer, window), []
+        if self._held is not None and (not self._round or id(optimizer) in self._round):
+            self._round.clear()
+            in_models = self._held.look()
+        self._round.add(id(optimizer))
+        self._add_optimizer(optimizer, window)
+        self._sightings.append(holdings.look(optimizer) + in_models)
 
+    @guarded("the end of an optimizer's step")
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
             return
-        try:
-            began, ended = self._stepping.get(id(optimizer)), time_ns()
-            holdings = self._held_by(optimizer, window)
-            if began:
-                window.optimizer_steps.append(OptimizerStep(began.pop(), ended, holdings.stepped(optimizer)))
-            self._sightings.append(holdings.look_at_state(optimizer))
-        except BaseException as error:
-            self.fail("the end of an optimizer's step", error)
+        began, ended = self._stepping.get(id(optimizer)), time_ns()
+        holdings = self._held_by(optimizer, window)
+        if began:
+            window.optimizer_steps.append(OptimizerStep(began.pop(), ended, holdings.stepped(optimizer)))
+        self._sightings.append(holdings.look_at_state(optimizer))
 
     def _saw_inputs(self, sightings: list[Sighting], _: object) -> None:
         if self._window is not None:
