@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
-from tb_memplugin.record.guard import UNOWNED, call_all, entry
+from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry
 from tb_memplugin.record.torch_private.compiler import (
     DISABLED,
     ENTRY,
@@ -102,12 +102,17 @@ class Patch(Protocol):
     guarded: bool
     """Whether compiled code may have guards on what is patched."""
 
+    failed: Failed
+    """Called with what was raised while torch.compile began or ended."""
+
     def put_on(self) -> None:
         """Change torch. Does nothing if it is changed already."""
 
     def take_off(self) -> None:
         """Restore torch. Does nothing if it is as it was."""
 
+
+_WHERE = "torch.compile"
 
 lock = threading.RLock()
 """Held while patches change, and by those who keep what patches read: of two locks, an object that dies while
@@ -179,8 +184,12 @@ def _set(patch: Patch) -> None:
 
 
 def _set_all() -> None:
-    for patch in _patches:
-        _set(patch)
+    for patch in tuple(_patches):
+        try:
+            _set(patch)
+        except BaseException as error:
+            call_all(patch.take_off)
+            patch.failed(_WHERE, error)
 
 
 def _set_tracing(is_tracing: bool, *_: object) -> None:
@@ -206,9 +215,9 @@ def _fail(where: str, error: BaseException) -> None:
     UNOWNED.end(where, error, *(patch.take_off for patch in tuple(_patches)))
 
 
-_before_tracing = entry(partial(_set_tracing, True), _fail, "torch.compile")
-_after_tracing = entry(partial(_set_tracing, False), _fail, "torch.compile")
-_enter_compiled = entry(_set_compiled, _fail, "torch.compile", lambda _: _original_entry, calls_after=0)
+_before_tracing = entry(partial(_set_tracing, True), _fail, _WHERE)
+_after_tracing = entry(partial(_set_tracing, False), _fail, _WHERE)
+_enter_compiled = entry(_set_compiled, _fail, _WHERE, lambda _: _original_entry, calls_after=0)
 
 for _function in (_set, _set_all, _set_compiled, _enter_compiled):  # the last one: all entries
     skipped_by_dynamo(_function)

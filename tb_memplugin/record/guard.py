@@ -168,15 +168,15 @@ def entry(
     @wraps(function)
     def enter(*args: Any, **kwargs: Any) -> Any:
         try:
-            result = function(*args, **kwargs)
+            if calls_after is None:
+                return function(*args, **kwargs) if kwargs else function(*args)
+            called = [function(*args, **kwargs)]
         except BaseException as error:
             (args[0].fail if failed is None else failed)(where, error)
-            result = instead(*args)
+            called = [instead(*args)]
         if calls_after is None:
-            return result
-        called = [result]
-        del result  # the traceback of what is called would keep it
-        return called.pop()(*args[calls_after:], **kwargs)
+            return called[0]
+        return called.pop()(*args[calls_after:], **kwargs)  # its traceback must not keep it
 
     return enter
 

@@ -15,7 +15,7 @@ import ctypes
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -64,7 +64,7 @@ class _Call(partial[Any]):
 
     __slots__ = ("call",)
 
-    call: tuple[nn.Module, tuple[Any, ...], list[Any], int, _Watchers]
+    call: tuple[nn.Module, tuple[Any, ...], Sequence[Any], int, _Watchers]
     """The module, its arguments and result, and the watchers that were told, at which `_version`."""
 
     def __del__(self) -> None:
@@ -76,7 +76,7 @@ class _Call(partial[Any]):
                 except BaseException as error:
                     watchers = _NOBODY
                     _fail_all(_WHERE, error)
-            for _, left, owner in watchers[::-1]:
+            for _, left, owner in reversed(watchers):
                 try:
                     left(module, args, results[0] if results else None)
                 except BaseException as error:
@@ -100,7 +100,7 @@ def _begin(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     call: Callable[..., Any],
-    *bound: Any,
+    first: nn.Module | None = None,
 ) -> Callable[..., Any]:
     """Tell the watchers that a module is called, and return what makes the call and tells them of its end.
 
@@ -108,16 +108,14 @@ def _begin(
 
     Args:
         module, watchers, args, kwargs: the module, its watchers, and what it is called with.
-        call, bound: the function to call, and its arguments before those.
+        call, first: the function to call, and its argument before those, if it has one.
     """
-    version = _version
-    results: list[Any] = []
-    needs_result = False
-    notified, pending = _NOBODY, watchers
+    version, needs_result, notified, pending = _version, False, _NOBODY, watchers
     while pending:
         for entered, _, owner in pending:
             try:
-                needs_result = entered(module, args, kwargs) is True or needs_result
+                if entered(module, args, kwargs) is True:
+                    needs_result = True
             except BaseException as error:
                 owner.fail(_WHERE, error)
         if version == _version:
@@ -125,8 +123,13 @@ def _begin(
         notified = (*notified, *pending)  # others began to watch just now
         version, watchers = _version, _watchers_of(module)
         pending = tuple(watcher for watcher in watchers if watcher not in notified)
-    begun = _Call(_append_result, results, call, *bound) if needs_result else _Call(call, *bound)
-    begun.call = module, args, results, version, watchers
+    if needs_result:
+        results: list[Any] = []
+        begun = _Call(_append_result, results, call, *([] if first is None else [first]))
+        begun.call = module, args, results, version, watchers
+    else:
+        begun = _Call(call) if first is None else _Call(call, first)
+        begun.call = module, args, _NOBODY, version, watchers
     return begun
 
 
@@ -359,6 +362,7 @@ class _ClassPatch:
 
     guarded = False
     has_compiled_slot = False
+    failed = staticmethod(_fail_all)
 
     def put_on(self) -> None:
         own = vars(nn.Module)

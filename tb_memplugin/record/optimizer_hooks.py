@@ -15,7 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from tb_memplugin.record import beside_compiler
 from tb_memplugin.record.beside_compiler import skipped_by_dynamo
-from tb_memplugin.record.guard import UNOWNED, call_all, entry
+from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry
 
 Hook = Callable[..., None]
 """A function that is called with the optimizer, and the positional and keyword arguments of its step."""
@@ -44,8 +44,8 @@ class _HooksPatch:
 
     guarded = True  # a compiled step has guards on the dictionaries of hooks
 
-    def __init__(self, before: Hook, after: Hook) -> None:
-        self._hooks, self._handles = (before, after), list[Any]()
+    def __init__(self, before: Hook, after: Hook, failed: Failed) -> None:
+        self._hooks, self._handles, self.failed = (before, after), list[Any](), failed
 
     def put_on(self) -> None:
         if self in _on:
@@ -74,11 +74,15 @@ _on: list[_HooksPatch] = []
 class StepHooks:
     """Calls functions before and after every optimizer's step, on any thread, until `remove`.
 
-    They are not called while torch.compile traces, nor within code that it compiled.
+    They are not called while torch.compile traces, nor within code that it compiled. What they raise is
+    passed to `failed`. None: it is raised in the optimizer's step.
     """
 
-    def __init__(self, before: Hook, after: Hook) -> None:
-        self._patch = _HooksPatch(before, after)
+    def __init__(self, before: Hook, after: Hook, failed: Failed | None = None) -> None:
+        if failed is not None:
+            before = entry(before, failed, "the start of an optimizer's step")
+            after = entry(after, failed, "the end of an optimizer's step")
+        self._patch = _HooksPatch(before, after, failed or UNOWNED.end)
         beside_compiler.add(self._patch)
 
     def remove(self) -> None:

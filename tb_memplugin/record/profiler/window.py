@@ -213,7 +213,7 @@ class WindowRecorder:
         outer_calls = OuterCalls(window.names, self._saw_inputs)
         self._modules.start(models, window.names, outer_calls, self._outer_result, self.fail)
         window.crossings = self._modules.log
-        self._handles.append(StepHooks(self._before_step, self._after_step))
+        self._handles.append(StepHooks(self._before_step, self._after_step, self.fail))
         self._handles.append(Newcomers(window.names, self._modules, self._cannot_name))
         window.levels_at_start = allocator_levels()
         segments = allocator_segments()
@@ -451,7 +451,6 @@ class WindowRecorder:
         searches = self._finds_all and self._search_ns <= LONGEST_SEARCH_NS
         return searches and window.counted is None and bool(frames_of_other_threads())
 
-    @guarded("the start of an optimizer's step")
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
             return
@@ -464,7 +463,6 @@ class WindowRecorder:
         self._add_optimizer(optimizer, window)
         self._sightings.append(holdings.look(optimizer) + in_models)
 
-    @guarded("the end of an optimizer's step")
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
             return
