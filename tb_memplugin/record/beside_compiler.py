@@ -102,8 +102,9 @@ class Patch(Protocol):
     guarded: bool
     """Whether compiled code may have guards on what is patched."""
 
-    failed: Failed
-    """Called with what was raised while torch.compile began or ended."""
+    @property
+    def failed(self) -> Failed:
+        """Called with what was raised while torch.compile began or ended."""
 
     def put_on(self) -> None:
         """Change torch. Does nothing if it is changed already."""

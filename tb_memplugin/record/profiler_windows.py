@@ -14,12 +14,11 @@ from typing import Any, Literal, Protocol
 
 from torch.autograd import profiler as _profiler_module
 
-from tb_memplugin.record.guard import Guard, call_all, entry
+from tb_memplugin.record.guard import UNOWNED, call_all, entry
 from tb_memplugin.record.torch_private.profiler import WINDOW_STARTS, WINDOW_STOPS
 
 _torch: Any = _profiler_module
 _lock = threading.RLock()
-_guard = Guard("The memory of this window may not be recorded")
 
 
 class Listener(Protocol):
@@ -27,6 +26,9 @@ class Listener(Protocol):
 
     def start(self) -> None:
         """Hear that a window is about to begin on this thread."""
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """End what one of the two failed to do, see `Guard.end`."""
 
     def stop(self) -> None:
         """Hear that a window has ended, before torch's own function."""
@@ -48,7 +50,7 @@ def listen(listener: Listener) -> None:
     global _originals, _ours
     with _lock:
         _listeners.add(listener)
-        weakref.finalize(listener, entry(_restore, _guard.end, "the end of a recorder")).atexit = False
+        weakref.finalize(listener, entry(_restore, UNOWNED.end, "the end of a recorder")).atexit = False
         if _originals is None:
             _originals = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
             _ours = _notifying("start", _originals[0]), _notifying("stop", _originals[1])
@@ -78,15 +80,18 @@ def _notifying(method: Literal["start", "stop"], original: Callable[[], None]) -
     """Return a function that notifies all listeners, then calls torch's own."""
 
     def notify() -> Callable[[], None]:
-        call_all(*(partial(_call, listener, method) for listener in list(_listeners)))
+        for listener in list(_listeners):
+            try:
+                getattr(listener, method)()
+            except BaseException as error:
+                listener.fail(where, error)
         return original
 
     where = f"the {method} of a profiler"
-    return entry(notify, _guard.end, where, lambda: original, calls_after=0)
+    return entry(notify, _fail_all, where, lambda: original, calls_after=0)
 
 
-def _call(listener: Listener, method: Literal["start", "stop"]) -> None:
-    try:
-        getattr(listener, method)()
-    except BaseException as error:
-        _guard.end(f"the {method} of a profiler", error)
+def _fail_all(where: str, error: BaseException) -> None:
+    call_all(*(partial(listener.fail, where, error) for listener in list(_listeners)))
+    if not isinstance(error, Exception):
+        raise error

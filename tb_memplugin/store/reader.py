@@ -76,7 +76,7 @@ def load_window(path: str, step: StepMetadata | None = None) -> MemoryTrace:
     """
     try:
         with files.open_ranges(path) as (read, size):
-            trace = read_window(read, size, path, step and (step.writer_id, step.window))
+            trace = read_window(read, size, path, (step.writer_id, step.window) if step else None)
     except FileNotFoundError as error:
         message = "The side file with this window's events is missing."
         raise UnreadableFileError(
