@@ -175,11 +175,11 @@ class _CallSlot:
 def _compiled_call_of(_: _CompiledSlot, module: nn.Module | None, __: type | None = None) -> Any:
     if module is not None and sys._getframe(2).f_code is CALLER and _has_own_call(module):
         return MethodType(_run, module)
-    return None if module is None else compiled_call(module)
+    return None if module is None else module.__dict__.get(COMPILED_CALL)
 
 
 def _original_compiled_of(_: _CompiledSlot, module: nn.Module | None, *__: object) -> Any:
-    return None if module is None else compiled_call(module)
+    return None if module is None else module.__dict__.get(COMPILED_CALL)
 
 
 class _CompiledSlot:
@@ -202,11 +202,12 @@ class _CompiledSlot:
 
 
 def _begin_own(module: nn.Module, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-    return _begin(module, _watchers_of(module), args, kwargs, _own_call(module))
+    call = compiled_call(module) or getattr(module, CALL)
+    return _begin(module, _watchers_of(module), args, kwargs, call)
 
 
 def _own_call(module: nn.Module, *_: object) -> Any:
-    return compiled_call(module) or getattr(module, CALL)
+    return module.__dict__.get(COMPILED_CALL) or getattr(module, CALL)
 
 
 _run = entry(_begin_own, _fail_all, _WHERE, _own_call, calls_after=1)
