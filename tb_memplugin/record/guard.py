@@ -172,13 +172,33 @@ def entry(
                 return function(*args, **kwargs) if kwargs else function(*args)
             called = [function(*args, **kwargs)]
         except BaseException as error:
-            (args[0].fail if failed is None else failed)(where, error)
+            fail = args[0].fail if failed is None else failed
+            try:
+                fail(where, error)
+            except RecursionError:  # the program's own calls may still fit below the limit
+                if not isinstance(error, RecursionError):
+                    raise
+                _late.append((fail, where))
             called = [instead(*args)]
         if calls_after is None:
             return called[0]
         return called.pop()(*args[calls_after:], **kwargs)  # its traceback must not keep it
 
     return enter
+
+
+_late: list[tuple[Failed, str]] = []
+
+
+def end_late() -> None:
+    """End the errors that were raised too near the limit of recursion to be ended there."""
+    while _late:
+        failed, where = _late.pop()
+        try:
+            failed(where, RecursionError("near the limit of recursion"))
+        except RecursionError:  # so is this
+            _late.append((failed, where))
+            raise
 
 
 def call_all(*functions: Callable[[], object]) -> None:

@@ -24,7 +24,7 @@ from torch import nn
 
 from tb_memplugin.record import beside_compiler
 from tb_memplugin.record.beside_compiler import skipped_by_dynamo
-from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry
+from tb_memplugin.record.guard import UNOWNED, Failed, call_all, end_late, entry
 from tb_memplugin.record.torch_private.modules import (
     CALL,
     CALLER,
@@ -292,6 +292,7 @@ class ModuleCalls:
     def stop(self) -> None:
         """Stop watching. Safe to call at any time, and twice."""
         global _of_all
+        end_late()
         with beside_compiler.lock:
             for key in list(self._watched):
                 self._drop(key)
