@@ -39,7 +39,10 @@ MOMENTS = {
 
 NOT_RECORDED = "not recorded: no counter was read, as in recordings of older versions"
 SIMULATED = "simulated: there is no allocator to compare with"
-NOT_KNOWN = "not known: no counter but the recording's own counts these bytes"
+NOT_KNOWN = (
+    "not known: torch has no counter of these bytes "
+    "(on Linux, TB_MEMPLUGIN_EXACT_CPU=1 counts those of the CPU)"
+)
 AT_LEAST = "not known: the counter began after the first tensors, and all that it counts is here"
 
 

@@ -332,8 +332,8 @@ def _kept(trace: MemoryTrace, device: int) -> tuple[tuple[str, int], ...]:
 PARTS = 10
 """Into how many parts of equally many steps a run is divided."""
 
-FEWEST_WATCHED_STEPS = 5 * PARTS
-"""Fewer steps are mostly warm-up."""
+FEWEST_WATCHED_STEPS = 3 * PARTS
+"""With fewer, the level of a part is that of one or two steps, and most parts are warm-up."""
 
 MOST_FLAT = 1
 """In how many gaps between parts the level may fall or stay; in the last gap it must rise."""
@@ -365,12 +365,16 @@ def monitored_growth(figures: StepFigures, device: str) -> Result:
     if a_step * MATTERS_IN_STEPS < MATTERS_SHARE * peak:
         return Fine(f"Memory grows by {size_text(a_step)} per step: too little to matter in 1,000 steps.")
     last = int(figures.steps[-1])
+    heap = _free_heap(figures, row, parts[1])
+    is_free = heap is not None and 2 * heap.rise > a_step
+    whose = "The process grows" if device == "process" else "Memory grows"
+    why = ", because memory that it frees stays in the heap of the C library" if is_free else ""
     return Finding(
         kind="growth",
         level="problem",
         device=device,
         step=last,
-        title=f"Memory grows over {len(figures):,} watched steps.",
+        title=f"{whose} over {figures.step_count:,} watched steps{why}.",
         subject="",
         bytes=a_step,
         measure="more with every step",
@@ -383,12 +387,52 @@ def monitored_growth(figures: StepFigures, device: str) -> Result:
                 f"rises {part_text(a_step, int(end[-1]))} per step, in {rises.sum()} of {PARTS - 1} parts",
                 False,
             ),
+            *([] if heap is None else [heap.evidence]),
         ),
         where=Where("overview"),
-        what_to_do=(
-            "Find what still holds tensors after a step, such as a list of losses or outputs, and store "
-            "loss.item() or tensor.detach() instead. To see where it is allocated, record 3 of these steps "
-            "with memory_trace_handler."
-        ),
+        what_to_do=_GIVE_BACK if is_free else _FIND_HOLDER,
         levels=tuple(int(value) for value in level),
     )
+
+
+_FIND_HOLDER = (
+    "Find what still holds tensors after a step, such as a list of losses or outputs, and store "
+    "loss.item() or tensor.detach() instead. To see where it is allocated, record 3 of these steps "
+    "with memory_trace_handler."
+)
+_GIVE_BACK = (
+    "Start the program with MALLOC_TRIM_THRESHOLD_=131072 in its environment: glibc then takes each block of "
+    "128 KiB or more from the system, and gives it back. What keeps the heap from shrinking is small and "
+    "lives on from step to step, such as a list of losses: store loss.item() instead."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _FreeHeap:
+    """What the C library holds free: by how many bytes per step it rises, and the last reading."""
+
+    rise: int
+    evidence: Evidence
+
+
+def _free_heap(figures: StepFigures, row: int, from_part: Int64) -> _FreeHeap | None:
+    """Return how the free heap rises from a part of the steps on; None with fewer than two readings.
+
+    Args:
+        figures: all steps of a worker.
+        row: its device.
+        from_part: the rows of a part; int64, shape (steps of the part,).
+    """
+    heap_free = figures.devices[row].heap_free
+    if heap_free is None:
+        return None
+    read = np.flatnonzero(heap_free >= 0)
+    read = read[read >= from_part[0]]
+    if len(read) < 2:
+        return None
+    first, last = int(read[0]), int(read[-1])
+    size, steps = int(heap_free[last]), int(figures.steps[last] - figures.steps[first])
+    rise = (size - int(heap_free[first])) // steps
+    moved = f"rises {part_text(rise, size)} per step" if rise > 0 else "does not rise"
+    where = f"free in the heap of the C library at the end of step {figures.steps[last]}"
+    return _FreeHeap(rise, Evidence(where, size, moved, False))

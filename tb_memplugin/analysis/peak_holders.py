@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tb_memplugin.analysis.divisions import By, codes, informative
 from tb_memplugin.analysis.steps import highest_step
+from tb_memplugin.analysis.subcategories import variables
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.kinds import MODELS_OWN
 from tb_memplugin.trace.result import AnalysisResult
-from tb_memplugin.trace.tables import Rows
+from tb_memplugin.trace.tables import Int64, Rows
 
 NAMED_BY: tuple[By, ...] = ("line", "module", "operator")
 """What names all other memory: the first of these for which the recording has data, else the category."""
@@ -22,7 +24,8 @@ NAMED_BY: tuple[By, ...] = ("line", "module", "operator")
 class Holder(AnalysisResult):
     """A part of a peak: `bytes` in `blocks` blocks of the category that most of the bytes have.
 
-    `name` is a source line, a module, an operator, or the category. `is_name` is False for a category.
+    `name` is a source line, a module, an operator, a variable that holds what was alive before, or the
+    category. `is_name` is False for a category.
     """
 
     name: str
@@ -77,7 +80,7 @@ def peak_holders(trace: MemoryTrace, device: int) -> PeakHolders:
 
 
 def _holders(trace: MemoryTrace, rows: Rows, by: By) -> tuple[Holder, ...]:
-    part, keys = codes(trace, by, rows)
+    part, keys = _with_variables(trace, rows, *codes(trace, by, rows))
     category = trace.allocations.category[rows]
     own = np.isin(category, MODELS_OWN)
     used, group = np.unique(np.where(own, -1 - category.astype(np.int64), part), return_inverse=True)
@@ -91,3 +94,14 @@ def _holders(trace: MemoryTrace, rows: Rows, by: By) -> tuple[Holder, ...]:
         is_name = key >= 0 and by != "category"
         holders.append(Holder(name, int(size.sum()), len(inside), most, is_name))
     return tuple(sorted(holders, key=lambda holder: (-holder.bytes, holder.name)))
+
+
+def _with_variables(
+    trace: MemoryTrace, rows: Rows, part: Int64, keys: Sequence[str]
+) -> tuple[Int64, list[str]]:
+    """Return parts in which blocks of which only a variable is known are of that variable."""
+    part, names = part.copy(), list(keys)
+    for name, of_variable in variables(trace):
+        part[np.isin(rows, of_variable)] = len(names)
+        names.append(name)
+    return part, names

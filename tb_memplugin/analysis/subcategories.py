@@ -1,4 +1,4 @@
-"""The division of categories by what their blocks are: logits, attention scores, buffers of a collective."""
+"""The division of categories by what their blocks are: logits, buffers of a collective, a data set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tb_memplugin.analysis.annotations import innermost_at_birth
 from tb_memplugin.analysis.block_origins import Origin, StepBlocks, window_blocks
 from tb_memplugin.analysis.sums import groups
-from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace
+from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Reason
 from tb_memplugin.trace.allocator import DEFAULT_POOL
 from tb_memplugin.trace.frames import distinct, read_frame
 from tb_memplugin.trace.kinds import NOT_DATA
@@ -46,6 +46,9 @@ _SOFTMAX_OR_LOSS = re.compile("softmax|cross_entropy", re.IGNORECASE)
 
 Column = npt.NDArray[np.signedinteger]
 
+_ELEMENT = re.compile(r"\[[^\[\]]*\]")
+"""An element in the name of what holds a tensor: `[3]`, `['mean']`."""
+
 _FSDP_RANGE = "FSDP::"
 _FSDP = re.compile(rf"{_FSDP_RANGE}|fsdp::|torch/distributed/(_composable/)?fsdp/")
 
@@ -71,16 +74,15 @@ def has_subcategories(trace: MemoryTrace) -> bool:
 def subcategories(trace: MemoryTrace) -> Subcategories:
     """Return the subcategory of every allocation of a trace.
 
-    The first that applies counts: the collective of a block of communication, attention scores, logits, and
-    the private pool. Scores and logits are found as Advice finds them, by operators or stacks.
+    The first that applies counts: the collective of a block of communication, attention scores, logits, the
+    private pool, and the variable. Scores and logits are found as Advice finds them, by operators or stacks.
     """
     blocks = trace.allocations
-    names: list[str] = [""]
+    codes = {"": 0}
     name = np.zeros(len(blocks), np.int64)
     for text, rows in _named(trace):
-        if text not in names:
-            names.append(text)
-        name[rows[name[rows] == 0]] = names.index(text)
+        name[rows[name[rows] == 0]] = codes.setdefault(text, len(codes))
+    names = list(codes)
     position = np.argsort(STACKING_ORDER)[blocks.category]
     keys = [category.key for category in STACKING_ORDER]
     code = position * len(names) + name
@@ -106,6 +108,23 @@ def _named(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:
         if tuple(pool) != DEFAULT_POOL:
             is_graph = pool[1] == 0  # (0, n): a MemPool or a handle that graphs share
             yield GRAPH_POOL if is_graph else PRIVATE_POOL, _rows(trace.allocations.pool == row)
+    yield from variables(trace)
+
+
+def variables(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:
+    """Yield `variable data`, and the rows of blocks that it holds and of which nothing else is known.
+
+    They were alive when the recording began. The elements of a list or dictionary are one: `replay[*]`.
+    """
+    blocks = trace.allocations
+    rows = _rows(
+        (blocks.category == Category.UNKNOWN) & (blocks.reason == Reason.REACHABLE) & (blocks.label >= 0)
+    )
+    labels: dict[str, list[int]] = {}
+    for label in np.unique(blocks.label[rows]).tolist():
+        labels.setdefault(_ELEMENT.sub("[*]", trace.labels[label]), []).append(label)
+    for name, of_name in labels.items():
+        yield f"variable {name}", rows[np.isin(blocks.label[rows], of_name)]
 
 
 def _communication(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:

@@ -33,7 +33,7 @@ from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
-from tb_memplugin.store.reader import load_window, read_recordings
+from tb_memplugin.store.reader import Recordings, load_window, read_recordings
 
 MOST_HOLDERS, MOST_FINDINGS = 3, 4
 """How many of them are shown without --details."""
@@ -66,13 +66,14 @@ def command(
     memory timeline, a recorded window, or a recorded run's folder.
     """
     watched = highest_watched(path)
-    if watched is not None and not read_recordings(path).steps:
+    recordings = read_recordings(path) if watched is not None else Recordings()
+    if watched is not None and not recordings.steps:
         source, result = watched.folder, advice_on_steps(watched.figures)
     else:
         opened = open_trace(path, reading, device=device, step=step, worker=worker)
         levels = functools.cache(lambda: _run_levels(opened))
-        of_run = watched.figures if watched is not None and watched.folder == opened.source else None
-        source, result = opened.source, advice(opened.trace, device, levels, of_run)
+        source = opened.source
+        result = advice(opened.trace, device, levels, recordings.watched_beside(source))
     if as_json:
         click.echo(json.dumps({"source": source, **_json(result)}, indent=2))
         return

@@ -26,7 +26,7 @@ from tb_memplugin.commands.opening import chosen_steps, highest, highest_watched
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports.terminal import printable
 from tb_memplugin.loading import load
-from tb_memplugin.store.reader import read_recordings
+from tb_memplugin.store.reader import Recordings, read_recordings
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.step_figures import WatchedSteps
 from tb_memplugin.trace.tables import ROOT
@@ -335,11 +335,12 @@ class RecordingTools:
     def advice(self, path: str, device: str | None = None, worker: str | None = None) -> AdviceAnswer:
         """What to change to save memory: findings with bytes, evidence and price, and what was not judged."""
         watched = highest_watched(str(self._inside(path)), worker)
-        if watched is not None and not read_recordings(str(self._inside(path))).steps:
+        recordings = read_recordings(str(self._inside(path))) if watched is not None else Recordings()
+        if watched is not None and not recordings.steps:
             return _advice(self._name(watched.folder), advice_on_steps(watched.figures))
         trace, source = self._open(path, device, None, worker)
         folder = str(self._inside(source))
-        of_run = watched.figures if watched is not None and watched.folder == folder else None
+        of_run = recordings.watched_beside(folder)
         return _advice(source, advice(trace, device, partial(self._levels, folder, trace), of_run))
 
     def compare(

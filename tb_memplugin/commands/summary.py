@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 
 import click
@@ -32,6 +33,9 @@ SHOWN = 3
 
 NOT_KNOWN = frozenset((NOT_NAMED, NONE, NO_STACK, Category.UNKNOWN.key))
 """Keys of the parts of which nothing is known."""
+
+_OF_UNKNOWN = f"{Category.UNKNOWN.key}: "
+"""What a subcategory of memory begins with of which the category is not known."""
 
 DIVIDED: tuple[tuple[str, By], ...] = (("filled by", "category"), ("layers", "module"), ("lines", "line"))
 
@@ -73,16 +77,30 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
     doing = f", at {state.operator}" if state.operator else ""
     yield "peak", f"{size_text(state.bytes)} on {state.device} in step {state.step}{phase}{doing}{where}"
     for name, by in DIVIDED:
-        if text := _parts(state, state.parts(by)):
+        if text := _parts(state, _parts_of(state, by)):
             yield name, text
     yield from _changed(path, trace)
-    answer = advice(trace, state.device)
+    answer = advice(trace, state.device, watched=recordings.watched_beside(best.folder))
     if answer.findings:
         first = answer.findings[0]
         yield "advice", f"{first.title} {size_text(first.bytes)} {first.measure}."
         yield "", first.what_to_do
         if more := len(answer.findings) - 1:
             yield "", f"{counted(more, 'more finding')}: tb-memplugin advice {shlex.quote(path)}"
+
+
+def _parts_of(state: Moment, by: By) -> list[Part]:
+    """Return the parts of the peak. What only variables hold is known by their names."""
+    parts = [*state.parts(by)]
+    if by != "category":
+        return parts
+    variables = [part for part in state.parts("subcategory") if part.key.startswith(_OF_UNKNOWN)]
+    held = sum(part.bytes for part in variables)
+    shown = [replace(part, key=part.key.removeprefix(_OF_UNKNOWN)) for part in variables]
+    rest = [
+        replace(part, bytes=part.bytes - held) if part.key == Category.UNKNOWN.key else part for part in parts
+    ]
+    return sorted((part for part in (*rest, *shown) if part.bytes), key=lambda part: -part.bytes)
 
 
 def _parts(state: Moment, parts: Sequence[Part]) -> str:

@@ -40,6 +40,7 @@ COLUMNS = (
     "requested",
     "whole_free",
     "whole_total",
+    "heap_free",
 )
 """`phase` and `count` are empty for the whole step. A phase has no columns after `allocated`."""
 
@@ -54,6 +55,7 @@ _STORED = {
     "requested": "end_requested",
     "whole_free": "whole_free",
     "whole_total": "whole_total",
+    "heap_free": "heap_free",
 }
 """The attribute of `DeviceFigures` for each field that not every device has."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,9 +21,10 @@ from tb_memplugin.record.torch_private.modules import children_of, parameters_of
 def models_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, nn.Module]:
     """Return the outermost modules that hold parameters of optimizers, by name.
 
-    A single module has the name "", several have those of their classes. They are found from the first
-    parameter of each group upwards, by asking Python's garbage collector who refers to it: some passes over
-    the program's objects, and no object is changed.
+    A single module has the name "", several have those of their classes; of several of one class, each has
+    that of its global variable in the main program, if it has one. They are found from the first parameter
+    of each group upwards, by asking Python's garbage collector who refers to it: some passes over the
+    program's objects, and no object is changed.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     tensors = [group["params"][0] for group in groups if group["params"]]
@@ -47,9 +50,14 @@ def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
 def _by_name(outermost: Sequence[nn.Module]) -> dict[str, nn.Module]:
     if len(outermost) == 1:
         return {"": outermost[0]}
+    classes = Counter(type(module).__name__ for module in outermost)
+    program = reversed([*vars(sys.modules["__main__"]).items()])  # of several names, the first
+    variables = {id(value): name for name, value in program if type(name) is str}
     models: dict[str, nn.Module] = {}
     for module in outermost:
         name = type(module).__name__
+        if classes[name] > 1:
+            name = variables.get(id(module), name)
         models[name if name not in models else f"{name}_{len(models)}"] = module
     return models
 

@@ -10,7 +10,7 @@ import atexit
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -24,6 +24,8 @@ SUMMARY_SECONDS = 60
 """How long the summary at the end may take."""
 
 _begun: list[Settings] = []
+_at_end: list[Callable[[], None]] = []
+"""What ends the recorder: torch, imported before this module, has Python tell first and end that later."""
 
 
 def begin() -> None:
@@ -85,7 +87,9 @@ def _record(settings: Settings) -> None:
     try:
         from tb_memplugin.launch.recorder import ProgramRecorder
 
-        ProgramRecorder(settings).begin()
+        recorder = ProgramRecorder(settings)
+        _at_end.append(recorder.end)
+        recorder.begin()
     except Exception as error:  # noqa: BLE001  # the program goes on, whatever happens to us
         sys.stderr.write(f"tb-memplugin: nothing is recorded ({type(error).__name__}: {error}).\n")
 
@@ -100,6 +104,8 @@ def _tell(settings: Settings, *, is_told: bool) -> None:
     """Print what was recorded to stderr. Another process reads it, so that this one needs no more memory."""
     if os.getpid() != settings.owner:  # a fork that ran to its end
         return
+    for end in _at_end:
+        end()
     if "://" not in settings.folder and not Path(settings.folder).is_dir():
         if is_told:
             sys.stderr.write(f"tb-memplugin: nothing was recorded. {_why_nothing()}\n")

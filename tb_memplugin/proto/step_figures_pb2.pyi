@@ -47,7 +47,7 @@ class StepFigures(_message.Message):
     def __init__(self, steps: _Optional[_Iterable[int]] = ..., durations_ns: _Optional[_Iterable[int]] = ..., devices: _Optional[_Iterable[_Union[DeviceFigures, _Mapping]]] = ..., phases: _Optional[_Iterable[_Union[PhaseFigures, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., note_codes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeviceFigures(_message.Message):
-    __slots__ = ("name", "kind", "product", "capacity_bytes", "peak_bytes", "at_least", "end_bytes", "peak_reserved_bytes", "end_reserved_bytes", "retries", "ooms", "allocations", "allocated_bytes", "end_requested_bytes", "whole_free_bytes", "whole_total_bytes")
+    __slots__ = ("name", "kind", "product", "capacity_bytes", "peak_bytes", "at_least", "end_bytes", "peak_reserved_bytes", "end_reserved_bytes", "retries", "ooms", "allocations", "allocated_bytes", "end_requested_bytes", "whole_free_bytes", "whole_total_bytes", "heap_free_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class DeviceFigures(_message.Message):
     END_REQUESTED_BYTES_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     WHOLE_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEAP_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     product: str
@@ -80,7 +81,8 @@ class DeviceFigures(_message.Message):
     end_requested_bytes: _containers.RepeatedScalarFieldContainer[int]
     whole_free_bytes: _containers.RepeatedScalarFieldContainer[int]
     whole_total_bytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., product: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., peak_bytes: _Optional[_Iterable[int]] = ..., at_least: _Optional[_Iterable[bool]] = ..., end_bytes: _Optional[_Iterable[int]] = ..., peak_reserved_bytes: _Optional[_Iterable[int]] = ..., end_reserved_bytes: _Optional[_Iterable[int]] = ..., retries: _Optional[_Iterable[int]] = ..., ooms: _Optional[_Iterable[int]] = ..., allocations: _Optional[_Iterable[int]] = ..., allocated_bytes: _Optional[_Iterable[int]] = ..., end_requested_bytes: _Optional[_Iterable[int]] = ..., whole_free_bytes: _Optional[_Iterable[int]] = ..., whole_total_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    heap_free_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., product: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., peak_bytes: _Optional[_Iterable[int]] = ..., at_least: _Optional[_Iterable[bool]] = ..., end_bytes: _Optional[_Iterable[int]] = ..., peak_reserved_bytes: _Optional[_Iterable[int]] = ..., end_reserved_bytes: _Optional[_Iterable[int]] = ..., retries: _Optional[_Iterable[int]] = ..., ooms: _Optional[_Iterable[int]] = ..., allocations: _Optional[_Iterable[int]] = ..., allocated_bytes: _Optional[_Iterable[int]] = ..., end_requested_bytes: _Optional[_Iterable[int]] = ..., whole_free_bytes: _Optional[_Iterable[int]] = ..., whole_total_bytes: _Optional[_Iterable[int]] = ..., heap_free_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PhaseFigures(_message.Message):
     __slots__ = ("name", "counts", "durations_ns", "devices")

@@ -44,7 +44,7 @@ class WorkerSteps:
         at_least: whether the peak may have been higher.
         recorded: whether the step was recorded in full.
         growth: by how many bytes per step what is left after a step rises, 0 if it does not by the rules of
-            Advice; None: too few steps to tell.
+            Advice; None: too few steps to tell. On the CPU, where windows cannot tell, that of the process.
         failed: the requests that failed; None if that was not recorded.
     """
 
@@ -71,7 +71,10 @@ def worker_steps(worker: str, entries: Sequence[Entry], series: Series | None) -
     parts: dict[str, list[WorkerSteps]] = {}
     for part in [*(_watched(worker, series) if series else []), *_recorded(worker, entries)]:
         parts.setdefault(part.device, []).append(part)
-    return [_joined(of_device) for of_device in parts.values()]
+    devices = {device: _joined(of_device) for device, of_device in parts.items()}
+    if "cpu" in devices and "process" in devices and devices["cpu"].growth is None:
+        devices["cpu"] = replace(devices["cpu"], growth=devices["process"].growth)
+    return list(devices.values())
 
 
 def device_kind(device: str) -> str:

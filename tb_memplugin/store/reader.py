@@ -19,7 +19,7 @@ from tb_memplugin.store.envelope import KEEP, RERECORD
 from tb_memplugin.store.event_file import blobs_of
 from tb_memplugin.store.generations import superseded
 from tb_memplugin.store.health import unlisted_folder
-from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name
+from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_END, STEPS_TAG, is_side_file_name
 from tb_memplugin.store.records import records
 from tb_memplugin.store.step_records import SeriesReader, read_series
 from tb_memplugin.store.summary import Window, WindowSummaries
@@ -28,7 +28,7 @@ from tb_memplugin.store.whole_devices import read_whole
 from tb_memplugin.store.windows import of_another_window, read_window
 from tb_memplugin.trace import Category, Cause, Counter, MemoryTrace, Moment, Phase, Reason, WholeDevice
 from tb_memplugin.trace.counters import code_of
-from tb_memplugin.trace.step_figures import WatchedSteps, joined_before
+from tb_memplugin.trace.step_figures import StepFigures, WatchedSteps, joined_before
 from tb_memplugin.trace.tables import NOT_NAMED
 
 
@@ -61,6 +61,11 @@ class Recordings:
     steps: tuple[RecordedStep, ...] = ()
     watched: tuple[WatchedSteps, ...] = ()
     problems: tuple[UnreadableFileError, ...] = field(default=())
+
+    def watched_beside(self, folder: str) -> StepFigures | None:
+        """Return all watched steps of the worker whose windows are in a folder; None if none were watched."""
+        of_folder = (series.figures for series in self.watched if series.folder == folder + STEPS_END)
+        return next(of_folder, None)
 
 
 def load_window(path: str, step: StepMetadata | None = None) -> MemoryTrace:

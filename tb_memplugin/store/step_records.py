@@ -38,9 +38,10 @@ _OPTIONAL = {
     "end_requested": "end_requested_bytes",
     "whole_free": "whole_free_bytes",
     "whole_total": "whole_total_bytes",
+    "heap_free": "heap_free_bytes",
 }
 _SUBJECT = "Figures of steps have"
-_LEVELS = ("peak_reserved", "end_reserved", "end_requested", "whole_free", "whole_total")
+_LEVELS = ("peak_reserved", "end_reserved", "end_requested", "whole_free", "whole_total", "heap_free")
 
 
 def pack_figures(figures: StepFigures) -> bytes:

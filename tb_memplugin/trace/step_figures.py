@@ -30,6 +30,8 @@ class DeviceFigures:
         end_requested: allocated bytes as requested, when the step ended; None if not counted.
         whole_free, whole_total: free and all bytes of the whole device when the step ended; of the process,
             those of the machine or of its cgroup's limit. -1 where not known, None if it never was.
+        heap_free: what the C library holds free in the process's heap when the step ended. -1 where it was
+            not read; None of devices.
     """
 
     name: str
@@ -48,6 +50,7 @@ class DeviceFigures:
     end_requested: Int64 | None = None
     whole_free: Int64 | None = None
     whole_total: Int64 | None = None
+    heap_free: Int64 | None = None
 
     @property
     def fragmentation(self) -> np.ndarray | None:

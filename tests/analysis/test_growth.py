@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from tb_memplugin.analysis.advice_rules import advice
-from tb_memplugin.analysis.growth import MOST_WINDOWS, WindowLevel, spread, steady_rise, window_levels
+from tb_memplugin.analysis.findings import Finding
+from tb_memplugin.analysis.growth import (
+    MOST_WINDOWS,
+    WindowLevel,
+    monitored_growth,
+    spread,
+    steady_rise,
+    window_levels,
+)
+from tests.step_figures import figures
 from tests.traces import trace
 
 SOURCE = "IterationReport"
@@ -163,3 +172,54 @@ def test_optimizer_state_that_comes_as_parts_of_the_model_are_first_used_is_no_g
 def test_a_steady_rise_is_the_median_one(levels, steps, rise):
     assert steady_rise(np.array(levels), np.array(steps), peak=1_000) == rise
     assert steady_rise(np.array(levels), np.array(steps), peak=10_000_000) == 0  # too little to matter
+
+
+def of_process(count, end, heap_free):
+    """Steps of a process that has `end` bytes after each, `heap_free` of them free; -1 where not read."""
+    watched = figures([2 * size for size in end(np.arange(count)).tolist()], device="process")
+    device = replace(watched.devices[0], heap_free=heap_free(np.arange(count)))
+    return replace(watched, devices=(device,))
+
+
+def test_a_process_that_grows_by_what_the_c_library_holds_free_is_told_so():
+    """1 MiB more in each step, and 0.75 MiB more free in the heap, which is read in every fifth step."""
+    watched = of_process(
+        60, lambda at: (100 + at) << 20, lambda at: np.where(at % 5 == 0, 768 * 1024 * at + 4096, -1)
+    )
+    found = monitored_growth(watched, "process")
+    assert isinstance(found, Finding)
+    assert (found.bytes, found.title) == (
+        1 << 20,
+        "The process grows over 60 watched steps, because memory that it frees stays in the heap of the "
+        "C library.",
+    )
+    heap = found.evidence[-1]
+    assert (heap.what, heap.bytes, heap.detail) == (
+        "free in the heap of the C library at the end of step 55",
+        55 * 768 * 1024 + 4096,
+        "rises 0.75 MiB per step",
+    )
+    assert "MALLOC_TRIM_THRESHOLD_" in found.what_to_do
+
+
+@pytest.mark.parametrize(
+    ("free", "shown"),
+    [
+        (lambda at: 0 * at + (30 << 20), ["does not rise"]),
+        (lambda at: at << 18, ["rises 0.25 MiB per step"]),  # a quarter of the growth
+        (lambda at: np.where(at == 59, 1 << 30, -1), []),  # one reading says nothing of growth
+    ],
+)
+def test_a_process_that_grows_by_what_it_uses_is_told_to_find_the_holder(free, shown):
+    found = monitored_growth(of_process(60, lambda at: (100 + at) << 20, free), "process")
+    assert isinstance(found, Finding)
+    assert found.title == "The process grows over 60 watched steps."
+    assert [row.detail for row in found.evidence[2:]] == shown
+    assert "still holds tensors" in found.what_to_do
+
+
+def test_on_the_cpu_the_process_judges_growth_where_windows_cannot():
+    window = trace("start 100 w", "step 0", "alloc 10 a", "free a")
+    watched = of_process(60, lambda at: (100 + at) << 20, lambda at: at * 0 - 1)
+    (found,) = advice(window, "cpu", watched=watched).findings
+    assert (found.kind, found.device, found.bytes) == ("growth", "process", 1 << 20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tb_memplugin.analysis.divisions import breakdown, informative
+from tb_memplugin.analysis.peak_holders import peak_holders
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.labels import BUCKET
 from tests.recorded_program import program
@@ -103,3 +104,37 @@ def test_the_division_is_offered_where_anything_has_a_name() -> None:
     assert "subcategory" not in informative(trace("alloc 8 a operator=aten::add category=activation"), 0)
     named = trace("alloc 8 a operator=c10d::allreduce_ category=communication")
     assert "subcategory" in informative(named, 0)
+
+
+def held() -> MemoryTrace:
+    """A parameter, and of unknown category: three elements of two lists, a tensor, and one without a name."""
+    return trace(
+        "start 10 w category=parameter reason=reachable label=net.weight",
+        "start 100 a reason=reachable label=replay[0]",
+        "start 200 b reason=reachable label=replay[1]",
+        "start 400 c reason=reachable label=batches['x'][2]",
+        "start 800 d reason=reachable label=data",
+        "start 1600 e reason=reachable",
+        "alloc 3 f label=a_label_of_the_program",
+    )
+
+
+def test_what_a_variable_holds_is_named_by_it_the_elements_of_a_list_together() -> None:
+    assert at_the_end(held()) == {
+        "unknown: variable replay[*]": 100 + 200,
+        "unknown: variable batches[*][*]": 400,
+        "unknown: variable data": 800,
+        "unknown": 1600 + 3,
+        "parameter": 10,
+    }
+
+
+def test_a_variable_holds_its_part_of_the_peak() -> None:
+    holders = peak_holders(held(), 0)
+    assert [(holder.name, holder.bytes, holder.blocks) for holder in holders.holders] == [
+        ("unknown", 1603, 2),
+        ("variable data", 800, 1),
+        ("variable batches[*][*]", 400, 1),
+        ("variable replay[*]", 300, 2),
+        ("parameter", 10, 1),
+    ]

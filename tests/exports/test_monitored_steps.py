@@ -34,7 +34,7 @@ def test_a_row_for_each_step_and_each_phase_that_ran(tmp_path):
     assert tuple(first) == COLUMNS
     assert list(first.values()) == [
         *("runs/a/rank0.steps", "rank0", "0", "cuda:0", "", "", "100000000"),
-        *("400", "true", "200", "800", "800", "0.75", "0", "0", "7", "1200", "", "", ""),
+        *("400", "true", "200", "800", "800", "0.75", "0", "0", "7", "1200", "", "", "", ""),
     ]
     assert {name: text for name, text in forward.items() if text} == {
         "folder": "runs/a/rank0.steps",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tb_memplugin.analysis.account import account_line, accounts
 from tb_memplugin.store.reader import Recordings, full_summary, load_window, read_recordings
 
 TRAINING = """
@@ -227,6 +229,20 @@ def test_code_without_a_file_runs_as_with_python(tmp_path: Path, arguments: tupl
     assert with_us.stdout == launched.stdout == alone.stdout
     assert numbers(recorded(tmp_path)) == [2, 3]
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["python"]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a compiler"
+)
+def test_the_cpus_allocator_is_counted_from_the_start_and_the_end_is_told(tmp_path: Path) -> None:
+    path = script(tmp_path, TRAINING)
+    arguments = ("-m", "tb_memplugin", "run", path, 128, 7)
+    done = python(*arguments, cwd=tmp_path, TB_MEMPLUGIN_EXACT_CPU="1")
+    assert "  steps      6 steps of" in done.stderr
+    (window,) = {step.side_file for step in recorded(tmp_path).steps}
+    assert window is not None
+    trace = load_window(window)
+    assert account_line(accounts(trace, trace.device_row("cpu"))).level == "exact"
 
 
 def test_a_second_run_says_what_changed(tmp_path: Path) -> None:

@@ -169,6 +169,15 @@ def test_on_the_cpu_only_steps_of_one_window_are_compared(tmp_path):
     assert Tab(tmp_path).get("fleet")["runs"][0]["growth_bytes"] == 50
 
 
+def test_where_windows_on_the_cpu_cannot_tell_the_process_does(tmp_path):
+    """Two steps are too few; the process leaves 5 bytes more with each of 60 steps."""
+    RunWriter(str(tmp_path / "run"), "rank0").write(kept(50, 50, device="cpu"))
+    watched = figures(1000 + 10 * np.arange(60), device="process")
+    StepsWriter(str(tmp_path / "run"), "rank0", 0).write(watched)
+    (row,) = Tab(tmp_path).get("fleet")["runs"]
+    assert (row["device"], row["steps"], row["growth_bytes"]) == ("cpu", 2, 5)
+
+
 def test_a_recording_tells_the_line_and_a_monitor_how_many(tmp_path):
     RunWriter(str(tmp_path / "run"), "rank0").write(failing(5, 5))
     seen = figures([100] * 5)

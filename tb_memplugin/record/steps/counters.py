@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.record.whole_device.host import host_free
+from tb_memplugin.record.whole_device.host import HeapFree, host_free
 
 Stats = dict[str, Any]
 Name = tuple[Any, ...]
@@ -518,6 +518,7 @@ class ProcessCounters:
         self._peaks = resident.peaks if reset_peaks else None
         self._mine = self._peaks.open(0) if self._peaks is not None else []
         self._read = resident.since_start
+        self._heap = HeapFree()
         self._level = 0
 
     def read(self) -> Reading:
@@ -535,6 +536,10 @@ class ProcessCounters:
     def free(self) -> tuple[int, int] | None:
         """Return the free and all bytes of the host."""
         return host_free()
+
+    def heap_free(self) -> int | None:
+        """Return what the C library holds free in the process's heap; None if not known or not read now."""
+        return self._heap.read()
 
     def _without_resets(self, error: OSError) -> Reading:
         """Return the last reading with an exact peak, and go on without resets."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.record.steps.counters import NOTHING, Counters, Reading
+from tb_memplugin.record.steps.counters import NOTHING, Counters, ProcessCounters, Reading
 from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseBytes, PhaseFigures, StepFigures
 from tb_memplugin.trace.tables import Int64
@@ -44,6 +44,8 @@ class DeviceStep:
         requested: allocated bytes as requested, when the step ended; None if not counted.
         whole_free, whole_total: free and all bytes of the whole device when the step ended; of the process,
             those of the machine or its cgroup's limit. None if not known.
+        heap_free: what the C library holds free in the heap of the process when the step ended. None if not
+            known; it is not read in each of many short steps.
     """
 
     device: str
@@ -59,6 +61,7 @@ class DeviceStep:
     requested: int | None = None
     whole_free: int | None = None
     whole_total: int | None = None
+    heap_free: int | None = None
 
     @property
     def fragmentation(self) -> float | None:
@@ -289,9 +292,16 @@ class StepRecording:
 
 def _device_step(counters: Counters, first: Reading, last: Reading, highs: Highs, row: int) -> DeviceStep:
     free, total = counters.free() or (None, None)
-    if counters.kind != "allocator":
-        peak, exact = highs.peaks[row], highs.exact[row]
-        return DeviceStep(counters.name, peak, exact, last.allocated, whole_free=free, whole_total=total)
+    if isinstance(counters, ProcessCounters):
+        return DeviceStep(
+            device=counters.name,
+            peak_allocated=highs.peaks[row],
+            exact=highs.exact[row],
+            allocated=last.allocated,
+            whole_free=free,
+            whole_total=total,
+            heap_free=counters.heap_free(),
+        )
     return DeviceStep(
         device=counters.name,
         peak_allocated=highs.peaks[row],
@@ -355,6 +365,7 @@ def _device_figures(steps: Sequence[DeviceStep], counters: Counters) -> DeviceFi
         end_requested=_known([step.requested for step in steps]),
         whole_free=_known([step.whole_free for step in steps]),
         whole_total=_known([step.whole_total for step in steps]),
+        heap_free=None if reserve else _or_minus_one([step.heap_free for step in steps]),
     )
 
 
@@ -378,8 +389,11 @@ def _phase_figures(steps: Sequence[MonitoredStep], name: str, devices: int) -> P
 
 def _known(values: Sequence[int | None]) -> Int64 | None:
     """Return a column with -1 for what is not known; None if nothing is."""
-    known = any(value is not None for value in values)
-    return _column([-1 if value is None else value for value in values]) if known else None
+    return _or_minus_one(values) if any(value is not None for value in values) else None
+
+
+def _or_minus_one(values: Sequence[int | None]) -> Int64:
+    return _column([-1 if value is None else value for value in values])
 
 
 def _column(values: Sequence[int]) -> Int64:

@@ -8,9 +8,10 @@ They count as this process's, and for its children count the pages that each has
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,9 @@ from tb_memplugin.trace.whole_device import DevicePart
 
 LONGEST_WALK_S = 0.05
 """How long the pages of all children may be walked; if they are more, their bytes are not known."""
+
+HEAP_SHARE, HEAP_PAUSE_S = 0.01, 0.1
+"""The share of the time that reading the heap may take, and the shortest pause between two readings."""
 
 _KILOBYTES = re.compile(r"^(\w+):\s*(\d+) kB$", re.MULTILINE)
 _BYTES = re.compile(r"^(\w+) (\d+)$", re.MULTILINE)
@@ -81,6 +85,48 @@ def host_free() -> tuple[int, int] | None:
         return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
     except (OSError, ValueError):
         return None
+
+
+class HeapFree:
+    """Reads what the C library holds free in the heap of this process, as glibc (2.33 and later) counts it.
+
+    Blocks that were freed, but lie between others that live on, cannot go back to the system. glibc walks
+    them for an answer, which took 30 to 500 us, so after each reading comes a pause.
+    """
+
+    def __init__(self) -> None:
+        self._not_before = 0.0
+
+    def read(self) -> int | None:
+        """Return the free bytes; None during a pause, or where the C library does not say."""
+        mallinfo2 = _mallinfo2()
+        begin = perf_counter()
+        if mallinfo2 is None or begin < self._not_before:
+            return None
+        size = int(mallinfo2().fordblks)
+        end = perf_counter()
+        self._not_before = end + max((end - begin) / HEAP_SHARE, HEAP_PAUSE_S)
+        return size
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+@cache
+def _mallinfo2() -> Callable[[], _Mallinfo2] | None:
+    try:
+        function = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):  # another C library, or Windows
+        return None
+    function.restype = _Mallinfo2
+    return function
 
 
 @cache

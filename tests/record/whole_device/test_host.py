@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tb_memplugin.record.whole_device import host
-from tb_memplugin.record.whole_device.host import host_free, host_memory, memory_limit
+from tb_memplugin.record.whole_device.host import HeapFree, host_free, host_memory, memory_limit
 from tb_memplugin.trace import DevicePart
 
 MIB = 1 << 20
@@ -176,3 +177,44 @@ def test_the_workers_of_a_data_loader_count_what_they_have_alone(tmp_path):
     assert end[DevicePart.PROCESS] == pytest.approx(truth["own"], rel=0.1)
     for of in whole.values():
         assert of.total == int(Path("/proc/meminfo").read_text().split()[1]) << 10 or of.is_limit
+
+
+HEAP = """
+import ctypes
+from tb_memplugin.record.whole_device.host import HeapFree
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+libc.malloc.argtypes = [ctypes.c_size_t]
+blocks = []
+for _ in range(64):
+    blocks.append(libc.malloc(1 << 20))
+    libc.malloc(64)  # lives on, so that its neighbours cannot go back to the system
+before = HeapFree().read()
+for block in blocks:
+    libc.free(block)
+print(HeapFree().read() - before)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "confstr") or "glibc" not in str(os.confstr("CS_GNU_LIBC_VERSION")), reason="glibc"
+)
+def test_blocks_freed_between_others_are_free_in_the_heap():
+    environment = {
+        **os.environ,
+        "MALLOC_MMAP_THRESHOLD_": str(64 * MIB),
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", HEAP], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert int(result.stdout) == pytest.approx(64 * MIB, abs=MIB)
+
+
+def test_after_a_reading_of_the_heap_comes_a_pause(monkeypatch):
+    """A walk of 5 ms is followed by 500 ms without one, a walk of 10 us by 100 ms."""
+    clock = iter([0.0, 0.005, 0.504, 0.506, 0.50601, 0.60, 0.6061, 0.6062])
+    monkeypatch.setattr(host, "_mallinfo2", lambda: lambda: SimpleNamespace(fordblks=7))
+    monkeypatch.setattr(host, "perf_counter", lambda: next(clock))
+    heap = HeapFree()
+    assert [heap.read() for _ in range(5)] == [7, None, 7, None, 7]

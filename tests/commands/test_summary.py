@@ -1,0 +1,42 @@
+"""`tb-memplugin summary`: what fills the peak of a recorded run, and what to do, in some lines."""
+
+from tb_memplugin.store.steps_writer import StepsWriter
+from tb_memplugin.store.writer import RunWriter
+from tests.analysis.test_growth import of_process
+from tests.commands.files import run
+from tests.traces import trace
+
+MIB = 1 << 20
+
+
+def lines(folder):
+    shown = run("summary", folder).stdout.splitlines()
+    return dict(line[2:].split(maxsplit=1) for line in shown if line.startswith("  ") and line[2] != " ")
+
+
+def test_what_only_a_variable_holds_is_named_and_the_rest_is_not_known(tmp_path):
+    recorded = trace(
+        f"start {6 * MIB} w category=parameter",
+        f"start {3 * MIB} data reason=reachable label=data",
+        "step 0",
+        f"alloc {MIB} a",
+    )
+    RunWriter(str(tmp_path / "run"), "rank0").write(recorded)
+    filled = lines(tmp_path / "run")["filled"]
+    assert filled == (
+        "by  parameter 6.00 MiB (60.0 %), variable data 3.00 MiB (30.0 %), not known 1.00 MiB (10.0 %)"
+    )
+
+
+def test_growth_of_the_process_is_the_first_advice(tmp_path):
+    """A window in which nothing grows, and 60 watched steps of the same worker with 1 MiB more in each."""
+    RunWriter(str(tmp_path / "run"), "rank0").write(trace("start 100 w", "step 0", "alloc 10 a", "free a"))
+    writer = StepsWriter(str(tmp_path / "run"), "rank0", 0)
+    writer.write(of_process(60, lambda at: (100 + at) * MIB, lambda at: at * MIB))
+    writer.close()
+    shown = lines(tmp_path / "run")
+    assert shown["steps"].endswith("1.00 MiB more with every step")
+    assert shown["advice"] == (
+        "The process grows over 60 watched steps, because memory that it frees stays in the heap of the "
+        "C library. 1.00 MiB more with every step."
+    )
