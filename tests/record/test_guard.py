@@ -138,5 +138,4 @@ def test_what_the_program_calls_behind_an_entry_raises_its_own_errors_and_is_not
     with pytest.raises(KeyError, match="the program's") as caught:
         enter(None, 1)
     del called
-    assert caught.tb.tb_next.tb_frame.f_code.co_name == "enter"
-    assert caught.tb.tb_next.tb_frame.f_locals["called"] == []
+    assert (caught.traceback[1].name, caught.traceback[1].locals["called"]) == ("enter", [])
