@@ -281,4 +281,4 @@ def _highest_window(folder: str) -> MemoryTrace:
     notes = [Note(f"{problem.where}: {problem.what}", "file_not_read") for problem in recordings.problems]
     if count > 1:
         notes.append(Note(f"{path} has the highest peak of {count:,} windows.", "highest_window"))
-    return _with_notes(load_window(path, highest.metadata.epoch_ns), tuple(notes))
+    return _with_notes(load_window(path, highest.metadata), tuple(notes))

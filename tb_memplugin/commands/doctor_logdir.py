@@ -15,6 +15,7 @@ from tb_memplugin.analysis.units import counted
 from tb_memplugin.analysis.whole_device import whole_line
 from tb_memplugin.commands.doctor_findings import Finding, fine, hint, problem
 from tb_memplugin.errors import UnreadableFileError, fix_of
+from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.health import unreadable_files
 from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER
@@ -228,17 +229,17 @@ def _check_claims(names: list[tuple[str, str]], events: list[tuple[str, str]]) -
             yield hint(text, fix)
 
 
-def _side_files(steps: tuple[RecordedStep, ...], closed: list[str]) -> dict[str, int]:
-    """Return the side files that steps name, without those in closed folders, and when each window began."""
-    begins = {step.side_file: step.metadata.epoch_ns for step in steps if step.side_file is not None}
+def _side_files(steps: tuple[RecordedStep, ...], closed: list[str]) -> dict[str, StepMetadata]:
+    """Return the side files that steps name, without those in closed folders, and a step of each window."""
+    named = {step.side_file: step.metadata for step in steps if step.side_file is not None}
     return {
-        path: epoch_ns
-        for path, epoch_ns in sorted(begins.items())
+        path: step
+        for path, step in sorted(named.items())
         if not any(path.startswith(f"{folder}/") for folder in closed)
     }
 
 
-def _check_side_files(paths: dict[str, int], broken: Container[str]) -> Iterator[Finding]:
+def _check_side_files(paths: dict[str, StepMetadata], broken: Container[str]) -> Iterator[Finding]:
     missing = [path for path in paths if _is_missing(path)]
     existing = paths.keys() - missing
     for path in missing[:10]:
@@ -258,13 +259,13 @@ def _is_missing(path: str) -> bool:
         return False
 
 
-def _check_content(paths: Mapping[str, int]) -> Iterator[Finding]:
+def _check_content(paths: Mapping[str, StepMetadata]) -> Iterator[Finding]:
     """Check that side files are complete by reading them to the end, as many as `READ_SECONDS` allow."""
     until, complete, read = time.monotonic() + READ_SECONDS, 0, 0
-    for path, epoch_ns in paths.items():
+    for path, step in paths.items():
         read += 1
         try:
-            load_window(path, epoch_ns)
+            load_window(path, step)
             complete += 1
         except UnreadableFileError as error:
             yield problem(f"{error.where}: {error.what}", error.fix)

@@ -114,7 +114,7 @@ def open_trace(
             raise UnreadableFileError(
                 "The step does not name a side file.", where=best.folder, fix="Record it again."
             )
-        recorded = load_window(best.side_file, best.metadata.epoch_ns)
+        recorded = load_window(best.side_file, best.metadata)
         print_notes(recorded, best.folder)
         return Opened(recorded, best.folder)
     return Opened(load_file(path, reading), path)

@@ -164,7 +164,7 @@ def _window(
     path = step.side_file or ""
     if path not in traces:
         try:
-            traces[path] = trace = load_window(path, step.metadata.epoch_ns)
+            traces[path] = trace = load_window(path, step.metadata)
             print_notes(trace, step.folder)
         except UnreadableFileError as error:
             click.echo(f"warning: {printable(error.what)} {printable(path)}", err=True)

@@ -66,7 +66,7 @@ def lines(path: str, recordings: Recordings) -> Iterator[tuple[str, str]]:
 
 
 def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator[tuple[str, str]]:
-    trace = load_window(best.side_file or "", best.metadata.epoch_ns)
+    trace = load_window(best.side_file or "", best.metadata)
     state = peak(trace, largest=0)
     workers = len({step.folder for step in recordings.steps})
     where = f", in {best.metadata.worker}, the highest of {workers}" if workers > 1 else ""
@@ -141,7 +141,7 @@ def _changed(path: str, trace: MemoryTrace) -> Iterator[tuple[str, str]]:
         before = _highest(recordings)
         if before is None:
             continue
-        base = load_window(before.side_file or "", before.metadata.epoch_ns)
+        base = load_window(before.side_file or "", before.metadata)
         comparison = compare(base, trace)[0]
         if not comparison.delta_bytes:
             yield "changed", f"nothing since {name}: the peaks are equal"

@@ -87,7 +87,7 @@ class ProgramRecorder:
     @guarded("the start of the program")
     def begin(self) -> None:
         """Begin to wait for the first step. May be called on any thread."""
-        self._hooks = StepHooks(_nothing, self._stepped)
+        self._hooks = StepHooks(_nothing, self._stepped, lambda _, error: self.fail(_STEP, error))
         self._calls.start(self.fail)
         if allocators():
             self._oom = record_on_oom(self._settings.folder)

@@ -20,7 +20,7 @@ DELTA: Encoding
 DICTIONARY: Encoding
 
 class Footer(_message.Message):
-    __slots__ = ("version", "source", "notes", "properties", "devices", "steps", "columns", "names", "streams", "pools", "ooms", "counters", "note_data", "whole_devices")
+    __slots__ = ("version", "source", "notes", "properties", "devices", "steps", "columns", "names", "streams", "pools", "ooms", "counters", "note_data", "whole_devices", "writer_id", "window")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,8 @@ class Footer(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     NOTE_DATA_FIELD_NUMBER: _ClassVar[int]
     WHOLE_DEVICES_FIELD_NUMBER: _ClassVar[int]
+    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     version: int
     source: bytes
     notes: _containers.RepeatedScalarFieldContainer[bytes]
@@ -49,7 +51,9 @@ class Footer(_message.Message):
     counters: _containers.RepeatedCompositeFieldContainer[CounterReading]
     note_data: _containers.RepeatedCompositeFieldContainer[NoteData]
     whole_devices: _containers.RepeatedCompositeFieldContainer[_whole_device_pb2.WholeDevice]
-    def __init__(self, version: _Optional[int] = ..., source: _Optional[bytes] = ..., notes: _Optional[_Iterable[bytes]] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceInfo, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepInfo, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., names: _Optional[_Union[Chunk, _Mapping]] = ..., streams: _Optional[_Iterable[int]] = ..., pools: _Optional[_Iterable[_Union[PoolId, _Mapping]]] = ..., ooms: _Optional[_Iterable[_Union[OutOfMemory, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[CounterReading, _Mapping]]] = ..., note_data: _Optional[_Iterable[_Union[NoteData, _Mapping]]] = ..., whole_devices: _Optional[_Iterable[_Union[_whole_device_pb2.WholeDevice, _Mapping]]] = ...) -> None: ...
+    writer_id: str
+    window: int
+    def __init__(self, version: _Optional[int] = ..., source: _Optional[bytes] = ..., notes: _Optional[_Iterable[bytes]] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceInfo, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[StepInfo, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., names: _Optional[_Union[Chunk, _Mapping]] = ..., streams: _Optional[_Iterable[int]] = ..., pools: _Optional[_Iterable[_Union[PoolId, _Mapping]]] = ..., ooms: _Optional[_Iterable[_Union[OutOfMemory, _Mapping]]] = ..., counters: _Optional[_Iterable[_Union[CounterReading, _Mapping]]] = ..., note_data: _Optional[_Iterable[_Union[NoteData, _Mapping]]] = ..., whole_devices: _Optional[_Iterable[_Union[_whole_device_pb2.WholeDevice, _Mapping]]] = ..., writer_id: _Optional[str] = ..., window: _Optional[int] = ...) -> None: ...
 
 class NoteData(_message.Message):
     __slots__ = ("code", "warning", "size", "device")

@@ -13,9 +13,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
-from tb_memplugin.record.guard import UNOWNED, call_all
+from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry
 from tb_memplugin.record.torch_private.compiler import (
     DISABLED,
     ENTRY,
@@ -102,12 +102,18 @@ class Patch(Protocol):
     guarded: bool
     """Whether compiled code may have guards on what is patched."""
 
+    @property
+    def failed(self) -> Failed:
+        """Called with what was raised while torch.compile began or ended."""
+
     def put_on(self) -> None:
         """Change torch. Does nothing if it is changed already."""
 
     def take_off(self) -> None:
         """Restore torch. Does nothing if it is as it was."""
 
+
+_WHERE = "torch.compile"
 
 lock = threading.RLock()
 """Held while patches change, and by those who keep what patches read: of two locks, an object that dies while
@@ -179,46 +185,40 @@ def _set(patch: Patch) -> None:
 
 
 def _set_all() -> None:
-    for patch in _patches:
-        _set(patch)
+    for patch in tuple(_patches):
+        try:
+            _set(patch)
+        except BaseException as error:
+            call_all(patch.take_off)
+            patch.failed(_WHERE, error)
 
 
-def _before_tracing(*_: object) -> None:
-    _set_tracing(is_tracing=True)
-
-
-def _after_tracing(*_: object) -> None:
-    _set_tracing(is_tracing=False)
-
-
-def _set_tracing(*, is_tracing: bool) -> None:
+def _set_tracing(is_tracing: bool, *_: object) -> None:
     global _is_tracing
-    try:
-        with lock:
-            _is_tracing = is_tracing
-            _set_all()
-    except BaseException as error:
-        _fail(error)
+    with lock:
+        _is_tracing = is_tracing
+        _set_all()
 
 
-def _fail(error: BaseException) -> None:
+def _set_compiled(callback: Any) -> Callable[[Any], Any]:
+    """Return torch's function that begins (with a callback) and ends (without) compiled code."""
+    with lock:
+        if callback:
+            _in_compiled.add(threading.get_ident())
+        else:
+            _in_compiled.discard(threading.get_ident())
+        _set_all()
+    return cast("Callable[[Any], Any]", _original_entry)
+
+
+def _fail(where: str, error: BaseException) -> None:
     """Take all patches off, after an error beside the compiler."""
-    UNOWNED.end("torch.compile", error, *(patch.take_off for patch in tuple(_patches)))
+    UNOWNED.end(where, error, *(patch.take_off for patch in tuple(_patches)))
 
 
-def _enter_compiled(callback: Any) -> Any:
-    """Stand in for torch's function that begins (with a callback) and ends (without) compiled code."""
-    try:
-        with lock:
-            if callback:
-                _in_compiled.add(threading.get_ident())
-            else:
-                _in_compiled.discard(threading.get_ident())
-            _set_all()
-    except BaseException as error:
-        _fail(error)
-    return _original_entry(callback)
+_before_tracing = entry(partial(_set_tracing, True), _fail, _WHERE)
+_after_tracing = entry(partial(_set_tracing, False), _fail, _WHERE)
+_enter_compiled = entry(_set_compiled, _fail, _WHERE, lambda _: _original_entry, calls_after=0)
 
-
-for _function in (_set, _set_all, _enter_compiled):
+for _function in (_set, _set_all, _set_compiled, _enter_compiled):  # the last one: all entries
     skipped_by_dynamo(_function)

@@ -1,8 +1,9 @@
 """Where the errors of this package end: they are undone and logged once, and the training goes on.
 
 torch and the user's loop call our code through patched functions, hooks, threads, weak references and
-context managers. Each of these entries has a `try`, or is `guarded`, and passes what was raised to its
-`Guard`. A `try` that catches nothing costs no time.
+methods. They all go through one function, `enter` in `entry`, which passes what was raised to a `Guard`. Two
+things have the `try` within them, where another call would cost every operator: dispatch modes, and what runs
+when the call of a module has ended. A `try` that catches nothing costs no time.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Guard:
             self.logger.warning("%s", message)
 
 
-def _none() -> None:
+def _none(*_: object) -> None:
     return None
 
 
@@ -142,23 +143,68 @@ def guarded(where: str, instead: Callable[[], Any] = _none) -> Any:
         where: see `Guard.end`.
         instead: returns what the method then returns.
     """
+    return lambda method: entry(method, None, where, lambda *_: instead(), reads_tensors=True)
 
-    def wrapping(
-        method: Callable[Concatenate[Own, P], Result],
-    ) -> Callable[Concatenate[Own, P], Result]:
-        @wraps(method)
-        def entry(self: Own, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-            try:
+
+def entry(
+    function: Callable[..., Any],
+    failed: Failed | None,
+    where: str,
+    instead: Callable[..., Any] = _none,
+    *,
+    calls_after: int | None = None,
+    reads_tensors: bool = False,
+) -> Callable[..., Any]:
+    """Return what torch, Python or the user's loop calls in place of a function of ours.
+
+    Args:
+        function: the function. Its caller's caller is who called.
+        failed: called with `where` and what the function raised, and raises again what ends the program.
+            None: `fail` of the first argument.
+        where: see `Guard.end`.
+        instead: called with the same arguments after an error, for the result.
+        calls_after: not None: the result is a function of torch or of the user, which is called with the
+            arguments after so many, and what it raises is not ours.
+        reads_tensors: whether to see to it that no `__torch_function__` is called in the function.
+    """
+
+    @wraps(function)
+    def enter(*args: Any, **kwargs: Any) -> Any:
+        try:
+            if reads_tensors:
                 with without_torch_functions():
-                    return method(self, *args, **kwargs)
-            except BaseException as error:  # `fail` raises again what ends the program
-                self.fail(where, error)
-                result: Result = instead()
-                return result
+                    return function(*args, **kwargs)
+            if calls_after is None:
+                return function(*args, **kwargs) if kwargs else function(*args)
+            called = [function(*args, **kwargs)]
+        except BaseException as error:
+            fail = args[0].fail if failed is None else failed
+            try:
+                fail(where, error)
+            except RecursionError:  # the program's own calls may still fit below the limit
+                if not isinstance(error, RecursionError):
+                    raise
+                _late.append((fail, where))
+            called = [instead(*args)]
+        if calls_after is None:
+            return called[0]
+        return called.pop()(*args[calls_after:], **kwargs)  # its traceback must not keep it
 
-        return entry
+    return enter
 
-    return wrapping
+
+_late: list[tuple[Failed, str]] = []
+
+
+def end_late() -> None:
+    """End the errors that were raised too near the limit of recursion to be ended there."""
+    while _late:
+        failed, where = _late.pop()
+        try:
+            failed(where, RecursionError("near the limit of recursion"))
+        except RecursionError:  # so is this
+            _late.append((failed, where))
+            raise
 
 
 def call_all(*functions: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ import ctypes
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -24,7 +24,7 @@ from torch import nn
 
 from tb_memplugin.record import beside_compiler
 from tb_memplugin.record.beside_compiler import skipped_by_dynamo
-from tb_memplugin.record.guard import UNOWNED, Failed, call_all
+from tb_memplugin.record.guard import UNOWNED, Failed, call_all, end_late, entry
 from tb_memplugin.record.torch_private.modules import (
     CALL,
     CALLER,
@@ -44,6 +44,8 @@ Left = Callable[[nn.Module, tuple[Any, ...], Any], object]
 asked for.
 """
 
+_WHERE = "a module's call"
+
 _Watchers = tuple[tuple[Entered, Left, "ModuleCalls"], ...]
 
 _of_module: dict[int, _Watchers] = {}
@@ -62,7 +64,7 @@ class _Call(partial[Any]):
 
     __slots__ = ("call",)
 
-    call: tuple[nn.Module, tuple[Any, ...], list[Any], int, _Watchers]
+    call: tuple[nn.Module, tuple[Any, ...], Sequence[Any], int, _Watchers]
     """The module, its arguments and result, and the watchers that were told, at which `_version`."""
 
     def __del__(self) -> None:
@@ -73,12 +75,12 @@ class _Call(partial[Any]):
                     watchers = _watchers_of(module)
                 except BaseException as error:
                     watchers = _NOBODY
-                    _fail_all(error)
-            for _, left, owner in watchers[::-1]:
+                    _fail_all(_WHERE, error)
+            for _, left, owner in reversed(watchers):
                 try:
                     left(module, args, results[0] if results else None)
                 except BaseException as error:
-                    owner.fail(error)
+                    owner.fail(_WHERE, error)
         except BaseException as error:
             _interrupt = _raises_when_freed(error)  # with this frame; Python ignores what `__del__` raises
             error.__traceback__ = None  # it would keep this frame
@@ -98,7 +100,7 @@ def _begin(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     call: Callable[..., Any],
-    *bound: Any,
+    first: nn.Module | None = None,
 ) -> Callable[..., Any]:
     """Tell the watchers that a module is called, and return what makes the call and tells them of its end.
 
@@ -106,29 +108,28 @@ def _begin(
 
     Args:
         module, watchers, args, kwargs: the module, its watchers, and what it is called with.
-        call, bound: the function to call, and its arguments before those.
+        call, first: the function to call, and its argument before those, if it has one.
     """
-    try:
-        version = _version
+    version, needs_result, notified, pending = _version, False, _NOBODY, watchers
+    while pending:
+        for entered, _, owner in pending:
+            try:
+                if entered(module, args, kwargs) is True:
+                    needs_result = True
+            except BaseException as error:
+                owner.fail(_WHERE, error)
+        if version == _version:
+            break
+        notified = (*notified, *pending)  # others began to watch just now
+        version, watchers = _version, _watchers_of(module)
+        pending = tuple(watcher for watcher in watchers if watcher not in notified)
+    if needs_result:
         results: list[Any] = []
-        needs_result = False
-        notified, pending = _NOBODY, watchers
-        while pending:
-            for entered, _, owner in pending:
-                try:
-                    needs_result = entered(module, args, kwargs) is True or needs_result
-                except BaseException as error:
-                    owner.fail(error)
-            if version == _version:
-                break
-            notified = (*notified, *pending)  # others began to watch just now
-            version, watchers = _version, _watchers_of(module)
-            pending = tuple(watcher for watcher in watchers if watcher not in notified)
-        begun = _Call(_append_result, results, call, *bound) if needs_result else _Call(call, *bound)
+        begun = _Call(_append_result, results, call, *([] if first is None else [first]))
         begun.call = module, args, results, version, watchers
-    except BaseException as error:
-        _fail_all(error)
-        return partial(call, *bound)
+    else:
+        begun = _Call(call) if first is None else _Call(call, first)
+        begun.call = module, args, _NOBODY, version, watchers
     return begun
 
 
@@ -138,29 +139,47 @@ def _append_result(results: list[Any], call: Callable[..., Any], *args: Any, **k
     return result
 
 
-def _fail_all(error: BaseException) -> None:
+def _fail_all(where: str, error: BaseException) -> None:
     """End every watch: this module itself failed."""
-    call_all(*(partial(calls.fail, error) for calls in list(_open)))
+    call_all(*(partial(calls.fail, where, error) for calls in list(_open)))
     if not isinstance(error, Exception):
         raise error
+
+
+def _call_of(slot: _CallSlot, module: nn.Module | None, _: type | None = None) -> Any:
+    if module is None:
+        return slot.original
+    caller = sys._getframe(2)
+    if caller.f_code is CALLER:
+        if beside_compiler.is_known and IS_REPLICA not in module.__dict__:
+            watchers = _of_module.get(id(module), _of_all)  # without a call, which each module would cost
+        else:
+            watchers = _watchers_of(module)
+        if watchers:
+            arguments = caller.f_locals
+            return _begin(module, watchers, arguments["args"], arguments["kwargs"], slot.original, module)
+    return MethodType(slot.original, module)
+
+
+def _original_of(slot: _CallSlot, module: nn.Module | None, _: type | None = None) -> Any:
+    return slot.original if module is None else MethodType(slot.original, module)
 
 
 class _CallSlot:
     """Stands in the place of `nn.Module._call_impl`; who is not `nn.Module.__call__` reads the original."""
 
     original: Any = None
+    __get__ = entry(_call_of, _fail_all, _WHERE, _original_of)
 
-    def __get__(self, module: nn.Module | None, _: type | None = None) -> Any:
-        if module is None:
-            return self.original
-        try:
-            caller = sys._getframe(1)
-            if caller.f_code is CALLER and (watchers := _watchers_of(module)):
-                arguments = caller.f_locals
-                return _begin(module, watchers, arguments["args"], arguments["kwargs"], self.original, module)
-        except BaseException as error:
-            _fail_all(error)
-        return MethodType(self.original, module)
+
+def _compiled_call_of(_: _CompiledSlot, module: nn.Module | None, __: type | None = None) -> Any:
+    if module is not None and sys._getframe(2).f_code is CALLER and _has_own_call(module):
+        return MethodType(_run, module)
+    return None if module is None else module.__dict__.get(COMPILED_CALL)
+
+
+def _original_compiled_of(_: _CompiledSlot, module: nn.Module | None, *__: object) -> Any:
+    return None if module is None else module.__dict__.get(COMPILED_CALL)
 
 
 class _CompiledSlot:
@@ -170,15 +189,7 @@ class _CompiledSlot:
     class has a descriptor like this. Setting and deleting the attribute does what it does without us.
     """
 
-    def __get__(self, module: nn.Module | None, _: type | None = None) -> Any:
-        if module is None:
-            return None
-        try:
-            if sys._getframe(1).f_code is CALLER and _has_own_call(module):
-                return MethodType(_run, module)
-        except BaseException as error:
-            _fail_all(error)
-        return module.__dict__.get(COMPILED_CALL)
+    __get__ = entry(_compiled_call_of, _fail_all, _WHERE, _original_compiled_of)
 
     def __set__(self, module: nn.Module, value: object) -> None:
         module.__dict__[COMPILED_CALL] = value
@@ -190,14 +201,16 @@ class _CompiledSlot:
             raise AttributeError(COMPILED_CALL) from None
 
 
-def _run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    try:
-        watchers = _watchers_of(module)
-    except BaseException as error:
-        watchers = _NOBODY
-        _fail_all(error)
-    call = module.__dict__.get(COMPILED_CALL) or getattr(module, CALL)
-    return _begin(module, watchers, args, kwargs, call)(*args, **kwargs)
+def _begin_own(module: nn.Module, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    call = compiled_call(module) or getattr(module, CALL)
+    return _begin(module, _watchers_of(module), args, kwargs, call)
+
+
+def _own_call(module: nn.Module, *_: object) -> Any:
+    return module.__dict__.get(COMPILED_CALL) or getattr(module, CALL)
+
+
+_run = entry(_begin_own, _fail_all, _WHERE, _own_call, calls_after=1)
 
 
 def _has_own_call(module: nn.Module) -> bool:
@@ -247,12 +260,7 @@ class ModuleCalls:
         key, replicas = id(module), id(module.__dict__.get(FORWARD_HOOKS))
         functions = entered, left, self
 
-        def gone(_: object) -> None:
-            try:
-                self._drop(key)
-            except BaseException as error:
-                self.fail(error)
-
+        gone = entry(lambda _: self._drop(key), self.fail, _WHERE)
         self._failed = failed
         with beside_compiler.lock:
             if not self.is_watching(module):
@@ -284,6 +292,7 @@ class ModuleCalls:
     def stop(self) -> None:
         """Stop watching. Safe to call at any time, and twice."""
         global _of_all
+        end_late()
         with beside_compiler.lock:
             for key in list(self._watched):
                 self._drop(key)
@@ -299,12 +308,12 @@ class ModuleCalls:
                 _changed()
             self._failed = None  # it may hold who holds this
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, where: str, error: BaseException) -> None:
         """End the watch because one of its functions raised."""
         failed = self._failed
         call_all(self.stop)
         if failed is not None:
-            failed("a module's call", error)
+            failed(where, error)
         elif not isinstance(error, Exception):
             raise error
 
@@ -355,6 +364,7 @@ class _ClassPatch:
 
     guarded = False
     has_compiled_slot = False
+    failed = staticmethod(_fail_all)
 
     def put_on(self) -> None:
         own = vars(nn.Module)
@@ -384,12 +394,13 @@ def _is_inlined_by_call(module: nn.Module) -> bool:
 for _function in (
     _begin,
     _append_result,
-    _run,
+    _begin_own,
+    _own_call,
     _has_own_call,
     _watchers_of,
     _Call.__del__,
-    _CallSlot.__get__,
-    _CompiledSlot.__get__,
+    _call_of,
+    _compiled_call_of,
     compiled_call,
     _ClassPatch.put_on,
     _ClassPatch.take_off,

@@ -8,7 +8,6 @@ torch iterates over a copy instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,8 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from tb_memplugin.record import beside_compiler
 from tb_memplugin.record.beside_compiler import skipped_by_dynamo
-from tb_memplugin.record.guard import call_all
-from tb_memplugin.record.torch_private.dispatch import without_torch_functions
+from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry
 
 Hook = Callable[..., None]
 """A function that is called with the optimizer, and the positional and keyword arguments of its step."""
@@ -27,13 +25,15 @@ _original: Any = getattr(_module, "chain", None)
 """The `chain` of torch's optimizer module; None in versions of torch that iterate in another way."""
 
 
+def _copied(*several: Iterable[Any]) -> Iterator[Any]:
+    return iter(tuple(chain(*several)))  # in one C call, which no other thread can interrupt
+
+
 class _Chain:
     """An `itertools.chain` that copies all its items when called."""
 
     from_iterable = staticmethod(chain.from_iterable)
-
-    def __call__(self, *several: Iterable[Any]) -> Iterator[Any]:
-        return iter(tuple(chain(*several)))  # in one C call, which no other thread can interrupt
+    __call__ = staticmethod(entry(_copied, UNOWNED.end, "the hooks of an optimizer", chain))
 
 
 _at_once = _Chain()
@@ -44,8 +44,8 @@ class _HooksPatch:
 
     guarded = True  # a compiled step has guards on the dictionaries of hooks
 
-    def __init__(self, before: Hook, after: Hook) -> None:
-        self._hooks, self._handles = (before, after), list[Any]()
+    def __init__(self, before: Hook, after: Hook, failed: Failed) -> None:
+        self._hooks, self._handles, self.failed = (before, after), list[Any](), failed
 
     def put_on(self) -> None:
         if self in _on:
@@ -71,19 +71,18 @@ class _HooksPatch:
 _on: list[_HooksPatch] = []
 
 
-def _call(hook: Hook, *arguments: Any) -> None:
-    with without_torch_functions():
-        hook(*arguments)
-
-
 class StepHooks:
     """Calls functions before and after every optimizer's step, on any thread, until `remove`.
 
-    They are not called while torch.compile traces, nor within code that it compiled.
+    They are not called while torch.compile traces, nor within code that it compiled. What they raise is
+    passed to `failed`. None: it is raised in the optimizer's step.
     """
 
-    def __init__(self, before: Hook, after: Hook) -> None:
-        self._patch = _HooksPatch(partial(_call, before), partial(_call, after))
+    def __init__(self, before: Hook, after: Hook, failed: Failed | None = None) -> None:
+        if failed is not None:
+            before = entry(before, failed, "the start of an optimizer's step", reads_tensors=True)
+            after = entry(after, failed, "the end of an optimizer's step", reads_tensors=True)
+        self._patch = _HooksPatch(before, after, failed or UNOWNED.end)
         beside_compiler.add(self._patch)
 
     def remove(self) -> None:
@@ -95,5 +94,5 @@ class StepHooks:
             raise
 
 
-for _function in (_call, _HooksPatch.put_on, _HooksPatch.take_off):
+for _function in (_HooksPatch.put_on, _HooksPatch.take_off):
     skipped_by_dynamo(_function)

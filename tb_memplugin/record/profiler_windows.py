@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, Protocol
 
 from torch.autograd import profiler as _profiler_module
 
-from tb_memplugin.record.guard import Guard, call_all
+from tb_memplugin.record.guard import UNOWNED, call_all, entry
 from tb_memplugin.record.torch_private.profiler import WINDOW_STARTS, WINDOW_STOPS
 
 _torch: Any = _profiler_module
 _lock = threading.RLock()
-_guard = Guard("The memory of this window may not be recorded")
 
 
 class Listener(Protocol):
@@ -27,12 +27,17 @@ class Listener(Protocol):
     def start(self) -> None:
         """Hear that a window is about to begin on this thread."""
 
+    def fail(self, where: str, error: BaseException) -> None:
+        """End what one of the two failed to do, see `Guard.end`."""
+
     def stop(self) -> None:
-        """Hear that a window has ended."""
+        """Hear that a window has ended, before torch's own function."""
 
 
 _listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 _originals: tuple[Any, Any] | None = None
+_ours: tuple[Any, Any] | None = None
+"""What stands in the place of torch's functions."""
 
 
 def can_listen() -> bool:
@@ -42,14 +47,15 @@ def can_listen() -> bool:
 
 def listen(listener: Listener) -> None:
     """Call `listener.start` and `.stop` around every window, until `stop_listening` or the listener dies."""
-    global _originals
+    global _originals, _ours
     with _lock:
         _listeners.add(listener)
-        weakref.finalize(listener, _restore).atexit = False
+        weakref.finalize(listener, entry(_restore, UNOWNED.end, "the end of a recorder")).atexit = False
         if _originals is None:
             _originals = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
-            setattr(_torch, WINDOW_STARTS, _started)
-            setattr(_torch, WINDOW_STOPS, _stopped)
+            _ours = _notifying("start", _originals[0]), _notifying("stop", _originals[1])
+            setattr(_torch, WINDOW_STARTS, _ours[0])
+            setattr(_torch, WINDOW_STOPS, _ours[1])
 
 
 def stop_listening(listener: Listener) -> None:
@@ -63,28 +69,29 @@ def _restore() -> None:
     """Give torch its functions back if nobody listens and no other code has replaced ours."""
     global _originals
     with _lock:
-        ours = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
-        if not list(_listeners) and _originals is not None and ours == (_started, _stopped):
+        present = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
+        if not list(_listeners) and _originals is not None and present == _ours:
             setattr(_torch, WINDOW_STARTS, _originals[0])
             setattr(_torch, WINDOW_STOPS, _originals[1])
             _originals = None
 
 
-def _started() -> None:
-    originals = _originals
-    call_all(*(partial(_call, listener, "start") for listener in list(_listeners)))
-    if originals is not None:
-        originals[0]()
+def _notifying(method: Literal["start", "stop"], original: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that notifies all listeners, then calls torch's own."""
+
+    def notify() -> Callable[[], None]:
+        for listener in list(_listeners):
+            try:
+                getattr(listener, method)()
+            except BaseException as error:
+                listener.fail(where, error)
+        return original
+
+    where = f"the {method} of a profiler"
+    return entry(notify, _fail_all, where, lambda: original, calls_after=0)
 
 
-def _stopped() -> None:
-    if _originals is not None:
-        _originals[1]()
-    call_all(*(partial(_call, listener, "stop") for listener in list(_listeners)))
-
-
-def _call(listener: Listener, method: Literal["start", "stop"]) -> None:
-    try:
-        getattr(listener, method)()
-    except BaseException as error:
-        _guard.end(f"the {method} of a profiler", error)
+def _fail_all(where: str, error: BaseException) -> None:
+    call_all(*(partial(listener.fail, where, error) for listener in list(_listeners)))
+    if not isinstance(error, Exception):
+        raise error

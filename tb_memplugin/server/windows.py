@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.server.cache import Cache
 from tb_memplugin.server.catalog import Entry
 from tb_memplugin.store import files
@@ -114,7 +115,7 @@ class Windows:
         if refused and refused[0] == read and not files.is_remote(path):
             raise refused[1]
         try:
-            trace = self._kept.get(read, lambda: _loaded(path, entry.metadata.epoch_ns), _weight)
+            trace = self._kept.get(read, lambda: _loaded(path, entry.metadata), _weight)
         except UnreadableFileError as error:
             if _stays(error, read):
                 self._refused[path] = (read, error)
@@ -160,8 +161,8 @@ def _note(read: Read) -> Read:
     return read
 
 
-def _loaded(path: str, epoch_ns: int) -> MemoryTrace:
-    trace = load_window(path, epoch_ns)
+def _loaded(path: str, step: StepMetadata) -> MemoryTrace:
+    trace = load_window(path, step)
     _ = trace.allocations  # compute it here, so that waiting requests need not
     return trace
 

@@ -25,7 +25,7 @@ from tb_memplugin.store.step_records import SeriesReader, read_series
 from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.summary import epoch_ns as epoch_of
 from tb_memplugin.store.whole_devices import read_whole
-from tb_memplugin.store.windows import read_window
+from tb_memplugin.store.windows import of_another_window, read_window
 from tb_memplugin.trace import Category, Cause, Counter, MemoryTrace, Moment, Phase, Reason, WholeDevice
 from tb_memplugin.trace.counters import code_of
 from tb_memplugin.trace.step_figures import StepFigures, WatchedSteps, joined_before
@@ -68,12 +68,12 @@ class Recordings:
         return next(of_folder, None)
 
 
-def load_window(path: str, epoch_ns: int | None = None) -> MemoryTrace:
+def load_window(path: str, step: StepMetadata | None = None) -> MemoryTrace:
     """Return the window in a side file, given by a local path or an fsspec URL.
 
     Args:
         path: the side file.
-        epoch_ns: when the window began according to its steps' metadata; None accepts any window.
+        step: the metadata of a step of the window; None accepts any window.
 
     Raises:
         UnreadableFileError: the file is missing, truncated, not a side file, damaged, newer than this
@@ -81,7 +81,7 @@ def load_window(path: str, epoch_ns: int | None = None) -> MemoryTrace:
     """
     try:
         with files.open_ranges(path) as (read, size):
-            trace = read_window(read, size, path)
+            trace = read_window(read, size, path, (step.writer_id, step.window) if step else None)
     except FileNotFoundError as error:
         message = "The side file with this window's events is missing."
         raise UnreadableFileError(
@@ -90,11 +90,8 @@ def load_window(path: str, epoch_ns: int | None = None) -> MemoryTrace:
     except OSError as error:
         message = f"The side file cannot be read: {error.strerror or error}."
         raise UnreadableFileError(message, where=path, fix=fix_of(error, PERMIT)) from error
-    if epoch_ns not in (None, epoch_of(trace)):
-        message = "The side file belongs to another window."
-        raise UnreadableFileError(
-            message, where=path, fix="Copy the file of this run here, or record it again."
-        )
+    if step is not None and step.epoch_ns != epoch_of(trace):
+        raise of_another_window(path)
     return trace
 
 
@@ -108,7 +105,7 @@ def full_summary(step: RecordedStep) -> StepSummary:
     if not summary.folded or step.side_file is None:
         return summary
     try:
-        return unfolded(load_window(step.side_file, step.metadata.epoch_ns), step.metadata)
+        return unfolded(load_window(step.side_file, step.metadata), step.metadata)
     except UnreadableFileError:
         return summary
 

@@ -22,9 +22,9 @@ from tb_memplugin.store import files
 from tb_memplugin.store.blob import read_metadata
 from tb_memplugin.store.event_file import blobs_of, first_record, step_record
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name
-from tb_memplugin.store.reader import load_window
 from tb_memplugin.store.records import record, records
 from tb_memplugin.store.summary import Window
+from tb_memplugin.store.windows import read_window
 from tb_memplugin.store.worker_folder import claimed_by
 from tb_memplugin.store.writer import window_steps
 from tb_memplugin.temporary import age_seconds, has_ended, is_here
@@ -43,7 +43,7 @@ class Repair:
     """What was done in a worker's folder.
 
     Attributes:
-        folder: the worker's folder.
+        folder: the worker's folder; with `failed`, perhaps the event file there that could not be read.
         waits: whether nothing was done, because a process may still write there.
         failed: an error of the file system. Nothing is lost by that, and to try again is safe.
         records: how many records of damaged event files are saved that no other event file has.
@@ -73,20 +73,29 @@ def repair(logdir: str) -> Iterator[Repair]:
     for folder, names in files.walk(logdir):
         if files.is_folder(files.join(folder, SIDE_FOLDER)):
             paths = [files.join(folder, name) for name in names if name.endswith(EVENT_FILE_END)]
+            events: dict[str, _EventFile] = {}
+            for path in paths:
+                try:
+                    events[path] = _read(path)
+                except OSError as error:
+                    yield Repair(path, failed=error)
             try:
-                done = _repair_folder(folder, {path: _read(path) for path in paths})
+                done = _repair_folder(folder, events, all_are_read=len(events) == len(paths))
             except OSError as error:
                 done = Repair(folder, failed=error)
             if done is not None:
                 yield done
 
 
-def _repair_folder(folder: str, events: Mapping[str, _EventFile]) -> Repair | None:
-    """Save what is intact in a worker's folder. Return None where nothing is damaged."""
+def _repair_folder(folder: str, events: Mapping[str, _EventFile], *, all_are_read: bool) -> Repair | None:
+    """Save what is intact in a worker's folder. Return None where nothing is damaged.
+
+    The steps of side files wait until all event files can be read: they may be in the others.
+    """
     writer_id, process = "", ""
     with suppress(FileNotFoundError):
         writer_id, process = claimed_by(folder)
-    missing = list(_steps_without_record(folder, writer_id, events))
+    missing = list(_steps_without_record(folder, writer_id, events)) if all_are_read else []
     damaged = [path for path, content in events.items() if not content.is_whole]
     if not damaged and not missing:
         return None
@@ -141,13 +150,13 @@ def _steps_without_record(folder: str, writer_id: str, events: Mapping[str, _Eve
     for name in filter(is_side_file_name, files.names_in(side)):
         if all_are_whole and name in named:
             continue
-        try:
-            trace = load_window(files.join(side, name))
-        except UnreadableFileError as error:
-            if isinstance(error.__cause__, OSError):  # it may be intact
-                raise error.__cause__ from error
-            continue
         window = Window(worker, writer_id, int(name[len("window-") : -len(".mem")]), name)
+        path, of = files.join(side, name), (writer_id, window.number) if writer_id else None
+        try:
+            with files.open_ranges(path) as (read, size):
+                trace = read_window(read, size, path, of)
+        except UnreadableFileError:
+            continue
         for metadata, blob in window_steps(trace, window):
             if (name, metadata.step) not in recorded:
                 yield step_record(metadata, blob)

@@ -105,8 +105,13 @@ DTYPES: dict[str, np.dtype[Any]] = {
 Table = TypeVar("Table", Events, StartState, Spans, Segments, Annotations)
 
 
-def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
+def write_window(stream: BinaryIO, trace: MemoryTrace, writer_id: str = "", window: int = 0) -> int:
     """Write a trace as a side file.
+
+    Args:
+        stream: what is written to.
+        trace: the window.
+        writer_id, window: as in the metadata of the window's steps; empty for a window of no run.
 
     Returns:
         The file's size in bytes.
@@ -160,34 +165,51 @@ def write_window(stream: BinaryIO, trace: MemoryTrace) -> int:
             for reading in trace.counters
         ],
         whole_devices=map(pack_whole, trace.whole_devices),
+        writer_id=writer_id,
+        window=window,
     )
     return envelope.finish(footer)
 
 
-def read_window(read: ReadRange, size: int, name: str) -> MemoryTrace:
+def read_window(read: ReadRange, size: int, name: str, of: tuple[str, int] | None = None) -> MemoryTrace:
     """Return the trace in a side file.
 
     Args:
         read: returns a range of the file's bytes.
         size: the file's size in bytes.
         name: the file's name for error messages.
+        of: the writer's id and the window's number, which a file has that a run's writer wrote. None accepts
+            any window.
 
     Raises:
-        UnreadableFileError: the file is truncated, not a side file, damaged, or newer than this reader.
+        UnreadableFileError: the file is truncated, not a side file, damaged, newer than this reader, or of
+            another window.
     """
     try:
-        return _WindowReader(read, size, name).trace()
+        return _WindowReader(read, size, name, of).trace()
     except (ValueError, IndexError) as error:
         raise UnreadableFileError(
             f"The file's tables are damaged ({error}).", where=name, fix=RERECORD
         ) from error
 
 
+def of_another_window(name: str) -> UnreadableFileError:
+    """Return the error of a side file that is not the one of a step."""
+    message, fix = (
+        "The side file belongs to another window.",
+        "Copy the file of this run here, or record it again.",
+    )
+    return UnreadableFileError(message, where=name, fix=fix)
+
+
 class _WindowReader:
-    def __init__(self, read: ReadRange, size: int, name: str) -> None:
+    def __init__(self, read: ReadRange, size: int, name: str, of: tuple[str, int] | None) -> None:
         self._read, self._name, self._size = read, name, size
         self._unpacked, self._bytes = 0, 0.0
         self._envelope = EnvelopeReader(read, size, name)
+        footer = self._envelope.footer
+        if footer.writer_id and of not in (None, (footer.writer_id, footer.window)):
+            raise of_another_window(name)
         self._columns = {column.name: column for column in self._envelope.footer.columns}
 
     def trace(self) -> MemoryTrace:

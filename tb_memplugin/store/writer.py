@@ -125,7 +125,8 @@ class RunWriter:
         steps = window_steps(trace, window)
         events = b"".join(step_record(metadata, blob) for metadata, blob in steps)
         side_file = files.join(folder.path, SIDE_FOLDER, window.side_file)
-        size = files.write_new(side_file, lambda stream: write_window(stream, trace), flushed=folder.flushed)
+        write = lambda stream: write_window(stream, trace, window.writer_id, number)  # noqa: E731
+        size = files.write_new(side_file, write, flushed=folder.flushed)
         try:
             if folder.flushed and not files.is_remote(side_file):
                 for above in files.folders_above(side_file):

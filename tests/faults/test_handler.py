@@ -16,20 +16,7 @@ from tests.faults.sweep import PARTS, ROW, Session, Training, sweep
 class HandlerSession(Session):
     """A handler, and a profiler for each window."""
 
-    boundary = (
-        "record/beside_compiler.py:_enter_compiled",
-        "record/beside_compiler.py:_set_tracing",
-        "record/module_calls.py:_begin",
-        "record/module_calls.py:__del__",
-        "record/module_calls.py:__get__",
-        "record/optimizer_hooks.py:__call__",
-        "record/profiler/window.py:_before_step",
-        "record/profiler/window.py:_after_step",
-        "record/profiler/registrations.py:_got_module",
-        "record/profiler/registrations.py:_got_parameter",
-        "record/profiler_windows.py:_started",
-        "record/profiler_windows.py:_stopped",
-    )
+    boundary = ("record/module_calls.py:__del__",)
     second_warning = ("store/worker_folder.py:__init__",)  # the folder stays claimed, another one is used
     unobserved = ("record/profiler/window.py:freed",)
 

@@ -15,17 +15,10 @@ class ReportSession(Session):
     """A report of every iteration. What it returns is compared, without times."""
 
     boundary = (
-        "record/module_calls.py:_begin",
         "record/module_calls.py:__del__",
-        "record/module_calls.py:__get__",
-        "record/optimizer_hooks.py:__call__",
-        "record/beside_compiler.py:_enter_compiled",
-        "record/beside_compiler.py:_set_tracing",
         "record/tracer/mode.py:__torch_dispatch__",
         "record/tracer/mode.py:_should_skip_dynamo",
         "record/tracer/kernels.py:run",
-        "record/tracer/recording.py:_before_step",
-        "record/tracer/recording.py:_after_step",
         "record/tracer/recording.py:see_memory",
         "record/tracer/recording.py:_get_rng_state",
         "record/tracer/recording.py:_report",
@@ -36,7 +29,6 @@ class ReportSession(Session):
     )
     unobserved = (
         "record/storage_lifetimes.py:freed",
-        "record/profiler_windows.py:_restore",
         "record/iterations/report.py:clear",
     )
 

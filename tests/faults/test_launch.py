@@ -16,7 +16,7 @@ from tests.faults.test_handler import WRITTEN, prepare
 class ProgramSession(Session):
     """A program whose steps are each recorded in a window of its own."""
 
-    boundary = (*RecorderSession.boundary, "launch/recorder.py:_stepped", "launch/recorder.py:_nothing")
+    boundary = RecorderSession.boundary
     unobserved = RecorderSession.unobserved
     second_warning = RecorderSession.second_warning
 

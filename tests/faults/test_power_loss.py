@@ -80,7 +80,7 @@ def shown(logdir: str) -> tuple[Peaks, list[str]]:
         peaks.setdefault(step.metadata.worker, {})[number] = step.summary().devices[0].stats.peak_bytes
         assert step.side_file is not None
         try:
-            assert same(load_window(step.side_file, step.metadata.epoch_ns), WINDOWS[number // 2])
+            assert same(load_window(step.side_file, step.metadata), WINDOWS[number // 2])
         except UnreadableFileError as error:
             problems.append(error.what)
     for watched in recordings.watched:

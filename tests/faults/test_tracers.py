@@ -18,18 +18,11 @@ def allocations(trace: MemoryTrace) -> list[int]:
 
 
 _ENTRIES = (
-    "record/module_calls.py:_begin",
     "record/module_calls.py:__del__",
-    "record/module_calls.py:__get__",
-    "record/optimizer_hooks.py:__call__",
-    "record/beside_compiler.py:_enter_compiled",
-    "record/beside_compiler.py:_set_tracing",
     "record/tracer/mode.py:__torch_dispatch__",
     "record/tracer/mode.py:_should_skip_dynamo",
     "record/tracer/mode.py:make_hidden_call",
     "record/tracer/kernels.py:run",
-    "record/tracer/recording.py:_before_step",
-    "record/tracer/recording.py:_after_step",
     "record/tracer/recording.py:around",
     "record/tracer/recording.py:see_memory",
     "record/tracer/recording.py:_get_rng_state",
@@ -38,7 +31,7 @@ _ENTRIES = (
 )
 """What torch calls, each of which has the `try` within it."""
 
-_DEATHS = ("record/storage_lifetimes.py:freed", "record/profiler_windows.py:_restore")
+_DEATHS = ("record/storage_lifetimes.py:freed",)
 
 
 class TracerSession(Session):

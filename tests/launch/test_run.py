@@ -214,7 +214,7 @@ def test_the_shapes_of_activations_are_recorded_on_demand(tmp_path: Path, shapes
     done = run(tmp_path, *["--shapes"] * shapes, script(tmp_path, TRAINING), 128, 4)
     assert done.returncode == 0, done.stderr
     step = recorded(tmp_path).steps[0]
-    trace = load_window(step.side_file or "", step.metadata.epoch_ns)
+    trace = load_window(step.side_file or "", step.metadata)
     assert ("float32 [32, 128]" in map(str, trace.tensors)) is shapes
     assert "float32 [128, 64]" in map(str, trace.tensors)  # the weight of the first layer
 

@@ -6,11 +6,12 @@ import errno
 import logging
 import os
 import signal
+import weakref
 
 import pytest
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.record.guard import Guard, guarded
+from tb_memplugin.record.guard import Guard, end_late, entry, guarded
 
 
 class Warnings(logging.Handler):
@@ -99,3 +100,42 @@ def test_what_a_signal_handler_of_the_program_raises_within_ours_reaches_the_pro
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert warnings.texts == []
+
+
+def beyond_the_limit(*_):
+    raise RecursionError
+
+
+def test_so_near_the_limit_of_recursion_that_no_error_can_be_ended_it_is_ended_later(guard, warnings):
+    room = False
+
+    def end(where, error):
+        if not room:
+            raise RecursionError
+        guard.end(where, error)
+
+    called = entry(beyond_the_limit, end, "a module's call", lambda *_: sum, calls_after=0)
+    assert called([1, 2]) == 3
+    assert warnings.texts == []
+    room = True
+    end_late()
+    end_late()
+    assert [text.split(".")[0] for text in warnings.texts] == [
+        "nothing is recorded (RecursionError: near the limit of recursion)"
+    ]
+    with pytest.raises(RecursionError):
+        entry(lambda: [][0], beyond_the_limit, "a module's call")()
+
+
+def test_what_the_program_calls_behind_an_entry_raises_its_own_errors_and_is_not_kept_by_them():
+    class Call:
+        def __call__(self, *_):
+            raise KeyError("the program's")
+
+    called = Call()
+    reference = weakref.ref(called)
+    enter = entry(lambda *_: reference(), None, "a module's call", calls_after=1)
+    with pytest.raises(KeyError, match="the program's") as caught:
+        enter(None, 1)
+    del called
+    assert (caught.traceback[1].name, caught.traceback[1].locals["called"]) == ("enter", [])

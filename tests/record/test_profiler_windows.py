@@ -20,6 +20,9 @@ class Listener:
     def stop(self) -> None:
         self.heard.append("stop")
 
+    def fail(self, where: str, error: BaseException) -> None:
+        self.heard.append(f"{where}: {error}")
+
 
 @pytest.fixture
 def alone(monkeypatch):
@@ -36,14 +39,27 @@ def functions():
     return autograd_profiler._run_on_profiler_start, autograd_profiler._run_on_profiler_stop
 
 
-def test_a_listener_hears_of_each_window_around_torchs_own_functions(alone):
+def test_a_listener_hears_of_each_window_before_torchs_own_functions(alone):
     listener, before = Listener(alone), functions()
     profiler_windows.listen(listener)
     with profile():
         torch.ones(1)
     profiler_windows.stop_listening(listener)
-    assert alone == ["start", "torch's start", "torch's stop", "stop"]
+    assert alone == ["start", "torch's start", "stop", "torch's stop"]
     assert functions() == before
+
+
+def test_a_listener_that_fails_is_told_so_itself_and_torch_goes_on(alone):
+    class Failing(Listener):
+        def start(self) -> None:
+            raise ValueError("injected")
+
+    listeners = [Failing(alone), Listener(alone)]
+    profiler_windows.listen(listeners[0])
+    profiler_windows.listen(listeners[1])
+    autograd_profiler._run_on_profiler_start()
+    assert sorted(alone[:2]) == ["start", "the start of a profiler: injected"]
+    assert alone[2:] == ["torch's start"]
 
 
 def test_torch_has_its_functions_back_when_the_last_listener_dies(alone):

@@ -46,19 +46,19 @@ def wait_for(turns, waiting):
 
 
 def test_no_more_compute_at_a_time_than_there_are_turns():
-    turns, running, most, lock = Turns(3), 0, 0, threading.Lock()
+    turns, running, most, lock, three = Turns(3), 0, 0, threading.Lock(), threading.Barrier(3)
 
     def compute():
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
-        time.sleep(0.01)
+        three.wait(60)  # for two others that compute
         with lock:
             running -= 1
 
-    with ThreadPoolExecutor(20) as requests:
-        list(requests.map(lambda n: run(turns, f"client {n}", "curve", stay, compute), range(20)))
+    with ThreadPoolExecutor(21) as requests:
+        list(requests.map(lambda n: run(turns, f"client {n}", "curve", stay, compute), range(21)))
     assert most == 3
 
 

@@ -184,7 +184,7 @@ def test_a_window_that_may_have_been_written_is_there_after_the_next_one(tmp_pat
     numbers = [(step.metadata.window, step.metadata.step) for step in steps]
     assert numbers == [(0, 0), (1, 1), (unsettled, 2), (unsettled + 1, 3)]
     assert all(
-        same(load_window(str(step.side_file), step.metadata.epoch_ns), window)
+        same(load_window(str(step.side_file), step.metadata), window)
         for step, window in zip(steps, WINDOWS, strict=True)
     )
 

@@ -28,7 +28,7 @@ def test_the_new_takes_the_place_of_the_old(tmp_path):
 def test_an_import_that_fails_leaves_the_old_one_and_nothing_of_the_new(tmp_path, monkeypatch):
     write_import(str(tmp_path), "w", "/a/w.pickle", OLD)
 
-    def interrupted(stream, trace):
+    def interrupted(stream, *_):
         stream.write(b"half")
         raise KeyboardInterrupt
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
-from tb_memplugin.store.reader import read_recordings
+from tb_memplugin import load
+from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.store.imports import write_import
+from tb_memplugin.store.reader import load_window, read_recordings
 from tb_memplugin.store.records import record, records
 from tb_memplugin.store.steps_writer import StepsWriter
+from tb_memplugin.store.windows import write_window
 from tb_memplugin.store.writer import RunWriter
 from tests.step_figures import figures
-from tests.traces import EPOCH, trace
+from tests.traces import EPOCH, same, trace
 
 
 @pytest.fixture
@@ -34,6 +39,38 @@ def read(path):
     found = read_recordings(str(path.parent.parent))
     steps = {step.metadata.step: step.summary().devices[0].stats.peak_bytes for step in found.steps}
     return steps, [problem.what for problem in found.problems]
+
+
+def test_side_files_that_were_swapped_between_runs_without_a_clock_are_refused(tmp_path):
+    sizes = {"a": 512, "b": 2048}
+    for run, size in sizes.items():
+        source = {
+            "segments": [],
+            "device_traces": [
+                [{"action": "alloc", "addr": 1 << 20, "size": size, "stream": 0, "frames": []}]
+            ],
+        }
+        path = tmp_path / f"{run}.pickle"
+        path.write_bytes(pickle.dumps(source))
+        write_import(str(tmp_path / "runs"), run, str(path), load(path))
+    steps = {step.metadata.worker: step for step in read_recordings(str(tmp_path / "runs")).steps}
+    assert steps["a"].metadata.epoch_ns == steps["b"].metadata.epoch_ns
+    for run, size in sizes.items():
+        assert load_window(steps[run].side_file or "", steps[run].metadata).events.bytes.tolist() == [size]
+    first, second = (Path(steps[run].side_file or "") for run in sizes)
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    for step in steps.values():
+        with pytest.raises(UnreadableFileError, match="belongs to another window"):
+            load_window(step.side_file or "", step.metadata)
+
+
+def test_a_side_file_of_an_older_version_that_names_no_writer_is_read(event_file):
+    (step, *_) = read_recordings(str(event_file.parent)).steps
+    with Path(step.side_file or "").open("wb") as stream:
+        write_window(stream, trace("step 0", "alloc 1 a"))
+    assert same(load_window(step.side_file or "", step.metadata), trace("step 0", "alloc 1 a"))
 
 
 def test_records_that_were_written_twice_are_there_once(event_file):

@@ -18,6 +18,7 @@ from tb_memplugin.store.repair import QUIET_SECONDS, repair
 from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.writer import RunWriter
 from tests.faults.failing_files import FailingFiles, Fault
+from tests.flushing import wait_for_the_disk
 from tests.server.tab import Tab
 from tests.step_figures import figures
 from tests.traces import EPOCH, trace
@@ -39,6 +40,7 @@ def recorded(logdir: Path) -> Path:
 
 
 def claim_elsewhere(folder: Path) -> None:
+    wait_for_the_disk()  # its thread reads and clears the folder
     claim = folder / "plugins/tb_memplugin/claimed"
     writer_id, _, origin = claim.read_text().partition(" ")
     claim.write_text(f"{writer_id} {ELSEWHERE}\n{origin.partition(chr(10))[2]}")
@@ -191,15 +193,19 @@ def test_whatever_fails_while_it_is_repaired_nothing_is_lost_and_it_can_be_repea
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
-def test_a_folder_that_cannot_be_read_does_not_keep_others_from_being_repaired(tmp_path):
+def test_an_event_file_that_cannot_be_read_is_named_and_the_others_are_repaired(tmp_path):
     for run in ("a", "b"):
         damage(recorded(tmp_path / run), 3)
-    os.mkfifo(tmp_path / "a/w/events.out.tfevents.9.tb_memplugin")
-    first, second = sorted(repair(str(tmp_path)), key=lambda done: done.folder)
-    assert (str(first.failed), first.records) == ("it is a pipe", 0)
+    pipe = tmp_path / "a/w/events.out.tfevents.9.tb_memplugin"
+    os.mkfifo(pipe)
+    aged(tmp_path)
+    first, named, second = sorted(repair(str(tmp_path)), key=lambda done: done.folder)
+    assert (named.folder, str(named.failed), named.records) == (str(pipe), "it is a pipe", 0)
+    assert (first.folder, first.failed, first.records, first.steps) == (str(tmp_path / "a/w"), None, 7, 0)
     assert (second.failed, second.records, second.steps) == (None, 7, 1)
+    assert peaks(tmp_path / "a").keys() == PEAKS.keys() - {2}  # which may be in the pipe
     done = CliRunner().invoke(command, [str(tmp_path), "--repair"])
-    assert "was not repaired: it is a pipe." in done.output
+    assert f"{pipe} was not repaired: it is a pipe." in done.output
 
 
 def test_the_command_says_what_it_did(tmp_path):

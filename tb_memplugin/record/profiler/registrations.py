@@ -9,7 +9,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from tb_memplugin.record.guard import Failed
+from tb_memplugin.record.guard import Failed, entry
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
 
 
@@ -27,10 +27,12 @@ class Newcomers:
     """
 
     def __init__(self, names: ModuleNames, modules: ModuleRecorder, failed: Failed) -> None:
-        self._names, self._modules, self._failed = names, modules, failed
+        self._names, self._modules = names, modules
         self._handles = [
-            register_module_module_registration_hook(self._got_module),
-            register_module_parameter_registration_hook(self._got_parameter),
+            register_module_module_registration_hook(entry(self._got_module, failed, "adding a module")),
+            register_module_parameter_registration_hook(
+                entry(self._got_parameter, failed, "adding a parameter")
+            ),
         ]
 
     def remove(self) -> None:
@@ -40,21 +42,14 @@ class Newcomers:
         self._handles.clear()
 
     def _got_module(self, parent: nn.Module, name: str, module: nn.Module | None) -> None:
-        try:
-            if module is not None and self._watches(parent):
-                for tensor, owner in self._names.add(self._below(parent, name), module):
-                    self._names.owner_of[id(tensor)] = owner
-                self._modules.watch(module, self._names)
-        except BaseException as error:
-            self._failed("adding a module", error)
+        if module is not None and self._watches(parent):
+            for tensor, owner in self._names.add(self._below(parent, name), module):
+                self._names.owner_of[id(tensor)] = owner
+            self._modules.watch(module, self._names)
 
     def _got_parameter(self, parent: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        try:
-            if self._watches(parent):
-                owner = self._names.row_of[id(parent)], self._below(parent, name)
-                self._names.owner_of[id(parameter)] = owner
-        except BaseException as error:
-            self._failed("adding a parameter", error)
+        if self._watches(parent):
+            self._names.owner_of[id(parameter)] = self._names.row_of[id(parent)], self._below(parent, name)
 
     def _watches(self, parent: nn.Module) -> bool:
         return not torch.compiler.is_dynamo_compiling() and self._modules.is_watching(parent)

@@ -214,7 +214,7 @@ class WindowRecorder:
         outer_calls = OuterCalls(window.names, self._saw_inputs)
         self._modules.start(models, window.names, outer_calls, self._outer_result, self.fail)
         window.crossings = self._modules.log
-        self._handles.append(StepHooks(self._before_step, self._after_step))
+        self._handles.append(StepHooks(self._before_step, self._after_step, self.fail))
         self._handles.append(Newcomers(window.names, self._modules, self._cannot_name))
         window.levels_at_start = allocator_levels()
         segments = allocator_segments()
@@ -455,29 +455,23 @@ class WindowRecorder:
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
             return
-        try:
-            self._stepping.setdefault(id(optimizer), []).append(time_ns())
-            holdings, in_models = self._held_by(optimizer, window), []
-            if self._held is not None and (not self._round or id(optimizer) in self._round):
-                self._round.clear()
-                in_models = self._held.look()
-            self._round.add(id(optimizer))
-            self._add_optimizer(optimizer, window)
-            self._sightings.append(holdings.look(optimizer) + in_models)
-        except BaseException as error:
-            self.fail("the start of an optimizer's step", error)
+        self._stepping.setdefault(id(optimizer), []).append(time_ns())
+        holdings, in_models = self._held_by(optimizer, window), []
+        if self._held is not None and (not self._round or id(optimizer) in self._round):
+            self._round.clear()
+            in_models = self._held.look()
+        self._round.add(id(optimizer))
+        self._add_optimizer(optimizer, window)
+        self._sightings.append(holdings.look(optimizer) + in_models)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
             return
-        try:
-            began, ended = self._stepping.get(id(optimizer)), time_ns()
-            holdings = self._held_by(optimizer, window)
-            if began:
-                window.optimizer_steps.append(OptimizerStep(began.pop(), ended, holdings.stepped(optimizer)))
-            self._sightings.append(holdings.look_at_state(optimizer))
-        except BaseException as error:
-            self.fail("the end of an optimizer's step", error)
+        began, ended = self._stepping.get(id(optimizer)), time_ns()
+        holdings = self._held_by(optimizer, window)
+        if began:
+            window.optimizer_steps.append(OptimizerStep(began.pop(), ended, holdings.stepped(optimizer)))
+        self._sightings.append(holdings.look_at_state(optimizer))
 
     def _saw_inputs(self, sightings: list[Sighting], _: object) -> None:
         if self._window is not None:

@@ -107,7 +107,7 @@ class HistoryRecording:
         self._start_ns = self._step_ns = time_ns()
         self._peak_before, self._requests_before = self._levels()[1], self._requests()
         try:
-            self._step_hooks = StepHooks(self._before_step, self._after_step)
+            self._step_hooks = StepHooks(self._before_step, self._after_step, self._guard.end)
             self._hooks.start(models, self._names, failed=self._guard.end)
         except BaseException:
             self.abandon()

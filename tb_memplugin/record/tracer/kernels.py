@@ -156,6 +156,8 @@ def allocator_log() -> AllocatorLog | None:
 class StepsAside:
     """Stops a thread's log before a profiler starts on it, while it listens: torch allows only one."""
 
+    fail = staticmethod(UNOWNED.end)
+
     def start(self) -> None:
         """Stop the log of this thread."""
         log: AllocatorLog | None = getattr(_logs, "log", None)

@@ -211,7 +211,7 @@ class StorageRecording:
         try:
             outer_calls = OuterCalls(names, self._saw_inputs)
             self._layer_calls.start(models, names, outer_calls, failed=self.layers.failed)
-            self._handles = [StepHooks(self._before_step, self._after_step)]
+            self._handles = [StepHooks(self._before_step, self._after_step, self.layers.failed)]
             listen(self)
             profiler_windows.listen(self._steps_aside)
             self._main = self._mode()
@@ -441,19 +441,15 @@ class StorageRecording:
             self._name(gradients(optimizer, self.layers.names))
             if self.layers.results is not None:
                 self.layers.results.before_step(optimizer)
-        except BaseException as error:
-            self.layers.failed("the start of an optimizer's step", error)
-        self.layers.in_optimizer += 1
-        self._step_ns = time_ns()
+        finally:
+            self.layers.in_optimizer += 1
+            self._step_ns = time_ns()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._stepped.add(optimizer)
         self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
         self.layers.optimizer.append((self._step_ns, time_ns()))
-        try:
-            self._name(optimizer_storages(optimizer, self.layers.names))
-        except BaseException as error:
-            self.layers.failed("the end of an optimizer's step", error)
+        self._name(optimizer_storages(optimizer, self.layers.names))
 
     def _notes(self) -> Iterator[Note]:
         ledger = self.recorded.ledger
