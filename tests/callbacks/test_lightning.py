@@ -262,8 +262,10 @@ def test_fitting_twice_gives_two_workers(tmp_path, pl, caplog):
     assert [(step.metadata.worker, step.metadata.step) for step in recorded(tmp_path)] == [
         ("w", 2),
         ("w", 3),
+        ("w", 4),
         ("w_training2", 8),
         ("w_training2", 9),
+        ("w_training2", 10),
     ]
     assert "tb_memplugin" not in {record.name for record in caplog.records}
 

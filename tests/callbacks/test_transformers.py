@@ -276,8 +276,10 @@ def test_training_twice_gives_two_workers(tmp_path, caplog):
     assert [(step.metadata.worker, step.metadata.step) for step in recorded(tmp_path)] == [
         ("w", 2),
         ("w", 3),
+        ("w", 4),
         ("w_training2", 2),
         ("w_training2", 3),
+        ("w_training2", 4),
     ]
     assert "tb_memplugin" not in {record.name for record in caplog.records}
 
@@ -371,7 +373,7 @@ def test_every_rank_writes_its_own(tmp_path):
         (Path(step.folder).relative_to(tmp_path).as_posix(), step.metadata.step)
         for step in recorded(tmp_path)
     }
-    assert found == {(f"runs/memory/rank{rank}", step) for rank in (0, 1) for step in (2, 3)}
+    assert found == {(f"runs/memory/rank{rank}", step) for rank in (0, 1) for step in (2, 3, 4)}
 
 
 def test_without_the_library_it_says_what_to_install():
