@@ -52,8 +52,9 @@ def listen(listener: Listener) -> None:
         _listeners.add(listener)
         weakref.finalize(listener, entry(_restore, UNOWNED.end, "the end of a recorder")).atexit = False
         if _originals is None:
-            _originals = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
-            _ours = _notifying("start", _originals[0]), _notifying("stop", _originals[1])
+            starts, stops = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
+            _ours = _notifying("start", starts), _notifying("stop", stops)
+            _originals = starts, stops  # not before: without ours, a later listener begins anew
             setattr(_torch, WINDOW_STARTS, _ours[0])
             setattr(_torch, WINDOW_STOPS, _ours[1])
 
