@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ def models_alive() -> dict[str, nn.Module]:
     It is one pass over the program's objects, and no object is changed.
     """
     modules: list[nn.Module] = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    return _by_name([module for module in _outermost(modules) if _parameters(module)])
+    return _by_name([module for module in _outermost(modules) if _has_parameters(module)])
 
 
 def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
@@ -84,17 +84,21 @@ def _children(module: nn.Module) -> Iterable[nn.Module]:
     return [child for child in children if child is not None]
 
 
-def _parameters(module: nn.Module) -> list[int]:
-    """Return the ids of all parameters in a module and the modules in it."""
-    parameters: list[int] = []
+def _parameters(module: nn.Module) -> Iterator[int]:
+    """Yield the ids of all parameters in a module and the modules in it. No method of theirs is called."""
     pending, visited = [module], set[int]()
     while pending:
         current = pending.pop()
         if id(current) not in visited:
             visited.add(id(current))
-            parameters += map(id, parameters_of(current).values())
+            yield from (
+                id(parameter) for parameter in parameters_of(current).values() if parameter is not None
+            )
             pending += _children(current)
-    return parameters
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(_parameters(module), None) is not None
 
 
 class OutermostCalls:
@@ -138,7 +142,7 @@ class OutermostCalls:
         if self._thread not in (None, thread):
             return
         if not self._depth:
-            if next(nn.Module.parameters(module), None) is None:
+            if not _has_parameters(module):
                 return
             self._thread, self._depth = thread, 1
             self._outermost[id(module)] = weakref.ref(module)

@@ -28,6 +28,7 @@ from time import time_ns
 from typing import Any
 
 import torch
+from torch.overrides import has_torch_function
 
 from tb_memplugin.record.guard import UNOWNED, Failed, call_all
 from tb_memplugin.record.profiler_windows import can_listen
@@ -36,6 +37,7 @@ from tb_memplugin.record.tensor_metadata import dense
 from tb_memplugin.record.torch_private.dispatch import (
     CallOperator,
     call_in_dispatch,
+    call_plainly,
     schema_of,
     without_torch_functions,
 )
@@ -236,6 +238,13 @@ def _is_quiet(operator: Any, args: tuple[Any, ...]) -> bool:
         return (kind is _Tensor or kind is _Parameter) and tensor.layout is _strided and not tensor.is_nested
 
 
+def _has_torch_function(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether to call an operator would call a `__torch_function__`: of a mode, or of an argument's class."""
+    if has_torch_function((*args, *kwargs.values())):
+        return True
+    return any(has_torch_function(each) for each in args if type(each) is list or type(each) is tuple)
+
+
 @dataclass(slots=True)
 class Unseen:
     """What was not reported or not identified, for the trace's notes.
@@ -283,10 +292,12 @@ class KernelMemory:
         operator: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
-        call: CallOperator = call_in_dispatch,
+        call: CallOperator | None = None,
     ) -> Any:
         """Call an operator, or by `call_plainly` another function, while the allocator reports."""
         is_quiet, log, kwargs = True, None, kwargs or {}
+        if call is None:  # the other way attributes a warning of the operator to this line
+            call = call_in_dispatch if _has_torch_function(args, kwargs) else call_plainly
         try:
             is_quiet = _is_quiet(operator, args)
             if not is_quiet:
