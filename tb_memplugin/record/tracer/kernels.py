@@ -35,9 +35,7 @@ from tb_memplugin.record.profiler_windows import can_listen
 from tb_memplugin.record.storage_lifetimes import Block, Buffer, Ledger
 from tb_memplugin.record.tensor_metadata import dense
 from tb_memplugin.record.torch_private.dispatch import (
-    CallOperator,
     call_in_dispatch,
-    call_plainly,
     schema_of,
     without_torch_functions,
 )
@@ -239,7 +237,10 @@ def _is_quiet(operator: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _has_torch_function(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether to call an operator would call a `__torch_function__`: of a mode, or of an argument's class."""
+    """Whether to call an operator would call a `__torch_function__`: of a mode, or of an argument's class.
+
+    Else it is called as it is: `call_in_dispatch` attributes a warning of it to the line that calls.
+    """
     if has_torch_function((*args, *kwargs.values())):
         return True
     return any(has_torch_function(each) for each in args if type(each) is list or type(each) is tuple)
@@ -292,13 +293,13 @@ class KernelMemory:
         operator: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
-        call: CallOperator | None = None,
+        *,
+        is_operator: bool = True,
     ) -> Any:
-        """Call an operator, or by `call_plainly` another function, while the allocator reports."""
-        is_quiet, log, kwargs = True, None, kwargs or {}
-        if call is None:  # the other way attributes a warning of the operator to this line
-            call = call_in_dispatch if _has_torch_function(args, kwargs) else call_plainly
+        """Call an operator that reached a dispatch mode, or a function, while the allocator reports."""
+        is_quiet, log, kwargs, hides = True, None, kwargs or {}, False
         try:
+            hides = is_operator and _has_torch_function(args, kwargs)
             is_quiet = _is_quiet(operator, args)
             if not is_quiet:
                 log = self._log
@@ -308,9 +309,9 @@ class KernelMemory:
         except BaseException as error:
             self._failed(_WHERE, error)
         if is_quiet:
-            return call(operator, (), args, kwargs)
+            return call_in_dispatch(operator, (), args, kwargs) if hides else operator(*args, **kwargs)
         try:
-            out = call(operator, (), args, kwargs)
+            out = call_in_dispatch(operator, (), args, kwargs) if hides else operator(*args, **kwargs)
         finally:
             if log is not None:
                 try:

@@ -27,7 +27,6 @@ from tb_memplugin.record.torch_private.dispatch import (
     OPERATOR_FILE,
     HiddenFromDynamo,
     TorchDispatchMode,
-    call_plainly,
     current_mode,
     current_modes,
     pop_mode,
@@ -267,7 +266,7 @@ class StorageMode(TorchDispatchMode):
             self._layers.failed(_WHERE, error)
         began = time_ns()
         try:
-            return self._kernels.run(_called, (call,), None, call_plainly)
+            return self._kernels.run(_called, (call,), None, is_operator=False)
         finally:
             try:
                 with self._ledger.lock, without_torch_functions():
