@@ -10,7 +10,7 @@ import threading
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,8 +136,8 @@ _NAMESPACES: tuple[Any, ...] = (
 )
 
 
-def process_state(training: Training) -> dict[str, Any]:
-    """What a recorder may change and must give back: torch's functions and hooks, modes, threads."""
+def process_state(training: Training, threads: Set[threading.Thread]) -> dict[str, Any]:
+    """What a recorder may change and must give back: torch's functions, hooks, modes, and new threads."""
     state: dict[str, Any] = {}
     for number, namespace in enumerate(_NAMESPACES):
         for name, value in list(vars(namespace).items()):
@@ -153,7 +153,7 @@ def process_state(training: Training) -> dict[str, Any]:
             len(getattr(p, "_post_accumulate_grad_hooks", None) or {}) for p in parameters
         ],
         "modes": len(_get_current_dispatch_mode_stack()) + len(_get_current_function_mode_stack()),
-        "threads": sorted(one.name for one in threading.enumerate()),
+        "threads": sorted(one.name for one in threading.enumerate() if one not in threads),
         "profile functions": [sys.getprofile(), threading.getprofile()],
         "profiler": torch._C._autograd._profiler_enabled(),
         "gc callbacks": len(gc.callbacks),
@@ -192,7 +192,8 @@ def run(session: NewSession, folder: Path, function: str = "", error: BaseExcept
     gc.collect()  # what the last run left: a generator that ends later would be a call of its function
     training = Training()
     training.step()
-    before, raised, fired = process_state(training), None, False
+    threads = set(threading.enumerate())  # of tests before this one, which may end meanwhile
+    before, raised, fired = process_state(training, threads), None, False
     with messages() as seen:
         recorder = session(folder, training)
         if error is None:
@@ -214,10 +215,10 @@ def run(session: NewSession, folder: Path, function: str = "", error: BaseExcept
         if error is not None:
             error.__traceback__ = None  # its frames hold the recorder
         wait_for_the_disk()
-        left = _difference(before, process_state(training))
+        left = _difference(before, process_state(training, threads))
         if left:
             gc.collect()
-            left = _difference(before, process_state(training))
+            left = _difference(before, process_state(training, threads))
     return Run(training.outcome(), windows, seen.texts, seen.unraised, left, fired, raised)
 
 
@@ -268,7 +269,8 @@ def _sweep(
 ) -> tuple[int, list[str]]:
     healthy, expected = run(session, folder / "healthy"), plain()
     assert healthy.outcome == expected
-    assert (healthy.warnings, healthy.left, len(healthy.windows)) == ([], {}, 2)
+    before = healthy.warnings, healthy.left, len(healthy.windows)
+    assert before == ([], {}, 2), before
     fired, problems = 0, []
     for number, function in enumerate(functions_called(session, folder / "seen")):
         key = zlib.crc32(_plain_name(function).encode())
