@@ -245,6 +245,26 @@ def test_the_cpus_allocator_is_counted_from_the_start_and_the_end_is_told(tmp_pa
     assert account_line(accounts(trace, trace.device_row("cpu"))).level == "exact"
 
 
+LEAK = """
+import torch
+
+net = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+outputs = []
+for step in range(8):
+    outputs.append(net(torch.randn(256, 64)))
+    outputs[-1].mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_a_step_keeps_is_the_first_advice_with_its_bytes(tmp_path: Path) -> None:
+    """Each step keeps 256 x 64 numbers of 4 bytes. The steps that are recorded by default show it."""
+    done = run(tmp_path, script(tmp_path, LEAK))
+    assert "(<module>) keeps what it allocates. 64.00 KiB more with every step." in done.stderr
+
+
 def test_a_second_run_says_what_changed(tmp_path: Path) -> None:
     path = script(tmp_path, TRAINING)
     runs = [run(tmp_path, path, width, 5).stderr for width in (128, 128, 1024)]

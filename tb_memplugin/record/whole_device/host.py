@@ -91,7 +91,7 @@ class HeapFree:
     """Reads what the C library holds free in the heap of this process, as glibc (2.33 and later) counts it.
 
     Blocks that were freed, but lie between others that live on, cannot go back to the system. glibc walks
-    them for an answer, which took 30 to 500 us, so after each reading comes a pause.
+    them for an answer, so after each reading comes a pause.
     """
 
     def __init__(self) -> None:
