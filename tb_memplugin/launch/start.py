@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -52,7 +51,10 @@ def begin() -> None:
 
 
 class _BeforeTorch(MetaPathFinder):
-    """Finds torch once, as the other finders would, and begins to record when it has been imported."""
+    """Finds torch as the other finders would, and begins to record when it has been imported.
+
+    Programs may look for torch before they import it, as transformers and vLLM do, so it stays until then.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -60,14 +62,14 @@ class _BeforeTorch(MetaPathFinder):
     def find_spec(
         self,
         fullname: str,
-        path: Sequence[str] | None,  # noqa: ARG002  # the protocol's
-        target: ModuleType | None = None,  # noqa: ARG002  # the protocol's
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         """Return torch's spec, whose loader begins to record afterwards; None for all other modules."""
-        if fullname != "torch" or self not in sys.meta_path:
+        if fullname != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec("torch")
+        others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+        spec = next(filter(None, (each.find_spec(fullname, path, target) for each in others)), None)
         if spec is None or spec.loader is None:
             return spec
         loader = spec.loader
@@ -75,6 +77,8 @@ class _BeforeTorch(MetaPathFinder):
 
         def execute_and_record(module: ModuleType) -> None:
             del loader.exec_module  # the loader's own again
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             execute(module)
             _record(self._settings)
 

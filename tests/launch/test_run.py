@@ -231,6 +231,14 @@ def test_code_without_a_file_runs_as_with_python(tmp_path: Path, arguments: tupl
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["python"]
 
 
+def test_a_program_that_looks_for_torch_before_it_imports_it_is_recorded(tmp_path: Path) -> None:
+    """As `import transformers` does."""
+    looks = "from importlib.util import find_spec\nassert find_spec('torch').loader.name == 'torch'\n"
+    done = run(tmp_path, script(tmp_path, looks + TRAINING), 16, 5)
+    assert done.returncode == 0, done.stderr
+    assert numbers(recorded(tmp_path)) == [2, 3, 4]
+
+
 @pytest.mark.skipif(
     sys.platform != "linux" or not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a compiler"
 )
