@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 
 from tb_memplugin.errors import MemPluginError
 
@@ -38,7 +39,7 @@ class Unit:
         """Return a size without its unit, in three or four digits: `12.50`, `154.8`; in bytes, whole."""
         value = size / self.bytes
         decimals = 0 if self.bytes == 1 or abs(value) >= 999.95 else 1 if abs(value) >= 99.995 else 2
-        return f"{value:,.{decimals}f}"
+        return f"{Decimal(value).quantize(Decimal(10) ** -decimals, ROUND_HALF_UP):,}"  # as the tab rounds
 
     def text(self, size: float) -> str:
         """Return a size with its unit."""
