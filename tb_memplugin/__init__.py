@@ -50,9 +50,15 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        install = 'pip install "tb-memplugin[torch]"'
+        raise ModuleNotFoundError(f"{name} needs PyTorch. Run: {install}", name="torch") from error
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -224,6 +224,26 @@ def test_the_command_starts_on_a_host_without_torch() -> None:
     )
 
 
+def test_a_name_that_needs_torch_says_what_to_install() -> None:
+    printed = run_without_torch(
+        """
+import tb_memplugin
+
+for name in sorted(tb_memplugin.__all__):
+    try:
+        getattr(tb_memplugin, name)
+    except ImportError as error:
+        print(error.name, error)
+"""
+    )
+    of_torch = [
+        *("IterationReport", "LineTracer", "MemoryEstimator", "MemoryMonitor", "MemoryTracer"),
+        *("combine_handlers", "estimate_ranks", "memory_trace_handler", "record_on_oom"),
+    ]
+    fix = 'needs PyTorch. Run: pip install "tb-memplugin[torch]"'
+    assert printed.splitlines() == [f"torch {name} {fix}" for name in of_torch]
+
+
 def written_by_hand() -> list[Path]:
     folders = (PACKAGE, "build_backend", "benchmarks", "examples", "proto", "tests", "frontend/src")
     files = (path for folder in folders for path in (ROOT / folder).rglob("*"))
