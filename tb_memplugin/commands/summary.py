@@ -72,14 +72,15 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
     where = f", in {best.metadata.worker}, the highest of {workers}" if workers > 1 else ""
     phase = "" if state.phase == Phase.OTHER else f" in {state.phase.key}"
     doing = f", at {state.operator}" if state.operator else ""
-    yield "peak", f"{size_text(state.bytes)} on {state.device} in step {state.step}{phase}{doing}{where}"
+    step = "" if trace.source == "snapshot" and len(trace.steps) == 1 else f" in step {state.step}"
+    yield "peak", f"{size_text(state.bytes)} on {state.device}{step}{phase}{doing}{where}"
     for name, by in DIVIDED:
         if text := _parts(state, _parts_of(state, by)):
             yield name, text
     yield from _changed(path, trace)
     answer = advice(trace, state.device, watched=recordings.watched_beside(best.folder))
     if answer.findings:
-        first = answer.findings[0]
+        first = min(answer.findings, key=lambda finding: finding.kind != "failed_request")
         yield "advice", f"{first.title} {size_text(first.bytes)} {first.measure}."
         yield "", first.what_to_do
         if more := len(answer.findings) - 1:

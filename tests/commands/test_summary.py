@@ -1,9 +1,10 @@
 """`tb-memplugin summary`: what fills the peak of a recorded run, and what to do, in some lines."""
 
+from tb_memplugin import load
 from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.writer import RunWriter
 from tests.analysis.test_growth import of_process
-from tests.commands.files import run
+from tests.commands.files import failing_snapshot, run, write
 from tests.traces import trace
 
 MIB = 1 << 20
@@ -40,3 +41,11 @@ def test_growth_of_the_process_is_the_first_advice(tmp_path):
         "The process grows over 60 watched steps, because memory that it frees stays in the heap of the "
         "C library. 1.00 MiB more with every step."
     )
+
+
+def test_why_memory_ran_out_is_the_first_advice_and_no_step_is_named_that_none_marked(tmp_path):
+    recorded = load(write(tmp_path / "oom.pickle", failing_snapshot()))
+    RunWriter(str(tmp_path / "run"), "oom_rank0").write(recorded)
+    shown = lines(tmp_path / "run")
+    assert shown["peak"] == "300 B on cuda:0"
+    assert shown["advice"].startswith("A request for 8.79 KiB failed on cuda:0")

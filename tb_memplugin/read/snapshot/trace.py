@@ -202,6 +202,9 @@ def _merged(
     time = merged.time_ns
     span = (int(time[0]), int(time[-1]) + 1) if len(time) else (0, 1)
     steps, renumbered = steps_of(ranges.table, ranges.names, span)
+    ooms = _ooms(devices, order)
+    if ooms and time[ooms[-1].event] > steps[-1].end_ns:  # the recording goes on after its profiled steps
+        steps, renumbered = (Step(0, *span),), ()
     read = MemoryTrace(
         source="snapshot",
         events=merged,
@@ -217,7 +220,7 @@ def _merged(
         streams=tuple(tables.streams),
         pools=tuple(tables.pools),
         contexts=tables.contexts.as_tuple(),
-        ooms=_ooms(devices, order),
+        ooms=ooms,
         counters=tuple(reading for device in devices for reading in device.counters()),
         notes=(
             *_notes(devices, ranges.left_out),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tb_memplugin.read.snapshot.annotated_steps import RENUMBERED
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
@@ -111,6 +112,20 @@ def test_steps_are_the_profilers_where_it_was_on() -> None:
     trace = read(content)
     assert trace.steps == (Step(3, 10_000, 30_000), Step(4, 30_000, 40_001))
     assert [trace.step_events(row) for row in range(2)] == [(0, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(("failed_at", "steps"), [(28, (3,)), (60, (0,))])
+def test_a_request_that_fails_after_the_profiled_steps_is_in_none_of_them(
+    failed_at: int, steps: tuple[int, ...]
+) -> None:
+    content = snapshot([segment(block(1000, 5))], entries("alloc 1000 5 20", f"oom 512 7 {failed_at}"))
+    content["external_annotations"] = [
+        {"name": "ProfilerStep#3", "stage": stage, "device": 0, "time_us": time}
+        for stage, time in [("START", 10), ("END", 30)]
+    ]
+    trace = read(content)
+    assert tuple(step.number for step in trace.steps) == steps
+    assert trace.step_at(trace.ooms[0].event).number == steps[0]
 
 
 def test_steps_of_a_second_profile_are_no_part_of_the_first_ones() -> None:
