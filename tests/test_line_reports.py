@@ -50,7 +50,7 @@ def test_the_report_is_a_table():
     assert lines[0] == "Device: cpu"
     assert lines[1].startswith("Max mem: ")
     assert lines[1].endswith(f"({report.max_bytes:,} bytes)")
-    assert lines[2] == "Total mem allocated: 15.62 KiB (16,000 bytes)"
+    assert lines[2] == "Total mem allocated: 15.63 KiB (16,000 bytes)"
     assert lines[3].split() == ["Mem", "Cumulative", "Mem", "Median", "Count", "Location"]
     assert lines[4].endswith("  untraced")
     assert lines[5].split()[:2] == ["11.72", "KiB"]
@@ -66,7 +66,7 @@ def test_what_is_not_shown_is_one_row():
     rows = text.getvalue().splitlines()[4:6]
     rest = tracer.report().lines[1:]
     assert before.nbytes <= tracer.report().lines[0].bytes
-    assert rows[1].split() == ["15.62", "KiB", *rows[1].split()[2:4], "4", "...", "2", "more", "lines"]
+    assert rows[1].split() == ["15.63", "KiB", *rows[1].split()[2:4], "4", "...", "2", "more", "lines"]
     assert sum(use.bytes for use in rest) == 16_000
 
 
