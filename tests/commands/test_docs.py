@@ -112,7 +112,7 @@ def test_the_workflow_tells_a_pull_request_what_grew(tmp_path, monkeypatch):
     train(64)
     assert shell("tb-memplugin check --write memory.lock runs; rm -r runs").returncode == 0
     train(640)
-    printed, codes = "", []
+    printed, codes = "", list[int]()
     for step in steps:
         if "run" in step and " run " not in step["run"] and ("if" in step) == any(codes):
             done = shell(step["run"])

@@ -204,7 +204,7 @@ def test_a_training_runs_as_without_us_and_two_steps_and_all_figures_are_recorde
     assert f"optimizer_state {(8 * elements + 16) / 1024:.2f} KiB" in with_us.stderr  # and 4 step counters
     assert f"parameter {4 * elements / 1024:.2f} KiB" in with_us.stderr
     assert re.search(r"layers +first ", with_us.stderr)
-    assert "train.py:" in with_us.stderr
+    assert "train.py (<module>) " in with_us.stderr
     assert f"tensorboard --logdir {tmp_path / 'runs'}" in with_us.stderr
 
 
