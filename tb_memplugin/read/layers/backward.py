@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from tb_memplugin.read.layers.calls import Call, same_requests
-from tb_memplugin.read.layers.matching import longest_common
+from tb_memplugin.read.layers.matching import longest_common, surely_common
 from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
 
 _NODE = re.compile(r"::(\w+?)Backward\d*::apply|torch::autograd::(PyNode|AccumulateGrad)::apply")
@@ -51,6 +51,8 @@ _OF_GRADIENTS = {"sum", CAST}
 
 _ALWAYS = ("mm", "addmm", "bmm", "convolution", "nativelayernorm")
 """Operators that allocate whenever they run: a node that matches none is not where its operator was."""
+
+_SURE = frozenset(_ALWAYS)
 
 VIEW, _LINEAR = "view", ("mm", "addmm")
 _NOT_OF_NEXT = (VIEW, "mm")
@@ -224,9 +226,9 @@ class Backward:
         kinds = {kind for kind, _ in nodes if kind}
         wanted = kinds | {name for kind in kinds for name in _ALSO.get(kind, ())}
         operators = _operators(forward, frozenset(wanted))
-        match = longest_common(
-            [names for names, _ in operators], [frozenset((kind, *_ALSO.get(kind, ()))) for kind, _ in nodes]
-        )
+        possible = [frozenset((kind, *_ALSO.get(kind, ()))) for kind, _ in nodes]
+        match = longest_common([names for names, _ in operators], possible)
+        doubtful = _doubtful(operators, possible, match)
         rows = _with_neighbours(
             [kind for kind, _ in nodes], match, [len(of_names) for _, of_names in operators]
         )
@@ -250,6 +252,8 @@ class Backward:
                 if kind != VIEW and not is_engine:  # the two modules end and begin with what was matched
                     is_sure |= self._are_leaves_of(around, last, following[at])
                 owner, evidence = around if is_sure and kind not in _ALWAYS else -1, BETWEEN
+            if at in doubtful:
+                owner = operator = stack = last = -1
             allocated = [request.at for request in of_node]
             result.owner[allocated] = owner
             result.evidence[allocated] = evidence * (owner >= 0)
@@ -272,6 +276,33 @@ class Backward:
         while second >= 0 and second not in outer:
             second = int(self._parents[second])
         return second
+
+
+def _doubtful(
+    operators: Sequence[tuple[frozenset[str], list[Request]]],
+    possible: Sequence[frozenset[str]],
+    match: dict[int, int],
+) -> set[int]:
+    """Return the nodes around those that may be of another call's operator, where a part has no backward.
+
+    What always allocates is in a forward and its backward alike. Where it is not, as it does if a result is
+    not used or a part runs without gradients, several matches are equally good.
+    """
+    rows = [row for row, (names, _) in enumerate(operators) if names & _SURE]
+    if set(rows) <= set(match.values()):
+        return set()
+    columns = [column for column, names in enumerate(possible) if names & _SURE]
+    calls = [operators[row][1][0].call for row in rows]
+    sure = surely_common(
+        [operators[row][0] & _SURE for row in rows], [possible[column] & _SURE for column in columns], calls
+    )
+    doubtful: set[int] = set()
+    bounds = [-1, *columns, len(possible)]
+    for at, column in enumerate(columns):
+        row = match.get(column, -1)
+        if at not in sure or row < 0 or operators[row][1][0].call != calls[sure[at]]:
+            doubtful.update(range(bounds[at] + 1, bounds[at + 2]))
+    return doubtful
 
 
 def _is_of_another(request: Request, between: Sequence[Request]) -> bool:

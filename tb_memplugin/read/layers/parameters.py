@@ -15,7 +15,7 @@ import numpy as np
 from tb_memplugin.read.layers.backward import ACCUMULATE, BETWEEN, Meaning
 from tb_memplugin.read.layers.calls import Call
 from tb_memplugin.read.layers.frames import Frames, PythonFrame, Role
-from tb_memplugin.read.layers.matching import longest_common
+from tb_memplugin.read.layers.matching import surely_common
 from tb_memplugin.trace import Category, Kind, MemoryTrace
 from tb_memplugin.trace.tables import Bool, Int32, UInt8
 
@@ -227,9 +227,10 @@ def _order(path: Place) -> list[tuple[int, int, str]]:
 
 def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient]) -> dict[int, Call]:
     """Return the calls of the modules that moved parameters and buffers belong to, by event."""
-    match = longest_common(
+    match = surely_common(
         [frozenset(((depth_of(gradient), gradient.size),)) for gradient in gradients],
         [frozenset(((tensor.depth, tensor.size),)) for tensor in moved],
+        [_place(gradient.call) for gradient in gradients],
     )
     owner: dict[int, Call] = {}
     before: tuple[Moved, Call] | None = None
@@ -311,8 +312,10 @@ def match_state(
         default=0,
     )
     repeated = [parameter for parameter in parameters for _ in range(min(times, MOST_STATES))]
-    match = longest_common(
-        [frozenset((size,)) for size, _ in repeated], [frozenset((size,)) for _, size in state]
+    match = surely_common(
+        [frozenset((size,)) for size, _ in repeated],
+        [frozenset((size,)) for _, size in state],
+        [call and _place(call) for _, call in repeated],
     )
     owners = ((state[column][0], repeated[row][1]) for column, row in match.items())
     return {event: call for event, call in owners if call is not None}
