@@ -245,7 +245,8 @@ class Backward:
                 owner, evidence, operator = last, OF_ENGINE, stack
             else:  # sure only if it is in the call before or after it, which has the other in it
                 around = self._around(last, following[at])
-                is_sure = last == following[at] or (around in (last, following[at]) and not is_engine)
+                is_sure = last == following[at]
+                is_sure |= not is_engine and self._is_directly_in(around, last, following[at])
                 if kind == VIEW and around == last != following[at]:
                     is_sure = next_kinds[at] in _LINEAR
                 is_sure |= (kind, next_kinds[at]) == _NOT_OF_NEXT
@@ -260,6 +261,10 @@ class Backward:
             result.operator[allocated] = operator
             end = of_node[-1].at
         return result
+
+    def _is_directly_in(self, outer: int, *calls: int) -> bool:
+        """Whether one of two calls is the other's parent: no third begins or ends between them."""
+        return outer in calls and all(call == outer or self._parents[call] == outer for call in calls)
 
     def _are_leaves_of(self, outer: int, *calls: int) -> bool:
         """Whether calls are directly in a call, and have no calls in them."""
