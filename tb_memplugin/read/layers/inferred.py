@@ -241,7 +241,9 @@ def _with_parameters(
         [(part.size, part.depth, of_moved.get(part.event)) for part in parts]
         or [(gradient.size, depth_of(gradient), gradient.call) for gradient in gradients]
     )
-    of_state = match_state(list(zip(state.tolist(), size[state].tolist(), strict=True)), parameters)
+    of_state = match_state(
+        list(zip(state.tolist(), size[state].tolist(), strict=True)), parameters, is_order_known=bool(parts)
+    )
     for event, call in of_state.items():
         owner[event] = call.row
     return complete_loops(parts, gradients, of_moved)

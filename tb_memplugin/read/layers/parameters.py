@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from tb_memplugin.read.layers.backward import ACCUMULATE, BETWEEN, Meaning
 from tb_memplugin.read.layers.calls import Call
 from tb_memplugin.read.layers.frames import Frames, PythonFrame, Role
 from tb_memplugin.read.layers.matching import surely_common
+from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.trace import Category, Kind, MemoryTrace
 from tb_memplugin.trace.tables import Bool, Int32, UInt8
 
@@ -225,11 +227,50 @@ def _order(path: Place) -> list[tuple[int, int, str]]:
     return [*key, last]
 
 
+def _is_order_known(places: Iterable[Place]) -> bool:
+    """Whether it is known that modules are registered in an order, not only supposed.
+
+    Attributes are if a text has the class that sets them, and the modules of a list are.
+    """
+    for first, second in pairwise(places):
+        levels = next(((one, other) for one, other in zip(first, second, strict=False) if one != other), None)
+        if levels is None:
+            continue  # the same module, or one within the other
+        (position, name), (position_after, name_after) = levels
+        if NOT_KNOWN in name + name_after or position == position_after:
+            list_name, _, index = name.rpartition(".")
+            list_after, _, index_after = name_after.rpartition(".")
+            if list_name != list_after or not (index + index_after).isdecimal():
+                return False
+        elif not position or not position_after:
+            return False
+    return True
+
+
+def _matched(
+    rows: Sequence[tuple[int, ...]], columns: Sequence[tuple[int, ...]], places: Sequence[Place]
+) -> dict[int, int]:
+    """Return the row that each column surely is of: of a parameter with its depth and bytes, in their order.
+
+    Where the order of all is not known, those of one depth and size match if it is for these, and there are as
+    many columns.
+    """
+    if _is_order_known(places):
+        return surely_common([frozenset((row,)) for row in rows], [frozenset((c,)) for c in columns], places)
+    match: dict[int, int] = {}
+    for key in set(rows):
+        of_rows = [row for row, each in enumerate(rows) if each == key]
+        of_columns = [column for column, each in enumerate(columns) if each == key]
+        if len(of_rows) == len(of_columns) and _is_order_known(places[row] for row in of_rows):
+            match.update(zip(of_columns, of_rows, strict=True))
+    return match
+
+
 def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient]) -> dict[int, Call]:
     """Return the calls of the modules that moved parameters and buffers belong to, by event."""
-    match = surely_common(
-        [frozenset(((depth_of(gradient), gradient.size),)) for gradient in gradients],
-        [frozenset(((tensor.depth, tensor.size),)) for tensor in moved],
+    match = _matched(
+        [(depth_of(gradient), gradient.size) for gradient in gradients],
+        [(tensor.depth, tensor.size) for tensor in moved],
         [_place(gradient.call) for gradient in gradients],
     )
     owner: dict[int, Call] = {}
@@ -298,13 +339,14 @@ def _is_below(inner: Call | None, outer: Call) -> bool:
 
 
 def match_state(
-    state: Sequence[tuple[int, int]], parameters: Sequence[tuple[int, Call | None]]
+    state: Sequence[tuple[int, int]], parameters: Sequence[tuple[int, Call | None]], *, is_order_known: bool
 ) -> dict[int, Call]:
     """Return the calls of the modules that an optimizer's state belongs to, by event.
 
     Args:
         made: (event, bytes) of each tensor of the state, in time order.
         parameters: the bytes of each parameter, and the call of its module, as they are registered.
+        is_order_known: whether this order was seen; else it is that of their modules, as far as it is known.
     """
     sizes = Counter(size for size, _ in parameters)
     times = max(
@@ -312,10 +354,15 @@ def match_state(
         default=0,
     )
     repeated = [parameter for parameter in parameters for _ in range(min(times, MOST_STATES))]
-    match = surely_common(
-        [frozenset((size,)) for size, _ in repeated],
-        [frozenset((size,)) for _, size in state],
-        [call and _place(call) for _, call in repeated],
-    )
+    sizes_of_state = [(size,) for _, size in state]
+    if is_order_known:
+        match = surely_common(
+            [frozenset((size,)) for size, _ in repeated],
+            list(map(frozenset, sizes_of_state)),
+            [call and _place(call) for _, call in repeated],
+        )
+    else:
+        places = [_place(call) for _, call in repeated if call is not None]
+        match = _matched([(size,) for size, _ in repeated], sizes_of_state, places)
     owners = ((state[column][0], repeated[row][1]) for column, row in match.items())
     return {event: call for event, call in owners if call is not None}

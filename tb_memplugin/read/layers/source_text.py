@@ -11,7 +11,7 @@ import builtins
 import re
 import stat
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,9 @@ MANY = 1 << 30
 
 Line = tuple[str, int]
 """A file and a line of it."""
+
+_APPENDED = "[]"
+"""Follows the name of a list for what is appended to it."""
 
 _SAME_MODULES = ("forward", "__call__", "values", "items", "children", "to", "cuda")
 
@@ -270,6 +273,15 @@ class _File:
             assignments = (node for node in ast.walk(owner) if isinstance(node, ast.Assign))
             for node in sorted(assignments, key=lambda node: node.lineno):
                 values.update(_assigned(node.targets[0], node.value))
+            appended: dict[str, list[ast.expr]] = {}
+            for node in ast.walk(owner):
+                match node:
+                    case ast.Call(
+                        func=ast.Attribute(value=ast.Name(id=name) | ast.Attribute(attr=name), attr="append"),
+                        args=[value],
+                    ):
+                        appended.setdefault(f"{name}{_APPENDED}", []).append(value)
+            values.update((name, each) for name, of in appended.items() if (each := _of_one_class(of)))
         return self._values[owner.name]
 
 
@@ -461,24 +473,47 @@ class _Function:
         return {node.name for node in nodes if isinstance(node, Function)}
 
     def _elements(self, path: str) -> tuple[str, ...] | None:
-        value = self._values.get(path)
+        value = self._value(path)
         if isinstance(value, ast.BoolOp):  # `inner or nn.Sequential(...)`
             value = value.values[-1]
         return _elements_of(value)
 
     def _class_of(self, path: str) -> str:
-        first, _, rest = path.partition(".")
+        value = self._value(path)
+        name = _name_of_class(value.body if isinstance(value, ast.IfExp) else value)
+        return name if name[:1].isupper() else ""
+
+    def _value(self, path: str) -> ast.expr | None:
+        """Return the expression that makes a module below `self`; None if it is not known."""
+        first, *parts = path.split(".")
         value = self._values.get(first)
-        if isinstance(value, ast.IfExp):
-            value = value.body
-        if rest and isinstance(value, ast.Call) and value.args:
-            value = value.args[0]
-            if isinstance(value, ast.ListComp | ast.GeneratorExp):
-                value = value.elt
-        if isinstance(value, ast.Call):
-            name = _name(value.func)
-            return name if name[:1].isupper() else ""
-        return ""
+        for part in parts:
+            value = self._part(value, part, first)
+            first = ""
+        return value
+
+    def _part(self, value: ast.expr | None, part: str, attribute: str) -> ast.expr | None:
+        """Return the expression that makes a module of a list or dictionary, which an attribute may be."""
+        match value:
+            case ast.Call(args=[ast.Dict(keys=keys, values=values)]) if _name(value.func) == "ModuleDict":
+                names = [key.value if isinstance(key, ast.Constant) else None for key in keys]
+                return values[names.index(part)] if part in names else _of_one_class(values)
+            case ast.Call(args=[]):
+                return self._values.get(f"{attribute}{_APPENDED}")
+            case ast.Call(args=[ast.Starred(value=inner)] | [inner]):
+                pass
+            case ast.Call(args=elements):
+                inner = ast.List(elements)
+            case _:
+                return None
+        match inner:
+            case ast.ListComp(elt=each) | ast.GeneratorExp(elt=each):
+                return each
+            case ast.List(elts=elements):
+                return elements[int(part)] if _is_index(part, elements) else _of_one_class(elements)
+            case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name):
+                return self._values.get(f"{name}{_APPENDED}")
+        return None
 
     def _enter(self, line: int) -> None:
         """Find the paths of the local names that stand for modules; `LOOP` alone for the index of a loop."""
@@ -555,7 +590,7 @@ class _Function:
 
     def _index(self, index: ast.expr) -> str:
         match index:
-            case ast.Slice():
+            case ast.Slice(lower=None | ast.Constant(value=0), step=None):
                 return ""
             case ast.Constant(value=int() | str() as value):
                 return f".{value}"
@@ -580,6 +615,18 @@ def _elements_of(value: ast.AST | None) -> tuple[str, ...] | None:
             case _:
                 return None
     return tuple(elements)
+
+
+def _is_index(part: str, elements: Sequence[ast.expr]) -> bool:
+    """Whether a part of a path is the index of a list's element, with none before it that stands for many."""
+    if not part.isdecimal() or int(part) >= len(elements):
+        return False
+    return not any(isinstance(each, ast.Starred) for each in elements[: int(part) + 1])
+
+
+def _of_one_class(values: Sequence[ast.expr]) -> ast.expr | None:
+    """Return the first of some expressions if all make modules of one class."""
+    return values[0] if len(set(map(_name_of_class, values))) == 1 else None
 
 
 def _name(function: ast.expr) -> str:
