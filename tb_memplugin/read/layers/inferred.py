@@ -17,6 +17,7 @@ from tb_memplugin.read.layers.parameters import (
     Gradient,
     Gradients,
     Moved,
+    before_the_window,
     complete_loops,
     depth_of,
     in_parameter_order,
@@ -26,7 +27,7 @@ from tb_memplugin.read.layers.parameters import (
 )
 from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.read.tables import ModuleTree
-from tb_memplugin.trace import Category, Events, Kind, MemoryTrace, Note
+from tb_memplugin.trace import Category, Events, Kind, MemoryTrace, Note, StartState
 from tb_memplugin.trace.notes import MODULES_INFERRED
 from tb_memplugin.trace.replay import attributed
 from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8
@@ -68,30 +69,33 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
     """
     if len(trace.modules) > 1 or not trace.stacks or not (trace.events.kind == Kind.ALLOC).any():
         return trace
-    events, later = _LaterEvents.__new__(_LaterEvents), _LaterTrace.__new__(_LaterTrace)
-    for name in Events.__slots__:
-        if name not in LATER:
-            object.__setattr__(events, name, getattr(trace.events, name))
+    events, start = _LaterEvents.__new__(_LaterEvents), _LaterStart.__new__(_LaterStart)
+    later = _LaterTrace.__new__(_LaterTrace)
+    for table, known in ((events, trace.events), (start, trace.start)):
+        for name in type(known).__slots__:
+            if name not in LATER:
+                object.__setattr__(table, name, getattr(known, name))
     fields = {name: value for name, value in vars(trace).items() if name not in ("modules", "notes")}
-    blocks = attributed(trace.allocations, events, trace.start)
-    vars(later).update(fields, events=events, allocations=blocks)
+    blocks = attributed(trace.allocations, events, start)
+    vars(later).update(fields, events=events, start=start, allocations=blocks)
 
     def infer() -> None:
         with collector_at_rest():
             inferred = _inferred(trace, read_text=read_text)
-        for name in LATER:
-            object.__setattr__(events, name, getattr(inferred.events, name))
+        for table, known in ((events, inferred.events), (start, inferred.start)):
+            for name in LATER:
+                object.__setattr__(table, name, getattr(known, name))
         vars(later).update(modules=inferred.modules, notes=inferred.notes)
 
-    object.__setattr__(events, "infer", infer)
-    object.__setattr__(later, "infer", infer)
+    for part in (events, start, later):
+        object.__setattr__(part, "infer", infer)
     return later
 
 
-class _LaterEvents(Events):
-    """Events whose modules are not inferred yet."""
+class _LaterColumns:
+    """Columns of which those of modules are not inferred yet."""
 
-    __slots__ = ("infer",)
+    __slots__ = ()
     infer: Callable[[], None]
 
     def __getattr__(self, name: str) -> object:
@@ -101,8 +105,17 @@ class _LaterEvents(Events):
         return object.__getattribute__(self, name)
 
     def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
-        """Be copied and pickled as events whose modules are inferred."""
-        return Events, tuple(getattr(self, name) for name in Events.__slots__)
+        """Be copied and pickled as what they are, with the modules inferred."""
+        kind: Any = type(self).__bases__[1]
+        return kind, tuple(getattr(self, name) for name in kind.__slots__)
+
+
+class _LaterEvents(_LaterColumns, Events):
+    __slots__ = ("infer",)
+
+
+class _LaterStart(_LaterColumns, StartState):
+    __slots__ = ("infer",)
 
 
 class _LaterTrace(MemoryTrace):
@@ -148,7 +161,12 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     names.name(calls, at_end=calls[owner[last]] if is_in_call else None)
     of_gradients = Gradients(trace, frames, stacks, meanings, calls)
     of_gradients.refine(owner, confidence, operator)
-    complete = _with_parameters(trace, frames, stacks, calls, owner, confidence)
+    of_gradient = np.flatnonzero(
+        (trace.events.kind == Kind.ALLOC) & (trace.events.category == Category.GRADIENT) & (owner >= 0)
+    )
+    sizes = trace.events.bytes[of_gradient].tolist()
+    gradients = registered(map(Gradient, sizes, (calls[row] for row in owner[of_gradient].tolist())))
+    complete = _with_parameters(trace, frames, stacks, calls, owner, confidence, gradients)
     unname_conditional(calls, complete)
     modules = ModuleTree()
     owner[trace.events.category == Category.WORKSPACE] = -1
@@ -156,9 +174,21 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     for row in np.unique(owner[owner >= 0]).tolist():
         rows[row] = modules.add(calls[row].fqn(), names.class_of(calls[row]))
     module = rows[owner]
+    start = trace.start
+    before = np.zeros(len(start), np.int32)
+    for device in np.unique(trace.events.device[of_gradient])[
+        :1
+    ]:  # of several, all have copies of parameters
+        is_there = start.device == device
+        for blocks, name in before_the_window(np.where(is_there, start.category, -1), start.bytes, gradients):
+            before[blocks] = modules.add(name, "") if name else 0
     table = modules.as_tuple()
     sure = np.array([_confidence(m.key) for m in table], np.uint8)
-    return _with_modules(replace(trace, modules=table), module, np.minimum(sure[module], confidence))
+    start = replace(start, module=before, module_confidence=sure[before])
+    named = replace(
+        trace, modules=table, start=start, paired=attributed(trace.allocations, trace.events, start)
+    )
+    return _with_modules(named, module, np.minimum(sure[module], confidence))
 
 
 def _tracked(
@@ -208,9 +238,10 @@ def _with_parameters(
     trace: MemoryTrace,
     frames: Frames,
     stacks: Sequence[tuple[int, ...]],
-    calls: Sequence[Call],
+    calls: list[Call],
     owner: Int32,
     confidence: UInt8,
+    gradients: Sequence[Gradient],
 ) -> set[tuple[str, tuple[int, ...]]]:
     """Add the calls of parameters, buffers and optimizer state, and how sure they are.
 
@@ -220,18 +251,13 @@ def _with_parameters(
     events = trace.events
     is_alloc = events.kind == Kind.ALLOC
     size = events.bytes
-    of_gradient = np.flatnonzero(is_alloc & (events.category == Category.GRADIENT) & (owner >= 0))
-    gradients = registered(
-        Gradient(each, calls[row])
-        for each, row in zip(size[of_gradient].tolist(), owner[of_gradient].tolist(), strict=True)
-    )
     if not gradients:
         return set()
     depth = [sum(frames.all[n].role == Role.APPLY for n in stack) for stack in stacks]
     depths = np.array([*depth, 0])[events.stack]
     moved = np.flatnonzero(is_alloc & (depths > 0))
     parts = list(map(Moved, moved.tolist(), size[moved].tolist(), depths[moved].tolist()))
-    of_moved = match_moved(parts, gradients)
+    of_moved = match_moved(parts, gradients, calls)
     for event, call in of_moved.items():
         owner[event] = call.row
     confidence[moved] = OF_PARAMETER
@@ -242,7 +268,10 @@ def _with_parameters(
         or [(gradient.size, depth_of(gradient), gradient.call) for gradient in gradients]
     )
     of_state = match_state(
-        list(zip(state.tolist(), size[state].tolist(), strict=True)), parameters, is_order_known=bool(parts)
+        list(zip(state.tolist(), size[state].tolist(), strict=True)),
+        parameters,
+        calls,
+        is_order_known=bool(parts),
     )
     for event, call in of_state.items():
         owner[event] = call.row

@@ -39,6 +39,7 @@ class Names:
 
     def name(self, calls: Sequence[Call], at_end: Call | None) -> None:
         """Name all calls, in the order in which they began; `at_end` is the one that ran at the end."""
+        self._name_outermost(calls)
         for call in calls:
             for site, children in call.children.items():
                 self._name_site(call, site, children)
@@ -50,6 +51,21 @@ class Names:
                 if len(rounds) > 1 and (around := _loop_around(call, site)):
                     for unsure in (*rounds, *around):
                         unsure.name = _without_index(unsure.name)
+
+    def _name_outermost(self, calls: Sequence[Call]) -> None:
+        """Tell the model, which has no name, from others that the program calls: their place is not known.
+
+        A loss calls no modules, and a part of the model is called by it, too.
+        """
+        outermost = [call for call in calls if call.parent is None]
+        inner = {call.function for call in calls if call.parent is not None}
+        first = [call for call in outermost if not call.recomputed]
+        models = {call.function for call in first if call.children} or {call.function for call in first}
+        if len(models) > 1:
+            models -= inner
+        for call in outermost:
+            if len(models) != 1 or call.function not in models or call.recomputed:
+                call.name = f"{NOT_KNOWN}{self.class_of(call)}"
 
     def class_of(self, call: Call) -> str:
         """Return the class whose `forward` ran, as far as it is known; else the name of its file."""

@@ -19,7 +19,7 @@ from tb_memplugin.read.layers.frames import Frames, PythonFrame, Role
 from tb_memplugin.read.layers.matching import surely_common
 from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.trace import Category, Kind, MemoryTrace
-from tb_memplugin.trace.tables import Bool, Int32, UInt8
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
 
 MOST_STATES = 4
 """The largest number of tensors that an optimizer keeps of a parameter."""
@@ -209,7 +209,7 @@ def _place(call: Call) -> Place:
     """Return where a module is in the tree: at each level, when its parent's class makes it, and its name."""
     levels: list[tuple[int, str]] = []
     outer: Call | None = call
-    while outer is not None and outer.parent is not None:
+    while outer is not None:
         named = outer.repeats or outer
         if named.name:
             levels.append((named.position, named.name))
@@ -248,36 +248,77 @@ def _is_order_known(places: Iterable[Place]) -> bool:
 
 
 def _matched(
-    rows: Sequence[tuple[int, ...]], columns: Sequence[tuple[int, ...]], places: Sequence[Place]
-) -> dict[int, int]:
-    """Return the row that each column surely is of: of a parameter with its depth and bytes, in their order.
+    rows: Sequence[tuple[int, ...]],
+    columns: Sequence[tuple[int, ...]],
+    owners: Sequence[Call],
+    every: list[Call],
+) -> dict[int, Call]:
+    """Return the call that each column surely is of: of a parameter with its depth and bytes, in their order.
 
-    Where the order of all is not known, those of one depth and size match if it is for these, and there are as
-    many columns.
+    Where the order of all is not known, those of one depth and size match if there are as many columns. A
+    column that may be of several modules is of the innermost one around these, in a part that is not known.
+
+    Args:
+        rows, columns: the depth and bytes, or bytes alone, of parameters and of what may be of them.
+        owners: the call of each row's module.
+        every: all module calls; to which those of the parts are added.
     """
+    places = list(map(_place, owners))
     if _is_order_known(places):
-        return surely_common([frozenset((row,)) for row in rows], [frozenset((c,)) for c in columns], places)
-    match: dict[int, int] = {}
+        match = surely_common(list(map(_alone, rows)), list(map(_alone, columns)), places)
+        return {column: owners[row] for column, row in match.items()}
+    owner: dict[int, Call] = {}
     for key in set(rows):
         of_rows = [row for row, each in enumerate(rows) if each == key]
         of_columns = [column for column, each in enumerate(columns) if each == key]
-        if len(of_rows) == len(of_columns) and _is_order_known(places[row] for row in of_rows):
-            match.update(zip(of_columns, of_rows, strict=True))
-    return match
+        if len(of_rows) == len(of_columns):
+            known = [_is_order_known((places[one], places[other])) for one, other in pairwise(of_rows)]
+            ends = [at + 1 for at, is_known in enumerate(known) if is_known]
+            for first, end in pairwise([0, *ends, len(of_rows)]):
+                call = _around([owners[row] for row in of_rows[first:end]], every)
+                owner |= {column: call for column in of_columns[first:end] if call is not None}
+    return owner
 
 
-def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient]) -> dict[int, Call]:
-    """Return the calls of the modules that moved parameters and buffers belong to, by event."""
+def _alone(key: tuple[int, ...]) -> frozenset[tuple[int, ...]]:
+    return frozenset((key,))
+
+
+def _around(calls: Sequence[Call], every: list[Call]) -> Call | None:
+    """Return the call of a part, not known, of the innermost module around some others; None for the model.
+
+    If they are of one module, it is its call.
+    """
+    places = list(map(_place, calls))
+    if len(set(places)) == 1:
+        return calls[0]
+    shared = next((at for at, each in enumerate(zip(*places, strict=False)) if len(set(each)) > 1), 0)
+    outer: Call | None = calls[0]
+    while outer is not None and len(_place(outer)) > shared:
+        outer = outer.parent
+    if outer is None or outer.parent is None:
+        return None
+    every.append(Call(outer, (), (), -1, len(every), name=NOT_KNOWN))
+    return every[-1]
+
+
+def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient], every: list[Call]) -> dict[int, Call]:
+    """Return the calls of the modules that moved parameters and buffers belong to, by event.
+
+    Args:
+        every: as for `match_state`.
+    """
     match = _matched(
         [(depth_of(gradient), gradient.size) for gradient in gradients],
         [(tensor.depth, tensor.size) for tensor in moved],
-        [_place(gradient.call) for gradient in gradients],
+        [gradient.call for gradient in gradients],
+        every,
     )
     owner: dict[int, Call] = {}
     before: tuple[Moved, Call] | None = None
     for column, tensor in enumerate(moved):
         if column in match:
-            before = tensor, gradients[match[column]].call
+            before = tensor, match[column]
         elif before and not (
             tensor.depth == before[0].depth and tensor.size in (before[0].size, COUNTER_BYTES)
         ):
@@ -310,6 +351,48 @@ def complete_loops(
     return {loop for loop, skipped_none in loops.items() if skipped_none}
 
 
+def before_the_window(
+    category: UInt8, size: Int64, gradients: Sequence[Gradient]
+) -> Iterator[tuple[Int64, str]]:
+    """Yield the blocks of the start state that are of some modules, and the name that these share.
+
+    A module's parameter, gradient and state have the bytes of its gradient. Which block is of which module is
+    not known, so what the names of the modules differ in is `NOT_KNOWN`.
+
+    Args:
+        category, size: shape (blocks,), a `Category` and the bytes of each block.
+        gradients: one of each parameter.
+    """
+    of_size: dict[int, list[Place]] = {}
+    for gradient in gradients:
+        of_size.setdefault(gradient.size, []).append(_place(gradient.call))
+    for kind, most in (
+        (Category.PARAMETER, 1),
+        (Category.GRADIENT, 1),
+        (Category.OPTIMIZER_STATE, MOST_STATES),
+    ):
+        for each, places in of_size.items():
+            blocks = np.flatnonzero((category == kind) & (size == each))
+            if len(blocks) in range(len(places), most * len(places) + 1, len(places)):
+                yield blocks, _shared_name(places)
+
+
+def _shared_name(places: Sequence[Place]) -> str:
+    """Return the name that modules share: `layers.?.mlp` for those of a list, "" for none."""
+    parts: list[str] = []
+    for level in zip(*places, strict=False):
+        names = {name for _, name in level}
+        lists = {name.rpartition(".")[0] for name in names}
+        if len(names) == 1:
+            parts += names
+        elif len(lists) == 1 and all(name.rpartition(".")[2].isdecimal() for name in names):
+            parts.append(f"{lists.pop()}.{NOT_KNOWN}")
+        else:
+            break
+    is_whole = all(len(place) == len(parts) for place in places)
+    return ".".join(parts if is_whole or not parts else [*parts, NOT_KNOWN])
+
+
 def depth_of(gradient: Gradient) -> int:
     """Return how many `_apply` are open when the parameter of a gradient is moved."""
     return 1 + sum(name.count(".") + 1 for _, name in _place(gradient.call))
@@ -339,13 +422,18 @@ def _is_below(inner: Call | None, outer: Call) -> bool:
 
 
 def match_state(
-    state: Sequence[tuple[int, int]], parameters: Sequence[tuple[int, Call | None]], *, is_order_known: bool
+    state: Sequence[tuple[int, int]],
+    parameters: Sequence[tuple[int, Call | None]],
+    every: list[Call],
+    *,
+    is_order_known: bool,
 ) -> dict[int, Call]:
     """Return the calls of the modules that an optimizer's state belongs to, by event.
 
     Args:
         made: (event, bytes) of each tensor of the state, in time order.
         parameters: the bytes of each parameter, and the call of its module, as they are registered.
+        every: all module calls; those of parts that are not known are added.
         is_order_known: whether this order was seen; else it is that of their modules, as far as it is known.
     """
     sizes = Counter(size for size, _ in parameters)
@@ -354,15 +442,12 @@ def match_state(
         default=0,
     )
     repeated = [parameter for parameter in parameters for _ in range(min(times, MOST_STATES))]
-    sizes_of_state = [(size,) for _, size in state]
+    of_state = [(size,) for _, size in state]
     if is_order_known:
-        match = surely_common(
-            [frozenset((size,)) for size, _ in repeated],
-            list(map(frozenset, sizes_of_state)),
-            [call and _place(call) for _, call in repeated],
-        )
+        places = [call and _place(call) for _, call in repeated]
+        rows = surely_common([_alone((size,)) for size, _ in repeated], list(map(_alone, of_state)), places)
+        owners = {column: repeated[row][1] for column, row in rows.items()}
     else:
-        places = [_place(call) for _, call in repeated if call is not None]
-        match = _matched([(size,) for size, _ in repeated], sizes_of_state, places)
-    owners = ((state[column][0], repeated[row][1]) for column, row in match.items())
-    return {event: call for event, call in owners if call is not None}
+        known = [(size, call) for size, call in repeated if call is not None]
+        owners = {**_matched([(size,) for size, _ in known], of_state, [call for _, call in known], every)}
+    return {state[column][0]: call for column, call in owners.items() if call is not None}
