@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
@@ -168,10 +168,13 @@ class Backward:
     Args:
         calls: all module calls.
         meanings: those of the stacks.
+        containers: the rows of the calls that only call others, as a Sequential does.
     """
 
-    def __init__(self, calls: Sequence[Call], meanings: Sequence[Meaning]) -> None:
-        self._meanings = meanings
+    def __init__(
+        self, calls: Sequence[Call], meanings: Sequence[Meaning], containers: Container[int] = ()
+    ) -> None:
+        self._meanings, self._containers = meanings, containers
         self._parents = np.array([-1 if call.parent is None else call.parent.row for call in calls], np.int32)
         self._is_leaf = [not call.children for call in calls]
         self._outermost = np.maximum.accumulate(np.where(self._parents < 0, np.arange(len(calls)), 0))
@@ -252,7 +255,8 @@ class Backward:
                 is_sure |= (kind, next_kinds[at]) == _NOT_OF_NEXT
                 if kind != VIEW and not is_engine:  # the two modules end and begin with what was matched
                     is_sure |= self._are_leaves_of(around, last, following[at])
-                owner, evidence = around if is_sure and kind not in _ALWAYS else -1, BETWEEN
+                is_sure &= kind not in _ALWAYS and around not in self._containers
+                owner, evidence = around if is_sure else -1, BETWEEN
             if at in doubtful:
                 owner = operator = stack = last = -1
             allocated = [request.at for request in of_node]
@@ -293,7 +297,8 @@ def _doubtful(
     What always allocates is in a forward and its backward alike. Where it is not, as it does if a result is
     not used or a part runs without gradients, several matches are equally good.
     """
-    rows = [row for row, (names, _) in enumerate(operators) if names & _SURE]
+    end = max(match.values(), default=-1) + 1  # what begins the forward may have no backward, or not yet
+    rows = [row for row, (names, _) in enumerate(operators[:end]) if names & _SURE]
     if set(rows) <= set(match.values()):
         return set()
     columns = [column for column, names in enumerate(possible) if names & _SURE]

@@ -12,7 +12,7 @@ from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.read.layers.backward import CAST, Backward, Meaning, meaning_of
 from tb_memplugin.read.layers.calls import Call, follow_all
 from tb_memplugin.read.layers.frames import Frames, Role
-from tb_memplugin.read.layers.names import Names, link_recomputed, unname_conditional
+from tb_memplugin.read.layers.names import Names, is_sequential, link_recomputed, unname_conditional
 from tb_memplugin.read.layers.parameters import (
     Gradient,
     Gradients,
@@ -153,7 +153,7 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     stacks = [frames.of_stack(stack) for stack in trace.stacks]
     calls, owner = _tracked(trace, frames, stacks, meanings)
     confidence = np.full(len(trace.events), 100, np.uint8)
-    operator = _with_backward(trace, meanings, calls, owner, confidence)
+    operator = _with_backward(trace, frames, meanings, calls, owner, confidence)
     link_recomputed(calls, frames)
     names = Names(frames)
     last = int(allocates[-1])
@@ -207,7 +207,12 @@ def _tracked(
 
 
 def _with_backward(
-    trace: MemoryTrace, meanings: Sequence[Meaning], calls: Sequence[Call], owner: Int32, confidence: UInt8
+    trace: MemoryTrace,
+    frames: Frames,
+    meanings: Sequence[Meaning],
+    calls: Sequence[Call],
+    owner: Int32,
+    confidence: UInt8,
 ) -> Int32:
     """Add the calls of what autograd's nodes allocate, and how sure they are.
 
@@ -223,7 +228,8 @@ def _with_backward(
     is_free = (events.kind == Kind.FREE_REQUESTED) & by_engine[events.stack]
     is_alloc = (events.kind == Kind.ALLOC) & (events.stack >= 0) & ~np.isin(events.category, OF_NO_NODE)
     is_alloc &= ~is_backward | (owner < 0)  # else checkpointing runs a forward again
-    backward = Backward(calls, meanings)
+    containers = {call.row for call in calls if is_sequential(call.inside, frames)}
+    backward = Backward(calls, meanings, containers)
     for device in range(len(trace.devices)):
         rows = np.flatnonzero((is_alloc | is_free) & (events.device == device))
         matched = backward.match(events.stack[rows], events.bytes[rows], owner[rows], is_free[rows])

@@ -86,7 +86,7 @@ class Names:
 
     def _name_site(self, parent: Call, site: tuple[int, ...], calls: list[Call]) -> None:
         every = self._frames.all
-        if site and every[site[-1]].file.replace("\\", "/").endswith(CONTAINER_FILE):
+        if is_sequential(site, self._frames):
             self._in_sequential(parent, calls)
             return
         targets = self._targets(site)
@@ -209,6 +209,11 @@ class Names:
             call.in_loop = LOOP in targets[at].path or BACKWARDS in targets[at].path
             rounds[at] += 1
             after = at + 1
+
+
+def is_sequential(frames: tuple[int, ...], every: Frames) -> bool:
+    """Whether the innermost of some frames is the forward of a `Sequential`."""
+    return bool(frames) and every.all[frames[-1]].file.replace("\\", "/").endswith(CONTAINER_FILE)
 
 
 def _most_likely(name: str, targets: Sequence[Target]) -> tuple[int, ...]:
