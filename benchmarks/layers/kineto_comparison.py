@@ -93,8 +93,7 @@ def shares_of(pair: Pair) -> Iterator[Shares]:
 
 
 def alive_before(pair: Pair, device: int, moment: int) -> Shares:
-    """Compare the bytes of each category that were alive before the window, of those alive at a moment.
-    """
+    """Compare the bytes of each category that were alive before the window, of those alive at a moment."""
     read, known = (_start_bytes(trace, device, moment) for trace in (pair.read, pair.known))
     del read[Category.UNKNOWN]
     right = sum(min(size, known[category]) for category, size in read.items())

@@ -24,8 +24,8 @@ STATE_TENSORS = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Ad
 WORKSPACES = frozenset(
     2 * kept + passing * LT_WORKSPACE for kept in (WORKSPACE, LARGE_WORKSPACE) for passing in range(3)
 )
-"""Bytes of what a training keeps for cuBLAS: a workspace for each of two threads, that of the program and that
-of autograd, and up to as many of cuBLASLt."""
+"""Bytes that a training keeps for cuBLAS: workspaces of two threads, the program's and autograd's, and of none
+to both of cuBLASLt."""
 
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
 

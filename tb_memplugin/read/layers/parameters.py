@@ -272,8 +272,8 @@ def _matched(
         of_rows = [row for row, each in enumerate(rows) if each == key]
         of_columns = [column for column, each in enumerate(columns) if each == key]
         if len(of_rows) == len(of_columns):
-            known = [_is_order_known((places[one], places[other])) for one, other in pairwise(of_rows)]
-            ends = [at + 1 for at, is_known in enumerate(known) if is_known]
+            between = enumerate(pairwise([places[row] for row in of_rows]), 1)
+            ends = [at for at, (one, other) in between if one != other and _is_order_known((one, other))]
             for first, end in pairwise([0, *ends, len(of_rows)]):
                 call = _around([owners[row] for row in of_rows[first:end]], every)
                 owner |= {column: call for column in of_columns[first:end] if call is not None}

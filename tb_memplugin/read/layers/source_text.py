@@ -274,8 +274,8 @@ class _File:
             for node in sorted(assignments, key=lambda node: node.lineno):
                 values.update(_assigned(node.targets[0], node.value))
             appended: dict[str, list[ast.expr]] = {}
-            for node in ast.walk(owner):
-                match node:
+            for call in ast.walk(owner):
+                match call:
                     case ast.Call(
                         func=ast.Attribute(value=ast.Name(id=name) | ast.Attribute(attr=name), attr="append"),
                         args=[value],
@@ -550,6 +550,9 @@ class _Function:
             self._bind(names, target.elts[1], values, index)
         elif isinstance(target, ast.Name) and (path := self._path(values)):
             by_key = name in ("values", "items") or _name_of_class(self._values.get(path)) == "ModuleDict"
+            if isinstance(values, ast.Subscript) and isinstance(values.slice, ast.Slice):
+                whole = path.removesuffix(f".{NOT_KNOWN}")
+                by_key, path = by_key or whole != path, whole
             names[target.id] = f"{path}.{NOT_KNOWN if by_key else index}"
 
     def _path(self, node: ast.expr) -> str | None:
