@@ -42,7 +42,8 @@ Measured in docs/design/layers_from_stacks.md.
 """
 
 
-ONE_OUTPUT = "linear"
+ONE_OUTPUT = frozenset(("linear", "conv1d", "conv2d", "conv3d"))
+"""Operators that allocate one output with a stack."""
 
 OF_NO_NODE = (Category.COMMUNICATION, Category.WORKSPACE)
 """What is allocated in an operator or node, but not for it."""
@@ -198,8 +199,8 @@ def _tracked(
     kind = trace.events.kind
     rows = np.flatnonzero(np.isin(kind, (Kind.ALLOC, Kind.FREE_REQUESTED, Kind.FREE_COMPLETED)))
     stack, size = trace.events.stack[rows], trace.events.bytes[rows]
-    # A linear allocates one output: its stack again, with any size, is the next one's.
-    is_output = np.array([ONE_OUTPUT in m.operators and CAST not in m.operators for m in meanings] + [False])
+    # The stack of an only output again, with any size, is the next module's.
+    is_output = np.array([bool(ONE_OUTPUT & m.operators) and CAST not in m.operators for m in meanings] + [False])
     size = np.where(is_output[stack], 0, size)
     owner = np.full(len(trace.events), -1, np.int32)
     calls, owner[rows] = follow_all(frames, stacks, kind[rows] == Kind.ALLOC, stack, size)

@@ -183,6 +183,9 @@ class Names:
                     for outer, method in pairwise(frames[: at + 1])
                 ]
                 below = "".join(f"{path}." for path in around if path)
+                lines = [(frame.file, frame.line) for frame in frames[: at + 1]]
+                if any(self._text.in_another_loop(outer, lines[-1]) for outer in lines[:-1]):
+                    targets = tuple(target.without_index() for target in targets)
                 return tuple(
                     target._replace(path=f"{below}{target.path}", position=0) if below else target
                     for target in targets

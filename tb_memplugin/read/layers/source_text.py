@@ -67,6 +67,10 @@ class Target(NamedTuple):
     may_skip: bool = False
     elements: tuple[str, ...] | None = None
 
+    def without_index(self) -> Target:
+        """Return the module with an index of a loop that is not known, as if another loop is around that."""
+        return self._replace(path=self.path.replace(LOOP, NOT_KNOWN).replace(BACKWARDS, NOT_KNOWN))
+
 
 def likeness(ran: str, class_name: str) -> int:
     """How well the class whose forward ran fits the one with which a module was made.
@@ -148,6 +152,11 @@ class SourceText:
         """Whether one loop of a function has both lines; None without a text."""
         function = self._function(file, line)
         return function.in_one_loop(line, other) if function else None
+
+    def in_another_loop(self, outer: Line, inner: Line) -> bool:
+        """Whether a loop of a function has a line of it, which calls another function that has a line."""
+        function = self._function(*outer)
+        return function is not self._function(*inner) and bool(self.in_one_loop(*outer, outer[1]))
 
     def called(self, file: str, line: int) -> tuple[Target, ...]:
         """Return the modules that a line calls, in order of evaluation; none without a text."""
@@ -360,7 +369,7 @@ class _Function:
             if any(self._may_skip(loop, line) for loop in loops):
                 targets = [target._replace(may_skip=True) for target in targets]
             if len(loops) > 1:  # how often the inner one runs is not known
-                targets = [target._replace(path=target.path.replace(LOOP, NOT_KNOWN)) for target in targets]
+                targets = [target.without_index() for target in targets]
             self._called[line] = tuple(targets)
         return self._called[line]
 
