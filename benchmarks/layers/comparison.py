@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -182,7 +181,8 @@ def partition(trace: MemoryTrace, truths: list[str], events: Iterable[int]) -> d
 
 def table(answers: list[Answer]) -> Iterable[str]:
     """Yield the rows of a table in Markdown: right / wrong, as shares of bytes; the rest is not named."""
-    yield f"| program | {' | '.join(PHASES.values())} | at the peak | forward, no texts | parameters, no texts | load, infer (s) |"
+    without = "forward, no texts | parameters, no texts"
+    yield f"| program | {' | '.join(PHASES.values())} | at the peak | {without} | load, infer (s) |"
     yield "|---" * (len(PHASES) + 5) + "|"
     for one in answers:
         cells = [one.everywhere.get(letter, Shares()).text() for letter in PHASES]

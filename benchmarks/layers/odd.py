@@ -1,7 +1,7 @@
 """Programs of `benchmarks.layers` with structures that the rules were not written for.
 
-Modules in dictionaries in lists, shared and called in loops, functional calls, custom functions, checkpointing
-inside a module, several models, and families of transformers that no other file here has.
+Modules in dictionaries in lists, shared and called in loops, functional calls, custom functions, several
+models, checkpointing inside a module, and families of transformers that no other file here has.
 """
 
 # Modules return what calls of modules give, which has no type.

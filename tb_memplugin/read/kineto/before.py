@@ -24,8 +24,8 @@ STATE_TENSORS = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Ad
 WORKSPACES = frozenset(
     2 * kept + passing * LT_WORKSPACE for kept in (WORKSPACE, LARGE_WORKSPACE) for passing in range(3)
 )
-"""Bytes that a training keeps for cuBLAS: workspaces of two threads, the program's and autograd's, and of none
-to both of cuBLASLt."""
+"""Bytes that a training keeps for cuBLAS: workspaces of two threads, the program's and autograd's, and up to
+two of cuBLASLt."""
 
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
 

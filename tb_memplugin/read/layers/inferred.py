@@ -200,7 +200,9 @@ def _tracked(
     rows = np.flatnonzero(np.isin(kind, (Kind.ALLOC, Kind.FREE_REQUESTED, Kind.FREE_COMPLETED)))
     stack, size = trace.events.stack[rows], trace.events.bytes[rows]
     # The stack of an only output again, with any size, is the next module's.
-    is_output = np.array([bool(ONE_OUTPUT & m.operators) and CAST not in m.operators for m in meanings] + [False])
+    is_output = np.array(
+        [bool(ONE_OUTPUT & m.operators) and CAST not in m.operators for m in meanings] + [False]
+    )
     size = np.where(is_output[stack], 0, size)
     owner = np.full(len(trace.events), -1, np.int32)
     calls, owner[rows] = follow_all(frames, stacks, kind[rows] == Kind.ALLOC, stack, size)
