@@ -72,9 +72,9 @@ def with_categories(
         parameters = int(sizes.sum())
         if in_blocks[device] and _kept(owners, category, blocks, device) < parameters:
             tensors = _state_tensors(ranges, category, blocks, device)
-            known = _split(categorised, device, Category.PARAMETER, parameters)
-            has_parameters = known is not categorised
-            categorised = _split(known, device, Category.OPTIMIZER_STATE, tensors * parameters)
+            with_parameters = _split(categorised, device, Category.PARAMETER, parameters)
+            has_parameters = with_parameters is not categorised
+            categorised = _split(with_parameters, device, Category.OPTIMIZER_STATE, tensors * parameters)
             rest = categorised.bytes[(categorised.address == 0) & (categorised.device == device)][:1].sum()
             if has_parameters and int(rest) in WORKSPACES and PRODUCTS.intersection(ranges.name):
                 categorised = _split(categorised, device, Category.WORKSPACE, int(rest), Reason.SIZE)

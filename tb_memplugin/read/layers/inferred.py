@@ -72,10 +72,10 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
         return trace
     events, start = _LaterEvents.__new__(_LaterEvents), _LaterStart.__new__(_LaterStart)
     later = _LaterTrace.__new__(_LaterTrace)
-    for table, known in ((events, trace.events), (start, trace.start)):
-        for name in type(known).__slots__:
+    for table, columns in ((events, trace.events), (start, trace.start)):
+        for name in type(columns).__slots__:
             if name not in LATER:
-                object.__setattr__(table, name, getattr(known, name))
+                object.__setattr__(table, name, getattr(columns, name))
     fields = {name: value for name, value in vars(trace).items() if name not in ("modules", "notes")}
     blocks = attributed(trace.allocations, events, start)
     vars(later).update(fields, events=events, start=start, allocations=blocks)
@@ -83,9 +83,9 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
     def infer() -> None:
         with collector_at_rest():
             inferred = _inferred(trace, read_text=read_text)
-        for table, known in ((events, inferred.events), (start, inferred.start)):
+        for table, columns in ((events, inferred.events), (start, inferred.start)):
             for name in LATER:
-                object.__setattr__(table, name, getattr(known, name))
+                object.__setattr__(table, name, getattr(columns, name))
         vars(later).update(modules=inferred.modules, notes=inferred.notes)
 
     for part in (events, start, later):

@@ -24,6 +24,9 @@ from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
 MOST_STATES = 4
 """The largest number of tensors that an optimizer keeps of a parameter."""
 
+KEPT = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+"""What is alive between steps and has the bytes of a parameter."""
+
 COUNTER_BYTES = 8
 """The bytes of a buffer that only counts, such as `num_batches_tracked`."""
 
@@ -227,13 +230,13 @@ def _order(path: Place) -> list[tuple[int, int, str]]:
     return [*key, last]
 
 
-def _is_order_known(places: Iterable[Place]) -> bool:
+def _is_order_known(tree: Iterable[Place]) -> bool:
     """Whether it is known that modules are registered in an order, not only supposed.
 
     Attributes are if a text has the class that sets them, and the modules of a list are.
     """
-    for first, second in pairwise(places):
-        levels = next(((one, other) for one, other in zip(first, second, strict=False) if one != other), None)
+    for first, second in pairwise(tree):
+        levels = next((pair for pair in zip(first, second, strict=False) if len(set(pair)) > 1), None)
         if levels is None:
             continue  # the same module, or one within the other
         (position, name), (position_after, name_after) = levels
@@ -263,17 +266,17 @@ def _matched(
         owners: the call of each row's module.
         every: all module calls; to which those of the parts are added.
     """
-    places = list(map(_place, owners))
-    if _is_order_known(places):
-        match = surely_common(list(map(_alone, rows)), list(map(_alone, columns)), places)
+    tree = list(map(_place, owners))
+    if _is_order_known(tree):
+        match = surely_common(list(map(_alone, rows)), list(map(_alone, columns)), tree)
         return {column: owners[row] for column, row in match.items()}
     owner: dict[int, Call] = {}
     for key in set(rows):
         of_rows = [row for row, each in enumerate(rows) if each == key]
         of_columns = [column for column, each in enumerate(columns) if each == key]
         if len(of_rows) == len(of_columns):
-            between = enumerate(pairwise([places[row] for row in of_rows]), 1)
-            ends = [at for at, (one, other) in between if one != other and _is_order_known((one, other))]
+            between = enumerate(pairwise([tree[row] for row in of_rows]), 1)
+            ends = [at for at, pair in between if len(set(pair)) > 1 and _is_order_known(pair)]
             for first, end in pairwise([0, *ends, len(of_rows)]):
                 call = _around([owners[row] for row in of_rows[first:end]], every)
                 owner |= {column: call for column in of_columns[first:end] if call is not None}
@@ -289,10 +292,10 @@ def _around(calls: Sequence[Call], every: list[Call]) -> Call | None:
 
     If they are of one module, it is its call.
     """
-    places = list(map(_place, calls))
-    if len(set(places)) == 1:
+    tree = list(map(_place, calls))
+    if len(set(tree)) == 1:
         return calls[0]
-    shared = next((at for at, each in enumerate(zip(*places, strict=False)) if len(set(each)) > 1), 0)
+    shared = next((at for at, each in enumerate(zip(*tree, strict=False)) if len(set(each)) > 1), 0)
     outer: Call | None = calls[0]
     while outer is not None and len(_place(outer)) > shared:
         outer = outer.parent
@@ -357,7 +360,8 @@ def before_the_window(
     """Yield the blocks of the start state that are of some modules, and the name that these share.
 
     A module's parameter, gradient and state have the bytes of its gradient. Which block is of which module is
-    not known, so what the names of the modules differ in is `NOT_KNOWN`.
+    not known, so what the names of the modules differ in is `NOT_KNOWN`. Nothing is said of state and gradients
+    unless the parameters fit.
 
     Args:
         category, size: shape (blocks,), a `Category` and the bytes of each block.
@@ -366,21 +370,18 @@ def before_the_window(
     of_size: dict[int, list[Place]] = {}
     for gradient in gradients:
         of_size.setdefault(gradient.size, []).append(_place(gradient.call))
-    for kind, most in (
-        (Category.PARAMETER, 1),
-        (Category.GRADIENT, 1),
-        (Category.OPTIMIZER_STATE, MOST_STATES),
-    ):
-        for each, places in of_size.items():
-            blocks = np.flatnonzero((category == kind) & (size == each))
-            if len(blocks) in range(len(places), most * len(places) + 1, len(places)):
-                yield blocks, _shared_name(places)
+    for bytes_each, tree in of_size.items():
+        blocks = [np.flatnonzero((category == kind) & (size == bytes_each)) for kind in KEPT]
+        if len(blocks[0]) == len(tree):  # else another module has parameters of these bytes
+            for of_kind in blocks:
+                if len(of_kind) in range(len(tree), MOST_STATES * len(tree) + 1, len(tree)):
+                    yield of_kind, _shared_name(tree)
 
 
-def _shared_name(places: Sequence[Place]) -> str:
+def _shared_name(tree: Sequence[Place]) -> str:
     """Return the name that modules share: `layers.?.mlp` for those of a list, "" for none."""
     parts: list[str] = []
-    for level in zip(*places, strict=False):
+    for level in zip(*tree, strict=False):
         names = {name for _, name in level}
         lists = {name.rpartition(".")[0] for name in names}
         if len(names) == 1:
@@ -389,8 +390,8 @@ def _shared_name(places: Sequence[Place]) -> str:
             parts.append(f"{lists.pop()}.{NOT_KNOWN}")
         else:
             break
-    is_whole = all(len(place) == len(parts) for place in places)
-    return ".".join(parts if is_whole or not parts else [*parts, NOT_KNOWN])
+    is_module = all(len(place) == len(parts) for place in tree)
+    return ".".join(parts if is_module or not parts else [*parts, NOT_KNOWN])
 
 
 def depth_of(gradient: Gradient) -> int:
@@ -444,10 +445,10 @@ def match_state(
     repeated = [parameter for parameter in parameters for _ in range(min(times, MOST_STATES))]
     of_state = [(size,) for _, size in state]
     if is_order_known:
-        places = [call and _place(call) for _, call in repeated]
-        rows = surely_common([_alone((size,)) for size, _ in repeated], list(map(_alone, of_state)), places)
+        tree = [call and _place(call) for _, call in repeated]
+        rows = surely_common([_alone((size,)) for size, _ in repeated], list(map(_alone, of_state)), tree)
         owners = {column: repeated[row][1] for column, row in rows.items()}
     else:
-        known = [(size, call) for size, call in repeated if call is not None]
-        owners = {**_matched([(size,) for size, _ in known], of_state, [call for _, call in known], every)}
+        named = [(size, call) for size, call in repeated if call is not None]
+        owners = {**_matched([(size,) for size, _ in named], of_state, [call for _, call in named], every)}
     return {state[column][0]: call for column, call in owners.items() if call is not None}

@@ -560,8 +560,8 @@ class _Function:
         elif isinstance(target, ast.Name) and (path := self._path(values)):
             by_key = name in ("values", "items") or _name_of_class(self._values.get(path)) == "ModuleDict"
             if isinstance(values, ast.Subscript) and isinstance(values.slice, ast.Slice):
-                whole = path.removesuffix(f".{NOT_KNOWN}")
-                by_key, path = by_key or whole != path, whole
+                of_list = path.removesuffix(f".{NOT_KNOWN}")
+                by_key, path = by_key or of_list != path, of_list
             names[target.id] = f"{path}.{NOT_KNOWN if by_key else index}"
 
     def _path(self, node: ast.expr) -> str | None:
