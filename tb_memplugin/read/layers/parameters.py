@@ -360,8 +360,8 @@ def before_the_window(
     """Yield the blocks of the start state that are of some modules, and the name that these share.
 
     A module's parameter, gradient and state have the bytes of its gradient. Which block is of which module is
-    not known, so what the names of the modules differ in is `NOT_KNOWN`. Nothing is said of state and gradients
-    unless the parameters fit.
+    not known, so what the names of the modules differ in is `NOT_KNOWN`. Nothing is said of state and of
+    gradients unless the parameters fit.
 
     Args:
         category, size: shape (blocks,), a `Category` and the bytes of each block.
