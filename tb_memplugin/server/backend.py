@@ -38,13 +38,14 @@ from tb_memplugin.server.turns import ClientGoneError, Turns
 from tb_memplugin.server.windows import Read, Windows, is_unchanged, noted_reads
 from tb_memplugin.store.paths import PLUGIN_NAME
 
-LARGE = 1 << 17
-"""From how many bytes on a block goes back as soon as it is freed. glibc raises this to 32 MB by itself."""
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_ARENA_MAX = -3, -1, -8  # glibc's malloc.h
+LARGE = 32 << 20
+"""From how many bytes on a block goes back as soon as it is freed. Pages that come back take longer than most
+computations on them."""
+_OPTIONS = {_M_MMAP_THRESHOLD: LARGE, _M_TRIM_THRESHOLD: LARGE, _M_ARENA_MAX: 1}
 
 AFTER_SECONDS = 2.0
 """How long after a request smaller blocks go back. It takes some milliseconds, in which others compute."""
-
-_M_MMAP_THRESHOLD = -3  # glibc's malloc.h
 
 
 class FreedMemory:
@@ -56,7 +57,8 @@ class FreedMemory:
         self._waits = False
         with suppress(AttributeError, OSError):
             if self._library is not None:
-                self._library.mallopt(_M_MMAP_THRESHOLD, LARGE)
+                for option, value in _OPTIONS.items():
+                    self._library.mallopt(option, value)
 
     def give_back_soon(self) -> None:
         """Give freed memory back in two seconds, unless that is planned already."""
