@@ -67,7 +67,8 @@ class Lifetimes:
 
         def newer(bit: int) -> Rows:
             """Return the first row that is allocated in a moment's run, and after the moment before it."""
-            return np.maximum(np.searchsorted(self._born, (moments >> bit << bit) - 1), before)
+            first: Rows = np.maximum(np.searchsorted(self._born, (moments >> bit << bit) - 1), before)
+            return first
 
         # A block that is alive at a moment of its run is alive at the first one after its allocation.
         near, moment = _each(newer(NEAR_BITS), row, moments)
