@@ -25,6 +25,7 @@ from tensorboard.errors import PublicError
 from tensorboard.plugins.base_plugin import TBContext
 from werkzeug import wrappers
 
+from tb_memplugin.budget import give_back_freed
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.server import static_files
 from tb_memplugin.server.cache import MIB, Cache
@@ -52,13 +53,13 @@ class FreedMemory:
     """Has glibc give freed memory back. Does nothing with another C library."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL(None) if sys.platform == "linux" else None
         self._lock = threading.Lock()
         self._waits = False
         with suppress(AttributeError, OSError):
-            if self._library is not None:
+            if sys.platform == "linux":
+                library = ctypes.CDLL(None)
                 for option, value in _OPTIONS.items():
-                    self._library.mallopt(option, value)
+                    library.mallopt(option, value)
 
     def give_back_soon(self) -> None:
         """Give freed memory back in two seconds, unless that is planned already."""
@@ -73,9 +74,7 @@ class FreedMemory:
     def _give_back(self) -> None:
         with self._lock:
             self._waits = False
-        with suppress(AttributeError, OSError):
-            if self._library is not None:
-                self._library.malloc_trim(0)
+        give_back_freed()
 
 
 MOST_BYTES = 16 * MIB

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tb_memplugin.budget import give_back_freed
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.read.snapshot.columns.layout import (
@@ -39,6 +40,9 @@ MOST_WANTED = 1 << 16
 
 LEAST_BYTES = 768 << 10
 """A smaller pickle, of about 5,000 entries, is not read faster this way."""
+
+MANY = 1 << 19
+"""With so many entries, memory that was freed goes back to the system before more is needed."""
 
 LIST_BEGINS = bytes((MARK, *GETS))
 
@@ -69,9 +73,14 @@ def read_columns(stream: BinaryIO, where: str, least_bytes: int = LEAST_BYTES) -
     try:
         with collector_at_rest():
             scan = Scan(stream, least_bytes)
-            return _Rest(scan, where).content
+            rest = _Rest(scan, where)
+            content, is_large = rest.content, rest.is_large
+            del scan, rest
     except IrregularError:
         return None
+    if is_large:
+        give_back_freed()
+    return content
 
 
 class _Unpickler(PlainUnpickler):
@@ -95,6 +104,9 @@ class _Rest:
         self._number_entries()
         self._columns = {key: scan.column(key) for key, _ in scan.fields}
         self._written = list(scan.written)
+        self.is_large = len(self._layout) >= MANY
+        if self.is_large:
+            give_back_freed()  # what each window left between the columns
         self._check_order()
         for key in self._objects:
             self._follow(key)
@@ -257,7 +269,7 @@ class _Rest:
             for (key, codes), some in zip(distinct.items(), values, strict=True)
         }
         columns = {
-            name: (self._columns[key], objects.get(key))
+            name: (self._columns.pop(key), objects.get(key))
             for name, (key, _) in zip(names, self._scan.fields, strict=True)
         }
         self._place(holder, unpickler.runs, columns)
@@ -301,13 +313,14 @@ class _Rest:
         rows = slice(self._bounds[first], self._bounds[done])
         places = np.delete(np.arange(at), others)
         no_codes = np.zeros(int(self._bounds[-1]), np.int32)
-        full = {}
+        full, is_last = {}, done == len(runs)
         for name in FIELDS:
-            values = [entry.get(name) for entry in dicts]
-            codes, objects = columns.get(name, (no_codes, {0: None}))
+            values, is_known = [entry.get(name) for entry in dicts], name in columns
+            taken = columns.pop if is_last else columns.get  # what is joined takes no memory twice
+            codes, objects = taken(name, (no_codes, {0: None}))
             if objects is None:
                 full[name] = joined_numbers(at, places, codes[rows], others, values)
-            elif name in columns or any(value is not None for value in values):
+            elif is_known or any(value is not None for value in values):
                 full[name] = joined_objects(at, places, codes[rows], objects, others, values)
         return EntryColumns(at, full), done
 

@@ -29,7 +29,7 @@ from tb_memplugin.read.snapshot.columns.layout import (
     layout_of,
 )
 from tb_memplugin.read.snapshot.columns.tokens import Tokens, get_of
-from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8, in_memory
 
 WINDOW_BYTES = 4 << 20
 ENTRIES_AT_ONCE = 1 << 14
@@ -106,8 +106,7 @@ class Scan:
         Other columns are `layout`, the index of each entry's layout, and `put`, where puts are explicit: the
         number of its first.
         """
-        parts = self._parts.pop(key)
-        return np.concatenate(parts)
+        return in_memory(self._parts.pop(key))
 
     def _scan(self, stream: BinaryIO, least_bytes: int) -> None:
         data, total = stream.read(WINDOW_BYTES), 0
