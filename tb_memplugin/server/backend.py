@@ -40,7 +40,7 @@ from tb_memplugin.server.windows import Read, Windows, is_unchanged, noted_reads
 from tb_memplugin.store.paths import PLUGIN_NAME
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_ARENA_MAX = -3, -1, -8  # glibc's malloc.h
-_OPTIONS = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 4 << 20, _M_ARENA_MAX: 1}
+_OPTIONS = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 1 << 20, _M_ARENA_MAX: 1}
 """Smaller blocks, and the last free bytes of each pool, stay for the next request: pages that come back take
 longer than most computations on them. With higher limits, much would stay in the pools of threads."""
 
