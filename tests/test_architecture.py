@@ -42,7 +42,7 @@ KNOWS = {
     "launch": {"trace", "record", "store", "callbacks", "main_module"},
     "estimate": {"trace", "analysis", "simulator", "read", "record", "store", "logs", "main_module"},
     "dryrun": {"trace", "analysis", "simulator", "record", "store", "estimate", "loading"},
-    "server": {"trace", "analysis", "simulator", "store", "exports", "proto"},
+    "server": {"trace", "analysis", "simulator", "store", "exports", "proto", "budget"},
     "commands": {
         *("trace", "analysis", "simulator", "read", "estimate", "store", "exports", "loading", "proto"),
         "main_module",

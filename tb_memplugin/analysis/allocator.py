@@ -337,9 +337,6 @@ def split_moments(placement: Placement, cuts: Cuts) -> tuple[tuple[int, float], 
 
     Moments at which nothing is free are left out.
     """
-    splits, events = [], sampled_events(cuts)
-    for event, placed in zip(events.tolist(), placement.at_each(events), strict=True):
-        free = placed.free_bytes
-        if len(free):
-            splits.append((event, 1 - int(free.max()) / int(free.sum())))
-    return tuple(splits)
+    events = sampled_events(cuts)
+    free = zip(events.tolist(), *(each.tolist() for each in placement.free_after(events)), strict=True)
+    return tuple((event, 1 - largest / total) for event, total, largest in free if total)

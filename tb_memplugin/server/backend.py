@@ -25,6 +25,7 @@ from tensorboard.errors import PublicError
 from tensorboard.plugins.base_plugin import TBContext
 from werkzeug import wrappers
 
+from tb_memplugin.budget import give_back_freed
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.server import static_files
 from tb_memplugin.server.cache import MIB, Cache
@@ -38,25 +39,26 @@ from tb_memplugin.server.turns import ClientGoneError, Turns
 from tb_memplugin.server.windows import Read, Windows, is_unchanged, noted_reads
 from tb_memplugin.store.paths import PLUGIN_NAME
 
-LARGE = 1 << 17
-"""From how many bytes on a block goes back as soon as it is freed. glibc raises this to 32 MB by itself."""
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_ARENA_MAX = -3, -1, -8  # glibc's malloc.h
+_OPTIONS = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 1 << 20, _M_ARENA_MAX: 1}
+"""Smaller blocks, and the last free bytes of each pool, stay for the next request: pages that come back take
+longer than most computations on them. With higher limits, much would stay in the pools of threads."""
 
 AFTER_SECONDS = 2.0
 """How long after a request smaller blocks go back. It takes some milliseconds, in which others compute."""
-
-_M_MMAP_THRESHOLD = -3  # glibc's malloc.h
 
 
 class FreedMemory:
     """Has glibc give freed memory back. Does nothing with another C library."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL(None) if sys.platform == "linux" else None
         self._lock = threading.Lock()
         self._waits = False
         with suppress(AttributeError, OSError):
-            if self._library is not None:
-                self._library.mallopt(_M_MMAP_THRESHOLD, LARGE)
+            if sys.platform == "linux":
+                library = ctypes.CDLL(None)
+                for option, value in _OPTIONS.items():
+                    library.mallopt(option, value)
 
     def give_back_soon(self) -> None:
         """Give freed memory back in two seconds, unless that is planned already."""
@@ -71,9 +73,7 @@ class FreedMemory:
     def _give_back(self) -> None:
         with self._lock:
             self._waits = False
-        with suppress(AttributeError, OSError):
-            if self._library is not None:
-                self._library.malloc_trim(0)
+        give_back_freed()
 
 
 MOST_BYTES = 16 * MIB

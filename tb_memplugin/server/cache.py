@@ -155,7 +155,10 @@ class Cache:
 
 
 RESULTS = Cache(32 * MIB)
-"""What routes compute from windows: it lasts at most as long as the window is in memory."""
+"""What routes compute once from a window: it lasts at most as long as the window is in memory."""
+
+ZOOMS = Cache(16 * MIB)
+"""What they compute of a stretch, which would push the others out."""
 
 
 def size_of(value: object) -> int:

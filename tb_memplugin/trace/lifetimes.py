@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.trace.tables import Int64, Rows, ranges
+from tb_memplugin.trace.tables import Int64, Rows, pieces_of, ranges
 
 NEAR_BITS = 8
 NEAR = 1 << NEAR_BITS
+
+_NO_ROWS = np.zeros(0, np.intp)
 
 INDEXED = 1 << 16
 """From how many blocks on an index is worth building: a look at fewer takes less than building it."""
@@ -31,10 +33,15 @@ class Lifetimes:
 
     def __init__(self, born: Int64, freed: Int64) -> None:
         self._born, self._freed = born, freed
-        is_long = freed >> NEAR_BITS > (born + 1) >> NEAR_BITS
-        rows = np.flatnonzero(is_long)
-        # The highest bit in which the first and the last moment differ; float64 has all bits of 2 ** 53.
-        bits = np.frexp((freed[rows] ^ (born[rows] + 1)).astype(np.float64))[1].astype(np.uint8)
+        of_pieces, bits_of_pieces = [_NO_ROWS], [np.zeros(0, np.uint8)]
+        for piece in pieces_of(len(born)):
+            first, last = born[piece] + 1, freed[piece]
+            differ = first ^ last
+            is_long = np.flatnonzero((last > first) & (differ >= NEAR))
+            of_pieces.append(is_long + piece.start)
+            # The highest bit in which the first and the last moment differ; float64 has all bits of 2 ** 53.
+            bits_of_pieces.append(np.frexp(differ[is_long].astype(np.float64))[1].astype(np.uint8))
+        rows, bits = np.concatenate(of_pieces), np.concatenate(bits_of_pieces)
         order = np.argsort(bits, kind="stable")
         ends = np.cumsum(np.bincount(bits))
         self._filed = [
@@ -55,23 +62,25 @@ class Lifetimes:
         Args:
             moments: int64, shape (m,), ascending, from 0 to the number of events.
         """
-        near = ranges(*self._born_between(_distinct(moments >> NEAR_BITS), NEAR_BITS))
-        candidates = [near[self._freed[near] >> NEAR_BITS <= (self._born[near] + 1) >> NEAR_BITS]]
+        row = np.searchsorted(self._born, moments)  # those before it are allocated by then
+        before = np.append(0, row[:-1])[: len(row)]
+
+        def newer(bit: int) -> Rows:
+            """Return the first row that is allocated in a moment's run, and after the moment before it."""
+            first: Rows = np.maximum(np.searchsorted(self._born, (moments >> bit << bit) - 1), before)
+            return first
+
+        # A block that is alive at a moment of its run is alive at the first one after its allocation.
+        near, moment = _each(newer(NEAR_BITS), row, moments)
+        freed = self._freed[near]
+        alive = [near[(freed >= moment) & (freed >> NEAR_BITS <= moment >> NEAR_BITS)]]
         for bit, filed in self._filed:
-            first, end = self._born_between(_distinct(moments >> bit), bit)
-            candidates.append(filed[ranges(np.searchsorted(filed, first), np.searchsorted(filed, end))])
-        rows = np.concatenate(candidates)
-        following = np.searchsorted(moments, self._born[rows], side="right")
-        is_alive = np.append(moments, np.iinfo(np.int64).max)[following] <= self._freed[rows]
-        return np.sort(rows[is_alive])
-
-    def _born_between(self, run: Int64, bit: int) -> tuple[Rows, Rows]:
-        """Return the first row allocated in each run of 2 ** bit moments, and the one after the last."""
-        first = np.searchsorted(self._born, (run << bit) - 1)
-        end = np.searchsorted(self._born, ((run + 1) << bit) - 1)
-        return first, end
+            place, moment = _each(np.searchsorted(filed, newer(bit)), np.searchsorted(filed, row), moments)
+            rows = filed[place]
+            alive.append(rows[self._freed[rows] >= moment])
+        return np.sort(np.concatenate(alive), kind="stable")  # which merges them
 
 
-def _distinct(ascending: Int64) -> Int64:
-    distinct: Int64 = ascending[np.flatnonzero(np.diff(ascending, prepend=-1))]
-    return distinct
+def _each(first: Rows, end: Rows, moments: Int64) -> tuple[Rows, Int64]:
+    """Return the numbers from each `first` to before its `end`, and the moment of each."""
+    return ranges(first, end), np.repeat(moments, end - first)

@@ -328,3 +328,31 @@ def test_the_split_of_moments_is_the_fragmentation_then() -> None:
     for event, ratio in found:
         assert ratio == fragmentation(trace, 0, event).split
     assert sampled_events(event_cuts(trace, 0, 5, 5), moments=2).tolist() == [0, 4]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_what_is_free_after_many_events_is_what_each_layout_says(data: st.DataObject) -> None:
+    """Segments come, go and expand; blocks are of any size, reach into the next, and lie outside of them."""
+    lines, live, held = [], list[str](), list[str]()
+    place, size = st.integers(16 * 8, 24 * 8), st.sampled_from([1, 600, 4 * K, 100 * K, 500 * K, 3 * M])
+    for _ in range(data.draw(st.integers(1, 40))):
+        what = data.draw(st.sampled_from(("alloc", "alloc", "free", "segment", "release")))
+        if what == "alloc":
+            live.append(f"{data.draw(place) * 128 * K} {data.draw(size)}")
+            lines.append(f"alloc {live[-1]} rounded={data.draw(st.sampled_from([-1, 512, 2 * M]))}")
+        elif what == "free" and live:
+            lines.append(f"free_completed {live.pop(data.draw(st.integers(0, len(live) - 1)))}")
+        elif what == "segment":
+            kind = data.draw(st.sampled_from(("segment_alloc", "map")))
+            held.append(f"{data.draw(st.integers(8, 12)) * 2}M {data.draw(st.sampled_from((2, 4)))}M")
+            lines.append(f"{kind} {held[-1]}")
+        elif held:
+            lines.append(f"segment_free {held.pop()}")
+    history = allocator_trace("held 16M 2M", *lines)
+    events = np.unique(data.draw(st.lists(st.integers(-1, len(lines) - 1), min_size=1)))
+    placement = Placement(history, 0)
+    total, largest = placement.free_after(events)
+    each = [placement.at(event).free_bytes for event in events.tolist()]
+    assert total.tolist() == [free.sum() for free in each]
+    assert largest.tolist() == [free.max(initial=0) for free in each]

@@ -50,7 +50,7 @@ def extents_at_birth(entries: Entries, start: Beginning, first: FinalSegments, f
 
 
 def _rooms(entries: Entries, start: Beginning, first: FinalSegments) -> Int64 | None:
-    """Return the distance from each entry's address to the next edge; None if there are too many edges.
+    """Return the distance from each new block's address to the next edge; None if there are too many edges.
 
     Edges are the live blocks above `SMALL_REQUEST` and the ends of segments.
     """
@@ -64,13 +64,13 @@ def _rooms(entries: Entries, start: Beginning, first: FinalSegments) -> Int64 | 
     rooms = []
     for address, begun in zip((entries.address[rows] + size).tolist(), begins.tolist(), strict=True):
         at = bisect_right(edges, address)
-        rooms.append(min(edges[at] - address, MOST_BYTES) if at < len(edges) else -1)
         if begun:
+            rooms.append(min(edges[at] - address, MOST_BYTES) if at < len(edges) else -1)
             edges.insert(at, address)
+            if len(edges) > MOST_EDGES:
+                return None
         elif at and edges[at - 1] == address:
             del edges[at - 1]
-        if len(edges) > MOST_EDGES:
-            return None
     room = np.full(len(entries.kind), -1, np.int64)
-    room[rows] = rooms
+    room[rows[begins]] = rooms
     return room

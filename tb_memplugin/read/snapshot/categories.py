@@ -206,12 +206,14 @@ def _with_threads_of_autograd(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> 
     frames of it. Allocations before a known forward or after an optimizer step are not changed. Frames of
     blocks from before say nothing: an earlier history may have recorded them in another way.
     """
+    silent = (trace.events.stack < 0) & (trace.events.kind == Kind.ALLOC) & (phase == Phase.OTHER)
+    if not silent.any():
+        return phase
     recorded = trace.events.stack[trace.events.stack >= 0]
     stacks = [trace.stacks[row] for row in np.unique(recorded).tolist()]
     if not stacks or not all(read_frame(text).is_python for text in distinct(stacks)):
         return phase
     phases: UInt8 = phase.copy()
-    silent = (trace.events.stack < 0) & (trace.events.kind == Kind.ALLOC) & (phase == Phase.OTHER)
     is_decided = (phase != Phase.OTHER) | (mark != Mark.NOTHING)
     for device in range(len(trace.devices)):
         here = trace.events.device == device

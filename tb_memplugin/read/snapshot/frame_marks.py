@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 
 from tb_memplugin.trace import Category, Phase
 from tb_memplugin.trace.frames import read_frame
@@ -130,30 +131,43 @@ _PYTHON: tuple[tuple[Mark, str, str], ...] = (
     (Mark.FORWARD, r".*", r"forward"),
     (Mark.BACKWARD, r".*", r"backward|_engine_run_backward"),
 )
-_NATIVE: tuple[tuple[Mark, str], ...] = (
+# A part of the function's name, which is looked for first because that is quick, and a pattern to find in it.
+_NATIVE: tuple[tuple[Mark, str, str], ...] = (
+    (Mark.WORKSPACE, "CUDABlas", r"getCUDABlasLtWorkspace|getCurrentCUDABlasHandle|CUDABlasLtWorkspace"),
     (
         Mark.WORKSPACE,
-        r".*(getNewWorkspace|getCUDABlasLtWorkspace|getCurrentCUDABlasHandle|CUDABlasLtWorkspace).*",
+        "orkspace",
+        r"getNewWorkspace|allocate_workspace|at::native::Workspace::|get_workspace_size_and_alloc",
     ),
-    (Mark.WORKSPACE, r".*(allocate_workspace|at::native::Workspace::|get_workspace_size_and_alloc).*"),
-    (Mark.COMMUNICATION, r"(.*[ (*&])?c10d::.*"),
-    (Mark.GRADIENT, r"(.*[ (*&])?torch::autograd::AccumulateGrad::.*"),
-    (Mark.BACKWARD, r"(.*[ (*&])?torch::autograd::(Engine|python::PythonEngine|PyNode)::.*"),
-    (Mark.BACKWARD, r"(.*[ (*&])?torch::autograd::generated::\w*Backward\w*.*"),
+    (Mark.COMMUNICATION, "c10d::", r"(?<![^ (*&])c10d::"),
+    (Mark.GRADIENT, "AccumulateGrad::", r"(?<![^ (*&])torch::autograd::AccumulateGrad::"),
+    (
+        Mark.BACKWARD,
+        "torch::autograd::",
+        r"(?<![^ (*&])torch::autograd::((Engine|python::PythonEngine|PyNode)::|generated::\w*Backward)",
+    ),
 )
-_OF_FUNCTION = re.compile(  # function and file, in lines; the names of groups are rows
-    "|".join(f"(?P<r{row}>({function})\n({file}))" for row, (_, file, function) in enumerate(_PYTHON))
-)
-_OF_NATIVE = [(mark, re.compile(function, re.DOTALL)) for mark, function in _NATIVE]
+_OF_FILE = [re.compile(file) for _, file, _ in _PYTHON]
+_OF_NATIVE = [(mark, part, re.compile(function)) for mark, part, function in _NATIVE]
 
 
 def mark_of(text: str) -> Mark:
     """Return the mark of a frame's text."""
     frame = read_frame(text)
     if not frame.is_python:
-        return next((mark for mark, name in _OF_NATIVE if name.match(frame.function)), Mark.NOTHING)
-    match = _OF_FUNCTION.fullmatch(f"{frame.function}\n{frame.file}".replace("\\", "/"))
+        name = frame.function
+        return next(
+            (mark for mark, part, marked in _OF_NATIVE if part in name and marked.search(name)), Mark.NOTHING
+        )
+    match = _functions_in(frame.file.replace("\\", "/")).fullmatch(frame.function.replace("\\", "/"))
     return _PYTHON[int(str(match.lastgroup)[1:])][0] if match else Mark.NOTHING
+
+
+@lru_cache(1 << 12)
+def _functions_in(file: str) -> re.Pattern[str]:
+    """Return the pattern of the functions in a file that have a mark; the names of its groups are rows."""
+    rows = [row for row, pattern in enumerate(_OF_FILE) if pattern.fullmatch(file)]
+    return re.compile("|".join(f"(?P<r{row}>{_PYTHON[row][2]})" for row in rows))
 
 
 def judged(marks: Sequence[Mark]) -> tuple[Category, Phase, Mark]:

@@ -115,7 +115,7 @@ class PlainUnpickler(pickle.Unpickler):
         where: the file's name for error messages.
     """
 
-    def __init__(self, reader: PickleReader, where: str) -> None:
+    def __init__(self, reader: PickleReader | io.BufferedReader, where: str) -> None:
         super().__init__(reader)
         self._where = where
 

@@ -86,21 +86,21 @@ class Stacks:
             keys = [raw[a * POINTER_BYTES : b * POINTER_BYTES] for a, b in pairwise(ends)]
             for key, frames in dict(zip(keys, some, strict=True)).items():
                 if key not in by_frames:
-                    stack = tuple(text for text in map(self._text, frames) if not is_watched_call(text))
+                    stack = tuple(filter(None, self._texts_of(frames)))
                     by_frames[key] = self._rows.setdefault(stack, len(self._rows))
             rows += map(by_frames.__getitem__, keys)
         return rows
 
-    def _text(self, frame: dict[str, Any]) -> str:
-        text = self._texts.get(id(frame))
-        if text is None:
-            _check_frame(frame)
-            text = f"{frame['name']} {frame['filename']}:{frame['line']}"
-            if frame.get("fx_node_name"):
-                fields = (frame.get(f"fx_node_{part}") for part in ("name", "op", "target"))
-                text += f" [fx {' '.join(str(part) for part in fields if part)}]"
-            text = self._texts[id(frame)] = self._kept(text)
-        return text
+    def _texts_of(self, frames: Frames) -> list[str | None]:
+        """Return the texts of frames, empty ones for those of ours."""
+        texts = list(map(self._texts.get, map(id, frames)))
+        if None not in texts:
+            return texts
+        for frame in frames:
+            if id(frame) not in self._texts:
+                text = self._kept(_text(frame))
+                self._texts[id(frame)] = "" if is_watched_call(text) else text
+        return list(map(self._texts.get, map(id, frames)))
 
     def _kept(self, text: str) -> str:
         """Return the one stored text that is equal to the given text."""
@@ -120,6 +120,15 @@ def _once_an_object(written: Sequence[Any], rows_of: Callable[[list[Any]], list[
     rows = np.empty(len(first), np.int32)
     rows[in_order] = rows_of([written[index] or () for index in first[in_order].tolist()])
     return rows[same]
+
+
+def _text(frame: dict[str, Any]) -> str:
+    _check_frame(frame)
+    text = f"{frame['name']} {frame['filename']}:{frame['line']}"
+    if frame.get("fx_node_name"):
+        fields = (frame.get(f"fx_node_{part}") for part in ("name", "op", "target"))
+        text += f" [fx {' '.join(str(part) for part in fields if part)}]"
+    return text
 
 
 def _check_frame(frame: dict[str, Any]) -> None:

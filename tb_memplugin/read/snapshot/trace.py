@@ -30,7 +30,7 @@ from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.read.snapshot.tables import LONGEST_NAME, Tables, is_cut
 from tb_memplugin.trace import MemoryTrace, Note, OutOfMemory, Segments, Step, events, start_state
 from tb_memplugin.trace.kinds import Kind
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, in_memory
 
 MOST_DEVICES = 256
 """The largest number of devices: the trace's device column is uint8."""
@@ -236,7 +236,7 @@ def _merged(
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Return the concatenated columns of all devices."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: in_memory([part[name] for part in parts]) for name in parts[0]}
 
 
 def _empty(content: dict[str, Any]) -> MemoryTrace:

@@ -20,10 +20,10 @@ from tb_memplugin.analysis.allocations import (
 )
 from tb_memplugin.analysis.annotations import innermost_at_birth
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS
-from tb_memplugin.analysis.moments import live_allocation, tensor_name
+from tb_memplugin.analysis.moments import live_allocation
 from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.source_lines import NO_STACK
-from tb_memplugin.server.cache import RESULTS
+from tb_memplugin.server.cache import RESULTS, ZOOMS
 from tb_memplugin.server.frames import LONGEST, Frame, FrameTable, KindOfLine, kind_of_line, lines_at
 from tb_memplugin.server.grouping import divided, keys_of
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
@@ -96,11 +96,11 @@ def answer(session: Session, request: Request) -> AllocationsAnswer:
     inside = (int(edges[0]), int(edges[-1]))
     text, sort = request.text("find", "").strip()[:LONGEST], request.text("sort", "bytes")
     key = ("allocations", device, inside)
-    alive = RESULTS.of_window(trace, key, lambda: alive_between(trace, device, *inside))
-    matching = RESULTS.of_window(
+    alive = ZOOMS.of_window(trace, key, lambda: alive_between(trace, device, *inside))
+    matching = ZOOMS.of_window(
         trace, (*key, text), lambda: rows_with_text(trace, alive, text, _versions(trace))
     )
-    rows = RESULTS.of_window(trace, (*key, text, sort), lambda: in_order(trace, matching, sort))
+    rows = ZOOMS.of_window(trace, (*key, text, sort), lambda: in_order(trace, matching, sort))
     first = request.number("first", 0, 0)
     page = rows[first : first + request.number("count", DEFAULT_ROWS, 1, MOST_ROWS)]
     return {
@@ -228,7 +228,7 @@ def answer_bands(session: Session, request: Request) -> BandsAnswer:
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     most = request.number("most", DEFAULT_BANDS, 1, MOST_BANDS)
     trace, device = opened.trace, opened.device
-    drawn = RESULTS.of_window(
+    drawn = ZOOMS.of_window(
         trace,
         ("bands", device, part, columns, most),
         lambda: bands(trace, device, part.cuts(opened, columns), most),
@@ -251,7 +251,10 @@ def answer_bands(session: Session, request: Request) -> BandsAnswer:
             "first": drawn.first.tolist(),
             "last": drawn.last.tolist(),
             "key": key[:count].tolist(),
-            "tensor": [tensor_name(trace, row) for row in drawn.rows.tolist()],
+            "tensor": [
+                str(trace.tensors[tensor]) if tensor >= 0 else None
+                for tensor in trace.allocations.tensor[drawn.rows].tolist()
+            ],
         },
         "keys": keys,
         "parts": None if parts is None else parts.tolist(),

@@ -29,7 +29,7 @@ from tb_memplugin.read.snapshot.columns.layout import (
     layout_of,
 )
 from tb_memplugin.read.snapshot.columns.tokens import Tokens, get_of
-from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8, in_memory
 
 WINDOW_BYTES = 4 << 20
 ENTRIES_AT_ONCE = 1 << 14
@@ -38,7 +38,8 @@ ENTRIES_AT_ONCE = 1 << 14
 MOST_LAYOUTS, TRIES = 64, 32
 """Layouts in a pickle, and entries of each window that are tried as a new one. Real files have below 20."""
 
-SAMPLES = 256
+SAMPLES, EACH = 256, 16
+"""Of so many first entries, each sixteenth says which fields entries have."""
 MOST_REST, REST_SHARE = 8 << 20, 2
 """The pickle is left to the safe reader if more bytes than this, and this part of all, are not regular."""
 
@@ -105,8 +106,7 @@ class Scan:
         Other columns are `layout`, the index of each entry's layout, and `put`, where puts are explicit: the
         number of its first.
         """
-        parts = self._parts.pop(key)
-        return np.concatenate(parts)
+        return in_memory(self._parts.pop(key))
 
     def _scan(self, stream: BinaryIO, least_bytes: int) -> None:
         data, total = stream.read(WINDOW_BYTES), 0
@@ -177,8 +177,9 @@ class Scan:
         number = Tokens(self.memoizes).read(before)
         self.proven = len(before.data), number
         self._begin = get_of(number + 1)
-        starts = self._starts(data)[:SAMPLES].tolist()
-        layouts = [layout for at in starts if (layout := _layout_at(data, at)) is not None]
+        starts = self._starts(data)
+        some = starts[:SAMPLES:EACH].tolist()
+        layouts = [layout for at in some if (layout := _layout_at(data, at)) is not None]
         if len(starts) < least or not layouts:
             self._begin = b""
             return first.start()

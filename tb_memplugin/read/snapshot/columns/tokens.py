@@ -17,8 +17,13 @@ from tb_memplugin.read.snapshot.columns.layout import (
 )
 
 STOP, PROTO = b"."[0], 0x80
-FIXED = re.compile(rb"(?:[}\](euast)N\x85-\x89]|[Kh].|M..|[Jj].{4}|G.{8})+", re.DOTALL)
-"""Tokens of fixed length that store nothing, of those that picklers write for plain data."""
+_LONGS = b"|".join(b"\x8a%c" % size + b"." * size for size in range(1, 9))
+FIXED = re.compile(
+    rb"(?:h.h.h.h.|j....j....j....j....|h.|j....|[}\](euast)N\x85-\x89]+|K.|M..|J....|G........|%b)+"
+    % _LONGS,
+    re.DOTALL,
+)
+"""Tokens of fixed length that store nothing, of those that picklers write for plain data. Most are gets."""
 
 
 class Part(Protocol):
