@@ -37,18 +37,22 @@ from tb_memplugin.server.shapes import Json
 from tb_memplugin.server.turns import ClientGoneError, Turns
 from tb_memplugin.server.windows import Read, Windows, is_unchanged, noted_reads
 from tb_memplugin.store.paths import PLUGIN_NAME
+from tb_memplugin.store.scratch import release
 
 LARGE = 1 << 17
 """From how many bytes on a block goes back as soon as it is freed. glibc raises this to 32 MB by itself."""
 
 AFTER_SECONDS = 2.0
-"""How long after a request smaller blocks go back. It takes some milliseconds, in which others compute."""
+"""How long after a request smaller blocks and pages of scratch files go back.
+
+It takes some milliseconds, in which others compute.
+"""
 
 _M_MMAP_THRESHOLD = -3  # glibc's malloc.h
 
 
 class FreedMemory:
-    """Has glibc give freed memory back. Does nothing with another C library."""
+    """Has glibc, but no other C library, give freed memory back, and the system pages of scratch files."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -71,6 +75,7 @@ class FreedMemory:
     def _give_back(self) -> None:
         with self._lock:
             self._waits = False
+        release(0)
         with suppress(AttributeError, OSError):
             if self._library is not None:
                 self._library.malloc_trim(0)
