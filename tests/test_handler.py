@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trac
 
 from tb_memplugin import combine_handlers, memory_trace_handler
 from tb_memplugin.record import module_calls, profiler_windows
+from tb_memplugin.record.profiler.window import WindowRecorder
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import full_summary, read_recordings
 from tests.flushing import wait_for_the_disk
@@ -239,6 +240,18 @@ class TestWhenItGoesWrong:
         assert len(losses) == 4
         (warning,) = warnings()
         assert "file" in warning
+
+    def test_a_window_that_cannot_even_be_undone_is_told(self, tmp_path, model, warnings, monkeypatch):
+        def undo(self):
+            raise ValueError("injected")
+
+        handler = memory_trace_handler(tmp_path, "w", model=model)
+        monkeypatch.setattr(WindowRecorder, "_undo", undo)
+        assert len(loop(handler, model=model)) == 4
+        assert ["ValueError: injected" in text for text in warnings()] == [True]
+        monkeypatch.undo()
+        loop(handler, model=model)
+        assert len(recorded_steps(tmp_path)) == 1
 
     def test_an_error_of_the_thread_that_flushes_is_logged_once_and_later_windows_are_flushed(
         self, tmp_path, model, warnings, monkeypatch
