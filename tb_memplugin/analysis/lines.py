@@ -12,12 +12,19 @@ import numpy as np
 
 from tb_memplugin.analysis.divisions import codes
 from tb_memplugin.analysis.findings import Evidence
-from tb_memplugin.analysis.source_lines import NEVER, NO_STACK, frame_rank, lines_of, stacks_in_use
+from tb_memplugin.analysis.source_lines import (
+    NEVER,
+    NO_STACK,
+    frame_of_line,
+    frame_rank,
+    lines_of,
+    stacks_in_use,
+)
 from tb_memplugin.analysis.stacks import chosen_rows
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import counted
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.frames import BACKWARD, THREAD, read_frame
+from tb_memplugin.trace.frames import BACKWARD, THREAD, Frame, read_frame
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Int64, Rows
 
@@ -96,8 +103,6 @@ EXCLUDED = "(excluded)"
 """Key of allocations whose frames are all excluded."""
 
 MAIN_THREAD = "MainThread"
-
-_KEY = re.compile(r"(?P<file>.*):(?P<line>\d+) \((?P<function>.*)\)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +217,9 @@ def _thread(stack: Sequence[str]) -> str:
 def _uses(rows: Sequence[LineRow]) -> ResultTable[LineUse]:
     cumulative = accumulate(row.bytes for row in rows)
     return ResultTable(
-        LineUse(row.bytes, so_far, row.median_bytes, row.calls, row.key, *_location(row.key))
+        LineUse(
+            row.bytes, so_far, row.median_bytes, row.calls, row.key, frame.file, frame.line, frame.function
+        )
         for row, so_far in zip(rows, cumulative, strict=True)
+        for frame in [frame_of_line(row.key) or Frame("", "", 0)]
     )
-
-
-def _location(key: str) -> tuple[str, int, str]:
-    match = _KEY.fullmatch(key)
-    return (match["file"], int(match["line"]), match["function"]) if match else ("", 0, "")

@@ -9,6 +9,7 @@ from typing import Literal
 from tb_memplugin.analysis.comparison import Delta, compare_parts, paired_devices
 from tb_memplugin.analysis.divisions import Part, merged
 from tb_memplugin.analysis.moments import peak
+from tb_memplugin.analysis.source_lines import frame_of_line, key_of_line
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import NOT_NAMED
 
@@ -88,8 +89,9 @@ def _without_folders(lines: Iterable[Part]) -> tuple[Part, ...]:
     """Return parts by line whose files have only the last two parts of their paths, as on any machine."""
     parts: dict[str, Part] = {}
     for part in lines:
-        path, colon, line = part.key.rpartition(":")
-        key = "/".join(path.replace("\\", "/").split("/")[-2:]) + colon + line
+        frame = frame_of_line(part.key)
+        file = "" if frame is None else "/".join(frame.file.replace("\\", "/").split("/")[-2:])
+        key = part.key if frame is None else key_of_line(frame._replace(file=file))
         shorter = replace(part, key=key)
         parts[key] = merged(parts[key], shorter) if key in parts else shorter
     return tuple(sorted(parts.values(), key=lambda part: -part.bytes))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.frames import read_frame
+from tb_memplugin.trace.frames import Frame, read_frame
 from tb_memplugin.trace.tables import Int64, Rows
 
 NO_STACK = "(no stack)"
@@ -38,6 +38,11 @@ _ALIKE = re.compile(
 """C++ frames in which every stack ends: they record the stack, allocate, or create an empty tensor."""
 
 
+_LINE_KEY = re.compile(
+    r"(?P<file>.*?)(?::(?P<line>-?\d{1,18})|(?<=\.py)|(?<=\.pyx)|(?<=>)) \((?P<function>.*)\)", re.DOTALL
+)
+
+
 def is_user_code(text: str) -> bool:
     """Return whether a frame is the user's code: Python, outside packages and files named `<...>`."""
     frame = read_frame(text)
@@ -47,9 +52,19 @@ def is_user_code(text: str) -> bool:
 
 
 def line_key(text: str) -> str:
-    """Return `file:line (function)` for a frame's text."""
-    frame = read_frame(text)
-    return f"{frame.file}:{frame.line} ({frame.function})"
+    """Return `file:line (function)` for a frame's text; `file (function)` where the line is not known."""
+    return key_of_line(read_frame(text))
+
+
+def key_of_line(frame: Frame) -> str:
+    """Return `file:line (function)` for a frame; `file (function)` where the line is not known."""
+    return f"{frame.place} ({frame.function})"
+
+
+def frame_of_line(key: str) -> Frame | None:
+    """Return the frame of a line's key; None for a key that names no line."""
+    match = _LINE_KEY.fullmatch(key)
+    return Frame(match["function"], match["file"], int(match["line"] or 0)) if match else None
 
 
 def stacks_in_use(trace: MemoryTrace, stack: npt.NDArray[np.int32]) -> tuple[Int64, list[int]]:

@@ -100,7 +100,7 @@ def shown_key(key: str) -> str:
         return key or ROOT
     python = [frame for frame in frames if frame.is_python and frame.function not in CALL_FRAMES]
     telling = python or [read_frame(text) for text in key.split("\n") if frame_rank(text) < 3] or frames
-    return " ← ".join(f"{frame.function} {_file_end(frame.file)}:{frame.line}" for frame in telling)
+    return " ← ".join(f"{frame.function} {_file_end(frame.place)}" for frame in telling)
 
 
 def _file_end(path: str) -> str:

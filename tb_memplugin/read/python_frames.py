@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -22,9 +23,20 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{1,16}(?=>$)")
 
 
 def frame_text(name: str) -> str:
-    """Return a frame's text, `function file:line`, or a built-in function's name without its address."""
+    """Return a frame's text, `function file:line`, or a built-in function's name without its address.
+
+    The profiler gives a function's first line. Code outside functions has none, so its line is 0, not known.
+    """
     match = _FRAME.fullmatch(name)
-    return f"{match['function']} {match['file']}:{match['line']}" if match else _ADDRESS.sub("", name)
+    if match is None:
+        return _ADDRESS.sub("", name)
+    line = 0 if match["function"] == "<module>" else match["line"]
+    return f"{match['function']} {match['file']}:{line}"
+
+
+def begins_profile(name: str) -> bool:
+    """Whether a frame is torch's function that begins a profile: what it calls is the first to be seen."""
+    return name.endswith(": _start_trace") and "profiler.py(" in name
 
 
 def note_on_cut(stacks: int, trace: MemoryTrace) -> Note:
@@ -64,6 +76,19 @@ class CallTree:
         if is_watched_call(text):
             return outer
         return self._keys.setdefault((text, outer), len(self._keys))
+
+    def were_running(self, names: Iterable[str]) -> None:
+        """Leave out the lines of functions that were running when the profile began.
+
+        Their names have the line that ran then (torch: csrc/autograd/profiler_python.cpp), which is neither
+        the function's first line nor the one that allocates.
+
+        Args:
+            names: their frames' names, before any is added.
+        """
+        for name in names:
+            text, line, _ = frame_text(name).rpartition(":")
+            self._texts[name] = f"{text}:0" if line else frame_text(name)
 
     def stacks(self, keys: Int64) -> tuple[Int32, tuple[tuple[str, ...], ...], int]:
         """Return each key's row in the stacks (-1 for none), the stacks, and how many of them were cut.

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, TypedDict
 
 from tb_memplugin.analysis.curves import OTHERS
-from tb_memplugin.analysis.source_lines import NO_STACK, is_user_code, lines_of
+from tb_memplugin.analysis.source_lines import NO_STACK, frame_of_line, is_user_code, lines_of
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import read_frame
 
 LONGEST = 4_000
 """The most characters of a frame's text in an answer. C++ functions can have names of several thousand."""
-
-_LINE = re.compile(r"(?P<place>.*?:-?\d+) \((?P<function>.*)\)", re.DOTALL)
 
 
 class Frame(TypedDict):
@@ -59,8 +56,8 @@ def kind_of_line(line: str) -> KindOfLine:
     """Return the kind of code of a line `file:line (function)`: `user`, `library`, `native` or `none`."""
     if line == NO_STACK:
         return "none"
-    match = _LINE.fullmatch(line)
-    text = f"{match['function']} {match['place']}" if match else line
+    frame = frame_of_line(line)
+    text = line if frame is None else f"{frame.function} {frame.file}:{frame.line}"
     return _frame_shape(text)["kind"]
 
 

@@ -25,7 +25,11 @@ _LOCATION = re.compile(r"(?P<text>.*):(?P<line>-?\d{1,18})", re.DOTALL)
 
 
 class Frame(NamedTuple):
-    """One frame. C++ frames have line 0 and the file `??` or "". `fx` is "" where not recorded."""
+    """One frame. `fx` is "" where not recorded.
+
+    The line is 0 where it is not known: in C++, whose file is `??` or "", and in Python code that was running
+    when a profile began.
+    """
 
     function: str
     file: str
@@ -36,6 +40,11 @@ class Frame(NamedTuple):
     def is_python(self) -> bool:
         """Whether this is a Python frame: its file ends in `.py` or `.pyx`, or is written as `<...>`."""
         return self.file.endswith((".py", ".pyx")) or self.file.startswith("<")
+
+    @property
+    def place(self) -> str:
+        """The file and the line, `train.py:20`; of Python code whose line is not known, the file alone."""
+        return f"{self.file}:{self.line}" if self.line or not self.is_python else self.file
 
 
 def read_frame(text: str) -> Frame:

@@ -109,6 +109,33 @@ def test_an_estimate_equals_the_allocators_counters(
     assert (answer.peak_allocated_bytes, answer.peak_reserved_bytes) == counted
 
 
+@pytest.mark.usefixtures("cudnn_9_20")
+def test_the_first_call_of_a_shape_has_the_workspace_in_which_benchmark_tries_all_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It holds any kernel's, so it is no smaller than the first's; PyTorch empties its cache afterwards."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    done = estimated(lambda: (convolve(), convolve()), gpu="h100")
+    images, forward = 25_690_112, 25_837_584
+    assert sizes(done, "convolution") == [images, 77_224_239, forward, images, forward]
+    of_input, filters, of_filters = 51_527_696, 147_456, 51_822_803
+    assert sizes(done, "convolution_backward") == [
+        *(images, 53_625_043, of_input, filters, 54_919_312, of_filters),
+        *(images, of_input, filters, of_filters),
+    ]
+
+
+def test_a_kernel_that_is_chosen_is_kept_when_benchmark_goes_on(
+    cudnn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program() -> None:
+        convolve()
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+        convolve()
+
+    assert len(sizes(estimated(program, gpu="h100"), "convolution")) == 4
+
+
 def test_a_note_says_which_cudnn_answered(cudnn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (note,) = notes()
     assert f"cuDNN {cudnn} " in note

@@ -70,9 +70,12 @@ DIRECT = {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3d}
 CHANNELS_LAST = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def train(measure: Any, name: str, dtype: torch.dtype, channels_last: bool) -> list[Figures]:
+def train(
+    measure: Any, name: str, dtype: torch.dtype, channels_last: bool, more_images: int = 0
+) -> list[Figures]:
     """Return the figures of the convolution's forward and backward, with a bias."""
-    given, weight, options = CONVOLUTIONS[name]
+    (images_count, *others), weight, options = CONVOLUTIONS[name]
+    given = (images_count + more_images, *others)
     kinds = TRANSPOSED if name.startswith("transposed") else DIRECT
     form = CHANNELS_LAST[len(given)] if channels_last else torch.contiguous_format
     channels = weight[1] * options.get("groups", 1) if name.startswith("transposed") else weight[0]
@@ -103,3 +106,20 @@ def test_a_convolution_takes_what_the_estimate_says(
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     assert train(figures, name, dtype, channels_last) == estimated
+
+
+@pytest.mark.parametrize("channels_last", [False, True], ids=["usual", "channels last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("name", list(CONVOLUTIONS)[::4])
+def test_benchmark_tries_all_kernels_in_the_workspace_that_the_estimate_says(
+    name: str, dtype: torch.dtype, channels_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch keeps the kernel that it took for a shape, so these are other shapes than those above."""
+    if not installed().version:
+        pytest.skip(f"there is no cuDNN to ask: {installed().refusal}")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with MemoryEstimator(gpu=GpuSpec.named(torch.cuda.get_device_name())):
+        estimated = train(figures, name, dtype, channels_last, more_images=1 + channels_last)
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    assert train(figures, name, dtype, channels_last, more_images=1 + channels_last) == estimated

@@ -18,22 +18,25 @@ export function nativeName(name: string): string {
 /** Where: the file's last part and the line; nothing for C++, whose files nobody knows. */
 export function frameWhere(frame: Frame): string {
   if (frame.file === "" || frame.file === "??") return "";
-  return cellText(`${lastPart(frame.file)}:${frame.line}`);
+  return cellText(lastPart(frame.file) + (frame.line === 0 ? "" : `:${frame.line}`));
 }
+
+const LINE = /^(.*?)(:-?\d+|(?<=\.pyx?|>)) \((.*)\)$/s;
 
 export function lastPart(path: string): string {
   return path.slice(Math.max(path.lastIndexOf("/"), path.lastIndexOf("\\")) + 1);
 }
 
-/** `/a/b/model.py:20 (forward)` as what tells it apart: `model.py:20`, `forward`, and `/a/b/`. */
+/** `/a/b/model.py:20 (forward)` as what tells it apart: `model.py:20`, `forward`, and `/a/b/`. Python code has no number
+ * where its line is not known. */
 export function lineParts(line: string): { place: string; name: string; folder: string } {
-  const found = /^(.*?):(-?\d+) \((.*)\)$/s.exec(line);
+  const found = LINE.exec(line);
   if (!found) return { place: visible(line), name: "", folder: "" };
-  const [, path, number, name] = found as unknown as [string, string, string, string];
+  const [, path, number = "", name] = found as unknown as [string, string, string | undefined, string];
   const file = lastPart(path);
-  if (number === "0" || path === "??" || path === "") return { place: visible(nativeName(name)), name: "", folder: "" };
+  if (number === ":0" || path === "??" || path === "") return { place: visible(nativeName(name)), name: "", folder: "" };
   return {
-    place: visible(`${file}:${number}`),
+    place: visible(file + number),
     name: visible(name),
     folder: visible(path.slice(0, path.length - file.length)),
   };
@@ -41,8 +44,8 @@ export function lineParts(line: string): { place: string; name: string; folder: 
 
 /** `/a/model.py:20 (forward)` is found by `model.py:20`, in frames and in lines. */
 export function searchFor(line: string): string {
-  const place = /^(.*?:-?\d+) \(/s.exec(line)?.[1] ?? line;
-  return lastPart(place).slice(0, 400);
+  const [, path = line, number = ""] = LINE.exec(line) ?? [];
+  return lastPart(path + number).slice(0, 400);
 }
 
 /** Of stacks that go by the same line, by key: what ran in the innermost frame that not all of them have. */

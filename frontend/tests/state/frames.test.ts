@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { frameName, frameWhere, lineParts, nativeName, toldApart } from "../../src/state/frames";
+import { frameName, frameWhere, lineParts, nativeName, searchFor, toldApart } from "../../src/state/frames";
 
 const frame = { text: "", function: "f", file: "/a/b.py", line: 3, kind: "user", fx: "" } as const;
 
@@ -26,6 +26,11 @@ describe("source lines", () => {
       name: "forward",
       folder: "/a/b (x86)/",
     }));
+  it("of Python code whose line is not known are file and function", () => {
+    expect(lineParts("/a/b (x86)/train.py (<module>)")).toEqual({ place: "train.py", name: "<module>", folder: "/a/b (x86)/" });
+    expect(searchFor("/a/b (x86)/train.py (<module>)")).toBe("train.py");
+    expect(frameWhere({ ...frame, line: 0 })).toBe("b.py");
+  });
   it("of C++ are the function", () =>
     expect(lineParts("Register.cpp:0 (at::add(Tensor))")).toEqual({ place: "at::add", name: "", folder: "" }));
   it("that are none stay as they are", () => expect(lineParts("(no stack)").place).toBe("(no stack)"));

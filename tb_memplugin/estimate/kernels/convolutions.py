@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 
+from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.reductions import Layout, reduction
 from tb_memplugin.estimate.kernels.table import ANY_GPU
 from tb_memplugin.estimate.libraries.cudnn.convolution import Convolution, Operand
@@ -37,7 +38,10 @@ _DTYPES = {torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.float16: "HALF
 _HALF = (torch.float16, torch.bfloat16)
 _COUNTED = "Convolutions: the sizes of their workspaces are those that cuDNN {} answers for this GPU."
 _REFUSED = " It has no answer for {:,} calls, whose workspaces are not counted: {}."
-_BENCHMARK = " torch.backends.cudnn.benchmark is on: it tries larger ones, which are not counted."
+_BENCHMARK = (
+    " torch.backends.cudnn.benchmark is on: at the first call of each shape, the workspace in which it tries "
+    "all kernels is counted, then always that of the kernel that cuDNN takes without it."
+)
 _OFF = (
     "Convolutions: torch.backends.cudnn.enabled is off. The buffers of PyTorch's own kernels are not counted."
 )
@@ -75,8 +79,9 @@ class Convolutions(Correction):
     """Records what the forward and the backward of a convolution hold besides results.
 
     `_most` is the most bytes of each device that would be allocated during a convolution with a workspace,
-    `_answered` and `_refused` the calls for which cuDNN has an answer and those for which it has none, and
-    `_asked` the cuDNN that is asked; None before the first convolution.
+    `_answered` and `_refused` the calls for which cuDNN has an answer and those for which it has none,
+    `_asked` the cuDNN that is asked; None before the first convolution. `_tried` are the calls for which
+    PyTorch has a kernel.
     """
 
     def __init__(self, target: Target) -> None:
@@ -84,6 +89,7 @@ class Convolutions(Correction):
         self._most: dict[int, int] = {}
         self._answered = self._refused = 0
         self._asked: Cudnn | None = None
+        self._tried: set[Convolution] = set()
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Add the note when the run ends, since only then is the peak known."""
@@ -170,25 +176,34 @@ class Convolutions(Correction):
         x_read, w_read, y_read = (
             Operand(view.shape, view.described_strides(last), view.alignment) for view in (x, w, y)
         )
-        size = self._asked.workspace_bytes(
-            self.target.gpu,
-            Convolution(
-                computes,
-                _DTYPES[x.dtype],
-                x_read,
-                w_read,
-                y_read,
-                call.layer.padding,
-                call.layer.stride,
-                call.layer.dilation,
-                tf32=allows_tf32(),
-                deterministic=torch.backends.cudnn.deterministic
-                or torch.are_deterministic_algorithms_enabled(),
-            ),
+        question = Convolution(
+            computes,
+            _DTYPES[x.dtype],
+            x_read,
+            w_read,
+            y_read,
+            call.layer.padding,
+            call.layer.stride,
+            call.layer.dilation,
+            tf32=allows_tf32(),
+            deterministic=torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
         )
+        if question not in self._tried:
+            self._tried.add(question)
+            if torch.backends.cudnn.benchmark:
+                self._try_all(call, question, self.target.gpu)
+        size = self._asked.workspace_bytes(self.target.gpu, question)
         self._answered += size is not None
         self._refused += size is None
         return size or 0
+
+    def _try_all(self, call: _Call, question: Convolution, gpu: GpuSpec) -> None:
+        """Record that all kernels are tried in one workspace (Conv_v8.cpp: run_single_conv)."""
+        assert self._asked is not None
+        free = gpu.memory_bytes - call.mode.ledger.allocated[call.row]
+        with call.allocated(self._asked.workspace_bytes(gpu, replace(question, fits_bytes=free)) or 0):
+            pass
+        call.mode.ledger.empty_cache(call.scope)
 
     def remember(self, row: int, level: int) -> None:
         """Remember how many bytes a device would have allocated with a workspace of the usual size."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tb_memplugin import memory_trace_handler
+from tb_memplugin import load, memory_trace_handler
 from tb_memplugin.commands import main
 from tb_memplugin.read.kineto.trace import trace_from_kineto
 from tb_memplugin.read.python_frames import MOST_FRAMES, CallTree, frame_text
@@ -48,6 +49,39 @@ def test_every_allocation_has_the_stack_that_the_exported_trace_tells(name: str,
         found = allocations(cycle.trace)
         assert found == allocations(trace_from_kineto(cycle.chrome, name))
         assert all(stack for _, _, stack in found)
+
+
+def test_functions_that_ran_when_the_window_began_have_no_line(tmp_path: Path) -> None:
+    """torch names the line at which they were then: that of the `with`, not one that allocates."""
+    blocks: list[Tensor] = []
+    code = compile(
+        "import torch\nfor _ in range(1):\n  blocks.append(torch.ones(3_000))\n", "outside.py", "exec"
+    )
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        profile_memory=True,
+        with_stack=True,
+        on_trace_ready=memory_trace_handler(tmp_path, "w"),
+    ) as recorded:
+        blocks.append(torch.ones(1_000))
+        blocks.append(_called_in_the_window())
+        exec(code, {"blocks": blocks})
+    recorded.export_chrome_trace(str(tmp_path / "k.json"))
+    with_line = f"_called_in_the_window {HERE}:{_called_in_the_window.__code__.co_firstlineno}"
+    here = "test_functions_that_ran_when_the_window_began_have_no_line"
+    for trace in load(tmp_path), load(tmp_path / "k.json"):
+        blocks_of = {
+            int(size): next(text for text in trace.stack(stack) if "built-in" not in text)
+            for size, stack in zip(trace.allocations.bytes, trace.allocations.stack, strict=True)
+            if size in (4_000, 8_000, 12_000) and stack >= 0
+        }
+        lines = {size: re.sub(r"\S*/", "", text) for size, text in blocks_of.items()}
+        assert lines == {4_000: f"{here} {HERE}:0", 8_000: with_line, 12_000: "<module> outside.py:0"}
+
+
+def _called_in_the_window() -> Tensor:
+    size = 2_000
+    return torch.ones(size)
 
 
 def test_without_stacks_none_is_recorded() -> None:

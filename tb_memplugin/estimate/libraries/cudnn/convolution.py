@@ -11,7 +11,7 @@ from tb_memplugin.estimate.libraries.cudnn.header import (
     HeurMode,
     NumericalNote,
 )
-from tb_memplugin.estimate.libraries.cudnn.library import Descriptors, first_workspace
+from tb_memplugin.estimate.libraries.cudnn.library import Descriptors, workspaces
 
 OPERATIONS = {
     "forward": (Descriptor.OPERATION_CONVOLUTION_FORWARD, "FORWARD_", "W", "X", "Y"),
@@ -39,6 +39,8 @@ class Convolution:
         dtype: the name of a `DataType`.
         tf32: whether TensorFloat-32 is allowed (torch.backends.cudnn.allow_tf32).
         deterministic: whether only deterministic kernels are (torch.backends.cudnn.deterministic).
+        fits_bytes: the bytes of memory that are free, where torch.backends.cudnn.benchmark tries all plans;
+            they share the largest of the workspaces that fit (Conv_v8.cpp, generate_and_filter_plans).
     """
 
     computes: str
@@ -51,6 +53,7 @@ class Convolution:
     dilation: tuple[int, ...]
     tf32: bool = True
     deterministic: bool = False
+    fits_bytes: int | None = None
 
     def workspace_bytes(self, descriptors: Descriptors, device: int) -> int:
         """Return the bytes of its workspace on a device.
@@ -81,7 +84,10 @@ class Convolution:
             kind, **{f"OPERATION_CONVOLUTION_{prefix}{name}": value for name, value in values.items()}
         )
         modes = (HeurMode.INSTANT, HeurMode.FALLBACK)
-        return first_workspace(descriptors, device, [operation], modes, _unwanted(self))
+        sizes = workspaces(descriptors, device, [operation], modes, _unwanted(self))
+        if self.fits_bytes is None:
+            return next(sizes)
+        return max((size for size in sizes if size <= self.fits_bytes), default=0)
 
 
 def _unwanted(asked: Convolution) -> frozenset[NumericalNote]:

@@ -6,7 +6,7 @@ Imports no torch: this runs in a process of its own (`answers.py`).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -190,7 +190,22 @@ def first_workspace(
     modes: Iterable[HeurMode],
     unwanted: frozenset[NumericalNote] = frozenset(),
 ) -> int:
-    """Return the workspace's bytes of the first plan for a graph of operations that cuDNN can make.
+    """Return the workspace's bytes of the first plan that cuDNN can make, of those that `workspaces` yields.
+
+    Raises:
+        CudnnError: there is no plan.
+    """
+    return next(workspaces(descriptors, device, operations, modes, unwanted))
+
+
+def workspaces(
+    descriptors: Descriptors,
+    device: int,
+    operations: Sequence[int],
+    modes: Iterable[HeurMode],
+    unwanted: frozenset[NumericalNote] = frozenset(),
+) -> Iterator[int]:
+    """Yield the workspace's bytes of each plan for a graph of operations that cuDNN can make, in its order.
 
     Args:
         descriptors: makes descriptors.
@@ -203,7 +218,7 @@ def first_workspace(
         CudnnError: there is no plan.
     """
     graph = descriptors.make(Descriptor.OPERATIONGRAPH, OPERATIONGRAPH_OPS=operations)
-    refusal = "cuDNN has no plan"
+    refusal, plans = "cuDNN has no plan", 0
     for mode in modes:
         try:
             heuristics = descriptors.make(
@@ -225,10 +240,14 @@ def first_workspace(
                     EXECUTION_PLAN_ENGINE_CONFIG=config,
                     EXECUTION_PLAN_DEVICEPROP=device,
                 )
-                return descriptors.numbers(plan, "EXECUTION_PLAN_WORKSPACE_SIZE")[0]
+                size = descriptors.numbers(plan, "EXECUTION_PLAN_WORKSPACE_SIZE")[0]
             except CudnnError as error:
                 refusal = str(error)
-    raise CudnnError(refusal)
+                continue
+            plans += 1
+            yield size
+    if not plans:
+        raise CudnnError(refusal)
 
 
 def _notes(descriptors: Descriptors, config: int) -> frozenset[NumericalNote]:
