@@ -77,7 +77,10 @@ def main(arguments: Sequence[str]) -> int:
         sys.exit(why_impossible())
     recorders = [*OURS, NOTHING] if options.device == "cuda" else OURS
     with Servers(device=options.device) as servers:
-        verdicts = list(certify(pairs(options.programs or list(PROGRAMS), recorders), servers))
+        verdicts = []
+        for verdict in certify(pairs(options.programs or list(PROGRAMS), recorders), servers):
+            sys.stderr.write(f"{verdict.program}, {verdict.recorder}: {cell(verdict)}\n")
+            verdicts.append(verdict)
     if options.device == "cuda":
         verdicts = list(comparable(verdicts))
     broken = [verdict for verdict in verdicts if verdict.broken or verdict.failed]

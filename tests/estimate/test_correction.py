@@ -16,7 +16,7 @@ class Adding(Correction):
 
 
 def test_a_second_rule_for_one_operator_is_an_error():
-    target = Target("cpu", None, has_device=False)
+    target = Target("cpu", None)
     Corrections([Adding(target)], engine_adds_in_place=True)
     with pytest.raises(ValueError, match=r"Adding has a second rule for aten.add.Tensor"):
         Corrections([Adding(target), Adding(target)], engine_adds_in_place=True)

@@ -97,3 +97,22 @@ def test_a_model_that_is_compiled_after_an_estimate_has_the_gradients_of_attenti
         gradient()
     with torch._inductor.config.patch(force_disable_caches=True):
         assert gradient() is not None
+
+
+def test_an_estimate_asks_the_gpu_of_this_machine_nothing() -> None:
+    """Its program sees the GPU that is named, and a state of random numbers may be a fake tensor."""
+    real = torch.cuda.get_device_name()
+    allocated = torch.cuda.memory_allocated()
+    with MemoryEstimator(gpu="v100"):
+        state = torch.zeros(16, dtype=torch.uint8, device="cuda").cpu()
+        torch.cuda.set_rng_state_all([state])
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        weight = torch.ones(1 << 20, device="cuda")
+        end.record()
+        answers = (torch.cuda.get_device_name(), torch.cuda.memory_allocated(), start.elapsed_time(end))
+        del weight
+    assert answers[1:] == (4 << 20, 1.0)
+    assert "V100" in answers[0]
+    assert torch.cuda.get_device_name() == real
+    assert torch.cuda.memory_allocated() == allocated

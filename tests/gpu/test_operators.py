@@ -121,6 +121,16 @@ OPERATORS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
         lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True),
         ((4096, 64), (64,), (64,)),
     ),
+    "batch norm of a transposed sequence": (
+        lambda x, w, b: functional.batch_norm(x.transpose(1, 2), None, None, w, b, training=True),
+        (TOKENS, (768,), (768,)),
+    ),
+    "batch norm of volumes, channels last": (
+        lambda x, w, b: functional.batch_norm(
+            x.contiguous(memory_format=torch.channels_last_3d), None, None, w, b, training=True
+        ),
+        ((4, 45, 16, 56, 56), (45,), (45,)),
+    ),
     "layer norm before a transposition": (
         lambda x, w: functional.layer_norm(functional.linear(x, w), (768,)).transpose(1, 2) * 2,
         (TOKENS, (768, 768)),

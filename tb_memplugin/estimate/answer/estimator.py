@@ -107,7 +107,6 @@ class MemoryEstimator:
         self._target = Target(
             self.device.type,
             self.gpu,
-            has_device=_has_device(self.device.type),
             settings=self._settings,
             plugins=chosen_plugins(plugins),
         )
@@ -128,9 +127,7 @@ class MemoryEstimator:
                 where="MemoryEstimator",
                 fix="Create another one for another run.",
             )
-        self._recording = FakeRecording(
-            self.device.type, self._corrections, has_device=self._target.has_device
-        )
+        self._recording = FakeRecording(self.device.type, self._corrections)
         _ONE_AT_A_TIME.acquire()
         try:
             self._recording.start()
@@ -335,7 +332,3 @@ class MemoryEstimator:
                 fix="Use it inside `with MemoryEstimator() as estimator:`.",
             )
         return self._here
-
-
-def _has_device(device_type: str) -> bool:
-    return device_type == "cpu" or torch.cuda.is_available()

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tb_memplugin.estimate.kernels.reductions import Layout, moments
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, no_buffers, operators
 
 aten = torch.ops.aten
@@ -34,7 +35,14 @@ def _group_norm_backward(call: Call) -> Buffers:
 
 
 def _batch_norm(call: Call) -> Buffers:
-    return _exchanged(call["input"], 4) if call["training"] else ()
+    data = call["input"]
+    if not call["training"]:
+        return ()
+    if _is_channels_last(data):
+        return _exchanged(data, 4)
+    if data.is_contiguous():
+        return ()
+    return moments(Layout.of(data), call.gpu, [axis for axis in range(data.dim()) if axis != 1])
 
 
 def _batch_norm_backward(call: Call) -> Buffers:
@@ -42,9 +50,21 @@ def _batch_norm_backward(call: Call) -> Buffers:
     data = call["input"]
     if not call["train"]:
         return ()
-    sums = [data.shape[1] * max(4, data.element_size()) * _is_channels_last(data)] * 2
-    exchanged = _exchanged(data, 2) if _is_channels_last(call["grad_out"]) else []
+    if not _has_channels_last_kernels(data):
+        return [*call.out[1:], call.out[0]]
+    sums = [data.shape[1] * max(4, data.element_size())] * 2
+    exchanged = _exchanged(data, 2) if _has_channels_last_kernels(call["grad_out"]) else []
     return [*call.out[1:], *sums, exchanged, call.out[0]]
+
+
+def _input_gradient(mode: Any, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Return the results, the gradient of the input contiguous where one kernel computes all of them."""
+    results = mode.quietly(func, *args, **kwargs)
+    data = args[1]
+    if results is NotImplemented or results[0] is None or _has_channels_last_kernels(data):
+        return results
+    gradient = mode.quietly(aten.empty_like.default, data, memory_format=torch.contiguous_format)
+    return gradient, *results[1:]
 
 
 def _is_channels_last(data: Any) -> bool:
@@ -54,13 +74,17 @@ def _is_channels_last(data: Any) -> bool:
     return bool(data.dim() == 4 and data.is_contiguous(memory_format=torch.channels_last))
 
 
+def _has_channels_last_kernels(data: Any) -> bool:
+    """Whether backward takes the kernels for channels-last (batch_norm_use_channels_last_kernels)."""
+    volume = data.dim() == 5 and data.is_contiguous(memory_format=torch.channels_last_3d)
+    return volume or _is_channels_last(data)
+
+
 def _exchanged(data: Any, numbers: int) -> list[int]:
     """Return what blocks exchange if channels are the fastest dimension: numbers for each channel, a count.
 
     A block has 512 threads, each for 16 rows of a channel (Normalization.cuh, flexible_launch_configs).
     """
-    if not _is_channels_last(data):
-        return []
     channels = data.shape[1]
     rows = data.numel() // max(1, channels)
     across = min(_power(channels), 32)
@@ -134,5 +158,6 @@ KERNELS = (
         operators("native_batch_norm_backward"),
         _batch_norm_backward,
         source="cuda/Normalization.cu:batch_norm_backward_cuda",
+        results=_input_gradient,
     ),
 )

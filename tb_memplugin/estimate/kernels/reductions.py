@@ -280,6 +280,17 @@ def reduction(
     return [*before, *parts, *kernels]
 
 
+def moments(layout: Layout, gpu: GpuSpec, dimensions: Sequence[int]) -> list[Any]:
+    """Return the buffers of mean and variance in float32 (ReduceOps.cpp: std_var_mean_out, make_reduction).
+
+    Numbers in bfloat16 are copied in float32; those in float16 are not.
+    """
+    copied = layout.dtype is torch.bfloat16
+    read = replace(layout, dtype=torch.float32) if copied else layout
+    before = [prod(layout.shape) * read.dtype.itemsize] if copied else ()
+    return reduction(read, gpu, dimensions, partial=_moments(read.dtype), before=before, accumulates=False)
+
+
 def _reduced(partial: Partial, call: Call) -> Buffers:
     tensor, copied = call["self"], None
     out = call.out[0] if isinstance(call.out, tuple) else call.out

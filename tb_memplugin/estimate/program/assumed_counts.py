@@ -1,4 +1,4 @@
-"""Whole numbers that a program reads from tensors without values, and only adds up or prints.
+"""Whole numbers that a program reads from tensors without values, and only counts, prints or puts in others.
 
 `correct += (guess == labels).sum().item()` must not end an estimate, and no guess may decide anything. So
 `item()` returns a number that calculates and prints, and that refuses, with the line that read it, where its
@@ -8,7 +8,8 @@ elements, as where the mask selects; a condition is assumed so that the program 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -52,6 +53,52 @@ class AssumedCounts(Correction):
                 return AssumedCount(error.asked, error.most, self.target.note)
 
         patches.set(FakeTensor, "item", item)
+        for name in ("tensor", "as_tensor"):
+            patches.set(torch, name, _with_values(getattr(torch, name)))
+
+
+_OF_VALUES = frozenset(
+    (
+        *("add", "sub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod", "pow"),
+        *(
+            "truediv",
+            "floordiv",
+            "mod",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "clamp",
+            "clamp_min",
+            "clamp_max",
+        ),
+        *("fill", "full", "full_like", "new_full", "masked_fill", "where", "lerp", "addcdiv", "addcmul"),
+    )
+)
+"""Functions in which a number is a value of the result, which has none in an estimate; and not its size."""
+
+
+def _is_of_values(name: str) -> bool:
+    """Whether a function is one of these, in place (`add_`), or an operator of Python (`__radd__`)."""
+    name = name.strip("_")
+    return name in _OF_VALUES or (name[:1] in ("r", "i") and name[1:] in _OF_VALUES)
+
+
+def _with_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that takes 1 in place of a number that is not known, also in lists."""
+
+    def known(data: Any) -> Any:
+        if type(data) in (list, tuple):
+            return type(data)(map(known, data))
+        return 1 if isinstance(data, AssumedCount) else data
+
+    @functools.wraps(original)
+    def function(data: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(known(data), *args, **kwargs)
+
+    return function
 
 
 class AssumedCount:
@@ -91,6 +138,20 @@ class AssumedCount:
     __truediv__ = __rtruediv__ = _quotient
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compared  # type: ignore[assignment]
     __index__ = __int__ = _decides
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run a function of torch with 1 in place of a number that is a value; else it decides."""
+        is_value = _is_of_values(func.__name__)
+
+        def known(number: Any) -> Any:
+            if not isinstance(number, AssumedCount):
+                return number
+            return 1 if is_value else number._decides()
+
+        return func(*map(known, args), **{name: known(each) for name, each in (kwargs or {}).items()})
 
     def __hash__(self) -> NoReturn:
         raise unanswered(self._asked)

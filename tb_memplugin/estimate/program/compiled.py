@@ -31,9 +31,7 @@ class Compiled(Correction):
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Replace `torch.compile`, which `Module.compile` calls, and flex_attention wherever it is."""
         original = flex.flex_attention
-        compiler = Compiler(
-            mode, patches, self.target.gpu, self.target.note, has_device=self.target.has_device
-        )
+        compiler = Compiler(mode, patches, self.target.gpu, self.target.note)
         if "torch._dynamo" in sys.modules:  # for code that was compiled before the block
             stance: Any = torch.compiler.set_stance("force_eager")
             patches.on_undo(lambda: stance.__exit__(None, None, None))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from tb_memplugin.estimate.run import cuda_shim, fake_cuda
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.cuda_memory import CudaMemory
@@ -19,15 +17,11 @@ class Devices(Correction):
     """
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Make `torch.cuda` describe the target; without a GPU, also switch the shim and stand-ins on."""
+        """Make `torch.cuda` describe the target; a GPU of this machine is not asked."""
         if self.target.device_type != "cuda":
             return
         fake_cuda.describe(patches, self.target.gpu)
         CudaMemory(mode, self.target.gpu, self.target.settings, self.target.note).apply(patches)
-        if self.target.has_device:
-            device = torch.cuda.current_device()
-            mode.ledger.stream = lambda: torch._C._cuda_getCurrentRawStream(device)
-            return
         cuda_shim.switch(True)
         patches.on_undo(lambda: cuda_shim.switch(False))
         fake_cuda.stand_in(patches, mode, self.target.gpu, self.target.note)

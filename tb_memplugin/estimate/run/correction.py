@@ -26,7 +26,6 @@ class Target:
 
     device_type: str
     gpu: GpuSpec | None
-    has_device: bool
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     plugins: Sequence[Plugin] = ()
     notes: list[str] = field(default_factory=list)

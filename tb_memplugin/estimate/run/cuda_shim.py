@@ -18,7 +18,7 @@ SOURCE = Path(__file__).with_name("cuda_shim.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _FIX = (
     "Install a C++20 compiler (g++ 10 or clang 12 or newer), or name one in the environment variable "
-    "CXX. Or estimate on a machine with a GPU, or with device='cpu'."
+    "CXX. Or estimate with device='cpu'."
 )
 
 

@@ -90,7 +90,6 @@ class CountingFakeMode(FakeTensorMode):
         engine_adds_in_place: whether gradients that autograd's engine sums are counted as summed in place,
             as without modes.
         refusals: converts an operator's error into a MemPluginError, or returns it unchanged.
-        has_device: whether CUDA calls reach a real device; if not, no device is ever initialised.
     """
 
     def __init__(
@@ -104,9 +103,7 @@ class CountingFakeMode(FakeTensorMode):
         gpu: GpuSpec,
         engine_adds_in_place: bool,
         refusals: Callable[[Any, Exception], Exception],
-        has_device: bool,
     ) -> None:
-        self._has_device = has_device
         self._values = KnownValues()
         super().__init__(allow_non_fake_inputs=True)
         self.ledger, self.layers = ledger, layers
@@ -134,11 +131,11 @@ class CountingFakeMode(FakeTensorMode):
 
     @property
     def avoid_device_init(self) -> bool:
-        """Whether FakeTensorMode must not initialise CUDA.
+        """Return True: FakeTensorMode must not initialise CUDA, also where there is a GPU.
 
-        Its own rule asks `torch.cuda.is_available`, which may be patched.
+        Its own rule asks `torch.cuda.is_available`, which is patched.
         """
-        return not self._has_device
+        return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -34,10 +34,9 @@ class FakeRecording:
     Args:
         device_type: the device type whose fake tensors are counted.
         corrections: the corrections of what fake tensors get wrong.
-        has_device: whether there is a real device of this type.
     """
 
-    def __init__(self, device_type: str, corrections: Corrections, *, has_device: bool) -> None:
+    def __init__(self, device_type: str, corrections: Corrections) -> None:
         self.ledger, self.layers = FakeLedger(device_type), FakeLayers()
         self.layers.watch_root = self._watch_running
         self.run = FakeRun(self.ledger, self.layers, time_ns())
@@ -56,7 +55,6 @@ class FakeRecording:
             gpu=corrections.gpu,
             engine_adds_in_place=corrections.engine_adds_in_place,
             refusals=corrections.refusal,
-            has_device=has_device,
         )
         self._corrections = corrections
 

@@ -126,8 +126,44 @@ def test_a_size_that_is_read_is_refused() -> None:
         count: Any = unknown(3).long().sum().item()
         torch.zeros(count)
 
-    with pytest.raises(MemPluginError, match="A size that is read from a tensor"):
+    with pytest.raises(MemPluginError, match="a whole number"):
         estimated(run)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda data, count: data / count,
+        lambda data, count: count - data,
+        lambda data, count: data.mul_(count),
+        lambda data, count: data.__iadd__(count),
+        lambda data, count: data.fill_(count),
+        lambda data, count: data.clamp(max=count),
+        lambda data, count: torch.full_like(data, count),
+        lambda data, count: torch.full((3,), count, device="cuda"),
+        lambda data, count: torch.tensor([0, 1, count], device="cuda"),
+    ],
+)
+def test_a_whole_number_that_becomes_a_value_of_a_tensor_decides_nothing(use: Callable[..., Any]) -> None:
+    """As `GradScaler.load_state_dict` does, with the steps that it counted."""
+
+    def run() -> None:
+        assert use(unknown(3), unknown(3).long().sum().item()).shape == (3,)
+
+    assert [note for note in estimated(run).estimate().notes if "test_values.py" in note and "hint" in note]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda data, count: data.view(count),
+        lambda data, count: data.narrow(0, 0, count),
+        lambda data, count: torch.arange(count),
+    ],
+)
+def test_a_whole_number_that_becomes_a_size_is_refused(use: Callable[..., Any]) -> None:
+    with pytest.raises(MemPluginError, match=r"test_values\.py"):
+        estimated(lambda: use(unknown(3), unknown(3).long().sum().item()))
 
 
 def test_a_whole_number_that_is_counted_and_printed_is_assumed() -> None:

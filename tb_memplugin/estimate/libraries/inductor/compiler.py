@@ -68,7 +68,6 @@ class Compiler:
         mode: the estimate's mode.
         patches: the estimate's patches; dynamo must not see them.
         gpu: the target; None for no particular GPU.
-        has_device: whether there is a real GPU.
         note: adds a sentence for the reader of the estimate.
     """
 
@@ -78,11 +77,8 @@ class Compiler:
         patches: Patches,
         gpu: GpuSpec | None,
         note: Callable[[str], None],
-        *,
-        has_device: bool,
     ) -> None:
         self._mode, self._patches, self._gpu, self._note = mode, patches, gpu, note
-        self._has_device = has_device
         self._torch_compile = torch.compile
         self._backends: set[Any] = set()
         self._codes: set[CodeType] = set()
@@ -188,7 +184,7 @@ class Compiler:
         settings.enter_context(functorch.patch(_AUTOGRAD_SETTINGS))
         own.on_undo(settings.close)
         warnings.filterwarnings("ignore", "Using `torch.compile.*global hooks")  # these are ours
-        without_gpu.describe(own, self._gpu, has_device=self._has_device)
+        without_gpu.describe(own, self._gpu)
         self._ready = True
 
     def _stop(self) -> None:

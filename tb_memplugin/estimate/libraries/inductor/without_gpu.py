@@ -40,7 +40,7 @@ def _with_values() -> Iterator[None]:
         yield
 
 
-def describe(patches: Patches, gpu: GpuSpec | None, *, has_device: bool) -> None:
+def describe(patches: Patches, gpu: GpuSpec | None) -> None:
     """Make Inductor see the target GPU, and let it work where there is neither a GPU nor Triton."""
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import scheduler
@@ -55,8 +55,6 @@ def describe(patches: Patches, gpu: GpuSpec | None, *, has_device: bool) -> None
     patches.set(CudaInterface, "get_device_properties", staticmethod(lambda *_: properties))
     patches.set(CudaInterface.Worker, "get_device_properties", staticmethod(lambda *_: properties))
     patches.set(CudaInterface, "get_compute_capability", staticmethod(lambda *_: major * 10 + minor))
-    if has_device:
-        return
     for name in ("current_device", "exchange_device", "maybe_exchange_device", "get_raw_stream"):
         patches.set(CudaInterface, name, staticmethod(lambda *_: 0))
     for name in ("set_device", "synchronize"):
