@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.layers.odd import ODD
 from benchmarks.layers.programs import NEW, PROGRAMS
 from benchmarks.layers.unseen import UNSEEN
 from tb_memplugin.read.layers.inferred import with_inferred_layers
@@ -64,7 +64,7 @@ class Answer:
 def compare(folder: Path, chosen: list[str]) -> None:
     """Print the tables for the programs that were recorded in a folder."""
     every: list[Answer] = []
-    for title, programs in (("Looked at", PROGRAMS), ("New", NEW), ("Unseen", UNSEEN)):
+    for title, programs in (("Looked at", PROGRAMS), ("New", NEW), ("Unseen", UNSEEN), ("Odd", ODD)):
         names = [name for name in programs if not chosen or name in chosen]
         answers = [
             answer(folder / f"{name}.pickle") for name in names if (folder / f"{name}.pickle").exists()
@@ -159,37 +159,41 @@ def calibration(answers: list[Answer]) -> Iterable[str]:
 
 
 def partition(trace: MemoryTrace, truths: list[str], events: Iterable[int]) -> dict[str, Shares]:
-    """Return the shares if each inferred module were given the name that fits it best, each name once."""
-    overlap: dict[tuple[str, int, str], int] = defaultdict(int)
+    """Return the shares if each inferred module had the name that fits its forward best, each name once."""
+    overlap: dict[tuple[int, str], int] = defaultdict(int)
     by_phase: dict[str, Shares] = defaultdict(Shares)
+    rows = trace.events.module
     for event in events:
-        phase, size, row = truths[event][0], int(trace.events.bytes[event]), int(trace.events.module[event])
-        by_phase[phase].total += size
-        if row:
-            overlap[phase, row, truths[event][1:]] += size
-            by_phase[phase].wrong += size
-    taken: set[tuple[str, Any]] = set()
-    for (phase, row, fqn), size in sorted(overlap.items(), key=lambda item: -item[1]):
-        if not taken & {(phase, row), (phase, fqn)}:
-            taken |= {(phase, row), (phase, fqn)}
-            by_phase[phase].right += size
-            by_phase[phase].wrong -= size
+        if rows[event] and truths[event][0] in "FR":
+            overlap[int(rows[event]), truths[event][1:]] += int(trace.events.bytes[event])
+    best: dict[int, str] = {}
+    for (row, fqn), _ in sorted(overlap.items(), key=lambda item: -item[1]):
+        if row not in best and fqn not in best.values():
+            best[row] = fqn
+    for event in events:
+        of_phase, size, row = by_phase[truths[event][0]], int(trace.events.bytes[event]), int(rows[event])
+        of_phase.total += size
+        if row and NOT_KNOWN not in trace.modules[row].key:
+            of_phase.right += size * (best.get(row) == truths[event][1:])
+            of_phase.wrong += size * (best.get(row) != truths[event][1:])
     return by_phase
 
 
 def table(answers: list[Answer]) -> Iterable[str]:
     """Yield the rows of a table in Markdown: right / wrong, as shares of bytes; the rest is not named."""
-    yield f"| program | {' | '.join(PHASES.values())} | at the peak | forward, no texts | load, infer (s) |"
-    yield "|---" * (len(PHASES) + 4) + "|"
+    without = "forward, no texts | parameters, no texts"
+    yield f"| program | {' | '.join(PHASES.values())} | at the peak | {without} | load, infer (s) |"
+    yield "|---" * (len(PHASES) + 5) + "|"
     for one in answers:
         cells = [one.everywhere.get(letter, Shares()).text() for letter in PHASES]
         peak = Shares(
             *(sum(getattr(s, key) for s in one.peak.values()) for key in ("total", "right", "wrong"))
         )
+        forward, moved = (one.same.get(letter, Shares()).text() for letter in "FP")
         times = f"{one.load_s:.2f}, {one.infer_s:.2f}"
-        yield f"| {one.name} | {' | '.join(cells)} | {peak.text()} | {one.same['F'].text()} | {times} |"
+        yield f"| {one.name} | {' | '.join(cells)} | {peak.text()} | {forward} | {moved} | {times} |"
     medians = [_median(answers, letter) for letter in PHASES]
-    yield f"| **median** | {' | '.join(medians)} | | | |"
+    yield f"| **median** | {' | '.join(medians)} | | | | |"
 
 
 def _median(answers: list[Answer], letter: str) -> str:

@@ -93,12 +93,9 @@ def shares_of(pair: Pair) -> Iterator[Shares]:
 
 
 def alive_before(pair: Pair, device: int, moment: int) -> Shares:
-    """Compare the bytes of each category that were alive before the window, of those alive at a moment.
-
-    Workspaces are left out: nothing in a trace tells those from before.
-    """
+    """Compare the bytes of each category that were alive before the window, of those alive at a moment."""
     read, known = (_start_bytes(trace, device, moment) for trace in (pair.read, pair.known))
-    del known[Category.WORKSPACE], read[Category.UNKNOWN]
+    del read[Category.UNKNOWN]
     right = sum(min(size, known[category]) for category, size in read.items())
     return Shares(sum(known.values()), right, sum(read.values()) - right)
 

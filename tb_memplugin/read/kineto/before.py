@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tb_memplugin.read.cublas import LARGE_WORKSPACE, LT_WORKSPACE, WORKSPACE
 from tb_memplugin.read.kineto.events import MemoryRows
 from tb_memplugin.read.kineto.owners import Owned
 from tb_memplugin.read.kineto.ranges import ACCUMULATE, NODE_PREFIX, OPTIMIZER_PREFIX, Ranges, innermost
@@ -19,6 +20,14 @@ from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt8
 
 STATE_TENSORS = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adadelta": 2, "SGD": 0}
 """How many tensors of a parameter's bytes torch's optimizers keep for it, without options (torch/optim)."""
+
+WORKSPACES = frozenset(
+    2 * kept + passing * LT_WORKSPACE for kept in (WORKSPACE, LARGE_WORKSPACE) for passing in range(3)
+)
+"""Bytes that a training keeps for cuBLAS: workspaces of two threads, the program's and autograd's, and up to
+two of cuBLASLt."""
+
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
 
 ONE_MORE = {
     "SGD": {"aten::_foreach_mul_", "aten::mul_"},
@@ -63,8 +72,12 @@ def with_categories(
         parameters = int(sizes.sum())
         if in_blocks[device] and _kept(owners, category, blocks, device) < parameters:
             tensors = _state_tensors(ranges, category, blocks, device)
-            categorised = _split(categorised, device, Category.PARAMETER, parameters)
-            categorised = _split(categorised, device, Category.OPTIMIZER_STATE, tensors * parameters)
+            with_parameters = _split(categorised, device, Category.PARAMETER, parameters)
+            has_parameters = with_parameters is not categorised
+            categorised = _split(with_parameters, device, Category.OPTIMIZER_STATE, tensors * parameters)
+            rest = categorised.bytes[(categorised.address == 0) & (categorised.device == device)][:1].sum()
+            if has_parameters and int(rest) in WORKSPACES and PRODUCTS.intersection(ranges.name):
+                categorised = _split(categorised, device, Category.WORKSPACE, int(rest), Reason.SIZE)
     return _rows(categorised, np.flatnonzero(categorised.bytes))
 
 
@@ -106,7 +119,9 @@ def _state_tensors(ranges: Ranges, category: UInt8, blocks: Allocations, device:
     return STATE_TENSORS[kind] + bool(called & ONE_MORE.get(kind, set()))
 
 
-def _split(start: StartState, device: int, category: Category, size: int) -> StartState:
+def _split(
+    start: StartState, device: int, category: Category, size: int, reason: Reason = Reason.SAME_SIZES
+) -> StartState:
     """Return the start state with bytes of a category taken from a device's row without an address.
 
     It is returned as it is if that row has less.
@@ -116,7 +131,7 @@ def _split(start: StartState, device: int, category: Category, size: int) -> Sta
         return start
     split = _rows(start, np.append(np.arange(len(start)), rest[0]))
     split.bytes[rest[0]] -= size
-    split.bytes[-1], split.category[-1], split.reason[-1] = size, category, Reason.SAME_SIZES
+    split.bytes[-1], split.category[-1], split.reason[-1] = size, category, reason
     split.rounded[:] = np.where(split.rounded >= 0, split.bytes, -1)
     return split
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from tb_memplugin.read.layers.calls import Call, same_requests
-from tb_memplugin.read.layers.matching import longest_common
+from tb_memplugin.read.layers.matching import longest_common, surely_common
 from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
 
 _NODE = re.compile(r"::(\w+?)Backward\d*::apply|torch::autograd::(PyNode|AccumulateGrad)::apply")
@@ -51,6 +51,8 @@ _OF_GRADIENTS = {"sum", CAST}
 
 _ALWAYS = ("mm", "addmm", "bmm", "convolution", "nativelayernorm")
 """Operators that allocate whenever they run: a node that matches none is not where its operator was."""
+
+_SURE = frozenset(_ALWAYS)
 
 VIEW, _LINEAR = "view", ("mm", "addmm")
 _NOT_OF_NEXT = (VIEW, "mm")
@@ -166,10 +168,13 @@ class Backward:
     Args:
         calls: all module calls.
         meanings: those of the stacks.
+        containers: the rows of the calls that only call others, as a Sequential does.
     """
 
-    def __init__(self, calls: Sequence[Call], meanings: Sequence[Meaning]) -> None:
-        self._meanings = meanings
+    def __init__(
+        self, calls: Sequence[Call], meanings: Sequence[Meaning], containers: Container[int] = ()
+    ) -> None:
+        self._meanings, self._containers = meanings, containers
         self._parents = np.array([-1 if call.parent is None else call.parent.row for call in calls], np.int32)
         self._is_leaf = [not call.children for call in calls]
         self._outermost = np.maximum.accumulate(np.where(self._parents < 0, np.arange(len(calls)), 0))
@@ -224,9 +229,9 @@ class Backward:
         kinds = {kind for kind, _ in nodes if kind}
         wanted = kinds | {name for kind in kinds for name in _ALSO.get(kind, ())}
         operators = _operators(forward, frozenset(wanted))
-        match = longest_common(
-            [names for names, _ in operators], [frozenset((kind, *_ALSO.get(kind, ()))) for kind, _ in nodes]
-        )
+        possible = [frozenset((kind, *_ALSO.get(kind, ()))) for kind, _ in nodes]
+        match = longest_common([names for names, _ in operators], possible)
+        doubtful = _doubtful(operators, possible, match)
         rows = _with_neighbours(
             [kind for kind, _ in nodes], match, [len(of_names) for _, of_names in operators]
         )
@@ -243,19 +248,27 @@ class Backward:
                 owner, evidence, operator = last, OF_ENGINE, stack
             else:  # sure only if it is in the call before or after it, which has the other in it
                 around = self._around(last, following[at])
-                is_sure = last == following[at] or (around in (last, following[at]) and not is_engine)
+                is_sure = last == following[at]
+                is_sure |= not is_engine and self._is_directly_in(around, last, following[at])
                 if kind == VIEW and around == last != following[at]:
                     is_sure = next_kinds[at] in _LINEAR
                 is_sure |= (kind, next_kinds[at]) == _NOT_OF_NEXT
                 if kind != VIEW and not is_engine:  # the two modules end and begin with what was matched
                     is_sure |= self._are_leaves_of(around, last, following[at])
-                owner, evidence = around if is_sure and kind not in _ALWAYS else -1, BETWEEN
+                is_sure &= kind not in _ALWAYS and around not in self._containers
+                owner, evidence = around if is_sure else -1, BETWEEN
+            if at in doubtful:
+                owner = operator = stack = last = -1
             allocated = [request.at for request in of_node]
             result.owner[allocated] = owner
             result.evidence[allocated] = evidence * (owner >= 0)
             result.operator[allocated] = operator
             end = of_node[-1].at
         return result
+
+    def _is_directly_in(self, outer: int, *calls: int) -> bool:
+        """Whether one of two calls is the other's parent: no third begins or ends between them."""
+        return outer in calls and all(call == outer or self._parents[call] == outer for call in calls)
 
     def _are_leaves_of(self, outer: int, *calls: int) -> bool:
         """Whether calls are directly in a call, and have no calls in them."""
@@ -272,6 +285,34 @@ class Backward:
         while second >= 0 and second not in outer:
             second = int(self._parents[second])
         return second
+
+
+def _doubtful(
+    operators: Sequence[tuple[frozenset[str], list[Request]]],
+    possible: Sequence[frozenset[str]],
+    match: dict[int, int],
+) -> set[int]:
+    """Return the nodes around those that may be of another call's operator, where a part has no backward.
+
+    What always allocates is in a forward and its backward alike. Where it is not, as it does if a result is
+    not used or a part runs without gradients, several matches are equally good.
+    """
+    end = max(match.values(), default=-1) + 1  # what begins the forward may have no backward, or not yet
+    rows = [row for row, (names, _) in enumerate(operators[:end]) if names & _SURE]
+    if set(rows) <= set(match.values()):
+        return set()
+    columns = [column for column, names in enumerate(possible) if names & _SURE]
+    calls = [operators[row][1][0].call for row in rows]
+    sure = surely_common(
+        [operators[row][0] & _SURE for row in rows], [possible[column] & _SURE for column in columns], calls
+    )
+    doubtful: set[int] = set()
+    bounds = [-1, *columns, len(possible)]
+    for at, column in enumerate(columns):
+        row = match.get(column, -1)
+        if at not in sure or row < 0 or operators[row][1][0].call != calls[sure[at]]:
+            doubtful.update(range(bounds[at] + 1, bounds[at + 2]))
+    return doubtful
 
 
 def _is_of_another(request: Request, between: Sequence[Request]) -> bool:

@@ -33,7 +33,7 @@ class Call:
         row: its row among all calls, in the order in which they begin.
         recomputed: whether checkpointing ran the forward again.
         repeats: the call that it repeats, if checkpointing ran it again.
-        name: its name below the parent, as `names` finds it.
+        name: its name below the parent, as `names` finds it; of the model itself, it is empty.
         position: which attribute of its parent it is, in the order in which the class makes them; else 0.
         is_by_text: whether a source text has the name.
         in_loop: whether a loop made it.
@@ -67,6 +67,7 @@ class Call:
         while call.parent is not None:
             parts.append((call.repeats or call).name)
             call = call.parent
+        parts.append(call.name)
         return ".".join(part for part in reversed(parts) if part)
 
     def allocates(self, site: tuple[int, ...]) -> None:

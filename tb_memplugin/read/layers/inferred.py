@@ -12,11 +12,12 @@ from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.read.layers.backward import CAST, Backward, Meaning, meaning_of
 from tb_memplugin.read.layers.calls import Call, follow_all
 from tb_memplugin.read.layers.frames import Frames, Role
-from tb_memplugin.read.layers.names import Names, link_recomputed, unname_conditional
+from tb_memplugin.read.layers.names import Names, is_sequential, link_recomputed, unname_conditional
 from tb_memplugin.read.layers.parameters import (
     Gradient,
     Gradients,
     Moved,
+    before_the_window,
     complete_loops,
     depth_of,
     in_parameter_order,
@@ -26,7 +27,7 @@ from tb_memplugin.read.layers.parameters import (
 )
 from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.read.tables import ModuleTree
-from tb_memplugin.trace import Category, Events, Kind, MemoryTrace, Note
+from tb_memplugin.trace import Category, Events, Kind, MemoryTrace, Note, StartState
 from tb_memplugin.trace.notes import MODULES_INFERRED
 from tb_memplugin.trace.replay import attributed
 from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8
@@ -41,7 +42,8 @@ Measured in docs/design/layers_from_stacks.md.
 """
 
 
-ONE_OUTPUT = "linear"
+ONE_OUTPUT = frozenset(("linear", "conv1d", "conv2d", "conv3d"))
+"""Operators that allocate one output with a stack."""
 
 OF_NO_NODE = (Category.COMMUNICATION, Category.WORKSPACE)
 """What is allocated in an operator or node, but not for it."""
@@ -68,30 +70,33 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
     """
     if len(trace.modules) > 1 or not trace.stacks or not (trace.events.kind == Kind.ALLOC).any():
         return trace
-    events, later = _LaterEvents.__new__(_LaterEvents), _LaterTrace.__new__(_LaterTrace)
-    for name in Events.__slots__:
-        if name not in LATER:
-            object.__setattr__(events, name, getattr(trace.events, name))
+    events, start = _LaterEvents.__new__(_LaterEvents), _LaterStart.__new__(_LaterStart)
+    later = _LaterTrace.__new__(_LaterTrace)
+    for table, columns in ((events, trace.events), (start, trace.start)):
+        for name in type(columns).__slots__:
+            if name not in LATER:
+                object.__setattr__(table, name, getattr(columns, name))
     fields = {name: value for name, value in vars(trace).items() if name not in ("modules", "notes")}
-    blocks = attributed(trace.allocations, events, trace.start)
-    vars(later).update(fields, events=events, allocations=blocks)
+    blocks = attributed(trace.allocations, events, start)
+    vars(later).update(fields, events=events, start=start, allocations=blocks)
 
     def infer() -> None:
         with collector_at_rest():
             inferred = _inferred(trace, read_text=read_text)
-        for name in LATER:
-            object.__setattr__(events, name, getattr(inferred.events, name))
+        for table, columns in ((events, inferred.events), (start, inferred.start)):
+            for name in LATER:
+                object.__setattr__(table, name, getattr(columns, name))
         vars(later).update(modules=inferred.modules, notes=inferred.notes)
 
-    object.__setattr__(events, "infer", infer)
-    object.__setattr__(later, "infer", infer)
+    for part in (events, start, later):
+        object.__setattr__(part, "infer", infer)
     return later
 
 
-class _LaterEvents(Events):
-    """Events whose modules are not inferred yet."""
+class _LaterColumns:
+    """Columns of which those of modules are not inferred yet."""
 
-    __slots__ = ("infer",)
+    __slots__ = ()
     infer: Callable[[], None]
 
     def __getattr__(self, name: str) -> object:
@@ -101,8 +106,17 @@ class _LaterEvents(Events):
         return object.__getattribute__(self, name)
 
     def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
-        """Be copied and pickled as events whose modules are inferred."""
-        return Events, tuple(getattr(self, name) for name in Events.__slots__)
+        """Be copied and pickled as what they are, with the modules inferred."""
+        kind: Any = type(self).__bases__[1]
+        return kind, tuple(getattr(self, name) for name in kind.__slots__)
+
+
+class _LaterEvents(_LaterColumns, Events):
+    __slots__ = ("infer",)
+
+
+class _LaterStart(_LaterColumns, StartState):
+    __slots__ = ("infer",)
 
 
 class _LaterTrace(MemoryTrace):
@@ -140,7 +154,7 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     stacks = [frames.of_stack(stack) for stack in trace.stacks]
     calls, owner = _tracked(trace, frames, stacks, meanings)
     confidence = np.full(len(trace.events), 100, np.uint8)
-    operator = _with_backward(trace, meanings, calls, owner, confidence)
+    operator = _with_backward(trace, frames, meanings, calls, owner, confidence)
     link_recomputed(calls, frames)
     names = Names(frames)
     last = int(allocates[-1])
@@ -148,7 +162,12 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     names.name(calls, at_end=calls[owner[last]] if is_in_call else None)
     of_gradients = Gradients(trace, frames, stacks, meanings, calls)
     of_gradients.refine(owner, confidence, operator)
-    complete = _with_parameters(trace, frames, stacks, calls, owner, confidence)
+    of_gradient = np.flatnonzero(
+        (trace.events.kind == Kind.ALLOC) & (trace.events.category == Category.GRADIENT) & (owner >= 0)
+    )
+    sizes = trace.events.bytes[of_gradient].tolist()
+    gradients = registered(map(Gradient, sizes, (calls[row] for row in owner[of_gradient].tolist())))
+    complete = _with_parameters(trace, frames, stacks, calls, owner, confidence, gradients)
     unname_conditional(calls, complete)
     modules = ModuleTree()
     owner[trace.events.category == Category.WORKSPACE] = -1
@@ -156,9 +175,21 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     for row in np.unique(owner[owner >= 0]).tolist():
         rows[row] = modules.add(calls[row].fqn(), names.class_of(calls[row]))
     module = rows[owner]
+    start = trace.start
+    before = np.zeros(len(start), np.int32)
+    for device in np.unique(trace.events.device[of_gradient])[
+        :1
+    ]:  # of several, all have copies of parameters
+        is_there = start.device == device
+        for blocks, name in before_the_window(np.where(is_there, start.category, -1), start.bytes, gradients):
+            before[blocks] = modules.add(name, "") if name else 0
     table = modules.as_tuple()
     sure = np.array([_confidence(m.key) for m in table], np.uint8)
-    return _with_modules(replace(trace, modules=table), module, np.minimum(sure[module], confidence))
+    start = replace(start, module=before, module_confidence=sure[before])
+    named = replace(
+        trace, modules=table, start=start, paired=attributed(trace.allocations, trace.events, start)
+    )
+    return _with_modules(named, module, np.minimum(sure[module], confidence))
 
 
 def _tracked(
@@ -168,8 +199,10 @@ def _tracked(
     kind = trace.events.kind
     rows = np.flatnonzero(np.isin(kind, (Kind.ALLOC, Kind.FREE_REQUESTED, Kind.FREE_COMPLETED)))
     stack, size = trace.events.stack[rows], trace.events.bytes[rows]
-    # A linear allocates one output: its stack again, with any size, is the next one's.
-    is_output = np.array([ONE_OUTPUT in m.operators and CAST not in m.operators for m in meanings] + [False])
+    # The stack of an only output again, with any size, is the next module's.
+    is_output = np.array(
+        [bool(ONE_OUTPUT & m.operators) and CAST not in m.operators for m in meanings] + [False]
+    )
     size = np.where(is_output[stack], 0, size)
     owner = np.full(len(trace.events), -1, np.int32)
     calls, owner[rows] = follow_all(frames, stacks, kind[rows] == Kind.ALLOC, stack, size)
@@ -177,7 +210,12 @@ def _tracked(
 
 
 def _with_backward(
-    trace: MemoryTrace, meanings: Sequence[Meaning], calls: Sequence[Call], owner: Int32, confidence: UInt8
+    trace: MemoryTrace,
+    frames: Frames,
+    meanings: Sequence[Meaning],
+    calls: Sequence[Call],
+    owner: Int32,
+    confidence: UInt8,
 ) -> Int32:
     """Add the calls of what autograd's nodes allocate, and how sure they are.
 
@@ -193,7 +231,8 @@ def _with_backward(
     is_free = (events.kind == Kind.FREE_REQUESTED) & by_engine[events.stack]
     is_alloc = (events.kind == Kind.ALLOC) & (events.stack >= 0) & ~np.isin(events.category, OF_NO_NODE)
     is_alloc &= ~is_backward | (owner < 0)  # else checkpointing runs a forward again
-    backward = Backward(calls, meanings)
+    containers = {call.row for call in calls if is_sequential(call.inside, frames)}
+    backward = Backward(calls, meanings, containers)
     for device in range(len(trace.devices)):
         rows = np.flatnonzero((is_alloc | is_free) & (events.device == device))
         matched = backward.match(events.stack[rows], events.bytes[rows], owner[rows], is_free[rows])
@@ -208,9 +247,10 @@ def _with_parameters(
     trace: MemoryTrace,
     frames: Frames,
     stacks: Sequence[tuple[int, ...]],
-    calls: Sequence[Call],
+    calls: list[Call],
     owner: Int32,
     confidence: UInt8,
+    gradients: Sequence[Gradient],
 ) -> set[tuple[str, tuple[int, ...]]]:
     """Add the calls of parameters, buffers and optimizer state, and how sure they are.
 
@@ -220,18 +260,13 @@ def _with_parameters(
     events = trace.events
     is_alloc = events.kind == Kind.ALLOC
     size = events.bytes
-    of_gradient = np.flatnonzero(is_alloc & (events.category == Category.GRADIENT) & (owner >= 0))
-    gradients = registered(
-        Gradient(each, calls[row])
-        for each, row in zip(size[of_gradient].tolist(), owner[of_gradient].tolist(), strict=True)
-    )
     if not gradients:
         return set()
     depth = [sum(frames.all[n].role == Role.APPLY for n in stack) for stack in stacks]
     depths = np.array([*depth, 0])[events.stack]
     moved = np.flatnonzero(is_alloc & (depths > 0))
     parts = list(map(Moved, moved.tolist(), size[moved].tolist(), depths[moved].tolist()))
-    of_moved = match_moved(parts, gradients)
+    of_moved = match_moved(parts, gradients, calls)
     for event, call in of_moved.items():
         owner[event] = call.row
     confidence[moved] = OF_PARAMETER
@@ -241,7 +276,12 @@ def _with_parameters(
         [(part.size, part.depth, of_moved.get(part.event)) for part in parts]
         or [(gradient.size, depth_of(gradient), gradient.call) for gradient in gradients]
     )
-    of_state = match_state(list(zip(state.tolist(), size[state].tolist(), strict=True)), parameters)
+    of_state = match_state(
+        list(zip(state.tolist(), size[state].tolist(), strict=True)),
+        parameters,
+        calls,
+        is_order_known=bool(parts),
+    )
     for event, call in of_state.items():
         owner[event] = call.row
     return complete_loops(parts, gradients, of_moved)

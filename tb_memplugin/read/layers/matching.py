@@ -8,6 +8,25 @@ from typing import TypeVar
 Name = TypeVar("Name", bound=Hashable)
 
 
+def surely_common(
+    rows: Sequence[frozenset[Name]], columns: Sequence[frozenset[Name]], owner: Sequence[object]
+) -> dict[int, int]:
+    """Return the matches of longest common subsequences on which the first and the last of these agree.
+
+    Several may be equally long. What only one of the two matches is agreed on.
+
+    Args:
+        rows, columns: as in `longest_common`.
+        owner: what the match with each row says of a column: different rows may say the same.
+    """
+    first = longest_common(rows, columns)
+    end_row, end_column = len(rows) - 1, len(columns) - 1
+    reverse = longest_common(rows[::-1], columns[::-1]).items()
+    last = {end_column - column: end_row - row for column, row in reverse}
+    both = {**last, **first}
+    return {c: row for c, row in both.items() if owner[row] == owner[last.get(c, row)]}
+
+
 def longest_common(rows: Sequence[frozenset[Name]], columns: Sequence[frozenset[Name]]) -> dict[int, int]:
     """Return a longest common subsequence: for each matched column, its row. They match if they share a name.
 

@@ -39,6 +39,7 @@ class Names:
 
     def name(self, calls: Sequence[Call], at_end: Call | None) -> None:
         """Name all calls, in the order in which they began; `at_end` is the one that ran at the end."""
+        self._name_outermost(calls)
         for call in calls:
             for site, children in call.children.items():
                 self._name_site(call, site, children)
@@ -50,6 +51,21 @@ class Names:
                 if len(rounds) > 1 and (around := _loop_around(call, site)):
                     for unsure in (*rounds, *around):
                         unsure.name = _without_index(unsure.name)
+
+    def _name_outermost(self, calls: Sequence[Call]) -> None:
+        """Tell the model, which has no name, from others that the program calls: their place is not known.
+
+        A loss calls no modules, and a part of the model is called by it, too.
+        """
+        outermost = [call for call in calls if call.parent is None]
+        inner = {call.function for call in calls if call.parent is not None}
+        first = [call for call in outermost if not call.recomputed]
+        models = {call.function for call in first if call.children} or {call.function for call in first}
+        if len(models) > 1:
+            models -= inner
+        for call in outermost:
+            if len(models) != 1 or call.function not in models or call.recomputed:
+                call.name = f"{NOT_KNOWN}{self.class_of(call)}"
 
     def class_of(self, call: Call) -> str:
         """Return the class whose `forward` ran, as far as it is known; else the name of its file."""
@@ -70,7 +86,7 @@ class Names:
 
     def _name_site(self, parent: Call, site: tuple[int, ...], calls: list[Call]) -> None:
         every = self._frames.all
-        if site and every[site[-1]].file.replace("\\", "/").endswith(CONTAINER_FILE):
+        if is_sequential(site, self._frames):
             self._in_sequential(parent, calls)
             return
         targets = self._targets(site)
@@ -167,6 +183,9 @@ class Names:
                     for outer, method in pairwise(frames[: at + 1])
                 ]
                 below = "".join(f"{path}." for path in around if path)
+                lines = [(frame.file, frame.line) for frame in frames[: at + 1]]
+                if any(self._text.in_another_loop(outer, lines[-1]) for outer in lines[:-1]):
+                    targets = tuple(target.without_index() for target in targets)
                 return tuple(
                     target._replace(path=f"{below}{target.path}", position=0) if below else target
                     for target in targets
@@ -193,6 +212,11 @@ class Names:
             call.in_loop = LOOP in targets[at].path or BACKWARDS in targets[at].path
             rounds[at] += 1
             after = at + 1
+
+
+def is_sequential(frames: tuple[int, ...], every: Frames) -> bool:
+    """Whether the innermost of some frames is the forward of a `Sequential`."""
+    return bool(frames) and every.all[frames[-1]].file.replace("\\", "/").endswith(CONTAINER_FILE)
 
 
 def _most_likely(name: str, targets: Sequence[Target]) -> tuple[int, ...]:

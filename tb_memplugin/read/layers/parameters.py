@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +16,16 @@ import numpy as np
 from tb_memplugin.read.layers.backward import ACCUMULATE, BETWEEN, Meaning
 from tb_memplugin.read.layers.calls import Call
 from tb_memplugin.read.layers.frames import Frames, PythonFrame, Role
-from tb_memplugin.read.layers.matching import longest_common
+from tb_memplugin.read.layers.matching import surely_common
+from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.trace import Category, Kind, MemoryTrace
-from tb_memplugin.trace.tables import Bool, Int32, UInt8
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
 
 MOST_STATES = 4
 """The largest number of tensors that an optimizer keeps of a parameter."""
+
+KEPT = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+"""What is alive between steps and has the bytes of a parameter."""
 
 COUNTER_BYTES = 8
 """The bytes of a buffer that only counts, such as `num_batches_tracked`."""
@@ -207,7 +212,7 @@ def _place(call: Call) -> Place:
     """Return where a module is in the tree: at each level, when its parent's class makes it, and its name."""
     levels: list[tuple[int, str]] = []
     outer: Call | None = call
-    while outer is not None and outer.parent is not None:
+    while outer is not None:
         named = outer.repeats or outer
         if named.name:
             levels.append((named.position, named.name))
@@ -225,17 +230,98 @@ def _order(path: Place) -> list[tuple[int, int, str]]:
     return [*key, last]
 
 
-def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient]) -> dict[int, Call]:
-    """Return the calls of the modules that moved parameters and buffers belong to, by event."""
-    match = longest_common(
-        [frozenset(((depth_of(gradient), gradient.size),)) for gradient in gradients],
-        [frozenset(((tensor.depth, tensor.size),)) for tensor in moved],
+def _is_order_known(tree: Iterable[Place]) -> bool:
+    """Whether it is known that modules are registered in an order, not only supposed.
+
+    Attributes are if a text has the class that sets them, and the modules of a list are.
+    """
+    for first, second in pairwise(tree):
+        levels = next((pair for pair in zip(first, second, strict=False) if len(set(pair)) > 1), None)
+        if levels is None:
+            continue  # the same module, or one within the other
+        (position, name), (position_after, name_after) = levels
+        if NOT_KNOWN in name + name_after or position == position_after:
+            list_name, _, index = name.rpartition(".")
+            list_after, _, index_after = name_after.rpartition(".")
+            if list_name != list_after or not (index + index_after).isdecimal():
+                return False
+        elif not position or not position_after:
+            return False
+    return True
+
+
+def _matched(
+    rows: Sequence[tuple[int, ...]],
+    columns: Sequence[tuple[int, ...]],
+    owners: Sequence[Call],
+    every: list[Call],
+) -> dict[int, Call]:
+    """Return the call that each column surely is of: of a parameter with its depth and bytes, in their order.
+
+    Where the order of all is not known, those of one depth and size match if there are as many columns. A
+    column that may be of several modules is of the innermost one around these, in a part that is not known.
+
+    Args:
+        rows, columns: the depth and bytes, or bytes alone, of parameters and of what may be of them.
+        owners: the call of each row's module.
+        every: all module calls; to which those of the parts are added.
+    """
+    tree = list(map(_place, owners))
+    if _is_order_known(tree):
+        match = surely_common(list(map(_alone, rows)), list(map(_alone, columns)), tree)
+        return {column: owners[row] for column, row in match.items()}
+    owner: dict[int, Call] = {}
+    for key in set(rows):
+        of_rows = [row for row, each in enumerate(rows) if each == key]
+        of_columns = [column for column, each in enumerate(columns) if each == key]
+        if len(of_rows) == len(of_columns):
+            between = enumerate(pairwise([tree[row] for row in of_rows]), 1)
+            ends = [at for at, pair in between if len(set(pair)) > 1 and _is_order_known(pair)]
+            for first, end in pairwise([0, *ends, len(of_rows)]):
+                call = _around([owners[row] for row in of_rows[first:end]], every)
+                owner |= {column: call for column in of_columns[first:end] if call is not None}
+    return owner
+
+
+def _alone(key: tuple[int, ...]) -> frozenset[tuple[int, ...]]:
+    return frozenset((key,))
+
+
+def _around(calls: Sequence[Call], every: list[Call]) -> Call | None:
+    """Return the call of a part, not known, of the innermost module around some others; None for the model.
+
+    If they are of one module, it is its call.
+    """
+    tree = list(map(_place, calls))
+    if len(set(tree)) == 1:
+        return calls[0]
+    shared = next((at for at, each in enumerate(zip(*tree, strict=False)) if len(set(each)) > 1), 0)
+    outer: Call | None = calls[0]
+    while outer is not None and len(_place(outer)) > shared:
+        outer = outer.parent
+    if outer is None or outer.parent is None:
+        return None
+    every.append(Call(outer, (), (), -1, len(every), name=NOT_KNOWN))
+    return every[-1]
+
+
+def match_moved(moved: Sequence[Moved], gradients: Sequence[Gradient], every: list[Call]) -> dict[int, Call]:
+    """Return the calls of the modules that moved parameters and buffers belong to, by event.
+
+    Args:
+        every: as for `match_state`.
+    """
+    match = _matched(
+        [(depth_of(gradient), gradient.size) for gradient in gradients],
+        [(tensor.depth, tensor.size) for tensor in moved],
+        [gradient.call for gradient in gradients],
+        every,
     )
     owner: dict[int, Call] = {}
     before: tuple[Moved, Call] | None = None
     for column, tensor in enumerate(moved):
         if column in match:
-            before = tensor, gradients[match[column]].call
+            before = tensor, match[column]
         elif before and not (
             tensor.depth == before[0].depth and tensor.size in (before[0].size, COUNTER_BYTES)
         ):
@@ -268,6 +354,46 @@ def complete_loops(
     return {loop for loop, skipped_none in loops.items() if skipped_none}
 
 
+def before_the_window(
+    category: UInt8, size: Int64, gradients: Sequence[Gradient]
+) -> Iterator[tuple[Int64, str]]:
+    """Yield the blocks of the start state that are of some modules, and the name that these share.
+
+    A module's parameter, gradient and state have the bytes of its gradient. Which block is of which module is
+    not known, so what the names of the modules differ in is `NOT_KNOWN`. Nothing is said of state and of
+    gradients unless the parameters fit.
+
+    Args:
+        category, size: shape (blocks,), a `Category` and the bytes of each block.
+        gradients: one of each parameter.
+    """
+    of_size: dict[int, list[Place]] = {}
+    for gradient in gradients:
+        of_size.setdefault(gradient.size, []).append(_place(gradient.call))
+    for bytes_each, tree in of_size.items():
+        blocks = [np.flatnonzero((category == kind) & (size == bytes_each)) for kind in KEPT]
+        if len(blocks[0]) == len(tree):  # else another module has parameters of these bytes
+            for of_kind in blocks:
+                if len(of_kind) in range(len(tree), MOST_STATES * len(tree) + 1, len(tree)):
+                    yield of_kind, _shared_name(tree)
+
+
+def _shared_name(tree: Sequence[Place]) -> str:
+    """Return the name that modules share: `layers.?.mlp` for those of a list, "" for none."""
+    parts: list[str] = []
+    for level in zip(*tree, strict=False):
+        names = {name for _, name in level}
+        lists = {name.rpartition(".")[0] for name in names}
+        if len(names) == 1:
+            parts += names
+        elif len(lists) == 1 and all(name.rpartition(".")[2].isdecimal() for name in names):
+            parts.append(f"{lists.pop()}.{NOT_KNOWN}")
+        else:
+            break
+    is_module = all(len(place) == len(parts) for place in tree)
+    return ".".join(parts if is_module or not parts else [*parts, NOT_KNOWN])
+
+
 def depth_of(gradient: Gradient) -> int:
     """Return how many `_apply` are open when the parameter of a gradient is moved."""
     return 1 + sum(name.count(".") + 1 for _, name in _place(gradient.call))
@@ -297,13 +423,19 @@ def _is_below(inner: Call | None, outer: Call) -> bool:
 
 
 def match_state(
-    state: Sequence[tuple[int, int]], parameters: Sequence[tuple[int, Call | None]]
+    state: Sequence[tuple[int, int]],
+    parameters: Sequence[tuple[int, Call | None]],
+    every: list[Call],
+    *,
+    is_order_known: bool,
 ) -> dict[int, Call]:
     """Return the calls of the modules that an optimizer's state belongs to, by event.
 
     Args:
         made: (event, bytes) of each tensor of the state, in time order.
         parameters: the bytes of each parameter, and the call of its module, as they are registered.
+        every: all module calls; those of parts that are not known are added.
+        is_order_known: whether this order was seen; else it is that of their modules, as far as it is known.
     """
     sizes = Counter(size for size, _ in parameters)
     times = max(
@@ -311,8 +443,12 @@ def match_state(
         default=0,
     )
     repeated = [parameter for parameter in parameters for _ in range(min(times, MOST_STATES))]
-    match = longest_common(
-        [frozenset((size,)) for size, _ in repeated], [frozenset((size,)) for _, size in state]
-    )
-    owners = ((state[column][0], repeated[row][1]) for column, row in match.items())
-    return {event: call for event, call in owners if call is not None}
+    of_state = [(size,) for _, size in state]
+    if is_order_known:
+        tree = [call and _place(call) for _, call in repeated]
+        rows = surely_common([_alone((size,)) for size, _ in repeated], list(map(_alone, of_state)), tree)
+        owners = {column: repeated[row][1] for column, row in rows.items()}
+    else:
+        named = [(size, call) for size, call in repeated if call is not None]
+        owners = {**_matched([(size,) for size, _ in named], of_state, [call for _, call in named], every)}
+    return {state[column][0]: call for column, call in owners.items() if call is not None}

@@ -11,7 +11,7 @@ import builtins
 import re
 import stat
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,9 @@ MANY = 1 << 30
 
 Line = tuple[str, int]
 """A file and a line of it."""
+
+_APPENDED = "[]"
+"""Follows the name of a list for what is appended to it."""
 
 _SAME_MODULES = ("forward", "__call__", "values", "items", "children", "to", "cuda")
 
@@ -63,6 +66,10 @@ class Target(NamedTuple):
     position: int = 0
     may_skip: bool = False
     elements: tuple[str, ...] | None = None
+
+    def without_index(self) -> Target:
+        """Return the module with an index of a loop that is not known, as if another loop is around that."""
+        return self._replace(path=self.path.replace(LOOP, NOT_KNOWN).replace(BACKWARDS, NOT_KNOWN))
 
 
 def likeness(ran: str, class_name: str) -> int:
@@ -145,6 +152,11 @@ class SourceText:
         """Whether one loop of a function has both lines; None without a text."""
         function = self._function(file, line)
         return function.in_one_loop(line, other) if function else None
+
+    def in_another_loop(self, outer: Line, inner: Line) -> bool:
+        """Whether a loop of a function has a line of it, which calls another function that has a line."""
+        function = self._function(*outer)
+        return function is not self._function(*inner) and bool(self.in_one_loop(*outer, outer[1]))
 
     def called(self, file: str, line: int) -> tuple[Target, ...]:
         """Return the modules that a line calls, in order of evaluation; none without a text."""
@@ -270,6 +282,15 @@ class _File:
             assignments = (node for node in ast.walk(owner) if isinstance(node, ast.Assign))
             for node in sorted(assignments, key=lambda node: node.lineno):
                 values.update(_assigned(node.targets[0], node.value))
+            appended: dict[str, list[ast.expr]] = {}
+            for call in ast.walk(owner):
+                match call:
+                    case ast.Call(
+                        func=ast.Attribute(value=ast.Name(id=name) | ast.Attribute(attr=name), attr="append"),
+                        args=[value],
+                    ):
+                        appended.setdefault(f"{name}{_APPENDED}", []).append(value)
+            values.update((name, each) for name, of in appended.items() if (each := _of_one_class(of)))
         return self._values[owner.name]
 
 
@@ -348,7 +369,7 @@ class _Function:
             if any(self._may_skip(loop, line) for loop in loops):
                 targets = [target._replace(may_skip=True) for target in targets]
             if len(loops) > 1:  # how often the inner one runs is not known
-                targets = [target._replace(path=target.path.replace(LOOP, NOT_KNOWN)) for target in targets]
+                targets = [target.without_index() for target in targets]
             self._called[line] = tuple(targets)
         return self._called[line]
 
@@ -461,24 +482,47 @@ class _Function:
         return {node.name for node in nodes if isinstance(node, Function)}
 
     def _elements(self, path: str) -> tuple[str, ...] | None:
-        value = self._values.get(path)
+        value = self._value(path)
         if isinstance(value, ast.BoolOp):  # `inner or nn.Sequential(...)`
             value = value.values[-1]
         return _elements_of(value)
 
     def _class_of(self, path: str) -> str:
-        first, _, rest = path.partition(".")
+        value = self._value(path)
+        name = _name_of_class(value.body if isinstance(value, ast.IfExp) else value)
+        return name if name[:1].isupper() else ""
+
+    def _value(self, path: str) -> ast.expr | None:
+        """Return the expression that makes a module below `self`; None if it is not known."""
+        first, *parts = path.split(".")
         value = self._values.get(first)
-        if isinstance(value, ast.IfExp):
-            value = value.body
-        if rest and isinstance(value, ast.Call) and value.args:
-            value = value.args[0]
-            if isinstance(value, ast.ListComp | ast.GeneratorExp):
-                value = value.elt
-        if isinstance(value, ast.Call):
-            name = _name(value.func)
-            return name if name[:1].isupper() else ""
-        return ""
+        for part in parts:
+            value = self._part(value, part, first)
+            first = ""
+        return value
+
+    def _part(self, value: ast.expr | None, part: str, attribute: str) -> ast.expr | None:
+        """Return the expression that makes a module of a list or dictionary, which an attribute may be."""
+        match value:
+            case ast.Call(args=[ast.Dict(keys=keys, values=values)]) if _name(value.func) == "ModuleDict":
+                names = [key.value if isinstance(key, ast.Constant) else None for key in keys]
+                return values[names.index(part)] if part in names else _of_one_class(values)
+            case ast.Call(args=[]):
+                return self._values.get(f"{attribute}{_APPENDED}")
+            case ast.Call(args=[ast.Starred(value=inner)] | [inner]):
+                pass
+            case ast.Call(args=elements):
+                inner = ast.List(elements)
+            case _:
+                return None
+        match inner:
+            case ast.ListComp(elt=each) | ast.GeneratorExp(elt=each):
+                return each
+            case ast.List(elts=elements):
+                return elements[int(part)] if _is_index(part, elements) else _of_one_class(elements)
+            case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name):
+                return self._values.get(f"{name}{_APPENDED}")
+        return None
 
     def _enter(self, line: int) -> None:
         """Find the paths of the local names that stand for modules; `LOOP` alone for the index of a loop."""
@@ -515,6 +559,9 @@ class _Function:
             self._bind(names, target.elts[1], values, index)
         elif isinstance(target, ast.Name) and (path := self._path(values)):
             by_key = name in ("values", "items") or _name_of_class(self._values.get(path)) == "ModuleDict"
+            if isinstance(values, ast.Subscript) and isinstance(values.slice, ast.Slice):
+                of_list = path.removesuffix(f".{NOT_KNOWN}")
+                by_key, path = by_key or of_list != path, of_list
             names[target.id] = f"{path}.{NOT_KNOWN if by_key else index}"
 
     def _path(self, node: ast.expr) -> str | None:
@@ -555,7 +602,7 @@ class _Function:
 
     def _index(self, index: ast.expr) -> str:
         match index:
-            case ast.Slice():
+            case ast.Slice(lower=None | ast.Constant(value=0), step=None):
                 return ""
             case ast.Constant(value=int() | str() as value):
                 return f".{value}"
@@ -580,6 +627,18 @@ def _elements_of(value: ast.AST | None) -> tuple[str, ...] | None:
             case _:
                 return None
     return tuple(elements)
+
+
+def _is_index(part: str, elements: Sequence[ast.expr]) -> bool:
+    """Whether a part of a path is the index of a list's element, with none before it that stands for many."""
+    if not part.isdecimal() or int(part) >= len(elements):
+        return False
+    return not any(isinstance(each, ast.Starred) for each in elements[: int(part) + 1])
+
+
+def _of_one_class(values: Sequence[ast.expr]) -> ast.expr | None:
+    """Return the first of some expressions if all make modules of one class."""
+    return values[0] if len(set(map(_name_of_class, values))) == 1 else None
 
 
 def _name(function: ast.expr) -> str:

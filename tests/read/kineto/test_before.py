@@ -14,11 +14,13 @@ FIRST = 10_000
 """Bytes at the start: gradients of 512 and 1,024 from the step before, and what else there was."""
 
 
-def step(name: str, *in_optimizer: dict[str, Any], nodes: int = 2, last: str = "") -> MemoryTrace:
+def step(
+    name: str, *in_optimizer: dict[str, Any], nodes: int = 2, last: str = "", first: int = FIRST
+) -> MemoryTrace:
     """Two gradients from before are freed, two of the same sizes are made, and an optimizer steps."""
-    at = FIRST - 1536
+    at = first - 1536
     return loaded(
-        memory(f"1 100 -512 {FIRST - 512}", **CUDA),
+        memory(f"1 100 -512 {first - 512}", **CUDA),
         memory(f"2 200 -1024 {at}", **CUDA),
         operator("mm", 3, 4, 5),
         ran(NODE + "MmBackward0", 10, 20, args={"Sequence number": 5, "Fwd thread id": 1}),
@@ -83,6 +85,20 @@ def test_no_more_is_said_than_there_was() -> None:
     trace = step("AdamW", ran("aten::maximum", 31, 32), ran("aten::x", 33, 34))
     assert before(trace)[Category.OPTIMIZER_STATE] == 3 * 1536
     assert trace.start.bytes.sum() == FIRST
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        (2 * 8_519_680, Category.WORKSPACE),
+        (2 * 33_554_432 + 1_048_576, Category.WORKSPACE),
+        (8_519_680, Category.UNKNOWN),
+        (2 * 8_519_680 + 512, Category.UNKNOWN),
+    ],
+)
+def test_what_is_left_is_workspaces_if_it_is_two_of_them_to_the_byte(rest: int, expected: Category) -> None:
+    """One for the program's thread and one for autograd's, which cuBLAS keeps."""
+    assert before(step("AdamW", first=4 * 1536 + rest))[expected] == rest
 
 
 def test_devices_are_apart() -> None:

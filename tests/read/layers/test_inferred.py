@@ -22,7 +22,15 @@ from tb_memplugin.read.layers.backward import Backward, meaning_of
 from tb_memplugin.read.layers.calls import Call
 from tb_memplugin.read.layers.frames import Frames
 from tb_memplugin.read.layers.inferred import with_inferred_layers
-from tb_memplugin.read.layers.parameters import Gradient, in_parameter_order, registered
+from tb_memplugin.read.layers.parameters import (
+    Gradient,
+    Moved,
+    before_the_window,
+    in_parameter_order,
+    match_moved,
+    match_state,
+    registered,
+)
 from tb_memplugin.read.layers.source_text import SourceText
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.store.windows import read_window, write_window
@@ -57,6 +65,22 @@ def test_a_second_step_has_the_same_modules() -> None:
 def test_the_same_linear_again_is_the_next_linear_of_its_line() -> None:
     stack = [MAIN, CALL, MODEL, CALL, LINEAR]
     assert modules(inferred((4, stack), (4, stack))) == ["Linear:10.0", "Linear:10.1"]
+
+
+def test_a_loss_does_not_take_the_name_of_the_model() -> None:
+    loss: list[Frame] = [MAIN, CALL, ("forward", "site-packages/torch/nn/modules/loss.py", 9)]
+    assert modules(inferred((1, _block(20)), (2, loss), (4, _block(21)))) == ["block:10", "?Loss", "block:10"]
+
+
+def test_two_models_of_a_program_do_not_share_names() -> None:
+    other: list[Frame] = [MAIN, CALL, ("forward", "critic.py", 10), CALL, ("forward", "block.py", 20)]
+    assert modules(inferred((1, _block(20)), (2, other))) == ["?model.block:10", "?critic.block:10"]
+
+
+def test_a_part_that_is_also_called_alone_is_no_second_model() -> None:
+    alone: list[Frame] = [MAIN, CALL, ("forward", "block.py", 20), CALL, LINEAR]
+    trace = inferred((1, [*_block(20), CALL, LINEAR]), (2, alone))
+    assert modules(trace) == ["block:10.Linear:20", "?block.Linear:20"]
 
 
 def test_a_module_that_calls_itself_has_a_path_as_deep_as_its_stack() -> None:
@@ -226,6 +250,35 @@ def test_a_key_that_the_text_does_not_tell_is_a_question_mark(model_file: Path) 
     trace = inferred((8, _linear_of_block(model_file, "= block(x)", "self.up(x)")[:5]))
     assert modules(trace) == ["by_name.?0"]
     assert trace.events.module_confidence.tolist() == [60]
+
+
+def test_a_loop_over_a_part_of_a_list_has_no_indices(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(TEXT.replace("in self.layers", "in self.layers[1:]"), encoding="utf-8")
+    up = _linear_of_block(file, "= layer(x)", "self.up(x)")
+    assert modules(inferred((8, up[:5]))) == ["layers.?0"]
+
+
+def test_the_classes_of_what_is_appended_to_a_list_are_known(tmp_path: Path) -> None:
+    source = """
+class Model(nn.Module):
+    def __init__(self):
+        self.layers = nn.ModuleList()
+        for _ in range(2):
+            self.layers.append(nn.Sequential(Block(), nn.Linear(4, 4)))
+        self.parts = nn.ModuleDict({"a": nn.Linear(4, 4)})
+
+    def forward(self, x):
+        x = self.parts["a"](x)
+        for layer in self.layers:
+            x = layer(x)
+"""
+    file = tmp_path / "net.py"
+    file.write_text(source, encoding="utf-8")
+    text = SourceText([(str(file), 10, "forward")])
+    ((appended,), (of_key,)) = (text.called(str(file), line) for line in (12, 10))
+    assert (appended.class_name, appended.elements) == ("Sequential", ("Block", "Linear"))
+    assert of_key.class_name == "Linear"
 
 
 def test_a_text_that_does_not_fit_the_frames_is_not_used(model_file: Path) -> None:
@@ -462,6 +515,21 @@ def test_a_linear_without_a_bias_that_copies_its_gradient_does_not_move_the_othe
     assert _match(*stacks, *last, calls=_tree(-1, 0, 0, 0))[4:] == [3, 2, 2, -1, 1]
 
 
+def test_a_result_that_is_not_used_has_no_backward_and_does_not_move_the_others() -> None:
+    """Of three products two ran backward: the one that did not may be any of them."""
+    forward = [(1, _in(0, "convolution")), *((1, _in(call, "addmm")) for call in (1, 2, 3))]
+    product = (1, _node("Addmm", "mm"))
+    backward = [
+        product,
+        (-1, [ENGINE]),
+        product,
+        (-1, [ENGINE]),
+        (1, _node("Convolution", "convolution_backward")),
+    ]
+    assert _match(*forward, *backward, calls=_tree(-1, 0, 0, 0))[4::2] == [-1, -1, 0]
+    assert _match(*forward[:3], *backward, calls=_tree(-1, 0, 0, 0))[3::2] == [2, 1, 0]
+
+
 LENDS = """
 import torch
 from torch import nn
@@ -505,6 +573,58 @@ def test_a_weight_is_before_its_bias_where_its_gradient_comes_later() -> None:
     linear.parent = norm.parent = Call(None, (), (), 0, 2)
     gradients = [Gradient(8, linear), Gradient(64, linear), Gradient(6, norm), Gradient(9, norm)]
     assert [gradient.size for gradient in registered(gradients)] == [6, 9, 64, 8]
+
+
+def _layers(*names: str, position: int = 0) -> tuple[list[Call], list[Call]]:
+    """Return the calls of modules in each of two layers, in time order, and all calls."""
+    every = [Call(None, (), (), 0, 0)]
+    parts: list[Call] = []
+    for index in range(2):
+        layer = Call(every[0], (), (), 0, len(every), name=f"layers.{index}", position=1)
+        every.append(layer)
+        for at, name in enumerate(names):
+            parts.append(Call(layer, (), (), 0, len(every), name=name, position=position and position + at))
+            every.append(parts[-1])
+    return parts, every
+
+
+@pytest.mark.parametrize(
+    ("position", "expected"),
+    [
+        (1, ["layers.0.q", "layers.0.k", "layers.1.q", "layers.1.k"]),
+        (0, ["layers.0.?"] * 2 + ["layers.1.?"] * 2),
+    ],
+)
+def test_weights_of_one_size_are_told_apart_if_the_order_of_their_modules_is_known(
+    position: int, expected: list[str]
+) -> None:
+    """Without the text of the class, nothing says which of a layer's two is registered first."""
+    parts, every = _layers("q", "k", position=position)
+    gradients = registered(Gradient(64, call) for call in parts)
+    moved = [Moved(event, 64, 4) for event in range(4)]
+    assert [match_moved(moved, gradients, every)[event].fqn() for event in range(4)] == expected
+    parameters = [(gradient.size, gradient.call) for gradient in gradients]
+    state = match_state([(event, 64) for event in range(8)], parameters, every, is_order_known=False)
+    assert [state[event].fqn() for event in range(8)] == [name for name in expected for _ in range(2)]
+
+
+def test_more_tensors_of_a_size_than_gradients_are_not_named_without_an_order() -> None:
+    parts, every = _layers("q", "k")
+    gradients = registered(Gradient(64, call) for call in parts)
+    assert match_moved([Moved(event, 64, 4) for event in range(5)], gradients, every) == {}
+
+
+def test_blocks_from_before_have_the_name_that_modules_with_gradients_of_their_size_share() -> None:
+    parts, _ = _layers("up", "down")
+    gradients = [Gradient(size, call) for call, size in zip(parts, (64, 32, 64, 32), strict=True)]
+    kinds = [*[Category.PARAMETER] * 5, *[Category.OPTIMIZER_STATE] * 6]
+    sizes = [64, 64, 32, 32, 32, *[64] * 4, 32, 32]
+    blocks = before_the_window(np.array(kinds, np.uint8), np.array(sizes), gradients)
+    # Of the three parameters of 32 bytes one is another module's, so nothing is said of them and their state.
+    assert [(rows.tolist(), name) for rows, name in blocks] == [
+        ([0, 1], "layers.?.up"),
+        ([5, 6, 7, 8], "layers.?.up"),
+    ]
 
 
 TIED = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tb_memplugin.read.layers.matching import longest_common
+from tb_memplugin.read.layers.matching import longest_common, surely_common
 
 
 def _sets(text: str) -> list[frozenset[str]]:
@@ -45,3 +45,10 @@ def test_random_sequences_match_in_order_and_as_long_as_any() -> None:
         in_order = [match[column] for column in sorted(match)]
         assert in_order == sorted(set(in_order))
         assert len(match) == _length(rows, columns)
+
+
+def test_a_match_that_another_as_long_contradicts_is_not_sure() -> None:
+    """Of two rows `a`, the first or the last may be the column's; `b` matches in one way."""
+    assert surely_common(_sets("aab"), _sets("ab"), ["first", "last", "b"]) == {1: 2}
+    assert surely_common(_sets("aab"), _sets("ab"), ["same", "same", "b"]).keys() == {0, 1}
+    assert surely_common(_sets("abc"), _sets("abc"), "xyz") == {0: 0, 1: 1, 2: 2}
