@@ -5,15 +5,14 @@ only reads files calls `confine`: then the system holds it to the rule, also in 
 
 Measured with `python -m tests.bombs FILE…` on strangers' recordings (14 snapshots, 4 Kineto traces, a
 timeline) on 2026-11-24: pickles of at least 0.9 MB took 5.6 to 9.8 times their size, JSON of at least 2 MB
-4.1 to 6.0 times its unpacked size. The rule matters from 107 MB on. So each of four pickles and a trace was
+4.1 to 6.0 times its unpacked size. The rule matters from 100 MB on. So each of four pickles and a trace was
 repeated until it had 116 to 196 MB, with other names, addresses and times in each copy (2026-11-25): pickles
-took 3.1 to 4.7 times their size, JSON 4.0 times. Ten leaves room for others. Counted is unpacked content,
-because gzip makes traces up to 46 times smaller: one of 9.1 MB on disk took 691 MB. Since a Kineto trace's
-events are read piece by piece (2026-11-26), a GPU's trace of 234 MB took 0.17 GB instead of 0.61 GB.
+took 3.1 to 4.7 times their size, JSON 4.0 times. Ten leaves room for others. gzip makes traces up to 46 times
+smaller: one of 9.1 MB on disk took 691 MB. Since a Kineto trace's events are read piece by piece
+(2026-11-26), a GPU's trace of 234 MB took 0.17 GB instead of 0.61 GB.
 
-Of files of at least 0.9 MB, none took more than 1 CPU second a megabyte on disk; of the five large ones none
-more than 0.5. A pickle of 228 MB took 5.4 seconds. So 60 seconds are enough for pickles of two gigabytes,
-but not for a gzip file of 130 MB. A GPU's trace of 33.5 MB on disk, 537 MB unpacked, took 13 seconds.
+A pickle of 228 MB took 5.4 seconds, a GPU's trace of 33.5 MB on disk, 537 MB unpacked, 13. So 60 seconds are
+enough for pickles of two gigabytes, but not for a gzip file of 150 MB.
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ if sys.platform != "win32":
 MEMORY_VARIABLE = "TB_MEMPLUGIN_LIMIT_MEMORY"
 SECONDS_VARIABLE = "TB_MEMPLUGIN_LIMIT_SECONDS"
 
-BYTES_OF_ANY_FILE, BYTES_PER_BYTE = 1 << 30, 10
-"""What reading any file may take, in bytes; and of a larger one, for each byte of its unpacked content."""
+BYTES_OF_ANY_FILE, BYTES_PER_BYTE = 1_000_000_000, 10
+"""What reading any file may take, in bytes; and of a larger one, for each of its bytes."""
 
-SECONDS_OF_ANY_FILE, SECONDS_PER_MEGABYTE = 60, 2
-"""CPU seconds that reading any file may take; and of a larger one, for each megabyte on disk."""
-
-MEGABYTE = 1_000_000
+SECONDS = 60
+"""CPU seconds that reading a file may take."""
 
 _AVAILABLE = re.compile(r"^MemAvailable:\s+([0-9]{1,15}) kB$", re.MULTILINE)
 _PRIVATE = re.compile(r"^VmData:\s+([0-9]{1,15}) kB$", re.MULTILINE)
@@ -53,11 +50,13 @@ class OverBudgetError(UnreadableFileError):
 
 @dataclass(slots=True)
 class _Confined:
-    """A process that only reads files: its private bytes when it opened the last one, and its limits."""
+    """A process that only reads files: the last one's size, and the limits."""
 
     tell: Callable[[str, int], None]
     jobs: int = 1
+    file_bytes: int = 0
     begin: int = 0
+    """The process's private bytes when it opened that file."""
     bytes: int = 0
     seconds: int = 0
 
@@ -66,24 +65,24 @@ _process: _Confined | None = None
 
 
 def memory_budget(content_bytes: int) -> int:
-    """Return how many bytes reading a content of this size may take: 1 GiB or 10 times its size.
+    """Return how many bytes reading a content of this size may take: 1 GB or 10 times its size.
+
+    In a confined process, content that a file has packed counts as what the file has.
 
     Raises:
         MemPluginError: the environment variable that sets another number is no number.
     """
-    return from_environment(MEMORY_VARIABLE, "bytes") or max(
-        BYTES_OF_ANY_FILE, BYTES_PER_BYTE * content_bytes
-    )
+    counted = content_bytes if _process is None else min(content_bytes, _process.file_bytes)
+    return from_environment(MEMORY_VARIABLE, "bytes") or max(BYTES_OF_ANY_FILE, BYTES_PER_BYTE * counted)
 
 
-def seconds_budget(file_bytes: int) -> int:
-    """Return how many CPU seconds reading a file of this size may take: 60, or 2 for each of its megabytes.
+def seconds_budget() -> int:
+    """Return how many CPU seconds reading a file may take: 60.
 
     Raises:
         MemPluginError: the environment variable that sets another number is no number.
     """
-    text = from_environment(SECONDS_VARIABLE, "seconds")
-    return text or max(SECONDS_OF_ANY_FILE, SECONDS_PER_MEGABYTE * (file_bytes // MEGABYTE))
+    return from_environment(SECONDS_VARIABLE, "seconds") or SECONDS
 
 
 def from_environment(variable: str, unit: str) -> int | None:
@@ -120,8 +119,8 @@ def confine(tell: Callable[[str, int], None], jobs: int = 1) -> None:
         MemPluginError: an environment variable that sets a limit is no number.
     """
     global _process  # limits belong to the process
-    for budget in (memory_budget, seconds_budget):
-        budget(0)
+    memory_budget(0)
+    seconds_budget()
     _process = _Confined(tell, jobs)
 
 
@@ -129,19 +128,14 @@ def open_file(path: str, size: int) -> None:
     """In a confined process, allow what reading a file of this size may take, beyond what is taken."""
     if _process is None or sys.platform == "win32":
         return
-    _process.begin = _private_bytes()
-    seconds = seconds_budget(size)
+    _process.begin, _process.file_bytes = _private_bytes(), size
+    seconds = seconds_budget()
     _process.tell(path, seconds)
     used = resource.getrusage(resource.RUSAGE_SELF)
     _process.seconds = max(_process.seconds, int(used.ru_utime + used.ru_stime) + 1 + seconds)
     _limit(resource.RLIMIT_CPU, _process.seconds)
     _limit(resource.RLIMIT_CORE, 0)
-    open_content(size)
-
-
-def open_content(size: int) -> None:
-    """In a confined process, allow the memory for a content of this size, which may exceed its file's."""
-    if _process is None or not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux"):
         return
     allowed = _process.begin + min(memory_budget(size), free_bytes() // _process.jobs)
     if allowed > _process.bytes:

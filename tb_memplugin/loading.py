@@ -78,7 +78,7 @@ def load(
             100 times a gzip file's size, at least 64 MiB.
         progress: called as `progress(done_bytes, total_bytes)` while a file is read.
         untrusted: read in a new process that the system ends if it takes more memory or time than a file of
-            its size may: 1 GiB or 10 times the unpacked content, and 60 CPU seconds or 2 for each megabyte;
+            its size may: 1 GB or 10 times that, and 60 CPU seconds;
             see `tb_memplugin.budget`. It takes about half a second longer, and reports no progress. Without
             it, content that would fill the memory is refused where that can be counted, and nothing limits
             the time.

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 from tb_memplugin.budget import OverBudgetError, confine, out_of_memory, seconds_budget, too_much_time
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.read.snapshot.safe_pickle import RefusedPickleError
-from tb_memplugin.store import files
 from tb_memplugin.store.windows import read_window, write_window
 from tb_memplugin.trace import MemoryTrace
 
@@ -49,7 +48,6 @@ def load_apart(path: str, **options: Any) -> MemoryTrace:
         UnreadableFileError: reading takes more than the file's budget of memory or time, or ends the process.
         MemPluginError, OSError: as `load`.
     """
-    size = _size(path)
     asked = {"modules": sys.path, "source": path, **options}
     try:
         done = subprocess.run(
@@ -57,10 +55,10 @@ def load_apart(path: str, **options: Any) -> MemoryTrace:
             input=json.dumps(asked).encode(),
             capture_output=True,
             check=False,
-            timeout=seconds_budget(size) if sys.platform == "win32" else None,  # it limits no CPU seconds
+            timeout=seconds_budget() if sys.platform == "win32" else None,  # it limits no CPU seconds
         )
     except subprocess.TimeoutExpired as error:
-        raise too_much_time(path, seconds_budget(size)) from error
+        raise too_much_time(path, seconds_budget()) from error
     kind, content = done.stdout[:1], done.stdout[1:]
     if kind == TRACE and not done.returncode:
         return read_window(lambda offset, count: content[offset : offset + count], len(content), path)
@@ -72,7 +70,7 @@ def load_apart(path: str, **options: Any) -> MemoryTrace:
     if kind == SYSTEM_ERROR:
         answer = json.loads(content)
         raise OSError(answer["number"], answer["what"], path)
-    raise _ended(path, size, done)
+    raise _ended(path, done)
 
 
 def answer(load: Callable[..., MemoryTrace], asked: dict[str, Any], stream: BinaryIO) -> None:
@@ -107,18 +105,10 @@ def _answer(begin: bytes, **content: Any) -> io.BytesIO:
     return io.BytesIO(begin + json.dumps(content).encode())
 
 
-def _size(path: str) -> int:
-    """Return a file's size in bytes; 0 for a folder, whose files have budgets of their own."""
-    if files.is_folder(path):
-        return 0
-    with files.open_ranges(path) as (_, size):
-        return size
-
-
-def _ended(path: str, size: int, done: subprocess.CompletedProcess[bytes]) -> UnreadableFileError:
+def _ended(path: str, done: subprocess.CompletedProcess[bytes]) -> UnreadableFileError:
     """Return the error for a process that ended without an answer."""
     if hasattr(signal, "SIGXCPU") and done.returncode == -signal.SIGXCPU:
-        return too_much_time(path, seconds_budget(size))
+        return too_much_time(path, seconds_budget())
     last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
     how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}; {last}"
     return UnreadableFileError(

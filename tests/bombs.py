@@ -52,7 +52,7 @@ def constant_columns(rows: int = 1 << 20) -> bytes:
     """Return a side file whose columns all have as many rows as a small file may have, and no bytes."""
     stream = io.BytesIO()
     envelope = EnvelopeWriter(stream)
-    absent = {"operator", "module", "label", "stack", "forward", "stream", "pool", "context"}
+    absent = {"operator", "module", "label", "stack", "forward", "stream", "pool", "context", "tensor"}
     columns = [
         Column(
             name=name,

@@ -21,7 +21,10 @@ from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trac
 
 from tb_memplugin import combine_handlers, memory_trace_handler
 from tb_memplugin.record import module_calls, profiler_windows
+from tb_memplugin.record.profiler.window import WindowRecorder
+from tb_memplugin.store import files
 from tb_memplugin.store.reader import full_summary, read_recordings
+from tests.flushing import wait_for_the_disk
 from tests.training import CNN
 from tests.watched import is_watched
 
@@ -237,6 +240,40 @@ class TestWhenItGoesWrong:
         assert len(losses) == 4
         (warning,) = warnings()
         assert "file" in warning
+
+    def test_a_window_that_cannot_even_be_undone_is_told(self, tmp_path, model, warnings, monkeypatch):
+        def undo(self):
+            raise ValueError("injected")
+
+        handler = memory_trace_handler(tmp_path, "w", model=model)
+        monkeypatch.setattr(WindowRecorder, "_undo", undo)
+        assert len(loop(handler, model=model)) == 4
+        assert ["ValueError: injected" in text for text in warnings()] == [True]
+        monkeypatch.undo()
+        loop(handler, model=model)
+        assert len(recorded_steps(tmp_path)) == 1
+
+    def test_an_error_of_the_thread_that_flushes_is_logged_once_and_later_windows_are_flushed(
+        self, tmp_path, model, warnings, monkeypatch
+    ):
+        flushed, flush = [], files.flush_path
+        errors = iter([ValueError("injected"), ValueError("injected")])
+
+        def flushing(path):
+            for error in errors:
+                raise error
+            flushed.append(path)
+            flush(path)
+
+        monkeypatch.setattr(files, "flush_path", flushing)
+        handler = memory_trace_handler(tmp_path, "w", model=model)
+        for _ in range(3):
+            loop(handler, model=model)
+            wait_for_the_disk()
+        assert len(recorded_steps(tmp_path)) == 3
+        (told,) = warnings()
+        assert "may not outlive a crash of this machine (ValueError: injected)" in told
+        assert any(path.endswith("window-000002.mem") for path in flushed)
 
     def test_a_full_disk_keeps_earlier_steps(self, tmp_path, model, warnings, monkeypatch):
         handler = memory_trace_handler(tmp_path, "w", model=model)

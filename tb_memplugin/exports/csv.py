@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -43,9 +44,9 @@ def write(trace: MemoryTrace, path: str | os.PathLike[str], stacks: bool = True)
         MemPluginError: the file cannot be written.
     """
     cells = {name: _cells(column) for name, column in columns(trace, stacks).items()}
-    address = trace.allocations.address.tolist()
-    cells["address"] = (f"{each:#x}" if each else "" for each in address)
-    versioned = zip(address, versions(trace).tolist(), strict=True)
+    address = trace.allocations.address
+    cells["address"] = (f"{each:#x}" if each else "" for each in _values(address))
+    versioned = zip(_values(address), _values(versions(trace)), strict=True)
     cells["address_version"] = (f"{each:#x}_{version}" if each else "" for each, version in versioned)
     rows = map(",".join, zip(*(cells[name] for name in COLUMNS), strict=True))
     with replacing(path) as stream:
@@ -66,8 +67,14 @@ def _cells(column: Column) -> Iterator[str]:
     """Yield the cells of a column, each name formatted once; what is not known is an empty cell."""
     if isinstance(column, Names):
         names = [*map(cell, column.names), ""]
-        return map(names.__getitem__, column.row.tolist())
+        return map(names.__getitem__, _values(column.row))
     values = np.ma.asarray(column)
-    valid = ~np.ma.getmaskarray(values)
-    numbers = map(str, values.data[valid].tolist())
-    return (next(numbers) if is_known else "" for is_known in valid.tolist())
+    known = zip(_values(values.data), _values(np.ma.getmaskarray(values)), strict=True)
+    return ("" if is_unknown else str(value) for value, is_unknown in known)
+
+
+def _values(array: np.ndarray) -> Iterator[Any]:
+    """Yield the values of an array, of which only some are Python objects at a time."""
+    return (
+        value for at in range(0, len(array), ROWS_AT_ONCE) for value in array[at : at + ROWS_AT_ONCE].tolist()
+    )

@@ -20,7 +20,6 @@ import numpy as np
 from tb_memplugin.budget import (
     from_environment,
     memory_budget,
-    open_content,
     open_file,
     out_of_memory,
     too_much_memory,
@@ -212,7 +211,6 @@ class GzipStream(io.RawIOBase):
         self._unpacked_bytes += len(piece)
         if self._unpacked_bytes > self._limit:
             raise too_large(self._limit, self._where)
-        open_content(self._unpacked_bytes)
         return piece
 
     def _next_member(self) -> bool:

@@ -185,6 +185,10 @@ def entry(
                 if not isinstance(error, RecursionError):
                     raise
                 _late.append((fail, where))
+            except Exception as second:  # raised by `fail` itself
+                if second is error or is_of_signal(second):
+                    raise
+                UNOWNED.end(where, second)
             called = [instead(*args)]
         if calls_after is None:
             return called[0]

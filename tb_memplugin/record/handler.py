@@ -30,6 +30,8 @@ from tb_memplugin.trace import Kind, MemoryTrace, Note
 
 Handler = Callable[[torch.profiler.profile], None]
 
+_NOT_FLUSHED = "What was recorded may not outlive a crash of this machine"
+
 
 def memory_trace_handler(
     dir_name: str | os.PathLike[str],
@@ -278,7 +280,7 @@ class _MemoryTraceHandler:
             self._writer = RunWriter(
                 self._dir_name,
                 worker,
-                partial(self._guard.end, "the disk"),  # and not the handler, which then would outlive itself
+                partial(self._guard.end, "the disk", loss=_NOT_FLUSHED),  # else the handler would live on
                 durable=self._settings.durable,
             )
         self._writer.write(self._with_holders(trace, self._recorder))

@@ -30,10 +30,9 @@ from tb_memplugin.exports.terminal import as_text
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.record.arguments import at_least_one, checked_device, refuse_absent
 from tb_memplugin.record.beside_compiler import hidden_from_dynamo
-from tb_memplugin.record.guard import Guard
+from tb_memplugin.record.guard import Guard, guarded
 from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.lines import HistoryLines, RecordedLines, StorageLines, recording_device
-from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.tracer.history import has_history
 from tb_memplugin.store.block_writer import BlockWriter
 from tb_memplugin.trace import MemoryTrace
@@ -49,7 +48,7 @@ __all__ = [
     "switch_allocator",
 ]
 
-_LOST = "The trace could not be read"
+_LOST, _START = "The trace could not be read", "LineTracer.start_tracing"
 
 
 class LineTracer:
@@ -94,6 +93,14 @@ class LineTracer:
         self._stretch = -1
         self._saved = BlockWriter()
 
+    def fail(self, where: str, error: BaseException) -> None:
+        """Raise what the user has to mend; else lose what was recorded, and log the error."""
+        if isinstance(error, MemPluginError) and where == _START:
+            raise error
+        recording, self._running = self._running, None
+        self._guard.end(where, error, *([] if recording is None else [recording.abandon]))
+
+    @guarded(_START)
     @hidden_from_dynamo
     def start_tracing(self) -> None:
         """Start tracing. Memory that is alive now counts as `untraced`; the earlier result is dropped.
@@ -101,7 +108,7 @@ class LineTracer:
         Raises:
             MemPluginError: this tracer is already tracing, or the device does not exist or is not in use.
         """
-        with self._lock, without_torch_functions():
+        with self._lock:
             if self._running is not None:
                 raise MemPluginError(
                     "This LineTracer is already tracing.",
@@ -109,27 +116,19 @@ class LineTracer:
                     fix="Call stop_tracing() first, or use another LineTracer for an inner block.",
                 )
             self._guard, self._recorded = Guard(_LOST, self._logger, only_first=True), None
-            try:
-                recording = self._recording()
-                recording.begin()
-                self._running = recording
-                self._stretch += 1
-            except MemPluginError:
-                raise
-            except BaseException as error:
-                self._guard.end("LineTracer.start_tracing", error)
+            recording = self._recording()
+            recording.begin()
+            self._running = recording
+            self._stretch += 1
 
+    @guarded("LineTracer.stop_tracing")
     @hidden_from_dynamo
     def stop_tracing(self) -> None:
         """Stop tracing. A second call does nothing."""
-        with self._lock, without_torch_functions():
-            recording, self._running = self._running, None
-            if recording is None:
-                return
-            try:
-                self._recorded = recording.end()
-            except BaseException as error:
-                self._guard.end("LineTracer.stop_tracing", error, recording.abandon)
+        with self._lock:
+            if self._running is not None:
+                self._recorded = self._running.end()
+                self._running = None
 
     def __enter__(self) -> LineTracer:
         self.start_tracing()

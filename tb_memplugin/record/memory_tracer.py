@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import TracebackType
@@ -34,9 +34,8 @@ from tb_memplugin.record.arguments import (
     refuse_absent,
 )
 from tb_memplugin.record.beside_compiler import hidden_from_dynamo
-from tb_memplugin.record.guard import Guard
+from tb_memplugin.record.guard import Guard, guarded
 from tb_memplugin.record.handler import default_worker_name
-from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.modules import parameters_in
 from tb_memplugin.record.torch_private.tensors import device_of
 from tb_memplugin.record.tracer.history import HistoryRecording, has_history
@@ -52,10 +51,9 @@ from tb_memplugin.trace import MemoryTrace, Phase
 
 __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer", "PhaseMemoryStats"]
 
-_Switch = Callable[[Mapping[str, nn.Module], Sequence[torch.optim.Optimizer]], None]
 
 _SUMMARY_ROWS = 20
-_LOST = "The trace could not be read"
+_LOST, _BEGIN = "The trace could not be read", "the beginning of a trace"
 _NO_PHASE = "A phase of the trace has no figures"
 
 
@@ -122,7 +120,7 @@ class MemoryTracer:
             MemPluginError: on entering the block, if this tracer is already tracing or the model is
                 compiled.
         """
-        return Tracing(self._begin, self._end, self, checked_model(model), checked_optimizers(optimizer))
+        return Tracing(self, checked_model(model), checked_optimizers(optimizer))
 
     @contextmanager
     def track_phase(self, name: str) -> Iterator[None]:
@@ -277,8 +275,14 @@ class MemoryTracer:
             },
         }
 
+    def fail(self, where: str, error: BaseException) -> None:
+        """Lose the block, at the beginning or the end of which an error was raised, and log the error."""
+        recording, self._running = self._running, None
+        self._is_lost, self._result = where == _BEGIN, None
+        self._guard.end(where, error, *([] if recording is None else [recording.abandon]))
+
     def _begin(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        with self._lock, without_torch_functions():
+        with self._lock:
             if self._running is not None:
                 raise MemPluginError(
                     "This tracer is already tracing.",
@@ -286,15 +290,9 @@ class MemoryTracer:
                     fix="Use another MemoryTracer for an inner block, or on another thread.",
                 )
             self._guard = Guard(_LOST, self._logger, only_first=True)
-            try:
-                recording = self._recording(models)
-                recording.start(models, optimizers)
-                self._running = recording
-            except MemPluginError:
-                raise
-            except BaseException as error:
-                self._is_lost, self._result = True, None
-                self._guard.end("the beginning of a trace", error)
+            recording = self._recording(models)
+            recording.start(models, optimizers)
+            self._running = recording
 
     def _recording(self, models: Mapping[str, nn.Module]) -> StorageRecording | HistoryRecording:
         device = self._device or next((device_of(p) for m in models.values() for p in parameters_in(m)), None)
@@ -313,16 +311,11 @@ class MemoryTracer:
 
     def _end(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         with self._lock:
-            recording, self._running, self._is_lost = self._running, None, False
-            self._result = None
+            self._is_lost, self._result = False, None
             self._block += 1
-        if recording is None:
-            return
-        try:
-            with without_torch_functions():
-                self._result = recording.stop(models, optimizers)
-        except BaseException as error:
-            self._guard.end("the end of a trace", error, recording.abandon)
+            if self._running is not None:
+                self._result = self._running.stop(models, optimizers)
+                self._running = None
 
 
 class Tracing:
@@ -330,19 +323,28 @@ class Tracing:
 
     def __init__(
         self,
-        begin: _Switch,
-        end: _Switch,
         tracer: MemoryTracer,
         model: nn.Module,
         optimizers: list[torch.optim.Optimizer],
     ) -> None:
-        self._begin, self._end, self._tracer = begin, end, tracer
+        self._tracer = tracer
         self._arguments: tuple[nn.Module, list[torch.optim.Optimizer]] | None = (model, optimizers)
         self._model: weakref.ref[nn.Module] | None = None
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
 
-    @hidden_from_dynamo
+    def fail(self, where: str, error: BaseException) -> None:
+        """Raise what the user has to mend; else lose the block."""
+        if isinstance(error, MemPluginError) and where == _BEGIN:
+            raise error
+        self._tracer.fail(where, error)
+
     def __enter__(self) -> MemoryTracer:
+        self._enter()
+        return self._tracer
+
+    @guarded(_BEGIN)
+    @hidden_from_dynamo
+    def _enter(self) -> None:
         if self._arguments is None:
             raise MemPluginError(
                 "This block was already used.",
@@ -352,9 +354,9 @@ class Tracing:
         (model, optimizers), self._arguments = self._arguments, None
         self._model = weakref.ref(model)
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
-        self._begin({"": model}, optimizers)
-        return self._tracer
+        self._tracer._begin({"": model}, optimizers)
 
+    @guarded("the end of a trace")
     @hidden_from_dynamo
     def __exit__(
         self,
@@ -368,7 +370,7 @@ class Tracing:
             for optimizer in (reference() for reference in self._optimizers)
             if optimizer is not None
         ]
-        self._end({"": model} if model is not None else {}, alive)
+        self._tracer._end({"": model} if model is not None else {}, alive)
 
 
 def _layer_table(layers: Sequence[LayerMemoryStats], *, has_reserve: bool) -> Table:

@@ -38,6 +38,7 @@ from tb_memplugin.server.shapes import Json
 from tb_memplugin.server.turns import ClientGoneError, Turns
 from tb_memplugin.server.windows import Read, Windows, is_unchanged, noted_reads
 from tb_memplugin.store.paths import PLUGIN_NAME
+from tb_memplugin.store.scratch import release
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_ARENA_MAX = -3, -1, -8  # glibc's malloc.h
 _OPTIONS = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 1 << 20, _M_ARENA_MAX: 1}
@@ -45,11 +46,14 @@ _OPTIONS = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 1 << 20, _M_ARENA_MA
 longer than most computations on them. With higher limits, much would stay in the pools of threads."""
 
 AFTER_SECONDS = 2.0
-"""How long after a request smaller blocks go back. It takes some milliseconds, in which others compute."""
+"""How long after a request smaller blocks and pages of scratch files go back.
+
+It takes some milliseconds, in which others compute.
+"""
 
 
 class FreedMemory:
-    """Has glibc give freed memory back. Does nothing with another C library."""
+    """Has glibc, but no other C library, give freed memory back, and the system pages of scratch files."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,6 +77,7 @@ class FreedMemory:
     def _give_back(self) -> None:
         with self._lock:
             self._waits = False
+        release(0)
         give_back_freed()
 
 

@@ -7,7 +7,6 @@ own does it, which ends when nothing is left to flush.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import time
@@ -22,14 +21,12 @@ THREAD = "tb_memplugin disk"
 LONGEST_WAIT_SECONDS = 5.0
 """How long the end of a recording or of the process waits for the disk."""
 
-_log = logging.getLogger("tb_memplugin")
-
 
 class DiskSync:
     """Flushes the files of one writer, in the order in which they were added. After a fork, it starts anew.
 
     Args:
-        failed: called with the error of a flush, on the thread.
+        failed: called with what was raised by a flush or by `idle`, on the thread. It raises nothing.
         pause: seconds between the end of a flush and the begin of the next one. What is added before that is
             flushed with what is added later, or at the end of the process.
         idle: called once, on the thread, when the first files are flushed.
@@ -38,7 +35,7 @@ class DiskSync:
 
     def __init__(
         self,
-        failed: Callable[[OSError], object],
+        failed: Callable[[Exception], object],
         pause: float = 0.0,
         idle: Callable[[], object] = lambda: None,
         *,
@@ -94,10 +91,11 @@ class DiskSync:
             while paths := self._take():
                 self._flush(paths)
         except BaseException as error:  # noqa: BLE001  # there is nobody above: this is a thread
-            _log.debug("flushing files failed", exc_info=error)
             with self._changed:
                 self._is_running = False
                 self._changed.notify_all()
+            if isinstance(error, Exception):
+                self._failed(error)
 
     def _take(self) -> list[str]:
         with self._changed:

@@ -39,7 +39,7 @@ class StepsWriter:
         worker: the worker's name, any text.
         epoch_ns: when the first step began, epoch nanoseconds.
         torch: the version of torch.
-        failed: called with an error of the disk that came only after `write`, on another thread.
+        failed: called with an error that came only after `write`, on another thread: of the disk, as a rule.
         durable: whether `write` waits until the disk has the record.
     """
 
@@ -49,7 +49,7 @@ class StepsWriter:
         worker: str,
         epoch_ns: int,
         torch: str = "",
-        failed: Callable[[OSError], object] = lambda _: None,
+        failed: Callable[[Exception], object] = lambda _: None,
         *,
         durable: bool = False,
     ) -> None:

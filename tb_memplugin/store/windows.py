@@ -9,7 +9,6 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from tb_memplugin.budget import open_content
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.proto import side_file_pb2
 from tb_memplugin.proto.side_file_pb2 import (
@@ -205,7 +204,7 @@ def of_another_window(name: str) -> UnreadableFileError:
 class _WindowReader:
     def __init__(self, read: ReadRange, size: int, name: str, of: tuple[str, int] | None) -> None:
         self._read, self._name, self._size = read, name, size
-        self._unpacked, self._bytes = 0, 0.0
+        self._bytes = 0.0
         self._envelope = EnvelopeReader(read, size, name)
         footer = self._envelope.footer
         if footer.writer_id and of not in (None, (footer.writer_id, footer.window)):
@@ -310,8 +309,6 @@ class _WindowReader:
 
     def _column(self, name: str) -> np.ndarray:
         column, dtype = self._stored(name), DTYPES[name]
-        self._unpacked += column.rows * dtype.itemsize
-        open_content(self._unpacked)
         if not column.chunks:
             return np.empty(0, dtype)
         constants = {chunk.base if chunk.encoding == CONSTANT else None for chunk in column.chunks}

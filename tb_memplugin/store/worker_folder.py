@@ -7,7 +7,6 @@ import os
 import socket
 import time
 import uuid
-from contextlib import suppress
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
@@ -41,13 +40,14 @@ class WorkerFolder:
             self._events = PartFiles(self._event_file, first_record())
 
     def is_gone(self) -> bool:
-        """Whether the local folder was deleted. A remote folder is created by writing.
+        """Whether the local path no longer leads to this folder. A remote folder is created by writing.
 
         An error of the file system is no answer: the folder then counts as there, and writing to it tells.
         """
-        with suppress(OSError):
-            return not (files.is_remote(self.path) or files.exists(files.join(self.path, SIDE_FOLDER, CLAIM)))
-        return False
+        try:
+            return not files.is_remote(self.path) and claimed_by(self.path)[0] != self.writer_id
+        except OSError as error:
+            return isinstance(error, FileNotFoundError | NotADirectoryError)
 
     @property
     def is_unsettled(self) -> bool:
@@ -128,7 +128,11 @@ class WriterFolder:
         if self._folder is None or self._folder.is_gone():
             claimed = claim_free_folder(*self._wanted, writer_id=self._next_id)
             if self._folder is not None and claimed.worker == self._wanted[1]:  # else that was told
-                _log.warning("%s was deleted; later recordings go into a new folder.", self._folder.path)
+                _log.warning(
+                    "%s is no longer the folder that was written to (it was deleted or moved, or a link was "
+                    "changed); later recordings go into a new folder.",
+                    self._folder.path,
+                )
             self._folder, self._next_id = claimed, uuid.uuid4().hex
         return self._folder
 

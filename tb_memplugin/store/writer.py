@@ -59,7 +59,7 @@ class RunWriter:
     Args:
         logdir: a local path or an fsspec URL. It need not exist.
         worker: the worker's name, any text; the folder's name is made safe from it.
-        failed: called with an error of the disk that came only after `write`, on another thread.
+        failed: called with an error that came only after `write`, on another thread: of the disk, as a rule.
         durable: whether `write` waits until the disk has the window.
     """
 
@@ -67,7 +67,7 @@ class RunWriter:
         self,
         logdir: str,
         worker: str,
-        failed: Callable[[MemPluginError], object] = _log.warning,
+        failed: Callable[[Exception], object] = _log.warning,
         *,
         durable: bool = False,
     ) -> None:
@@ -75,7 +75,7 @@ class RunWriter:
         self._lock = threading.Lock()
         logdir = self._logdir
         self._disk = DiskSync(
-            lambda error: failed(_not_written(logdir, error)),
+            lambda error: failed(_not_written(logdir, error) if isinstance(error, OSError) else error),
             idle=lambda: clear_logdir(logdir),
             durable=durable,
         )

@@ -1,7 +1,7 @@
 """Raises every kind of error in every function that a recording calls: `python -m tests.faults [WHO]`.
 
-WHO is `handler`, `callbacks` or `run`. The tests raise one kind in each function, or in some of them. All
-three take about ten minutes, those of `run` twenty.
+WHO is a key of `SESSIONS`. The tests raise one kind in each function, or in some of them. All three take
+about ten minutes, those of `run` twenty.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from tests.faults.sweep import Session, sweep
 from tests.faults.test_callbacks import RecorderSession
 from tests.faults.test_handler import HandlerSession, prepare
 from tests.faults.test_launch import ProgramSession
+from tests.faults.test_monitor import MonitorSession
+from tests.faults.test_tracers import LineSession, TracerSession
 
 SESSIONS: dict[str, type[Session]] = {
     "handler": HandlerSession,
     "callbacks": RecorderSession,
     "run": ProgramSession,
+    "monitor": MonitorSession,
+    "tracer": TracerSession,
+    "lines": LineSession,
 }
 
 

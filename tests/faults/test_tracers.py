@@ -43,9 +43,6 @@ class TracerSession(Session):
         "record/memory_tracer.py:track_phase",
         "record/memory_tracer.py:__init__",  # of what `trace` returns
         "record/memory_tracer.py:__enter__",
-        "record/memory_tracer.py:__exit__",
-        "record/memory_tracer.py:_begin",
-        "record/memory_tracer.py:_end",
         "record/arguments.py:checked_model",
         "record/arguments.py:checked_optimizers",
     )
@@ -69,13 +66,7 @@ class TracerSession(Session):
 class LineSession(Session):
     """A line tracer for each window."""
 
-    boundary = (
-        *_ENTRIES,
-        "record/line_tracer.py:__enter__",
-        "record/line_tracer.py:__exit__",
-        "record/line_tracer.py:start_tracing",
-        "record/line_tracer.py:stop_tracing",
-    )
+    boundary = (*_ENTRIES, "record/line_tracer.py:__enter__", "record/line_tracer.py:__exit__")
     unobserved = _DEATHS
 
     def __init__(self, folder: Path, training: Training) -> None:

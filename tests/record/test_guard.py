@@ -127,6 +127,15 @@ def test_so_near_the_limit_of_recursion_that_no_error_can_be_ended_it_is_ended_l
         entry(lambda: [][0], beyond_the_limit, "a module's call")()
 
 
+def test_an_error_of_what_ends_an_error_does_not_reach_the_program(guard, warnings, monkeypatch):
+    def fail(where, error):
+        raise ValueError("second")
+
+    monkeypatch.setattr("tb_memplugin.record.guard.UNOWNED", guard)
+    assert entry(lambda: [][0], fail, "a module's call", lambda *_: 3)() == 3
+    assert ["nothing is recorded (ValueError: second)" in text for text in warnings.texts] == [True]
+
+
 def test_what_the_program_calls_behind_an_entry_raises_its_own_errors_and_is_not_kept_by_them():
     class Call:
         def __call__(self, *_):

@@ -94,7 +94,7 @@ def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path, caplog):
     writer.write(NEXT)
     assert steps_in(tmp_path) == [5, 6, 7]
     (told,) = caplog.messages
-    assert "was deleted" in told
+    assert "is no longer the folder that was written to" in told
 
 
 def test_a_folder_that_comes_back_is_gone_on_with_and_nothing_is_said_to_be_deleted(tmp_path, caplog):
@@ -110,6 +110,21 @@ def test_a_folder_that_comes_back_is_gone_on_with_and_nothing_is_said_to_be_dele
     assert writer.write(NEXT).worker == "w"
     assert steps_in(logdir) == [5, 6, 7]
     assert caplog.messages == []
+
+
+def test_a_link_that_is_turned_to_the_folder_of_another_writer_leaves_that_alone(tmp_path, caplog):
+    mine, other, link = tmp_path / "mine", tmp_path / "other", tmp_path / "link"
+    mine.mkdir()
+    link.symlink_to(mine)
+    writer = RunWriter(str(link), "w")
+    writer.write(STEP)
+    RunWriter(str(other), "w").write(STEP)
+    link.unlink()
+    link.symlink_to(other)
+    assert writer.write(NEXT).worker == "w.2"
+    assert [len(list((other / "w").glob("events*"))), steps_in(mine), steps_in(other)] == [1, [5], [5, 6, 7]]
+    assert "w.2" in "".join(caplog.messages)
+    assert "deleted" not in "".join(caplog.messages)
 
 
 def test_a_folder_with_a_strangers_event_file_is_left_alone(tmp_path):

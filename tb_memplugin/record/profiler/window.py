@@ -22,7 +22,7 @@ from torch import nn
 
 from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now, memory_of
 from tb_memplugin.record.exact_cpu import CountedCalls, CountedWindow, begin_window, is_counting
-from tb_memplugin.record.guard import Guard, guarded, is_of_signal, kind_of
+from tb_memplugin.record.guard import Guard, call_all, guarded, is_of_signal, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
@@ -280,7 +280,7 @@ class WindowRecorder:
         windows until they are collected as garbage, and have nothing to say.
         """
         self._window, self._is_lost = None, True
-        self._guard.end(where, error, *self._undo(), later=True)
+        self._guard.end(where, error, lambda: call_all(*self._undo()), later=True)
 
     def take(self) -> Window | None:
         """Return the finished window and forget it; None if none was finished since the last call."""

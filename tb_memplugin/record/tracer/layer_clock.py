@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.record.beside_compiler import not_compiled_alone
-from tb_memplugin.record.guard import UNOWNED, Failed
+from tb_memplugin.record.guard import UNOWNED, Failed, entry
 from tb_memplugin.record.history.recording import Allocator
 from tb_memplugin.record.module_calls import Entered, Left
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, OuterResult, SeesOuterCalls
@@ -33,6 +33,8 @@ from tb_memplugin.record.torch_private.autograd import (
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.tracer.history_calls import BY_AUTOGRAD, NO_LAYER, Crossing
 from tb_memplugin.trace.tables import MODULE_MARK
+
+_BACKWARD = "the backward of a layer"
 
 _MOST_NODES = 1000
 """How many handles of hooks on autograd nodes to keep before looking for nodes that are gone."""
@@ -218,30 +220,24 @@ class LayerClock(ModuleRecorder):
         def reached(_: object) -> None:
             if not self._on:
                 return
-            try:
-                task = current_graph_task()
-                if getattr(here, "task", None) != task:
-                    here.task = task
-                    queue_callback(self._done)
-                note((time_ns(), row, True, -thread() if is_marked() else BY_AUTOGRAD))
-            except BaseException as error:
-                self._fail(error)
+            task = current_graph_task()
+            if getattr(here, "task", None) != task:
+                here.task = task
+                queue_callback(entry(self._done, self._fail, _BACKWARD))
+            note((time_ns(), row, True, -thread() if is_marked() else BY_AUTOGRAD))
 
-        return not_compiled_alone(reached)
+        return entry(not_compiled_alone(reached), self._fail, _BACKWARD)
 
     def _done(self) -> None:
         """Record that a backward has ended."""
-        try:
-            self._autograd.end()
-            if self._on:
-                self.crossings.append((time_ns(), NO_LAYER, True, BY_AUTOGRAD))
-        except BaseException as error:
-            self._fail(error)
+        self._autograd.end()
+        if self._on:
+            self.crossings.append((time_ns(), NO_LAYER, True, BY_AUTOGRAD))
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, where: str, error: BaseException) -> None:
         """Record nothing more, because of an error in a backward."""
         self._on = False
-        (self._failed or UNOWNED.end)("the backward of a layer", error)
+        (self._failed or UNOWNED.end)(where, error)
 
 
 @dataclass(eq=False)
