@@ -11,7 +11,15 @@ import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.folded_layers import folds
-from tb_memplugin.analysis.leak_sites import FEWEST_STEPS, MODELS_OWN, Leak, kept_sites, leaks, step_bounds
+from tb_memplugin.analysis.leak_sites import (
+    FEWEST_STEPS,
+    MODELS_OWN,
+    Leak,
+    holder,
+    kept_sites,
+    leaks,
+    step_bounds,
+)
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
 from tb_memplugin.analysis.units import counted, part_text, size_text
 from tb_memplugin.trace import MemoryTrace
@@ -87,6 +95,7 @@ def _finding(
     if rest:
         more = _Site(counted(len(rest), "more place"), tuple(leak for site in rest for leak in site.leaks))
         rows.append(Evidence(more.name, more.bytes, _rise(more), name=False))
+    kept_in = holder(trace, device, [leak.key for leak in sites[0].leaks])
     count = len(sites) - 1
     also = f" (also {counted(count, 'more place')})" if count else ""
     return Finding(
@@ -94,7 +103,8 @@ def _finding(
         level="problem",
         device=trace.devices[device].name,
         step=last,
-        title=f"Memory grows step after step: {sites[0].name} keeps what it allocates{also}.",
+        title=f"Memory grows step after step: {sites[0].name} keeps what it allocates"
+        f"{f' in {kept_in}' if kept_in else ''}{also}.",
         subject=sites[0].name,
         bytes=a_step,
         measure="more with every step",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -12,6 +14,7 @@ from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.frames import read_frame
+from tb_memplugin.trace.labels import HELD_BY, HELD_BY_A_LOCAL, IN_CYCLE, any_element
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
 
@@ -133,6 +136,28 @@ def kept_sites(trace: MemoryTrace, device: int, before: int) -> list[tuple[str, 
     size = sums(site_of.astype(np.int64), blocks.bytes[rows], len(sites))
     totals = zip(sites.tolist(), size.tolist(), strict=True)
     return [(*_key(trace, number), total) for number, total in totals]
+
+
+def holder(trace: MemoryTrace, device: int, keys: Collection[str]) -> str:
+    """Return what holds most of the memory that some sites keep to the trace's end: `train.losses[*]`.
+
+    The elements of a list or dictionary are one. It is "" where nothing that is known holds half of it.
+
+    Args:
+        keys: those of the sites, see `Leak.key`.
+    """
+    blocks = trace.allocations
+    rows = np.flatnonzero(
+        (blocks.device == device) & (blocks.born >= 0) & (blocks.freed >= len(trace.events))
+    )
+    sites = _sites(trace, rows)
+    rows = rows[np.isin(sites, [site for site in np.unique(sites).tolist() if _key(trace, site)[0] in keys])]
+    held: Counter[str] = Counter()
+    for row, label in zip(rows.tolist(), blocks.label[rows].tolist(), strict=True):
+        held[any_element(trace.labels[label]) if label >= 0 else ""] += int(blocks.bytes[row])
+    name, size = max(held.items(), key=lambda item: item[1], default=("", 0))
+    known = name.startswith(HELD_BY) and not name.startswith((IN_CYCLE, HELD_BY_A_LOCAL))
+    return name.removeprefix(HELD_BY).removeprefix("__main__.") if known and 2 * size >= held.total() else ""
 
 
 def step_bounds(trace: MemoryTrace, device: int) -> Int64:

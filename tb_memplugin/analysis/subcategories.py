@@ -16,7 +16,7 @@ from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Reason
 from tb_memplugin.trace.allocator import DEFAULT_POOL
 from tb_memplugin.trace.frames import distinct, read_frame
 from tb_memplugin.trace.kinds import NOT_DATA
-from tb_memplugin.trace.labels import BUCKET
+from tb_memplugin.trace.labels import BUCKET, any_element
 from tb_memplugin.trace.tables import Bool, Int64, Rows
 
 LOGITS = "logits"
@@ -45,9 +45,6 @@ _SOFTMAX_OR_LOSS = re.compile("softmax|cross_entropy", re.IGNORECASE)
 """What an operator or a frame contains wherever scores or logits are found."""
 
 Column = npt.NDArray[np.signedinteger]
-
-_ELEMENT = re.compile(r"\[[^\[\]]*\]")
-"""An element in the name of what holds a tensor: `[3]`, `['mean']`."""
 
 _FSDP_RANGE = "FSDP::"
 _FSDP = re.compile(rf"{_FSDP_RANGE}|fsdp::|torch/distributed/(_composable/)?fsdp/")
@@ -122,7 +119,7 @@ def variables(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:
     )
     labels: dict[str, list[int]] = {}
     for label in np.unique(blocks.label[rows]).tolist():
-        labels.setdefault(_ELEMENT.sub("[*]", trace.labels[label]), []).append(label)
+        labels.setdefault(any_element(trace.labels[label]), []).append(label)
     for name, of_name in labels.items():
         yield f"variable {name}", rows[np.isin(blocks.label[rows], of_name)]
 

@@ -30,7 +30,7 @@ from tb_memplugin.record.tensors_inside import held_by
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.tensors import storage_address
 from tb_memplugin.trace import Category, MemoryTrace
-from tb_memplugin.trace.labels import HELD_BY, HOLDERS_SEARCHED, IN_CYCLE
+from tb_memplugin.trace.labels import HELD_BY, HELD_BY_A_LOCAL, HOLDERS_SEARCHED, IN_CYCLE
 from tb_memplugin.trace.tables import Int64
 
 LEAST_SHARE = 0.01
@@ -44,9 +44,6 @@ MOST_OBJECTS = 2_000
 MOST_ITEMS = 1_000
 LONGEST_NS = 1_000_000_000
 """What a search may take at most: blocks, objects upwards of them, items of one container, nanoseconds."""
-
-LOCAL = f"{HELD_BY}a local variable, or C++"
-"""The label of what nothing refers to of what the garbage collector knows, and of what has no tensor."""
 
 _EXPLAINED = (
     *(Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE),
@@ -118,7 +115,7 @@ def _chains(row_of: Mapping[Key, int]) -> tuple[dict[int, str], bool]:
     }
     labels = {row: min(texts, key=_is_local) for row, texts in chains.items() if texts}
     if search.is_complete:
-        labels = dict.fromkeys(row_of.values() - holds.keys(), LOCAL) | labels
+        labels = dict.fromkeys(row_of.values() - holds.keys(), HELD_BY_A_LOCAL) | labels
     return labels, search.is_complete
 
 
@@ -143,7 +140,7 @@ def _tensors_of(row_of: Mapping[Key, int], search: Search) -> Mapping[int, list[
 
 
 def _is_local(chain: str) -> bool:
-    return chain.startswith(LOCAL)
+    return chain.startswith(HELD_BY_A_LOCAL)
 
 
 def _saved(root: torch.Tensor, row_of: Mapping[Key, int]) -> Iterable[tuple[int, str]]:
@@ -234,7 +231,7 @@ class Search:
         if not self.is_complete:
             return ""
         if any(above in self._outside for above in visited):
-            return LOCAL
+            return HELD_BY_A_LOCAL
         if len(visited) > 1 or identity in self._holders:
             return IN_CYCLE + " → ".join(_kind(self._objects[above]) for above in reversed(visited[:6]))
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 JOIN = " + "
 """Stands between the labels of a block that has several."""
@@ -13,11 +14,23 @@ BUCKET = "bucket of gradients"
 HELD_BY = "held by "
 """The beginning of the label of a block that outlives its window; what holds it follows."""
 
+HELD_BY_A_LOCAL = f"{HELD_BY}a local variable, or C++"
+"""The label of what nothing refers to of what the garbage collector knows, and of what has no tensor."""
+
 IN_CYCLE = "held by a reference cycle: "
 """The beginning of the label of a block that only a cycle of Python's objects holds; their classes follow."""
 
 HOLDERS_SEARCHED = "holders_searched"
 """The property of a trace in which the search for what holds the blocks that outlive it came to its end."""
+
+
+_ELEMENT = re.compile(r"\[[^\[\]]*\]")
+"""An element in the name of what holds a tensor: `[3]`, `['mean']`."""
+
+
+def any_element(label: str) -> str:
+    """Return a label in which the elements of a list or dictionary are one: `losses[*]` for `losses[3]`."""
+    return _ELEMENT.sub("[*]", label)
 
 
 def fields_of(label: str) -> dict[str, str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis.leak_sites import leaks, step_bounds
+from tb_memplugin.analysis.leak_sites import holder, leaks, step_bounds
 from tb_memplugin.trace import Annotations, MemoryTrace
 from tests.analysis.histories import allocator_trace, steps_of
 from tests.traces import EPOCH, MICROSECOND, trace
@@ -25,6 +27,28 @@ def test_what_grows_in_every_step_and_stays_is_suspected() -> None:
     assert (leak.key, leak.frames) == ("net · aten::add", ())
     assert (leak.bytes, leak.blocks, leak.bytes_per_step) == (400, 4, 100)
     assert (leak.steps, leak.of_steps, leak.slope_bytes, leak.first_event) == (4, 4, 100.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [
+        (("held by __main__.seen[0]", "held by __main__.seen[1]", "held by __main__.last"), "seen[*]"),
+        (
+            ("held by train.seen['a'][0]", "held by train.seen['b'][7]", "held by __main__.last"),
+            "train.seen[*][*]",
+        ),
+        (("held by a", "held by b", "held by c"), ""),
+        (("held by a local variable, or C++",) * 3, ""),
+        (("held by a reference cycle: Node",) * 3, ""),
+    ],
+)
+def test_what_holds_half_of_what_a_site_keeps_is_named(labels: tuple[str, ...], name: str) -> None:
+    steps = [
+        line for step in range(3) for line in (f"step {step}", f"alloc 10 x{step} module=net label=l{step}")
+    ]
+    history = trace(*steps, "alloc 900 other module=head label=l0")
+    (leak,) = leaks(history, 0)
+    assert holder(replace(history, labels=labels), 0, [leak.key]) == name
 
 
 def test_a_cache_that_is_filled_once_is_no_leak() -> None:

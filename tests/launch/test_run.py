@@ -270,7 +270,7 @@ for step in range(8):
 def test_what_a_step_keeps_is_the_first_advice_with_its_bytes(tmp_path: Path) -> None:
     """Each step keeps 256 x 64 numbers of 4 bytes. The steps that are recorded by default show it."""
     done = run(tmp_path, script(tmp_path, LEAK))
-    assert "(<module>) keeps what it allocates. 64.00 KiB more with every step." in done.stderr
+    assert "(<module>) keeps what it allocates in outputs[*]. 64.00 KiB more with every step." in done.stderr
 
 
 def test_a_second_run_says_what_changed(tmp_path: Path) -> None:

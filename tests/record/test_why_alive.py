@@ -16,6 +16,7 @@ from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.record.why_alive import with_holders
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.labels import HELD_BY_A_LOCAL
 
 KEPT: list[Any] = []
 HERE = f"{__name__}.KEPT"
@@ -105,7 +106,7 @@ def test_a_default_of_a_parameter_is_none_of_a_closure() -> None:
 
 def test_a_block_without_a_tensor_of_python_is_of_cpp() -> None:
     """The constant of a script has none, nor has an address that no storage has."""
-    assert why_alive._chains({("cpu", 8): 3}) == ({3: why_alive.LOCAL}, True)
+    assert why_alive._chains({("cpu", 8): 3}) == ({3: HELD_BY_A_LOCAL}, True)
 
 
 def test_a_local_variable_is_no_cycle() -> None:

@@ -89,14 +89,14 @@ def _is_of_values(name: str) -> bool:
 def _with_values(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that takes 1 in place of a number that is not known, also in lists."""
 
-    def known(data: Any) -> Any:
+    def with_values(data: Any) -> Any:
         if type(data) in (list, tuple):
-            return type(data)(map(known, data))
+            return type(data)(map(with_values, data))
         return 1 if isinstance(data, AssumedCount) else data
 
     @functools.wraps(original)
     def function(data: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(known(data), *args, **kwargs)
+        return original(with_values(data), *args, **kwargs)
 
     return function
 
@@ -146,12 +146,12 @@ class AssumedCount:
         """Run a function of torch with 1 in place of a number that is a value; else it decides."""
         is_value = _is_of_values(func.__name__)
 
-        def known(number: Any) -> Any:
+        def value(number: Any) -> Any:
             if not isinstance(number, AssumedCount):
                 return number
             return 1 if is_value else number._decides()
 
-        return func(*map(known, args), **{name: known(each) for name, each in (kwargs or {}).items()})
+        return func(*map(value, args), **{name: value(each) for name, each in (kwargs or {}).items()})
 
     def __hash__(self) -> NoReturn:
         raise unanswered(self._asked)
