@@ -147,6 +147,10 @@ class AssumedCount:
         is_value = _is_of_values(func.__name__)
 
         def value(number: Any) -> Any:
+            if type(number) in (list, tuple):  # sizes or indices
+                return type(number)(
+                    each._decides() if isinstance(each, AssumedCount) else each for each in number
+                )
             if not isinstance(number, AssumedCount):
                 return number
             return 1 if is_value else number._decides()

@@ -25,11 +25,6 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     ("no rule registered for HigherOrderOperator", "Control flow such as torch.cond", _FUNCTION),
     (
-        "not AssumedCount",
-        "A size that is read from a tensor",
-        "Give it as a hint, for the line that reads it with .item(): --hint train.py:42=7.",
-    ),
-    (
         "Pinned memory requires CUDA",
         "Pinned memory made by hand",
         "Leave pin_memory out: it is host memory, which is not estimated.",

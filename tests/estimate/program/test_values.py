@@ -159,6 +159,10 @@ def test_a_whole_number_that_becomes_a_value_of_a_tensor_decides_nothing(use: Ca
         lambda data, count: data.view(count),
         lambda data, count: data.narrow(0, 0, count),
         lambda data, count: torch.arange(count),
+        lambda data, count: torch.zeros((count, 3)),
+        lambda data, count: torch.full((count,), 1.0),
+        lambda data, count: torch.nn.functional.pad(data, (0, count)),
+        lambda data, count: data.reshape(-1, count),
     ],
 )
 def test_a_whole_number_that_becomes_a_size_is_refused(use: Callable[..., Any]) -> None:
