@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tb_memplugin.record.exact_cpu import is_counting
 from tb_memplugin.record.storages import allocated_by_torch
 from tb_memplugin.record.storages_alive import (
     is_leaf,
@@ -68,13 +70,24 @@ def alive_now(notes: list[Note] | None = None, known: Iterable[int] = ()) -> Ite
     looked for, and gradients that Python does not know are left out.
 
     Args:
-        notes: a list that gets a note on how many tensors had no memory to look at, if there are any.
+        notes: a list that gets a note on how many tensors had no memory to look at, and one on how many objects
+            Python does not show, if there are any.
         known: the `storage_key` of storages that are left out.
     """
     alone = not other_threads_may_run()
+    notes = [] if notes is None else notes
+    if (frozen := gc.get_freeze_count()) and not is_counting():
+        notes.append(
+            Note(
+                f"The program has set {frozen:,} objects aside (gc.freeze()), and Python lists none of them. Of "
+                "the tensors among them, only those that the model or the optimizer holds are counted here "
+                "(on Linux, TB_MEMPLUGIN_EXACT_CPU=1 counts all of the CPU).",
+                "frozen_objects",
+            )
+        )
     left_out = set(known)
     found: dict[int, _Described] = {}
-    for described in _described([] if notes is None else notes) if alone else _not_described():
+    for described in _described(notes) if alone else _not_described():
         storage, key = described[0], storage_key(described[0])
         if key not in found and key not in left_out and allocated_by_torch(storage) and storage.nbytes():
             found[key] = described
@@ -107,7 +120,7 @@ def _described(notes: list[Note]) -> list[_Described]:
         notes.append(
             Note(
                 f"{passed_over:,} tensors that were alive before have no memory that torch tells (they are "
-                "on the meta device, or wrap other tensors), and count as 0 bytes.",
+                "fake, on the meta device, or wrap other tensors), and count as 0 bytes.",
                 "tensors_without_memory",
                 0,
             )
