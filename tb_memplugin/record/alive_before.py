@@ -70,8 +70,8 @@ def alive_now(notes: list[Note] | None = None, known: Iterable[int] = ()) -> Ite
     looked for, and gradients that Python does not know are left out.
 
     Args:
-        notes: a list that gets a note on how many tensors had no memory to look at, and one on how many objects
-            Python does not show, if there are any.
+        notes: a list that gets a note on how many tensors had no memory to look at, and one on how many
+            objects Python does not list, if there are any.
         known: the `storage_key` of storages that are left out.
     """
     alone = not other_threads_may_run()
@@ -79,12 +79,14 @@ def alive_now(notes: list[Note] | None = None, known: Iterable[int] = ()) -> Ite
     if (frozen := gc.get_freeze_count()) and not is_counting():
         notes.append(
             Note(
-                f"The program has set {frozen:,} objects aside (gc.freeze()), and Python lists none of them. Of "
-                "the tensors among them, only those that the model or the optimizer holds are counted here "
-                "(on Linux, TB_MEMPLUGIN_EXACT_CPU=1 counts all of the CPU).",
+                f"The program has set {frozen:,} objects aside (gc.freeze()), and Python lists none of them. "
+                "Of the tensors among them, only those that the model, the optimizer or global variables hold "
+                "are counted here (on Linux, TB_MEMPLUGIN_EXACT_CPU=1 counts all of the CPU).",
                 "frozen_objects",
             )
         )
+        if alone:
+            variable_names({0})  # gives the tensors of variables storages that Python lists
     left_out = set(known)
     found: dict[int, _Described] = {}
     for described in _described(notes) if alone else _not_described():
