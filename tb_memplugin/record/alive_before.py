@@ -80,8 +80,8 @@ def alive_now(notes: list[Note] | None = None, known: Iterable[int] = ()) -> Ite
         notes.append(
             Note(
                 f"The program has set {frozen:,} objects aside (gc.freeze()), and Python lists none of them. "
-                "Of the tensors among them, only those that the model, the optimizer or global variables hold "
-                "are counted here (on Linux, TB_MEMPLUGIN_EXACT_CPU=1 counts all of the CPU).",
+                "Of the tensors among them, only those that the model, the optimizer or global variables "
+                "hold are counted here (on Linux, TB_MEMPLUGIN_EXACT_CPU=1 counts all of the CPU).",
                 "frozen_objects",
             )
         )
@@ -108,13 +108,15 @@ def _described(notes: list[Note]) -> list[_Described]:
     with without_torch_functions():
         tensors, bare = tensors_alive()
         parameters = [tensor for tensor in tensors if issubclass(type(tensor), nn.Parameter)]
-        leaves = [tensor for tensor in tensors if is_leaf(tensor)]
+        leaves, results = list[torch.Tensor](), list[torch.Tensor]()
+        for tensor in tensors:
+            (leaves if is_leaf(tensor) else results).append(tensor)
         gradients = [gradient for gradient in map(grad_of, leaves) if gradient is not None]
-        nodes = [node for tensor in tensors if (node := node_of(tensor)) is not None]
+        nodes = [node for node in map(node_of, results) if node is not None]
         described += _storages_of(parameters, Category.PARAMETER)
         described += _storages_of(gradients, Category.GRADIENT)
         described += _saved_in(nodes)
-        described += _storages_of((tensor for tensor in tensors if not is_leaf(tensor)), Category.ACTIVATION)
+        described += _storages_of(results, Category.ACTIVATION)
         described += _storages_of(tensors, Category.UNKNOWN)
         described += [(storage, Category.UNKNOWN, "", None) for storage in bare]
         passed_over = sum(map(_has_no_memory, tensors))
@@ -138,7 +140,7 @@ def _has_no_memory(tensor: torch.Tensor) -> bool:
         storage = untyped_storage(tensor)
     except (RuntimeError, NotImplementedError):  # functorch's
         return True
-    return storage.nbytes() > 0 and not storage_address(storage)
+    return not storage_address(storage) and storage.nbytes() > 0
 
 
 def _storages_of(tensors: Iterable[torch.Tensor], category: Category) -> Iterator[_Described]:

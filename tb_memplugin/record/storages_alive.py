@@ -103,7 +103,8 @@ def young_storages_alive() -> list[torch.UntypedStorage]:
 
 def storages_behind(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
     """Yield a tensor's storages. Of a wrapper's tensors, each is known to the collector by itself."""
-    if type(tensor) in (torch.Tensor, nn.Parameter):
+    has_parts = layout_of(tensor) is not torch.strided or is_nested(tensor)
+    if has_parts and type(tensor) in (torch.Tensor, nn.Parameter):
         yield from (storage for storage, _ in storages(tensor))
         return
     try:
