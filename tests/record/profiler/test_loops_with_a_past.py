@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -120,6 +121,22 @@ def test_a_search_that_fails_costs_the_search_and_not_the_window(monkeypatch):
     assert list(taken.open_problems) == [
         "Recording at the search for what is alive failed (RuntimeError: no)."
     ]
+
+
+def test_python_does_not_search_for_garbage_while_a_window_begins(monkeypatch):
+    """Its collector would look again and again at what the search makes, and run code of the program."""
+    was_on: list[bool] = []
+
+    def looks(*_: object) -> list[Any]:
+        was_on.append(gc.isenabled())
+        return []
+
+    monkeypatch.setattr(recording, "alive_now", looks)
+    recorder = recording.WindowRecorder({}, [])
+    recorder.start()
+    recorder.stop()
+    assert was_on == [False]
+    assert gc.isenabled()
 
 
 def test_what_another_thread_left_alive_is_missing_at_the_end(tmp_path):
