@@ -23,7 +23,6 @@ LONG_FUNCTIONS = {"_walk_thread"}
 KNOWS = {
     "errors": set[str](),
     "logs": set[str](),
-    "descriptor_stream": set[str](),
     "temporary": set[str](),
     "budget": set[str](),
     "extras": set[str](),
@@ -32,8 +31,8 @@ KNOWS = {
     "simulator": {"trace"},
     "analysis": {"trace", "simulator"},
     "read": {"trace", "budget"},
-    "store": {"trace", "analysis", "proto", "descriptor_stream", "temporary", "budget"},
-    "exports": {"trace", "analysis", "descriptor_stream", "temporary", "extras"},
+    "store": {"trace", "analysis", "proto", "temporary", "budget"},
+    "exports": {"trace", "analysis", "temporary", "extras"},
     "untrusted": {"trace", "read", "store", "budget"},
     "loading": {"trace", "read", "store", "budget", "untrusted"},
     "record": {"trace", "analysis", "read", "store", "exports", "logs", "extras"},

@@ -46,7 +46,7 @@ from tb_memplugin.record.tracer.results import (
     PhaseMemoryStats,
     TracerResult,
 )
-from tb_memplugin.store.block_writer import BlockWriter
+from tb_memplugin.store.writer import BlockWriter
 from tb_memplugin.trace import MemoryTrace, Phase
 
 __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer", "PhaseMemoryStats"]

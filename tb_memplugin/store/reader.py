@@ -17,9 +17,15 @@ from tb_memplugin.store import files
 from tb_memplugin.store.blob import read_metadata, read_summary
 from tb_memplugin.store.envelope import KEEP, RERECORD
 from tb_memplugin.store.event_file import blobs_of
-from tb_memplugin.store.generations import superseded
 from tb_memplugin.store.health import unlisted_folder
-from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_END, STEPS_TAG, is_side_file_name
+from tb_memplugin.store.paths import (
+    EVENT_FILE_END,
+    SIDE_FOLDER,
+    STEPS_END,
+    STEPS_TAG,
+    is_side_file_name,
+    superseded,
+)
 from tb_memplugin.store.records import records
 from tb_memplugin.store.step_records import SeriesReader, read_series
 from tb_memplugin.store.summary import Window, WindowSummaries

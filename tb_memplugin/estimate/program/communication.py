@@ -1,8 +1,14 @@
-"""Collectives: which memory belongs to communication, and waiting for one without allocating."""
+"""Collectives: which memory belongs to communication, and how long works keep what was sent or reduced.
+
+A work keeps its tensors as long as it lives. If the program waits on its future alone, and not on the work,
+NCCL keeps them longer: a thread notices that the work is complete, and the next call of the group lets them
+go (ProcessGroupNCCL.cpp: stashed_for_allocator_safety_, shelvesToUnstash_, workEnqueue).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +16,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from tb_memplugin.estimate.libraries.plugins.distributed import Done
 from tb_memplugin.estimate.program import shard_copies
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_ledger import Scope
@@ -92,3 +99,39 @@ def _name(mode: CountingFakeMode, tensor: torch.Tensor) -> None:
     block = mode.ledger.block_of(tensor.untyped_storage())
     if block is not None and block.category is Category.UNKNOWN:
         block.category = Category.COMMUNICATION
+
+
+Watcher = Callable[[list[torch.Tensor]], None]
+"""Called with what NCCL stashes for a work that begins; `Work.wait` empties the list."""
+
+_watching: list[Watcher] = []
+
+
+class Underway(Done):
+    """The work of a send, receive or all-reduce."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors, self._stashed = list(tensors), list(tensors)
+        for watcher in _watching:
+            watcher(self._stashed)
+
+    def wait(self, *_: object, **__: object) -> bool:
+        """Let NCCL's stash go."""
+        self._stashed.clear()
+        return True
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a finished future with the tensors as its result."""
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Call `watcher` for each work that begins inside the block."""
+    _watching.append(watcher)
+    try:
+        yield
+    finally:
+        _watching.remove(watcher)

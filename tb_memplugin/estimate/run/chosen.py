@@ -22,23 +22,18 @@ from tb_memplugin.estimate.libraries.applied import Libraries
 from tb_memplugin.estimate.program.assumed_counts import AssumedCounts
 from tb_memplugin.estimate.program.attention_masks import AttentionMasks
 from tb_memplugin.estimate.program.communication import Communication
-from tb_memplugin.estimate.program.compiled import Compiled
+from tb_memplugin.estimate.program.compiled import Compiled, Scripted
 from tb_memplugin.estimate.program.constants import Constants
 from tb_memplugin.estimate.program.data_loading import DataLoading
 from tb_memplugin.estimate.program.data_parallel import DataParallel
 from tb_memplugin.estimate.program.devices import Devices
-from tb_memplugin.estimate.program.initialisers import Initialisers
-from tb_memplugin.estimate.program.loaded_files import LoadedFiles
-from tb_memplugin.estimate.program.loss_scaling import LossScaling
 from tb_memplugin.estimate.program.module_moves import ModuleMoves
-from tb_memplugin.estimate.program.optimizers import ForeachByDefault, FusedOptimizers
+from tb_memplugin.estimate.program.optimizers import ForeachByDefault, FusedOptimizers, LossScaling
 from tb_memplugin.estimate.program.packed_sequences import PackedSequences
 from tb_memplugin.estimate.program.printing import Printing
-from tb_memplugin.estimate.program.random_states import RandomStates
-from tb_memplugin.estimate.program.refusals import Refusals
-from tb_memplugin.estimate.program.same_dtypes import SameDtypes
-from tb_memplugin.estimate.program.saved_files import SavedFiles
-from tb_memplugin.estimate.program.scripted import Scripted
+from tb_memplugin.estimate.program.random_states import Initialisers, RandomStates
+from tb_memplugin.estimate.program.refusals import Refusals, SameDtypes
+from tb_memplugin.estimate.program.saved_files import LoadedFiles, SavedFiles
 from tb_memplugin.estimate.program.sizes import Sizes
 from tb_memplugin.estimate.program.storage_resizing import StorageResizing
 from tb_memplugin.estimate.program.values import Asking, Values

@@ -24,13 +24,13 @@ from tb_memplugin.read.snapshot.categories import categorised
 from tb_memplugin.read.snapshot.device import SnapshotDevice
 from tb_memplugin.read.snapshot.entries import FIX, MOST_BYTES, damage_refused, read_entries
 from tb_memplugin.read.snapshot.entry_columns import EntryColumns
-from tb_memplugin.read.snapshot.marked_modules import marked_modules
 from tb_memplugin.read.snapshot.rounding import DIVISIONS, OFF, divisions_text
 from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.read.snapshot.tables import LONGEST_NAME, Tables, is_cut
-from tb_memplugin.trace import MemoryTrace, Note, OutOfMemory, Segments, Step, events, start_state
+from tb_memplugin.read.tables import ModuleTree
+from tb_memplugin.trace import MemoryTrace, Module, Note, OutOfMemory, Segments, Step, events, start_state
 from tb_memplugin.trace.kinds import Kind
-from tb_memplugin.trace.tables import Int64, in_memory
+from tb_memplugin.trace.tables import MODULE_MARK, Int32, Int64, in_memory
 
 MOST_DEVICES = 256
 """The largest number of devices: the trace's device column is uint8."""
@@ -310,3 +310,19 @@ def _settings(settings: object) -> Iterator[tuple[str, str]]:
             isinstance(value, str | bool | float) or (isinstance(value, int) and abs(value) < MOST_BYTES)
         ):
             yield key, str(value)
+
+
+def marked_modules(labels: Sequence[str]) -> tuple[tuple[Module, ...], Int32]:
+    """Return the modules that labels name, and the module of each label.
+
+    Returns:
+        The table of modules: `(not named)` first, then every named module after the modules that enclose
+        it. And the row in that table of each label, 0 if the label is not a mark; it has one entry more
+        than there are labels: the last is 0, for the label row -1.
+    """
+    tree = ModuleTree()
+    of_label = np.zeros(len(labels) + 1, np.int32)
+    for label, text in enumerate(labels):
+        if text.startswith(MODULE_MARK):
+            of_label[label] = tree.add(text.removeprefix(MODULE_MARK))
+    return tree.as_tuple(), of_label
