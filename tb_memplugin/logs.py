@@ -137,8 +137,6 @@ def say_where(logdir: str, what: str, logger: logging.Logger) -> None:
     """Print on stderr, on rank 0 only, where something was recorded and how to see it.
 
     Args:
-        logdir: the folder for TensorBoard.
-        what: what was recorded, such as "memory".
         logger: that of the recorder; nothing is printed if it shows no warnings.
     """
     if os.environ.get("RANK", "0") != "0" or os.environ.get("TB_MEMPLUGIN_OWNER"):  # whose summary says it

@@ -313,7 +313,6 @@ def reserve_curve(
     """Reduce a device's levels to columns that keep the highest and lowest of each.
 
     Args:
-        memory: the result of `levels`.
         unused: the result of `unused_levels` for it.
         cuts: the result of `time_cuts` or `event_cuts`.
         runs: theirs, if they are known: then long columns are not read value by value.

@@ -52,7 +52,6 @@ def estimate_program(
         program: what to run; what it prints goes to standard error.
         gpu: the GPU that the program sees. Requests beyond its memory succeed: the answer is the need.
         conf: settings of the allocator, as in PYTORCH_CUDA_ALLOC_CONF.
-        hints: values that only a real run knows.
         steps, limit_s: optimizer steps, and seconds, after which the program is ended.
         logdir: where to write the trace for the Memory tab; None for nowhere.
 
@@ -170,11 +169,7 @@ def environment(
     """Return the variables of a process for which `devices` GPUs of one kind are there.
 
     Args:
-        built: the compiled stand-in.
-        gpu: the GPU that the stand-in says it is.
         folder: where processes of several ranks leave messages for each other.
-        devices: how many GPUs there are.
-        unlimited: whether requests beyond a GPU's memory succeed.
         asks_cudnn: whether the installed cuDNN chooses kernels and sizes workspaces; else they are 0.
     """
     earlier = os.environ.get("LD_LIBRARY_PATH", "")

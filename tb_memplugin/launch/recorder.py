@@ -53,9 +53,6 @@ class ProgramRecorder:
 
     If that module is called while the program has no optimizer, each such call is a step, until the last step
     to record in full has ended, or until an optimizer steps.
-
-    Args:
-        settings: what to record.
     """
 
     def __init__(self, settings: Settings) -> None:

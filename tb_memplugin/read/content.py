@@ -282,7 +282,6 @@ def read_json(
 
     Args:
         stream: the file, at its beginning. It is read again from there if it is not valid JSON.
-        where: its name for messages.
         events: what takes the events of a Kineto trace, a batch at a time, so that they are never in memory
             together; what it returns is the content's `traceEvents`, also for a file that is only their list.
 

@@ -24,10 +24,7 @@ def annotations_of(
     device.
 
     Args:
-        names: the name of each range.
         start_ns, end_ns: its start and end, epoch nanoseconds.
-        devices: how many devices the trace has.
-        events: the trace's events.
     """
     rows = np.sort(np.argsort(start_ns - end_ns, kind="stable")[:MOST_RANGES])
     name_table = Names()

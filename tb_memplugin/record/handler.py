@@ -170,8 +170,6 @@ class _MemoryTraceHandler:
     """The callable behind `memory_trace_handler`.
 
     Args:
-        settings: the arguments for `memory_trace_handler`.
-        models, optimizers: what is held weakly.
         lacks: what a handler had that this one was unpickled from, "" for nothing.
     """
 

@@ -119,7 +119,6 @@ class Ledger:
 
     Args:
         max_entries: how many entries to keep. Older ones are dropped; levels, peaks and counts stay correct.
-        device_type: the type of device, such as "cpu".
     """
 
     def __init__(self, max_entries: int, device_type: str) -> None:

@@ -96,7 +96,6 @@ def write_import(run_folder: str, worker: str, origin: str, trace: MemoryTrace, 
         run_folder: the run's folder, a local path or an fsspec URL. It need not exist.
         worker: the worker's name, any text.
         origin: the absolute path or URL of the imported file.
-        trace: the trace of that file.
         state: what changes when the file does, without spaces, for `imported_as`. It is kept in the claim.
 
     Raises:

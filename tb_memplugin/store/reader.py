@@ -78,7 +78,6 @@ def load_window(path: str, step: StepMetadata | None = None) -> MemoryTrace:
     """Return the window in a side file, given by a local path or an fsspec URL.
 
     Args:
-        path: the side file.
         step: the metadata of a step of the window; None accepts any window.
 
     Raises:

@@ -139,8 +139,6 @@ def write_window(stream: BinaryIO, trace: MemoryTrace, writer_id: str = "", wind
     """Write a trace as a side file.
 
     Args:
-        stream: what is written to.
-        trace: the window.
         writer_id, window: as in the metadata of the window's steps; empty for a window of no run.
 
     Returns:
@@ -207,7 +205,6 @@ def read_window(read: ReadRange, size: int, name: str, of: tuple[str, int] | Non
     Args:
         read: returns a range of the file's bytes.
         size: the file's size in bytes.
-        name: the file's name for error messages.
         of: the writer's id and the window's number, which a file has that a run's writer wrote. None accepts
             any window.
 

@@ -188,8 +188,6 @@ class BlockWriter:
         Args:
             trace: a trace with one step.
             block: the number of the block, from 0.
-            logdir: as for `RunWriter`.
-            worker: the worker's name.
 
         Raises:
             MemPluginError: the folder cannot be written.

@@ -24,8 +24,6 @@ class PartSums:
         freed_by: int32, shape (events,): the row of the block that each event freed, -1 if none.
         size: int64, shape (n,): the bytes of each block, 0 on other devices.
         part: int32, shape (n,): the part of each block.
-        parts: how many parts there are.
-        kept: `Events.kept` of the events.
     """
 
     def __init__(

@@ -78,7 +78,6 @@ def reduction_buffers(
         layout: of what is reduced.
         reduced: the dimensions that are reduced, each from 0 on.
         partial: bytes of a partial result (`arg_t`).
-        gpu: the GPU that reduces it.
     """
     if not layout.shape or not prod(layout.shape):
         return []
@@ -263,7 +262,6 @@ def reduction(
 
     Args:
         layout: of what is reduced.
-        gpu: the GPU that reduces it.
         dimensions: a dimension or several; None or none for all.
         partial: bytes of a partial result; 0 for those of a sum.
         before: bytes of what the kernel holds meanwhile.

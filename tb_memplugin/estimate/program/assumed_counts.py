@@ -108,7 +108,6 @@ class AssumedCount:
         asked: the question that has no answer; it is raised where the value would decide. (The error itself
             would keep the tensors of its traceback alive.)
         most: the greatest value that it can have; None if that is not known.
-        note: called with sentences for the reader of the estimate.
     """
 
     def __init__(self, asked: Question, most: int | None, note: Callable[[str], object]) -> None:

@@ -154,12 +154,10 @@ class Checkpoints:
     """The checkpoints of one run, or of one of its ranks.
 
     Args:
-        note: called with sentences for the reader of the report.
         values: returns a copy of a tensor's values, on the CPU; None where they are not known.
         keep: gives such values, or None, to a tensor that is loaded.
         is_on: whether the program's tensors are those of the run now; if not, files are real.
         shared: a folder of the run's own, through which its ranks load what others saved, without values.
-        rank: the rank that saves.
     """
 
     note: Callable[[str], object]

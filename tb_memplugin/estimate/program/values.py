@@ -78,12 +78,7 @@ _ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_att
 
 
 class Asking(Correction):
-    """Base class of corrections that take values from the user's hints.
-
-    Args:
-        target: what is estimated for.
-        hints: the user's hints; see hints.py.
-    """
+    """Base class of corrections that take values from the user's hints."""
 
     def __init__(self, target: Target, hints: Any) -> None:
         super().__init__(target)

@@ -67,7 +67,6 @@ class LiveAllocator:
     Args:
         ledger: what is allocated and freed.
         device: the row of the device in the ledger.
-        settings: of the allocator.
     """
 
     def __init__(self, ledger: FakeLedger, device: int, settings: AllocatorSettings) -> None:
@@ -229,10 +228,7 @@ class CudaMemory:
     """Answers for the devices of one fake run.
 
     Args:
-        mode: the fake run.
         gpu: the target GPU; None for a device of unknown size.
-        settings: of the allocator.
-        note: called with sentences for the reader of the estimate.
     """
 
     def __init__(

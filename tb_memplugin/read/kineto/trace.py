@@ -113,7 +113,6 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     Args:
         content: the file's JSON: a dict with `traceEvents`, a list or what `written_events` returns, or only
             the list of events.
-        source: the name of the file for messages.
 
     Raises:
         UnreadableFileError: the content is not a Kineto trace, or has no memory events or impossible
@@ -289,7 +288,6 @@ def judged(memory: MemoryRows, owners: Owned, blocks: Allocations) -> Judged:
 
     Args:
         memory: the memory rows.
-        owners: what they were in.
         blocks: the blocks that the rows allocate and free.
     """
     count = len(memory.bytes)

@@ -21,7 +21,6 @@ def with_later_labels(trace: MemoryTrace, annotates: Bool) -> MemoryTrace:
     """Return the trace with the labels that blocks got later, behind their own.
 
     Args:
-        trace: a trace read from a snapshot.
         annotates: which of its events are such labels: shape (events,).
     """
     given = np.flatnonzero(annotates & (trace.events.label >= 0))

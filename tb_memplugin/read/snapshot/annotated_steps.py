@@ -27,7 +27,6 @@ def steps_of(
 
     Args:
         table: the annotations, in time order.
-        names: the names of the annotations.
         span: the window's start and end, epoch nanoseconds.
     """
     numbers = {row: int(match[1]) for row, name in enumerate(names) if (match := PROFILER_STEP.match(name))}

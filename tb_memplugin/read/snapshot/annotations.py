@@ -31,7 +31,6 @@ def read_annotations(written: Any, device_rows: dict[int, int], events: Events) 
     Args:
         written: `external_annotations` as PyTorch writes them: name, stage, device, time_us.
         device_rows: the row of each device number.
-        events: the merged events of the trace.
 
     Raises:
         TypeError, KeyError: `written` is not a list of dicts, or a field is missing or has a wrong type.

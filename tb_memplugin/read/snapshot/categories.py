@@ -334,7 +334,6 @@ def caches(trace: MemoryTrace, is_candidate: Bool) -> Bool:
     only if as many other blocks have just that size: without a cache, all that a model allocates grows.
 
     Args:
-        trace: a trace with stacks.
         is_candidate: shape (allocations,), whether nothing shows that a block is something else.
     """
     blocks = trace.allocations

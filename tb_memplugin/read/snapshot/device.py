@@ -26,8 +26,6 @@ class SnapshotDevice:
 
     Args:
         row: the device's row in the trace.
-        name: the device's name, such as "cuda:0".
-        entries: the device's trace entries.
         final: the device's state when the snapshot was taken. If it is not known, the only known blocks are
             those that an entry allocates or frees.
         rounds_plainly: whether sizes are known to be rounded to multiples of 512 bytes, and not further.

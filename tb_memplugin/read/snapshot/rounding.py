@@ -52,7 +52,6 @@ def rounded_surely(requested: Int64, entries: Entries, final: FinalState) -> Int
 
     Args:
         requested: requested bytes on one device, whose `roundup_power2_divisions` are off.
-        entries, final: that device's.
     """
     has_fixed = np.isin(entries.kind, (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)).any()
     expandable = bool(len(final.segments.expandable) and final.segments.expandable.all() and not has_fixed)

@@ -88,7 +88,6 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
 
     Args:
         snapshot: the dict of `torch.cuda.memory._snapshot()` or the list of `memory_snapshot()`.
-        source: the name of the file for messages.
         device_type: "cuda" or "xpu".
 
     Raises:

@@ -63,7 +63,6 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
 
     Args:
         prof: a profile whose window has just ended (as `on_trace_ready` receives it).
-        window: the record of the same window.
         number: the step's number if the profile has no steps.
 
     Raises:
@@ -263,9 +262,6 @@ def _with_storage_frees(
     """Add the frees of start-state storages, each before the profiler's own event for it.
 
     Args:
-        bare: the events.
-        window: the record of the window.
-        devices: the names of all devices of the trace.
         without: devices whose frees are all among the events.
     """
     frees = [

@@ -61,7 +61,6 @@ class HistoryRecording:
         max_events: how many entries the history keeps; older ones are overwritten.
         with_fragmentation: if False, fragmentation is reported as 0.
         allocator, levels, switch: used instead of those of torch.
-        guard: ends errors.
     """
 
     def __init__(

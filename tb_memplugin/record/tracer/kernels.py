@@ -270,8 +270,6 @@ class KernelMemory:
     """Writes the memory of one thread into a ledger from both sources. Must be created on that thread.
 
     Args:
-        ledger: the ledger to write to.
-        unseen: counts what is not reported or not identified.
         numbers: the thread's numbers that autograd may have saved.
         failed: is called with errors of ours; those of operators are raised.
     """

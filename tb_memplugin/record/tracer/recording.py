@@ -161,9 +161,7 @@ class StorageRecording:
     """Records the storages of one device type until `stop`, which removes hooks, modes and weak references.
 
     Args:
-        device_type: the type of device, such as "cpu".
         max_events: how many entries to keep.
-        guard: ends errors.
     """
 
     names_others = True

@@ -93,7 +93,6 @@ class Descriptors:
         """Return a finalized descriptor.
 
         Args:
-            kind: what it describes.
             attributes: values by the names in `ATTRIBUTES`, each one value or a sequence. Descriptors are
                 what this method returned; CHAR is bytes.
 
@@ -208,9 +207,6 @@ def workspaces(
     """Yield the workspace's bytes of each plan for a graph of operations that cuDNN can make, in its order.
 
     Args:
-        descriptors: makes descriptors.
-        device: the descriptor of the device.
-        operations: finalized descriptors of the graph's operations.
         modes: the heuristics to ask, one after the other.
         unwanted: engines with one of these notes are passed over.
 

@@ -142,10 +142,8 @@ class Compiler:
     """Compiles for the estimated device while an estimate runs.
 
     Args:
-        mode: the estimate's mode.
         patches: the estimate's patches; dynamo must not see them.
         gpu: the target; None for no particular GPU.
-        note: adds a sentence for the reader of the estimate.
     """
 
     def __init__(

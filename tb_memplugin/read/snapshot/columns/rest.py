@@ -63,7 +63,6 @@ def read_columns(stream: BinaryIO, where: str, least_bytes: int = LEAST_BYTES) -
 
     Args:
         stream: a binary stream at the pickle's first byte. After None, its position is anywhere.
-        where: the file's name for error messages.
         least_bytes: smaller pickles are left to the safe reader.
 
     Raises:
