@@ -74,7 +74,7 @@ _CHOSEN, _COMPARED, _COUNTED = "chosen", "compared", "counted"
 most that their elements can be, which count those of a mask."""
 
 _ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_attn_mask_utils.py")
-"""Files that check whether a mask selects everything, in order to omit it (attention_masks.py)."""
+"""Files that check whether a mask selects everything, in order to omit it (kernels/attention.py)."""
 
 
 class Asking(Correction):

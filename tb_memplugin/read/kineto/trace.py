@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.read.annotations import annotations_of, with_different_starts
 from tb_memplugin.read.categories import Born, Judged, by_lifetime
 from tb_memplugin.read.faults import Tally, notes_on
 from tb_memplugin.read.kineto.before import with_categories
@@ -48,7 +49,6 @@ from tb_memplugin.read.kineto.ranges import (
 )
 from tb_memplugin.read.kineto.tensors import tensors_of
 from tb_memplugin.read.python_frames import note_on_cut
-from tb_memplugin.read.ranges import annotations_of, with_different_starts
 from tb_memplugin.trace import (
     Allocations,
     Category,

@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.read.annotations import read_annotations, steps_of, with_later_labels
 from tb_memplugin.read.collector import collector_at_rest
-from tb_memplugin.read.snapshot.annotated_blocks import with_later_labels
-from tb_memplugin.read.snapshot.annotated_steps import steps_of
-from tb_memplugin.read.snapshot.annotations import read_annotations
 from tb_memplugin.read.snapshot.blocks import final_states, no_state
 from tb_memplugin.read.snapshot.categories import categorised
 from tb_memplugin.read.snapshot.device import SnapshotDevice

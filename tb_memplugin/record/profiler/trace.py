@@ -14,8 +14,8 @@ import numpy.ma  # np.unique imports it at its first call: better here than whil
 import torch
 
 from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.read.annotations import annotations_of
 from tb_memplugin.read.python_frames import note_on_cut
-from tb_memplugin.read.ranges import annotations_of
 from tb_memplugin.read.tables import Names
 from tb_memplugin.record.profiler.attribution import Attribution, Logged, attribute, main_thread
 from tb_memplugin.record.profiler.categories import categorised
