@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from tb_memplugin.read.snapshot.device import SnapshotDevice
 from tb_memplugin.read.snapshot.entries import FIX, MOST_BYTES, damage_refused, read_entries
 from tb_memplugin.read.snapshot.entry_columns import EntryColumns
 from tb_memplugin.read.snapshot.rounding import DIVISIONS, OFF, divisions_text
-from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.read.snapshot.tables import LONGEST_NAME, Tables, is_cut
 from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import MemoryTrace, Module, Note, OutOfMemory, Segments, Step, events, start_state
@@ -38,22 +36,6 @@ MOST_SPLIT = "max_split_size"
 
 PINNED = "pinned"
 """The device of page-locked host memory, in snapshots of PyTorch after 2.13."""
-
-
-def load_snapshot(path: str | Path, device_type: str = "cuda") -> MemoryTrace:
-    """Return the trace in a snapshot's pickle. Nothing in the file is executed.
-
-    Args:
-        path: a file that `_dump_snapshot` wrote, or a pickle of `_snapshot()` or `memory_snapshot()`.
-        device_type: "cuda" or "xpu", which the file does not contain.
-
-    Raises:
-        UnreadableFileError: the file is not a snapshot, is damaged, or is a pickle that would run code.
-        OSError: the file cannot be read.
-    """
-    with Path(path).open("rb") as stream:
-        snapshot = load_plain(stream, str(path))
-    return trace_from_snapshot(snapshot, str(path), device_type)
 
 
 def is_snapshot(content: object) -> bool:

@@ -182,21 +182,6 @@ def device_descriptor(descriptors: Descriptors, description: str) -> int:
     return descriptors.make(Descriptor.DEVICEPROP, DEVICEPROP_JSON_REPRESENTATION=description.encode())
 
 
-def first_workspace(
-    descriptors: Descriptors,
-    device: int,
-    operations: Sequence[int],
-    modes: Iterable[HeurMode],
-    unwanted: frozenset[NumericalNote] = frozenset(),
-) -> int:
-    """Return the workspace's bytes of the first plan that cuDNN can make, of those that `workspaces` yields.
-
-    Raises:
-        CudnnError: there is no plan.
-    """
-    return next(workspaces(descriptors, device, operations, modes, unwanted))
-
-
 def workspaces(
     descriptors: Descriptors,
     device: int,
