@@ -25,9 +25,7 @@ _attached: list[logging.Handler] = []
 
 
 def configure_logging(
-    level: int | str | None = None,
-    log_file: str | os.PathLike[str] | None = None,
-    rich_format: bool = False,
+    level: int | str | None = None, log_file: str | os.PathLike[str] | None = None, rich_format: bool = False
 ) -> logging.Logger:
     """Show the package's messages on stderr and, if asked, in a file. Return the logger `tb_memplugin`.
 

@@ -17,13 +17,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from tb_memplugin.budget import (
-    from_environment,
-    memory_budget,
-    open_file,
-    out_of_memory,
-    too_much_memory,
-)
+from tb_memplugin.budget import from_environment, memory_budget, open_file, out_of_memory, too_much_memory
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.trace.notes import Note
 

@@ -17,11 +17,7 @@ _Pieces = tuple[Int64, Int64, UInt8]
 
 
 def phase_spans(
-    forward: Stretch,
-    backward: Stretch,
-    optimizer: Stretch,
-    step_starts: Int64,
-    making: Stretch | None = None,
+    forward: Stretch, backward: Stretch, optimizer: Stretch, step_starts: Int64, making: Stretch | None = None
 ) -> Spans:
     """Join the marks of each phase into stretches.
 

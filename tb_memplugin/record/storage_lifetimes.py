@@ -211,14 +211,7 @@ class Ledger:
         return block
 
     def allocate_buffer(
-        self,
-        size: int,
-        made_by: Any,
-        row: int,
-        phase: Phase,
-        *,
-        recomputing: bool = False,
-        now: int = 0,
+        self, size: int, made_by: Any, row: int, phase: Phase, *, recomputing: bool = False, now: int = 0
     ) -> Buffer:
         """Record the allocation of memory that no known tensor holds."""
         buffer = self._buffer(size, row, self._device_named(self.device_type))

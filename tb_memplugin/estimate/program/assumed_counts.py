@@ -15,13 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tb_memplugin.estimate.answer.hints import (
-    Question,
-    UnansweredError,
-    counted,
-    unanswered,
-    went_on,
-)
+from tb_memplugin.estimate.answer.hints import Question, UnansweredError, counted, unanswered, went_on
 from tb_memplugin.estimate.program.checks import going_on
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode

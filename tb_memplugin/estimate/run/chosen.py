@@ -72,13 +72,7 @@ TABLES = {device_type: Table(ROWS, device_type) for device_type in ("cuda", "cpu
 ASKING: tuple[type[Asking], ...] = (Values, Sizes, Printing)
 """Corrections that use the user's hints."""
 
-ON_CUDA: tuple[type[Correction], ...] = (
-    Attention,
-    Convolutions,
-    Recurrent,
-    Unknown,
-    Workspaces,
-)
+ON_CUDA: tuple[type[Correction], ...] = (Attention, Convolutions, Recurrent, Unknown, Workspaces)
 """Corrections on a GPU, besides the table of kernels."""
 
 ON_CPU: tuple[type[Correction], ...] = (CpuKernels,)

@@ -71,14 +71,7 @@ CERTAIN = 100
 """The `module_confidence` of what was recorded."""
 
 LONGEST_STEP_NUMBER = 9
-PROPERTIES = (
-    "schemaVersion",
-    "record_shapes",
-    "profile_memory",
-    "with_stack",
-    "with_modules",
-    "with_flops",
-)
+PROPERTIES = ("schemaVersion", "record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops")
 RECORD = "Record it with torch.profiler.profile(profile_memory=True)."
 
 

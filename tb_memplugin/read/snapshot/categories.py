@@ -129,10 +129,7 @@ def classify(trace: MemoryTrace) -> Classified:
     in_forward = (category == Category.ACTIVATION) & (born.phase == Phase.FORWARD)
     has_grown = caches(trace, in_forward)
     category[has_grown], reason[has_grown] = Category.CACHE, Reason.GROWN
-    for named, why in (
-        (of_frames, Reason.FRAMES),
-        (_named(trace.labels)[blocks.label], Reason.LABEL),
-    ):
+    for named, why in ((of_frames, Reason.FRAMES), (_named(trace.labels)[blocks.label], Reason.LABEL)):
         is_known = named != Category.UNKNOWN
         category, reason = np.where(is_known, named, category), np.where(is_known, why, reason)
         certain |= is_known

@@ -9,13 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.read.categories import of_known
-from tb_memplugin.read.cublas import (
-    LT_WORKSPACE,
-    MOST_WORKSPACES,
-    LtWorkspace,
-    lt_needs_cublas,
-    lt_workspace,
-)
+from tb_memplugin.read.cublas import LT_WORKSPACE, MOST_WORKSPACES, LtWorkspace, lt_needs_cublas, lt_workspace
 from tb_memplugin.read.shared_memory import SHARED
 from tb_memplugin.read.snapshot.rounding import SMALL_REQUEST, UNIT
 from tb_memplugin.read.tables import Names, Owners

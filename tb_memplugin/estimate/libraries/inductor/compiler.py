@@ -147,11 +147,7 @@ class Compiler:
     """
 
     def __init__(
-        self,
-        mode: CountingFakeMode,
-        patches: Patches,
-        gpu: GpuSpec | None,
-        note: Callable[[str], None],
+        self, mode: CountingFakeMode, patches: Patches, gpu: GpuSpec | None, note: Callable[[str], None]
     ) -> None:
         self._mode, self._patches, self._gpu, self._note = mode, patches, gpu, note
         self._torch_compile = torch.compile
