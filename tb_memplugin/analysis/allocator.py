@@ -12,8 +12,8 @@ from tb_memplugin.analysis.layout import Layout, Placement, layout, pending_sinc
 from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace.indexes import Runs
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
-from tb_memplugin.trace.runs import Runs
 from tb_memplugin.trace.tables import Int64, pieces_of
 
 

@@ -12,8 +12,7 @@ from tb_memplugin.analysis.module_groups import MOST_GROUPS, OTHER_MODULES, Modu
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Category, MemoryTrace
-from tb_memplugin.trace.lifetimes import INDEXED
-from tb_memplugin.trace.part_sums import LEAST_BITS, PartSums
+from tb_memplugin.trace.indexes import INDEXED, LEAST_BITS, PartSums
 from tb_memplugin.trace.result import Column, Tabular
 from tb_memplugin.trace.tables import Int64
 

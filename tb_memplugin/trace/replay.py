@@ -9,8 +9,8 @@ from typing import Generic, TypeVar, cast
 
 import numpy as np
 
+from tb_memplugin.trace.indexes import INDEXED, Lifetimes
 from tb_memplugin.trace.kinds import Kind, Phase
-from tb_memplugin.trace.lifetimes import INDEXED, Lifetimes
 from tb_memplugin.trace.tables import (
     PIECE,
     Bool,

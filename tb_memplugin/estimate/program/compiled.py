@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import flex_attention as flex
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.libraries.inductor import Compiler
+from tb_memplugin.estimate.libraries.inductor.compiler import Compiler
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
