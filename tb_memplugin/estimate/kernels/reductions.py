@@ -341,14 +341,14 @@ def _is_copied(dtype: torch.dtype, out: torch.dtype) -> bool:
     return dtype is not out and not (dtype in _HALVES and out is torch.float32)
 
 
-def _reducing(partial_bytes: Partial, source: str, *names: str, rare: str = "") -> Kernel:
+def _reducing(partial_bytes: Partial, source: str, *names: str) -> Kernel:
     """Return the row of operators whose blocks exchange partial results of so many bytes."""
     reducing = [
         operator
         for operator in operators(*(f"{name}.*" for name in names))
         if not any(argument.is_out or argument.name == "other" for argument in operator._schema.arguments)
     ]
-    return Kernel(reducing, partial(_reduced, partial_bytes), source=source, rare=rare)
+    return Kernel(reducing, partial(_reduced, partial_bytes), source=source)
 
 
 KERNELS = (
