@@ -81,9 +81,12 @@ class CountingFakeMode(FakeTensorMode):
     Operators inside an operator (its decomposition) are not recorded: the real kernel does not run them.
 
     Args:
+        ledger: records allocations and frees.
+        layers: knows the current module and phase.
         rules: by operator, what runs in place of FakeTensorMode.
         after: by operator, what runs after it.
         kernels: by operator, what its kernel allocates.
+        gpu: the GPU whose kernels they are.
         engine_adds_in_place: whether gradients that autograd's engine sums are counted as summed in place,
             as without modes.
         refusals: converts an operator's error into a MemPluginError, or returns it unchanged.
