@@ -1,8 +1,8 @@
-"""Operators whose result sizes depend on values: `bincount`, `repeat_interleave`, `nms`, and `unique` of rows.
+"""Operators whose result sizes depend on values: `bincount`, `repeat_interleave`, `nms`, `unique` of rows.
 
 Hints give the sizes. Without one, `unique` and `nms` keep everything, an upper bound that is noted, and
-`bincount` has its `minlength`, with a note. The others have no bound: they raise an error that names the hint to write, as
-comparisons of whole tensors do (`equal`, `allclose`).
+`bincount` has its `minlength`, with a note. The others have no bound: they raise an error that names the
+hint to write, as comparisons of whole tensors do (`equal`, `allclose`).
 """
 
 from __future__ import annotations

@@ -72,6 +72,19 @@ def draws(tensor: torch.Tensor) -> None:
     torch.nn.functional.gaussian_nll_loss(tensor, tensor, tensor)
 
 
+def test_values_on_the_host_decide_sizes() -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def run() -> None:
+        drawn = torch.tensor([3, 3, 3, 0])
+        for each in (torch.unique(drawn), torch.bincount(drawn), torch.repeat_interleave(drawn)):
+            shapes.append(tuple(each.cuda().shape))
+        assert torch.equal(drawn, drawn)
+
+    estimated(run)
+    assert shapes == [(2,), (4,), (9,)]
+
+
 @pytest.mark.parametrize(
     "check",
     [raises_if_negative, refuses_one_of_two, asserts, skips_what_is_not_finite, checks, draws],
