@@ -72,6 +72,14 @@ def draws(tensor: torch.Tensor) -> None:
     torch.nn.functional.gaussian_nll_loss(tensor, tensor, tensor)
 
 
+def test_a_factorization_is_assumed_to_succeed() -> None:
+    """transformers asks this of a covariance when it adds tokens to a model (resize_token_embeddings)."""
+    positive_definite: Any = torch.distributions.constraints.positive_definite
+    read = []
+    estimated(lambda: read.append(bool(positive_definite.check(torch.rand(4, 4, device="cuda")).all())))
+    assert read == [True]
+
+
 def test_values_on_the_host_decide_sizes() -> None:
     shapes: list[tuple[int, ...]] = []
 
