@@ -111,6 +111,12 @@ class KnownValues:
                             setattr(alias, _KNOWN, None)
 
 
+def forget(tensor: FakeTensor) -> None:
+    """Make the values of a tensor unknown, whose data are others now."""
+    tensor.constant = None
+    setattr(tensor, _KNOWN, None)
+
+
 def values_of(tensor: Any) -> torch.Tensor | None:
     """Return the values of a small tensor, on the CPU; None if they are not known."""
     if type(tensor) is FakeTensor:

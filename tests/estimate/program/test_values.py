@@ -80,6 +80,21 @@ def test_a_factorization_is_assumed_to_succeed() -> None:
     assert read == [True]
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_values_follow_the_data_that_a_parameter_is_given(device: str) -> None:
+    read: list[Any] = []
+
+    def run() -> None:
+        bias = torch.nn.Parameter(torch.zeros(3, device=device))
+        bias.data = torch.nn.functional.pad(bias.data, (0, 1), value=2.0)
+        read.append((bias.data * 1).tolist())
+        bias.data = torch.rand(5, device=device)
+        read.append((bias.data * 1).shape)
+
+    estimated(run)
+    assert read == [[0.0, 0.0, 0.0, 2.0], (5,)]
+
+
 def test_values_on_the_host_decide_sizes() -> None:
     shapes: list[tuple[int, ...]] = []
 
