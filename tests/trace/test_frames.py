@@ -12,6 +12,7 @@ from tb_memplugin.trace.frames import Frame, lowest_in_stacks, read_frame
     [
         ("forward /work/model.py:7", Frame("forward", "/work/model.py", 7)),
         (r"f C:\My Files\a b.py:3", Frame("f", r"C:\My Files\a b.py", 3)),
+        ("f a>b/c d.py:3", Frame("f", "a>b/c d.py", 3)),
         ("<module> <string>:1", Frame("<module>", "<string>", 1)),
         ("_call <frozen importlib._bootstrap>:241", Frame("_call", "<frozen importlib._bootstrap>", 241)),
         ("at::mm(int, int) Register CUDA.cpp:0", Frame("at::mm(int, int) Register", "CUDA.cpp", 0)),
@@ -45,6 +46,11 @@ def test_python_is_told_from_native_code():
     native = ["f ??:0", "f a.cpp:4", "f :0", "f methodobject.c:537"]
     assert all(read_frame(text).is_python for text in python)
     assert not any(read_frame(text).is_python for text in native)
+
+
+def test_only_python_whose_line_is_not_known_has_no_line():
+    texts = ["f train.py:20", "f train.py:0", "f a.cpp:4", "f ??:0"]
+    assert [read_frame(text).place for text in texts] == ["train.py:20", "train.py", "a.cpp:4", "??:0"]
 
 
 def test_the_lowest_rank_of_a_stack_is_found():
