@@ -54,7 +54,7 @@ _ALWAYS = ("mm", "addmm", "bmm", "convolution", "nativelayernorm")
 
 _SURE = frozenset(_ALWAYS)
 
-VIEW, _LINEAR = "view", ("mm", "addmm")
+SUM, VIEW, _LINEAR = "add", "view", ("mm", "addmm")
 _NOT_OF_NEXT = (VIEW, "mm")
 """A node and the next, which only a linear with a bias has both: one without reshapes by another node."""
 
@@ -246,6 +246,10 @@ class Backward:
                 operator = stack = operators[rows[at]][1][0].stack
             elif is_engine and not _is_of_another(of_node[0], requests[end + 1 : of_node[0].at]):
                 owner, evidence, operator = last, OF_ENGINE, stack
+                if kind == "" and SUM in of_node[0].meaning.operators and following[at] >= 0:
+                    # what is around the call may begin with a view, whose node allocates nothing
+                    around = self._around(last, following[at])
+                    owner = last if around in (last, self._parents[last]) else -1
             else:  # sure only if it is in the call before or after it, which has the other in it
                 around = self._around(last, following[at])
                 is_sure = last == following[at]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tb_memplugin.read.layers.backward import ACCUMULATE, BETWEEN, Meaning
+from tb_memplugin.read.layers.backward import ACCUMULATE, BETWEEN, SUM, Meaning
 from tb_memplugin.read.layers.calls import Call
 from tb_memplugin.read.layers.frames import Frames, PythonFrame, Role
 from tb_memplugin.read.layers.matching import surely_common
@@ -92,8 +92,8 @@ class Gradients:
         whose = owner.copy()
         by_node = np.array([meaning.node == EMBEDDING for meaning in self._meanings] + [False])
         in_place = (events.kind == Kind.ALLOC) & by_node[events.stack] & ~is_gradient
-        gradients = np.flatnonzero(is_gradient & (owner >= 0)).tolist()
         is_sum = np.array([_adds(meaning) for meaning in self._meanings] + [False])[events.stack]
+        gradients = np.flatnonzero(is_gradient & (is_sum | (owner >= 0))).tolist()
         summands = {event: list(self._summands(event, is_sum)) for event in gradients if is_sum[event]}
         in_place[[row for rows in summands.values() for row in rows]] = False
         is_backward = np.array([meaning.is_backward for meaning in self._meanings] + [True])[events.stack]
@@ -179,7 +179,7 @@ class Gradients:
 
 def _adds(meaning: Meaning) -> bool:
     """Whether the engine adds a gradient to another."""
-    return "add" in meaning.operators and meaning.node in ("", ACCUMULATE)
+    return SUM in meaning.operators and meaning.node in ("", ACCUMULATE)
 
 
 def registered(gradients: Iterable[Gradient]) -> list[Gradient]:
