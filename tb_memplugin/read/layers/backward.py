@@ -54,6 +54,19 @@ _ALWAYS = ("mm", "addmm", "bmm", "convolution", "nativelayernorm")
 
 _SURE = frozenset(_ALWAYS)
 
+_NEVER_BETWEEN = (
+    *_ALWAYS,
+    "relu",
+    "leakyrelu",
+    "hardtanh",
+    "silu",
+    "elu",
+    "mish",
+    "hardswish",
+    "hardsigmoid",
+)
+"""Also what a module of its own may have done in place, which allocates nothing in a forward."""
+
 SUM, VIEW, _LINEAR = "add", "view", ("mm", "addmm")
 _NOT_OF_NEXT = (VIEW, "mm")
 """A node and the next, which only a linear with a bias has both: one without reshapes by another node."""
@@ -259,7 +272,7 @@ class Backward:
                 is_sure |= (kind, next_kinds[at]) == _NOT_OF_NEXT
                 if kind != VIEW and not is_engine:  # the two modules end and begin with what was matched
                     is_sure |= self._are_leaves_of(around, last, following[at])
-                is_sure &= kind not in _ALWAYS and around not in self._containers
+                is_sure &= kind not in _NEVER_BETWEEN and around not in self._containers
                 owner, evidence = around if is_sure else -1, BETWEEN
             if at in doubtful:
                 owner = operator = stack = last = -1

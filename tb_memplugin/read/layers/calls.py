@@ -36,7 +36,9 @@ class Call:
         name: its name below the parent, as `names` finds it; of the model itself, it is empty.
         position: which attribute of its parent it is, in the order in which the class makes them; else 0.
         is_by_text: whether a source text has the name.
+        without_index: its name if the index of its loop is not known.
         in_loop: whether a loop made it.
+        is_unsure: whether what a loop of it ran may as well be another call of it.
         may_skip: whether a condition in the loop decided that.
         elements: the classes of the modules in it, if it is a Sequential and a source text has them.
         first, last: the sites of the calls with which its allocations began and ended; () for its own.
@@ -55,7 +57,9 @@ class Call:
     is_by_text: bool = False
     first: tuple[int, ...] | None = None
     last: tuple[int, ...] | None = None
+    without_index: str = ""
     in_loop: bool = False
+    is_unsure: bool = False
     may_skip: bool = False
     elements: tuple[str, ...] | None = None
     children: dict[tuple[int, ...], list[Call]] = field(default_factory=dict)
@@ -139,7 +143,8 @@ class Calls:
             shift = len(self.all) - call.row
             parent = None if call.parent is None else self.all[call.parent.row + shift]
             again = self._add(parent, call.site, call.inside, call.function)
-            again.recomputed, again.first, again.last = call.recomputed, call.first, call.last
+            again.recomputed, again.is_unsure = call.recomputed, call.is_unsure
+            again.first, again.last = call.first, call.last
 
     def add(self, row: int, size: int) -> Call | None:
         """Return the module call in which a stack (its row) allocated `size` bytes."""
@@ -188,7 +193,7 @@ class Calls:
                 if is_free and depth == len(stack) - 1:
                     del opened[depth + 1 :]
                     return -1, True
-                if self._is_new(function, number):
+                if self._is_new(opened[: depth + 1], number):
                     return depth - (function.role == Role.HOOKS), False
             function.number, function.line = number, frame.line
             return depth + 1, True
@@ -202,9 +207,9 @@ class Calls:
             and next((role for role in roles if role in (Role.FORWARD, Role.CALL)), None) == Role.FORWARD
         )
 
-    def _is_new(self, function: _Open, number: int) -> bool:
-        """Whether a function whose line went back was called again, and is not in a loop."""
-        frame = self._frames.all[number]
+    def _is_new(self, opened: list[_Open], number: int) -> bool:
+        """Whether the innermost function, whose line went back, was called again, and is not in a loop."""
+        function, frame = opened[-1], self._frames.all[number]
         if function.role in (Role.CALL, Role.HOOKS):
             return True
         text = self._frames.text
@@ -220,7 +225,20 @@ class Calls:
         often = [line for line, count in began.items() if count >= RARE * total]
         if frame.line not in often:
             return frame.line < min(often)
-        return not (in_loop and frame.line != function.first)
+        if not in_loop or frame.line == function.first:
+            return not in_loop or self._may_run_again(opened)
+        return False
+
+    def _may_run_again(self, opened: list[_Open]) -> bool:
+        """Whether the innermost call may be another, and not a loop of it with its first line and its last."""
+        call = inner = next((function.call for function in reversed(opened) if function.call), None)
+        while call and call.parent and self._is_one_too_many(call.parent, call.site):
+            if call.parent.first != call.site:
+                return False  # another call of the parent would begin with another
+            call = call.parent
+        if inner:
+            inner.is_unsure = True
+        return True
 
     def _repeats(self, opened: list[_Open], request: tuple[int, int]) -> bool:
         """Whether the stack of the innermost function's first request, again, is a new call of its module.

@@ -90,6 +90,12 @@ class Gradients:
         events = self._trace.events
         is_gradient = (events.kind == Kind.ALLOC) & (events.category == Category.GRADIENT)
         whose = owner.copy()
+
+        def lender(event: int) -> Call | None:
+            row = int(whose[event])
+            meaning = self._meanings[events.stack[event]]
+            return None if row < 0 else self._lender(self._calls[row], meaning, int(operator[event]))
+
         by_node = np.array([meaning.node == EMBEDDING for meaning in self._meanings] + [False])
         in_place = (events.kind == Kind.ALLOC) & by_node[events.stack] & ~is_gradient
         is_sum = np.array([_adds(meaning) for meaning in self._meanings] + [False])[events.stack]
@@ -108,9 +114,9 @@ class Gradients:
             elif later > event and (has_summands or meaning.node == EMBEDDING):
                 call = None  # another embedding's gradient is added to this one, in place
             elif has_summands:
-                call = self._first(whose[summands[event]].tolist())
+                call = self._first(list(map(lender, summands[event])))
             else:
-                call = self._lender(self._calls[owner[event]], meaning, int(operator[event]))
+                call = lender(event)
             owner[event] = -1 if call is None else call.row
 
     def _summands(self, event: int, is_sum: Bool) -> Iterator[int]:
@@ -130,11 +136,12 @@ class Gradients:
                         yield born
                 after += 1
 
-    def _first(self, rows: Sequence[int]) -> Call | None:
+    @staticmethod
+    def _first(calls: Sequence[Call | None]) -> Call | None:
         """Return the call of the module that registers a parameter that several share; None if not known."""
-        if not rows or min(rows) < 0:
+        places = {_place(call): call for call in calls if call is not None}
+        if not calls or None in calls:
             return None
-        places = {_place(self._calls[row]): self._calls[row] for row in rows}
         first, *others = sorted(places, key=_order)
         if not others:
             return places[first]
