@@ -298,6 +298,8 @@ def _loop_around(call: Call, site: tuple[int, ...]) -> list[Call]:
     inner = call.repeats or call
     while (outer := inner.parent) is not None:
         siblings = [other for other in outer.children[inner.site] if other.function == inner.function]
+        if len(siblings) > 1 and all(other.is_apart for other in siblings[1:]):
+            return []
         if any(other.first != site or other.last != site for other in siblings[:-1] or siblings):
             return []
         if inner.in_loop:
