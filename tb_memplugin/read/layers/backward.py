@@ -244,7 +244,12 @@ class Backward:
         operators = _operators(forward, frozenset(wanted))
         possible = [frozenset((kind, *_ALSO.get(kind, ()))) for kind, _ in nodes]
         match = longest_common([names for names, _ in operators], possible)
+        calls = [of_names[0].call for _, of_names in operators]
         doubtful = _doubtful(operators, possible, match)
+        agreed = surely_common([names for names, _ in operators], possible, calls)
+        # A call of which no node is sure may have no backward.
+        sure = {calls[row] for row in agreed.values()}
+        doubtful |= {column for column, row in match.items() if calls[row] not in sure}
         rows = _with_neighbours(
             [kind for kind, _ in nodes], match, [len(of_names) for _, of_names in operators]
         )
