@@ -244,12 +244,7 @@ class Backward:
         operators = _operators(forward, frozenset(wanted))
         possible = [frozenset((kind, *_ALSO.get(kind, ()))) for kind, _ in nodes]
         match = longest_common([names for names, _ in operators], possible)
-        calls = [of_names[0].call for _, of_names in operators]
         doubtful = _doubtful(operators, possible, match)
-        agreed = surely_common([names for names, _ in operators], possible, calls)
-        # A call of which no node is sure may have no backward.
-        sure = {calls[row] for row in agreed.values()}
-        doubtful |= {column for column, row in match.items() if calls[row] not in sure}
         rows = _with_neighbours(
             [kind for kind, _ in nodes], match, [len(of_names) for _, of_names in operators]
         )
@@ -317,22 +312,26 @@ def _doubtful(
     """Return the nodes around those that may be of another call's operator, where a part has no backward.
 
     What always allocates is in a forward and its backward alike. Where it is not, as it does if a result is
-    not used or a part runs without gradients, several matches are equally good.
+    not used or a part runs without gradients, several matches are equally good. A call of which no node is sure
+    may have no backward, either.
     """
     end = max(match.values(), default=-1) + 1  # what begins the forward may have no backward, or not yet
+    owner = [of_names[0].call for _, of_names in operators[:end]]
+    agreed = surely_common([names for names, _ in operators[:end]], possible, owner)
+    with_backward = {owner[row] for row in agreed.values()}
+    doubtful = {column for column, row in match.items() if owner[row] not in with_backward}
     rows = [row for row, (names, _) in enumerate(operators[:end]) if names & _SURE]
     if set(rows) <= set(match.values()):
-        return set()
+        return doubtful
     columns = [column for column, names in enumerate(possible) if names & _SURE]
-    calls = [operators[row][1][0].call for row in rows]
+    calls = [owner[row] for row in rows]
     sure = surely_common(
         [operators[row][0] & _SURE for row in rows], [possible[column] & _SURE for column in columns], calls
     )
-    doubtful: set[int] = set()
     bounds = [-1, *columns, len(possible)]
     for at, column in enumerate(columns):
         row = match.get(column, -1)
-        if at not in sure or row < 0 or operators[row][1][0].call != calls[sure[at]]:
+        if at not in sure or row < 0 or owner[row] != calls[sure[at]]:
             doubtful.update(range(bounds[at] + 1, bounds[at + 2]))
     return doubtful
 

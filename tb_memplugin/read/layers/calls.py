@@ -233,7 +233,7 @@ class Calls:
         return False
 
     def _may_run_again(self, opened: list[_Open]) -> bool:
-        """Whether the innermost call may be another, and not a loop of it with its first line and its last."""
+        """Whether the innermost call may be another, and not a loop with its first line and its last."""
         call = inner = next((function.call for function in reversed(opened) if function.call), None)
         while call and call.parent and self._had_all(call):
             if call.parent.first != call.site:

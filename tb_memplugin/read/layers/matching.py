@@ -14,8 +14,8 @@ def surely_common(
 ) -> dict[int, int]:
     """Return the matches of longest common subsequences on which the first and the last of these agree.
 
-    Several may be equally long. A match that only one of the two has is agreed on if the other has none of its
-    row.
+    Several may be equally long. A match that only one of the two has is agreed on if the other has none of
+    its row.
 
     Args:
         rows, columns: as in `longest_common`.

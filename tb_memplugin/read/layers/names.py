@@ -55,7 +55,7 @@ class Names:
             for children in call.children.values():
                 _unname(inner for inner in children if inner.in_loop)
             while call.parent is not None and not call.in_loop:
-                call = call.parent  # noqa: PLW2901
+                call = call.parent
             if call.parent is not None:
                 _unname(call.parent.children[call.site])
 
