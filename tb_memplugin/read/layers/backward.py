@@ -312,8 +312,8 @@ def _doubtful(
     """Return the nodes around those that may be of another call's operator, where a part has no backward.
 
     What always allocates is in a forward and its backward alike. Where it is not, as it does if a result is
-    not used or a part runs without gradients, several matches are equally good. A call of which no node is sure
-    may have no backward, either.
+    not used or a part runs without gradients, several matches are equally good. A call of which no node is
+    sure may have no backward, either.
     """
     end = max(match.values(), default=-1) + 1  # what begins the forward may have no backward, or not yet
     owner = [of_names[0].call for _, of_names in operators[:end]]
