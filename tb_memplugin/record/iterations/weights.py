@@ -249,8 +249,6 @@ class NewGradients:
 
     Args:
         model: the module that has the weights; those that are no leaves, or need no gradient, are left out.
-        recording: the recording of the iteration.
-        guard: ends errors.
 
     Attributes:
         bytes: the bytes of the last gradient of each weight that backward made, by name.
@@ -303,7 +301,7 @@ class NewGradients:
         """Return a weight that had this `id` at first, None if its module no longer has it."""
         module, key, _ = self._names.get(weight_id, (_gone, "", ""))
         owner = module()
-        weight = None if owner is None else parameters_of(owner).get(key)
+        weight = None if owner is None else dict(items_of(parameters_of(owner))).get(key)
         return weight if isinstance(weight, nn.Parameter) and id(weight) == weight_id else None
 
     def _name_of(self, weight: object) -> str | None:
