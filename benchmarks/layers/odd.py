@@ -13,8 +13,10 @@ models, checkpointing inside a module, and families of transformers that no othe
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -691,6 +693,90 @@ def detector() -> Built:
     return Detector(), loss
 
 
+# lists in a list, as a loop unpacks them; the loop is all that its forward does, or is in another
+class Pairs(nn.Module):
+    def __init__(self, w: int = 64, n: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([])
+        for _ in range(n):
+            self.layers.append(nn.ModuleList([nn.Linear(w, 2 * w), nn.Linear(2 * w, w)]))
+
+    def forward(self, x: Any) -> Any:
+        for up, down in self.layers:
+            h = torch.relu(up(x))
+            x = x + down(h)
+        return x
+
+
+class Nested(nn.Module):
+    def __init__(self, w: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(200, w)
+        self.blocks = nn.ModuleList([Pairs(w, 2) for _ in range(3)])
+        self.head = nn.Linear(w, 200)
+
+    def forward(self, ids: Any) -> Any:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def nested() -> Built:
+    return Nested(), ce
+
+
+# Sequentials with names, and a list of which some allocate nothing
+class Named(nn.Module):
+    def __init__(self, w: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(200, w)
+        parts = [("up", nn.Linear(w, 2 * w)), ("act", nn.ReLU(inplace=True)), ("down", nn.Linear(2 * w, w))]
+        self.body = nn.Sequential(OrderedDict(parts))
+        self.list = nn.ModuleList([nn.Linear(w, w), nn.Identity(), nn.Linear(w, w), nn.Dropout(0.0)])
+        self.trunk = nn.ModuleList()
+        for _ in range(3):
+            self.trunk.append(nn.Sequential(nn.Linear(w, w), nn.LayerNorm(w), nn.ReLU()))
+        self.head = nn.Linear(w, 200)
+
+    def forward(self, ids: Any) -> Any:
+        x = self.embed(ids)
+        x = x + self.body(x)
+        for layer in self.list:
+            x = torch.tanh(layer(x))
+        for block in self.trunk:
+            x = x + block(x)
+        return self.head(x)
+
+
+def named() -> Built:
+    return Named(), ce
+
+
+def library(module: str, kind: str, *arguments: Any, **options: Any) -> Callable[[], Built]:
+    """A classifier of images of torchvision or timm, where they are installed."""
+
+    def build() -> Built:
+        net = getattr(import_module(module), kind)(*arguments, **options).train()
+        return net, lambda net: F.cross_entropy(
+            net(imgs(2, 64)), torch.ones(2, dtype=torch.long, device=DEVICE)
+        )
+
+    return build
+
+
+def diffusers(kind: str, inputs: Callable[[], tuple[Any, ...]], **options: Any) -> Callable[[], Built]:
+    def build() -> Built:
+        net = getattr(import_module("diffusers"), kind)(norm_num_groups=4, **options)
+        return net, lambda net: net(*inputs()).sample.square().mean()
+
+    return build
+
+
+def latents(*more: Any) -> tuple[Any, ...]:
+    return torch.ones(2, 4, 16, 16, device=DEVICE), *more
+
+
 def model(
     config: str, kind: str, loss: Callable[[nn.Module], torch.Tensor], **options: Any
 ) -> Callable[[], Built]:
@@ -896,4 +982,47 @@ ODD: dict[str, Callable[[], Built]] = {
     "gan": gan,
     "diffusion": diffusion,
     "detector": detector,
+    "nested": nested,
+    "pairs": lambda: (Pairs(), lambda net: net(torch.ones(8, 32, 64, device=DEVICE)).square().mean()),
+    "named": named,
+    "torchvision_resnet18": library("torchvision.models", "resnet18"),
+    "torchvision_mobilenet": library("torchvision.models", "mobilenet_v3_small"),
+    "torchvision_densenet": library("torchvision.models", "DenseNet", 8, (2, 2, 2), 16),
+    "torchvision_vit": library("torchvision.models", "VisionTransformer", 64, 16, 3, 4, 64, 128),
+    "torchvision_swin": library("torchvision.models", "SwinTransformer", [4, 4], 32, [2, 2], [2, 4], [4, 4]),
+    "timm_mobilenet": library("timm", "create_model", "mobilenetv3_small_050"),
+    "timm_convnext": library(
+        "timm", "create_model", "convnext_atto", depths=(1, 1, 2, 1), dims=(16, 32, 48, 64)
+    ),
+    "diffusers_unet": diffusers(
+        "UNet2DConditionModel",
+        lambda: latents(torch.ones(2, device=DEVICE), torch.ones(2, 7, 32, device=DEVICE)),
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        cross_attention_dim=32,
+        attention_head_dim=8,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    ),
+    "diffusers_dit": diffusers(
+        "DiTTransformer2DModel",
+        lambda: latents(*[torch.ones(2, dtype=torch.long, device=DEVICE)] * 2),
+        num_attention_heads=4,
+        attention_head_dim=16,
+        num_layers=3,
+        sample_size=16,
+        num_embeds_ada_norm=100,
+    ),
+    "dpt": model(
+        "DPTConfig",
+        "DPTForDepthEstimation",
+        lambda net: net(pixel_values=imgs(1, 64)).predicted_depth.square().mean(),
+        **VIT | {"image_size": 64, "patch_size": 16, "num_hidden_layers": 4},
+        backbone_out_indices=[0, 1, 2, 3],
+        neck_hidden_sizes=[16, 32, 48, 64],
+        fusion_hidden_size=32,
+    ),
+    "longformer": language("LongformerConfig", "LongformerForMaskedLM", attention_window=16, **ENCODER),
+    "mixtral": language("MixtralConfig", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2),
+    "phi3": language("Phi3Config", num_key_value_heads=2, pad_token_id=0),
 }

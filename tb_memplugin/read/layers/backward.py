@@ -54,7 +54,20 @@ _ALWAYS = ("mm", "addmm", "bmm", "convolution", "nativelayernorm")
 
 _SURE = frozenset(_ALWAYS)
 
-VIEW, _LINEAR = "view", ("mm", "addmm")
+_NEVER_BETWEEN = (
+    *_ALWAYS,
+    "relu",
+    "leakyrelu",
+    "hardtanh",
+    "silu",
+    "elu",
+    "mish",
+    "hardswish",
+    "hardsigmoid",
+)
+"""Also what a module of its own may have done in place, which allocates nothing in a forward."""
+
+SUM, VIEW, _LINEAR = "add", "view", ("mm", "addmm")
 _NOT_OF_NEXT = (VIEW, "mm")
 """A node and the next, which only a linear with a bias has both: one without reshapes by another node."""
 
@@ -244,6 +257,10 @@ class Backward:
                 operator = stack = operators[rows[at]][1][0].stack
             elif is_engine and not _is_of_another(of_node[0], requests[end + 1 : of_node[0].at]):
                 owner, evidence, operator = last, OF_ENGINE, stack
+                if kind == "" and SUM in of_node[0].meaning.operators and following[at] >= 0:
+                    # what is around the call may begin with a view, whose node allocates nothing
+                    around = self._around(last, following[at])
+                    owner = last if around in (last, self._parents[last]) else -1
             else:  # sure only if it is in the call before or after it, which has the other in it
                 around = self._around(last, following[at])
                 is_sure = last == following[at]
@@ -253,7 +270,7 @@ class Backward:
                 is_sure |= (kind, next_kinds[at]) == _NOT_OF_NEXT
                 if kind != VIEW and not is_engine:  # the two modules end and begin with what was matched
                     is_sure |= self._are_leaves_of(around, last, following[at])
-                is_sure &= kind not in _ALWAYS and around not in self._containers
+                is_sure &= kind not in _NEVER_BETWEEN and around not in self._containers
                 owner, evidence = around if is_sure else -1, BETWEEN
             if at in doubtful:
                 owner = operator = stack = last = -1
@@ -293,22 +310,26 @@ def _doubtful(
     """Return the nodes around those that may be of another call's operator, where a part has no backward.
 
     What always allocates is in a forward and its backward alike. Where it is not, as it does if a result is
-    not used or a part runs without gradients, several matches are equally good.
+    not used or a part runs without gradients, several matches are equally good. A call of which no node is
+    sure may have no backward, either.
     """
     end = max(match.values(), default=-1) + 1  # what begins the forward may have no backward, or not yet
+    owner = [of_names[0].call for _, of_names in operators[:end]]
+    agreed = surely_common([names for names, _ in operators[:end]], possible, owner)
+    with_backward = {owner[row] for row in agreed.values()}
+    doubtful = {column for column, row in match.items() if owner[row] not in with_backward}
     rows = [row for row, (names, _) in enumerate(operators[:end]) if names & _SURE]
     if set(rows) <= set(match.values()):
-        return set()
+        return doubtful
     columns = [column for column, names in enumerate(possible) if names & _SURE]
-    calls = [operators[row][1][0].call for row in rows]
+    calls = [owner[row] for row in rows]
     sure = surely_common(
         [operators[row][0] & _SURE for row in rows], [possible[column] & _SURE for column in columns], calls
     )
-    doubtful: set[int] = set()
     bounds = [-1, *columns, len(possible)]
     for at, column in enumerate(columns):
         row = match.get(column, -1)
-        if at not in sure or row < 0 or operators[row][1][0].call != calls[sure[at]]:
+        if at not in sure or row < 0 or owner[row] != calls[sure[at]]:
             doubtful.update(range(bounds[at] + 1, bounds[at + 2]))
     return doubtful
 

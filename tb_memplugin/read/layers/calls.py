@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from tb_memplugin.read.layers.frames import Frames, Role
+from tb_memplugin.read.layers.source_text import likeness
 from tb_memplugin.trace.tables import Bool, Int32, Int64
 
 RARE = 0.05
@@ -36,7 +37,10 @@ class Call:
         name: its name below the parent, as `names` finds it; of the model itself, it is empty.
         position: which attribute of its parent it is, in the order in which the class makes them; else 0.
         is_by_text: whether a source text has the name.
+        without_index: its name if the index of its loop is not known.
         in_loop: whether a loop made it.
+        is_apart: whether its parent allocated with another line after its last call with this one.
+        is_unsure: whether what a loop of it ran may as well be another call of it.
         may_skip: whether a condition in the loop decided that.
         elements: the classes of the modules in it, if it is a Sequential and a source text has them.
         first, last: the sites of the calls with which its allocations began and ended; () for its own.
@@ -55,7 +59,10 @@ class Call:
     is_by_text: bool = False
     first: tuple[int, ...] | None = None
     last: tuple[int, ...] | None = None
+    without_index: str = ""
     in_loop: bool = False
+    is_apart: bool = False
+    is_unsure: bool = False
     may_skip: bool = False
     elements: tuple[str, ...] | None = None
     children: dict[tuple[int, ...], list[Call]] = field(default_factory=dict)
@@ -137,7 +144,8 @@ class Calls:
             shift = len(self.all) - call.row
             parent = None if call.parent is None else self.all[call.parent.row + shift]
             again = self._add(parent, call.site, call.inside, call.function)
-            again.recomputed, again.first, again.last = call.recomputed, call.first, call.last
+            again.recomputed, again.is_unsure = call.recomputed, call.is_unsure
+            again.first, again.last, again.is_apart = call.first, call.last, call.is_apart
 
     def add(self, row: int, size: int) -> Call | None:
         """Return the module call in which a stack (its row) allocated `size` bytes."""
@@ -186,7 +194,7 @@ class Calls:
                 if is_free and depth == len(stack) - 1:
                     del opened[depth + 1 :]
                     return -1, True
-                if self._is_new(function, number):
+                if self._is_new(opened[: depth + 1], number):
                     return depth - (function.role == Role.HOOKS), False
             function.number, function.line = number, frame.line
             return depth + 1, True
@@ -200,9 +208,9 @@ class Calls:
             and next((role for role in roles if role in (Role.FORWARD, Role.CALL)), None) == Role.FORWARD
         )
 
-    def _is_new(self, function: _Open, number: int) -> bool:
-        """Whether a function whose line went back was called again, and is not in a loop."""
-        frame = self._frames.all[number]
+    def _is_new(self, opened: list[_Open], number: int) -> bool:
+        """Whether the innermost function, whose line went back, was called again, and is not in a loop."""
+        function, frame = opened[-1], self._frames.all[number]
         if function.role in (Role.CALL, Role.HOOKS):
             return True
         text = self._frames.text
@@ -218,7 +226,34 @@ class Calls:
         often = [line for line, count in began.items() if count >= RARE * total]
         if frame.line not in often:
             return frame.line < min(often)
-        return not (in_loop and frame.line != function.first)
+        if not in_loop or frame.line == function.first:
+            return not in_loop or self._may_run_again(opened)
+        return False
+
+    def _may_run_again(self, opened: list[_Open]) -> bool:
+        """Whether the innermost call may be another, and not a loop with its first line and its last."""
+        call = inner = next((function.call for function in reversed(opened) if function.call), None)
+        while call and call.parent and self._had_all(call):
+            if call.parent.first != call.site:
+                return False  # another call of the parent would begin with another
+            call = call.parent
+        if inner:
+            inner.is_unsure = True
+        return True
+
+    def _had_all(self, call: Call) -> bool:
+        """Whether the text of the line that made a call has no other of its class that it could make."""
+        frame = self._frames.all[call.site[-1]] if call.site else None
+        if frame is None or not call.parent or frame.role != Role.FORWARD or not call.inside:
+            return False
+        text, ran = self._frames.text, self._frames.all[call.inside[-1]]
+        if text.most_calls(frame.file, frame.line) is None:
+            return False
+        name = text.class_name(ran.file, ran.line)
+        fits = [likeness(name, target.class_name) for target in text.called(frame.file, frame.line)]
+        return [each.function for each in call.parent.children[call.site]].count(call.function) >= fits.count(
+            max(fits)
+        )
 
     def _repeats(self, opened: list[_Open], request: tuple[int, int]) -> bool:
         """Whether the stack of the innermost function's first request, again, is a new call of its module.
@@ -302,6 +337,7 @@ class Calls:
         call = self._add(parent, site, inside, last.function)
         call.recomputed = any(every[number].role == Role.RECOMPUTE for number in site)
         call.recomputed |= parent is not None and parent.recomputed
+        call.is_apart = parent is not None and parent.last != site
         return call
 
     def _add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
@@ -13,7 +14,8 @@ def surely_common(
 ) -> dict[int, int]:
     """Return the matches of longest common subsequences on which the first and the last of these agree.
 
-    Several may be equally long. What only one of the two matches is agreed on.
+    Several may be equally long. A match that only one of the two has is agreed on if the other has none of
+    its row.
 
     Args:
         rows, columns: as in `longest_common`.
@@ -23,8 +25,12 @@ def surely_common(
     end_row, end_column = len(rows) - 1, len(columns) - 1
     reverse = longest_common(rows[::-1], columns[::-1]).items()
     last = {end_column - column: end_row - row for column, row in reverse}
-    both = {**last, **first}
-    return {c: row for c, row in both.items() if owner[row] == owner[last.get(c, row)]}
+    times = Counter([*first.values(), *last.values()])
+    return {
+        column: row
+        for column, row in {**last, **first}.items()
+        if (owner[row] == owner[last[column]] if column in first.keys() & last else times[row] == 1)
+    }
 
 
 def longest_common(rows: Sequence[frozenset[Name]], columns: Sequence[frozenset[Name]]) -> dict[int, int]:

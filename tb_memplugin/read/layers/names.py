@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import pairwise
 from pathlib import PurePosixPath
 
@@ -49,8 +49,15 @@ class Names:
             for site, children in call.children.items():
                 rounds = [inner for inner in children if inner.in_loop]
                 if len(rounds) > 1 and (around := _loop_around(call, site)):
-                    for unsure in (*rounds, *around):
-                        unsure.name = _without_index(unsure.name)
+                    _unname((*rounds, *around))
+        unsure = {call.function for call in calls if call.is_unsure}
+        for call in (call for call in calls if call.function in unsure):
+            for children in call.children.values():
+                _unname(inner for inner in children if inner.in_loop)
+            while call.parent is not None and not call.in_loop:
+                call = call.parent
+            if call.parent is not None:
+                _unname(call.parent.children[call.site])
 
     def _name_outermost(self, calls: Sequence[Call]) -> None:
         """Tell the model, which has no name, from others that the program calls: their place is not known.
@@ -109,7 +116,8 @@ class Names:
     def _in_sequential(self, parent: Call, calls: list[Call]) -> None:
         """Name the calls of a Sequential: by its modules, if the text has them; some may allocate nothing."""
         is_list = len({self.class_of(call) for call in calls}) == 1 and not self._is_of_torch(calls[0])
-        may_skip = not is_list and (parent.is_by_text or parent.parent is None)
+        is_numbered = is_list and (parent.elements is not None or not parent.is_by_text)
+        may_skip = not is_numbered and (parent.is_by_text or parent.parent is None)
         indices: Sequence[int] = ()
         if parent.elements:
             indices = self._indices(calls, parent.elements)
@@ -120,7 +128,7 @@ class Names:
             indices = fits[0] if len(fits) == 1 else ()
         for order, call in enumerate(calls):
             call.name = f"{NOT_KNOWN if may_skip else ''}{order}"
-            call.in_loop = True
+            call.in_loop, call.without_index = True, f"{NOT_KNOWN}{order}"
             if order < len(indices):
                 call.name = str(indices[order])
 
@@ -175,6 +183,8 @@ class Names:
         frames = [self._frames.all[number] for number in site]
         for at in range(len(frames) - 1, -1, -1):
             inner = frames[at + 1].name if at + 1 < len(frames) else ""
+            if inner == "__call__" and self._text.has(frames[at + 1].file):
+                return ()  # an object that is no module, with a method that calls modules
             targets = self._text.called(frames[at].file, frames[at].line)
             targets = tuple(target for target in targets if target.path.rpartition(".")[2] != inner)
             if targets:
@@ -195,6 +205,7 @@ class Names:
     def _by_targets(self, calls: list[Call], targets: tuple[Target, ...]) -> None:
         """Match calls with the modules that their line calls: by class, and in order."""
         after, rounds = 0, Counter[int]()
+        called: defaultdict[int, list[Call]] = defaultdict(list)
         likely = [_most_likely(self.class_of(call), targets) for call in calls]
         wanted = Counter(likely)
         for call, candidates in zip(calls, likely, strict=True):
@@ -207,11 +218,27 @@ class Names:
                 continue
             at = next((at for at in candidates if at >= after), candidates[0])
             call.name = _filled(targets[at].path, rounds[at], wanted[candidates] // len(candidates))
+            call.without_index = _filled(targets[at].without_index().path, rounds[at], 0)
             call.elements, call.is_by_text = targets[at].elements, True
             call.position, call.may_skip = targets[at].position, targets[at].may_skip
             call.in_loop = LOOP in targets[at].path or BACKWARDS in targets[at].path
             rounds[at] += 1
             after = at + 1
+            called[at].append(call)
+        for at, target in enumerate(targets):
+            if target.path.endswith(f".{LOOP}"):
+                self._by_elements(called[at], target)
+
+    def _by_elements(self, calls: Sequence[Call], target: Target) -> None:
+        """Correct the indices in a list of modules of several classes, of which some may allocate nothing."""
+        is_of_torch = any(self._is_of_torch(call) and not call.children for call in calls)
+        is_of_one = target.of_list is not None and len(target.of_list) == 1 and target.of_list[0][0] == "*"
+        if is_of_one or not (target.of_list or is_of_torch):
+            return
+        indices = self._indices(calls, target.of_list or ())
+        for order, call in enumerate(calls):
+            head = call.name.rpartition(".")[0]
+            call.name = f"{head}.{indices[order]}" if order < len(indices) else call.without_index
 
 
 def is_sequential(frames: tuple[int, ...], every: Frames) -> bool:
@@ -245,8 +272,7 @@ def _unname_skipped(calls: Sequence[Call], at_end: Call | None) -> None:
                 runs[call.fqn(), site].append(rounds)
     for of_site in runs.values():
         if len({len(rounds) for rounds in of_site}) > 1:
-            for inner in (inner for rounds in of_site for inner in rounds):
-                inner.name = _without_index(inner.name)
+            _unname(inner for rounds in of_site for inner in rounds)
 
 
 def unname_conditional(calls: Sequence[Call], complete: Container[tuple[str, tuple[int, ...]]]) -> None:
@@ -259,8 +285,7 @@ def unname_conditional(calls: Sequence[Call], complete: Container[tuple[str, tup
         for site, children in call.children.items():
             unsure = [inner for inner in children if inner.may_skip and inner.in_loop]
             if unsure and (call.fqn(), site) not in complete:
-                for inner in unsure:
-                    inner.name = _without_index(inner.name)
+                _unname(unsure)
 
 
 def _loop_around(call: Call, site: tuple[int, ...]) -> list[Call]:
@@ -272,6 +297,8 @@ def _loop_around(call: Call, site: tuple[int, ...]) -> list[Call]:
     inner = call.repeats or call
     while (outer := inner.parent) is not None:
         siblings = [other for other in outer.children[inner.site] if other.function == inner.function]
+        if len(siblings) > 1 and all(other.is_apart for other in siblings[1:]):
+            return []
         if any(other.first != site or other.last != site for other in siblings[:-1] or siblings):
             return []
         if inner.in_loop:
@@ -280,9 +307,10 @@ def _loop_around(call: Call, site: tuple[int, ...]) -> list[Call]:
     return []
 
 
-def _without_index(name: str) -> str:
-    head, dot, index = name.rpartition(".")
-    return f"{head}{dot}{NOT_KNOWN}{index}" if index.isdecimal() else name
+def _unname(calls: Iterable[Call]) -> None:
+    """Take the indices of their loop from the names of calls."""
+    for call in calls:
+        call.name = call.without_index or call.name
 
 
 def _last_indices(calls: list[Call]) -> None:
@@ -305,7 +333,14 @@ def link_recomputed(calls: Sequence[Call], frames: Frames) -> None:
     The last call that was checkpointed and not yet repeated is repeated first.
     """
     waiting: defaultdict[tuple[int, tuple[int, ...]], list[Call]] = defaultdict(list)
+    text = frames.text
     for call in calls:
+        behind = [frames.all[number] for number in _behind_checkpoint(call.site, frames)]
+        if any(
+            (text.most_calls(f.file, f.line) or 0) > 1 or text.in_one_loop(f.file, f.line, f.line)
+            for f in behind
+        ):
+            continue  # which of the calls that one line makes it repeats is not known
         key = (call.function, _behind_checkpoint(call.site, frames))
         if call.recomputed and call.parent is None and waiting[key]:
             call.repeats = waiting[key].pop()

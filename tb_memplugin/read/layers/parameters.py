@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tb_memplugin.read.layers.backward import ACCUMULATE, BETWEEN, Meaning
+from tb_memplugin.read.layers.backward import ACCUMULATE, BETWEEN, SUM, Meaning
 from tb_memplugin.read.layers.calls import Call
 from tb_memplugin.read.layers.frames import Frames, PythonFrame, Role
 from tb_memplugin.read.layers.matching import surely_common
@@ -89,10 +89,16 @@ class Gradients:
         events = self._trace.events
         is_gradient = (events.kind == Kind.ALLOC) & (events.category == Category.GRADIENT)
         whose = owner.copy()
+
+        def lender(event: int) -> Call | None:
+            row = int(whose[event])
+            meaning = self._meanings[events.stack[event]]
+            return None if row < 0 else self._lender(self._calls[row], meaning, int(operator[event]))
+
         by_node = np.array([meaning.node == EMBEDDING for meaning in self._meanings] + [False])
         in_place = (events.kind == Kind.ALLOC) & by_node[events.stack] & ~is_gradient
-        gradients = np.flatnonzero(is_gradient & (owner >= 0)).tolist()
         is_sum = np.array([_adds(meaning) for meaning in self._meanings] + [False])[events.stack]
+        gradients = np.flatnonzero(is_gradient & (is_sum | (owner >= 0))).tolist()
         summands = {event: list(self._summands(event, is_sum)) for event in gradients if is_sum[event]}
         in_place[[row for rows in summands.values() for row in rows]] = False
         is_backward = np.array([meaning.is_backward for meaning in self._meanings] + [True])[events.stack]
@@ -107,9 +113,9 @@ class Gradients:
             elif later > event and (has_summands or meaning.node == EMBEDDING):
                 call = None  # another embedding's gradient is added to this one, in place
             elif has_summands:
-                call = self._first(whose[summands[event]].tolist())
+                call = self._first(list(map(lender, summands[event])))
             else:
-                call = self._lender(self._calls[owner[event]], meaning, int(operator[event]))
+                call = lender(event)
             owner[event] = -1 if call is None else call.row
 
     def _summands(self, event: int, is_sum: Bool) -> Iterator[int]:
@@ -129,11 +135,12 @@ class Gradients:
                         yield born
                 after += 1
 
-    def _first(self, rows: Sequence[int]) -> Call | None:
+    @staticmethod
+    def _first(calls: Sequence[Call | None]) -> Call | None:
         """Return the call of the module that registers a parameter that several share; None if not known."""
-        if not rows or min(rows) < 0:
+        places = {_place(call): call for call in calls if call is not None}
+        if not calls or None in calls:
             return None
-        places = {_place(self._calls[row]): self._calls[row] for row in rows}
         first, *others = sorted(places, key=_order)
         if not others:
             return places[first]
@@ -178,7 +185,7 @@ class Gradients:
 
 def _adds(meaning: Meaning) -> bool:
     """Whether the engine adds a gradient to another."""
-    return "add" in meaning.operators and meaning.node in ("", ACCUMULATE)
+    return SUM in meaning.operators and meaning.node in ("", ACCUMULATE)
 
 
 def registered(gradients: Iterable[Gradient]) -> list[Gradient]:

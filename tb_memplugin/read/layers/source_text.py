@@ -34,10 +34,15 @@ MANY = 1 << 30
 Line = tuple[str, int]
 """A file and a line of it."""
 
+_CONTAINERS = ("Sequential", "ModuleList")
+
+_WHOLE = "()"
+"""Stands for the tuple of names that a loop sets."""
+
 _APPENDED = "[]"
 """Follows the name of a list for what is appended to it."""
 
-_SAME_MODULES = ("forward", "__call__", "values", "items", "children", "to", "cuda")
+_SAME_MODULES = ("forward", "__call__", "values", "items", "keys", "children", "to", "cuda")
 
 _WEIGHTS = ("weight", "bias")
 _NO_VALUES = ("dtype", "device", "shape")
@@ -56,8 +61,9 @@ class Target(NamedTuple):
         is_forward: whether the line calls `forward` itself, so that no module call begins.
         position: which of the attributes that its class makes it is, from 1; 0 if not known.
         may_skip: whether a condition in a loop decides if the line runs.
-        elements: the classes of what it contains, if it is a Sequential with a known list of modules;
-            `*Block` are any number of them.
+        elements: the classes of what it contains, if it is a Sequential whose modules are numbered; `*Block`
+            are any number of them, and empty is what is not known.
+        of_list: the same for the list of which a loop calls each module.
     """
 
     path: str
@@ -66,6 +72,7 @@ class Target(NamedTuple):
     position: int = 0
     may_skip: bool = False
     elements: tuple[str, ...] | None = None
+    of_list: tuple[str, ...] | None = None
 
     def without_index(self) -> Target:
         """Return the module with an index of a loop that is not known, as if another loop is around that."""
@@ -281,7 +288,9 @@ class _File:
                     values.update(self.values_of(base_class))
             assignments = (node for node in ast.walk(owner) if isinstance(node, ast.Assign))
             for node in sorted(assignments, key=lambda node: node.lineno):
-                values.update(_assigned(node.targets[0], node.value))
+                for name, value in _assigned(node.targets[0], node.value):
+                    if name not in values or not _is_empty(value):
+                        values[name] = value
             appended: dict[str, list[ast.expr]] = {}
             for call in ast.walk(owner):
                 match call:
@@ -318,6 +327,11 @@ def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr
             each = value.elt if isinstance(value, ast.GeneratorExp | ast.ListComp) else value
             for element in targets:
                 yield from _assigned(element, each)
+
+
+def _is_empty(value: ast.expr) -> bool:
+    """Whether an expression is `None`, or makes a container of nothing."""
+    return isinstance(value, ast.Constant) or (_name_of_class(value) in _CONTAINERS and not value.args)  # type: ignore[attr-defined]
 
 
 def _functions(tree: ast.AST, owner: ast.ClassDef | None, file: _File) -> Iterator[_Function]:
@@ -368,16 +382,30 @@ class _Function:
             loops = [loop for loop in self._loops if _has(loop, line, line)]
             if any(self._may_skip(loop, line) for loop in loops):
                 targets = [target._replace(may_skip=True) for target in targets]
-            if len(loops) > 1:  # how often the inner one runs is not known
-                targets = [target.without_index() for target in targets]
+            elsewhere = {path for loop in loops for path in self._in_other_branch(loop, line)}
+            for at, target in enumerate(targets):  # how often an inner loop or a branch runs is not known
+                if len(loops) > 1 or target.path in elsewhere:
+                    targets[at] = target.without_index()
             self._called[line] = tuple(targets)
         return self._called[line]
 
     @staticmethod
     def _may_skip(loop: ast.AST, line: int) -> bool:
-        """Whether a condition within a loop has a line, and nothing in its place if it does not hold."""
-        conditions = (node for node in ast.walk(loop) if isinstance(node, ast.If) and not node.orelse)
-        return any(_has(node, line, line) for node in conditions)
+        """Whether a condition in a loop, which may change from round to round, decides if a line runs."""
+        for node in (node for node in ast.walk(loop) if isinstance(node, ast.If)):
+            if _has(node, line, line) and (not node.orelse or _changes(node.test, loop)):
+                return True
+            if line > (node.end_lineno or line) and any(isinstance(n, ast.Continue) for n in ast.walk(node)):
+                return True
+        return False
+
+    def _in_other_branch(self, loop: ast.AST, line: int) -> Iterator[str | None]:
+        """Yield the paths that a loop calls in those rounds in which a condition excludes a line."""
+        for node in ast.walk(loop):
+            if isinstance(node, ast.If) and _has(node, line, line) and _changes(node.test, loop):
+                is_body = any(_has(statement, line, line) for statement in node.body)
+                for statement in node.orelse if is_body else node.body:
+                    yield from (self._path(c.func) for c in ast.walk(statement) if isinstance(c, ast.Call))
 
     def most_calls(self, line: int) -> int | None:
         targets = self.called(line)
@@ -444,13 +472,13 @@ class _Function:
     @cached_property
     def _bound(self) -> set[str]:
         """The names that the function itself binds."""
-        names = {n.id for n in self._nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        names = {n.id for n in self._nodes if isinstance(n, ast.Name) and _is_stored(n)}
         return names | {node.arg for node in self._nodes if isinstance(node, ast.arg)}
 
     def _targets(self, call: ast.Call) -> Iterator[Target]:
         path = self._path(call.func)
         if path:
-            if path.split(".")[0] not in self._methods:
+            if path.split(".")[0] not in self._methods and path.rpartition(".")[2] not in _SAME_MODULES:
                 is_forward = isinstance(call.func, ast.Attribute) and call.func.attr == "forward"
                 yield self._target(path, is_forward)
         elif path is None:
@@ -462,7 +490,9 @@ class _Function:
     def _target(self, path: str, is_forward: bool) -> Target:
         first = path.split(".")[0]
         position = list(self._values).index(first) + 1 if first in self._values else 0
-        return Target(path, self._class_of(path), is_forward, position, elements=self._elements(path))
+        elements = self._elements(path)
+        of_list = self._elements(path[:-2]) if path.endswith(f".{LOOP}") else None
+        return Target(path, self._class_of(path), is_forward, position, False, elements, of_list)
 
     def _may_be_module(self, path: str) -> bool:
         """Whether an argument of another function is a module: its class makes it or a list with it."""
@@ -485,7 +515,21 @@ class _Function:
         value = self._value(path)
         if isinstance(value, ast.BoolOp):  # `inner or nn.Sequential(...)`
             value = value.values[-1]
-        return _elements_of(value)
+        if isinstance(value, ast.IfExp):
+            value = value.body
+        if _name_of_class(value) in self._returned:
+            value = self._returned[_name_of_class(value)]  # `self._make_layer(...)`
+        if _name_of_class(value) not in _CONTAINERS:
+            return ()
+        each = self._values.get(f"{path}{_APPENDED}")
+        return (f"*{_name_of_class(each)}",) if each else _elements_of(value)
+
+    @cached_property
+    def _returned(self) -> dict[str, ast.expr]:
+        """What methods of the class return."""
+        methods = [node for node in (self.owner.body if self.owner else ()) if isinstance(node, Function)]
+        ends = ((method.name, method.body[-1]) for method in methods)
+        return {name: end.value for name, end in ends if isinstance(end, ast.Return) and end.value}
 
     def _class_of(self, path: str) -> str:
         value = self._value(path)
@@ -557,6 +601,12 @@ class _Function:
             self._bind(names, target.elts[1], inner[0], index)
         elif isinstance(target, ast.Tuple) and name == "items" and len(target.elts) == 2:
             self._bind(names, target.elts[1], values, index)
+        elif isinstance(target, ast.Tuple) and not name:  # lists in a list
+            whole = ast.Name(_WHOLE)
+            self._bind(names, whole, values, index)
+            for at, element in enumerate(target.elts):
+                if _WHOLE in names and isinstance(element, ast.Name):
+                    names[element.id] = f"{names[_WHOLE]}.{at}"
         elif isinstance(target, ast.Name) and (path := self._path(values)):
             by_key = name in ("values", "items") or _name_of_class(self._values.get(path)) == "ModuleDict"
             if isinstance(values, ast.Subscript) and isinstance(values.slice, ast.Slice):
@@ -614,18 +664,22 @@ class _Function:
 
 
 def _elements_of(value: ast.AST | None) -> tuple[str, ...] | None:
-    """Return the classes with which a `Sequential(...)` is made, as in `Target`; None for anything else."""
-    if not isinstance(value, ast.Call) or _name(value.func) != "Sequential" or not value.args:
+    """Return the classes of what a `Sequential(...)` or `ModuleList(...)` has, as in `Target`."""
+    if not isinstance(value, ast.Call) or _name(value.func) not in _CONTAINERS or not value.args:
         return None
+    parts = value.args
+    if _name(value.func) == "ModuleList":
+        inner = parts[0]
+        parts = inner.elts if isinstance(inner, ast.List | ast.Tuple) else [ast.Starred(inner)]
     elements = []
-    for element in value.args:
+    for element in parts:
         match element:
-            case ast.Call():
+            case ast.Call() if _name(element.func) != "OrderedDict":
                 elements.append(_name_of_class(element))
             case ast.Starred(value=ast.ListComp(elt=each) | ast.GeneratorExp(elt=each)):
                 elements.append(f"*{_name_of_class(each)}")
             case _:
-                return None
+                return () if isinstance(element, ast.Starred) or len(parts) > 1 else None
     return tuple(elements)
 
 
@@ -656,6 +710,18 @@ def _name_of_class(value: ast.expr | None) -> str:
 def _has(node: ast.AST, line: int, other: int) -> bool:
     first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
     return bool(first <= min(line, other) and max(line, other) <= last)
+
+
+def _is_stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
+def _changes(test: ast.expr, loop: ast.AST) -> bool:
+    """Whether a condition has names that a loop sets."""
+    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+    return any(
+        isinstance(node, ast.Name) and _is_stored(node) and node.id in names for node in ast.walk(loop)
+    )
 
 
 def _in_order(node: ast.AST) -> Iterator[ast.AST]:

@@ -259,6 +259,93 @@ def test_a_loop_over_a_part_of_a_list_has_no_indices(tmp_path: Path) -> None:
     assert modules(inferred((8, up[:5]))) == ["layers.?0"]
 
 
+LOOPS = """
+class Block(nn.Module):
+    def forward(self, x):
+        return x + 1
+
+class Model(nn.Module):
+    def __init__(self, parts, depth):
+        self.first = nn.Linear(4, 4)
+        self.layers = {layers}
+
+    def forward(self, x):
+        x = self.first(x)
+        for at, layer in enumerate(self.layers):
+            if at > 1:
+                x = layer(x)  # other
+            else:
+                x = layer(x)  # one
+        for layer in self.layers:
+            x = layer(x)  # each
+        for up, down in self.layers:
+            x = up(x)
+            x = down(x)
+        x = self.layers(x)
+        return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("layers", "lines", "expected"),
+    [
+        (
+            "nn.ModuleList([nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4)])",
+            ["# each"] * 2,
+            "layers.0 layers.2",
+        ),
+        ("nn.ModuleList([nn.Linear(4, 4) for _ in range(depth)])", ["# each"] * 2, "layers.0 layers.1"),
+        ("nn.ModuleList(parts)", ["# each"] * 2, "layers.?0 layers.?1"),
+        ("nn.ModuleList(parts)", ["= up(x)", "= down(x)"] * 2, "layers.0.0 layers.0.1 layers.1.0 layers.1.1"),
+        ("nn.ModuleList(parts)", ["# one", "# other"], "layers.?0 layers.?0"),
+    ],
+)
+def test_a_loop_has_indices_if_none_of_its_modules_can_be_hidden(
+    tmp_path: Path, layers: str, lines: list[str], expected: str
+) -> None:
+    """A dropout may allocate nothing; of two branches each counts its own rounds."""
+    file, text = tmp_path / "net.py", LOOPS.replace("{layers}", layers)
+    file.write_text(text, encoding="utf-8")
+
+    def linear(part: str) -> tuple[int, list[Frame]]:
+        number = 1 + next(at for at, line in enumerate(text.split("\n")) if part in line)
+        return 8, [MAIN, CALL, ("forward", str(file), number), CALL, LINEAR]
+
+    assert modules(inferred(linear("self.first(x)"), *map(linear, lines))) == ["first", *expected.split()]
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ("nn.Sequential(*[Block() for _ in range(depth)])", "layers.0"),
+        ("nn.Sequential(*parts)", "layers.0"),
+        ("nn.Sequential(parts)", "layers.?0"),
+    ],
+)
+def test_a_sequential_that_may_have_names_has_no_indices(tmp_path: Path, layers: str, expected: str) -> None:
+    """An `OrderedDict` gives the modules of a `Sequential` their names."""
+    file, text = tmp_path / "net.py", LOOPS.replace("{layers}", layers)
+    file.write_text(text, encoding="utf-8")
+    first, whole, inner = (
+        ("forward", str(file), 1 + next(at for at, line in enumerate(text.split("\n")) if part in line))
+        for part in ("self.first(x)", "= self.layers(x)", "return x + 1")
+    )
+    container: Frame = ("forward", "site-packages/torch/nn/modules/container.py", 250)
+    block = [MAIN, CALL, whole, CALL, container, CALL, inner]
+    assert modules(inferred((8, [MAIN, CALL, first, CALL, LINEAR]), (8, block)))[1:] == [expected]
+
+
+def test_a_loop_with_all_lines_of_a_forward_may_be_another_call_of_it(tmp_path: Path) -> None:
+    file, text = tmp_path / "net.py", LOOPS.replace("{layers}", "nn.ModuleList(parts)")
+    file.write_text(text, encoding="utf-8")
+    up, down = (
+        [MAIN, CALL, ("forward", str(file), 1 + text.split("\n").index(line)), CALL, LINEAR]
+        for line in ("            x = up(x)", "            x = down(x)")
+    )
+    stacks = [(8, up), (4, down)] * 2
+    assert modules(inferred(*stacks)) == ["layers.?0.0", "layers.?0.1"] * 2
+
+
 def test_the_classes_of_what_is_appended_to_a_list_are_known(tmp_path: Path) -> None:
     source = """
 class Model(nn.Module):
@@ -500,6 +587,32 @@ def test_a_sum_is_of_the_node_before_it_until_that_is_over() -> None:
     calls = _tree(-1, 0, 0)
     assert _match(*forward, node, (1, _engine("sum")), calls=calls)[2:] == [2, 2]
     assert _match(*forward, node, (-1, [ENGINE]), (1, _engine("sum")), calls=calls)[2:] == [2, -1, -1]
+
+
+def test_a_sum_is_not_named_if_a_module_around_may_begin_with_a_view() -> None:
+    """The node of a view allocates nothing: between it and the product, or after it."""
+    stacks = ((1, _in(3, "gelu")), (2, _in(2, "addmm")), (1, _node("Addmm", "mm")), (1, _engine("add")))
+    after = (1, _node("Gelu", "gelu_backward"))
+    assert _match(*stacks, after, calls=_tree(-1, 0, 0, 0))[2:] == [2, 2, 3]
+    assert _match(*stacks, after, calls=_tree(-1, 0, 1, 0))[2:] == [2, -1, 3]
+
+
+def test_a_node_of_what_may_have_run_in_place_is_not_of_the_modules_around_it() -> None:
+    stacks = ((1, _in(1, "gelu")), (2, _in(2, "addmm")), (1, _node("Addmm", "mm")))
+    after = (1, _node("Gelu", "gelu_backward"))
+    for node, expected in (("Relu", -1), ("Select", 0)):
+        between = (1, _node(node, "zeros"))
+        assert _match(*stacks, between, after, calls=_tree(-1, 0, 0))[2:] == [2, expected, 1]
+
+
+def test_a_module_without_a_backward_does_not_take_the_node_of_another() -> None:
+    """The last product runs without gradients, or the first does: which, nothing says."""
+    forward = [(1, _in(call, "mul")) for call in (1, 2)]
+    assert _match(*forward, (1, _node("Mul", "mul")), calls=_tree(-1, 0, 0))[2:] == [2]
+    forward = [(1, _in(call, name)) for call, name in ((1, "gelu"), (2, "mul"), (3, "mul"), (4, "gelu"))]
+    backward = [(1, _node(*names)) for names in (("Gelu", "gelu_backward"), ("Mul", "mul"))]
+    backward += [(1, _node("Gelu", "gelu_backward"))]
+    assert _match(*forward, *backward, calls=_tree(-1, 0, 0, 0, 0))[4:] == [4, -1, 1]
 
 
 def test_a_linear_without_a_bias_that_copies_its_gradient_does_not_move_the_others() -> None:

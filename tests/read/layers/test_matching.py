@@ -52,3 +52,9 @@ def test_a_match_that_another_as_long_contradicts_is_not_sure() -> None:
     assert surely_common(_sets("aab"), _sets("ab"), ["first", "last", "b"]) == {1: 2}
     assert surely_common(_sets("aab"), _sets("ab"), ["same", "same", "b"]).keys() == {0, 1}
     assert surely_common(_sets("abc"), _sets("abc"), "xyz") == {0: 0, 1: 1, 2: 2}
+
+
+def test_a_column_is_not_sure_if_another_may_be_of_its_row() -> None:
+    """The row `a` may be the first column or the last. Where the order differs, no row has two columns."""
+    assert surely_common(_sets("a"), _sets("aa"), ["of_a"]) == {}
+    assert surely_common(_sets("cdab"), _sets("abcd"), "mmmm") == {0: 2, 1: 3, 2: 0, 3: 1}
