@@ -98,13 +98,14 @@ class ProgramRecorder:
         self._at_exit = util.Finalize(None, self.end, exitpriority=0)
 
     @guarded("the end of the program")
-    def end(self) -> None:
-        """Write what is open and stop. Safe to call twice."""
+    def end(self) -> int:
+        """Write what is open and stop. Return how many steps were counted. Safe to call twice."""
         hooks, self._hooks = self._hooks, None
         if hooks is not None:
             monitor, oom = self._monitor, self._oom
             closing = [each.close for each in (monitor, oom) if each is not None]
             call_all(hooks.remove, self._calls.stop, self._recorder.end_training, *closing, self._forget)
+        return self._step
 
     def _forget(self) -> None:
         """Take back what the process would call of this recorder."""
