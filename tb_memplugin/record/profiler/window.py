@@ -289,9 +289,8 @@ class WindowRecorder:
 
     def _unhook(self) -> None:
         self._modules.stop()
-        while self._handles:
-            self._handles[-1].remove()
-            self._handles.pop()
+        call_all(*(handle.remove for handle in self._handles))
+        self._handles.clear()
 
     def _release(self) -> None:
         for step in self._undo():
