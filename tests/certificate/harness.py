@@ -174,6 +174,10 @@ def certify(compared: Sequence[tuple[str, str]], servers: Servers) -> Iterator[V
             answers = {key: kept for key, kept in answers.items() if key[0] != run[0]}
 
 
+_ENDED = "The training continues without it"
+"""What tb_memplugin logs when an error of its own ends a recording (`record/guard.py`)."""
+
+
 def verdict(program: str, recorder: str, base: Answer, recorded: Answer) -> Verdict:
     """Compare the runs of a program, rank by rank."""
     failed = next((answer for answer in (*base, *recorded) if isinstance(answer, str)), "")
@@ -190,10 +194,12 @@ def verdict(program: str, recorder: str, base: Answer, recorded: Answer) -> Verd
         refused = refused or ours.refused
         raised = raised or alone.raised
         messages += ours.messages
+        found += [Difference("failures", 1, text) for text in ours.messages if _ENDED in text]
         peaks = max(peaks, (alone.blocks.peak, ours.blocks.peak))
     promised = ALL_RECORDERS[recorder].promised
     if promised == UNDER_A_MODE and PROGRAMS[program].kind == "compiled":  # what dynamo keeps differs, too
         promised -= {"process", "bits", "objects"} if PROGRAMS[program].differs_uncompiled else {"process"}
+    promised |= {"failures"}
     broken = tuple(difference for difference in found if difference.kind in promised)
     by_design = tuple(difference for difference in found if difference.kind not in promised)
     return Verdict(program, recorder, broken, by_design, refused, "", raised, tuple(messages), peaks)

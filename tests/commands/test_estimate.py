@@ -145,6 +145,11 @@ def fails_in_forward():
     return nn.Linear(4, 4), torch.zeros(4, 5)
 
 
+def fails_in_loading():
+    model = nn.Linear(4, 4)
+    model.load_state_dict({})
+
+
 NUMBER = 5
 '''
 
@@ -405,6 +410,7 @@ def test_a_run_for_the_tab(tmp_path):
         (("models:fails",), "could not be built on fake tensors: ValueError: a file is missing"),
         (("models:fails_after_an_empty_line",), "on fake tensors: ImportError: scipy is missing"),
         (("models:fails_in_forward",), "could not be run on fake tensors: RuntimeError"),
+        (("models:fails_in_loading",), "state_dict for Linear: Missing key(s) in state_dict"),
         (("models:no_gradient",), "has a gradient, so there is no loss"),
         (("models:one", "--seq", "9"), "has no parameter named seq"),
         (("models:own_optimizer", "--batch", "9"), "has no parameter named batch"),

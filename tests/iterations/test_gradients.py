@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -27,6 +28,12 @@ def tied() -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].weight
     return model
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(layer())
 
 
 def embedding() -> nn.Module:
@@ -176,7 +183,9 @@ def figures(make: Callable[[], nn.Module], step: Step) -> tuple[object, ...]:
 
 
 STEPS = (backward, twice, of_second_order, gone_at_once, gone_in_hooks, stepped_in_hooks, scaled_in_hooks)
-PAIRS = [(make, step) for make in (layer, tied, embedding) for step in (*STEPS, in_one_bucket, frozen)]
+PAIRS = [
+    (make, step) for make in (layer, tied, scripted, embedding) for step in (*STEPS, in_one_bucket, frozen)
+]
 
 
 @pytest.mark.parametrize(("make", "step"), [pair for pair in PAIRS if pair not in IMPOSSIBLE])

@@ -359,9 +359,13 @@ def errors_as_refusals(name: str, action: str, where: str = "on fake tensors") -
 
 
 def text_of(error: BaseException) -> str:
-    """Return the first line of an error's message that is not empty; "" if the message cannot be read."""
+    """Return the first line of an error's message that is not empty, "" if the message cannot be read.
+
+    A line that announces the next one (`Error(s) in loading state_dict for GPT:`) has that behind it.
+    """
     try:
-        return next((line for line in str(error).splitlines() if line.strip()), "").strip()[:300]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])[:300]
     except Exception:  # noqa: BLE001  # __str__ of another library's error
         return ""
 

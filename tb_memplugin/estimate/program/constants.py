@@ -33,6 +33,9 @@ _TOSSED = ("rand", "randn", "uniform_", "normal_", "bernoulli_")
 
 _MAKERS = ("arange", "linspace", "logspace", "full", "ones", "zeros", "scalar_tensor", "eye")
 
+_LIKE = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
+"""Operators that take nothing from a tensor but its shape, dtype and device."""
+
 
 class Constants(Correction):
     """Lets FakeTensorMode compute with small constant tensors, as it does with single numbers."""
@@ -70,6 +73,7 @@ class Constants(Correction):
             getattr(packet, overload): rule
             for rule, names in (
                 (_created, _MAKERS),
+                (_created_like, _LIKE),
                 (_drawn, _DRAWN),
                 (_tossed, _TOSSED),
                 (_sampled, _SAMPLED),
@@ -152,4 +156,13 @@ def _created(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: M
     if out.fake_device.type == "cpu":
         return constant(mode, real)
     mode.keep_values(out, real)
+    return out
+
+
+def _created_like(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    out, name = mode.quietly(func, *args, **kwargs), func.__name__
+    if out.numel() <= MOST and out.layout is torch.strided and out.fake_device.type != "meta":
+        fill = args[-1] if "full" in name else int("ones" in name)
+        with no_dispatch():
+            mode.keep_values(out, torch.full(out.shape, fill, dtype=out.dtype))
     return out

@@ -28,7 +28,7 @@ class LoadedFiles(Correction):
 
     def rules(self) -> dict[Any, Rule]:
         """Return rules for operators that take a storage."""
-        return {_LOADED: _not_cached, _SET.source_Storage: _not_cached}
+        return {_LOADED: _set_storage, _SET.source_Storage: _set_storage}
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
         """Wrap the function with which `torch.load` gives a fake tensor its device, and `safe_open`."""
@@ -59,8 +59,15 @@ class LoadedFiles(Correction):
                 patches.set(module, "safe_open", opened)
 
 
-def _not_cached(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run without FakeTensorMode's cache, whose keys would keep the storage alive."""
+def _set_storage(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run without FakeTensorMode's cache, whose keys would keep the storage alive.
+
+    A real storage, which libraries that read checkpoints on their own put into tensors (Lightning's Fabric),
+    has a fake one in its place: fake tensors take no other.
+    """
+    tensor, storage, *layout = args
+    if storage.device.type != "meta":
+        args = (tensor, torch.UntypedStorage(storage.nbytes(), device="meta"), *layout)
     enabled, mode.cache_enabled = mode.cache_enabled, False
     try:
         return mode.quietly(func, *args, **kwargs)

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
 
@@ -37,7 +37,7 @@ from tb_memplugin.estimate.program.lengths import is_length
 from tb_memplugin.estimate.run.correction import Correction, Target
 from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
-from tb_memplugin.estimate.run.known_values import values_of
+from tb_memplugin.estimate.run.known_values import MOST, values_of
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -68,6 +68,11 @@ _OF_CHOICES = (
 """Operators whose whole numbers are still indices, if their input has chosen ones."""
 
 _COMPARISONS = (aten.lt, aten.le, aten.gt, aten.ge)
+
+_NOT_FINITE = (aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default)
+"""Questions for values that are not finite; `isfinite` asks `x == x` and `x.abs() != inf`."""
+
+_EQUAL, _DIFFERENT = (aten.eq.Tensor, aten.eq.Scalar), (aten.ne.Tensor, aten.ne.Scalar)
 
 _CHOSEN, _COMPARED, _COUNTED = "chosen", "compared", "counted"
 """Attributes of fake tensors: whether they hold chosen indices, the truth of a comparison with 1.0, and the
@@ -110,11 +115,14 @@ class Asking(Correction):
         """Return the truth with which a check of the program passes, with a note; None if it is no check."""
         truth = passing(mode.caller())
         if truth is not None:
-            self.target.note(
-                f"{asked.place} checks values: the check is assumed to pass, without an error and without "
-                "values that are not finite; a hint can change that."
-            )
+            self._assume_that_it_passes(asked)
         return truth
+
+    def _assume_that_it_passes(self, asked: Question) -> None:
+        self.target.note(
+            f"{asked.place} checks values: the check is assumed to pass, without an error and without "
+            "values that are not finite; a hint can change that."
+        )
 
     def _different(
         self, mode: CountingFakeMode, func: Any, tensor: torch.Tensor, inverse: bool, counts: bool
@@ -151,6 +159,7 @@ class Values(Asking):
         packets = (aten.index_put, aten.index_put_, aten._index_put_impl_)
         compared = {getattr(each, name): _compared for each in _COMPARISONS for name in ("Scalar", "Tensor")}
         looked_up = {packet.default: _looked_up for packet in packets}
+        finite = dict.fromkeys((*_NOT_FINITE, *_EQUAL, *_DIFFERENT), self._finite)
         summed = {aten.sum.default: _summed, aten.sum.dim_IntList: _summed}
         summed |= {aten.max.default: _as_counted}
         every = (
@@ -158,7 +167,23 @@ class Values(Asking):
             dict.fromkeys(_overloads(_WITH_CHOICES), _chosen_second),
             dict.fromkeys(_overloads(_OF_CHOICES), _copied),
         )
-        return {**looked_up, **compared, **summed, **every[0], **every[1], **every[2]}
+        return {**looked_up, **compared, **finite, **summed, **every[0], **every[1], **every[2]}
+
+    def _finite(
+        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
+    ) -> None:
+        """Keep the answer to a question for NaN or infinity, for which values that are not known are none."""
+        is_infinite = isinstance(args[-1], float) and math.isinf(args[-1])
+        if not (is_infinite or args[0] is args[-1]) or type(out) is not FakeTensor:
+            return
+        if values_of(out) is not None or out.numel() > MOST:
+            return
+        asked = question("truth", func, out, mode.caller())
+        if answer(self._hints, asked) is None:
+            self._assume_that_it_passes(asked)
+            with no_dispatch():
+                truth = func in _EQUAL if args[0] is args[-1] else func in _DIFFERENT
+                mode.keep_values(out, torch.full(out.shape, truth))
 
     def _scalar(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         try:

@@ -52,6 +52,8 @@ class KnownValues:
         for tensor, values in zip(_leaves(fake), _leaves(real), strict=False):
             if type(tensor) is not FakeTensor or tensor.shape != values.shape or values.numel() > MOST:
                 continue
+            if values.layout is not torch.strided:
+                continue
             if tensor.fake_device == _CPU:
                 if tensor.constant is None:
                     tensor.constant = values

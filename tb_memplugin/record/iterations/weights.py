@@ -303,7 +303,7 @@ class NewGradients:
         """Return a weight that had this `id` at first, None if its module no longer has it."""
         module, key, _ = self._names.get(weight_id, (_gone, "", ""))
         owner = module()
-        weight = None if owner is None else parameters_of(owner).get(key)
+        weight = None if owner is None else dict(items_of(parameters_of(owner))).get(key)
         return weight if isinstance(weight, nn.Parameter) and id(weight) == weight_id else None
 
     def _name_of(self, weight: object) -> str | None:

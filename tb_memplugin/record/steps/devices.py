@@ -27,6 +27,7 @@ from tb_memplugin.record.torch_private.allocators import (
     RESET_PEAKS,
     is_allocator_initialized,
 )
+from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.whole_device.card import free_of
 
 logger = logging.getLogger("tb_memplugin")
@@ -53,7 +54,8 @@ def counters_of(device: Wanted | Sequence[Wanted] | None, *, reset_peaks: bool) 
     several = list(device)
     if not several:
         raise MemPluginError("No device was given.", where="device", fix="Leave it out for the current one.")
-    return [_counters(name, reset_peaks) for name in dict.fromkeys(map(_name, several))]
+    with without_torch_functions():  # a mode of the program would see `torch.device`
+        return [_counters(name, reset_peaks) for name in dict.fromkeys(map(_name, several))]
 
 
 def _default() -> str:

@@ -66,9 +66,11 @@ TensorBase: Any = private(
     "attributes that a program has put in the place of torch's are read",
     instead=torch.Tensor,
 )
-dtype_of, device_of, layout_of, shape_of, bytes_of, is_nested, grad_of, needs_grad = (
+dtype_of, device_of, layout_of, shape_of, bytes_of, is_nested, grad_of, needs_grad, grad_fn_of = (
     getattr(TensorBase, attribute).__get__
-    for attribute in ("dtype", "device", "layout", "shape", "nbytes", "is_nested", "grad", "requires_grad")
+    for attribute in (
+        *("dtype", "device", "layout", "shape", "nbytes", "is_nested", "grad", "requires_grad", "grad_fn"),
+    )
 )
 strides_of, untyped_storage = TensorBase.stride, TensorBase.untyped_storage
 """Torch's own attributes of a tensor. A subclass may have others of these names, whose code must not run."""

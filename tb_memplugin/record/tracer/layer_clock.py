@@ -31,6 +31,7 @@ from tb_memplugin.record.torch_private.autograd import (
     run_backward,
 )
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
+from tb_memplugin.record.torch_private.tensors import device_of, grad_fn_of
 from tb_memplugin.record.tracer.history_calls import BY_AUTOGRAD, NO_LAYER, Crossing
 from tb_memplugin.trace.tables import MODULE_MARK
 
@@ -138,7 +139,8 @@ class LayerClock(ModuleRecorder):
         def enter(_: object, args: Any, __: object) -> bool:
             if self._on:
                 calls = calls_here()
-                at_nodes(args, calls[-1][0] if calls else NO_LAYER)
+                with without_torch_functions():
+                    at_nodes(args, calls[-1][0] if calls else NO_LAYER)
                 calls.append((row, current()))
                 set_mark(mark)
                 note((time_ns(), row, task() != -1, thread()))
@@ -164,12 +166,12 @@ class LayerClock(ModuleRecorder):
         A node belongs to the innermost layer, which is the first that gets here.
         """
         if isinstance(tensors, torch.Tensor):
-            node: Any = tensors.grad_fn
+            node: Any = grad_fn_of(tensors)
             if node is not None:
                 metadata = node.metadata
                 if self._seen not in metadata:
                     metadata[self._seen] = row
-                    marks = tensors.device.type == self._autograd.device_type
+                    marks = device_of(tensors).type == self._autograd.device_type
                     self._keep(
                         node.register_prehook((self._reached_marking if marks else self._reached)[row])
                     )

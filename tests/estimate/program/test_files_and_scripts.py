@@ -43,6 +43,17 @@ def test_what_torch_load_reads_counts_where_it_is_put_until_it_is_freed(
         assert estimator.get_current_memory_allocated() == (BYTES,)
 
 
+def test_a_tensor_takes_the_storage_that_a_library_read(tmp_path: Path) -> None:
+    reader = torch._C.PyTorchFileReader(str(weights(tmp_path)))  # as Lightning's Fabric reads checkpoints
+    with MemoryEstimator() as estimator:
+        storage: Any = reader.get_storage_from_record("data/0", BYTES, torch.UntypedStorage)  # type: ignore[arg-type]
+        read = torch.empty(0).set_(storage, 0, (SIDE, SIDE), (SIDE, 1))
+        parameter = torch.empty(SIDE, SIDE, device="cuda")
+        parameter.copy_(read)
+        assert (read.shape, read.device.type) == ((SIDE, SIDE), "cpu")
+        assert estimator.get_current_memory_allocated() == (BYTES,)
+
+
 def test_safetensors_counts_what_it_reads(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.torch")
     path = tmp_path / "weights.safetensors"

@@ -81,6 +81,36 @@ def test_a_check_is_taken_to_pass_and_noted(check: Any) -> None:
     assert any("the check is assumed to pass" in note for note in done.estimate().notes)
 
 
+def ignores_what_is_no_number(tensor: torch.Tensor) -> torch.Tensor:
+    missing, infinite = torch.isnan(tensor), torch.isinf(tensor)
+    none = torch.zeros_like(missing).bool()
+    if missing.any() or none.any() or (infinite | ~torch.isfinite(tensor)).sum() > 0:
+        tensor = tensor[~missing]
+    return tensor
+
+
+def test_numbers_that_are_not_known_are_taken_for_finite_wherever_the_answer_goes() -> None:
+    kept: list[torch.Tensor] = []
+    estimated(lambda: kept.append(ignores_what_is_no_number(unknown(3, 5))))
+    assert [tuple(tensor.shape) for tensor in kept] == [(3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("make", "numbers"),
+    [
+        (lambda x: x.new_full((2,), 3.0), [3.0, 3.0]),
+        (lambda x: torch.full_like(x, 4, dtype=torch.int64), [4, 4]),
+        (torch.ones_like, [1.0, 1.0]),
+        (lambda x: x.new_zeros(2), [0.0, 0.0]),
+    ],
+)
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_takes_only_a_tensors_shape_has_known_values(make: Any, numbers: list[Any], device: str) -> None:
+    read: list[Any] = []
+    estimated(lambda: read.append(make(torch.empty(2, device=device)).tolist()))
+    assert read == [numbers]
+
+
 def test_a_hint_goes_before_a_check() -> None:
     with pytest.raises(ValueError, match="negative"):
         estimated(lambda: raises_if_negative(unknown(3)), hints={"truth": False})
@@ -583,7 +613,7 @@ def test_a_condition_is_assumed_so_that_the_program_goes_on(program: Callable[[t
 def test_anomaly_mode_finds_no_gradient_that_is_not_a_number() -> None:
     def run() -> None:
         with torch.autograd.detect_anomaly(check_nan=True):
-            torch.randn(8, device="cuda", requires_grad=True).sum().backward()
+            torch.randn(8, device="cuda", requires_grad=True).exp().sum().backward()
 
     assert any("the check is assumed to pass" in note for note in estimated(run).estimate().notes)
 
