@@ -21,7 +21,11 @@ def test_a_handle_that_raises_leaves_no_other_hook_and_no_patch(monkeypatch, num
     before, handles = torch_optimizer.chain, []
 
     def noting(register):
-        return lambda hook: handles.append(register(hook)) or handles[-1]
+        def note(hook):
+            handles.append(register(hook))
+            return handles[-1]
+
+        return note
 
     for name in ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"):
         monkeypatch.setattr(torch_optimizer, name, noting(getattr(torch_optimizer, name)))

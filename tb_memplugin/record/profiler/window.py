@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now, memory_of
-from tb_memplugin.record.exact_cpu import CountedCalls, CountedWindow, begin_window, is_counting
+from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import Guard, call_all, guarded, is_of_signal, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
 from tb_memplugin.record.optimizer_hooks import StepHooks
@@ -289,8 +289,9 @@ class WindowRecorder:
 
     def _unhook(self) -> None:
         self._modules.stop()
-        call_all(*(handle.remove for handle in self._handles))
-        self._handles.clear()
+        while self._handles:
+            self._handles[-1].remove()
+            self._handles.pop()
 
     def _release(self) -> None:
         for step in self._undo():
