@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from benchmarks.on_gpu.programs import LARGE, PROGRAMS
 from tb_memplugin import MemoryEstimator
-from tb_memplugin.estimate.kernels.rows import ROWS, TABLES
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel
 from tb_memplugin.estimate.run import chosen
+from tb_memplugin.estimate.run.chosen import ROWS, TABLES
 from tb_memplugin.estimate.run.correction import Correction
 
 GPU = "h100"

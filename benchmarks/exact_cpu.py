@@ -39,7 +39,7 @@ for _ in range(20): step()
 print(sorted(step() for _ in range(200))[100])
 """
 
-BEGIN = "from tb_memplugin.record.exact_cpu import start_counting; start_counting()"
+BEGIN = "from tb_memplugin.record.exact_cpu.counting import start_counting; start_counting()"
 
 
 def measure() -> list[Figure]:

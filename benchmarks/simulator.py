@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.figures import Figure
-from tb_memplugin.estimate import AllocatorSettings, Replay, replay, simulated_trace
+from tb_memplugin.simulator import AllocatorSettings, Replay, replay, simulated_trace
 from tb_memplugin.trace import Device, Kind, MemoryTrace, Step, events, start_state
 from tb_memplugin.trace.tables import Int64
 

@@ -69,4 +69,4 @@ def load_ipython_extension(shell: Any) -> None:
 if os.environ.get("TB_MEMPLUGIN_LOG_LEVEL"):
     import_module("tb_memplugin.logs").configure_from_environment()
 if os.environ.get("TB_MEMPLUGIN_EXACT_CPU", "0") not in ("", "0"):
-    import_module("tb_memplugin.record.exact_cpu_start").count_if_possible()
+    import_module("tb_memplugin.record.exact_cpu").count_if_possible()

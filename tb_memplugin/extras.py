@@ -11,10 +11,6 @@ from tb_memplugin.errors import MemPluginError
 def library(module: str, extra: str) -> Any:
     """Import and return a module of a library of others.
 
-    Args:
-        module: its dotted name.
-        extra: the extra that installs it.
-
     Raises:
         MemPluginError: it is not installed.
     """

@@ -25,9 +25,7 @@ _attached: list[logging.Handler] = []
 
 
 def configure_logging(
-    level: int | str | None = None,
-    log_file: str | os.PathLike[str] | None = None,
-    rich_format: bool = False,
+    level: int | str | None = None, log_file: str | os.PathLike[str] | None = None, rich_format: bool = False
 ) -> logging.Logger:
     """Show the package's messages on stderr and, if asked, in a file. Return the logger `tb_memplugin`.
 
@@ -137,8 +135,6 @@ def say_where(logdir: str, what: str, logger: logging.Logger) -> None:
     """Print on stderr, on rank 0 only, where something was recorded and how to see it.
 
     Args:
-        logdir: the folder for TensorBoard.
-        what: what was recorded, such as "memory".
         logger: that of the recorder; nothing is printed if it shows no warnings.
     """
     if os.environ.get("RANK", "0") != "0" or os.environ.get("TB_MEMPLUGIN_OWNER"):  # whose summary says it

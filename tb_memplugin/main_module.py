@@ -23,7 +23,6 @@ def run_as_main(main: str, arguments: Sequence[str], *, is_module: bool = False)
         main: the path of a script, folder or archive, one of `CODE`, or the name of a module where
             `is_module`.
         arguments: what the program finds in `sys.argv[1:]`.
-        is_module: whether it is started by `-m`.
     """
     sys.argv = [main, *arguments]
     if is_module:

@@ -1,9 +1,10 @@
-"""Temporary files: their names tell the process that writes them, so that others can delete what it left."""
+"""Temporary files, whose names tell the process that writes them, and streams that write with `os` alone."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import re
 import secrets
@@ -11,6 +12,7 @@ import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 UNKNOWN_SECONDS = 7 * 24 * 3600
 """The age from which a temporary file counts as left by a process of which nothing is known."""
@@ -108,3 +110,45 @@ def _machine_of(_: int) -> str:  # a fork may be in another namespace
         identity = Path(_BOOT).read_bytes() + f" {Path(_NAMESPACE).readlink()}".encode()
         return hashlib.sha256(identity).hexdigest()[:16]
     return ""
+
+
+_NO_FLUSH = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""What file systems answer that cannot flush."""
+
+
+class DescriptorStream(io.RawIOBase):
+    """An unbuffered stream that writes to a file descriptor, and closes it.
+
+    Args:
+        descriptor: the descriptor of a file that was opened for writing.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        """Whether the stream can be written to: yes."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Write some of the data; return how many bytes."""
+        return os.write(self._descriptor, data)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if not self.closed:
+            super().close()
+            os.close(self._descriptor)
+
+
+def flush(descriptor: int) -> None:
+    """Wait until the disk has the content of an open file or folder, where the file system can do that.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FLUSH:
+            raise

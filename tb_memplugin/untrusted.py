@@ -74,13 +74,7 @@ def load_apart(path: str, **options: Any) -> MemoryTrace:
 
 
 def answer(load: Callable[..., MemoryTrace], asked: dict[str, Any], stream: BinaryIO) -> None:
-    """In the new process: load, and write the trace or the error to a stream.
-
-    Args:
-        load: `tb_memplugin.load`.
-        asked: its arguments.
-        stream: what the parent reads.
-    """
+    """In the new process: load, and write the trace or the error to a stream."""
     path = asked["source"]
     answer = io.BytesIO()
     try:

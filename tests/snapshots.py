@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from tb_memplugin.read.snapshot.safe_pickle import load_plain
+from tb_memplugin.read.snapshot.trace import trace_from_snapshot
+from tb_memplugin.trace import MemoryTrace
 
 
 def block(address: int, requested: int, state: str = "active_allocated", size: int = 512) -> dict[str, Any]:
@@ -34,3 +39,8 @@ def entries(*lines: str) -> list[dict[str, Any]]:
 
 def snapshot(segments: list[dict[str, Any]], *traces: list[dict[str, Any]]) -> dict[str, Any]:
     return {"segments": segments, "device_traces": list(traces)}
+
+
+def load_snapshot(path: str | Path) -> MemoryTrace:
+    """The trace in a snapshot's pickle, read as a small file is."""
+    return trace_from_snapshot(load_plain(Path(path).read_bytes(), str(path)), str(path), "cuda")

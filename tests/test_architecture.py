@@ -23,7 +23,6 @@ LONG_FUNCTIONS = {"_walk_thread"}
 KNOWS = {
     "errors": set[str](),
     "logs": set[str](),
-    "descriptor_stream": set[str](),
     "temporary": set[str](),
     "budget": set[str](),
     "extras": set[str](),
@@ -32,8 +31,8 @@ KNOWS = {
     "simulator": {"trace"},
     "analysis": {"trace", "simulator"},
     "read": {"trace", "budget"},
-    "store": {"trace", "analysis", "proto", "descriptor_stream", "temporary", "budget"},
-    "exports": {"trace", "analysis", "descriptor_stream", "temporary", "extras"},
+    "store": {"trace", "analysis", "proto", "temporary", "budget"},
+    "exports": {"trace", "analysis", "temporary", "extras"},
     "untrusted": {"trace", "read", "store", "budget"},
     "loading": {"trace", "read", "store", "budget", "untrusted"},
     "record": {"trace", "analysis", "read", "store", "exports", "logs", "extras"},
@@ -295,3 +294,14 @@ def test_the_map_is_what_the_code_does(tmp_path: Path) -> None:
     draw = [sys.executable, str(ROOT / "docs" / "design" / "map.py"), str(tmp_path / "map.md")]
     subprocess.run(draw, check=True, capture_output=True, timeout=300, cwd=tmp_path)
     assert (tmp_path / "map.md").read_text() == (ROOT / "docs/design/map.md").read_text(), "run: make map"
+
+
+def test_pages_of_the_design_name_files_that_exist() -> None:
+    files = [f"/{path.relative_to(ROOT)}" for path in written_by_hand()]
+    missing = [
+        f"{page.name}: {name}"
+        for page in sorted((ROOT / "docs" / "design").glob("*.md"))
+        for name in re.findall(r"`([\w/]+\.(?:py|tsx?))`", page.read_text("utf-8"))
+        if not name.startswith("torch/") and not any(file.endswith(f"/{name}") for file in files)
+    ]
+    assert missing == []

@@ -24,9 +24,9 @@ from tb_memplugin.analysis.divisions import NONE, By, breakdown
 from tb_memplugin.analysis.moments import Moment, events_between, peak
 from tb_memplugin.analysis.rules import Rules, read_rules
 from tb_memplugin.analysis.stacks import StackRow, stack_table
-from tb_memplugin.read.snapshot.trace import load_snapshot
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import read_frame
+from tests.snapshots import load_snapshot
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA} holds strangers' snapshots; it is absent")

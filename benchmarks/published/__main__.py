@@ -24,7 +24,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from benchmarks.published.programs import PROGRAMS, gpt, train_gpt
 from tb_memplugin import MemoryEstimator
-from tb_memplugin.estimate import GpuSpec
+from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.ranks import estimate_ranks
 from tb_memplugin.estimate.run import cuda_shim
 from tests.estimate import nanotron_llama

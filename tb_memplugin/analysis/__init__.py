@@ -16,10 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tb_memplugin.analysis.advice_rules import Advice as Advice
-    from tb_memplugin.analysis.advice_rules import Evidence as Evidence
-    from tb_memplugin.analysis.advice_rules import Finding as Finding
-    from tb_memplugin.analysis.advice_rules import Judgement as Judgement
-    from tb_memplugin.analysis.advice_rules import Where as Where
     from tb_memplugin.analysis.advice_rules import advice as advice
     from tb_memplugin.analysis.allocations import Action as Action
     from tb_memplugin.analysis.allocations import Allocation as Allocation
@@ -50,6 +46,10 @@ if TYPE_CHECKING:
     from tb_memplugin.analysis.divisions import By as By
     from tb_memplugin.analysis.divisions import Part as Part
     from tb_memplugin.analysis.divisions import breakdown as breakdown
+    from tb_memplugin.analysis.findings import Evidence as Evidence
+    from tb_memplugin.analysis.findings import Finding as Finding
+    from tb_memplugin.analysis.findings import Judgement as Judgement
+    from tb_memplugin.analysis.findings import Where as Where
     from tb_memplugin.analysis.leak_sites import Leak as Leak
     from tb_memplugin.analysis.leak_sites import leaks as leaks
     from tb_memplugin.analysis.lines import LineRow as LineRow
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from tb_memplugin.analysis.steps import step_stats as step_stats
 
 _NAMES = {
-    "advice_rules": "Advice Evidence Finding Judgement Where advice",
+    "advice_rules": "Advice advice",
     "allocations": "Action Allocation Usage read_allocation usage",
     "allocator": "Fragmentation Levels PeakSplit PoolState fragmentation levels peak_split pools",
     "allocator_state": "DeviceState device_state",
@@ -81,6 +81,7 @@ _NAMES = {
     "comparison": "Delta DeviceComparison compare",
     "curves": "Curve curve profile_over_time",
     "divisions": "ALL_DIVISIONS By Part breakdown",
+    "findings": "Evidence Finding Judgement Where",
     "leak_sites": "Leak leaks",
     "lines": "LineRow line_table",
     "moments": "LiveAllocation Moment events_between moment peak",

@@ -156,11 +156,7 @@ def _causes(
 
 
 def account_line(of_device: Sequence[Account]) -> AccountLine:
-    """Return the account of a device as a line: the moment with the largest difference, or what is not known.
-
-    Args:
-        of_device: the accounts of one device.
-    """
+    """Return a device's account as a line: the moment with the largest difference, or what is not known."""
     if not of_device:
         return AccountLine("not_recorded", NOT_RECORDED)
     if all(account.counter is Counter.SIMULATED for account in of_device):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tb_memplugin.analysis.attention_scores import attention_scores
 from tb_memplugin.analysis.checkpointing import checkpointing
 from tb_memplugin.analysis.failed_request import failed_request
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, Judgement, NotJudged, Result, Where
+from tb_memplugin.analysis.findings import Finding, Fine, Judgement, NotJudged, Result
 from tb_memplugin.analysis.fragmented_reserve import fragmented_reserve
 from tb_memplugin.analysis.growth import WindowLevel, growth, growth_across, monitored_growth
 from tb_memplugin.analysis.kept_gradients import kept_gradients
@@ -27,18 +27,6 @@ from tb_memplugin.analysis.unused_reserve import unused_reserve
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.step_figures import StepFigures
-
-__all__ = [
-    "RULES",
-    "Advice",
-    "Evidence",
-    "Finding",
-    "Judgement",
-    "PeakHolders",
-    "Where",
-    "advice",
-    "advice_on_steps",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,8 @@ def rows_with_text(trace: MemoryTrace, rows: Rows, text: str, version: Int64) ->
     """Return the rows in which a text occurs: in a frame, a name, a tensor or an address.
 
     Args:
-        rows: the allocations to search.
         text: what to look for, ignoring case. It may be the beginning of an address, or an address with its
             version (`0x…_2`).
-        version: the result of `versions`.
     """
     if not text.strip():
         return rows
@@ -202,10 +200,7 @@ def usage(
     """Return the live bytes before and after a block was allocated or freed.
 
     Args:
-        trace: any trace that has addresses.
-        address: the block's address.
         version: which of the blocks at that address, counted from 0 on each device.
-        action: "alloc" or "free".
         device: a device's name; None takes the first that has such a block.
 
     Raises:
@@ -291,7 +286,6 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
 
     Args:
         cuts: how many events come before each edge of the columns, from `time_cuts` or `event_cuts`.
-        most: how many allocations get a band of their own.
     """
     low, high, at = extremes(trace.live(device), cuts, trace.live_runs(device))
     blocks = trace.allocations
@@ -322,10 +316,8 @@ def divided_rest(drawn: Bands, size: Int64, part: Int64, parts: int) -> Int64:
     """Divide the rest of each column into parts. Returns bytes, int64, shape (parts, columns).
 
     Args:
-        drawn: the bands.
         size: bytes of each of `found.small`.
         part: the part of each of `found.small`, from 0 to `parts` - 1.
-        parts: how many parts there are.
     """
     width = len(drawn.rest) + 1
     change = sums(part * width + drawn.small_first, size, parts * width)

@@ -12,8 +12,8 @@ from tb_memplugin.analysis.layout import Layout, Placement, layout, pending_sinc
 from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace.indexes import Runs
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
-from tb_memplugin.trace.runs import Runs
 from tb_memplugin.trace.tables import Int64, pieces_of
 
 
@@ -313,7 +313,6 @@ def reserve_curve(
     """Reduce a device's levels to columns that keep the highest and lowest of each.
 
     Args:
-        memory: the result of `levels`.
         unused: the result of `unused_levels` for it.
         cuts: the result of `time_cuts` or `event_cuts`.
         runs: theirs, if they are known: then long columns are not read value by value.

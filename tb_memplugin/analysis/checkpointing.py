@@ -310,7 +310,6 @@ def _nearest(group: Int64, value: Int64, of_group: Int64, at: Int64, *, later: b
     Args:
         group, value: the groups and values to search, sorted by group, then value.
         of_group, at: the queries: a group and a value each. Those without such a value get -1.
-        later: whether to look for larger values.
     """
     if not len(group):
         return np.full(len(of_group), -1, np.int64)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.runs import RUN, Number, Runs
+from tb_memplugin.trace.indexes import RUN, Number, Runs
 from tb_memplugin.trace.tables import Int64, ranges
 
 Cuts = npt.NDArray[np.int64]

@@ -74,7 +74,6 @@ def compare(
     (the GPUs of two workers, say); a device that is still left over is compared with nothing.
 
     Args:
-        base, other: any traces; they may be from different sources.
         device: the name of a device in both traces; default: all devices.
         step: the number of a step in both traces; default: the whole window.
 
@@ -212,7 +211,6 @@ def folded_parts(
     """Merge parts by module into parts by group, with the same total bytes.
 
     Args:
-        parts: the parts of any recording, one for each module.
         group_of: the group of every module of the window that defines the groups.
         groups: the names of that window's groups. A module that the window does not have goes to the group
             whose pattern it matches (`layers.30.mlp` to `layers.*.mlp`), else to the other modules.

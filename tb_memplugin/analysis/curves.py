@@ -12,8 +12,7 @@ from tb_memplugin.analysis.module_groups import MOST_GROUPS, OTHER_MODULES, Modu
 from tb_memplugin.analysis.rules import Rules
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Category, MemoryTrace
-from tb_memplugin.trace.lifetimes import INDEXED
-from tb_memplugin.trace.part_sums import LEAST_BITS, PartSums
+from tb_memplugin.trace.indexes import INDEXED, LEAST_BITS, PartSums
 from tb_memplugin.trace.result import Column, Tabular
 from tb_memplugin.trace.tables import Int64
 
@@ -65,8 +64,6 @@ def curve(
 
     Args:
         t0_ns, t1_ns: epoch nanoseconds, t0 < t1. Column c covers the c-th of `columns` equal parts.
-        columns: how many pixel columns.
-        by: what the stacks divide by.
     """
     return _drawn(trace, device, (t0_ns, t1_ns), time_cuts(trace, t0_ns, t1_ns, columns), by)
 
@@ -184,12 +181,7 @@ def category_columns(trace: MemoryTrace, device: int, t0_ns: int, t1_ns: int, co
 def profile_over_time(
     trace: MemoryTrace, device: int, by: Chosen = "category", columns: int = 1_000
 ) -> Curve:
-    """Return `curve` over the whole window: from the first event of any device to the last.
-
-    Args:
-        by: what the bands divide by.
-        columns: how many pixel columns.
-    """
+    """Return `curve` over the whole window: from the first event of any device to the last."""
     time = trace.events.time_ns
     first, last = (int(time[0]), int(time[-1])) if len(time) else (0, 0)
     return curve(trace, device, first, max(last, first + 1), columns, by)

@@ -111,9 +111,6 @@ class Part(AnalysisResult):
 def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int64, tuple[str, ...]]:
     """Return the part to which each allocation belongs.
 
-    Args:
-        rows: which allocations; default: all.
-
     Returns:
         Indices into a tuple of keys, one per chosen allocation, int64; and that tuple. It may leave out
         keys that no chosen allocation has, and may contain a key twice.

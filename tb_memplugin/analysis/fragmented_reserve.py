@@ -128,7 +128,6 @@ def free_kinds(placed: Layout, home: Bool) -> FreeKinds:
     """Divide the free bytes of a layout.
 
     Args:
-        placed: segments, blocks and free stretches.
         home: the segments that the request can use; bool, shape (segments,).
     """
     count = len(placed.segments)

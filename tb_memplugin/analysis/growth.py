@@ -139,7 +139,6 @@ def site_name(key: str, frames: Sequence[str], rows: Mapping[str, str]) -> str:
     """Return the line that stands for a stack; without a stack, the folded module name and the operator.
 
     Args:
-        key: see `Leak.key`.
         frames: the stack, innermost frame first; empty if there is none.
         rows: the folded name of each module, from `folds`.
     """
@@ -230,7 +229,6 @@ def steady_rise(levels: Int64, steps: Int64, peak: int) -> int:
     Args:
         levels: bytes: int64, shape (steps,), two or more.
         steps: the number of the step that each is of, increasing; same shape.
-        peak: the measure of what matters.
     """
     if not rises_steadily(levels):
         return 0
@@ -246,7 +244,6 @@ def growth_across(trace: MemoryTrace, device: int, run: Sequence[WindowLevel]) -
     window, and a cache that is full does not grow.
 
     Args:
-        trace: one window of the run, whose peak is the measure.
         run: windows of one worker, in any order.
     """
     name = trace.devices[device].name
@@ -354,10 +351,6 @@ def monitored_growth(figures: StepFigures, device: str) -> Result:
 
     The level of a part is the median of the bytes at the end of its steps. The finding's bytes are the rise
     per step between the middles of the second and the last part; the first is left out as warm-up.
-
-    Args:
-        figures: all steps of a worker.
-        device: a device's name.
     """
     row = figures.device_row(device)
     if row is None or len(figures) < FEWEST_WATCHED_STEPS:
@@ -429,8 +422,6 @@ def _free_heap(figures: StepFigures, row: int, from_part: Int64) -> _FreeHeap | 
     """Return how the free heap rises from a part of the steps on; None with fewer than two readings.
 
     Args:
-        figures: all steps of a worker.
-        row: its device.
         from_part: the rows of a part; int64, shape (steps of the part,).
     """
     heap_free = figures.devices[row].heap_free

@@ -123,7 +123,6 @@ def _is_kept(trace: MemoryTrace, rows: Int64, first: int, begins: Int64, updates
     """Return which gradients (rows) that are alive in a forward are not summed up on purpose.
 
     Args:
-        first: the first event of the forward.
         begins, updates: the births of all blocks of backward and of optimizer steps, ascending, and an event
             after all others.
     """

@@ -51,7 +51,6 @@ def lanes(ran: Ran, t0_ns: int, t1_ns: int, columns: int) -> Lanes:
     """Return what to draw under the curve over `[t0_ns, t1_ns]`.
 
     Args:
-        ran: what ran.
         t0_ns, t1_ns: epoch nanoseconds, t0 < t1; for the output of `over_events`, events.
         columns: the width of the chart; calls narrower than a column are left out.
     """

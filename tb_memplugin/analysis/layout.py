@@ -136,10 +136,8 @@ class Placement:
         """Return `free_after` for events between which no segment changes.
 
         Args:
-            event: one of them.
             rows: the blocks, in order of address.
             first, end: each is alive after these of the events.
-            count: how many events there are.
         """
         placed = self._placed(event, rows)
         segments, lies_in_one = placed.segments, placed.inside
@@ -265,8 +263,6 @@ def _filled(
     Args:
         home: the segment of each block, in copies of all segments: copy * segments + segment, ascending.
         offset: where it begins in the segment, ascending within one.
-        size, by_rule: its size, and whether that follows from the rule of rounding.
-        copies: how many copies there are.
     """
     count, segment = len(home), home % max(len(segments), 1)
     last = np.append(home[1:] != home[:-1], True)[:count]
@@ -460,7 +456,6 @@ def _first_request(trace: MemoryTrace, rows: Int64, changes: Int64, is_alloc: Bo
     Args:
         rows: blocks of one device, in order of allocation.
         changes: that device's allocations and free requests, in time order.
-        is_alloc: which of these are allocations.
     """
     old = len(rows) - int(np.count_nonzero(is_alloc))
     allocates = np.concatenate((np.ones(old, bool), is_alloc))

@@ -142,9 +142,6 @@ def holder(trace: MemoryTrace, device: int, keys: Collection[str]) -> str:
     """Return what holds most of the memory that some sites keep to the trace's end: `train.losses[*]`.
 
     The elements of a list or dictionary are one. It is "" where nothing that is known holds half of it.
-
-    Args:
-        keys: those of the sites, see `Leak.key`.
     """
     blocks = trace.allocations
     rows = np.flatnonzero(

@@ -88,12 +88,7 @@ class Moment(AnalysisResult):
 
 
 def moment(trace: MemoryTrace, device: int, event: int, *, largest: int = 10) -> Moment:
-    """Return the state of a device after an event; -1 is the moment before the first.
-
-    Args:
-        event: index of an event, of any device.
-        largest: how many of the largest live blocks to list.
-    """
+    """Return the state of a device after an event; -1 is the moment before the first."""
     events, has_event = trace.events, event >= 0
     reserved = trace.reserved(device)
     alive = trace.allocations.alive_at(event, device)
@@ -175,7 +170,6 @@ def peak(
     Args:
         device: a device's name; None takes the one with the highest peak.
         step: a step's number; None looks at the whole window.
-        largest: how many of the largest live blocks to list.
         within: the first and the last event of a range to look at instead, which includes the moment before
             the first: the result of `events_between`, or up to an allocation: `(0, usage(...).event)`.
 

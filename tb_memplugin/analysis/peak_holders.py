@@ -40,9 +40,7 @@ class PeakHolders(AnalysisResult):
     """The peak of a device and what fills it.
 
     Attributes:
-        device: the device's name.
         step, event: the step and the event of the peak; event -1 is the moment before the first.
-        bytes: the peak.
         by: what names the holders besides the model's own memory.
         holders: the parts, largest first; they sum to `bytes`.
         categories: (category, bytes), largest first; they sum to `bytes`.

@@ -23,7 +23,6 @@ class BlockState(AnalysisResult):
     """One block of a segment, live or free.
 
     Attributes:
-        address: its first address.
         bytes: the requested bytes; 0 if it is free.
         extent_bytes: the bytes that it takes of the segment; they sum to the segment's bytes.
         rounded_bytes: `extent_bytes` if the file records them or the block is free; None if they were
@@ -210,7 +209,6 @@ def pieces(
 
     Args:
         order: the result of `segment_order`.
-        live: the live blocks.
         first, last: the first and last index into the order, inclusive.
         finest: adjacent stretches of fewer bytes are merged if they begin in the same `finest` bytes of a
             segment.

@@ -180,7 +180,6 @@ def recorded_file(names: Collection[str], path: str) -> str:
     """Return the recorded file that a path names: the one with the longest common end, from its name on.
 
     Args:
-        names: the recorded files.
         path: a path on this machine, or its end, such as `models/llama.py`.
 
     Raises:
@@ -222,9 +221,7 @@ def source_lines_of(trace: MemoryTrace, rows: Rows, file: str) -> tuple[LineUse,
     """Return what the lines of a recorded file hold of some allocations, in order of lines.
 
     Args:
-        trace: any trace with stacks.
         rows: rows of `trace.allocations`.
-        file: a name in `source_files`.
     """
     held: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
     functions: defaultdict[int, set[str]] = defaultdict(set)

@@ -147,7 +147,6 @@ def flame(rows: Sequence[StackRow], frames: Frames = "all") -> Flame:
     """Merge the rows of a `stack_table` into a tree. The root's children and its own bytes sum to the total.
 
     Args:
-        rows: what each stack allocated.
         frames: "all" keeps every frame; "user" leaves out frames of libraries; "folded" keeps every frame,
             but joins a frame into one node with the frame below it if all its allocations pass through that.
     """

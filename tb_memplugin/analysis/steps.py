@@ -22,7 +22,6 @@ class StepStats(AnalysisResult):
     """One step on one device. Bytes and epoch nanoseconds.
 
     Attributes:
-        step: the step's number.
         peak_bytes: highest live bytes in the step, the moment of its start included.
         peak_event: index of the event after which the peak was reached; one less than the step's first
             event if that was at its start.
@@ -204,7 +203,6 @@ def step_series(figures: StepFigures, device: int, first: int, last: int, column
     """Return the steps from `first` to `last`, inclusive, in at most `columns` columns.
 
     Args:
-        figures: the step figures of a whole run.
         device: row in `figures.devices`.
         first, last: numbers of steps, which need not exist.
         columns: at least 1.

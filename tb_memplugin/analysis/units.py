@@ -67,7 +67,6 @@ def read_size(text: str, where: str) -> int:
 
     Args:
         text: the size, of at least one byte.
-        where: the option that has it, for the error.
 
     Raises:
         MemPluginError: the text is no size.

@@ -37,7 +37,6 @@ def whole_of_step(device: DeviceFigures, row: int) -> WholeDevice | None:
     """Return what filled a whole device when a step ended that `MemoryMonitor` watched; None if not known.
 
     Args:
-        device: the figures of the device.
         row: the step's row in them.
     """
     if device.whole_free is None or device.whole_total is None or device.whole_total[row] < 0:
@@ -74,12 +73,7 @@ def part_name(part: DevicePart, reading: WholeDevice) -> str:
 
 
 def whole_name(reading: WholeDevice, device: str) -> str:
-    """Return what the whole is, in words.
-
-    Args:
-        reading: a moment of a device.
-        device: its name.
-    """
+    """Return what the whole is, in words."""
     if device == "process":
         return "the machine's memory or its cgroup's limit"
     if device != "cpu":
@@ -96,12 +90,7 @@ def moment_text(reading: WholeDevice) -> str:
 
 
 def whole_line(of_device: Sequence[WholeDevice], device: str) -> str | None:
-    """Return what fills a device at the peak, else at the last moment that was read; None if nothing was.
-
-    Args:
-        of_device: the moments of one device.
-        device: its name.
-    """
+    """Return what fills a device at the peak, else at the last moment that was read; None if nothing was."""
     if not of_device:
         return None
     peak = next((reading for reading in of_device if reading.moment is Moment.PEAK), None)

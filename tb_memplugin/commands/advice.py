@@ -14,19 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tb_memplugin.analysis.advice_rules import (
-    RULES,
-    Advice,
-    Evidence,
-    Finding,
-    Judgement,
-    PeakHolders,
-    Where,
-    advice,
-    advice_on_steps,
-    heading,
-)
+from tb_memplugin.analysis.advice_rules import RULES, Advice, advice, advice_on_steps, heading
+from tb_memplugin.analysis.findings import Evidence, Finding, Judgement, Where
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
+from tb_memplugin.analysis.peak_holders import PeakHolders
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.commands.opening import Opened, Reading, highest_watched, open_trace, reading_options
 from tb_memplugin.commands.options import SOURCE, json_option

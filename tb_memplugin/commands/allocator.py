@@ -28,10 +28,10 @@ from tb_memplugin.commands.options import PATH, SOURCE, json_option
 from tb_memplugin.commands.ranges import event_numbered, own_number
 from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, printable, shown, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError
-from tb_memplugin.estimate import AllocatorSettings, FirstMiss, Replay, replay, simulated_trace
 from tb_memplugin.exports import snapshot
 from tb_memplugin.exports.json import parts_json
 from tb_memplugin.exports.output import STDOUT
+from tb_memplugin.simulator import AllocatorSettings, FirstMiss, Replay, replay, simulated_trace
 from tb_memplugin.simulator.allocator_settings import not_followed, records_settings
 from tb_memplugin.simulator.replay_run import Failure
 from tb_memplugin.trace import MemoryTrace

@@ -61,7 +61,6 @@ def outcomes(
     when nothing has finished for `TICK_SECONDS`, so that the caller can show that time passes.
 
     Args:
-        sources: paths or URLs.
         work: the function. Its results, and where processes are not forked itself, must be picklable.
         jobs: the number of processes.
     """
@@ -493,7 +492,6 @@ def read_on(
     An error in `work` is yielded as a `MemPluginError` in place of the result.
 
     Args:
-        scheduler: the address of the scheduler.
         sources: paths or URLs; local paths are made absolute, because workers have other working folders.
         work: the function to call. It and its results must be picklable.
 

@@ -96,8 +96,6 @@ def open_trace(
     """Read the trace in a file, or the window with the highest peak in the folder of a run or a logdir.
 
     Args:
-        path: a file that `load` reads, or a folder.
-        reading: how to read it.
         device, step, worker: in a folder, consider only recorded steps with these.
 
     Raises:

@@ -292,7 +292,6 @@ def trace_peak(
     Args:
         step: the step's number; None takes the step with the highest peak.
         last: show the last event after which live bytes are at the peak, else the first.
-        largest: how many of the largest blocks alive then to list.
 
     Raises:
         NotRecordedError: the trace has no such step.
@@ -333,12 +332,7 @@ def trace_peak(
 def range_peak(
     trace: MemoryTrace, device: int, by: Chosen, within: tuple[int, int], *, largest: int = 0
 ) -> DevicePeak:
-    """Return a device's peak in a range of events, the moment before it included.
-
-    Args:
-        within: the first and the last event.
-        largest: how many of the largest blocks alive then to list.
-    """
+    """Return a device's peak in a range of events, the moment before it included."""
     first, last = within
     size, event = highest_within(trace, device, within)
     state = moment(trace, device, event, largest=largest)
@@ -395,7 +389,6 @@ def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
     """Return a device's peak from the summary of a recorded step.
 
     Args:
-        step: a recorded step that has the device.
         by: one of `DIVISIONS`; summaries contain no others.
 
     Raises:

@@ -215,9 +215,7 @@ def _compile(sources: list[Path], library: Path, options: list[str], *, others: 
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         if ran.returncode:
             raise MemPluginError(
-                f"The compiler failed:\n{ran.stderr[:2000].strip()}",
-                where=command[0],
-                fix=_FIX,
+                f"The compiler failed:\n{ran.stderr[:2000].strip()}", where=command[0], fix=_FIX
             )
     rest.unlink()
     made.unlink()

@@ -56,8 +56,6 @@ def compare_engines(program: Program, gpu: GpuSpec, **options: Any) -> Compariso
     """Run a program on each engine, and compare what they say.
 
     Args:
-        program: what to run, twice.
-        gpu: the GPU that it sees.
         options: the further arguments of `estimate_program`, without `logdir`.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -14,8 +15,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from tb_memplugin.dryrun.build import stand_in, values_library
-from tb_memplugin.dryrun.environment import environment
+from tb_memplugin.dryrun.build import StandIn, stand_in, values_library
 from tb_memplugin.dryrun.program import HISTORY, OUTCOME, REQUEST, Outcome, Request
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.estimation import allocated_levels, answer
@@ -24,6 +24,7 @@ from tb_memplugin.estimate.answer.script import LIMIT_S, STEPS, Program
 from tb_memplugin.estimate.answer.step_estimate import StepEstimate, highest
 from tb_memplugin.estimate.answer.workload import Workload
 from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.libraries.cudnn.questions import described
 from tb_memplugin.loading import load
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
 from tb_memplugin.store.writer import RunWriter
@@ -51,7 +52,6 @@ def estimate_program(
         program: what to run; what it prints goes to standard error.
         gpu: the GPU that the program sees. Requests beyond its memory succeed: the answer is the need.
         conf: settings of the allocator, as in PYTORCH_CUDA_ALLOC_CONF.
-        hints: values that only a real run knows.
         steps, limit_s: optimizer steps, and seconds, after which the program is ended.
         logdir: where to write the trace for the Memory tab; None for nowhere.
 
@@ -155,3 +155,39 @@ def _trace(history: Path, gpu: GpuSpec) -> MemoryTrace:
             fix="Create the model and the inputs on the device 'cuda'.",
         )
     return load(history)
+
+
+def environment(
+    built: StandIn,
+    gpu: GpuSpec,
+    folder: Path,
+    *,
+    devices: int = 1,
+    unlimited: bool = False,
+    asks_cudnn: bool = True,
+) -> dict[str, str]:
+    """Return the variables of a process for which `devices` GPUs of one kind are there.
+
+    Args:
+        folder: where processes of several ranks leave messages for each other.
+        asks_cudnn: whether the installed cuDNN chooses kernels and sizes workspaces; else they are 0.
+    """
+    earlier = os.environ.get("LD_LIBRARY_PATH", "")
+    return {
+        **os.environ,
+        "LD_PRELOAD": str(built.preloaded),
+        "LD_LIBRARY_PATH": os.pathsep.join([str(built.libraries), *([earlier] if earlier else [])]),
+        "STANDIN_DEVICE": _device(gpu),
+        "STANDIN_CUDNN_DEVICE": described(gpu),
+        "STANDIN_CUDNN_WORKSPACES": str(int(asks_cudnn)),
+        "STANDIN_DEVICES": str(devices),
+        "STANDIN_UNLIMITED": str(int(unlimited)),
+        "STANDIN_FOLDER": str(folder),
+    }
+
+
+def _device(gpu: GpuSpec) -> str:
+    """Return a GPU as `target` of cudart.cpp reads it."""
+    major, minor = gpu.compute_capability
+    numbers = (major, minor, gpu.processors, gpu.threads, gpu.blocks, gpu.shared_bytes, gpu.memory_bytes)
+    return f"{' '.join(map(str, numbers))} {gpu.driver_name}"

@@ -48,12 +48,7 @@ RECURRENT = (
 
 
 class Values:
-    """The values of one dry run.
-
-    Args:
-        hints: the user's hints; see docs/estimate.md.
-        note: called with sentences for the reader of the report.
-    """
+    """The values of one dry run."""
 
     def __init__(self, hints: Mapping[str, Any] | None, note: Callable[[str], None]) -> None:
         self._hints, self._note = checked(hints), note

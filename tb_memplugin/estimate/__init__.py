@@ -4,27 +4,3 @@
 `kernels/` what kernels allocate, `program/` what makes a program run, `libraries/` other libraries, and
 `ranks/` jobs of several ranks.
 """
-
-from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.simulator import (
-    AllocatorSettings,
-    CachingAllocator,
-    DeviceMemory,
-    FirstMiss,
-    Replay,
-    recorded_settings,
-    replay,
-    simulated_trace,
-)
-
-__all__ = [
-    "AllocatorSettings",
-    "CachingAllocator",
-    "DeviceMemory",
-    "FirstMiss",
-    "GpuSpec",
-    "Replay",
-    "recorded_settings",
-    "replay",
-    "simulated_trace",
-]

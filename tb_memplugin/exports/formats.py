@@ -109,10 +109,8 @@ def write_as(
 
     Args:
         format_: a name in `FORMATS`.
-        title: the heading in `html` and `speedscope`.
         by: for `html`: what to color by; default: every division that applies.
         rules: for `html`: rules to color by as well, before all others.
-        stacks: for `csv`: whether to write whole call stacks.
 
     Returns:
         Sentences about what had to be made up or left out.

@@ -67,7 +67,6 @@ def write(
 
     Args:
         divisions: what the curve can be colored by; the first is shown first.
-        title: the page's heading.
         plot: which events and blocks to draw, and in which order; default: all.
 
     Raises:

@@ -202,12 +202,7 @@ class WholeJson(TypedDict):
 
 
 def whole_json(of_device: Sequence[WholeDevice], device: str) -> WholeJson | None:
-    """Return what fills a whole device for JSON; None if nothing was read.
-
-    Args:
-        of_device: the moments of one device.
-        device: its name.
-    """
+    """Return what fills a whole device for JSON; None if nothing was read."""
     if not of_device:
         return None
     return {

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from tb_memplugin.descriptor_stream import DescriptorStream, flush
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.temporary import delete, delete_left, new_name
+from tb_memplugin.temporary import DescriptorStream, delete, delete_left, flush, new_name
 
 STDOUT = "-"
 """The path that stands for stdout, as in other programs; a file of this name is `./-`."""

@@ -468,8 +468,6 @@ def final_segments(
 
     Args:
         number: the device's index in the snapshot.
-        address: the addresses of the allocations.
-        frames: the frames of the trace's stacks.
     """
     writer = _Writer(trace, device, number, address.of, frames)
     reserve = final_reserve(trace, device)

@@ -62,10 +62,7 @@ class _BeforeTorch(MetaPathFinder):
         self._settings = settings
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return torch's spec, whose loader begins to record afterwards; None for all other modules."""
         if fullname != "torch":

@@ -103,9 +103,7 @@ def by_lifetime(born: Born, phases: Spans, operators: Sequence[str], *, knows_op
       ends with an optimizer's step or, if there is none in the window, with a forward.
 
     Args:
-        born: the allocations.
         phases: the time ranges of the phases, in time order.
-        operators: names of operators, to find communication.
         knows_optimizer: whether optimizer state has been identified by pointer.
     """
     reason = np.full(len(born.time_ns), Reason.NO_RULE, np.uint8)

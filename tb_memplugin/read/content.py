@@ -17,13 +17,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from tb_memplugin.budget import (
-    from_environment,
-    memory_budget,
-    open_file,
-    out_of_memory,
-    too_much_memory,
-)
+from tb_memplugin.budget import from_environment, memory_budget, open_file, out_of_memory, too_much_memory
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.trace.notes import Note
 
@@ -282,7 +276,6 @@ def read_json(
 
     Args:
         stream: the file, at its beginning. It is read again from there if it is not valid JSON.
-        where: its name for messages.
         events: what takes the events of a Kineto trace, a batch at a time, so that they are never in memory
             together; what it returns is the content's `traceEvents`, also for a file that is only their list.
 

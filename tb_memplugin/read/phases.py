@@ -17,11 +17,7 @@ _Pieces = tuple[Int64, Int64, UInt8]
 
 
 def phase_spans(
-    forward: Stretch,
-    backward: Stretch,
-    optimizer: Stretch,
-    step_starts: Int64,
-    making: Stretch | None = None,
+    forward: Stretch, backward: Stretch, optimizer: Stretch, step_starts: Int64, making: Stretch | None = None
 ) -> Spans:
     """Join the marks of each phase into stretches.
 
@@ -33,8 +29,6 @@ def phase_spans(
 
     Args:
         forward: outermost module calls, and operators outside modules that autograd will visit.
-        backward: autograd nodes.
-        optimizer: optimizer steps.
         step_starts: when the profiled steps begin; no stretch crosses one.
         making: the forward marks that made autograd nodes, if known. Those before the first of them are
             inference, too: what follows a call without gradients may be the next batch.

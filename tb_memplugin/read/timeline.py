@@ -74,7 +74,6 @@ def trace_from_timeline(content: object, source: str, device: str) -> MemoryTrac
 
     Args:
         content: the file's JSON, a list of rows.
-        source: the name of the file for messages.
         device: the device's name, which the file does not contain.
 
     Raises:

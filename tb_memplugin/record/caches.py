@@ -69,7 +69,6 @@ def grown(born: Born, module: Int32, reason: UInt8, call_starts: Int64, call_end
     """Return the chains of blocks that grow from call to call, each at least three blocks long.
 
     Args:
-        born: the allocations.
         module: the owner of each, a row.
         reason: why each has its category so far; only blocks with `GROWS_FROM` count.
         call_starts, call_ends: the outermost module calls of all modules, epoch nanoseconds, in time order.

@@ -33,10 +33,8 @@ def compile_library(path: Path, command: Sequence[str], *, purpose: str, fix: st
     """Compile a library. It appears whole or not at all, also if other processes compile the same.
 
     Args:
-        path: the library to write.
         command: the compiler and its arguments without the output.
         purpose: what the library does, for messages: "counts the calls of the CPU's allocator".
-        fix: what to do if the compiler fails.
 
     Raises:
         MemPluginError: the compiler failed, or the library cannot be written.

@@ -70,7 +70,6 @@ class Guard:
 
         Args:
             where: what was done when the error was raised, such as "an optimizer's step".
-            error: the error, which is being handled.
             undo: functions that remove what is ours. All are called, whatever they raise.
             loss: replaces the guard's.
             later: log the error when `warn_waiting` is called.

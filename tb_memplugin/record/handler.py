@@ -17,7 +17,7 @@ from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.record.arguments import Optimizers, checked_optimizers, with_inner
-from tb_memplugin.record.exact_cpu_start import count_if_possible
+from tb_memplugin.record.exact_cpu import count_if_possible
 from tb_memplugin.record.guard import Guard, guarded, is_of_signal
 from tb_memplugin.record.history.merge import merge_snapshot
 from tb_memplugin.record.history.recording import HistoryWindowRecorder, allocators, window_recorder
@@ -170,8 +170,6 @@ class _MemoryTraceHandler:
     """The callable behind `memory_trace_handler`.
 
     Args:
-        settings: the arguments for `memory_trace_handler`.
-        models, optimizers: what is held weakly.
         lacks: what a handler had that this one was unpickled from, "" for nothing.
     """
 

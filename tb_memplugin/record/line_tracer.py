@@ -34,7 +34,7 @@ from tb_memplugin.record.guard import Guard, guarded
 from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.lines import HistoryLines, RecordedLines, StorageLines, recording_device
 from tb_memplugin.record.tracer.history import has_history
-from tb_memplugin.store.block_writer import BlockWriter
+from tb_memplugin.store.writer import BlockWriter
 from tb_memplugin.trace import MemoryTrace
 
 __all__ = [
@@ -135,10 +135,7 @@ class LineTracer:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.stop_tracing()
 

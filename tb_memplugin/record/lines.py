@@ -322,9 +322,7 @@ class StorageLines(StorageRecording):
     """Records the storages of one device type, on all threads, with stacks.
 
     Args:
-        device_type: the type of device, such as "cpu".
         max_events: how many entries to keep. Peaks and totals count all entries.
-        guard: ends errors.
     """
 
     def __init__(self, device_type: str, max_events: int, guard: Guard = UNOWNED) -> None:
@@ -521,9 +519,7 @@ class LineMode(StorageMode):
     """A mode that gives every block the row of the stack that allocated it. Each thread has its own mode.
 
     Args:
-        layers: the layers of the recording.
         ledger: the recording's ledger, which requests stacks from the mode.
-        stacks: the table of stacks.
     """
 
     def __init__(self, layers: Layers, ledger: LineLedger, stacks: RecordedStacks) -> None:
@@ -578,7 +574,6 @@ class ThreadWatch:
 
     Args:
         on_thread: the function, called on each newly detected thread.
-        failed: is called with errors of it.
     """
 
     def __init__(self, on_thread: Callable[[], None], failed: Failed = UNOWNED.end) -> None:

@@ -40,13 +40,8 @@ from tb_memplugin.record.torch_private.modules import parameters_in
 from tb_memplugin.record.torch_private.tensors import device_of
 from tb_memplugin.record.tracer.history import HistoryRecording, has_history
 from tb_memplugin.record.tracer.recording import StorageRecording
-from tb_memplugin.record.tracer.results import (
-    LayerMemoryStats,
-    MemoryEvent,
-    PhaseMemoryStats,
-    TracerResult,
-)
-from tb_memplugin.store.block_writer import BlockWriter
+from tb_memplugin.record.tracer.results import LayerMemoryStats, MemoryEvent, PhaseMemoryStats, TracerResult
+from tb_memplugin.store.writer import BlockWriter
 from tb_memplugin.trace import MemoryTrace, Phase
 
 __all__ = ["LayerMemoryStats", "MemoryEvent", "MemoryTracer", "PhaseMemoryStats"]
@@ -104,11 +99,7 @@ class MemoryTracer:
         self._block = -1
         self._saved = BlockWriter()
 
-    def trace(
-        self,
-        model: nn.Module,
-        optimizer: Optimizers = None,
-    ) -> Tracing:
+    def trace(self, model: nn.Module, optimizer: Optimizers = None) -> Tracing:
         """Return a context manager that traces its block and, when it ends, replaces the earlier result.
 
         Args:
@@ -322,10 +313,7 @@ class Tracing:
     """The context manager of `MemoryTracer.trace`. While open, it holds model and optimizers weakly."""
 
     def __init__(
-        self,
-        tracer: MemoryTracer,
-        model: nn.Module,
-        optimizers: list[torch.optim.Optimizer],
+        self, tracer: MemoryTracer, model: nn.Module, optimizers: list[torch.optim.Optimizer]
     ) -> None:
         self._tracer = tracer
         self._arguments: tuple[nn.Module, list[torch.optim.Optimizer]] | None = (model, optimizers)
@@ -359,10 +347,7 @@ class Tracing:
     @guarded("the end of a trace")
     @hidden_from_dynamo
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         model = self._model() if self._model is not None else None
         alive = [

@@ -105,10 +105,6 @@ def _begin(
     """Tell the watchers that a module is called, and return what makes the call and tells them of its end.
 
     If a profile records stacks, each call here, of C functions too, is an event in the user's own profile.
-
-    Args:
-        module, watchers, args, kwargs: the module, its watchers, and what it is called with.
-        call, first: the function to call, and its argument before those, if it has one.
     """
     version, needs_result, notified, pending = _version, False, _NOBODY, watchers
     while pending:

@@ -143,9 +143,6 @@ class ModuleRecorder:
     """Logs when modules are entered and left, from `start` to `stop`.
 
     Within a compiled module only its own call is logged: no Python call happens there.
-
-    Args:
-        scripted: whether scripted modules are recorded, too.
     """
 
     def __init__(self, *, scripted: bool = False) -> None:
@@ -168,7 +165,6 @@ class ModuleRecorder:
         """Watch every module of the models whose calls Python makes.
 
         Args:
-            models, names: the models, and the names of their modules.
             outer_calls: is told of each call that is within no other on its thread.
             outer_result: is called at the end of each such call on another thread.
             failed: is called when recording a call raised, which stops the watch.

@@ -304,9 +304,7 @@ def _positive(number: float, name: str) -> float:
         raise TypeError(f"{name} is a {type(number).__name__}; give a number")
     if not number > 0:
         raise MemPluginError(
-            f"{name} is {number}.",
-            where="MemoryMonitor",
-            fix="Give a number above 0, or leave it out.",
+            f"{name} is {number}.", where="MemoryMonitor", fix="Give a number above 0, or leave it out."
         )
     return float(number)
 

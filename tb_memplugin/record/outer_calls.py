@@ -35,7 +35,6 @@ class OuterCalls:
     here is an event in the user's own profile, so the counts of all tensors are read in one.
 
     Args:
-        names: the modules of the models.
         see: is called with the tensors' storages, on the thread of the call.
     """
 

@@ -62,7 +62,6 @@ class Provenance:
         """Fill in what sightings, growth from call to call and the sizes of weights tell.
 
         Args:
-            sightings: storages with a known purpose.
             matched: for each, the allocation that it saw; negative for none.
             weights: the weights of the models, in the orders in which programs copy them.
         """
@@ -146,11 +145,7 @@ def with_later_names(
     That is what enters modules, and what an optimizer holds that was not given: it is met at its first step.
 
     Args:
-        start: the start state.
         matched: for each sighting, the block that it saw: a row of the start state, or any other number.
-        sightings: the sightings of the window.
-        owners: the table of owners.
-        labels: the table to which the names of tensors are added.
     """
     nameless = np.append(_BY_SIZE[start.category], False)
     indices = np.flatnonzero((matched >= 0) & nameless[np.minimum(matched, len(start))])

@@ -119,7 +119,6 @@ class Ledger:
 
     Args:
         max_entries: how many entries to keep. Older ones are dropped; levels, peaks and counts stay correct.
-        device_type: the type of device, such as "cpu".
     """
 
     def __init__(self, max_entries: int, device_type: str) -> None:
@@ -212,14 +211,7 @@ class Ledger:
         return block
 
     def allocate_buffer(
-        self,
-        size: int,
-        made_by: Any,
-        row: int,
-        phase: Phase,
-        *,
-        recomputing: bool = False,
-        now: int = 0,
+        self, size: int, made_by: Any, row: int, phase: Phase, *, recomputing: bool = False, now: int = 0
     ) -> Buffer:
         """Record the allocation of memory that no known tensor holds."""
         buffer = self._buffer(size, row, self._device_named(self.device_type))

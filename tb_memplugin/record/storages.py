@@ -217,7 +217,6 @@ def state_beside(
     """Return the tensors that an optimizer keeps outside `state`: in attributes of its own and in its groups.
 
     Args:
-        optimizer: an optimizer.
         owners: (module's row, label) of each of its parameters, by id.
     """
     holders: list[tuple[Any, str, object]] = []
@@ -296,8 +295,6 @@ def match_sightings(
     Args:
         sightings: sightings at any time within the window.
         devices: device names; values of `blocks.device` are rows of them.
-        blocks: the paired allocations.
-        time_ns: the times of the events.
     """
     if not sightings:
         return np.empty(0, np.int64)

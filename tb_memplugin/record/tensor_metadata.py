@@ -62,8 +62,6 @@ def seen_tensors(
 
     Args:
         seen: tensors; the first of equal ones counts.
-        blocks: the paired allocations.
-        time_ns: the times of the events.
 
     Returns:
         Rows of a table of distinct tensors, -1 where none is known: int32, shape (blocks,); and the table.

@@ -83,7 +83,6 @@ def held_by(holder: Any, most: int) -> Iterator[tuple[Any, Any, bool]]:
     change a container.
 
     Args:
-        holder: any object.
         most: how many items of a container, and how many attributes, are looked at.
     """
     bases = _mro(type(holder))

@@ -204,7 +204,6 @@ class TrackerLog:
 
     Args:
         names: names in `TRACKERS`.
-        guard: logs errors.
     """
 
     def __init__(self, names: Sequence[str], guard: Guard) -> None:

@@ -203,10 +203,7 @@ def made_copies(
     """Return the copies that the program made outside modules, by the order of their sizes.
 
     Args:
-        born: the allocations.
         reason: why each has its category so far; only blocks with `UNDECIDED` count.
-        phases: the time ranges of the phases.
-        operators: the names of operators.
         weights: see `references`.
     """
     copying = np.array([name.removeprefix("aten::") in COPYING for name in (*operators, "")], bool)

@@ -20,12 +20,7 @@ import torch
 
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.record.alive_before import memory_of, nodes_below, saved_by
-from tb_memplugin.record.storages_alive import (
-    node_of,
-    other_threads_may_run,
-    storages_behind,
-    tensors_alive,
-)
+from tb_memplugin.record.storages_alive import node_of, other_threads_may_run, storages_behind, tensors_alive
 from tb_memplugin.record.tensors_inside import held_by
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.tensors import storage_address

@@ -114,10 +114,6 @@ class Answers:
         """Return the JSON answer to a request, in gzip format.
 
         Args:
-            route: the route's path.
-            answer: computes the answer.
-            request: its parameters.
-            client: who asks.
             is_gone: whether the client has closed the connection.
 
         Raises:

@@ -61,8 +61,6 @@ class Cache:
         Requests for the same result that come at the same time wait until the first of them has computed it.
 
         Args:
-            key: what the result is of.
-            compute: computes it.
             weigh: returns its bytes, `size_of` by default.
         """
         return self._get(key, None, compute, weigh or size_of)

@@ -15,8 +15,7 @@ from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import StepSummary
 from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.store.blob import read_metadata, read_summary
-from tb_memplugin.store.generations import superseded
-from tb_memplugin.store.paths import PLUGIN_NAME
+from tb_memplugin.store.paths import PLUGIN_NAME, superseded
 
 SUMMARY_BYTES = 32 * MIB
 """The most bytes of all cached summaries; they are kept because asking TensorBoard's data server is slow."""

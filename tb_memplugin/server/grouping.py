@@ -85,9 +85,7 @@ def keys_of(
     Categories and groups come in stacking order, other keys by size.
 
     Args:
-        opened: the window.
         rows: the allocations, rows of `trace.allocations`.
-        by: the name of the division.
         division: what it stands for: `by` itself, or groups of modules.
         most: how many keys there are at most, besides one for all others. Each category and each group has
             its own, because it has the same color in every view.

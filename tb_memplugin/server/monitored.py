@@ -51,11 +51,7 @@ class MonitoredRuns:
 
 
 class Monitored:
-    """Keeps the figures of all monitors in memory, at about 100 bytes per step.
-
-    Args:
-        data_provider: TensorBoard's data provider, of any kind.
-    """
+    """Keeps the figures of all monitors in memory, at about 100 bytes per step."""
 
     def __init__(self, data_provider: provider.DataProvider | None) -> None:
         self._provider = data_provider

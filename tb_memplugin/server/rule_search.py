@@ -106,7 +106,6 @@ def first_matches(
     """Return for each group of texts the first pattern that is found in one of them; else their number.
 
     Args:
-        patterns: what to search for.
         texts: groups of texts.
         where: the parameter that has the patterns, which errors name.
 

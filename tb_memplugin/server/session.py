@@ -97,7 +97,6 @@ class Session:
         """Return the steps of all workers on each of their devices, by run: rank2 before rank10.
 
         Args:
-            request: names the experiment.
             only: a run; None: all.
             fresh: whether to query TensorBoard anew.
         """

@@ -78,7 +78,6 @@ def serve(request: wrappers.Request, root: Path = BUNDLE) -> wrappers.Response:
 
     Args:
         request: its path ends in `/static/<name>`.
-        root: the bundle's folder.
     """
     name = request.path.rpartition("/static/")[2]
     path = find(name, root)

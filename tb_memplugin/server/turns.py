@@ -53,11 +53,7 @@ _own = threading.local()
 
 
 class Turns:
-    """Grants turns to the requests that wait, in the order in which they are due.
-
-    Args:
-        most: how many turns there are at a time.
-    """
+    """Grants turns to the requests that wait, in the order in which they are due."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most

@@ -61,13 +61,7 @@ class WorkerSteps:
 
 
 def worker_steps(worker: str, entries: Sequence[Entry], series: Series | None) -> list[WorkerSteps]:
-    """Return the steps of each of a worker's devices.
-
-    Args:
-        worker: its name.
-        entries: the steps that were recorded.
-        series: what a monitor saw, if there was one.
-    """
+    """Return the steps of each of a worker's devices."""
     parts: dict[str, list[WorkerSteps]] = {}
     for part in [*(_watched(worker, series) if series else []), *_recorded(worker, entries)]:
         parts.setdefault(part.device, []).append(part)

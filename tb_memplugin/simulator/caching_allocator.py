@@ -491,8 +491,6 @@ class ExpandableSegments:
     `find_expandable_block`, `map_block` and `unmap_block` in c10/cuda/CUDACachingAllocator.cpp do.
 
     Args:
-        settings: the settings of the allocator.
-        driver: maps and unmaps pages.
         log: called for every change; see `Log`.
     """
 

@@ -56,7 +56,6 @@ class DeviceMemory:
 
     Args:
         capacity: total bytes that the allocator can get; None for no limit.
-        first_address: the address of the first segment.
     """
 
     def __init__(self, capacity: int | None = None, first_address: int = FIRST_ADDRESS) -> None:

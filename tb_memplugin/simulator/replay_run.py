@@ -86,7 +86,6 @@ def lay_out(
     """Put a trace's start state into an empty allocator.
 
     Args:
-        allocator: where to put it.
         least: the least bytes of some blocks, by row of `trace.start`; see `longer_block`.
 
     Returns:
@@ -105,7 +104,6 @@ def longer_block(
 
     Args:
         gap: the address at which the gap begins in the simulation; the event is the first that differs.
-        event: the request.
         request: its rounded bytes.
     """
     start, table = trace.start, trace.segments
@@ -677,7 +675,6 @@ def emptied_by_hand(trace: MemoryTrace, device: int, rows: Int64, kind: Int64) -
     allocator free segments at other times too, every segment allocated directly after a run counts.
 
     Args:
-        trace, device: what is replayed.
         rows, kind: the device's events and their kinds, shape (n,).
     """
     gives_back = np.isin(kind, GIVES_BACK)

@@ -35,8 +35,6 @@ def read_summary(blob: bytes, where: str = "", described: StepMetadata | None = 
     """Return the summary in a blob.
 
     Args:
-        blob: the blob.
-        where: what errors name.
         described: the metadata of the step's tag, whose figures are those of the summary; None: not known.
 
     Raises:

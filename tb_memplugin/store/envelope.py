@@ -80,7 +80,6 @@ class EnvelopeReader:
     Args:
         read: returns a range of the file's bytes.
         size: the file's size in bytes.
-        name: the file's name for error messages.
 
     Attributes:
         read: what chunks are read with from now on.

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from tb_memplugin import budget
-from tb_memplugin.descriptor_stream import DescriptorStream, flush
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.temporary import delete, new_name
+from tb_memplugin.temporary import DescriptorStream, delete, flush, new_name
 
 ReadRange = Callable[[int, int], bytes]
 Result = TypeVar("Result")

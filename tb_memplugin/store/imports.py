@@ -10,9 +10,16 @@ from dataclasses import dataclass, replace
 
 from tb_memplugin.errors import MemPluginError, fix_of
 from tb_memplugin.store import files
-from tb_memplugin.store.generations import generation, generation_folder
 from tb_memplugin.store.leftovers import clear_folder
-from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, folder_name, is_side_file_name
+from tb_memplugin.store.paths import (
+    CLAIM,
+    EVENT_FILE_END,
+    SIDE_FOLDER,
+    folder_name,
+    generation,
+    generation_folder,
+    is_side_file_name,
+)
 from tb_memplugin.store.worker_folder import claim_folder, has_events
 from tb_memplugin.store.writer import RunWriter, WrittenWindow
 from tb_memplugin.temporary import age_seconds, is_running, this_process
@@ -89,7 +96,6 @@ def write_import(run_folder: str, worker: str, origin: str, trace: MemoryTrace, 
         run_folder: the run's folder, a local path or an fsspec URL. It need not exist.
         worker: the worker's name, any text.
         origin: the absolute path or URL of the imported file.
-        trace: the trace of that file.
         state: what changes when the file does, without spaces, for `imported_as`. It is kept in the claim.
 
     Raises:

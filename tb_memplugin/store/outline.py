@@ -34,13 +34,7 @@ _NOTE = "This summary has only the step's figures. The breakdown of the bytes is
 
 
 class Outlines:
-    """Makes the outlines of a window's steps.
-
-    Args:
-        trace: the window.
-        stats: the figures of all steps, for each device.
-        accounts: the accounts of the window, for each device.
-    """
+    """Makes the outlines of a window's steps."""
 
     def __init__(
         self,

@@ -31,12 +31,7 @@ _ORIGINS = tuple(
 
 
 def pairing_columns(trace: MemoryTrace, columns: Mapping[str, Column]) -> Iterator[tuple[str, Int64]]:
-    """Yield the columns of a trace's pairing; none if it has few events.
-
-    Args:
-        trace: a trace.
-        columns: its columns as they were written.
-    """
+    """Yield the columns of a trace's pairing; none if it has few events."""
     blocks = trace.allocations
     if len(trace.events) >= PAIRED_FROM:
         yield "blocks.life", blocks.freed - blocks.born
@@ -50,8 +45,6 @@ def stored_pairing(
     """Return the pairing that a file contains; None if it has none, or one that cannot be of these events.
 
     Args:
-        events, start: what was paired.
-        columns: the file's columns.
         unpack: returns one of them.
 
     Raises:

@@ -18,9 +18,15 @@ from tb_memplugin.store import files
 from tb_memplugin.store.blob import read_metadata, read_summary
 from tb_memplugin.store.envelope import KEEP, RERECORD
 from tb_memplugin.store.event_file import blobs_of
-from tb_memplugin.store.generations import superseded
 from tb_memplugin.store.health import unlisted_folder
-from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_END, STEPS_TAG, is_side_file_name
+from tb_memplugin.store.paths import (
+    EVENT_FILE_END,
+    SIDE_FOLDER,
+    STEPS_END,
+    STEPS_TAG,
+    is_side_file_name,
+    superseded,
+)
 from tb_memplugin.store.records import records
 from tb_memplugin.store.step_records import SeriesReader, read_series
 from tb_memplugin.store.summary import Window, WindowSummaries
@@ -73,7 +79,6 @@ def load_window(path: str, step: StepMetadata | None = None) -> MemoryTrace:
     """Return the window in a side file, given by a local path or an fsspec URL.
 
     Args:
-        path: the side file.
         step: the metadata of a step of the window; None accepts any window.
 
     Raises:

@@ -80,11 +80,7 @@ def read_figures(data: bytes, where: str = "") -> StepFigures:
 
 
 class SeriesReader:
-    """Reads the records of one series, which together may not unpack to far more than they have.
-
-    Args:
-        where: what errors name.
-    """
+    """Reads the records of one series, which together may not unpack to far more than they have."""
 
     def __init__(self, where: str) -> None:
         self._where = where

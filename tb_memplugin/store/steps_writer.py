@@ -38,7 +38,6 @@ class StepsWriter:
         logdir: a local path or an fsspec URL. It need not exist.
         worker: the worker's name, any text.
         epoch_ns: when the first step began, epoch nanoseconds.
-        torch: the version of torch.
         failed: called with an error that came only after `write`, on another thread: of the disk, as a rule.
         durable: whether `write` waits until the disk has the record.
     """

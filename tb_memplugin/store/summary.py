@@ -65,8 +65,6 @@ class WindowSummaries:
     """Makes the summaries of a window's steps; shared values are computed once.
 
     Args:
-        trace: the window.
-        window: who recorded it.
         only: the row of the only step that is asked for, or None.
     """
 

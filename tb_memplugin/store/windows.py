@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
@@ -26,7 +26,6 @@ from tb_memplugin.store.columns import BLOCK_ROWS, decode, encode, expected_size
 from tb_memplugin.store.envelope import MOST_NAMES, RERECORD, EnvelopeReader, EnvelopeWriter, ReadRange
 from tb_memplugin.store.pairing import PAIRING, pairing_columns, stored_pairing
 from tb_memplugin.store.scratch import joined
-from tb_memplugin.store.stored_events import StoredEvents
 from tb_memplugin.store.whole_devices import pack_whole, read_whole
 from tb_memplugin.trace import (
     Allocations,
@@ -52,7 +51,39 @@ from tb_memplugin.trace import (
 )
 from tb_memplugin.trace.counters import code_of
 from tb_memplugin.trace.notes import Level, Note
-from tb_memplugin.trace.tables import ABSENT
+from tb_memplugin.trace.tables import ABSENT, EVENT_DTYPES, Array
+
+UnpackColumn = Callable[[str], np.ndarray]
+
+
+class StoredEvents(Events):
+    """Events that unpack a column when it is first read. Equal to `Events` in all else."""
+
+    __slots__: tuple[str, ...] = ("_unpack",)
+    _unpack: UnpackColumn
+
+    @classmethod
+    def of(cls, unpack: UnpackColumn) -> StoredEvents:
+        """Return events whose column `name` is the result of `unpack(name)`, which may raise any error."""
+        events = object.__new__(cls)
+        object.__setattr__(events, "_unpack", unpack)
+        return events
+
+    def __getattr__(self, name: str) -> Any:
+        """Unpack a column; Python asks this only for those that are not set yet."""
+        if name not in EVENT_DTYPES:
+            raise AttributeError(name)
+        column = self._unpack(name)
+        object.__setattr__(self, name, column)
+        return column
+
+    def kept(self, pieces: Callable[[], Iterable[Array]]) -> Array:
+        """Return the pieces of a column that is computed from these events as one: on disk if it is large."""
+        return joined(pieces)
+
+
+StoredEvents.__slots__ = Events.__slots__  # by which others name the columns
+
 
 MOST_ROWS = 1 << 26
 """The largest number of rows of a table. A file that declares more is refused before memory is allocated."""
@@ -108,8 +139,6 @@ def write_window(stream: BinaryIO, trace: MemoryTrace, writer_id: str = "", wind
     """Write a trace as a side file.
 
     Args:
-        stream: what is written to.
-        trace: the window.
         writer_id, window: as in the metadata of the window's steps; empty for a window of no run.
 
     Returns:
@@ -176,7 +205,6 @@ def read_window(read: ReadRange, size: int, name: str, of: tuple[str, int] | Non
     Args:
         read: returns a range of the file's bytes.
         size: the file's size in bytes.
-        name: the file's name for error messages.
         of: the writer's id and the window's number, which a file has that a run's writer wrote. None accepts
             any window.
 

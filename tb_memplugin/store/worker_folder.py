@@ -152,7 +152,6 @@ def claim_free_folder(logdir: str, worker: str, end: str, writer_id: str) -> Wor
     Args:
         logdir: a local path or an fsspec URL. It need not exist.
         worker: the worker's name, any text; the folder's name is made safe from it.
-        end: a suffix for the folder's name.
         writer_id: the writer's id. To try again with the same one after an error takes the same folder.
 
     Raises:

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from tb_memplugin.errors import MemPluginError, fix_of
@@ -16,6 +16,7 @@ from tb_memplugin.store import files
 from tb_memplugin.store.blob import pack
 from tb_memplugin.store.disk_sync import DiskSync
 from tb_memplugin.store.event_file import step_record
+from tb_memplugin.store.files import absolute
 from tb_memplugin.store.growing_file import UnsettledError
 from tb_memplugin.store.leftovers import clear_logdir
 from tb_memplugin.store.paths import SIDE_FOLDER, side_file_name
@@ -171,3 +172,30 @@ def _not_written(logdir: str, error: OSError) -> MemPluginError:
     )
     refusal.__cause__ = error
     return refusal
+
+
+class BlockWriter:
+    """Writes the blocks of one tracer, with one `RunWriter` per folder and worker."""
+
+    def __init__(self) -> None:
+        self._writers: dict[tuple[str, str], tuple[RunWriter, int]] = {}
+
+    def write(self, trace: MemoryTrace, block: int, logdir: str | os.PathLike[str], worker: str) -> None:
+        """Write a traced block as the step with its number.
+
+        If a block of this or a later number was already written, the block goes into a new run beside it.
+
+        Args:
+            trace: a trace with one step.
+            block: the number of the block, from 0.
+
+        Raises:
+            MemPluginError: the folder cannot be written.
+        """
+        key = absolute(os.fspath(logdir)), worker
+        writer, last = self._writers.get(key, (None, -1))
+        if writer is None or block <= last:
+            writer, last = RunWriter(*key), -1
+        self._writers[key] = writer, last  # before it may fail: a second writer would take another folder
+        writer.write(replace(trace, steps=tuple(replace(step, number=block) for step in trace.steps)))
+        self._writers[key] = writer, block

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TypeVar
 
+from tb_memplugin.trace.kinds import KeyedEnum
 
-class Moment(IntEnum):
+
+class Moment(KeyedEnum):
     """When a counter was read. The values are written to disk: append new ones, never renumber."""
 
     START = 0
@@ -17,13 +18,8 @@ class Moment(IntEnum):
     END = 2
     """After the window's last event."""
 
-    @property
-    def key(self) -> str:
-        """The name in JSON: `peak`."""
-        return self.name.lower()
 
-
-class Counter(IntEnum):
+class Counter(KeyedEnum):
     """What counted. The values are written to disk: append new ones, never renumber."""
 
     OTHER = 0
@@ -41,13 +37,8 @@ class Counter(IntEnum):
     SIMULATED = 6
     """None: the trace is simulated, and there is no allocator."""
 
-    @property
-    def key(self) -> str:
-        """The name in JSON: `allocated`."""
-        return self.name.lower()
 
-
-class Cause(IntEnum):
+class Cause(KeyedEnum):
     """Why the trace and a counter differ. The values are written to disk: append new ones, never renumber."""
 
     OTHER = 0
@@ -63,13 +54,8 @@ class Cause(IntEnum):
     FOREIGN = 5
     """In memory that the allocator did not allocate (a file's, numpy's): no difference in what it counts."""
 
-    @property
-    def key(self) -> str:
-        """The name in JSON: `freed_unknown`."""
-        return self.name.lower()
 
-
-Code = TypeVar("Code", bound=IntEnum)
+Code = TypeVar("Code", bound=KeyedEnum)
 
 
 def code_of(kind: type[Code], number: int) -> Code:

@@ -71,11 +71,7 @@ def _is_python_file(name: str) -> bool:
 
 
 def lowest_in_stacks(rank: dict[str, int], stacks: Iterable[Sequence[str]], none: int) -> Int64:
-    """Return the lowest rank among each stack's frames: int64, shape (stacks,); `none` for an empty stack.
-
-    Args:
-        rank: the rank of every frame text that occurs.
-    """
+    """Return the lowest rank among each stack's frames: int64, shape (stacks,); `none` for an empty stack."""
     lookup = rank.__getitem__
     return np.array([min(map(lookup, stack), default=none) for stack in stacks], np.int64)
 

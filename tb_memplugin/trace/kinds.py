@@ -5,6 +5,15 @@ from __future__ import annotations
 from enum import IntEnum
 
 
+class KeyedEnum(IntEnum):
+    """An enumeration whose members have a name in JSON and URLs."""
+
+    @property
+    def key(self) -> str:
+        """The name in JSON and URLs: `optimizer_state`."""
+        return self.name.lower()
+
+
 class Kind(IntEnum):
     """What an event did. The values are written to disk: append new ones, never renumber."""
 
@@ -23,7 +32,7 @@ class Kind(IntEnum):
     MARK = 9
 
 
-class Category(IntEnum):
+class Category(KeyedEnum):
     """What a block is used for. The values are written to disk: append new ones, never renumber.
 
     Charts stack them in `STACKING_ORDER`.
@@ -45,11 +54,6 @@ class Category(IntEnum):
     """Kept and reused from call to call, such as the keys and values of attention."""
     PARAMETER_COPY = 13
     """A copy of a parameter that is not used as one now: EMA weights, a deepcopy, a clone of a state dict."""
-
-    @property
-    def key(self) -> str:
-        """The name in JSON and URLs: `optimizer_state`."""
-        return self.name.lower()
 
 
 STACKING_ORDER = (
@@ -145,7 +149,7 @@ class Reason(IntEnum):
     """Outermost calls of a module received it and wrote to it, and nothing did so between them."""
 
 
-class Phase(IntEnum):
+class Phase(KeyedEnum):
     """The part of a training step in which an event happened. The values are written to disk."""
 
     OTHER = 0
@@ -154,8 +158,3 @@ class Phase(IntEnum):
     OPTIMIZER = 3
     BEFORE = 4
     """Before the profiled window: the phase of blocks that were alive when it began."""
-
-    @property
-    def key(self) -> str:
-        """The name in JSON and URLs: `backward`."""
-        return self.name.lower()

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar, cast
 
 import numpy as np
 
+from tb_memplugin.trace.indexes import INDEXED, Lifetimes
 from tb_memplugin.trace.kinds import Kind, Phase
-from tb_memplugin.trace.lifetimes import INDEXED, Lifetimes
 from tb_memplugin.trace.tables import (
     PIECE,
     Bool,
@@ -186,7 +186,6 @@ def blocks_at(address: UInt64, event: Int64, blocks: Allocations) -> Int64:
 
     Args:
         address, event: addresses of blocks, and indices of events from -1; shape (n,).
-        blocks: the paired allocations.
 
     Returns:
         Rows of `blocks`, -1 where none was alive.
@@ -293,8 +292,6 @@ def reserved_levels(events: Events, device: int, at_start: int | None) -> Int64 
     """Return the reserved bytes on a device: int64, shape (events + 1,); entry 0 is before the first event.
 
     Args:
-        events: the events of all devices.
-        device: the device whose events count.
         at_start: the bytes before the first event; None takes the first value that an event reports.
 
     Returns:
@@ -320,8 +317,6 @@ def window_levels(events: Events, device: int, first: int = 0, end: int | None =
     """Return the running sum of reported allocs and frees in bytes, from 0, at some events.
 
     Args:
-        events: the events of all devices.
-        device: the device whose events count.
         first, end: the levels before event first to after event end - 1: shape (end - first + 1,).
     """
     sign = np.zeros(len(Kind), np.int64)

@@ -12,11 +12,10 @@ import numpy as np
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace.allocator import Annotations, OutOfMemory, Segments
 from tb_memplugin.trace.counters import CounterReading
+from tb_memplugin.trace.indexes import PartSums, Runs, runs_of
 from tb_memplugin.trace.notes import Note
-from tb_memplugin.trace.part_sums import PartSums
 from tb_memplugin.trace.replay import Allocations, live_levels, pair, reserved_levels, window_levels
 from tb_memplugin.trace.result import Column, Tabular
-from tb_memplugin.trace.runs import Runs, runs_of
 from tb_memplugin.trace.tables import (
     Device,
     Events,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 from tb_memplugin.trace.counters import Moment
+from tb_memplugin.trace.kinds import KeyedEnum
 
 
-class DevicePart(IntEnum):
+class DevicePart(KeyedEnum):
     """A part of a device's memory. The values are written to disk: append new ones, never renumber."""
 
     UNKNOWN = 0
@@ -39,11 +39,6 @@ class DevicePart(IntEnum):
     """Of the processes below this one: the pages that each has alone."""
     FILES = 14
     """Files in memory: mapped libraries and data, and the page cache."""
-
-    @property
-    def key(self) -> str:
-        """The name in JSON: `cached`."""
-        return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tb_memplugin.analysis.columns import event_cuts, extremes, highest, time_cuts
 from tb_memplugin.analysis.steps import step_columns
-from tb_memplugin.trace.runs import RUN, runs_of
+from tb_memplugin.trace.indexes import RUN, runs_of
 from tests.traces import EPOCH, MICROSECOND, trace
 
 THREE = ("alloc 1 a", "alloc 2 b", "alloc 4 c")

@@ -26,7 +26,7 @@ from tb_memplugin.trace import (
     Phase,
     Step,
     events,
-    part_sums,
+    indexes,
     replay,
     start_state,
 )
@@ -102,7 +102,7 @@ def test_sums_by_part_are_those_of_the_blocks(seed: int, by: By, data: st.DataOb
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(curves, "INDEXED", indexed)
             patch.setattr(curves, "WIDE", 0)
-            patch.setattr(part_sums, "MOST_CELLS", data.draw(st.sampled_from([1, 500, 1 << 22])))
+            patch.setattr(indexes, "MOST_CELLS", data.draw(st.sampled_from([1, 500, 1 << 22])))
             drawn.append(event_curve(trace, 0, first, EVENTS, columns, by))
         assert drawn[-1].stacks.sum(axis=0).tolist() == drawn[-1].high.tolist()
     assert drawn[0].keys == drawn[1].keys

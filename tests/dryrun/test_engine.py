@@ -16,8 +16,7 @@ from click.testing import CliRunner
 from tb_memplugin import MemPluginError
 from tb_memplugin.commands import main
 from tb_memplugin.dryrun.build import StandIn, stand_in
-from tb_memplugin.dryrun.engine import estimate_program
-from tb_memplugin.dryrun.environment import environment
+from tb_memplugin.dryrun.engine import environment, estimate_program
 from tb_memplugin.estimate.answer.script import read_program
 from tb_memplugin.estimate.answer.step_estimate import StepEstimate
 from tb_memplugin.estimate.gpu_spec import GpuSpec

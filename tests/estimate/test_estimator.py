@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from tb_memplugin import MemoryEstimator, MemPluginError, load
-from tb_memplugin.estimate import GpuSpec
 from tb_memplugin.estimate.answer.estimation import RESERVED_OFF, Estimate, margin_bounds
+from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 
 KIB, MIB = 1 << 10, 1 << 20

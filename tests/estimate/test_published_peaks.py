@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from tb_memplugin.estimate import GpuSpec
 from tb_memplugin.estimate.answer.estimation import Estimate
+from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.ranks import estimate_ranks
 from tests.estimate.nanotron_llama import Row, train
 

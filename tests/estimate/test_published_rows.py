@@ -18,8 +18,8 @@ from benchmarks.published.__main__ import (
     read_sources,
 )
 from benchmarks.published.programs import PROGRAMS
-from tb_memplugin.estimate import GpuSpec
 from tb_memplugin.estimate.answer.estimation import RESERVED_OFF
+from tb_memplugin.estimate.gpu_spec import GpuSpec
 
 PEAKS = read_peaks()
 RESULTS = PAGE.read_text("utf-8").split(BEGIN)[1].split(END)[0]

@@ -22,8 +22,8 @@ from rich.console import Console
 
 from tb_memplugin import MemoryEstimator
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.kernels.rows import TABLES
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel
+from tb_memplugin.estimate.run.chosen import TABLES
 from tests.gpu.test_operators import OPERATORS, Figures, figures
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from tb_memplugin.dryrun.build import stand_in
-from tb_memplugin.dryrun.environment import environment
+from tb_memplugin.dryrun.engine import environment
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 
 ASKS_CUDNN = os.environ.get("STANDIN_CUDNN_WORKSPACES") == "1"

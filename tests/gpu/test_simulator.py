@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tb_memplugin import load
-from tb_memplugin.estimate import AllocatorSettings, replay
+from tb_memplugin.simulator import AllocatorSettings, replay
 from tb_memplugin.trace import MemoryTrace
 
 pytestmark = [

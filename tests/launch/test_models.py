@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tb_memplugin.launch.models import models_of
+from tb_memplugin.launch.recorder import models_of
 
 
 def sgd(module: nn.Module) -> torch.optim.Optimizer:

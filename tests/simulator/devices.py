@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tb_memplugin.estimate import AllocatorSettings, CachingAllocator, DeviceMemory
+from tb_memplugin.simulator import AllocatorSettings, CachingAllocator, DeviceMemory
 
 K, M = 1 << 10, 1 << 20
 

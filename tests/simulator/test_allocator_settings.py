@@ -6,7 +6,7 @@ import pytest
 
 from tb_memplugin import MemoryEstimator
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate import AllocatorSettings, recorded_settings
+from tb_memplugin.simulator import AllocatorSettings, recorded_settings
 from tb_memplugin.simulator.allocator_settings import not_followed
 from tests.analysis.histories import allocator_trace
 from tests.simulator.devices import K, M

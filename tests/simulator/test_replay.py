@@ -3,7 +3,7 @@
 import pytest
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate import AllocatorSettings, replay, simulated_trace
+from tb_memplugin.simulator import AllocatorSettings, replay, simulated_trace
 from tests.analysis.histories import allocator_trace
 from tests.simulator.devices import M
 from tests.traces import trace as profile

@@ -6,8 +6,8 @@ import pytest
 
 from tb_memplugin import load
 from tb_memplugin.analysis.layout import faults
-from tb_memplugin.estimate import AllocatorSettings, replay, simulated_trace
 from tb_memplugin.exports import snapshot
+from tb_memplugin.simulator import AllocatorSettings, replay, simulated_trace
 from tests.commands.files import real, stranger
 
 COLUMNS = ("kind", "device", "address", "bytes", "reserved")

@@ -7,9 +7,9 @@ import pytest
 
 from tb_memplugin.analysis.layout import faults
 from tb_memplugin.analysis.oom import oom_report
-from tb_memplugin.estimate import AllocatorSettings, replay, simulated_trace
 from tb_memplugin.exports import snapshot
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
+from tb_memplugin.simulator import AllocatorSettings, replay, simulated_trace
 from tb_memplugin.trace import Kind
 from tests.analysis.histories import allocator_trace
 from tests.simulator.devices import M

@@ -3,8 +3,8 @@ import shutil
 import pytest
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.store.generations import generation, generation_folder, superseded
 from tb_memplugin.store.imports import write_import
+from tb_memplugin.store.paths import generation, generation_folder, superseded
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.worker_folder import claim_folder
 from tests.traces import trace

@@ -70,7 +70,6 @@ def candidates(workload: Workload, conf: str, takes: frozenset[str]) -> Iterator
 
     Args:
         workload: the current step; its optimizer is None if the target brings its own.
-        conf: the current allocator settings.
         takes: the sizes that the target can change.
     """
     for name, options, changed in _of_step(workload, takes):
@@ -167,7 +166,6 @@ def max_batch(need_of: Callable[[int], Need], limit_bytes: int, most: int = MOST
     Args:
         need_of: returns the estimate of one batch.
         limit_bytes: bytes that may be reserved; this only guides the search.
-        most: the largest batch to try.
 
     Raises:
         MemPluginError: `most` is less than 1.

@@ -105,10 +105,7 @@ class MemoryEstimator:
         self.gpu = spec if self.device.type == "cuda" else None
         self._settings = AllocatorSettings.from_conf(conf)
         self._target = Target(
-            self.device.type,
-            self.gpu,
-            settings=self._settings,
-            plugins=chosen_plugins(plugins),
+            self.device.type, self.gpu, settings=self._settings, plugins=chosen_plugins(plugins)
         )
         if self.gpu is not None and self.gpu.torch is not None:
             self._target.note(_OF_VERSION.format(".".join(map(str, self.gpu.torch)), READ))

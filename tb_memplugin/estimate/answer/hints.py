@@ -67,9 +67,6 @@ def question(kind: str, operator: Any, tensor: torch.Tensor, caller: FrameType |
     """Return the question that the running program asks now.
 
     Args:
-        kind: one of `KINDS`.
-        operator: what reads the value.
-        tensor: the tensor whose value is read.
         caller: the frame that called the operator (`CountingFakeMode.caller`); None if none runs.
     """
     file, line = _program(caller)

@@ -199,7 +199,6 @@ def run_program(
         steps: optimizer steps after which the program is ended.
         limit_s: seconds after which it is ended all the same; ignored outside the main thread.
         rank: the rank that the environment tells the program where it has several.
-        where: what it runs on, for errors.
 
     Raises:
         MemPluginError: the program failed, or cannot run there; it names the line.

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.estimation import BUILDING
-from tb_memplugin.estimate.answer.repeated_blocks import checkpoint_blocks
 from tb_memplugin.estimate.program.named_errors import by_name, mixes_devices, mixes_types, names_by_value
 
 if TYPE_CHECKING:
@@ -375,3 +377,37 @@ def _line_of(error: BaseException) -> traceback.FrameSummary:
     lines = traceback.extract_tb(error.__traceback__)
     outside = (line for inside in INSIDE for line in reversed(lines) if not inside.search(line.filename))
     return next(outside, lines[-1])
+
+
+def checkpoint_blocks(model: nn.Module) -> int:
+    """Checkpoint every repeated block. The names of modules do not change.
+
+    Returns:
+        The number of blocks.
+    """
+    blocks = repeated_blocks(model)
+    for block in blocks:
+        block.forward = _checkpointed(block.forward)
+    return len(blocks)
+
+
+def repeated_blocks(module: nn.Module) -> list[nn.Module]:
+    """Return every block that shares an `nn.ModuleList` or `nn.Sequential` with another of its class.
+
+    Blocks have submodules. Blocks nested inside a returned block are not returned themselves.
+    """
+    children = list(module.children())
+    if isinstance(module, (nn.ModuleList, nn.Sequential)):
+        kinds = Counter(map(type, children))
+        repeated = [child for child in children if kinds[type(child)] > 1 and any(child.children())]
+        if repeated:
+            return repeated
+    return [block for child in children for block in repeated_blocks(child)]
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(forward)
+    def recomputed(*arguments: Any, **keywords: Any) -> Any:
+        return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
+
+    return recomputed

@@ -4,16 +4,22 @@ Fake tensors always use the math path, which materialises the scores: 57 MiB whe
 The GPU decides the order of kernels (`GpuSpec.sdpa_order`), sdp_utils.cpp in
 aten/src/ATen/native/transformers/cuda has the limits of each (can_use_flash_attention and similar functions),
 and the program chooses with `torch.nn.attention.sdpa_kernel` which are allowed.
+
+Flash attention accepts no mask. For fake tensors, transformers keeps every mask (`is_tracing`,
+masking_utils.py); here it omits masks that mask nothing, as in a real run: values.py answers that nothing is
+padded or packed, unless a hint says otherwise.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
@@ -289,3 +295,28 @@ def _mask_suits_cudnn(call: AttentionCall) -> bool:
 
 
 _CAN = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "math": lambda call: True}
+
+
+_MODULES = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
+
+
+class AttentionMasks(Correction):
+    """Replaces `is_tracing` in the modules that make masks by one that does not look at the tensor."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Replace it in the modules that are imported now, and in others when a module first runs after."""
+        missing = set(_MODULES)
+
+        def replace(*_: object) -> None:
+            for name in missing & sys.modules.keys():
+                missing.discard(name)
+                _replace(sys.modules[name], patches)
+
+        replace()
+        patches.on_undo(register_module_forward_pre_hook(replace).remove)
+
+
+def _replace(module: Any, patches: Patches) -> None:
+    original = getattr(module, "is_tracing", None)
+    if original is not None:
+        patches.set(module, "is_tracing", lambda tensor=None: original())

@@ -78,7 +78,6 @@ def reduction_buffers(
         layout: of what is reduced.
         reduced: the dimensions that are reduced, each from 0 on.
         partial: bytes of a partial result (`arg_t`).
-        gpu: the GPU that reduces it.
     """
     if not layout.shape or not prod(layout.shape):
         return []
@@ -263,7 +262,6 @@ def reduction(
 
     Args:
         layout: of what is reduced.
-        gpu: the GPU that reduces it.
         dimensions: a dimension or several; None or none for all.
         partial: bytes of a partial result; 0 for those of a sum.
         before: bytes of what the kernel holds meanwhile.
@@ -343,14 +341,14 @@ def _is_copied(dtype: torch.dtype, out: torch.dtype) -> bool:
     return dtype is not out and not (dtype in _HALVES and out is torch.float32)
 
 
-def _reducing(partial_bytes: Partial, source: str, *names: str, rare: str = "") -> Kernel:
+def _reducing(partial_bytes: Partial, source: str, *names: str) -> Kernel:
     """Return the row of operators whose blocks exchange partial results of so many bytes."""
     reducing = [
         operator
         for operator in operators(*(f"{name}.*" for name in names))
         if not any(argument.is_out or argument.name == "other" for argument in operator._schema.arguments)
     ]
-    return Kernel(reducing, partial(_reduced, partial_bytes), source=source, rare=rare)
+    return Kernel(reducing, partial(_reduced, partial_bytes), source=source)
 
 
 KERNELS = (

@@ -117,7 +117,6 @@ def sort_bytes(count: int, key: int, value: int, gpu: GpuSpec, bits: int | None 
         count: how many there are; at least 1.
         key: bytes of a key.
         value: bytes of a value, 0 if keys alone are sorted.
-        gpu: the GPU that sorts.
         bits: the bits of a key that are sorted by; None for all.
     """
     if count <= 256 * _items(19, key, value):  # one block sorts them

@@ -1,6 +1,6 @@
 """What kernels allocate besides their results: one row for each operator, and the call that it is asked for.
 
-`rows.py` has all of them. Rows that allocate nothing besides results are not needed.
+`run/chosen.py` has all of them. Rows that allocate nothing besides results are not needed.
 """
 
 from __future__ import annotations

@@ -15,13 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tb_memplugin.estimate.answer.hints import (
-    Question,
-    UnansweredError,
-    counted,
-    unanswered,
-    went_on,
-)
+from tb_memplugin.estimate.answer.hints import Question, UnansweredError, counted, unanswered, went_on
 from tb_memplugin.estimate.program.checks import going_on
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
@@ -108,7 +102,6 @@ class AssumedCount:
         asked: the question that has no answer; it is raised where the value would decide. (The error itself
             would keep the tensors of its traceback alive.)
         most: the greatest value that it can have; None if that is not known.
-        note: called with sentences for the reader of the estimate.
     """
 
     def __init__(self, asked: Question, most: int | None, note: Callable[[str], object]) -> None:

@@ -11,7 +11,7 @@ The rules are those of torch/csrc/distributed/c10d/reducer.cpp (2.13):
   communication hook.
 - With `static_graph` the first backward is reduced at its end, and buckets are rebuilt before the third
   forward.
-- Before 2.15, NCCL keeps what a hook sent until the first bucket of the next backward (works.py).
+- Before 2.15, NCCL keeps what a hook sent until the first bucket of the next backward (communication.py).
 - On a GPU, small tensors carry numbers to the other ranks: shapes at construction, the order of buckets,
   which parameters were used.
 """
@@ -26,14 +26,14 @@ import torch
 import torch.distributed as dist
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.program.works import watched
+from tb_memplugin.estimate.program.communication import watched
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.trace import Category
 
 _BEFORE_2_15 = torch.torch_version.TorchVersion(torch.__version__) < "2.15"
-"""Whether NCCL's group gathers a list of tensors into one first, and keeps what a hook sent (works.py)."""
+"""Whether NCCL's group gathers a list of tensors into one first, and keeps what a hook sent."""
 
 Name = Callable[[torch.Tensor, Category, str], None]
 """`name(tensor, category, label)` sets the category and label of a tensor's memory."""

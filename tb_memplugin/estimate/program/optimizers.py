@@ -1,4 +1,4 @@
-"""Make optimizers choose the same kernels for fake parameters as for real ones; they look at the type."""
+"""What optimizers and GradScaler ask of parameters and gradients: their type, and whether any overflowed."""
 
 from __future__ import annotations
 
@@ -48,3 +48,20 @@ class FusedOptimizers(Correction):
 
 def _nothing(mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> None:
     return None
+
+
+class LossScaling(Correction):
+    """Makes GradScaler always run the optimizer's step, as in all but the first few training steps."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Skip the check `found_inf.item()`; unscaling and growth of the scale are unchanged."""
+
+        def step(scaler: Any, optimizer: torch.optim.Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
+            return optimizer.step(*args, **kwargs)
+
+        patches.set(torch.amp.GradScaler, "_maybe_opt_step", step)
+        patches.set(torch.amp.GradScaler, "get_scale", _scale)
+
+
+def _scale(scaler: Any) -> float:
+    return float(scaler._init_scale) if scaler.is_enabled() else 1.0

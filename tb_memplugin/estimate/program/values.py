@@ -79,16 +79,11 @@ _CHOSEN, _COMPARED, _COUNTED = "chosen", "compared", "counted"
 most that their elements can be, which count those of a mask."""
 
 _ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_attn_mask_utils.py")
-"""Files that check whether a mask selects everything, in order to omit it (attention_masks.py)."""
+"""Files that check whether a mask selects everything, in order to omit it (kernels/attention.py)."""
 
 
 class Asking(Correction):
-    """Base class of corrections that take values from the user's hints.
-
-    Args:
-        target: what is estimated for.
-        hints: the user's hints; see hints.py.
-    """
+    """Base class of corrections that take values from the user's hints."""
 
     def __init__(self, target: Target, hints: Any) -> None:
         super().__init__(target)

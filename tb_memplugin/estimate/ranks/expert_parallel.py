@@ -184,10 +184,8 @@ def even_routing(
     The user's hints come first.
 
     Args:
-        config: the model's config.
         tokens: the number of tokens that a rank sends at once.
         ranks: the number of ranks that exchange tokens.
-        hints: the user's hints.
     """
     each = max(1, round(tokens * getattr(config, "num_experts_per_tok", 1) / ranks))
 

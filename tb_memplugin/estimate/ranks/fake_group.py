@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.program.works import Underway
+from tb_memplugin.estimate.program.communication import Underway
 from tb_memplugin.estimate.run.patches import Patches
 
 Letter = tuple[int, int, int]

@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.answer.repeated_blocks import repeated_blocks
-from tb_memplugin.estimate.answer.workload import OWN_CHECKPOINTING
+from tb_memplugin.estimate.answer.workload import OWN_CHECKPOINTING, repeated_blocks
 from tb_memplugin.estimate.ranks.expert_parallel import (
     EXPERTS,
     ORDER,

@@ -1,10 +1,24 @@
-"""Choose the corrections for a target."""
+"""Choose the corrections for a target, and the table of kernels of its device.
+
+A second row of the table for one operator and device is an error at import.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tb_memplugin.estimate.kernels.attention import Attention
+from tb_memplugin.estimate.kernels import (
+    attention_buffers,
+    copies,
+    indexing,
+    losses,
+    normalizations,
+    recurrent,
+    reductions,
+    results,
+    sorting,
+)
+from tb_memplugin.estimate.kernels.attention import Attention, AttentionMasks
 from tb_memplugin.estimate.kernels.convolutions import Convolutions
 from tb_memplugin.estimate.kernels.derivatives import (
     BiasInPlace,
@@ -15,45 +29,50 @@ from tb_memplugin.estimate.kernels.derivatives import (
 from tb_memplugin.estimate.kernels.losses import CtcLoss
 from tb_memplugin.estimate.kernels.recurrent import Recurrent
 from tb_memplugin.estimate.kernels.results import FusedKernels, OneHot
-from tb_memplugin.estimate.kernels.rows import TABLES
+from tb_memplugin.estimate.kernels.table import Kernel, Table
 from tb_memplugin.estimate.kernels.uncounted import CpuKernels, Unknown
 from tb_memplugin.estimate.kernels.workspaces import Workspaces
 from tb_memplugin.estimate.libraries.applied import Libraries
 from tb_memplugin.estimate.program.assumed_counts import AssumedCounts
-from tb_memplugin.estimate.program.attention_masks import AttentionMasks
 from tb_memplugin.estimate.program.communication import Communication
-from tb_memplugin.estimate.program.compiled import Compiled
+from tb_memplugin.estimate.program.compiled import Compiled, Scripted
 from tb_memplugin.estimate.program.constants import Constants
 from tb_memplugin.estimate.program.data_loading import DataLoading
 from tb_memplugin.estimate.program.data_parallel import DataParallel
 from tb_memplugin.estimate.program.devices import Devices
-from tb_memplugin.estimate.program.initialisers import Initialisers
-from tb_memplugin.estimate.program.loaded_files import LoadedFiles
-from tb_memplugin.estimate.program.loss_scaling import LossScaling
 from tb_memplugin.estimate.program.module_moves import ModuleMoves
-from tb_memplugin.estimate.program.optimizers import ForeachByDefault, FusedOptimizers
+from tb_memplugin.estimate.program.optimizers import ForeachByDefault, FusedOptimizers, LossScaling
 from tb_memplugin.estimate.program.packed_sequences import PackedSequences
 from tb_memplugin.estimate.program.printing import Printing
-from tb_memplugin.estimate.program.random_states import RandomStates
-from tb_memplugin.estimate.program.refusals import Refusals
-from tb_memplugin.estimate.program.same_dtypes import SameDtypes
-from tb_memplugin.estimate.program.saved_files import SavedFiles
-from tb_memplugin.estimate.program.scripted import Scripted
+from tb_memplugin.estimate.program.random_numbers import Initialisers, RandomStates
+from tb_memplugin.estimate.program.refusals import Refusals, SameDtypes
+from tb_memplugin.estimate.program.saved_files import LoadedFiles, SavedFiles
 from tb_memplugin.estimate.program.sizes import Sizes
 from tb_memplugin.estimate.program.storage_resizing import StorageResizing
 from tb_memplugin.estimate.program.values import Asking, Values
 from tb_memplugin.estimate.run.correction import Correction, Corrections, Target
 
+_FILES = (
+    attention_buffers,
+    copies,
+    indexing,
+    losses,
+    normalizations,
+    recurrent,
+    reductions,
+    results,
+    sorting,
+)
+
+ROWS: tuple[Kernel, ...] = tuple(row for file in _FILES for row in file.KERNELS)
+
+TABLES = {device_type: Table(ROWS, device_type) for device_type in ("cuda", "cpu")}
+
+
 ASKING: tuple[type[Asking], ...] = (Values, Sizes, Printing)
 """Corrections that use the user's hints."""
 
-ON_CUDA: tuple[type[Correction], ...] = (
-    Attention,
-    Convolutions,
-    Recurrent,
-    Unknown,
-    Workspaces,
-)
+ON_CUDA: tuple[type[Correction], ...] = (Attention, Convolutions, Recurrent, Unknown, Workspaces)
 """Corrections on a GPU, besides the table of kernels."""
 
 ON_CPU: tuple[type[Correction], ...] = (CpuKernels,)

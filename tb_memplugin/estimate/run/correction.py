@@ -65,7 +65,6 @@ class Corrections:
     Args:
         parts: the corrections; without any, fake tensors behave as in torch.
         kernels: by operator, what kernels allocate.
-        gpu: the GPU whose kernels they are.
         engine_adds_in_place: whether gradients that autograd's engine sums are counted as summed in place,
             as without modes.
 

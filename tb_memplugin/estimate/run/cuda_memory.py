@@ -1,31 +1,234 @@
 """The memory functions of `torch.cuda` and `torch.accelerator` in a fake run.
 
-torch's own Python code runs; what it asks torch's C code is answered by the simulated allocator.
+torch's own Python code runs; what it asks torch's C code is answered by the simulated allocator, through
+which the ledger's events are replayed up to now, each only once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.run.fake_ledger import Block as Request
+from tb_memplugin.estimate.run.fake_ledger import FakeLedger
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
-from tb_memplugin.estimate.run.live_allocator import LiveAllocator
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
+from tb_memplugin.simulator.caching_allocator import FREE, LIVE, Block, CachingAllocator, PoolId
+from tb_memplugin.trace import Kind
 from tb_memplugin.trace.allocator import DEFAULT_POOL
+
+METRICS = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+"""Statistics that torch has for all memory, and for the pools of small and of large blocks."""
+
+POOLS = ("all", "small_pool", "large_pool")
+NO_STATISTIC = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+COUNTS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "max_split_size")
+OVERSIZE = ("oversize_allocations", "oversize_segments")
+
+
+@dataclass(slots=True)
+class Statistic:
+    """A level: its value, its highest value, and what was added and removed in all."""
+
+    current: int = 0
+    peak: int = 0
+    allocated: int = 0
+    freed: int = 0
+
+    def add(self, amount: int) -> None:
+        """Change the level by an amount, which may be negative."""
+        self.current += amount
+        if amount > 0:
+            self.allocated += amount
+            if self.current > self.peak:
+                self.peak = self.current
+        else:
+            self.freed -= amount
+
+
+class LiveAllocator:
+    """The simulated allocator of one device of a running estimate.
+
+    Args:
+        ledger: what is allocated and freed.
+        device: the row of the device in the ledger.
+    """
+
+    def __init__(self, ledger: FakeLedger, device: int, settings: AllocatorSettings) -> None:
+        self._ledger, self._device, self._settings = ledger, device, settings
+        self._begin()
+
+    def _begin(self) -> None:
+        self._allocator = CachingAllocator(self._settings)
+        self._blocks: dict[Request, Block] = {}
+        self._pools: set[PoolId] = set()
+        self._seen_entries = self._seen_changes = 0
+        self._statistics = {(metric, pool): Statistic() for metric in METRICS for pool in POOLS}
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what `torch._C._cuda_memoryStats` returns: nested dicts; sizes in bytes."""
+        self._catch_up()
+        stats: dict[str, Any] = {
+            metric: {pool: self._shown(metric, pool) for pool in POOLS} for metric in METRICS
+        }
+        stats |= {name: dict(NO_STATISTIC) for name in OVERSIZE} | dict.fromkeys(COUNTS, 0)
+        segments = self._statistics["segment", "all"]
+        return stats | {
+            "num_device_alloc": segments.allocated,
+            "num_device_free": segments.freed,
+            "max_split_size": -1,
+        }
+
+    def reset_peaks(self) -> None:
+        """Begin the peaks anew at the levels of now."""
+        self._catch_up()
+        for statistic in self._statistics.values():
+            statistic.peak = statistic.current
+
+    def reset_totals(self) -> None:
+        """Begin what was added and removed in all anew."""
+        self._catch_up()
+        for statistic in self._statistics.values():
+            statistic.allocated = statistic.freed = 0
+
+    def segments(self) -> list[dict[str, Any]]:
+        """Return the segments as in a memory snapshot, without stacks and traces."""
+        self._catch_up()
+        sizes = {block.address: request.bytes for request, block in self._blocks.items()}
+        heads = {id(head): head for head in map(_first_of_segment, self._every_block())}
+        in_order = sorted(heads.values(), key=lambda head: head.address)
+        return [_segment(head, sizes, self._device) for head in in_order]
+
+    def _every_block(self) -> Iterator[Block]:
+        yield from self._blocks.values()
+        for pool in sorted(self._pools):
+            for small in (False, True):
+                yield from self._allocator.half(pool, small).in_order()
+
+    def _shown(self, metric: str, pool: str) -> dict[str, int]:
+        statistic = self._statistics[metric, pool]
+        return {name: getattr(statistic, name) for name in NO_STATISTIC}
+
+    def _catch_up(self) -> None:
+        """Replay the events since the last call."""
+        entries = self._ledger.entries
+        if len(entries) < self._seen_entries:  # the ledger forgot what was freed
+            self._begin()
+        for position in range(self._seen_entries, len(entries)):
+            _, is_alloc, request, _, _ = entries[position]
+            if request.device != self._device:
+                continue
+            if request.empties_cache:
+                self._allocator.empty_cache()
+                self._note_segments()
+            elif is_alloc:
+                self._allocate(request)
+            elif request in self._blocks:
+                self._free(request)
+        self._seen_entries = len(entries)
+
+    def _allocate(self, request: Request) -> None:
+        block = self._allocator.malloc(request.bytes, request.stream, request.pool)
+        if block is None:  # the device has no limit here
+            return
+        self._blocks[request] = block
+        self._pools.add(request.pool)
+        self._note_segments()
+        small, behind = block.home.small, block.next
+        rest = behind.size if behind is not None and behind.state == FREE else 0
+        last = behind if behind is not None and rest else block
+        if block.prev is None and last.next is None:  # a whole segment before, which is not split
+            self._add(small, inactive_split=int(rest > 0), inactive_split_bytes=rest)
+        else:
+            self._add(small, inactive_split=int(rest > 0) - 1, inactive_split_bytes=-block.size)
+        self._add(small, allocation=1, active=1, requested_bytes=request.bytes)
+        self._add(small, allocated_bytes=block.size, active_bytes=block.size)
+
+    def _free(self, request: Request) -> None:
+        block = self._blocks.pop(request)
+        size, small = block.size, block.home.small
+        beside = (other for other in (block.prev, block.next) if other is not None)
+        neighbours = [other for other in beside if other.state == FREE]
+        self._allocator.free(block)
+        self._add(small, allocation=-1, active=-1, requested_bytes=-request.bytes)
+        self._add(small, allocated_bytes=-size, active_bytes=-size)
+        joined = sum(other.size for other in neighbours)
+        if block.is_whole:
+            self._add(small, inactive_split=-len(neighbours), inactive_split_bytes=-joined)
+        else:
+            self._add(small, inactive_split=1 - len(neighbours), inactive_split_bytes=size)
+
+    def _note_segments(self) -> None:
+        """Count the segments that came and went since the last call."""
+        changes = self._allocator.changes
+        for change in changes[self._seen_changes :]:
+            sign = 1 if change.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else -1
+            small = change.bytes <= self._settings.segment_size(1)
+            self._add(small, segment=sign, reserved_bytes=sign * change.bytes)
+        self._seen_changes = len(changes)
+
+    def _add(self, small: bool, **amounts: int) -> None:
+        pool = POOLS[1] if small else POOLS[2]
+        for metric, amount in amounts.items():
+            if amount:
+                self._statistics[metric, "all"].add(amount)
+                self._statistics[metric, pool].add(amount)
+
+
+def _first_of_segment(block: Block) -> Block:
+    while block.prev is not None:
+        block = block.prev
+    return block
+
+
+def _segment(head: Block, requested: dict[int, int], device: int) -> dict[str, Any]:
+    blocks, block = [], head
+    while True:
+        live = block.state == LIVE
+        state = "active_allocated" if live else "inactive"
+        size = requested.get(block.address, block.size) if live else 0
+        fields = {"address": block.address, "size": block.size, "requested_size": size, "state": state}
+        blocks.append({**fields, "frames": []})
+        if block.next is None:
+            break
+        block = block.next
+    alive = [each for each in blocks if each["state"] == "active_allocated"]
+    return {
+        "device": device,
+        "address": head.address,
+        "total_size": sum(each["size"] for each in blocks),
+        "allocated_size": sum(each["size"] for each in alive),
+        "active_size": sum(each["size"] for each in alive),
+        "requested_size": sum(each["requested_size"] for each in alive),
+        "stream": head.home.stream,
+        "segment_type": "small" if head.home.small else "large",
+        "segment_pool_id": head.home.pool.id,
+        "is_expandable": head.origin >= 0,
+        "frames": [],
+        "blocks": blocks,
+    }
 
 
 class CudaMemory:
     """Answers for the devices of one fake run.
 
     Args:
-        mode: the fake run.
         gpu: the target GPU; None for a device of unknown size.
-        settings: of the allocator.
-        note: called with sentences for the reader of the estimate.
     """
 
     def __init__(

@@ -29,12 +29,7 @@ Named = tuple[torch.Tensor, Category, int, str]
 
 
 class FakeRecording:
-    """Installs everything that an estimate needs, and removes it again in `stop`.
-
-    Args:
-        device_type: the device type whose fake tensors are counted.
-        corrections: the corrections of what fake tensors get wrong.
-    """
+    """Installs everything that an estimate needs, and removes it again in `stop`."""
 
     def __init__(self, device_type: str, corrections: Corrections) -> None:
         self.ledger, self.layers = FakeLedger(device_type), FakeLayers()

@@ -54,7 +54,6 @@ def with_categories(
     Args:
         start: the blocks that the trace frees, then a row without an address for the rest of each device.
         memory: the memory rows.
-        ranges: what ran.
         owners: what the memory rows were in.
         category: the category of each memory row.
         blocks: the start's blocks, then those of the rows.

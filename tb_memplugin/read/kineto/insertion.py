@@ -53,7 +53,6 @@ def read_text(file: bytes, path: str, limit_bytes: int | None = None) -> KinetoT
 
     Args:
         file: the content of the file, which gzip may have packed.
-        path: where it is from, for messages.
         limit_bytes: as for `tb_memplugin.load`.
 
     Raises:

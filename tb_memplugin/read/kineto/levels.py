@@ -61,7 +61,6 @@ def start_of(starts: Sequence[Beginning], not_named: int, in_blocks: Bool) -> St
     """Return the start state: the blocks of each device, then a row without an address for its other bytes.
 
     Args:
-        starts: the beginning of each device.
         not_named: the row of the owner `(not named)`.
         in_blocks: mask of devices whose sizes are those of whole (rounded) blocks.
     """
@@ -171,7 +170,6 @@ def note_on_invalid(trace: MemoryTrace, memory: MemoryRows, not_events: int) -> 
     """Yield a note on what may be memory, but has no size: its bytes, as far as the counters tell them.
 
     Args:
-        trace: the trace of the valid events.
         memory: its rows.
         not_events: how many entries are no events at all.
     """

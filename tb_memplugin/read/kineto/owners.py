@@ -73,10 +73,8 @@ def owned(ranges: Ranges, around: Int64, memory: MemoryRows, step_starts: Int64)
     forwards call.
 
     Args:
-        ranges: what ran.
         around: the innermost range around each memory row, -1 for none.
         memory: the memory rows.
-        step_starts: when the profiled steps begin.
     """
     operators = Names()
     nothing = operators.add(NO_OPERATOR)
@@ -279,13 +277,7 @@ def _may_make(ranges: Ranges) -> Bool:
 
 
 def _last_with_number(ranges: Ranges, operators: Int64, nodes: Int64) -> Int64:
-    """Return the last operator with each node's number that began before it; -1 for none.
-
-    Args:
-        ranges: what ran.
-        operators: operators of one thread, sorted by number and start.
-        nodes: nodes.
-    """
+    """Return the last operator with each node's number that began before it; -1 for none."""
     number = ranges.sequence[operators]
     last = operators[np.searchsorted(number, ranges.sequence[nodes], side="right") - 1]
     fits = (ranges.sequence[last] == ranges.sequence[nodes]) & (
@@ -325,7 +317,6 @@ def node_modules(ranges: Ranges, maker: Int64, module: Int64) -> Int64:
     It is that of the node's maker. A gradient is accumulated right after the node that computed it.
 
     Args:
-        ranges: what ran.
         maker: what `makers` returns.
         module: the module (a row) of each range.
     """

@@ -86,7 +86,6 @@ def range_columns(events: Sequence[Written], known: dict[str, Written]) -> Writt
     """Return the columns of ranges.
 
     Args:
-        events: the events.
         known: inputs by their text, so that equal ones are one object; those of the events are added.
     """
     start, has_start = time_column([event.get("ts") for event in events])

@@ -178,7 +178,6 @@ def tensors_of(
     """Return the row of each memory row's tensor, -1 where it is not sure, and the tensors, each once.
 
     Args:
-        ranges: what ran.
         around: the innermost range around each memory row, -1 for none.
         memory: the memory rows. A tensor counts only if its bytes are those that were allocated.
         in_blocks: mask of devices whose sizes are those of whole (rounded) blocks.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.read.annotations import annotations_of, with_different_starts
 from tb_memplugin.read.categories import Born, Judged, by_lifetime
 from tb_memplugin.read.faults import Tally, notes_on
 from tb_memplugin.read.kineto.before import with_categories
@@ -48,7 +49,6 @@ from tb_memplugin.read.kineto.ranges import (
 )
 from tb_memplugin.read.kineto.tensors import tensors_of
 from tb_memplugin.read.python_frames import note_on_cut
-from tb_memplugin.read.ranges import annotations_of, with_different_starts
 from tb_memplugin.trace import (
     Allocations,
     Category,
@@ -71,14 +71,7 @@ CERTAIN = 100
 """The `module_confidence` of what was recorded."""
 
 LONGEST_STEP_NUMBER = 9
-PROPERTIES = (
-    "schemaVersion",
-    "record_shapes",
-    "profile_memory",
-    "with_stack",
-    "with_modules",
-    "with_flops",
-)
+PROPERTIES = ("schemaVersion", "record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops")
 RECORD = "Record it with torch.profiler.profile(profile_memory=True)."
 
 
@@ -113,7 +106,6 @@ def trace_from_kineto(content: object, source: str) -> MemoryTrace:
     Args:
         content: the file's JSON: a dict with `traceEvents`, a list or what `written_events` returns, or only
             the list of events.
-        source: the name of the file for messages.
 
     Raises:
         UnreadableFileError: the content is not a Kineto trace, or has no memory events or impossible
@@ -289,7 +281,6 @@ def judged(memory: MemoryRows, owners: Owned, blocks: Allocations) -> Judged:
 
     Args:
         memory: the memory rows.
-        owners: what they were in.
         blocks: the blocks that the rows allocate and free.
     """
     count = len(memory.bytes)

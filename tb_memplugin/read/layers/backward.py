@@ -166,8 +166,6 @@ class Backward:
     What comes again, as in the next step, is matched once.
 
     Args:
-        calls: all module calls.
-        meanings: those of the stacks.
         containers: the rows of the calls that only call others, as a Sequential does.
     """
 

@@ -95,7 +95,6 @@ class Calls:
     """Finds the module calls of stacks that are added in time order.
 
     Args:
-        frames: the frames of the stacks.
         stacks: the numbers of the frames of each stack, outermost first.
         earlier: the result of a first pass over the same stacks, which knows where functions begin.
     """
@@ -116,7 +115,6 @@ class Calls:
 
         Args:
             requests: of each allocation or free, the row of its stack, its bytes, and whether it allocates.
-            times: how often the same stacks come.
 
         Returns:
             The row in `all` of the call of each, -1 for none.
@@ -325,7 +323,6 @@ def follow_all(
     is over, depends on nothing before. So it is followed once, however often it comes.
 
     Args:
-        frames: the frames of the stacks.
         stacks: the numbers of the frames of each stack, outermost first.
         is_alloc, stack, size: shape (n,), of each allocation and free in time order: whether it allocates,
             its row in `stacks`, -1 for none, and its bytes.

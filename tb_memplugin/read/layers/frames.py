@@ -44,7 +44,6 @@ class Frames:
     """The distinct Python frames of stacks; a stack becomes a tuple of their numbers, outermost first.
 
     Args:
-        stacks: the stacks, as in `MemoryTrace.stacks`.
         read_text: whether the files of the frames may be read.
     """
 

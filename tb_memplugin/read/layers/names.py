@@ -253,7 +253,6 @@ def unname_conditional(calls: Sequence[Call], complete: Container[tuple[str, tup
     """Take the indices from the calls of loops that may skip some, unless it is known that they skipped none.
 
     Args:
-        calls: all calls.
         complete: the names of the calls that looped, and the sites of their loops, that skipped none.
     """
     for call in calls:

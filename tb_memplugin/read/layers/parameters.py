@@ -61,7 +61,6 @@ class Gradients:
     """Tells which gradients are of a module other than that whose operators made them.
 
     Args:
-        trace, frames: a trace, and its frames.
         stacks, meanings: the numbers of the frames of each stack, and what it says.
         calls: all module calls; those of modules that only lend their weights are added.
     """
@@ -263,7 +262,6 @@ def _matched(
 
     Args:
         rows, columns: the depth and bytes, or bytes alone, of parameters and of what may be of them.
-        owners: the call of each row's module.
         every: all module calls; to which those of the parts are added.
     """
     tree = list(map(_place, owners))

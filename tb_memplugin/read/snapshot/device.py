@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from tb_memplugin.read.faults import Tally, notes_on
-from tb_memplugin.read.snapshot.birth_extents import extents_at_birth
 from tb_memplugin.read.snapshot.blocks import FinalState
 from tb_memplugin.read.snapshot.entries import Entries
 from tb_memplugin.read.snapshot.rewind import Beginning, reserved_levels, rewind
-from tb_memplugin.read.snapshot.rounding import rounded_surely
+from tb_memplugin.read.snapshot.rounding import extents_at_birth, rounded_surely
 from tb_memplugin.read.snapshot.segments import RESERVES, first_segments, pools_of
 from tb_memplugin.trace import Counter, CounterReading, Device, Kind, Moment, Note
 from tb_memplugin.trace.notes import NO_TIMES, OUT_OF_MEMORY
@@ -27,8 +26,6 @@ class SnapshotDevice:
 
     Args:
         row: the device's row in the trace.
-        name: the device's name, such as "cuda:0".
-        entries: the device's trace entries.
         final: the device's state when the snapshot was taken. If it is not known, the only known blocks are
             those that an entry allocates or frees.
         rounds_plainly: whether sizes are known to be rounded to multiples of 512 bytes, and not further.

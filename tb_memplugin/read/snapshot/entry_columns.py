@@ -59,7 +59,6 @@ class EntryColumns:
 
     Args:
         count: the number of entries.
-        columns: their fields.
     """
 
     def __init__(self, count: int, columns: Mapping[str, Column]) -> None:

@@ -36,8 +36,6 @@ def check_not_shared(snapshot: object, where: str, content_bytes: int) -> object
     """Return the snapshot; refuse it if the same object appears many times, so that a small file is huge.
 
     Args:
-        snapshot: an object that may be a snapshot.
-        where: the file's name for error messages.
         content_bytes: the uncompressed size of the file.
 
     Raises:

@@ -26,7 +26,6 @@ def whole_numbers(values: Sequence[Any] | Int64, field: str) -> Int64:
 
     Args:
         values: what a field contains, record by record; an array is returned as it is.
-        field: the field's name for messages.
 
     Raises:
         TypeError: a value is anything else (float, str, bool).

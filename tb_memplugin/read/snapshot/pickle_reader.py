@@ -49,7 +49,6 @@ class PickleReader:
 
     Args:
         stream: a binary stream at the pickle's first byte.
-        where: the file's name for error messages.
         watch: called before each further chunk with the number of bytes read so far; may raise.
     """
 

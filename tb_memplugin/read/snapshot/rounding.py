@@ -1,11 +1,15 @@
-"""Say what the allocator used for requests whose blocks are gone, where its rules leave no choice."""
+"""Say what the allocator set aside for requests whose blocks are gone, where its rules leave no choice."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 
-from tb_memplugin.read.snapshot.blocks import FinalState
-from tb_memplugin.read.snapshot.entries import Entries
+from tb_memplugin.read.snapshot.blocks import FinalSegments, FinalState
+from tb_memplugin.read.snapshot.entries import MOST_BYTES, Entries
+from tb_memplugin.read.snapshot.rewind import Beginning
+from tb_memplugin.read.snapshot.segments import RESERVES
 from tb_memplugin.trace import Kind
 from tb_memplugin.trace.tables import Int64
 
@@ -48,7 +52,6 @@ def rounded_surely(requested: Int64, entries: Entries, final: FinalState) -> Int
 
     Args:
         requested: requested bytes on one device, whose `roundup_power2_divisions` are off.
-        entries, final: that device's.
     """
     has_fixed = np.isin(entries.kind, (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)).any()
     expandable = bool(len(final.segments.expandable) and final.segments.expandable.all() and not has_fixed)
@@ -62,3 +65,65 @@ def round_up(requested: Int64) -> Int64:
     """Return the least multiples of `UNIT` for requests, in bytes."""
     units: Int64 = np.maximum(-(-requested // UNIT), 1)
     return units * UNIT
+
+
+MOST_EDGES = 1 << 13
+"""Blocks above 1 MiB and segments that are followed at once; more take too long in a sorted list."""
+
+
+def extents_at_birth(entries: Entries, start: Beginning, first: FinalSegments, final: FinalState) -> Int64:
+    """Return the bytes of the block that each alloc above `SMALL_REQUEST` got; -1 where not certain.
+
+    The room that a request finds reaches to the next live block or the end of the segment, because adjacent
+    free blocks are always merged. If more than `SMALL_REQUEST` would remain, it is split off, else the block
+    takes all of it (should_split in c10/cuda/CUDACachingAllocator.cpp).
+
+    Args:
+        entries, start, final: a device's, without contradictions, with `roundup_power2_divisions` and
+            `max_split_size` off.
+        first: the device's segments before the first entry.
+
+    Returns:
+        int64, shape (entries,). All are -1 if a segment is expandable, or if the result contradicts a final
+        block.
+    """
+    unknown = np.full(len(entries.kind), -1, np.int64)
+    if first.expandable.any() or np.isin(entries.kind, (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)).any():
+        return unknown
+    room = _rooms(entries, start, first)
+    large = np.flatnonzero((entries.kind == Kind.ALLOC) & (entries.bytes > SMALL_REQUEST))
+    least = round_up(entries.bytes[large])
+    if room is None or (room[large] < least).any():
+        return unknown
+    extents = unknown.copy()
+    extents[large] = np.where(room[large] - least > SMALL_REQUEST, least, room[large])
+    allocs = start.alloc[start.alloc >= 0]
+    agree = (extents[allocs] < 0) | (extents[allocs] == final.rounded[start.alloc >= 0])
+    return extents if agree.all() else unknown
+
+
+def _rooms(entries: Entries, start: Beginning, first: FinalSegments) -> Int64 | None:
+    """Return the distance from each new block's address to the next edge; None if there are too many edges.
+
+    Edges are the live blocks above `SMALL_REQUEST` and the ends of segments.
+    """
+    reserves = np.isin(entries.kind, RESERVES)
+    blocks = np.isin(entries.kind, (Kind.ALLOC, Kind.FREE_COMPLETED)) & (entries.bytes > SMALL_REQUEST)
+    rows = np.flatnonzero(reserves | blocks)
+    size = np.where(reserves[rows], entries.bytes[rows], 0).astype(np.uint64)
+    begins = np.isin(entries.kind[rows], (Kind.ALLOC, Kind.SEGMENT_ALLOC))
+    edges: list[int] = start.address[start.bytes > SMALL_REQUEST].tolist()
+    edges = sorted([*edges, *(first.address + first.bytes.astype(np.uint64)).tolist()])
+    rooms = []
+    for address, begun in zip((entries.address[rows] + size).tolist(), begins.tolist(), strict=True):
+        at = bisect_right(edges, address)
+        if begun:
+            rooms.append(min(edges[at] - address, MOST_BYTES) if at < len(edges) else -1)
+            edges.insert(at, address)
+            if len(edges) > MOST_EDGES:
+                return None
+        elif at and edges[at - 1] == address:
+            del edges[at - 1]
+    room = np.full(len(entries.kind), -1, np.int64)
+    room[rows[begins]] = rooms
+    return room

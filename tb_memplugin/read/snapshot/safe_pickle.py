@@ -63,7 +63,6 @@ def read_pickle(source: BinaryIO | bytes, where: str) -> tuple[object, tuple[Not
 
     Args:
         source: a binary stream at the pickle's first byte, or the bytes.
-        where: the file's name for error messages.
 
     Raises:
         RefusedPickleError: the pickle refers to a global, a persistent id or an extension code.
@@ -112,7 +111,6 @@ class PlainUnpickler(pickle.Unpickler):
 
     Args:
         reader: the reader at the pickle's first byte.
-        where: the file's name for error messages.
     """
 
     def __init__(self, reader: PickleReader | io.BufferedReader, where: str) -> None:

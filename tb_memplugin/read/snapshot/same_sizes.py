@@ -22,7 +22,6 @@ def by_sizes(trace: MemoryTrace, category: UInt8, certain: Bool, phase: UInt8, e
     """Return the categories of allocations, including those that follow from the sizes of other blocks.
 
     Args:
-        trace: a trace.
         category: the category of each allocation, `UNKNOWN` if not known.
         certain: which of them a label or a frame names.
         phase: the phase of each event.
@@ -84,7 +83,6 @@ def _allocated_once(trace: MemoryTrace, rows: Int64, kept: Bool) -> list[int]:
     """Return the kept blocks of workspaces that one call of a stack in Python allocated, and no other.
 
     Args:
-        trace: a trace.
         rows: the allocations of a device, in order.
         kept: which of all allocations may be workspaces.
     """

@@ -9,28 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.read.annotations import read_annotations, steps_of, with_later_labels
 from tb_memplugin.read.collector import collector_at_rest
-from tb_memplugin.read.snapshot.annotated_blocks import with_later_labels
-from tb_memplugin.read.snapshot.annotated_steps import steps_of
-from tb_memplugin.read.snapshot.annotations import read_annotations
 from tb_memplugin.read.snapshot.blocks import final_states, no_state
 from tb_memplugin.read.snapshot.categories import categorised
 from tb_memplugin.read.snapshot.device import SnapshotDevice
 from tb_memplugin.read.snapshot.entries import FIX, MOST_BYTES, damage_refused, read_entries
 from tb_memplugin.read.snapshot.entry_columns import EntryColumns
-from tb_memplugin.read.snapshot.marked_modules import marked_modules
 from tb_memplugin.read.snapshot.rounding import DIVISIONS, OFF, divisions_text
-from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.read.snapshot.tables import LONGEST_NAME, Tables, is_cut
-from tb_memplugin.trace import MemoryTrace, Note, OutOfMemory, Segments, Step, events, start_state
+from tb_memplugin.read.tables import ModuleTree
+from tb_memplugin.trace import MemoryTrace, Module, Note, OutOfMemory, Segments, Step, events, start_state
 from tb_memplugin.trace.kinds import Kind
-from tb_memplugin.trace.tables import Int64, in_memory
+from tb_memplugin.trace.tables import MODULE_MARK, Int32, Int64, in_memory
 
 MOST_DEVICES = 256
 """The largest number of devices: the trace's device column is uint8."""
@@ -40,22 +36,6 @@ MOST_SPLIT = "max_split_size"
 
 PINNED = "pinned"
 """The device of page-locked host memory, in snapshots of PyTorch after 2.13."""
-
-
-def load_snapshot(path: str | Path, device_type: str = "cuda") -> MemoryTrace:
-    """Return the trace in a snapshot's pickle. Nothing in the file is executed.
-
-    Args:
-        path: a file that `_dump_snapshot` wrote, or a pickle of `_snapshot()` or `memory_snapshot()`.
-        device_type: "cuda" or "xpu", which the file does not contain.
-
-    Raises:
-        UnreadableFileError: the file is not a snapshot, is damaged, or is a pickle that would run code.
-        OSError: the file cannot be read.
-    """
-    with Path(path).open("rb") as stream:
-        snapshot = load_plain(stream, str(path))
-    return trace_from_snapshot(snapshot, str(path), device_type)
 
 
 def is_snapshot(content: object) -> bool:
@@ -88,7 +68,6 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
 
     Args:
         snapshot: the dict of `torch.cuda.memory._snapshot()` or the list of `memory_snapshot()`.
-        source: the name of the file for messages.
         device_type: "cuda" or "xpu".
 
     Raises:
@@ -310,3 +289,19 @@ def _settings(settings: object) -> Iterator[tuple[str, str]]:
             isinstance(value, str | bool | float) or (isinstance(value, int) and abs(value) < MOST_BYTES)
         ):
             yield key, str(value)
+
+
+def marked_modules(labels: Sequence[str]) -> tuple[tuple[Module, ...], Int32]:
+    """Return the modules that labels name, and the module of each label.
+
+    Returns:
+        The table of modules: `(not named)` first, then every named module after the modules that enclose
+        it. And the row in that table of each label, 0 if the label is not a mark; it has one entry more
+        than there are labels: the last is 0, for the label row -1.
+    """
+    tree = ModuleTree()
+    of_label = np.zeros(len(labels) + 1, np.int32)
+    for label, text in enumerate(labels):
+        if text.startswith(MODULE_MARK):
+            of_label[label] = tree.add(text.removeprefix(MODULE_MARK))
+    return tree.as_tuple(), of_label

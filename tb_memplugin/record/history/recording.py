@@ -145,7 +145,6 @@ class HistorySwitch:
         """Begin to use an allocator's history.
 
         Args:
-            allocator: the allocator.
             max_entries: the largest number of entries to keep per device; older ones are overwritten.
             stacks: "python", or "all" to include C++ frames, with which a snapshot takes minutes.
 
@@ -229,8 +228,6 @@ class HistoryWindowRecorder(WindowRecorder):
 
     Args:
         models, optimizers: as for `WindowRecorder`.
-        allocators: the allocators whose history is recorded.
-        switch: turns the histories on and off.
         guard: as for `WindowRecorder`.
     """
 

@@ -209,10 +209,7 @@ def show(memory: IterationMemory, console: Console, max_weights: int, notes: Seq
     """Print an iteration.
 
     Args:
-        memory: the iteration.
-        console: where to print.
         max_weights: how many of the largest weights to show, in the model's order; the others share one row.
-        notes: the notes to print.
     """
     head = f"Iteration {memory.iteration} of epoch {memory.epoch}, {', '.join(memory.devices)}"
     console.print(Text(head, style="bold"), soft_wrap=True)

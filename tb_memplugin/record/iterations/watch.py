@@ -57,7 +57,6 @@ class IterationWatch:
 
     Args:
         counters: returns the counters of devices; None means those of torch's allocators.
-        guard: ends errors of the watch.
     """
 
     def __init__(self, counters: CountersOf | None = None, guard: Guard = UNOWNED) -> None:

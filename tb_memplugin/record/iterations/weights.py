@@ -249,8 +249,6 @@ class NewGradients:
 
     Args:
         model: the module that has the weights; those that are no leaves, or need no gradient, are left out.
-        recording: the recording of the iteration.
-        guard: ends errors.
 
     Attributes:
         bytes: the bytes of the last gradient of each weight that backward made, by name.

@@ -283,12 +283,7 @@ def _making_nodes(calls: Calls, forward: _Forward) -> tuple[Int64, Int64]:
 
 
 def _running_calls(
-    time: Int64,
-    thread: Int64,
-    main: int,
-    main_ident: int,
-    threads: dict[int, Calls],
-    tree: ProfilerTree,
+    time: Int64, thread: Int64, main: int, main_ident: int, threads: dict[int, Calls], tree: ProfilerTree
 ) -> tuple[Int64, Int64]:
     """Return, for each alloc, the module's row of the innermost call on its thread, and that call's start."""
     module, entered = np.full(len(time), -1, np.int64), np.zeros(len(time), np.int64)

@@ -47,7 +47,6 @@ class CarriedBlocks:
         bytes is left to find; then none is `unreached`.
 
         Args:
-            trace: the trace.
             before: what the window before left.
         """
         carried = cls({key: kept for key, kept in before._blocks.items() if kept[0]() is not None})

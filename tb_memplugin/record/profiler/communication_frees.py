@@ -25,9 +25,6 @@ def with_communication_frees(
     says how many bytes may be missing at a time.
 
     Args:
-        bare: the events.
-        blocks: their allocations.
-        attribution: the attribution of the allocs.
         cpu: the row of the CPU among the devices.
         alive: the addresses of the storages that Python has at the end, None if they were not searched.
     """

@@ -24,7 +24,6 @@ def with_counted_calls(memory: MemoryEvents, calls: npt.NDArray[np.void]) -> Mem
     address are in the order of their calls.
 
     Args:
-        memory: the events of the profile.
         calls: dtype `CALL`, those at one address in their order.
     """
     devices = memory.devices if CPU in memory.devices else (*memory.devices, CPU)

@@ -19,9 +19,6 @@ def counter_readings(
     """Return the readings of each device's counter at the start, peak and end of a window.
 
     Args:
-        window: the record of the window.
-        memory: the events of the window.
-        devices: the names of all devices of the trace.
         not_traced: by device, the bytes of storages that were seen in use, but not allocated.
         unseen: the CPU's bytes that are alive at the end, and that the window does not have. They may be in
             `not_traced`, too.

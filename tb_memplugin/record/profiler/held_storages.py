@@ -159,7 +159,6 @@ class HeldByModels:
 
     Args:
         models: name -> module; held weakly, as are their modules and tensors.
-        names: the models' modules, and the owner of each tensor.
     """
 
     def __init__(self, models: Mapping[str, nn.Module], names: ModuleNames) -> None:
@@ -225,11 +224,7 @@ class HeldByModels:
 
 
 class HeldByOptimizer:
-    """The gradients and the state of one optimizer.
-
-    Args:
-        names: the models' modules, and the owner of each parameter.
-    """
+    """The gradients and the state of one optimizer."""
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names

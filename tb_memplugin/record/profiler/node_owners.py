@@ -44,7 +44,6 @@ def making_threads(
     forward runs in threads (`nn.DataParallel`), or if a checkpoint is recomputed in an autograd thread.
 
     Args:
-        tree: the profiler's tree.
         threads: the module calls of each thread ident.
         first: the ident of the thread that started the profiler.
         first_number: the profiler's number of that thread.
@@ -67,9 +66,6 @@ def node_modules(
     node.
 
     Args:
-        tree: the profiler's tree.
-        threads: the module calls of each thread ident.
-        first: the ident of the thread that started the profiler.
         first_number: the profiler's number of that thread.
         made_on: the profiler's number of the thread that made each node: see `making_threads`.
     """

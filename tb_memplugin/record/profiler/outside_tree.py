@@ -47,7 +47,6 @@ def with_events_outside(
     below the first page.
 
     Args:
-        memory: the events of the tree.
         flat: returns `prof.profiler.kineto_results.events()`; called only if events may be missing.
         blocks: (device, address, bytes) of what was allocated at the window's start.
         sightings: parameters, gradients and optimizer state that were seen in the window.
@@ -124,7 +123,6 @@ class _Addresses:
         """Return an address for each of the events; 0 for a free of no known block.
 
         Args:
-            memory: all events of the tree.
             here: the rows of the device.
             start_blocks: (address, bytes) of what was alive at the start.
             outside: the device's events that the tree lacks, in time order.

@@ -48,7 +48,6 @@ def first_order_nodes(
     another node has the row that this other node has.
 
     Args:
-        tree: the profiler's tree.
         calls: the module calls of the main thread if hooks logged them, and with them its counter.
         main: the profiler's number of the main thread.
         roots: returns the outermost events; called only if some nodes may be of second order.

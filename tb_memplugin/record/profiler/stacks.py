@@ -30,7 +30,6 @@ def stacks_of(tree: ProfilerTree, memory: MemoryEvents, main: int) -> ProfiledSt
     """Return the stacks of every alloc; there are none if the profile recorded no Python frames.
 
     Args:
-        tree: the profiler's tree.
         memory: its memory events, in time order.
         main: the profiler's number of the thread that runs the forward.
     """

@@ -9,13 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.read.categories import of_known
-from tb_memplugin.read.cublas import (
-    LT_WORKSPACE,
-    MOST_WORKSPACES,
-    LtWorkspace,
-    lt_needs_cublas,
-    lt_workspace,
-)
+from tb_memplugin.read.cublas import LT_WORKSPACE, MOST_WORKSPACES, LtWorkspace, lt_needs_cublas, lt_workspace
 from tb_memplugin.read.shared_memory import SHARED
 from tb_memplugin.read.snapshot.rounding import SMALL_REQUEST, UNIT
 from tb_memplugin.read.tables import Names, Owners
@@ -56,13 +50,6 @@ def start_state(
     are freed in the window are added. On other devices, the rows sum to the allocator's counter (a note
     says where they exceed it): they are the allocator's blocks where it lists them, else the storages and
     the blocks that are freed in the window; one row contains the rest.
-
-    Args:
-        window: the record of the window.
-        memory: the events of the window.
-        devices: the names of all devices of the trace.
-        owners: the table of owners.
-        labels: the table to which the names of tensors are added.
     """
     rows: list[_Row] = []
     notes: list[Note] = []

@@ -14,8 +14,8 @@ import numpy.ma  # np.unique imports it at its first call: better here than whil
 import torch
 
 from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.read.annotations import annotations_of
 from tb_memplugin.read.python_frames import note_on_cut
-from tb_memplugin.read.ranges import annotations_of
 from tb_memplugin.read.tables import Names
 from tb_memplugin.record.profiler.attribution import Attribution, Logged, attribute, main_thread
 from tb_memplugin.record.profiler.categories import categorised
@@ -63,7 +63,6 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
 
     Args:
         prof: a profile whose window has just ended (as `on_trace_ready` receives it).
-        window: the record of the same window.
         number: the step's number if the profile has no steps.
 
     Raises:
@@ -263,9 +262,6 @@ def _with_storage_frees(
     """Add the frees of start-state storages, each before the profiler's own event for it.
 
     Args:
-        bare: the events.
-        window: the record of the window.
-        devices: the names of all devices of the trace.
         without: devices whose frees are all among the events.
     """
     frees = [

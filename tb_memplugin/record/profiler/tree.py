@@ -368,10 +368,6 @@ def number_behind_hooks(own: str, inside: Iterable[Event]) -> int:
 
     torch takes the number from the first event inside the node (csrc/profiler/collection.cpp,
     `set_autograd_evaluate`). If a tensor has a hook, that event is the hook's, and the node has no number.
-
-    Args:
-        own: the name of the node's own function.
-        inside: the events inside the node.
     """
     numbers = (
         fields.sequence_number

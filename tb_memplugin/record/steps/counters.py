@@ -419,7 +419,6 @@ class AllocatorCounters:
     """The counters of torch's allocator on a device, whose peaks are reset at each reading.
 
     Args:
-        device: the device.
         peaks: returns the shared peak counters; called once the device is in use.
     """
 
@@ -462,7 +461,6 @@ class UntouchedCounters:
     """The counters of torch's allocator without resetting peaks: a peak is exact only if it is a new maximum.
 
     Args:
-        device: the device.
         stats: returns the nested counters of a device by its index.
     """
 
@@ -503,7 +501,6 @@ class ProcessCounters:
     """The resident memory of this process, of all its libraries.
 
     Args:
-        resident: the memory.
         reset_peaks: whether the system's peak may be reset at each reading. If it may not, or cannot, a peak
             is exact only if it is a new maximum.
     """

@@ -165,9 +165,6 @@ class StepRecording:
     """Records figures of steps and phases from counters. Any thread may begin and end phases.
 
     Nothing is read before `begin`. Every method may raise the exceptions of the counters.
-
-    Args:
-        counters: the counters of the devices.
     """
 
     def __init__(self, counters: Sequence[Counters]) -> None:

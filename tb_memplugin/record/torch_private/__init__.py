@@ -2,8 +2,7 @@
 
 Each file here has the names of one part of torch, and importing it looks them up once, so that a caller pays
 nothing per call. A row says in which versions of torch the name is, what it is for, and what happens without
-it (`table.py`). Files whose names belong to a part of torch that takes long to import (`compiler.py`,
-`inductor.py`, `sharding.py`) are imported only where they are needed.
+it (`table.py`).
 
 `python -m tb_memplugin.record.torch_private` prints the table for the installed torch.
 """

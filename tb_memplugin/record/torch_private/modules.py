@@ -43,7 +43,6 @@ def modules_in(
     That, and `children`, `parameters` and their kin, may be a model's own: they may raise, or never end.
 
     Args:
-        model: the model.
         prefix: its FQN.
         every_name: yield a module again under each other name that it has; else once, under its first.
     """

@@ -23,14 +23,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.read.categories import WORKSPACE_BYTES
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all
-from tb_memplugin.record.history.recording import (
-    SWITCH,
-    Allocator,
-    HistorySwitch,
-    allocators,
-    reaches,
-    since,
-)
+from tb_memplugin.record.history.recording import SWITCH, Allocator, HistorySwitch, allocators, reaches, since
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.profiler.dtypes import dtypes_of
@@ -61,7 +54,6 @@ class HistoryRecording:
         max_events: how many entries the history keeps; older ones are overwritten.
         with_fragmentation: if False, fragmentation is reported as 0.
         allocator, levels, switch: used instead of those of torch.
-        guard: ends errors.
     """
 
     def __init__(

@@ -261,7 +261,6 @@ def _spans(noted: HistoryCalls, *, by_thread: bool = False) -> list[_Span]:
     """Return the spans of layers: nested calls per thread, and one layer after another from autograd.
 
     Args:
-        noted: what was recorded.
         by_thread: whether each thread of autograd, one per GPU, has a row of layers of its own.
     """
     spans: list[_Span] = []

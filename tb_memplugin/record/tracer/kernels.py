@@ -34,11 +34,7 @@ from tb_memplugin.record.guard import UNOWNED, Failed, call_all
 from tb_memplugin.record.profiler_windows import can_listen
 from tb_memplugin.record.storage_lifetimes import Block, Buffer, Ledger
 from tb_memplugin.record.tensor_metadata import dense
-from tb_memplugin.record.torch_private.dispatch import (
-    call_in_dispatch,
-    schema_of,
-    without_torch_functions,
-)
+from tb_memplugin.record.torch_private.dispatch import call_in_dispatch, schema_of, without_torch_functions
 from tb_memplugin.record.torch_private.profiler import (
     ActiveProfilerType,
     ExperimentalConfig,
@@ -270,8 +266,6 @@ class KernelMemory:
     """Writes the memory of one thread into a ledger from both sources. Must be created on that thread.
 
     Args:
-        ledger: the ledger to write to.
-        unseen: counts what is not reported or not identified.
         numbers: the thread's numbers that autograd may have saved.
         failed: is called with errors of ours; those of operators are raised.
     """
@@ -289,12 +283,7 @@ class KernelMemory:
         self._is_unseen = False
 
     def run(
-        self,
-        operator: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        *,
-        is_operator: bool = True,
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, *, is_operator: bool = True
     ) -> Any:
         """Call an operator that reached a dispatch mode, or a function, while the allocator reports."""
         is_quiet, log, kwargs, hides = True, None, kwargs or {}, False

@@ -323,7 +323,6 @@ class LayerCalls(ModuleRecorder):
     """Records every module call in `Layers`, and starts and stops the tracing of calls on other threads.
 
     Args:
-        layers: the layers in which calls are recorded.
         watch: starts the tracing of operators on the calling thread.
         unwatch: stops it.
     """

@@ -74,10 +74,6 @@ _MORE_ALONE = frozenset(("MaxBackward1", "MedianBackward0", "MinBackward1", "Nan
 class ModeEffects:
     """Notes the peaks of one thread, reached in backward, that would be lower without a mode.
 
-    Args:
-        layers: the layers whose peaks are noted.
-        here: those of the thread.
-
     Attributes:
         args: the arguments of the operator that has just run.
     """

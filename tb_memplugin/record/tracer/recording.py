@@ -26,7 +26,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record import profiler_windows
 from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now
 from tb_memplugin.record.beside_compiler import UncompiledHere
-from tb_memplugin.record.exact_cpu import CountedWindow, begin_window, is_counting
+from tb_memplugin.record.exact_cpu.counting import CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all
 from tb_memplugin.record.modules import ModuleNames, is_compiled
 from tb_memplugin.record.optimizer_hooks import StepHooks
@@ -161,9 +161,7 @@ class StorageRecording:
     """Records the storages of one device type until `stop`, which removes hooks, modes and weak references.
 
     Args:
-        device_type: the type of device, such as "cpu".
         max_events: how many entries to keep.
-        guard: ends errors.
     """
 
     names_others = True

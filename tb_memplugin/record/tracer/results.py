@@ -155,7 +155,6 @@ def layer_stats(
     """Return the figures of layers that ran, parents before children, each including the layers inside it.
 
     Args:
-        names: the modules.
         figures: the figures of each row without the layers inside it; changed in place.
         reserved: the highest reserve of each row, in bytes; None if it equals the peak.
         mean_fragmentation: the mean fragmentation of each row; None means 0.

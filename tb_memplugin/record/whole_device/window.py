@@ -53,7 +53,6 @@ def whole_devices(
 
     Args:
         start, end: the readings at the window's start and end, None where nothing was read.
-        trace: the window.
     """
     return tuple(filled for row in range(len(trace.devices)) for filled in _of_device(row, start, end, trace))
 

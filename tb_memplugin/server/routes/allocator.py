@@ -55,7 +55,7 @@ from tb_memplugin.server.stretch import (
     stretch,
 )
 from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.runs import Runs, runs_of
+from tb_memplugin.trace.indexes import Runs, runs_of
 from tb_memplugin.trace.tables import Int64, Rows
 
 _REPLAYS = Cache(256 * MIB)

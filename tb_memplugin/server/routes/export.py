@@ -61,8 +61,6 @@ class Exports:
 
         Args:
             key: the side file's path, size and time of change, and the format's name.
-            trace: the window.
-            title: the heading in formats that have one.
 
         Raises:
             MemPluginError: the file cannot be written.

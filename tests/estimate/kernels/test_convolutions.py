@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tb_memplugin.estimate import GpuSpec
 from tb_memplugin.estimate.answer.estimation import margin_bounds
+from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.convolutions import View, usual_bytes
 from tests.estimate.fake_runs import estimated
 

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from tb_memplugin.estimate.kernels.rows import ROWS, TABLES
 from tb_memplugin.estimate.kernels.table import ANY_GPU, Call, Kernel, Table, operators
+from tb_memplugin.estimate.run.chosen import ROWS, TABLES
 from tb_memplugin.estimate.run.correction import Corrections
 
 aten = torch.ops.aten

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tb_memplugin.read.snapshot import birth_extents
+from tb_memplugin.read.snapshot import rounding
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tests.snapshots import block, entries, segment, snapshot
 
@@ -79,5 +79,5 @@ def test_a_block_from_before_the_window_bounds_the_room_but_its_own_size_is_not_
 
 
 def test_too_many_live_blocks_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(birth_extents, "MOST_EDGES", 2)
+    monkeypatch.setattr(rounding, "MOST_EDGES", 2)
     assert born(snapshot([], entries(*LINES))) == [-1] * 4

@@ -11,10 +11,10 @@ from tb_memplugin.analysis.divisions import breakdown
 from tb_memplugin.analysis.moments import peak
 from tb_memplugin.read.snapshot.categories import categorised, classify
 from tb_memplugin.read.snapshot.frame_marks import Mark, judged, mark_of
-from tb_memplugin.read.snapshot.trace import load_snapshot
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.replay import pair
 from tests.recorded_program import program
+from tests.snapshots import load_snapshot
 
 TORCH = "/env/lib/python3.12/site-packages/torch"
 CALL = f"_call_impl {TORCH}/nn/modules/module.py:1784"

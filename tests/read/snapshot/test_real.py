@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tb_memplugin.analysis.moments import peak
-from tb_memplugin.read.snapshot.trace import load_snapshot
 from tb_memplugin.store.windows import read_window, write_window
 from tb_memplugin.trace import MemoryTrace
+from tests.snapshots import load_snapshot
 
 ROOT = Path(__file__).parents[3]
 SNAPSHOTS = ROOT.parent / "shared" / "data" / "snapshots"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tb_memplugin.read.snapshot.annotated_steps import RENUMBERED
+from tb_memplugin.read.annotations import RENUMBERED
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import MemoryTrace, OutOfMemory, Step
 from tests.snapshots import block, entries, segment, snapshot

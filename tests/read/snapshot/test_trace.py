@@ -11,9 +11,9 @@ import pytest
 from tb_memplugin.analysis.allocator import levels, pools
 from tb_memplugin.analysis.moments import peak
 from tb_memplugin.loading import load
-from tb_memplugin.read.snapshot.trace import load_snapshot, trace_from_snapshot
+from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import Category, Kind, Phase
-from tests.snapshots import block, entries, segment, snapshot
+from tests.snapshots import block, entries, load_snapshot, segment, snapshot
 
 
 def test_what_was_alive_before_the_window_and_freed_in_it_is_known() -> None:

@@ -26,7 +26,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(program: str, cache: Path, **environment: str) -> list[str]:
     """Return the lines that a new process prints, in which counting begins after `import torch`."""
-    begin = "import torch\nfrom tb_memplugin.record.exact_cpu import *\n"
+    begin = "import torch\nfrom tb_memplugin.record.exact_cpu.counting import *\n"
     done = subprocess.run(
         [sys.executable, "-c", begin + program],
         env={**os.environ, CACHE_VARIABLE: os.fspath(cache), **environment},

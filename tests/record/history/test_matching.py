@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tb_memplugin.read.snapshot.trace import load_snapshot
 from tb_memplugin.record.history.merge import match_events
 from tb_memplugin.trace import Category, Device, Events, Kind, MemoryTrace, Step, events, start_state
 from tests.read.snapshot.test_real import path_of, real
+from tests.snapshots import load_snapshot
 from tests.traces import EPOCH
 
 

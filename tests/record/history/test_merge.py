@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tb_memplugin.read.snapshot.trace import load_snapshot, trace_from_snapshot
+from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.record.history.merge import HISTORY, merge_snapshot
 from tb_memplugin.trace import (
     Annotations,
@@ -22,7 +22,7 @@ from tb_memplugin.trace import (
 from tb_memplugin.trace.tables import MODULE_MARK
 from tests.read.snapshot.test_real import path_of, real
 from tests.record.history.test_matching import as_profiled
-from tests.snapshots import block, entries, segment, snapshot
+from tests.snapshots import block, entries, load_snapshot, segment, snapshot
 from tests.traces import EPOCH, trace
 from tests.training import CNN, train
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tb_memplugin.record.compiling import CACHE_VARIABLE
-from tb_memplugin.record.exact_cpu import CALL
+from tb_memplugin.record.exact_cpu.counting import CALL
 from tb_memplugin.record.profiler.counted_calls import with_counted_calls
 from tb_memplugin.record.profiler.memory_events import MemoryEvents
 

@@ -140,9 +140,7 @@ def get_memory_usage_by_annotation_stage(
     See `MemorySnapshot.get_memory_usage_by_annotation_stage`.
 
     Args:
-        snapshot: any file that `tb_memplugin.load` reads.
         annotation: a text in the names of the annotations, or several; default: all annotations.
-        paste: not used; the result is printed.
     """
     texts = {annotation} if isinstance(annotation, str) else set(annotation)
     by_key = _loaded(snapshot).memory_snapshot.get_memory_usage_by_annotation_stage(texts)
@@ -164,8 +162,6 @@ def get_memory_profile(
     """Write an HTML page of memory over time.
 
     Args:
-        snapshot: any file that `tb_memplugin.load` reads.
-        out_path: the HTML file to write.
         profile: "annotations", "categories", "compile_context" or "custom".
         custom_profile: with "custom": JSON of names and patterns, or the path of such a file.
         sampling_rate: draw the level after every so many events, and at the peak.

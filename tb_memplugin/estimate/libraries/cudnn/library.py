@@ -93,7 +93,6 @@ class Descriptors:
         """Return a finalized descriptor.
 
         Args:
-            kind: what it describes.
             attributes: values by the names in `ATTRIBUTES`, each one value or a sequence. Descriptors are
                 what this method returned; CHAR is bytes.
 
@@ -183,21 +182,6 @@ def device_descriptor(descriptors: Descriptors, description: str) -> int:
     return descriptors.make(Descriptor.DEVICEPROP, DEVICEPROP_JSON_REPRESENTATION=description.encode())
 
 
-def first_workspace(
-    descriptors: Descriptors,
-    device: int,
-    operations: Sequence[int],
-    modes: Iterable[HeurMode],
-    unwanted: frozenset[NumericalNote] = frozenset(),
-) -> int:
-    """Return the workspace's bytes of the first plan that cuDNN can make, of those that `workspaces` yields.
-
-    Raises:
-        CudnnError: there is no plan.
-    """
-    return next(workspaces(descriptors, device, operations, modes, unwanted))
-
-
 def workspaces(
     descriptors: Descriptors,
     device: int,
@@ -208,9 +192,6 @@ def workspaces(
     """Yield the workspace's bytes of each plan for a graph of operations that cuDNN can make, in its order.
 
     Args:
-        descriptors: makes descriptors.
-        device: the descriptor of the device.
-        operations: finalized descriptors of the graph's operations.
         modes: the heuristics to ask, one after the other.
         unwanted: engines with one of these notes are passed over.
 

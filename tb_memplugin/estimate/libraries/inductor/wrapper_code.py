@@ -40,8 +40,6 @@ class FakeModule:
 
     Args:
         graph: the GraphLowering whose code it is.
-        code: what Inductor wrote.
-        mode: the estimate's mode.
     """
 
     def __init__(self, graph: Any, code: str, mode: CountingFakeMode) -> None:

@@ -18,14 +18,4 @@ PLUGINS: list[Plugin] = [
 ]
 """The plugins that every estimate uses. Append your own, or remove one, before the estimate begins."""
 
-__all__ = [
-    "PLUGINS",
-    "DeviceMeshes",
-    "Distributed",
-    "FullySharded",
-    "Megatron",
-    "Pipelining",
-    "Plugin",
-    "TransformerEngine",
-    "replaced",
-]
+__all__ = ["PLUGINS", "Plugin", "replaced"]

@@ -18,13 +18,7 @@ import numpy as np
 from tb_memplugin.budget import give_back_freed
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.collector import collector_at_rest
-from tb_memplugin.read.snapshot.columns.layout import (
-    EMPTY_LIST,
-    GETS,
-    MARK,
-    MEMOIZE,
-    IrregularError,
-)
+from tb_memplugin.read.snapshot.columns.layout import EMPTY_LIST, GETS, MARK, MEMOIZE, IrregularError
 from tb_memplugin.read.snapshot.columns.scan import Scan
 from tb_memplugin.read.snapshot.columns.tokens import Tokens, get_of
 from tb_memplugin.read.snapshot.entry_columns import FIELDS, EntryColumns, joined_numbers, joined_objects
@@ -63,7 +57,6 @@ def read_columns(stream: BinaryIO, where: str, least_bytes: int = LEAST_BYTES) -
 
     Args:
         stream: a binary stream at the pickle's first byte. After None, its position is anywhere.
-        where: the file's name for error messages.
         least_bytes: smaller pickles are left to the safe reader.
 
     Raises:

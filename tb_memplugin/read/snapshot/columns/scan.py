@@ -345,7 +345,6 @@ class Scan:
 
         Args:
             begins: where the lists begin, after their puts.
-            nexts: where the next entries may begin.
         """
         bytes_ = np.frombuffer(data, np.uint8)
         pairs = np.ndarray((len(data) - 1,), "<u2", data, 0, (1,))

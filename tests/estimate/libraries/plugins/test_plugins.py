@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from tb_memplugin import MemoryEstimator
-from tb_memplugin.estimate.libraries.plugins import PLUGINS, Megatron, Plugin, TransformerEngine, replaced
+from tb_memplugin.estimate.libraries.plugins import PLUGINS, Plugin, replaced
+from tb_memplugin.estimate.libraries.plugins.megatron import Megatron
+from tb_memplugin.estimate.libraries.plugins.transformer_engine import TransformerEngine
 
 
 class Doubling:

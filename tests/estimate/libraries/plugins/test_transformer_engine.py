@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from tb_memplugin import MemoryEstimator, MemPluginError
-from tb_memplugin.estimate.libraries.plugins import TransformerEngine
 from tb_memplugin.estimate.libraries.plugins.transformer_engine import (
     Kernels,
+    TransformerEngine,
     fused_attn_bwd,
     fused_attn_fwd,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tb_memplugin.read.ranges import with_different_starts
+from tb_memplugin.read.annotations import with_different_starts
 from tb_memplugin.trace import Step
 
 

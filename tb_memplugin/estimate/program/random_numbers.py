@@ -1,7 +1,8 @@
-"""Count the CPU random states that programs keep: activation checkpointing saves one for each call.
+"""Random states and the random values that they give tensors first, which an estimate does not need.
 
-A state is a tensor that no operator creates (`torch.Generator.get_state`), so it must be recorded here. The
-states of a GPU are on the CPU too, so they do not count for the GPU. A loaded one may be a fake tensor.
+A state is a tensor that no operator creates (`torch.Generator.get_state`), so it must be recorded here:
+activation checkpointing saves one for each call. The states of a GPU are on the CPU too, so they do not count
+for the GPU. A loaded one may be a fake tensor.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._prims import rng_prims
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import init
 
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
@@ -48,3 +51,32 @@ class RandomStates(Correction):
             patches.set(owner, "set_rng_state", set_rng_state)
             if self.target.device_type == "cpu":
                 patches.set(owner, "get_rng_state", get_rng_state)
+
+
+class Initialisers(Correction):
+    """Runs the loop of torch/nn/init.py once, and what DTensor draws without its random state."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Replace the part of `trunc_normal_` that loops, if this version of torch has it."""
+        if hasattr(init, "_no_grad_trunc_normal_"):
+            patches.set(init, "_no_grad_trunc_normal_", _draw)
+        random_operator = getattr(rng_prims, "run_dtensor_rng_op", None)  # PyTorch 2.13
+        if random_operator is not None:
+            handlers = random_operator.python_key_table
+            handlers[CountingFakeMode] = _draw_shard
+            patches.on_undo(lambda: handlers.pop(CountingFakeMode, None))
+
+
+def _draw_shard(mode: CountingFakeMode, _begin: int, _end: int, draw: Any, *args: Any, **kwargs: Any) -> Any:
+    with mode:
+        return draw(*args, **kwargs)
+
+
+def _draw(
+    tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None
+) -> torch.Tensor:
+    with torch.no_grad():
+        result = tensor.normal_(mean, std)
+        outside = (result < a) | (result > b)
+        result = torch.where(outside, torch.empty_like(result).normal_(mean, std), result)
+        return tensor.copy_(result)

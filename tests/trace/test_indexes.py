@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tb_memplugin.trace import replay
-from tb_memplugin.trace.lifetimes import NEAR, Lifetimes
+from tb_memplugin.trace.indexes import NEAR, Lifetimes
 from tests.traces import trace
 
 

@@ -1,0 +1,175 @@
+"""Indexes of a long trace, which answer without a look at all blocks, events or values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tb_memplugin.trace.tables import Int32, Int64, Rows, pieces_of, ranges
+
+NEAR_BITS = 8
+NEAR = 1 << NEAR_BITS
+
+_NO_ROWS = np.zeros(0, np.intp)
+
+INDEXED = 1 << 16
+"""From how many blocks on an index is worth building: a look at fewer takes less than building it."""
+
+
+class Lifetimes:
+    """The index of all blocks of a trace: which are alive at some moments.
+
+    It is an interval tree in columns. A block that lives within one run of `NEAR` moments is found among
+    those that were allocated in this run. Each longer one is filed once: at the moment with the most trailing
+    zero bits that it sees. All blocks filed there are alive at that moment, so they are at most as many as
+    are alive at once, and a search looks at one such moment for each bit of the number of events.
+
+    Moment m is the one after m events: a block is alive from moment born + 1 to moment freed.
+
+    Args:
+        born: int64, shape (n,), ascending: the events that allocated the blocks, from -1.
+        freed: int64, shape (n,): the events that freed them; blocks with freed <= born are never alive.
+    """
+
+    def __init__(self, born: Int64, freed: Int64) -> None:
+        self._born, self._freed = born, freed
+        of_pieces, bits_of_pieces = [_NO_ROWS], [np.zeros(0, np.uint8)]
+        for piece in pieces_of(len(born)):
+            first, last = born[piece] + 1, freed[piece]
+            differ = first ^ last
+            is_long = np.flatnonzero((last > first) & (differ >= NEAR))
+            of_pieces.append(is_long + piece.start)
+            # The highest bit in which the first and the last moment differ; float64 has all bits of 2 ** 53.
+            bits_of_pieces.append(np.frexp(differ[is_long].astype(np.float64))[1].astype(np.uint8))
+        rows, bits = np.concatenate(of_pieces), np.concatenate(bits_of_pieces)
+        order = np.argsort(bits, kind="stable")
+        ends = np.cumsum(np.bincount(bits))
+        self._filed = [
+            (bit, rows[order[ends[bit - 1] : ends[bit]]])
+            for bit in range(NEAR_BITS + 1, len(ends))
+            if ends[bit] > ends[bit - 1]
+        ]
+        """Long blocks by that bit, in order of allocation and so of the moments at which they are filed."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the index, without the columns that it was made from."""
+        return sum(rows.nbytes for _, rows in self._filed)
+
+    def alive_at(self, moments: Int64) -> Rows:
+        """Return the rows of all blocks that are alive at any of some moments, ascending.
+
+        Args:
+            moments: int64, shape (m,), ascending, from 0 to the number of events.
+        """
+        row = np.searchsorted(self._born, moments)  # those before it are allocated by then
+        before = np.append(0, row[:-1])[: len(row)]
+
+        def newer(bit: int) -> Rows:
+            """Return the first row that is allocated in a moment's run, and after the moment before it."""
+            first: Rows = np.maximum(np.searchsorted(self._born, (moments >> bit << bit) - 1), before)
+            return first
+
+        # A block that is alive at a moment of its run is alive at the first one after its allocation.
+        near, moment = _each(newer(NEAR_BITS), row, moments)
+        freed = self._freed[near]
+        alive = [near[(freed >= moment) & (freed >> NEAR_BITS <= moment >> NEAR_BITS)]]
+        for bit, filed in self._filed:
+            place, moment = _each(np.searchsorted(filed, newer(bit)), np.searchsorted(filed, row), moments)
+            rows = filed[place]
+            alive.append(rows[self._freed[rows] >= moment])
+        return np.sort(np.concatenate(alive), kind="stable")  # which merges them
+
+
+def _each(first: Rows, end: Rows, moments: Int64) -> tuple[Rows, Int64]:
+    """Return the numbers from each `first` to before its `end`, and the moment of each."""
+    return ranges(first, end), np.repeat(moments, end - first)
+
+
+LEAST_BITS = 6
+MOST_CELLS = 1 << 22
+"""Of a table: with more parts or events, fewer moments are in it."""
+
+
+class PartSums:
+    """The live bytes of each part, of the blocks of one device.
+
+    Moment m is the one after m events: a block is alive from moment born + 1 to moment freed.
+
+    Args:
+        born: int64, shape (n,), ascending: the events that allocated the blocks, from -1.
+        freed: int64, shape (n,): the events that freed them; blocks with freed < 0 are never alive.
+        freed_by: int32, shape (events,): the row of the block that each event freed, -1 if none.
+        size: int64, shape (n,): the bytes of each block, 0 on other devices.
+        part: int32, shape (n,): the part of each block.
+    """
+
+    def __init__(
+        self,
+        born: Int64,
+        freed: Int64,
+        freed_by: Int32,
+        size: Int64,
+        part: Int32,
+        parts: int,
+        kept: Callable[[Callable[[], Iterable[Int64]]], Int64],
+    ) -> None:
+        self._born, self._freed_by, self._size, self._part, self._parts = born, freed_by, size, part, parts
+        self.bits = LEAST_BITS
+        while (len(freed_by) >> self.bits) * parts > MOST_CELLS:
+            self.bits += 1
+        change = np.zeros(((len(freed_by) >> self.bits) + 2) * parts, np.int64)
+        for rows in pieces_of(len(born)):
+            # A block enters at the table's first moment that it sees, and leaves at the first after its free.
+            enter, leave = (born[rows] >> self.bits) + 1, (freed[rows] >> self.bits) + 1
+            stays = enter < leave
+            own, bytes_ = part[rows][stays], size[rows][stays]
+            np.add.at(change, enter[stays] * parts + own, bytes_)
+            np.subtract.at(change, leave[stays] * parts + own, bytes_)
+        table = change.reshape(-1, parts)
+        np.cumsum(table, axis=0, out=table)
+        self._table = kept(lambda: (table,))
+
+    def at(self, moments: Int64) -> Int64:
+        """Return the live bytes of each part at some moments: int64, shape (parts, m).
+
+        Args:
+            moments: int64, shape (m,), ascending, from 0 to the number of events.
+        """
+        coarse = moments >> self.bits
+        begin, column = coarse << self.bits, np.arange(len(moments))
+        total = self._table[coarse]
+        first, end = np.searchsorted(self._born, (begin, moments))
+        freed, column_freed = self._freed_by[ranges(begin, moments)], np.repeat(column, moments - begin)
+        is_free = freed >= 0
+        self._add(total, np.repeat(column, end - first), ranges(first, end), 1)
+        self._add(total, column_freed[is_free], freed[is_free], -1)
+        by_part: Int64 = total.T
+        return by_part
+
+    def _add(self, total: Int64, column: Int64, rows: Rows | Int32, sign: int) -> None:
+        np.add.at(total.reshape(-1), column * self._parts + self._part[rows], sign * self._size[rows])
+
+
+Number = TypeVar("Number", np.int64, np.float64)
+
+RUN = 64
+"""How many values a run has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs(Generic[Number]):
+    """The lowest and highest of each `RUN` values of a level: shape (n // RUN,), dtype of the level."""
+
+    low: npt.NDArray[Number]
+    high: npt.NDArray[Number]
+
+
+def runs_of(level: npt.NDArray[Number]) -> Runs[Number]:
+    """Return the runs of a level, shape (n,); the last values that fill no run are in none."""
+    full_runs = level[: len(level) // RUN * RUN].reshape(-1, RUN)
+    return Runs(full_runs.min(axis=1), full_runs.max(axis=1))
