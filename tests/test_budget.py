@@ -113,9 +113,7 @@ def test_a_child_that_takes_more_memory_than_its_budget_is_refused_by_name(size,
         load(path, untrusted=True)
     assert caught.value.where == str(path)
     if size:
-        assert (
-            "takes more memory than a file of this size may: 100,000,000 bytes" in caught.value.what
-        )
+        assert "takes more memory than a file of this size may: 100,000,000 bytes" in caught.value.what
         assert budget.MEMORY_VARIABLE in caught.value.fix
     else:
         assert "truncated" in caught.value.what

@@ -118,7 +118,10 @@ class ProgramRecorder:
 
     def fail(self, where: str, error: BaseException) -> None:
         """Log an error. One at the start or the end stops the recording, one in a step costs that step."""
-        self._guard.end(where, error, *([] if where == _STEP else [self.end]))
+        if where == _STEP:
+            self._recorder.fail(where, error)  # else the open window would have two steps in one
+        else:
+            self._guard.end(where, error, self.end)
 
     @guarded(_STEP)
     def _called(self) -> None:
