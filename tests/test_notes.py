@@ -67,6 +67,7 @@ WITHOUT_BYTES = {
     "Epoch {}: {}, {} reported": ADDED,
     "{}: addresses, segments and reserved memory are simulated": ADDED,
     "{} tensors that were alive before have no memory": "they have no bytes",
+    "The program has set {} objects aside": "only a counter of the allocator has their bytes",
     "The model no longer exists, so its weights": REPORT,
     "This version of torch cannot reset the allocator's peak counters": REPORT,
     "The model is compiled ({}). Following every storage": REPORT,

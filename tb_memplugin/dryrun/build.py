@@ -27,7 +27,7 @@ _PARTS = ("convolutions", "cudart", "libraries", "nccl", "pool", "recurrent", "t
 _TOOLS = ("gcc", "g++", "nm")
 _LINKED = ("libc10_cuda", "libtorch_cuda", "libtorch_python", "libtorch_cuda_linalg", "libtorch_cpu")
 _TRANSFORMER_ENGINE = "transformer_engine/wheel_lib/libtransformer_engine.so"
-_MATHEMATICS = ("cublas", "cudnn", "cupti", "nccl")
+_MATHEMATICS = ("cublas", "cudnn", "cufft", "cupti", "nccl")
 _NOT_SUPPORTED = 801
 _FIX = "Install g++ 10 or newer. Or use --engine fake."
 

@@ -26,6 +26,7 @@ from tb_memplugin.estimate.answer.hints import (
     unanswered,
     went_on,
 )
+from tb_memplugin.estimate.kernels.uncounted import FOURIER
 from tb_memplugin.estimate.program.checks import going_on, passing
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.record.torch_private.autograd import current_node
@@ -73,6 +74,8 @@ class Values:
         """Say which sizes the stand-in did not know; called once the program has run."""
         if self._standin.standin_unknown_recurrent():
             self._note(RECURRENT)
+        if self._standin.standin_fourier_plans():
+            self._note(FOURIER)
 
     def watch_allocations(self) -> None:
         """Forget what was in memory when it is allocated; called once the process uses the GPU."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tb_memplugin.record.exact_cpu import is_counting
 from tb_memplugin.record.storages import allocated_by_torch
 from tb_memplugin.record.storages_alive import (
     is_leaf,
@@ -68,13 +70,26 @@ def alive_now(notes: list[Note] | None = None, known: Iterable[int] = ()) -> Ite
     looked for, and gradients that Python does not know are left out.
 
     Args:
-        notes: a list that gets a note on how many tensors had no memory to look at, if there are any.
+        notes: a list that gets a note on how many tensors had no memory to look at, and one on how many
+            objects Python does not list, if there are any.
         known: the `storage_key` of storages that are left out.
     """
     alone = not other_threads_may_run()
+    notes = [] if notes is None else notes
+    if (frozen := gc.get_freeze_count()) and not is_counting():
+        notes.append(
+            Note(
+                f"The program has set {frozen:,} objects aside (gc.freeze()), and Python lists none of them. "
+                "Of the tensors among them, only those that the model, the optimizer or global variables "
+                "hold are counted here (on Linux, TB_MEMPLUGIN_EXACT_CPU=1 counts all of the CPU).",
+                "frozen_objects",
+            )
+        )
+        if alone:
+            variable_names({0})  # gives the tensors of variables storages that Python lists
     left_out = set(known)
     found: dict[int, _Described] = {}
-    for described in _described([] if notes is None else notes) if alone else _not_described():
+    for described in _described(notes) if alone else _not_described():
         storage, key = described[0], storage_key(described[0])
         if key not in found and key not in left_out and allocated_by_torch(storage) and storage.nbytes():
             found[key] = described
@@ -93,13 +108,15 @@ def _described(notes: list[Note]) -> list[_Described]:
     with without_torch_functions():
         tensors, bare = tensors_alive()
         parameters = [tensor for tensor in tensors if issubclass(type(tensor), nn.Parameter)]
-        leaves = [tensor for tensor in tensors if is_leaf(tensor)]
+        leaves, results = list[torch.Tensor](), list[torch.Tensor]()
+        for tensor in tensors:
+            (leaves if is_leaf(tensor) else results).append(tensor)
         gradients = [gradient for gradient in map(grad_of, leaves) if gradient is not None]
-        nodes = [node for tensor in tensors if (node := node_of(tensor)) is not None]
+        nodes = [node for node in map(node_of, results) if node is not None]
         described += _storages_of(parameters, Category.PARAMETER)
         described += _storages_of(gradients, Category.GRADIENT)
         described += _saved_in(nodes)
-        described += _storages_of((tensor for tensor in tensors if not is_leaf(tensor)), Category.ACTIVATION)
+        described += _storages_of(results, Category.ACTIVATION)
         described += _storages_of(tensors, Category.UNKNOWN)
         described += [(storage, Category.UNKNOWN, "", None) for storage in bare]
         passed_over = sum(map(_has_no_memory, tensors))
@@ -107,7 +124,7 @@ def _described(notes: list[Note]) -> list[_Described]:
         notes.append(
             Note(
                 f"{passed_over:,} tensors that were alive before have no memory that torch tells (they are "
-                "on the meta device, or wrap other tensors), and count as 0 bytes.",
+                "fake, on the meta device, or wrap other tensors), and count as 0 bytes.",
                 "tensors_without_memory",
                 0,
             )
@@ -123,7 +140,7 @@ def _has_no_memory(tensor: torch.Tensor) -> bool:
         storage = untyped_storage(tensor)
     except (RuntimeError, NotImplementedError):  # functorch's
         return True
-    return storage.nbytes() > 0 and not storage_address(storage)
+    return not storage_address(storage) and storage.nbytes() > 0
 
 
 def _storages_of(tensors: Iterable[torch.Tensor], category: Category) -> Iterator[_Described]:

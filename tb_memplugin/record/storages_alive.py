@@ -30,6 +30,7 @@ from tb_memplugin.record.storages import storages
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.modules import ScriptedModule, constants_of
 from tb_memplugin.record.torch_private.tensors import (
+    FAKE,
     TensorBase,
     grad_of,
     is_nested,
@@ -102,7 +103,8 @@ def young_storages_alive() -> list[torch.UntypedStorage]:
 
 def storages_behind(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
     """Yield a tensor's storages. Of a wrapper's tensors, each is known to the collector by itself."""
-    if type(tensor) in (torch.Tensor, nn.Parameter):
+    has_parts = layout_of(tensor) is not torch.strided or is_nested(tensor)
+    if has_parts and type(tensor) in (torch.Tensor, nn.Parameter):
         yield from (storage for storage, _ in storages(tensor))
         return
     try:
@@ -152,17 +154,17 @@ def _tensors() -> Iterator[torch.Tensor]:
 
 
 def _classes() -> list[type]:
-    """Return the classes of tensors with memory of their own.
+    """Return the classes of tensors with memory of their own, and of those that only stand for one.
 
     The search asks every object of the program for every one of them, so torch's other classes, which wrap
-    tensors or have no memory, are left out.
+    tensors, are left out.
     """
     kinds: dict[int, type] = {}
     pending: list[type] = [torch.Tensor]
     while pending:
         kind = pending.pop()
         module = _module_of(kind)  # read past its metaclass, which may be the program's
-        is_torchs = type(module) is str and module.startswith("torch.")
+        is_torchs = type(module) is str and module.startswith("torch.") and not module.startswith(FAKE)
         if kind is torch.Tensor or kind is nn.Parameter or not is_torchs:
             kinds[id(kind)] = kind
         pending += type.__subclasses__(kind)

@@ -23,6 +23,7 @@ said = {
     "scatter": torch.zeros(4, device=d).scatter_add(0, v, torch.ones(4, device=d)).tolist(),
     "scaled": torch.amp.GradScaler().scale(torch.ones(1, device=d)).item(),
     "drawn": torch.distributions.Categorical(logits=torch.randn(4, 6, device=d)).sample().shape[0],
+    "fourier": torch.fft.rfft(torch.ones(4, device=d)).real.tolist(),
 }
 column = torch.empty(4, 4, device=d)
 column[:, 1] = 5

@@ -12,6 +12,7 @@ from tb_memplugin import MemPluginError
 from tb_memplugin.dryrun.engine import estimate_program
 from tb_memplugin.estimate.answer.script import read_program
 from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.kernels.uncounted import FOURIER
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="needs PyTorch's CUDA build")
 
@@ -42,6 +43,7 @@ def test_small_values_are_computed_and_others_are_asked_for(capfd: pytest.Captur
         "scatter": [2.0, 1.0, 1.0, 0.0],
         "scaled": 65536.0,
         "drawn": 4,
+        "fourier": [4.0, 0.0, 0.0],
         "column": [5.0, 5.0, 5.0, 5.0],
         "learns": True,
         "host's numbers stay": True,
@@ -58,4 +60,5 @@ def test_a_hint_answers_what_was_not_computed() -> None:
         hints={f"idioms.py:{LAST_LINE}": False},
     )
     assert step.notes[0] == "The program ran to its end."
-    assert any("idioms.py:50 copies 2 values that were not computed" in note for note in step.notes)
+    assert any("idioms.py:51 copies 2 values that were not computed" in note for note in step.notes)
+    assert FOURIER in step.notes

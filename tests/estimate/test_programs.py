@@ -95,6 +95,25 @@ def test_a_training_runs_until_its_optimizer_has_stepped(
     assert capsys.readouterr().out.count("bytes reserved") == 2  # the third step ends it
 
 
+FOLDS = """
+import torch
+def fold():
+    model = torch.nn.Linear(1024, 1024, bias=False).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+fold()
+print(torch.cuda.memory_allocated(), "bytes left")
+"""
+
+
+def test_an_optimizer_that_the_program_is_done_with_is_freed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = estimated(tmp_path, FOLDS)
+    assert capsys.readouterr().out == f"{step.estimate.workspace_bytes} bytes left\n"
+
+
 ENDS = {
     "runs to its end": (
         "import torch\nx = torch.zeros(1 << 20, device='cuda')",

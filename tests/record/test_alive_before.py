@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
+import subprocess
+import sys
+import tempfile
 import warnings
 import weakref
 from collections import deque
@@ -15,6 +19,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import symbolic_trace
 from torch.profiler import profile
 
 from tb_memplugin import MemoryTracer, load, memory_trace_handler
@@ -328,3 +333,86 @@ def test_a_window_and_a_tracer_say_how_many_tensors_have_no_memory(tmp_path):
     (file,) = tmp_path.rglob("*.mem")
     for trace in (tracer.trace_result(), load(file)):
         assert "tensors_without_memory" in [note.code for note in trace.notes]
+
+
+def without_memory() -> int:
+    notes: list[Note] = []
+    list(alive_now(notes))
+    return sum(count_in(note) for note in notes if note.code == "tensors_without_memory")
+
+
+def test_each_tensor_that_only_stands_for_one_is_counted_once():
+    """A proxy is no tensor, and what a dead one stood for is gone."""
+    before = without_memory()
+    with FakeTensorMode() as mode:
+        fake = [torch.ones(3), mode.from_tensor(torch.ones(5)), nn.Parameter(torch.ones(4))]
+    meta = nn.Linear(3, 3, device="meta")
+    real = torch.ones(21)
+    keep(
+        [
+            fake,
+            meta,
+            real,
+            weakref.proxy(real),
+            weakref.proxy(torch.ones(22)),
+            symbolic_trace(nn.Tanh()).graph,
+        ]
+    )
+    assert without_memory() == before + len(fake) + len(list(meta.parameters()))
+    sizes = [alive.storage.nbytes() for alive in alive_now()]
+    assert (sizes.count(84), sizes.count(88)) == (1, 0)
+
+
+def send(queue: Any) -> None:
+    queue.put(torch.ones(3_333))
+    queue.get()  # torch wants the memory to be there until the other process has opened it
+
+
+def test_a_tensor_of_another_process_is_in_shared_memory(tmp_path):
+    """Its bytes are not this process's allocator's, and count as their own device's."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=send, args=(queue,))
+    process.start()
+    sent, model = queue.get(timeout=120), nn.Linear(3, 3)
+    queue.put(None)
+    process.join()
+    assert [alive.device for alive in alive_now() if alive.storage.nbytes() == 13_332] == ["shared"]
+    with MemoryTracer().trace(model) as tracer:
+        model(torch.ones(1, 3))
+    with profile(profile_memory=True, on_trace_ready=memory_trace_handler(tmp_path, "w", model=model)):
+        model(torch.ones(1, 3))
+    for trace in (tracer.trace_result(), load(tmp_path)):
+        assert 13_332 not in trace.start.bytes[trace.start.device == trace.device_rows("cpu")[0]].tolist()
+    (shared,) = load(tmp_path).device_rows("shared")
+    assert load(tmp_path).start.bytes[load(tmp_path).start.device == shared].tolist() == [13_332]
+    del sent
+
+
+def test_objects_that_the_collector_has_set_aside_are_counted():
+    script = """
+import gc, sys, torch
+from torch import nn
+from torch.profiler import profile
+from tb_memplugin import MemoryTracer, load, memory_trace_handler
+
+data, model = torch.ones(1_000), nn.Linear(3, 3)
+
+def train():
+    local = torch.ones(10_000)
+    gc.freeze()
+    with MemoryTracer().trace(model) as tracer:
+        model(torch.ones(1, 3))
+    with profile(profile_memory=True, on_trace_ready=memory_trace_handler(sys.argv[1], "w", model=model)):
+        model(torch.ones(1, 3))
+    return tracer.trace_result(), load(sys.argv[1])
+
+for trace in train():
+    (note,) = [note for note in trace.notes if note.code == "frozen_objects"]
+    print(int(note.split()[4].replace(",", "")) > 1_000, trace.start.bytes.sum())
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", script, folder], capture_output=True, text=True, timeout=300, check=True
+        )
+    assert done.stdout.splitlines() == ["True 4048"] * 2  # all but the local variable

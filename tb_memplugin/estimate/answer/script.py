@@ -9,6 +9,7 @@ import signal
 import sys
 import sysconfig
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -263,13 +264,13 @@ class _StepCount:
 
     def __init__(self, ending: Ending, recorder: StepRecorder, steps: int) -> None:
         self._ending, self._recorder, self._steps = ending, recorder, steps
-        self._counting: torch.optim.Optimizer | None = None
+        self._counting: weakref.ref[torch.optim.Optimizer] | None = None
         self._is_captured = False
 
     def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._counting is None:
-            self._counting = optimizer
-        if optimizer is self._counting:
+            self._counting = weakref.ref(optimizer)  # the program may be done with it, as after a fold
+        if optimizer is self._counting():
             self._is_captured = torch.cuda.is_current_stream_capturing()
             beside = torch.cuda.current_stream() != torch.cuda.default_stream()
             self._count(self._steps + WARM_UP if beside else self._steps)

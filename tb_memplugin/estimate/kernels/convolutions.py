@@ -36,7 +36,10 @@ aten = torch.ops.aten
 
 _DTYPES = {torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.float16: "HALF", torch.bfloat16: "BFLOAT16"}
 _HALF = (torch.float16, torch.bfloat16)
-_COUNTED = "Convolutions: the sizes of their workspaces are those that cuDNN {} answers for this GPU."
+_COUNTED = (
+    "Convolutions: the sizes of their workspaces are those that cuDNN {} answers for a description of this "
+    "GPU. On the GPU itself it may choose kernels with others (docs/gpu.md)."
+)
 _REFUSED = " It has no answer for {:,} calls, whose workspaces are not counted: {}."
 _BENCHMARK = (
     " torch.backends.cudnn.benchmark is on: at the first call of each shape, the workspace in which it tries "

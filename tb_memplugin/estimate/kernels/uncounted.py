@@ -22,7 +22,7 @@ _BATCH_NORM = (
     "and not counted."
 )
 _SELECTING = "The buffers of unique, nonzero and masked_select on a GPU are not known and not counted."
-_FOURIER = "Fourier transforms: cuFFT's workspaces are not known and not counted."
+FOURIER = "Fourier transforms: cuFFT's workspaces are not known and not counted."
 _SOLVERS = (
     "Factorizations and solvers of torch.linalg: the workspaces of cuSOLVER, cuBLAS and MAGMA are not known "
     "and not counted."
@@ -34,7 +34,7 @@ _MET: dict[str, tuple[Any, ...]] = {
     _BATCH_NORM: (aten.cudnn_batch_norm.default,),
     _SELECTING: (aten._unique2.default, aten.nonzero.default, aten.masked_select.default),
     _BILINEAR: (aten._trilinear.default,),
-    _FOURIER: (aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default),
+    FOURIER: (aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default),
     _SOLVERS: (
         aten.linalg_cholesky_ex.default,
         aten.cholesky_inverse.default,

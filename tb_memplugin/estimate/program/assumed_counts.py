@@ -49,6 +49,26 @@ class AssumedCounts(Correction):
         patches.set(FakeTensor, "item", item)
         for name in ("tensor", "as_tensor"):
             patches.set(torch, name, _with_values(getattr(torch, name)))
+        for owner, names in _SIZED.items():
+            for name in names:
+                patches.set(owner, name, _with_sizes(getattr(owner, name)))
+
+
+_SIZED: dict[Any, tuple[str, ...]] = {
+    torch: ("empty", "zeros", "ones", "rand", "randn"),
+    FakeTensor: ("expand", "new_empty", "new_zeros", "new_ones"),
+}
+"""Functions that take sizes one by one, and whose own check of these knows no `__torch_function__`."""
+
+
+def _with_sizes(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function in which a number that is not known decides."""
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return original(*(int(each) if isinstance(each, AssumedCount) else each for each in args), **kwargs)
+
+    return function
 
 
 _OF_VALUES = frozenset(

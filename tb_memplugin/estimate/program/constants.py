@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
-from tb_memplugin.estimate.run.known_values import MOST, values_of
+from tb_memplugin.estimate.run.known_values import MOST, forget, values_of
 from tb_memplugin.estimate.run.patches import Patches
 
 _DRAWN = ("randperm", "randint")
@@ -64,6 +64,15 @@ class Constants(Correction):
                 memo[id(tensor)] = _copied(mode, tensor, memo)
             return memo[id(tensor)]
 
+        data: Any = torch.Tensor.data
+
+        def assign(tensor: Any, value: Any) -> None:
+            data.__set__(tensor, value)
+            forget(tensor)
+            if (values := values_of(value)) is not None:
+                mode.keep_values(tensor, values)
+
+        patches.set(FakeTensor, "data", property(data.__get__, assign))
         patches.set(torch.Tensor, "__deepcopy__", deepcopy_real)
         patches.set(FakeTensor, "__deepcopy__", deepcopy)
 

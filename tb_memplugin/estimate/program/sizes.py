@@ -1,8 +1,8 @@
-"""Operators whose result sizes depend on values: `bincount`, `repeat_interleave`, and `unique` of rows.
+"""Operators whose result sizes depend on values: `bincount`, `repeat_interleave`, `nms`, `unique` of rows.
 
-Hints give the sizes. Without one, `unique` keeps everything, an upper bound that is noted, and `bincount` has
-its `minlength`, with a note. The others have no bound: they raise an error that names the hint to write, as
-comparisons of whole tensors do (`equal`, `allclose`).
+Hints give the sizes. Without one, `unique` and `nms` keep everything, an upper bound that is noted, and
+`bincount` has its `minlength`, with a note. The others have no bound: they raise an error that names the
+hint to write, as comparisons of whole tensors do (`equal`, `allclose`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Sizes(Asking):
             aten.unique_consecutive.default: self._unique_consecutive,
             aten.equal.default: self._same,
             aten.allclose.default: self._same,
+            "torchvision.nms.default": self._nms,
         }
 
     def _asked(self, mode: CountingFakeMode, kind: str, func: Any, tensor: torch.Tensor) -> Any:
@@ -70,6 +71,21 @@ class Sizes(Asking):
         count = output_size if output_size is not None else int(self._asked(mode, "count", func, args[0]))
         with mode:
             return torch.empty(count, dtype=args[0].dtype, device=args[0].device)
+
+    def _nms(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return the indices of the boxes that torchvision keeps, after what its kernel for CUDA allocates.
+
+        That is the sorted scores and boxes, one bit for each pair of boxes, and a mask (nms_kernel.cu, 0.26).
+        """
+        boxes, scores = args[:2]
+        rows = scores.numel()
+        with mode.looking():
+            order = scores.sort(stable=True, descending=True).indices
+            boxes = boxes.index_select(0, order)
+            overlaps = boxes.new_empty(rows * -(-rows // 64), dtype=torch.int64)
+            kept = order.masked_select(boxes.new_zeros(rows, dtype=torch.bool))
+            del overlaps
+        return kept
 
     def _unique_dim(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         tensor, along = args[0], args[1]

@@ -67,6 +67,12 @@ _OF_CHOICES = (
 )
 """Operators whose whole numbers are still indices, if their input has chosen ones."""
 
+_FACTORIZATIONS = (
+    *(aten.linalg_cholesky_ex.default, aten.linalg_inv_ex.default),
+    *(aten.linalg_lu_factor_ex.default, aten._linalg_solve_ex.default),
+)
+"""Operators whose last result says with 0 that they succeeded, which is assumed."""
+
 _COMPARISONS = (aten.lt, aten.le, aten.gt, aten.ge)
 
 _NOT_FINITE = (aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default)
@@ -162,6 +168,7 @@ class Values(Asking):
             dict.fromkeys(_overloads(_WITH_CHOICES), _chosen_second),
             dict.fromkeys(_overloads(_OF_CHOICES), _copied),
         )
+        summed |= dict.fromkeys(_FACTORIZATIONS, _succeeded)
         return {**looked_up, **compared, **finite, **summed, **every[0], **every[1], **every[2]}
 
     def _finite(
@@ -335,6 +342,11 @@ def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, 
         _as_counted(mode, func, args, out, scope)
     elif func is aten._to_copy.default and args[0].dtype is torch.bool:
         setattr(out, _COUNTED, 1)
+
+
+def _succeeded(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    with no_dispatch():
+        mode.keep_values(out[-1], torch.zeros(out[-1].shape, dtype=torch.int32))
 
 
 def _summed(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:

@@ -83,7 +83,7 @@ class CountingFakeMode(FakeTensorMode):
     Args:
         ledger: records allocations and frees.
         layers: knows the current module and phase.
-        rules: by operator, what runs in place of FakeTensorMode.
+        rules: by operator, what runs in place of FakeTensorMode; by name, where a library is loaded later.
         after: by operator, what runs after it.
         kernels: by operator, what its kernel allocates.
         gpu: the GPU whose kernels they are.
@@ -109,7 +109,7 @@ class CountingFakeMode(FakeTensorMode):
         self.ledger, self.layers = ledger, layers
         self.created: dict[Any, list[int]] = {}
         """For each operator: the number of storages that it created, and their total bytes."""
-        self._rules, self._after, self._kernels, self._gpu = rules, after, kernels, gpu
+        self._rules, self._after, self._kernels, self._gpu = dict(rules), after, kernels, gpu
         self._engine_adds = engine_adds_in_place
         self._refusals = refusals
         self._inside = False
@@ -158,8 +158,8 @@ class CountingFakeMode(FakeTensorMode):
         scope = self.layers.scope()
         self.settle(scope)
         plain = all(kind is FakeTensor for kind in types)  # DTensor and others call again with what they hold
-        rule = self._rules.get(func) if plain else None
         composite = self._is_composite(func)
+        rule = self._rules.get(func) if plain else None
         self._inside = not composite
         try:
             if composite and plain:  # FakeTensorMode would run it as a whole on constants
@@ -347,6 +347,8 @@ class CountingFakeMode(FakeTensorMode):
         """Whether an operator consists of other operators. These arrive here only in inference mode."""
         composite = self._composite.get(func)
         if composite is None:
+            if (rule := self._rules.get(str(func))) is not None:
+                self._rules[func] = rule
             composite = self._composite[func] = (
                 isinstance(func, torch._ops.OpOverload)
                 and func not in self._rules

@@ -37,6 +37,10 @@ _DOMINATED = {
 """Operators whose result is known if one input has this value everywhere, whatever the other has."""
 
 
+_OF_VALUES = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+"""Tags of operators whose shapes or results depend on values, of which FakeTensorMode computes none."""
+
+
 class UnknownValuesError(Exception):
     """A tensor's values are not known."""
 
@@ -83,7 +87,10 @@ class KnownValues:
                 self._forget_written(func, args, kwargs)
             raise UnknownValuesError
         constants = all(type(tensor) is FakeTensor and tensor.fake_device == _CPU for tensor in tensors)
-        if constants and not any(isinstance(each, torch.device) for each in (*args, *kwargs.values())):
+        constants = constants and not any(
+            isinstance(each, torch.device) for each in (*args, *kwargs.values())
+        )
+        if constants and _OF_VALUES.isdisjoint(func.tags):
             raise UnknownValuesError
         try:
             with no_dispatch():
@@ -102,6 +109,12 @@ class KnownValues:
                     for reference in self._tensors.pop(StorageWeakRef(values.untyped_storage()), ()):
                         if (alias := reference()) is not None:
                             setattr(alias, _KNOWN, None)
+
+
+def forget(tensor: FakeTensor) -> None:
+    """Make the values of a tensor unknown, whose data are others now."""
+    tensor.constant = None
+    setattr(tensor, _KNOWN, None)
 
 
 def values_of(tensor: Any) -> torch.Tensor | None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now, memory_of
 from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import Guard, call_all, guarded, is_of_signal, kind_of
@@ -210,7 +211,8 @@ class WindowRecorder:
         window.names = ModuleNames.of(models)
         window.has_models = bool(models)
         self._missing(models)
-        self._take_start(models)
+        with collector_at_rest():  # it would look at all that is made here
+            self._take_start(models)
         outer_calls = OuterCalls(window.names, self._saw_inputs)
         self._modules.start(models, window.names, outer_calls, self._outer_result, self.fail)
         window.crossings = self._modules.log

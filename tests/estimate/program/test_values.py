@@ -72,6 +72,42 @@ def draws(tensor: torch.Tensor) -> None:
     torch.nn.functional.gaussian_nll_loss(tensor, tensor, tensor)
 
 
+def test_a_factorization_is_assumed_to_succeed() -> None:
+    """transformers asks this of a covariance when it adds tokens to a model (resize_token_embeddings)."""
+    positive_definite: Any = torch.distributions.constraints.positive_definite
+    read = []
+    estimated(lambda: read.append(bool(positive_definite.check(torch.rand(4, 4, device="cuda")).all())))
+    assert read == [True]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_values_follow_the_data_that_a_parameter_is_given(device: str) -> None:
+    read: list[Any] = []
+
+    def run() -> None:
+        bias = torch.nn.Parameter(torch.zeros(3, device=device))
+        bias.data = torch.nn.functional.pad(bias.data, (0, 1), value=2.0)
+        read.append((bias.data * 1).tolist())
+        bias.data = torch.rand(5, device=device)
+        read.append((bias.data * 1).shape)
+
+    estimated(run)
+    assert read == [[0.0, 0.0, 0.0, 2.0], (5,)]
+
+
+def test_values_on_the_host_decide_sizes() -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def run() -> None:
+        drawn = torch.tensor([3, 3, 3, 0])
+        for each in (torch.unique(drawn), torch.bincount(drawn), torch.repeat_interleave(drawn)):
+            shapes.append(tuple(each.cuda().shape))
+        assert torch.equal(drawn, drawn)
+
+    estimated(run)
+    assert shapes == [(2,), (4,), (9,)]
+
+
 @pytest.mark.parametrize(
     "check",
     [raises_if_negative, refuses_one_of_two, asserts, skips_what_is_not_finite, checks, draws],
@@ -190,6 +226,10 @@ def test_a_whole_number_that_becomes_a_value_of_a_tensor_decides_nothing(use: Ca
         lambda data, count: data.narrow(0, 0, count),
         lambda data, count: torch.arange(count),
         lambda data, count: torch.zeros((count, 3)),
+        lambda data, count: torch.zeros(count, 3),
+        lambda data, count: torch.rand(count, 3),
+        lambda data, count: data[:1].expand(count, 3),
+        lambda data, count: data.new_zeros(count, 3),
         lambda data, count: torch.full((count,), 1.0),
         lambda data, count: torch.nn.functional.pad(data, (0, count)),
         lambda data, count: data.reshape(-1, count),

@@ -16,18 +16,23 @@ import json
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.profiler import profile, schedule
+from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
 
 from tb_memplugin import MemoryTracer, load, memory_trace_handler
 
 distributed: Any = torch.distributed
+dlpack: Any = torch.utils.dlpack
 oracle: Any = ctypes.CDLL(None)
 """The preloaded counter."""
 
@@ -203,6 +208,211 @@ def data_parallel() -> Loop:
     return model, optimizer, step
 
 
+def nested_checkpoints() -> Loop:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.narrow, self.head = nn.Linear(64, 96), nn.Linear(96, 64), nn.Linear(64, 10)
+
+        def block(self, x: torch.Tensor) -> torch.Tensor:
+            return self.narrow(self.wide(x).relu()).tanh()
+
+        def blocks(self, x: torch.Tensor) -> Any:
+            return checkpoint(self.block, checkpoint(self.block, x, use_reentrant=False), use_reentrant=False)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.head(checkpoint(self.blocks, x, use_reentrant=False))
+
+    model = Nested()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    return model, optimizer, lambda _: train(optimizer, model(torch.randn(32, 64)).square().mean())
+
+
+def sparse_gradients_and_matrices() -> Loop:
+    embed, head = nn.Embedding(300, 32, sparse=True), nn.Linear(32, 10)
+    model, kept = nn.ModuleList([embed, head]), {}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    coordinates = torch.eye(64).to_sparse()
+    rows = coordinates.to_sparse_csr()
+
+    def step(_: int) -> None:
+        mixed = rows @ (coordinates @ embed(torch.randint(300, (64,))))
+        train(optimizer, head(mixed).square().mean())
+        assert embed.weight.grad is not None
+        kept["gradient"] = embed.weight.grad.coalesce()
+
+    return model, optimizer, step
+
+
+class Wrapping(torch.Tensor):
+    """Has another tensor, on which all operators run."""
+
+    wrapped: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, wrapped: torch.Tensor) -> Any:
+        made: Any = torch.Tensor
+        wrapper = made._make_wrapper_subclass(
+            cls,
+            wrapped.shape,
+            dtype=wrapped.dtype,
+            device=wrapped.device,
+            requires_grad=wrapped.requires_grad,
+        )
+        wrapper.wrapped = wrapped
+        return wrapper
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        plain = tree_map_only(Wrapping, lambda one: one.wrapped, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, Wrapping, func(*plain[0], **plain[1]))
+
+
+def tensors_that_wrap_others() -> Loop:
+    model, kept = mlp(), {}
+    for layer in (model[0], model[2]):
+        for name, parameter in [*layer.named_parameters()]:
+            setattr(layer, name, nn.Parameter(Wrapping(parameter.detach())))
+    batches = [Wrapping(torch.randn(32, 64)) for _ in range(3)]
+
+    def step(number: int) -> None:
+        kept["output"] = model(batches[number % 3])
+        model.zero_grad()
+        kept["output"].square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(parameter.grad * 0.1)  # type: ignore[operator]
+
+    return model, None, step
+
+
+def memory_that_others_hold() -> Loop:
+    """In a capsule of DLPack, and in an array of NumPy."""
+    model, kept = mlp(), {}
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(_: int) -> None:
+        kept["capsule"] = dlpack.to_dlpack(torch.randn(32, 64))
+        kept["array"] = np.from_dlpack(torch.randn(64, 64))
+        train(optimizer, model(dlpack.from_dlpack(torch.randn(32, 64))).square().mean())
+
+    return model, optimizer, step
+
+
+def storages_that_are_exchanged() -> Loop:
+    model, own = mlp(), torch.randn(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    others = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def step(number: int) -> None:
+        own.set_(torch.randn(32 + number, 64))  # type: ignore[call-overload]
+        train(optimizer, model(own).square().mean())
+        before = {name: parameter.data for name, parameter in model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            parameter.data = others[name].clone()
+        with torch.no_grad():
+            model(own)
+        for name, parameter in model.named_parameters():
+            parameter.data = before[name]
+
+    return model, optimizer, step
+
+
+class Refuses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows)
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise ValueError
+
+
+def errors_that_are_kept() -> Loop:
+    """Their tracebacks hold what was computed."""
+    model, errors = mlp(), {}
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(_: int) -> None:
+        try:
+            train(optimizer, Refuses.apply(model(torch.randn(48, 64))).mean())
+        except ValueError as error:
+            errors["last"] = error
+        train(optimizer, model(torch.randn(32, 64)).square().mean())
+
+    return model, optimizer, step
+
+
+def a_generator_trains() -> Loop:
+    model, losses = mlp(), []
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def training() -> Iterator[torch.Tensor]:
+        while True:
+            batch = torch.randn(32, 64)
+            loss = model(batch).square().mean()
+            train(optimizer, loss)
+            yield loss
+
+    running = training()
+    return model, optimizer, lambda _: losses.append(next(running))
+
+
+def checkpoints_on_disk() -> Loop:
+    """Written and read in each step; the data is a file that is mapped into memory."""
+    folder, model = tempfile.TemporaryDirectory(), mlp()
+    optimizer, kept = torch.optim.Adam(model.parameters()), {}
+    torch.save(torch.randn(500, 64), f"{folder.name}/data.pt")
+    data = torch.load(f"{folder.name}/data.pt", mmap=True)
+
+    def step(number: int) -> None:
+        train(optimizer, model(data[number : number + 32]).square().mean())
+        torch.save([model.state_dict(), optimizer.state_dict()], f"{folder.name}/state.pt")
+        kept["model"], state = torch.load(f"{folder.name}/state.pt")
+        model.load_state_dict(kept["model"])
+        optimizer.load_state_dict(state)
+
+    return model, optimizer, step
+
+
+def gradients_of_gradients() -> Loop:
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(_: int) -> None:
+        rows = torch.randn(32, 64, requires_grad=True)
+        (slope,) = torch.autograd.grad(model(rows).sum(), rows, create_graph=True)
+        (bend,) = torch.autograd.grad(slope.square().sum(), rows, create_graph=True)
+        train(optimizer, bend.square().mean())
+
+    return model, optimizer, step
+
+
+def hooks_that_keep_tensors() -> Loop:
+    model = mlp()
+    optimizer, kept = torch.optim.Adam(model.parameters()), collections.deque[Any](maxlen=5)
+    model[0].register_forward_hook(lambda *call: kept.append(call[2]))
+    model[0].weight.register_hook(lambda gradient: kept.append(gradient.clone()))  # type: ignore[operator]
+    model[2].register_full_backward_hook(lambda *call: kept.append(call[2][0]))
+    return model, optimizer, lambda _: train(optimizer, model(torch.randn(32, 64)).square().mean())
+
+
+def optimizer_and_layers_are_replaced() -> Loop:
+    model = mlp()
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)]
+
+    def step(number: int) -> None:
+        if number % 2:
+            model[2] = nn.Linear(64, 10)
+            optimizers[0] = torch.optim.Adam(model.parameters())
+        train(optimizers[0], model(torch.randn(32, 64)).square().mean())
+
+    return model, None, step
+
+
 LOOPS = (
     data_set_in_tensors,
     data_shared_with_numpy_and_from_a_file,
@@ -213,6 +423,17 @@ LOOPS = (
     graph_of_the_step_before,
     state_of_a_recurrent_model,
     frozen_model_that_was_not_given,
+    nested_checkpoints,
+    sparse_gradients_and_matrices,
+    tensors_that_wrap_others,
+    memory_that_others_hold,
+    storages_that_are_exchanged,
+    errors_that_are_kept,
+    a_generator_trains,
+    checkpoints_on_disk,
+    gradients_of_gradients,
+    hooks_that_keep_tensors,
+    optimizer_and_layers_are_replaced,
     data_parallel,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -53,6 +54,9 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
 FREED_BETWEEN = "Up to 1,280 bytes that earlier windows allocated are not counted"
 """What only autograd's code held when the first window ended, and a step before the second one freed."""
 
+WRAPPERS = 4 + 4 + 3 + 1
+"""Weights, their gradients, batches, and the last output: tensors that have no memory of their own."""
+
 LOOPS = [loop.__name__ for loop in loops_with_a_past.LOOPS]
 
 
@@ -61,6 +65,9 @@ def test_both_windows_have_the_counters_bytes_at_start_peak_and_end(figures, loo
     windows = figures[loop]
     assert [window["recorded"] for window in windows] == [window["true"] for window in windows]
     first, second = (window["notes"] for window in windows)
+    if loop == "tensors_that_wrap_others":
+        assert [int(note.split()[0]) for note in (*first, *second)] == [WRAPPERS] * 2
+        return
     assert first == []
     if loop == "graph_of_the_step_before":
         assert len(second) <= 1
@@ -114,6 +121,22 @@ def test_a_search_that_fails_costs_the_search_and_not_the_window(monkeypatch):
     assert list(taken.open_problems) == [
         "Recording at the search for what is alive failed (RuntimeError: no)."
     ]
+
+
+def test_python_does_not_search_for_garbage_while_a_window_begins(monkeypatch):
+    """Its collector would look again and again at what the search makes, and run code of the program."""
+    was_on: list[bool] = []
+
+    def looks(*_: object) -> list[Any]:
+        was_on.append(gc.isenabled())
+        return []
+
+    monkeypatch.setattr(recording, "alive_now", looks)
+    recorder = recording.WindowRecorder({}, [])
+    recorder.start()
+    recorder.stop()
+    assert was_on == [False]
+    assert gc.isenabled()
 
 
 def test_what_another_thread_left_alive_is_missing_at_the_end(tmp_path):
