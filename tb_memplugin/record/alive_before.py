@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tb_memplugin.record.exact_cpu import is_counting
+from tb_memplugin.record.exact_cpu.counting import is_counting
 from tb_memplugin.record.storages import allocated_by_torch
 from tb_memplugin.record.storages_alive import (
     is_leaf,
