@@ -152,7 +152,7 @@ def _limit(kind: int, most: int) -> None:
 def too_much_memory(where: str, budget: int, what: str = "The file") -> OverBudgetError:
     """Return the error for a file whose reading takes more than its budget of memory."""
     return OverBudgetError(
-        f"{what} takes more memory to read than a file of this size may: {budget:,} bytes.",
+        f"{what} takes more memory than a file of this size may: {budget:,} bytes.",
         where=where,
         fix=(
             f"If you trust the file and this machine has the memory, set {MEMORY_VARIABLE} to more bytes. "

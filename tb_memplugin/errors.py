@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 """What file systems answer where there is no space left, or no quota."""
@@ -53,4 +54,6 @@ class NotRecordedError(MemPluginError):
 
 def fix_of(error: OSError, otherwise: str) -> str:
     """Return what the user can do about an error of a file system: by its errno, where that tells it."""
+    if isinstance(error, (IsADirectoryError, io.UnsupportedOperation)):  # a folder, or a pipe
+        return "Move it elsewhere: it is no file that can be read."
     return _FIXES.get(error.errno or 0, otherwise)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tb_memplugin.analysis.units import read_size, size_text
+from tb_memplugin.errors import MemPluginError
 
 if TYPE_CHECKING:
     from tb_memplugin.analysis.divisions import By
@@ -51,25 +53,37 @@ def memory() -> type[MeasuredMemory]:
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Measure a marked test, and fail it if it is above its limit."""
-    limits = [_limit(marker, item) for marker in item.iter_markers(PEAK)]
     growth = item.get_closest_marker(GROWTH)
+    with _errors_in_words(item):
+        limits = [_limit(marker) for marker in item.iter_markers(PEAK)]
+        steps = 0 if growth is None else WARMUP - 1 + _steps(growth)
     if not limits and growth is None:
         return (yield)
     from tb_memplugin.callbacks.measured import MeasuredMemory
 
     with MeasuredMemory() as used:
-        for _ in range(0 if growth is None else WARMUP - 1 + _steps(growth, item)):
+        for _ in range(steps):
             item.runtest()
             gc.collect()  # what is in reference cycles would stay for some time
             used.step()
         result = yield
         gc.collect()
-    item.user_properties.append(("peak_memory_bytes", used.peak_bytes))
-    for limit in limits:
-        _hold(limit, used)
-    if growth is not None:
-        _hold_level(used)
+    with _errors_in_words(item):
+        item.user_properties.append(("peak_memory_bytes", used.peak_bytes))
+        for limit in limits:
+            _hold(limit, used)
+        if growth is not None:
+            _hold_level(used)
     return result
+
+
+@contextmanager
+def _errors_in_words(item: pytest.Item) -> Iterator[None]:
+    """Fail the test with an error of ours, without the traceback through our code."""
+    try:
+        yield
+    except MemPluginError as error:
+        pytest.fail(f"{item.nodeid}: {error}", pytrace=False)
 
 
 def _hold(limit: int, used: MeasuredMemory) -> None:
@@ -112,17 +126,20 @@ def _parts(used: MeasuredMemory, device: str) -> list[str]:
     ]
 
 
-def _limit(marker: pytest.Mark, item: pytest.Item) -> int:
+def _limit(marker: pytest.Mark) -> int:
     limit = marker.args[0] if len(marker.args) == 1 and not marker.kwargs else marker.kwargs.get("limit")
-    if isinstance(limit, int) and not isinstance(limit, bool):
+    if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0:
         return limit
+    where = f"@pytest.mark.{PEAK}"
     if not isinstance(limit, str):
-        raise pytest.UsageError(f'{item.nodeid}: give @pytest.mark.{PEAK}("512 MiB")')
-    return read_size(limit, f"{item.nodeid}: @pytest.mark.{PEAK}")
+        raise MemPluginError(f"{limit!r} is no limit.", where=where, fix=f'Give {where}("512 MiB").')
+    return read_size(limit, where)
 
 
-def _steps(marker: pytest.Mark, item: pytest.Item) -> int:
-    steps = marker.args[0] if marker.args else marker.kwargs.get("steps", 5)
-    if not isinstance(steps, int) or steps < 1:
-        raise pytest.UsageError(f"{item.nodeid}: give @pytest.mark.{GROWTH}(steps=5), a whole number")
+def _steps(marker: pytest.Mark) -> int:
+    steps = marker.args[0] if len(marker.args) == 1 else marker.kwargs.get("steps", 5)
+    is_known = len(marker.args) + len(marker.kwargs) <= 1 and marker.kwargs.keys() <= {"steps"}
+    if not is_known or isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        where = f"@pytest.mark.{GROWTH}"
+        raise MemPluginError("This is no number of steps.", where=where, fix=f"Give {where}(steps=5).")
     return steps

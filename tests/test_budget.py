@@ -82,7 +82,7 @@ def test_what_json_will_take_is_known_before_it_is_parsed(pattern):
 QUICK = {
     "gzip of objects": "larger than the limit",
     "gzip of blanks": "larger than the limit",
-    "objects": "The JSON takes more memory to read than a file of this size may: 1,000,000,000 bytes",
+    "objects": "The JSON takes more memory than a file of this size may: 1,000,000,000 bytes",
     "pickle of shared pinned entries": "more traces than 2,803,295 bytes can hold: they are shared",
     "pickle of copied pinned segments": "more segments than 2,391,002 bytes can hold: they are shared",
     "pickle of shared blocks": "they are shared",
@@ -113,9 +113,7 @@ def test_a_child_that_takes_more_memory_than_its_budget_is_refused_by_name(size,
         load(path, untrusted=True)
     assert caught.value.where == str(path)
     if size:
-        assert (
-            "takes more memory to read than a file of this size may: 100,000,000 bytes" in caught.value.what
-        )
+        assert "takes more memory than a file of this size may: 100,000,000 bytes" in caught.value.what
         assert budget.MEMORY_VARIABLE in caught.value.fix
     else:
         assert "truncated" in caught.value.what
@@ -134,7 +132,7 @@ def test_a_command_that_takes_more_memory_than_its_budget_is_refused_by_name(tmp
         check=False,
     )
     assert done.returncode == 2
-    assert "more memory to read than a file of this size may: 100,000,000 bytes" in done.stderr
+    assert "more memory than a file of this size may: 100,000,000 bytes" in done.stderr
     assert str(path) in done.stderr
 
 

@@ -125,18 +125,25 @@ def test_profiler():
     printed = run(tmp_path, tests)
     assert "1 failed" in printed
     assert "another torch profiler is on" in printed
+    assert "measured.py" not in printed
 
 
 @pytest.mark.parametrize(
     ("marker", "what"),
     [
-        ("peak_memory", "give @pytest.mark.peak_memory"),
+        ("peak_memory", "None is no limit."),
+        ("peak_memory(-5)", "-5 is no limit."),
         ('peak_memory("much")', "'much' is not a size"),
-        ("no_memory_growth(steps=0)", "a whole number"),
+        ("no_memory_growth(steps=0)", "no number of steps"),
+        ("no_memory_growth(step=3)", "no number of steps"),
+        ("no_memory_growth(True)", "no number of steps"),
     ],
 )
-def test_a_wrong_marker_is_told(tmp_path: Path, marker: str, what: str) -> None:
-    assert what in run(tmp_path, f"@pytest.mark.{marker}\ndef test_it():\n    pass\n")
+def test_a_wrong_marker_is_told_without_a_traceback(tmp_path: Path, marker: str, what: str) -> None:
+    printed = run(tmp_path, f"@pytest.mark.{marker}\ndef test_it():\n    pass\n")
+    assert "1 failed" in printed
+    assert what in printed
+    assert "pytest_plugin.py" not in printed
 
 
 def test_the_plugin_imports_no_torch() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -80,6 +81,7 @@ class LazyGroup(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
         """Run the command line. If `args` is None, commands that read files go on in a child process."""
+        _open_closed_streams()
         if args is None and sys.argv[1:2] and sys.argv[1] in SUB_COMMANDS.keys() - IN_THIS_PROCESS:
             from tb_memplugin.commands.apart import fork_guarded
 
@@ -87,7 +89,15 @@ class LazyGroup(click.Group):
                 fork_guarded()
             except MemPluginError as error:
                 _refuse(error)
-        return super().main(args, *more, **options)
+        try:
+            return super().main(args, *more, **options)
+        except OSError as error:  # except EPIPE, the reader of our output is gone: then click exits silently
+            is_output = error.errno in NO_SPACE  # files have messages of their own
+            if is_output:
+                sys.stdout = None  # what it holds still cannot be written: Python would fail again at exit
+            what = "The output cannot be written" if is_output else "A file or its host cannot be reached"
+            fix = fix_of(error, "Check the paths, and that this machine can reach them.")
+            _refuse_all(f"{what}: {error.strerror or error}.", fix)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a sub-command; print an error that it raises to stderr, and exit with code 2."""
@@ -104,16 +114,14 @@ class LazyGroup(click.Group):
             from tb_memplugin.commands.tables import the_command
 
             _refuse(out_of_memory(the_command(), "The command"))
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader of our output is gone: click exits silently
-                raise
-            is_output = error.errno in NO_SPACE  # files have messages of their own
-            if is_output:
-                sys.stdout = None  # what it holds still cannot be written: Python would fail again at exit
-            what = "The output cannot be written" if is_output else "A file or its host cannot be reached"
-            fix = fix_of(error, "Check the paths, and that this machine can reach them.")
-            _refuse_all(f"{what}: {error.strerror or error}.", fix)
         return result
+
+
+def _open_closed_streams() -> None:
+    """Open what the shell has closed (`>&-`), or the first file that a command opens would get its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _write_any_text() -> None:

@@ -84,7 +84,8 @@ class _Guard:
             signal.signal(number, self._pass_on)
         _, status = os.waitpid(self.child, 0)
         signal.alarm(0)
-        return INTERRUPTED if self.was_killed else self._code(os.waitstatus_to_exitcode(status))
+        code = os.waitstatus_to_exitcode(status)
+        return INTERRUPTED if self.was_killed or code == -signal.SIGINT else self._code(code)
 
     def _code(self, code: int) -> int:
         if code >= 0:

@@ -19,7 +19,12 @@ def path(text: str) -> str:
     """Return a path or URL with the user's home in place of `~` at its beginning.
 
     Shells put it there only where a word begins: not in `--logdir=~/runs`, and not in quotes.
+
+    Raises:
+        MemPluginError: the text is empty, as of a variable that is not set.
     """
+    if not text:
+        raise MemPluginError("The path is empty.", where="''", fix="Give a path; . is this folder.")
     return os.path.expanduser(text)  # noqa: PTH111  # pathlib raises without a home, and breaks URLs
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from tb_memplugin.commands.options import PATH
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.launch import settings
 from tb_memplugin.main_module import CODE
@@ -21,7 +22,9 @@ START_FILE = "tb_memplugin.pth"
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--logdir", default="runs", show_default=True, help="Folder for TensorBoard, or a URL.")
+@click.option(
+    "--logdir", type=PATH, default="runs", show_default=True, help="Folder for TensorBoard, or a URL."
+)
 @click.option(
     "--steps",
     default="",
@@ -65,9 +68,11 @@ def command(
     TB_MEMPLUGIN=runs python train.py
     """
     settings.read_steps(steps, "--steps")
+    if "://" not in logdir:
+        logdir = _writable(Path(logdir).absolute())
     environment = {
         **os.environ,
-        settings.LOGDIR: logdir if "://" in logdir else str(Path(logdir).absolute()),
+        settings.LOGDIR: logdir,
         settings.RUN: settings.run_name(program, os.environ),
         settings.OWNER: str(os.getpid()),
         settings.STEPS: steps,
@@ -92,6 +97,19 @@ def command(
     if os.name == "nt":  # where exec would end this process before the program
         raise SystemExit(subprocess.run(words, env=environment, check=False).returncode)
     os.execve(words[0], words, environment)
+
+
+def _writable(folder: Path) -> str:
+    """Return a folder in which files can be written, or that can be created.
+
+    Raises:
+        MemPluginError: it is neither, and a program that runs for days would be recorded for nothing.
+    """
+    existing = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        why = "No files can be written there." if existing.is_dir() else "This is no folder."
+        raise MemPluginError(why, where=f"--logdir {existing}", fix="Choose a folder that you can write to.")
+    return str(folder)
 
 
 def _is_python(program: Path) -> bool:

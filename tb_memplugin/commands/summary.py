@@ -59,7 +59,7 @@ def lines(path: str, recordings: Recordings) -> Iterator[tuple[str, str]]:
         yield "", f"{counted(more, 'more worker')}: tb-memplugin ranks {shlex.quote(path)}"
     best = _highest(recordings)
     if best is None:
-        yield ("recorded", "no step in full: the program has too few, or a profiler of its own")
+        yield "recorded", "no step in full: too few steps, a profiler of the program, or a failed write"
     else:
         yield from _recorded(path, best, recordings)
     yield "open", f"tensorboard --logdir {shlex.quote(_logdir(path))}   (the tab Memory)"

@@ -30,6 +30,8 @@ def command(sources: Sequence[str], port: int, device_type: str) -> None:
 
     FILE is a snapshot, a trace or a recorded window; the folder of a run is served where it is.
     """
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell that started it ignores Ctrl-C
+        signal.signal(number, signal.default_int_handler)
     if len(sources) == 1 and files.is_folder(sources[0]):
         raise SystemExit(_serve(sources[0], port))
     with tempfile.TemporaryDirectory(prefix="tb_memplugin-view-") as logdir:
@@ -46,8 +48,6 @@ def command(sources: Sequence[str], port: int, device_type: str) -> None:
 
 def _serve(logdir: str, port: int) -> int:
     """Run TensorBoard until it ends or Ctrl-C; print the tab's address when it serves."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell that started it ignores Ctrl-C
-        signal.signal(number, signal.default_int_handler)
     serving = [sys.executable, "-m", "tensorboard.main", "--logdir", logdir]
     with subprocess.Popen(
         [*serving, "--host", "localhost", "--port", str(port)], stderr=subprocess.PIPE, text=True

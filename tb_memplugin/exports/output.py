@@ -17,7 +17,7 @@ from tb_memplugin.temporary import DescriptorStream, delete, delete_left, flush,
 STDOUT = "-"
 """The path that stands for stdout, as in other programs; a file of this name is `./-`."""
 
-FIX = "Choose another file with -o: in an existing folder that you can write to, on a disk that has space."
+FIX = "Choose another file: in an existing folder that you can write to, on a disk that has space."
 
 _BINARY = getattr(os, "O_BINARY", 0)
 

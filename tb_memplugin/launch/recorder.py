@@ -99,13 +99,14 @@ class ProgramRecorder:
         self._at_exit = util.Finalize(None, self.end, exitpriority=0)
 
     @guarded("the end of the program")
-    def end(self) -> None:
-        """Write what is open and stop. Safe to call twice."""
+    def end(self) -> int:
+        """Write what is open and stop. Return how many steps were counted. Safe to call twice."""
         hooks, self._hooks = self._hooks, None
         if hooks is not None:
             monitor, oom = self._monitor, self._oom
             closing = [each.close for each in (monitor, oom) if each is not None]
             call_all(hooks.remove, self._calls.stop, self._recorder.end_training, *closing, self._forget)
+        return self._step
 
     def _forget(self) -> None:
         """Take back what the process would call of this recorder."""
@@ -117,7 +118,10 @@ class ProgramRecorder:
 
     def fail(self, where: str, error: BaseException) -> None:
         """Log an error. One at the start or the end stops the recording, one in a step costs that step."""
-        self._guard.end(where, error, *([] if where == _STEP else [self.end]))
+        if where == _STEP:
+            self._recorder.fail(where, error)  # else the open window would have two steps in one
+        else:
+            self._guard.end(where, error, self.end)
 
     @guarded(_STEP)
     def _called(self) -> None:

@@ -23,8 +23,10 @@ SUMMARY_SECONDS = 60
 """How long the summary at the end may take."""
 
 _begun: list[Settings] = []
-_at_end: list[Callable[[], None]] = []
-"""What ends the recorder: torch, imported before this module, has Python tell first and end that later."""
+_at_end: list[Callable[[], int | None]] = []
+"""What ends the recorder and returns its number of steps: torch, imported before this module, has Python tell
+first and end that later.
+"""
 
 
 def begin() -> None:
@@ -37,7 +39,7 @@ def begin() -> None:
     try:
         settings = from_environment()
     except MemPluginError as error:
-        sys.stderr.write(f"tb-memplugin: nothing is recorded. {error}\n")
+        _say(f"nothing is recorded. {error}\n")
         return
     if settings is None:
         return
@@ -92,12 +94,28 @@ def _record(settings: Settings) -> None:
         _at_end.append(recorder.end)
         recorder.begin()
     except Exception as error:  # noqa: BLE001  # the program goes on, whatever happens to us
-        sys.stderr.write(f"tb-memplugin: nothing is recorded ({type(error).__name__}: {error}).\n")
+        kind = "" if isinstance(error, MemPluginError) else f"{type(error).__name__}: "
+        _say(f"nothing is recorded. {kind}{error}\n")
 
 
-def _why_nothing() -> str:
+def _say(text: str) -> None:
+    """Write to stderr, where one is open. That this fails does not change the exit code of the program."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(f"tb-memplugin: {text}")
+        sys.stderr.flush()
+    except ValueError:  # the program has closed it
+        pass
+    except OSError:
+        sys.stderr = None  # what it holds still cannot be written: Python would fail again at exit
+
+
+def _why_nothing(steps: int) -> str:
     if "torch" not in sys.modules:
         return "The program did not import torch."
+    if steps:
+        return f"{steps:,} steps were seen, but nothing could be written: see the warning above."
     return "No optimizer of torch has stepped; without one, no module with parameters was called."
 
 
@@ -105,11 +123,10 @@ def _tell(settings: Settings, *, is_told: bool) -> None:
     """Print what was recorded to stderr. Another process reads it, so that this one needs no more memory."""
     if os.getpid() != settings.owner:  # a fork that ran to its end
         return
-    for end in _at_end:
-        end()
+    steps = sum(end() or 0 for end in _at_end)
     if "://" not in settings.folder and not Path(settings.folder).is_dir():
         if is_told:
-            sys.stderr.write(f"tb-memplugin: nothing was recorded. {_why_nothing()}\n")
+            _say(f"nothing was recorded. {_why_nothing(steps)}\n")
         return
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LOGDIR)}
     command = [sys.executable, "-m", "tb_memplugin", "summary", settings.folder]
@@ -117,12 +134,12 @@ def _tell(settings: Settings, *, is_told: bool) -> None:
         result = subprocess.run(
             command, env=environment, capture_output=True, timeout=SUMMARY_SECONDS, check=False
         )
-        sys.stderr.write((result.stdout + result.stderr).decode("utf-8", "replace"))
+        text = (result.stdout + result.stderr).decode("utf-8", "replace").removeprefix("tb-memplugin: ")
     except (OSError, subprocess.TimeoutExpired) as error:
-        sys.stderr.write(
-            f"tb-memplugin: see what was recorded with: tb-memplugin summary {settings.folder}\n"
+        text = (
+            f"see what was recorded with: tb-memplugin summary {settings.folder} ({type(error).__name__})\n"
         )
-        sys.stderr.write(f"  ({type(error).__name__})\n")
+    _say(text)
 
 
 begin()

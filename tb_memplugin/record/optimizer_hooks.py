@@ -60,8 +60,7 @@ class _HooksPatch:
     def take_off(self) -> None:
         if self not in _on:
             return
-        for handle in self._handles:
-            handle.remove()
+        call_all(*(handle.remove for handle in self._handles))
         self._handles.clear()
         _on.remove(self)
         if not _on and _original is not None and _module.chain is _at_once:

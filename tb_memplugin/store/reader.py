@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
@@ -219,7 +220,7 @@ def read_recordings(path: str) -> Recordings:
         MemPluginError: the folder does not exist, or that is not known.
     """
     try:
-        is_there = files.exists(path)
+        is_there = files.exists(path) and not Path(path).is_file()
     except OSError as error:
         message = f"The folder cannot be read: {error.strerror or error}."
         fix = fix_of(error, PERMIT)

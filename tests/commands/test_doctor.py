@@ -136,7 +136,9 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(logdir, name):
     (path,) = (logdir / "run/rank0").glob(name)
     path.unlink()
     os.mkfifo(path)
-    assert "it is a pipe" in problems(logdir)[-1]
+    problem = [finding for finding in findings(logdir) if finding.level is Level.PROBLEM][-1]
+    assert "it is a pipe" in problem.text
+    assert problem.fix == "Move it elsewhere: it is no file that can be read."
 
 
 def test_a_strangers_event_file_beside_ours(logdir):

@@ -17,6 +17,18 @@ from tests.commands.files import refused, run, step_snapshot, write
 
 ROOT = Path(__file__).resolve().parents[2]
 
+SLOW_IMPORT = """
+import subprocess, sys, time
+from tb_memplugin.commands import main
+
+def run(*_, **__):
+    print("importing", file=sys.stderr, flush=True)
+    time.sleep(60)
+
+subprocess.run = run
+main()
+"""
+
 
 @pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
 def test_view_serves_a_file_and_leaves_nothing(tmp_path: Path, ended_by: signal.Signals) -> None:
@@ -38,6 +50,18 @@ def test_view_serves_a_file_and_leaves_nothing(tmp_path: Path, ended_by: signal.
             viewing.send_signal(ended_by)
     assert viewing.returncode == 0
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("tb_memplugin")] == []
+
+
+def test_view_that_is_ended_while_it_imports_leaves_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW_IMPORT, "view", "a.pickle"], env=environment, stderr=subprocess.PIPE
+    ) as viewing:
+        assert viewing.stderr is not None
+        viewing.stderr.readline()  # the folder is there, and the import runs
+        viewing.terminate()
+    assert viewing.returncode == 1
+    assert list(tmp_path.glob("tb_memplugin-view-*")) == []
 
 
 def test_view_refuses_what_is_no_recording(tmp_path: Path) -> None:

@@ -462,6 +462,42 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, arguments: tuple[str, ...
     assert what in done.stderr
 
 
+@pytest.mark.parametrize("logdir", ["train.py", "loop", "loop/runs", ""])
+def test_a_logdir_that_cannot_be_one_is_refused_before_the_program_starts(
+    tmp_path: Path, logdir: str
+) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    done = run(tmp_path, "--logdir", logdir, script(tmp_path, "print('started')"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.match(r"error: (This is no folder|The path is empty)\.\n  where: ", done.stderr)
+
+
+def test_a_logdir_that_fails_later_is_told_as_that(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, "open('runs', 'w')\n" + TRAINING), 16, 5)
+    assert done.returncode == 0
+    assert "Not a directory" in done.stderr
+    assert "5 steps were seen, but nothing could be written: see the warning above." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("end", ["", "import os; os.close(2)", "import sys; sys.stderr.close()"])
+def test_a_stderr_that_is_full_or_closed_changes_no_exit_code(tmp_path: Path, end: str) -> None:
+    path = script(tmp_path, f"import torch\nprint(1)\n{end}")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tb_memplugin", "run", str(path)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if end else full,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (0, "1\n")
+
+
 def test_a_wrong_variable_ends_no_program(tmp_path: Path) -> None:
     variables = {"TB_MEMPLUGIN": "runs", "TB_MEMPLUGIN_STACKS": "yes"}
     done = python(script(tmp_path, "print('ran')"), cwd=tmp_path, **variables)

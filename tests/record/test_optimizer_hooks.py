@@ -5,13 +5,38 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.optim import optimizer
 
 from tb_memplugin import MemoryTracer
+from tb_memplugin.record.optimizer_hooks import StepHooks
 
 torch_optimizer: Any = optimizer
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_handle_that_raises_leaves_no_other_hook_and_no_patch(monkeypatch, number):
+    before, handles = torch_optimizer.chain, []
+
+    def noting(register):
+        def note(hook):
+            handles.append(register(hook))
+            return handles[-1]
+
+        return note
+
+    for name in ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"):
+        monkeypatch.setattr(torch_optimizer, name, noting(getattr(torch_optimizer, name)))
+    hooks = StepHooks(lambda *_: None, lambda *_: None, lambda *_: None)
+    with monkeypatch.context() as failing:
+        failing.setattr(handles[number], "remove", lambda: 1 / 0)
+        hooks.remove()
+    tables = torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks
+    assert [len(table) for table in tables] == [1 - number, number]
+    assert torch_optimizer.chain is before
+    handles[number].remove()
 
 
 def test_hooks_come_and_go_while_an_optimizer_is_among_its_hooks():

@@ -9,7 +9,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from tb_memplugin.record.guard import Failed, entry
+from tb_memplugin.record.guard import Failed, call_all, entry
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
 
 
@@ -37,8 +37,7 @@ class Newcomers:
 
     def remove(self) -> None:
         """Stop listening. Safe to call twice."""
-        for handle in self._handles:
-            handle.remove()
+        call_all(*(handle.remove for handle in self._handles))
         self._handles.clear()
 
     def _got_module(self, parent: nn.Module, name: str, module: nn.Module | None) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.record.beside_compiler import not_compiled_alone
-from tb_memplugin.record.guard import UNOWNED, Failed, entry
+from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry
 from tb_memplugin.record.history.recording import Allocator
 from tb_memplugin.record.module_calls import Entered, Left
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, OuterResult, SeesOuterCalls
@@ -114,8 +114,7 @@ class LayerClock(ModuleRecorder):
         self._backward.stop()
         super().stop()
         with self._lock:
-            for handle in self._nodes:
-                handle.remove()
+            call_all(*(handle.remove for handle in self._nodes))
             self._nodes.clear()
         if calls := self._calls():
             self._set_mark(calls[0][1])
