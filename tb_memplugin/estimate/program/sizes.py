@@ -83,7 +83,7 @@ class Sizes(Asking):
             order = scores.sort(stable=True, descending=True).indices
             boxes = boxes.index_select(0, order)
             overlaps = boxes.new_empty(rows * -(-rows // 64), dtype=torch.int64)
-            kept = order.masked_select(boxes.new_zeros(rows, dtype=torch.bool))
+            kept = order.masked_select(boxes.new_empty(rows, dtype=torch.bool))
             del overlaps
         return kept
 

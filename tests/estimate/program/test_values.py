@@ -745,3 +745,16 @@ def test_a_tensor_is_made_of_tensors() -> None:
 
     estimated(run)
     assert read == [[5, 3], ((2, 2), torch.float32, 1.0)]
+
+
+def test_nms_keeps_every_box() -> None:
+    """The mask of overlaps has a word of 64 bits for each box and 64 others: 100 x 2 x 8 bytes."""
+    torchvision = pytest.importorskip("torchvision")
+    kept: list[int] = []
+
+    def run() -> None:
+        boxes, scores = torch.rand(100, 4, device="cuda"), torch.rand(100, device="cuda")
+        kept.append(len(torchvision.ops.nms(boxes, scores, 0.5)))
+
+    assert sizes(estimated(run), "new_empty") == [100 * 2 * 8, 100]
+    assert kept == [100]
