@@ -169,8 +169,9 @@ def _created(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: M
 
 
 def _created_like(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Not on the CPU, where FakeTensorMode makes new tensors of what writes into a constant."""
     out, name = mode.quietly(func, *args, **kwargs), func.__name__
-    if out.numel() <= MOST and out.layout is torch.strided and out.fake_device.type != "meta":
+    if out.numel() <= MOST and out.layout is torch.strided and out.fake_device.type not in ("cpu", "meta"):
         fill = args[-1] if "full" in name else int("ones" in name)
         with no_dispatch():
             mode.keep_values(out, torch.full(out.shape, fill, dtype=out.dtype))
