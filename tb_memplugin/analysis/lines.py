@@ -74,6 +74,7 @@ def tally(part: Int64, keys: Sequence[str], size: Int64) -> ResultTable[LineRow]
 
     Args:
         part: the key of each allocation, as an index into `keys`.
+        size: bytes of each allocation.
     """
     calls = np.bincount(part, minlength=len(keys))
     total, median = sums(part, size, len(keys)), _medians(part, size, calls)
