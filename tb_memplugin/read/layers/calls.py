@@ -298,7 +298,7 @@ class Calls:
 
     def _is_one_too_many(self, parent: Call | None, site: tuple[int, ...]) -> bool:
         """Whether the text of a site has no further call, so that the parent itself was called again."""
-        if parent is None or not (siblings := parent.children.get(site)):
+        if parent is None or not site or not (siblings := parent.children.get(site)):
             return False
         frame = self._frames.all[site[-1]]
         if frame.role != Role.FORWARD:

@@ -65,10 +65,13 @@ def with_inferred_layers(trace: MemoryTrace, *, read_text: bool = True) -> Memor
     They are inferred when the modules, their columns or the notes of the result are first read.
 
     Args:
-        trace: a trace with categories, phases and no modules but `(not named)`.
+        trace: a trace with categories, phases and no modules but `(not named)`. One that this function
+            returned is returned as it is.
         read_text: whether the source files that the stacks name may be read, if they are here.
     """
-    if len(trace.modules) > 1 or not trace.stacks or not (trace.events.kind == Kind.ALLOC).any():
+    if isinstance(trace, _LaterTrace) or len(trace.modules) > 1 or not trace.stacks:
+        return trace
+    if not (trace.events.kind == Kind.ALLOC).any():
         return trace
     events, start = _LaterEvents.__new__(_LaterEvents), _LaterStart.__new__(_LaterStart)
     later = _LaterTrace.__new__(_LaterTrace)

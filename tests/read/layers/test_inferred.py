@@ -88,6 +88,13 @@ def test_a_module_that_calls_itself_has_a_path_as_deep_as_its_stack() -> None:
     assert modules(inferred((1, deep))) == ["model:10.model:10"]
 
 
+def test_calls_without_a_function_between_them_are_no_error() -> None:
+    """As where a wrapper's own frames were left out."""
+    trace = inferred(*[(100, [MAIN, CALL, CALL, line]) for line in (MODEL, LINEAR, MODEL, LINEAR)])
+    assert sum(trace.allocations.bytes.tolist()) == 400
+    assert len(modules(trace)) == 4
+
+
 def test_recorded_modules_win() -> None:
     trace = inferred((1, _block(20), MODULE_MARK + "layers.0"), (2, _block(21), ""))
     assert modules(trace) == ["layers.0", NOT_NAMED]

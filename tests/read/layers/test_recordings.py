@@ -5,10 +5,13 @@ from __future__ import annotations
 import gzip
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from tb_memplugin.analysis.divisions import breakdown
+from tb_memplugin.analysis.moments import peak
 from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
@@ -81,3 +84,43 @@ def test_what_a_module_keeps_has_the_bytes_of_its_parameters(
     wanted |= {"embed": each * words * width, "head": each * (words * width + words)}
     assert {key: size for key, size in held.items() if key != "(not named)"} == wanted
     assert sum(held.values()) - sum(wanted.values()) in range(1000)  # the counts of steps are nobody's
+
+
+def _broken(stack: list[dict[str, Any]], rng: Random) -> list[dict[str, Any]]:
+    """Return a stack with frames left out, repeated, in another order, or with other names and lines."""
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(stack))
+        inserted = rng.choice(stack)
+        stack = rng.choice(
+            (
+                stack[:at] + stack[at + 1 :] or stack,
+                [*stack[:at], inserted, *stack[at:]],
+                rng.sample(stack, len(stack)),
+                stack[: at + 1],
+                stack[at:],
+                [*stack, *stack[:at]],
+                [*stack[:at], {**stack[at], "name": rng.choice(FUNCTIONS)}, *stack[at + 1 :]],
+                [*stack[:at], {**stack[at], "line": rng.choice((-1, 0, 10**6))}, *stack[at + 1 :]],
+            )
+        )
+    return stack
+
+
+FUNCTIONS = ("forward", "_call_impl", "_wrapped_call_impl", "__init__", "<module>", "step", "_apply", "apply")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_broken_stacks_keep_every_byte(seed: int) -> None:
+    rng, snapshot = Random(seed), _snapshot("2.13.0")
+    share = (0.02, 0.3, 1.0)[seed % 3]
+    for entry in (entry for entries in snapshot["device_traces"] for entry in entries):
+        entry.pop("user_metadata", None)
+        if entry.get("frames") and rng.random() < share:
+            entry["frames"] = _broken(entry["frames"], rng)
+    trace = trace_from_snapshot(snapshot, "broken")
+    found = with_inferred_layers(trace, read_text=False)
+    assert with_inferred_layers(found) is found
+    moment = peak(trace)
+    device = [one.name for one in trace.devices].index(moment.device)
+    assert sum(part.bytes for part in breakdown(found, device, moment.event, "module")) == moment.bytes
+    assert found.events.bytes.tolist() == trace.events.bytes.tolist()
