@@ -219,11 +219,11 @@ class Calls:
         in_loop = text.in_one_loop(frame.file, frame.line, function.line)
         if in_loop is False:
             return True
-        began = self._earlier.beginnings.get(function.function) if self._earlier else None
-        if not began:
+        beginnings = self._earlier.beginnings if self._earlier else {}
+        began = beginnings.get(function.function, Counter[int]())
+        often = [line for line, count in began.items() if count >= RARE * sum(began.values())]
+        if not often:
             return frame.line <= function.first
-        total = sum(began.values())
-        often = [line for line, count in began.items() if count >= RARE * total]
         if frame.line not in often:
             return frame.line < min(often)
         if not in_loop or frame.line == function.first:

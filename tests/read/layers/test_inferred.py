@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,17 @@ def test_calls_without_a_function_between_them_are_no_error() -> None:
     trace = inferred(*[(100, [MAIN, CALL, CALL, line]) for line in (MODEL, LINEAR, MODEL, LINEAR)])
     assert sum(trace.allocations.bytes.tolist()) == 400
     assert len(modules(trace)) == 4
+
+
+def test_forwards_that_begin_at_many_lines_are_no_error() -> None:
+    """At so many that none of them is a frequent one."""
+    rng = Random(1315)
+    calls = [
+        (rng.randrange(1, 120), rng.choice([LINEAR, ("forward", "b.py", rng.randrange(1, 120))]))
+        for _ in range(40)
+    ]
+    stacks = [[MAIN, CALL, ("forward", "model.py", line), CALL, inner] for line, inner in calls]
+    assert len(modules(inferred(*[(512, stack) for stack in stacks * 2]))) == 80
 
 
 def test_recorded_modules_win() -> None:
