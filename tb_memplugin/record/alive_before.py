@@ -140,7 +140,10 @@ def _has_no_memory(tensor: torch.Tensor) -> bool:
         storage = untyped_storage(tensor)
     except (RuntimeError, NotImplementedError):  # functorch's
         return True
-    return not storage_address(storage) and storage.nbytes() > 0
+    size = storage.nbytes()
+    if type(size) is not int:  # symbolic, of a fake tensor: to ask whether it is 0 would add a guard
+        return True
+    return not storage_address(storage) and size > 0
 
 
 def _storages_of(tensors: Iterable[torch.Tensor], category: Category) -> Iterator[_Described]:

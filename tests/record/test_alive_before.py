@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import symbolic_trace
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.profiler import profile
 
 from tb_memplugin import MemoryTracer, load, memory_trace_handler
@@ -339,6 +340,16 @@ def without_memory() -> int:
     notes: list[Note] = []
     list(alive_now(notes))
     return sum(count_in(note) for note in notes if note.code == "tensors_without_memory")
+
+
+def test_the_size_of_a_symbolic_tensor_is_not_asked_for():
+    before, sizes = without_memory(), ShapeEnv()
+    with FakeTensorMode(shape_env=sizes):
+        symbolic = torch.empty(sizes.create_unbacked_symint())
+    size: object = symbolic.untyped_storage().nbytes()
+    assert isinstance(size, torch.SymInt)
+    guards = len(sizes.guards)
+    assert (without_memory() - before, len(sizes.guards)) == (1, guards)
 
 
 def test_each_tensor_that_only_stands_for_one_is_counted_once():
