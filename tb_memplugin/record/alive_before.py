@@ -124,7 +124,7 @@ def _described(notes: list[Note]) -> list[_Described]:
         notes.append(
             Note(
                 f"{passed_over:,} tensors that were alive before have no memory that torch tells (they are "
-                "fake, on the meta device, or wrap other tensors), and count as 0 bytes.",
+                "on the meta device, or wrap other tensors), and count as 0 bytes.",
                 "tensors_without_memory",
                 0,
             )

@@ -30,7 +30,6 @@ from tb_memplugin.record.storages import storages
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.modules import ScriptedModule, constants_of
 from tb_memplugin.record.torch_private.tensors import (
-    FAKE,
     TensorBase,
     grad_of,
     is_nested,
@@ -154,17 +153,17 @@ def _tensors() -> Iterator[torch.Tensor]:
 
 
 def _classes() -> list[type]:
-    """Return the classes of tensors with memory of their own, and of those that only stand for one.
+    """Return the classes of tensors with memory of their own.
 
     The search asks every object of the program for every one of them, so torch's other classes, which wrap
-    tensors, are left out.
+    tensors or have no memory, are left out. A compiler keeps fake tensors alive: they are no news to tell.
     """
     kinds: dict[int, type] = {}
     pending: list[type] = [torch.Tensor]
     while pending:
         kind = pending.pop()
         module = _module_of(kind)  # read past its metaclass, which may be the program's
-        is_torchs = type(module) is str and module.startswith("torch.") and not module.startswith(FAKE)
+        is_torchs = type(module) is str and module.startswith("torch.")
         if kind is torch.Tensor or kind is nn.Parameter or not is_torchs:
             kinds[id(kind)] = kind
         pending += type.__subclasses__(kind)

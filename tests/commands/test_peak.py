@@ -144,8 +144,8 @@ def test_what_was_not_recorded_is_refused_with_the_choices(logdir, arguments, wo
 
 def test_a_folder_without_recordings_is_refused(tmp_path):
     assert "no memory recording" in files.refused("peak", tmp_path)
-    for absent in (tmp_path / "absent", ""):
-        assert "folder does not exist" in files.refused("peak", absent)
+    assert "folder does not exist" in files.refused("peak", tmp_path / "absent")
+    assert "path is empty" in files.refused("peak", "")
 
 
 def test_a_host_that_does_not_answer_is_no_traceback():

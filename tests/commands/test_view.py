@@ -60,6 +60,7 @@ def test_view_that_is_ended_while_it_imports_leaves_nothing(tmp_path: Path) -> N
         assert viewing.stderr is not None
         viewing.stderr.readline()  # the folder is there, and the import runs
         viewing.terminate()
+        viewing.communicate(timeout=60)
     assert viewing.returncode == 1
     assert list(tmp_path.glob("tb_memplugin-view-*")) == []
 

@@ -45,7 +45,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path, place):
     with pytest.raises(MemPluginError, match="cannot be written") as told, replacing(tmp_path / place):
         pass
     assert told.value.where == str(tmp_path / place)
-    assert "-o" in told.value.fix
+    assert "Choose another file" in told.value.fix
 
 
 def test_a_link_stays_a_link(tmp_path):
