@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import copy
 import ctypes
+import gc
 import io
 import json
 import os
@@ -448,6 +449,7 @@ def figures_of(folder: Path, loop: Callable[[], Loop], *, traced: bool = True) -
     start, stop = profiles.start_trace, profiles.stop_trace
 
     def started(prof: profile) -> None:
+        gc.collect()  # else garbage may be freed after the profile begins and before the counter does
         start(prof)
         oracle.oracle_reset()
         counted.append([oracle.oracle_live()])
@@ -478,6 +480,7 @@ def figures_of(folder: Path, loop: Callable[[], Loop], *, traced: bool = True) -
     if not traced:
         return
     tracer = MemoryTracer()
+    gc.collect()
     oracle.oracle_reset()
     before = oracle.oracle_live()
     with tracer.trace(model):
