@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
@@ -220,7 +220,7 @@ def read_recordings(path: str) -> Recordings:
         MemPluginError: the folder does not exist, or that is not known.
     """
     try:
-        is_there = files.exists(path) and not Path(path).is_file()
+        is_there = files.exists(path) and not os.path.isfile(path)  # noqa: PTH113  # "no" if that is not known
     except OSError as error:
         message = f"The folder cannot be read: {error.strerror or error}."
         fix = fix_of(error, PERMIT)
