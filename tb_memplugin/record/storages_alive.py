@@ -28,7 +28,7 @@ from torch import nn
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.record.storages import storages
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
-from tb_memplugin.record.torch_private.modules import ScriptedModule, constants_of
+from tb_memplugin.record.torch_private.modules import ScriptedModule, tensors_of_scripted
 from tb_memplugin.record.torch_private.tensors import (
     TensorBase,
     grad_of,
@@ -123,8 +123,8 @@ def tensors_alive() -> tuple[list[torch.Tensor], list[torch.UntypedStorage]]:
         referrers = gc.get_referrers(*kinds, torch.UntypedStorage, ScriptedModule)
         bare = [thing for thing in referrers if type(thing) is torch.UntypedStorage and not _is_meta(thing)]
         scripted = [thing for thing in referrers if type(thing) is ScriptedModule]
-        constants = list(chain.from_iterable(map(constants_of, scripted)))
-        return [*_of(kinds, iter(referrers)), *constants], bare
+        inside = chain.from_iterable(map(tensors_of_scripted, scripted))
+        return [*_of(kinds, iter(referrers)), *inside], bare
 
 
 def _is_meta(storage: torch.UntypedStorage) -> bool:

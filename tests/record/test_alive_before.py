@@ -298,6 +298,30 @@ def test_scripted_modules_and_variables_without_names_are_passed_over():
         del globals()[3]  # type: ignore[arg-type]
 
 
+class Scaled(nn.Module):
+    """A parameter and a buffer of its own, beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(11_111))
+        self.register_buffer("offset", torch.ones(22_222))
+        self.layer = nn.Linear(1, 33_333, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x).sum() * self.scale
+        return result
+
+
+def test_what_only_the_cpp_object_of_a_scripted_module_has_is_found():
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(Scaled()), file)
+    file.seek(0)
+    model = torch.jit.load(file)
+    sizes = {alive.storage.nbytes() for alive in alive_now()}
+    assert {4 * 11_111, 4 * 22_222, 4 * 33_333} <= sizes
+    del model
+
+
 class RaisesOnAccess(torch.Tensor):
     """A tensor whose attributes raise, and that says it is of another class."""
 

@@ -86,7 +86,9 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     start, notes = start_state(window, memory, devices, attribution.owners, labels)
     called = stacks_of(tree, memory, main_thread(tree))
     quiet = () if calls is None else ("cpu",)  # the calls have these frees already
-    bare = _with_storage_frees(_bare_events(memory, attribution, called), window, devices, quiet)
+    bare = _bare_events(memory, attribution, called)
+    emptied = [] if calls is not None else _emptied(bare, window)
+    bare = _with_storage_frees(bare, window, devices, emptied, quiet)
     blocks, ended = pair(bare, start), None
     if calls is None and "cpu" in devices and attribution.communicating.any():
         cpu = devices.index("cpu")
@@ -130,6 +132,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
             *beside_counters(memory),
             *_not_in_curve(window, matched),
             *_on_unseen_calls(attribution.unseen_calls, window, memory),
+            *_on_unreported_frees(trace, sum(window.start[row].bytes for _, row in emptied), len(emptied)),
             *_notes(trace, tree, called),
         ),
         whole_devices=whole_devices(window.whole_at_start, window.whole_at_stop, trace),
@@ -257,18 +260,19 @@ def _bare_events(memory: MemoryEvents, attribution: Attribution, called: Profile
 
 
 def _with_storage_frees(
-    bare: Events, window: Window, devices: tuple[str, ...], without: tuple[str, ...] = ()
+    bare: Events,
+    window: Window,
+    devices: tuple[str, ...],
+    emptied: list[tuple[int, int]],
+    without: tuple[str, ...] = (),
 ) -> Events:
     """Add the frees of start-state storages, each before the profiler's own event for it.
 
     Args:
+        emptied: see `_emptied`.
         without: devices whose frees are all among the events.
     """
-    frees = [
-        (time, row)
-        for time, row in window.frees + _emptied(bare, window)
-        if window.start[row].device not in without
-    ]
+    frees = [(time, row) for time, row in window.frees + emptied if window.start[row].device not in without]
     if not frees:
         return bare
     time = np.array([when for when, _ in frees], np.int64)
@@ -391,6 +395,21 @@ def _on_unseen_calls(calls: Mapping[int, int], window: Window, memory: MemoryEve
         )
 
 
+def _on_unreported_frees(trace: MemoryTrace, emptied_bytes: int, emptied: int) -> Iterator[Note]:
+    """Yield a note on blocks, and emptied storages of the start state, whose frees were not reported."""
+    count = trace.allocations.unseen_frees + emptied
+    if count:
+        unreported = trace.allocations.bytes[unreported_frees(trace.events, trace.allocations)]
+        size = int(unreported.sum()) + emptied_bytes
+        yield Note(
+            f"{count:,} blocks ({size:,} bytes) were freed without a report from the profiler: by another "
+            "thread, or by resizing a storage that is older than the window. They count as freed when their "
+            "address was used again, or when the resized storage got its last memory.",
+            "unseen_frees",
+            size,
+        )
+
+
 def _notes(trace: MemoryTrace, tree: ProfilerTree, called: ProfiledStacks) -> list[Note]:
     blocks, full = trace.allocations, trace.events
     notes: list[Note] = []
@@ -403,17 +422,6 @@ def _notes(trace: MemoryTrace, tree: ProfilerTree, called: ProfiledStacks) -> li
                 "bytes by the profiler's count). They are not parameters, buffers, gradients or optimizer "
                 "state, and are not in the curve.",
                 "freed_from_before",
-                size,
-            )
-        )
-    if blocks.unseen_frees:
-        size = int(blocks.bytes[unreported_frees(full, blocks)].sum())
-        notes.append(
-            Note(
-                f"{blocks.unseen_frees:,} blocks ({size:,} bytes) were freed without a report from the "
-                "profiler: by another thread, or by resizing a storage that is older than the window. They "
-                "count as freed when their address was used again.",
-                "unseen_frees",
                 size,
             )
         )

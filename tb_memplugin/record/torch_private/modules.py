@@ -128,27 +128,33 @@ WRAPPERS = frozenset(
     }
 )
 """Path segments that torch.compile, FSDP and checkpoint wrappers insert into names."""
+_NOT_FOUND = "what scripted modules hold, and no variable, is missing in what was alive before"
 ScriptedModule: Any = private(
     "torch.jit._script.RecursiveScriptModule",
     "the class of scripted modules, by which they are found",
-    "what scripted modules hold, and no variable, is missing in what was alive before",
+    _NOT_FOUND,
     instead=torch.jit.ScriptModule,
 )
 _NODES = name(
     "torch._C.Graph.findAllNodes",
     "the tensors that a scripted or frozen module has in its code",
-    "what such modules hold, and no variable, is missing in what was alive before",
+    _NOT_FOUND,
 )
 
 
-def constants_of(module: Any) -> list[torch.Tensor]:
-    """Return the tensors in the code of a scripted module: `torch.jit.freeze` puts its weights there."""
+def tensors_of_scripted(module: Any) -> list[torch.Tensor]:
+    """Return a scripted module's own parameters and buffers, and the tensors in its code.
+
+    Python may have none of them: they are in a C++ object, and `torch.jit.freeze` puts weights into the code.
+    """
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     try:
         find = getattr(module.graph, _NODES, None)
     except RuntimeError:  # it has no `forward`
-        return []
+        return own
     nodes = [] if find is None else find("prim::Constant")
-    return [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
+    constants = (node for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t")
+    return [*own, *(node.t("value") for node in constants)]
 
 
 _LOGGING_DATA = name(
