@@ -262,6 +262,27 @@ def test_gradients_made_on_other_threads_count_when_they_are_noticed():
     )
 
 
+def test_what_a_thread_holds_that_still_runs_at_the_end_is_told():
+    kept: list[torch.Tensor] = []
+    end: list[bool] = []
+
+    def work() -> None:
+        kept.append(torch.ones(123_457))
+        while not end:
+            pass  # in this file: code of the standard library allocates no tensor
+
+    tracer = MemoryTracer()
+    with tracer.trace(mlp()):
+        thread = threading.Thread(target=work)
+        thread.start()
+        while not kept:
+            pass
+    end.append(True)
+    thread.join()
+    (note,) = [note for note in tracer.trace_result().notes if note.code == "other_threads"]
+    assert note.bytes == 4 * 123_457
+
+
 def test_ten_tracers_on_ten_threads_keep_apart():
     found = []
 

@@ -221,11 +221,14 @@ class LineLedger(Ledger):
         self._level_before: dict[int, int] = {}
         self._set_aside: dict[int, tuple[int, list[Block | Buffer]]] = {}
 
-    def begin(self) -> None:
-        """Set the blocks alive now as the state before the first entry."""
+    def begin(self) -> int:
+        """See `Ledger`. The blocks alive now are also the state before the first entry."""
+        begun = super().begin()
+        self.peaks = dict(enumerate(self.levels))
         for block in self.blocks.values():
             self._before[id(block)] = block
             self._level_before[block.device] = self._level_before.get(block.device, 0) + block.bytes
+        return begun
 
     def blocks_at_dropped_peak(self, device: int) -> list[Block | Buffer] | None:
         """Return the blocks at a device's peak if its entry was dropped; None if it may still be kept."""
@@ -337,7 +340,6 @@ class StorageLines(StorageRecording):
         self._unmet = len(frames_of_other_threads())
         super().start({}, [])
         try:
-            self._lines.begin()
             self._threads.start()
         except BaseException:
             self.abandon()

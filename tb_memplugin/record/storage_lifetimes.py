@@ -147,6 +147,16 @@ class Ledger:
         """How many entries were dropped to make room for newer ones."""
         return self.written - len(self.entries)
 
+    def begin(self) -> int:
+        """Begin with the blocks that are alive now, without those freed since they were looked at.
+
+        Return the time in epoch nanoseconds.
+        """
+        self.settle(-1, Phase.OTHER)
+        self.entries.clear()
+        self.written, self.peak = 0, self.level
+        return self.write(EntryKind.SNAPSHOT, None, -1, Phase.OTHER)
+
     def write(
         self,
         kind: EntryKind,

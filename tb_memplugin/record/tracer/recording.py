@@ -174,6 +174,7 @@ class StorageRecording:
         self._steps_aside = StepsAside()
         self._modes: dict[int, StorageMode] = {}
         self._foreign_calls = self._missed = 0
+        self._ends_beside_threads = False
         self._counting: CountedWindow | None = None
         self._step_ns = time_ns()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -204,7 +205,6 @@ class StorageRecording:
         self._add_alive(models)
         if self._device_type == "cpu" and is_counting():
             self._counting = begin_window()
-        self.recorded.start_ns = ledger.write(EntryKind.SNAPSHOT, None, -1, Phase.OTHER)
         self._layer_calls = LayerCalls(self.layers, self._watch, self._unwatch)
         try:
             outer_calls = OuterCalls(names, self._saw_inputs)
@@ -214,6 +214,8 @@ class StorageRecording:
             profiler_windows.listen(self._steps_aside)
             self._main = self._mode()
             self._main.enter()
+            with ledger.lock:
+                self.recorded.start_ns = ledger.begin()
         except BaseException:
             self.abandon()
             raise
@@ -281,6 +283,7 @@ class StorageRecording:
             self._name(model_storages(models, self.layers.names))
             for optimizer in optimizers:
                 self._name(optimizer_storages(optimizer, self.layers.names))
+            self._ends_beside_threads = other_threads_may_run()
             self._add_unseen()
             self._missed = self._missed_bytes()
             ledger.write(EntryKind.SNAPSHOT, None, -1, Phase.OTHER)
@@ -297,7 +300,7 @@ class StorageRecording:
 
     def _add_unseen(self) -> None:
         """Count what is alive at the end, and that neither an operator nor the start state has shown."""
-        if self.layers.problems or self._has_other_threads or other_threads_may_run():
+        if self.layers.problems or self._has_other_threads or self._ends_beside_threads:
             return  # what later events or other threads made would count, too
         self.recorded.ledger.blocks_of(self._storages_alive(), late=True)
 
@@ -309,7 +312,12 @@ class StorageRecording:
         return sum(size for key, size in alive.items() if key not in self.recorded.ledger.blocks)
 
     def _has_blind_spots(self) -> bool:
-        return bool(self.layers.problems or self._has_other_threads or self._foreign_calls)
+        return bool(
+            self.layers.problems
+            or self._has_other_threads
+            or self._ends_beside_threads
+            or self._foreign_calls
+        )
 
     def _storages_alive(self) -> Iterator[torch.UntypedStorage]:
         alive = storages_alive(of_gradients=not other_threads_may_run())
@@ -503,6 +511,13 @@ class StorageRecording:
                 "Other threads were running when the block began. Gradients that only autograd held "
                 "then, of models other than the traced one, are not in the start state. At the end, at least "
                 f"{self._missed:,} bytes are alive that are not counted.",
+                "other_threads",
+                self._missed,
+            )
+        elif self._ends_beside_threads:
+            yield Note(
+                "Other threads were running when the block ended, and what they allocate is not seen: at "
+                f"least {self._missed:,} bytes are alive that are not counted.",
                 "other_threads",
                 self._missed,
             )

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tb_memplugin import MemoryTracer
 from tb_memplugin.analysis.moments import moment
+from tb_memplugin.record.lines import LineLedger
 from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.record.tracer.recording import StorageRecording
@@ -319,3 +320,19 @@ def test_lbfgs_equals_a_profiler_that_is_on_from_its_first_step():
     window = tracer.trace_result().window(0)
     assert (window.max(), window[-1]) == (alone.max(), alone[-1])
     assert tracer.trace_result().notes == ()
+
+
+def test_what_is_freed_between_the_search_and_the_beginning_is_not_counted():
+    ledger = LineLedger(10, "cpu")
+    kept, garbage = torch.ones(100), torch.ones(1000)
+    ledger.blocks_of([kept.untyped_storage(), garbage.untyped_storage()])
+    assert ledger.peak == 4 * 1100
+    del garbage
+    ledger.begin()
+    assert (ledger.level, ledger.peak, ledger.peaks, len(ledger.entries), ledger.dropped) == (
+        400,
+        400,
+        {0: 400},
+        1,
+        0,
+    )
