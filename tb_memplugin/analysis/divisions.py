@@ -12,7 +12,6 @@ import numpy.typing as npt
 from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
 from tb_memplugin.analysis.rules import Rules
-from tb_memplugin.analysis.source_lines import NO_STACK, lines_of, stacks_in_use
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Phase
@@ -163,11 +162,12 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
 
             names = (NONE, *trace.annotation_names)
             return _from_birth(trace, rows, innermost_at_birth(trace, rows), names)
-        case "stack":
+        case "stack" | "line":
+            from tb_memplugin.analysis.source_lines import NO_STACK, lines_of, stacks_in_use
+
             part, stacks = stacks_in_use(trace, blocks.stack[rows])
-            return part, tuple("\n".join(trace.stack(row)) if row >= 0 else NO_STACK for row in stacks)
-        case "line":
-            part, stacks = stacks_in_use(trace, blocks.stack[rows])
+            if by == "stack":
+                return part, tuple("\n".join(trace.stack(row)) if row >= 0 else NO_STACK for row in stacks)
             line, keys = lines_of([trace.stack(row) for row in stacks])
             return line[part], keys
 

@@ -89,13 +89,11 @@ class LazyGroup(click.Group):
         if args is None and sys.argv[1:2] and sys.argv[1] in SUB_COMMANDS.keys() - IN_THIS_PROCESS:
             from tb_memplugin.commands.apart import fork_guarded
 
+            atexit.register(gc.freeze)  # else both processes search for cycles when they end
             try:
                 fork_guarded()
             except MemPluginError as error:
                 _refuse(error)
-            atexit.register(
-                gc.freeze
-            )  # the system frees all at once; Python would search it for cycles first
         try:
             return super().main(args, *more, **options)
         except OSError as error:  # except EPIPE, the reader of our output is gone: then click exits silently
