@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +44,8 @@ def measure() -> list[Figure]:
             path.write_bytes(pickle.dumps(content, protocol=4))
             del content
             figures.append(_beside_pickle(path, f"{what}: load, peak, stacks, categories", goal))
+            if what.startswith(f"{FEW:,}"):
+                figures.append(_command(path, what))
         path.write_bytes(pickle.dumps(synthetic(), protocol=4))
         base, other = load(path), load(path)
     difference = [_lap(partial(compare, base, other, by="stack"))]
@@ -84,6 +90,25 @@ def _beside_pickle(path: Path, what: str, goal: float) -> Figure:
         bare.append(_lap(partial(_bare, path)))
         ours.append(_lap(partial(_analyse, path)))
     return Figure(what, "ms", ours, goal, bare, "pickle.load")
+
+
+def _command(path: Path, what: str) -> Figure:
+    """Measure `tb-memplugin peak` from its start to its end, beside a process that only loads the file."""
+    load_alone = "import sys; from tb_memplugin.loading import load; load(sys.argv[1])"
+    cache = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(path.parent / "pycache")}
+    environment = {**os.environ, **cache}  # modules are compiled once, as where we are installed
+    laps = []
+    for _ in range(3 * ROUNDS):
+        whole = _child_lap((sys.executable, "-m", "tb_memplugin", "peak", str(path)), environment)
+        laps.append(whole - _child_lap((sys.executable, "-c", load_alone, str(path)), environment))
+    return Figure(f"{what}: the command peak, above loading", "ms", laps, 30)
+
+
+def _child_lap(command: Sequence[str], environment: dict[str, str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1e3
 
 
 def _bare(path: Path) -> object:

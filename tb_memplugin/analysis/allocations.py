@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.columns import extremes
+from tb_memplugin.analysis.columns import entered, extremes
 from tb_memplugin.analysis.moments import tensor_name
 from tb_memplugin.analysis.reasons import why
 from tb_memplugin.analysis.sums import sums
@@ -291,22 +291,23 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
     blocks = trace.allocations
     rows = blocks.alive_after(at - 1, device)
     # A block is alive at a moment `at` if born < at <= freed. `at` never decreases from column to column.
-    first = np.searchsorted(at, blocks.born[rows], side="right")
+    first = entered(blocks.born, rows, at)
     last = np.searchsorted(at, blocks.freed[rows], side="right") - 1
     chosen = _largest(blocks.bytes[rows], most)
-    small = np.delete(np.arange(len(rows)), chosen)
+    is_small = np.ones(len(rows), bool)
+    is_small[chosen] = False
     size = blocks.bytes[rows[chosen]]
     top = int(np.argmax(high))
     return Bands(
         low=low,
         high=high,
         rows=rows[chosen],
-        first=first[chosen].astype(np.int64),
-        last=last[chosen].astype(np.int64),
+        first=first[chosen],
+        last=last[chosen],
         rest=high - _stacked(size, first[chosen], last[chosen], len(at)),
-        small=rows[small],
-        small_first=first[small].astype(np.int32),
-        small_last=last[small].astype(np.int32),
+        small=rows[is_small],
+        small_first=first[is_small].astype(np.int32),
+        small_last=last[is_small].astype(np.int32),
         peak_event=int(at[top]) - 1,
         peak_column=top,
     )

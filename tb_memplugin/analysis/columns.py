@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.indexes import RUN, Number, Runs
-from tb_memplugin.trace.tables import Int64, ranges
+from tb_memplugin.trace.tables import Int64, Rows, ranges
 
 Cuts = npt.NDArray[np.int64]
 
@@ -104,6 +104,16 @@ def _first_hits(
     owner = group[hits]  # ascending, so the first hit of a group is where the owner changes
     first = np.flatnonzero(np.diff(owner, prepend=-1))
     return owner[first], hits[first]
+
+
+def entered(born: Int64, rows: Rows, at: Int64) -> Int64:
+    """Return `np.searchsorted(at, born[rows], side="right")` for ascending `born`, `rows` and `at`.
+
+    A block counts in the columns from there on, up to the last whose moment is not after its free. There are
+    fewer columns than blocks, so they are looked up in the blocks.
+    """
+    bounds = np.searchsorted(rows, np.searchsorted(born, at))
+    return np.repeat(np.arange(len(at) + 1), np.diff(bounds, prepend=0, append=len(rows)))
 
 
 def highest(level: npt.NDArray[Number], cuts: Int64, runs: Runs[Number] | None = None) -> npt.NDArray[Number]:

@@ -9,12 +9,9 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.annotations import innermost_at_birth
 from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
 from tb_memplugin.analysis.rules import Rules
-from tb_memplugin.analysis.source_lines import NO_STACK, lines_of, stacks_in_use
-from tb_memplugin.analysis.subcategories import Subcategories, has_subcategories, subcategories
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Phase
@@ -54,6 +51,19 @@ class LabelKey:
 def _choices(fields: Sequence[dict[str, str]]) -> str:
     names = list(dict.fromkeys(name for values in fields for name in values))
     return f"Choose one of: {', '.join(names[:20])}." if names else "Its labels are not JSON objects."
+
+
+@dataclass(frozen=True, slots=True)
+class Subcategories:
+    """A part for each allocation: `activation: logits`, or the category alone where nothing more is known.
+
+    Attributes:
+        part: indices in `keys`, int64, shape (allocations,).
+        keys: the names of the parts. The first are those of all categories, in stacking order.
+    """
+
+    part: Int64
+    keys: tuple[str, ...]
 
 
 By = Literal[
@@ -140,19 +150,24 @@ def codes(trace: MemoryTrace, by: Divided, rows: ChosenRows = _ALL) -> tuple[Int
             column, keys = _in_table(trace, by)
             return _row_or_none(column[rows]), keys
         case "subcategory":
+            from tb_memplugin.analysis.subcategories import subcategories  # large, and rarely asked for
+
             return codes(trace, subcategories(trace), rows)
         case "operator":
             return _from_birth(trace, rows, blocks.operator[rows], (NO_OPERATOR, *trace.operators))
         case "context":
             return _from_birth(trace, rows, blocks.context[rows], (NONE, *trace.contexts))
         case "annotation":
+            from tb_memplugin.analysis.annotations import innermost_at_birth
+
             names = (NONE, *trace.annotation_names)
             return _from_birth(trace, rows, innermost_at_birth(trace, rows), names)
-        case "stack":
+        case "stack" | "line":
+            from tb_memplugin.analysis.source_lines import NO_STACK, lines_of, stacks_in_use
+
             part, stacks = stacks_in_use(trace, blocks.stack[rows])
-            return part, tuple("\n".join(trace.stack(row)) if row >= 0 else NO_STACK for row in stacks)
-        case "line":
-            part, stacks = stacks_in_use(trace, blocks.stack[rows])
+            if by == "stack":
+                return part, tuple("\n".join(trace.stack(row)) if row >= 0 else NO_STACK for row in stacks)
             line, keys = lines_of([trace.stack(row) for row in stacks])
             return line[part], keys
 
@@ -255,6 +270,8 @@ _PARTS_OF_A_STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
     """Return the divisions for which a trace has data, in the order in which to offer them."""
+    from tb_memplugin.analysis.subcategories import has_subcategories
+
     blocks = trace.allocations
     is_own = blocks.device == device
     own = slice(None) if is_own.all() else is_own

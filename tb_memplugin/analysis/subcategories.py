@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.annotations import innermost_at_birth
 from tb_memplugin.analysis.block_origins import Origin, StepBlocks, window_blocks
+from tb_memplugin.analysis.divisions import Subcategories
 from tb_memplugin.analysis.sums import groups
 from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Reason
 from tb_memplugin.trace.allocator import DEFAULT_POOL
@@ -48,19 +48,6 @@ Column = npt.NDArray[np.signedinteger]
 
 _FSDP_RANGE = "FSDP::"
 _FSDP = re.compile(rf"{_FSDP_RANGE}|fsdp::|torch/distributed/(_composable/)?fsdp/")
-
-
-@dataclass(frozen=True, slots=True)
-class Subcategories:
-    """A part for each allocation: `activation: logits`, or the category alone where nothing more is known.
-
-    Attributes:
-        part: indices in `keys`, int64, shape (allocations,).
-        keys: the names of the parts. The first are those of all categories, in stacking order.
-    """
-
-    part: Int64
-    keys: tuple[str, ...]
 
 
 def has_subcategories(trace: MemoryTrace) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tb_memplugin.analysis.account import MOMENTS
 from tb_memplugin.analysis.units import part_text, size_text
 from tb_memplugin.trace import DevicePart, MemoryTrace, Moment, WholeDevice
-from tb_memplugin.trace.step_figures import DeviceFigures
 from tb_memplugin.trace.whole_device import parts_of
+
+if TYPE_CHECKING:
+    from tb_memplugin.trace.step_figures import DeviceFigures
 
 PARTS = {
     DevicePart.REQUESTED: "allocated by PyTorch",

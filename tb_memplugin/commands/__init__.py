@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import io
 import os
@@ -13,6 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from tb_memplugin.errors import NO_SPACE, MemPluginError, fix_of
+from tb_memplugin.read.collector import collector_at_rest
 
 SUB_COMMANDS = {
     "run": "Run a program, record its memory, and say what filled it.",
@@ -57,7 +60,8 @@ class LazyGroup(click.Group):
         if cmd_name not in SUB_COMMANDS:
             return None
         file = FILES.get(cmd_name, cmd_name)
-        command: click.Command = importlib.import_module(f"tb_memplugin.commands.{file}").command
+        with collector_at_rest():  # modules are no garbage
+            command: click.Command = importlib.import_module(f"tb_memplugin.commands.{file}").command
         return command
 
     def resolve_command(
@@ -85,6 +89,7 @@ class LazyGroup(click.Group):
         if args is None and sys.argv[1:2] and sys.argv[1] in SUB_COMMANDS.keys() - IN_THIS_PROCESS:
             from tb_memplugin.commands.apart import fork_guarded
 
+            atexit.register(gc.freeze)  # else both processes search for cycles when they end
             try:
                 fork_guarded()
             except MemPluginError as error:

@@ -21,7 +21,7 @@ from tb_memplugin.analysis.comparison import (
 from tb_memplugin.commands.divisions import REST, division, division_name, division_options, shown_key
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.options import SOURCE, json_option
-from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
+from tb_memplugin.commands.tables import LONGEST, Unit, printable, show_table
 from tb_memplugin.errors import MemPluginError
 
 SHOWN = 20
@@ -89,12 +89,11 @@ def _show_segments(comparisons: Sequence[SegmentComparison], top: int, as_json: 
     if as_json:
         click.echo(json.dumps({"devices": [asdict(each) for each in comparisons]}, indent=2))
         return
-    out = console()
     for each in comparisons:
         unit = Unit.for_bytes([each.base_reserved_bytes, each.other_reserved_bytes])
         names = _names(each.device, each.other_device)
         sizes = f"reserved {unit.text(each.base_reserved_bytes)}, then {unit.text(each.other_reserved_bytes)}"
-        out.print(printable(f"{names}: {sizes}", LONGEST), soft_wrap=True)
+        click.echo(printable(f"{names}: {sizes}", LONGEST))
         differing = [segment for segment in each.segments if segment.status != "same"]
         rows = [_segment_row(segment, unit) for segment in differing[: top or None]]
         same = [segment for segment in each.segments if segment.status == "same"]
@@ -103,7 +102,7 @@ def _show_segments(comparisons: Sequence[SegmentComparison], top: int, as_json: 
             rest = [segment.bytes for segment in (*differing[shown:], *same) if segment.status == status]
             if rest:
                 rows.append((f"({len(rest):,} more)", status, unit.show(sum(rest)), ""))
-        out.print(table(("segment", "", unit.name, "live"), rows))
+        show_table(("segment", "", unit.name, "live"), rows)
 
 
 def _segment_row(segment: SegmentDelta, unit: Unit) -> tuple[str, str, str, str]:
@@ -127,7 +126,6 @@ def _json(comparison: DeviceComparison, top: int) -> dict[str, Any]:
 
 
 def _show(comparison: DeviceComparison, by: str, top: int) -> None:
-    out = console()
     unit = Unit.for_bytes([comparison.base_peak_bytes, comparison.other_peak_bytes])
     rows = [
         (
@@ -146,8 +144,8 @@ def _show(comparison: DeviceComparison, by: str, top: int) -> None:
         unit.show(comparison.other_peak_bytes),
         _signed(unit, comparison.delta_bytes),
     )
-    out.print(printable(_heading(comparison, unit), LONGEST), soft_wrap=True)
-    out.print(table((by, "", "base", "other", f"{unit.name} more"), [*rows, total]))
+    click.echo(printable(_heading(comparison, unit), LONGEST))
+    show_table((by, "", "base", "other", f"{unit.name} more"), [*rows, total])
 
 
 def _heading(comparison: DeviceComparison, unit: Unit) -> str:

@@ -9,7 +9,6 @@ import click
 
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, Chosen, LabelKey, Part, shortened
 from tb_memplugin.analysis.rules import Rules, read_rules
-from tb_memplugin.analysis.source_lines import frame_rank
 from tb_memplugin.commands.options import PATH
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace.frames import read_frame
@@ -98,6 +97,8 @@ def shown_key(key: str) -> str:
     frames = [read_frame(text) for text in key.split("\n")]
     if len(frames) == 1:
         return key or ROOT
+    from tb_memplugin.analysis.source_lines import frame_rank
+
     python = [frame for frame in frames if frame.is_python and frame.function not in CALL_FRAMES]
     telling = python or [read_frame(text) for text in key.split("\n") if frame_rank(text) < 3] or frames
     return " ← ".join(f"{frame.function} {_file_end(frame.place)}" for frame in telling)

@@ -56,12 +56,14 @@ def check_logdir(logdir: str) -> Iterator[Finding]:
     if absent is not None:
         yield absent
         return
-    closed = _closed_folders(logdir)
+    recordings = read_recordings(logdir)  # refuses what is no logdir, such as /
+    unlisted: list[OSError] = []
+    walked = files.walk(logdir, unlisted.append)
+    names = [(folder, name) for folder, in_folder in walked for name in in_folder]
+    closed = [] if files.is_remote(logdir) else [str(error.filename) for error in unlisted]
     for folder in closed:
         yield problem(f"This user cannot read the folder {folder}.", _allow(folder))
-    names = [(folder, name) for folder, in_folder in files.walk(logdir) for name in in_folder]
     events = [(folder, name) for folder, name in names if "tfevents" in name]
-    recordings = read_recordings(logdir)
     if names or not closed:
         yield _check_events(logdir, names, events, recordings)
     if recordings.watched:
@@ -136,15 +138,6 @@ def _is_side_path(path: Path, worker: Path) -> bool:
     """Whether a path is in a worker's folder of side files, or above it in the worker's folder."""
     side = worker / SIDE_FOLDER
     return side.is_dir() and (path == side.parent or path == side or side in path.parents)
-
-
-def _closed_folders(logdir: str) -> list[str]:
-    """Return the folders below a local logdir that this user cannot list."""
-    errors: list[OSError] = []
-    if not files.is_remote(logdir):
-        for _ in os.walk(logdir, onerror=errors.append):
-            pass
-    return [str(error.filename) for error in errors]
 
 
 def _allow(path: str) -> str:

@@ -30,7 +30,7 @@ from tb_memplugin.commands.opening import (
 )
 from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.ranges import Range, own_number, range_options
-from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable, table
+from tb_memplugin.commands.tables import LONGEST, Unit, percent, printable, show_table
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.store import files
 from tb_memplugin.trace import MemoryTrace, Phase, WholeDevice
@@ -212,7 +212,6 @@ def _oom_json(peak: DevicePeak) -> dict[str, Any] | None:
 
 
 def _show(peak: DevicePeak, worker: str, by: str, top: int) -> None:
-    out = console()
     unit = Unit.for_bytes([peak.peak_bytes])
     parts = top_parts(peak.parts, top)
     total = Part("total", sum(part.bytes for part in parts), sum(part.count for part in parts))
@@ -221,14 +220,14 @@ def _show(peak: DevicePeak, worker: str, by: str, top: int) -> None:
         for part in (*parts, total)
     ]
     for line in _heading(peak, worker, unit):
-        out.print(printable(line, None if line.startswith("out of memory") else LONGEST), soft_wrap=True)
+        click.echo(printable(line, None if line.startswith("out of memory") else LONGEST))
     account = account_line(peak.accounts)
     color = "red" if account.level == "different" else None
-    out.print(printable(f"account of the window: {account.text}"), style=color, soft_wrap=True)
+    click.secho(printable(f"account of the window: {account.text}"), fg=color)
     whole_text = whole_line(peak.whole_devices, peak.device)
     if whole_text is not None:
-        out.print(printable(whole_text, None), soft_wrap=True)
-    out.print(table((by, unit.name, "%", "blocks"), rows))
+        click.echo(printable(whole_text, None))
+    show_table((by, unit.name, "%", "blocks"), rows)
 
 
 def _heading(peak: DevicePeak, worker: str, unit: Unit) -> list[str]:

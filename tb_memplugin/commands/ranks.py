@@ -13,7 +13,7 @@ import numpy as np
 from tb_memplugin.analysis.ranks import RankPeak, RankSteps, rank_peaks
 from tb_memplugin.commands.opening import peaks
 from tb_memplugin.commands.options import PATH, json_option
-from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, refusal, table
+from tb_memplugin.commands.tables import NOT_KNOWN, Unit, refusal, show_table
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.store.reader import Recordings, read_recordings
 
@@ -44,9 +44,7 @@ def command(path: str, top: int, as_json: bool) -> None:
         return
     unit = Unit.for_bytes([rows[0][1].highest_bytes])
     cells = [_cells(*row, unit) for row in rows]
-    console().print(
-        table(("rank", "device", f"peak {unit.name}", "in step", "above the median", "steps"), cells)
-    )
+    show_table(("rank", "device", f"peak {unit.name}", "in step", "above the median", "steps"), cells)
     if len(rows) < len(by_rank):
         click.echo(f"{len(rows):,} of {len(by_rank):,} ranks; --top 0 shows all.")
 

@@ -10,7 +10,7 @@ import click
 from tb_memplugin.analysis.annotations import Stage, stages
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.options import SOURCE, json_option
-from tb_memplugin.commands.tables import Unit, console, printable, table
+from tb_memplugin.commands.tables import Unit, printable, show_table
 from tb_memplugin.errors import MemPluginError
 
 
@@ -66,4 +66,4 @@ def _show(shown: Sequence[Stage]) -> None:
         (stage.key, stage.device, f"{(stage.time_ns - began) / 1e9:,.6f}", unit.show(stage.bytes))
         for stage in shown
     ]
-    console().print(table(("stage", "device", "s", unit.name), rows))
+    show_table(("stage", "device", "s", unit.name), rows)

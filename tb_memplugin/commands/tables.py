@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import click
+
 from tb_memplugin.analysis.units import Unit
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.terminal import printable
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.segment import Segments
 
-__all__ = ("NOT_KNOWN", "Unit", "console", "doing", "percent", "printable", "shown", "table")
+__all__ = ("NOT_KNOWN", "Unit", "console", "doing", "percent", "printable", "show_table", "shown", "table")
 
 NOT_KNOWN = "?"
 """What stands for a number that a file does not record."""
@@ -24,8 +26,27 @@ LONGEST = 160
 LEAST_WIDTH = 80
 """Tables are at least this many columns wide; on a narrower terminal lines wrap, so no number is cut."""
 
+GAP = "   "
+"""What is between two columns of a table."""
+
 MOST_LAID_OUT = 1_000
 """How many rows are fitted to the terminal's width at most; that takes almost a millisecond per row."""
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print what `table` returns. A small one of plain text looks the same without rich, which takes long."""
+    cells = [list(columns), *([printable(cell, LONGEST) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    inner = sum(widths) + len(GAP) * (len(widths) - 1)
+    is_plain = inner + 2 <= LEAST_WIDTH and all(cell.isascii() for row in cells for cell in row)
+    if not is_plain or not (sys.stdout.encoding or "").lower().startswith("utf"):
+        console().print(table(columns, cells[1:]))
+        return
+    head, *lines = (
+        f" {GAP.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])} " for row in cells
+    )
+    for line in (" " * len(head), click.style(head, bold=True), f" {'─' * inner} ", *lines, " " * len(head)):
+        click.echo(line)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:

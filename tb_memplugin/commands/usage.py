@@ -12,7 +12,7 @@ from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.ranges import own_number
-from tb_memplugin.commands.tables import LONGEST, Unit, console, printable, table
+from tb_memplugin.commands.tables import LONGEST, Unit, printable, show_table
 from tb_memplugin.trace import MemoryTrace
 
 
@@ -79,7 +79,7 @@ def _json(trace: MemoryTrace, result: Usage) -> dict[str, Any]:
 
 
 def _show(trace: MemoryTrace, result: Usage, action: Action) -> None:
-    out, document = console(), _json(trace, result)
+    document = _json(trace, result)
     block = document["allocation"]
     unit = Unit.for_bytes([result.bytes_before, result.bytes_after])
     change = result.bytes_after - result.bytes_before
@@ -91,8 +91,8 @@ def _show(trace: MemoryTrace, result: Usage, action: Action) -> None:
     ]
     size = ", ".join(filter(None, (size_text(block["bytes"]), block["tensor"])))
     of = f"{action} of {block['key']} ({printable(size)}) on {printable(result.device)}"
-    out.print(f"{of}, event {document['event']}", soft_wrap=True)
-    out.print(table(("live", unit.name), rows))
-    out.print(printable(block["why"], LONGEST), soft_wrap=True)
+    click.echo(f"{of}, event {document['event']}")
+    show_table(("live", unit.name), rows)
+    click.echo(printable(block["why"], LONGEST))
     for frame in block["stack"]:
-        out.print(f"  {printable(frame, LONGEST)}", soft_wrap=True)
+        click.echo(f"  {printable(frame, LONGEST)}")

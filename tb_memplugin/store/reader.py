@@ -38,6 +38,9 @@ from tb_memplugin.trace.counters import code_of
 from tb_memplugin.trace.step_figures import StepFigures, WatchedSteps, joined_before
 from tb_memplugin.trace.tables import NOT_NAMED
 
+MOST_FOREIGN_FOLDERS = 100_000
+"""A folder is no logdir if none of its first so many folders has an event file of ours."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
@@ -217,7 +220,8 @@ def read_recordings(path: str) -> Recordings:
     The steps are sorted by folder, window and number.
 
     Raises:
-        MemPluginError: the folder does not exist, or that is not known.
+        MemPluginError: the folder does not exist, or that is not known; or it has so many folders without an
+            event file of ours that it is no logdir.
     """
     try:
         is_there = files.exists(path) and not os.path.isfile(path)  # noqa: PTH113  # "no" if that is not known
@@ -232,10 +236,18 @@ def read_recordings(path: str) -> Recordings:
     by_key: dict[tuple[str, str, int, int], RecordedStep] = {}
     watched: dict[str, list[WatchedSteps]] = {}
     problems: list[UnreadableFileError] = []
-    for folder, names in files.walk(path, lambda error: problems.extend(unlisted_folder(error))):
+    is_logdir = False
+    walked = files.walk(path, lambda error: problems.extend(unlisted_folder(error)))
+    for number, (folder, names) in enumerate(walked):
+        if number == MOST_FOREIGN_FOLDERS and not is_logdir:
+            message = f"None of the first {number:,} folders in it has a recording."
+            raise MemPluginError(
+                message, where=path, fix="Give the folder of a run, or the logdir above runs."
+            )
         for name in names:
             if not name.endswith(EVENT_FILE_END):
                 continue
+            is_logdir = True
             try:
                 for recording in _recordings_in(folder, files.join(folder, name)):
                     # Add them one by one, to keep those before an error.

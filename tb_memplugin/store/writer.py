@@ -130,7 +130,7 @@ class RunWriter:
         size = files.write_new(side_file, write, flushed=folder.flushed)
         try:
             if folder.flushed and not files.is_remote(side_file):
-                for above in files.folders_above(side_file):
+                for above in files.folders_above(side_file)[1:]:  # the first is
                     files.flush_path(above)  # before a step names the file
             event_file = folder.add_events(events)
         except UnsettledError:  # its steps may be readable, or become it: they need the side file

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tb_memplugin import load
-from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.errors import MemPluginError, UnreadableFileError
+from tb_memplugin.store import reader
 from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.reader import load_window, read_recordings
 from tb_memplugin.store.records import record, records
@@ -127,3 +128,16 @@ def test_records_of_a_monitor_that_were_written_twice_or_damaged_cost_no_others(
     assert recordings.watched[0].figures.steps.tolist() == [0, 2, 3]
     assert recordings.watched[0].figures.devices[0].peak.tolist() == [10, 12, 13]
     assert [problem.what[:25] for problem in recordings.problems] == ["The event file is damaged"]
+
+
+def test_of_many_folders_without_a_recording_no_more_are_looked_into(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "MOST_FOREIGN_FOLDERS", 5)
+    for name in "abcd":  # with the folder itself these are five
+        (tmp_path / name).mkdir()
+    assert read_recordings(str(tmp_path)).steps == ()
+    (tmp_path / "e").mkdir()
+    with pytest.raises(MemPluginError, match="None of the first 5 folders in it has a recording"):
+        read_recordings(str(tmp_path))
+    RunWriter(str(tmp_path / "a"), "w").write(trace("alloc 1 a"))
+    (tmp_path / "f").mkdir()
+    assert len(read_recordings(str(tmp_path)).steps) == 1

@@ -88,6 +88,12 @@ class EntryColumns:
         column = self.column(field)
         return column.values[entry if column.index is None else int(column.index[entry])]
 
+    def release(self) -> None:
+        """Free what has a value for each entry. Objects stay: `Stacks` knows them by their addresses."""
+        self._columns = {
+            name: Column(column.values) for name, column in self._columns.items() if column.index is not None
+        }
+
 
 class EntryDicts:
     """Entries as dicts, with the same interface as `EntryColumns`."""

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from tb_memplugin.budget import give_back_freed
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.annotations import read_annotations, steps_of, with_later_labels
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.read.snapshot.blocks import final_states, no_state
 from tb_memplugin.read.snapshot.categories import categorised
+from tb_memplugin.read.snapshot.columns.rest import MANY
 from tb_memplugin.read.snapshot.device import SnapshotDevice
 from tb_memplugin.read.snapshot.entries import FIX, MOST_BYTES, damage_refused, read_entries
 from tb_memplugin.read.snapshot.entry_columns import EntryColumns
@@ -96,11 +98,15 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
     for row, number in enumerate(numbers):
         name = f"{device_type}:{number}"
         with damage_refused(f"The trace entries of {name}", source), collector_at_rest():
-            entries = read_entries(traces.get(number, []), tables)
+            entries = read_entries(written := traces.get(number, []), tables)
+            if isinstance(written, EntryColumns):
+                written.release()
             state = final.get(number, without_segments)
             devices.append(
                 SnapshotDevice(row, name, entries, state, rounds_plainly=plain, splits_all=splits_all)
             )
+        if len(entries.kind) >= MANY:
+            give_back_freed()
     notes = _pinned_memory(content, devices, tables)
     with damage_refused("The annotations of the snapshot", source):
         trace = _merged(devices, tables, content, {number: row for row, number in enumerate(numbers)})

@@ -249,10 +249,11 @@ class _Rest:
             names, values, stored, new = unpickler.load()
         except (UnreadableFileError, *DAMAGE) as error:
             raise IrregularError("the rest is not a pickle") from error
-        unpickler.memo.clear()
+        runs = unpickler.runs
+        del unpickler  # its memo has a pointer for all that is stored in the file
         if any(type(name) is not str for name in names) or len(set(names)) < len(names):
             raise IrregularError("keys are not names")
-        if type(holder[0]) is not dict or len(unpickler.runs) != len(self._scan.runs):
+        if type(holder[0]) is not dict or len(runs) != len(self._scan.runs):
             raise IrregularError("a run is lost")
         for old, copy in zip(stored, new, strict=True):
             if type(old) is not list or list(map(id, old)) != list(map(id, copy)):
@@ -265,7 +266,10 @@ class _Rest:
             name: (self._columns.pop(key), objects.get(key))
             for name, (key, _) in zip(names, self._scan.fields, strict=True)
         }
-        self._place(holder, unpickler.runs, columns)
+        del self._layout, self._puts, self._first
+        if self.is_large:
+            give_back_freed()
+        self._place(holder, runs, columns)
         content: dict[str, Any] = holder[0]
         return content
 

@@ -183,3 +183,10 @@ def test_numbers_and_their_absence_are_as_in_the_dicts() -> None:
     assert trace.column("nothing").each() == [None] * 300
     with pytest.raises(KeyError, match="addr"):
         trace.required("addr")
+
+
+def test_columns_are_freed_when_their_trace_is_read() -> None:
+    content = columns_of(example())
+    read = trace_from_snapshot(content, "example")
+    assert len(read.events) == 300 + 100
+    assert content["device_traces"][0].column("size").each() == [None] * 300
