@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 import click
 
-from tb_memplugin.analysis.advice_rules import advice
+from tb_memplugin.analysis.advice_rules import advice, heading
 from tb_memplugin.analysis.comparison import Delta, compare
 from tb_memplugin.analysis.divisions import NONE, By, Part
 from tb_memplugin.analysis.findings import Finding
@@ -85,11 +85,15 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
         yield "", first.what_to_do
         if more := len(answer.findings) - 1:
             yield "", f"{counted(more, 'more finding')}: tb-memplugin advice {shlex.quote(path)}"
+    else:
+        yield "advice", heading(answer)
 
 
 def _parts_of(state: Moment, by: By) -> list[Part]:
-    """Return the parts of the peak. What only variables hold is known by their names."""
+    """Return the parts of the peak, repeated layers as one. What only variables hold has their names."""
     parts = [*state.parts(by)]
+    if by == "module":
+        return _folded(parts)
     if by != "category":
         return parts
     variables = [part for part in state.parts("subcategory") if part.key.startswith(_OF_UNKNOWN)]
@@ -99,6 +103,16 @@ def _parts_of(state: Moment, by: By) -> list[Part]:
         replace(part, bytes=part.bytes - held) if part.key == Category.UNKNOWN.key else part for part in parts
     ]
     return sorted((part for part in (*rest, *shown) if part.bytes), key=lambda part: -part.bytes)
+
+
+def _folded(parts: Sequence[Part]) -> list[Part]:
+    names = folds([part.key for part in parts])
+    rows: dict[str, Part] = {}
+    for part in parts:
+        name = names[part.key]
+        row = rows.get(name, Part(name, 0, 0))
+        rows[name] = replace(row, bytes=row.bytes + part.bytes, count=row.count + part.count)
+    return sorted(rows.values(), key=lambda part: -part.bytes)
 
 
 def _parts(state: Moment, parts: Sequence[Part]) -> str:
