@@ -123,11 +123,16 @@ def _parts(state: Moment, parts: Sequence[Part]) -> str:
         ("others", sum(part.bytes for part in named_parts[SHOWN:])),
         ("not known", sum(part.bytes for part in parts if part.key in NOT_KNOWN)),
     ]
-    shown = [(shown_key(part.key), part.bytes) for part in named] + [part for part in rest if part[1]]
+    shown = [(_named(part.key), part.bytes) for part in named] + [part for part in rest if part[1]]
     return ", ".join(
         f"{key} {part_text(size, state.bytes)} ({percent(size, state.bytes)} %)"
         for key, size in shown * bool(named)
     )
+
+
+def _named(key: str) -> str:
+    """Return a part's key as text; a module of a Sequential is a number, which would look like a size."""
+    return f"module {key}" if key.replace(".", "").isdigit() else shown_key(key)
 
 
 def _watched(series: WatchedSteps) -> str:
@@ -180,7 +185,7 @@ def _moved(rows: Sequence[Delta]) -> str:
     texts = []
     for name in moved[:SHOWN]:
         became = " (new)" if base[name] == 0 else " (gone)" if base[name] == -deltas[name] else ""
-        texts.append(f"{shown_key(name)} {_signed(deltas[name])}{became}")
+        texts.append(f"{_named(name)} {_signed(deltas[name])}{became}")
     if rest := moved[SHOWN:]:
         texts.append(f"others {_signed(sum(deltas[name] for name in rest))}")
     return ", ".join(texts)
