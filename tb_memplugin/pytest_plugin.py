@@ -112,9 +112,7 @@ def _kept(used: MeasuredMemory, device: str) -> list[str]:
     findings = (
         [] if trace is None else [each for each in advice(trace, device).findings if each.kind == "growth"]
     )
-    return [
-        f"  {row.what}: {size_text(row.bytes)} {row.detail}" for each in findings for row in each.evidence
-    ]
+    return [f"  {row.what}: {size_text(row.bytes)} kept" for each in findings for row in each.evidence]
 
 
 def _parts(used: MeasuredMemory, device: str) -> list[str]:

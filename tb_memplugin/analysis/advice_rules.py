@@ -104,8 +104,7 @@ def advice(
         device: a device's name; None means every device.
         run: returns the levels of windows of the same run. It is called only where this trace has too few
             steps to judge growth.
-        watched: all steps of the same run that MemoryMonitor watched. They judge growth where windows cannot;
-            on the CPU, by the memory of the process.
+        watched: all steps of the same run that MemoryMonitor watched. They judge growth where windows cannot.
 
     Raises:
         NotRecordedError: the trace has no such device.
@@ -119,9 +118,7 @@ def advice(
             if kind == "growth" and run is not None and isinstance(result, NotJudged):
                 result = growth_across(trace, row, run())
             if kind == "growth" and watched is not None and isinstance(result, NotJudged):
-                name = trace.devices[row].name
-                of_cpu = name == "cpu" and watched.device_row(name) is None
-                result = monitored_growth(watched, "process" if of_cpu else name)
+                result = monitored_growth(watched, trace.devices[row].name)
             judgements.append(_judgement(kind, trace.devices[row].name, result))
             if isinstance(result, Finding):
                 findings.append(result)

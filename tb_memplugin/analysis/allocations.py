@@ -263,9 +263,10 @@ class Bands:
     """A device's live bytes in columns, divided into single allocations. Bytes, int64.
 
     `low`, `high`: the lowest and highest of each column, shape (columns,). A column shows the moment of its
-    highest level: allocation `rows[i]` (a row of `trace.allocations`, in order of allocation) is alive in the
-    columns `first[i]` to `last[i]`. In each column the bytes of these and `rest` sum to `high`. `small` are
-    the allocations in `rest`, alive in the columns `small_first` to `small_last`.
+    highest level: allocation `rows[i]` (a row of `trace.allocations`) is alive in the columns `first[i]` to
+    `last[i]`. They are in order of allocation, those from before the trace by category. In each column the
+    bytes of these and `rest` sum to `high`. `small` are the allocations in `rest`, alive in the columns
+    `small_first` to `small_last`.
     """
 
     low: Int64
@@ -290,6 +291,8 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
     low, high, at = extremes(trace.live(device), cuts, trace.live_runs(device))
     blocks = trace.allocations
     rows = blocks.alive_after(at - 1, device)
+    before = int(np.searchsorted(blocks.born[rows], 0))
+    rows[:before] = rows[:before][np.argsort(blocks.category[rows[:before]], kind="stable")]
     # A block is alive at a moment `at` if born < at <= freed. `at` never decreases from column to column.
     first = entered(blocks.born, rows, at)
     last = np.searchsorted(at, blocks.freed[rows], side="right") - 1

@@ -168,10 +168,15 @@ MOST_WINDOWS = 12
 
 SHOWN_SUSPECTS = 5
 
-COUNTED_ON_CPU = ("MemoryTracer", "IterationReport", "LineTracer")
-"""Sources that count all CPU memory alive when a window begins. torch.profiler does not on the CPU."""
-
 T = TypeVar("T")
+
+
+def compares_windows(device: str, source: str) -> bool:
+    """Return whether bytes of a device in one window can be compared with those in another.
+
+    torch.profiler does not count all CPU memory that is alive when a window begins.
+    """
+    return device != "cpu" or source in ("MemoryTracer", "IterationReport", "LineTracer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +210,7 @@ def window_levels(trace: MemoryTrace) -> tuple[WindowLevel, ...]:
             kept=_kept(trace, row),
         )
         for row, device in enumerate(trace.devices)
-        if device.name != "cpu" or trace.source in COUNTED_ON_CPU
+        if compares_windows(device.name, trace.source)
     )
 
 
@@ -350,9 +355,12 @@ def monitored_growth(figures: StepFigures, device: str) -> Result:
     """Report memory at the end of the steps that rises from part to part of the run.
 
     The level of a part is the median of the bytes at the end of its steps. The finding's bytes are the rise
-    per step between the middles of the second and the last part; the first is left out as warm-up.
+    per step between the middles of the second and the last part; the first is left out as warm-up. Where no
+    bytes of the CPU were watched, those of the process count.
     """
     row = figures.device_row(device)
+    if row is None and device == "cpu":
+        row, device = figures.device_row("process"), "process"
     if row is None or len(figures) < FEWEST_WATCHED_STEPS:
         return NotJudged(
             f"This rule needs {FEWEST_WATCHED_STEPS} watched steps; this run has {len(figures):,}."

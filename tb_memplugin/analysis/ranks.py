@@ -45,8 +45,8 @@ class RankPeak:
     """The extremes of one rank's steps, and the median of all ranks at the rank's highest step.
 
     Attributes:
-        highest_bytes, highest_step: the most bytes, and the last step that has them.
-        lowest_bytes, lowest_step: the fewest bytes, and the first step that has them.
+        highest_bytes, highest_step: the most bytes, and the first step that has them.
+        lowest_bytes, lowest_step: the same of the fewest bytes.
         count: how many steps the rank has.
         median_rank, median_bytes: the median rank among those that have the highest step, and its bytes in
             it. It is always one of the ranks: of an even number, the lower of the two in the middle. None
@@ -107,7 +107,7 @@ def _fill(rank: RankSteps, steps: Int64, starts: Int64, high: Int64, high_step: 
 
 def rank_peaks(ranks: Sequence[RankSteps]) -> list[RankPeak]:
     """Return each rank's highest and lowest step, and the median rank at its highest step."""
-    highest = [len(rank.bytes) - 1 - int(np.argmax(rank.bytes[::-1])) for rank in ranks]
+    highest = [int(np.argmax(rank.bytes)) for rank in ranks]
     steps = np.array([rank.steps[row] for rank, row in zip(ranks, highest, strict=True)], np.int64)
     distinct_steps, index = np.unique(steps, return_inverse=True)
     medians = _medians(ranks, distinct_steps)

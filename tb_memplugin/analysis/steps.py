@@ -228,9 +228,3 @@ def step_series(figures: StepFigures, device: int, first: int, last: int, column
         reserved=None if reserved is None else np.maximum.reduceat(reserved[begin:end], starts),
         count=len(steps),
     )
-
-
-def highest_row(figures: StepFigures, device: int) -> int:
-    """Return the last row with a device's highest peak."""
-    peak = figures.devices[device].peak
-    return len(peak) - 1 - int(np.argmax(peak[::-1]))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import click
 
+from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.peak_limits import (
     DIVISIONS,
     DevicePeak,
@@ -132,9 +134,14 @@ def _verdict(growth: PeakGrowth) -> str:
 
 
 def _grown(growth: PeakGrowth) -> list[tuple[str, int]]:
-    """Return the parts that grew most, with the bytes by which they did."""
-    rows = [row for row in growth.rows if row.delta_bytes > 0]
-    return [(printable(shown_key(row.key), LONGEST), row.delta_bytes) for row in rows[:SHOWN]]
+    """Return the parts that grew most, repeated layers as one, with the bytes by which they did."""
+    rows = [row for row in growth.rows if row.delta_bytes]
+    names = folds([row.key for row in rows]) if growth.by == "module" else {}
+    deltas = Counter[str]()
+    for row in rows:
+        deltas[names.get(row.key, row.key)] += row.delta_bytes
+    largest = [(name, size) for name, size in deltas.most_common(SHOWN) if size > 0]
+    return [(printable(shown_key(name), LONGEST), size) for name, size in largest]
 
 
 def _text(growths: Sequence[PeakGrowth], limit: str) -> str:

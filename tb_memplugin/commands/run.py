@@ -73,7 +73,7 @@ def command(
     environment = {
         **os.environ,
         settings.LOGDIR: logdir,
-        settings.RUN: settings.run_name(program, os.environ),
+        settings.RUN: settings.run_name(f"{program}.py" if module else program, os.environ),
         settings.OWNER: str(os.getpid()),
         settings.STEPS: steps,
         settings.SNAPSHOT: str(int(snapshot)),

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 import click
 
-from tb_memplugin.analysis.advice_rules import advice
+from tb_memplugin.analysis.advice_rules import advice, heading
 from tb_memplugin.analysis.comparison import Delta, compare
 from tb_memplugin.analysis.divisions import NONE, By, Part
 from tb_memplugin.analysis.findings import Finding
@@ -85,11 +85,15 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
         yield "", first.what_to_do
         if more := len(answer.findings) - 1:
             yield "", f"{counted(more, 'more finding')}: tb-memplugin advice {shlex.quote(path)}"
+    else:
+        yield "advice", heading(answer)
 
 
 def _parts_of(state: Moment, by: By) -> list[Part]:
-    """Return the parts of the peak. What only variables hold is known by their names."""
+    """Return the parts of the peak, repeated layers as one. What only variables hold has their names."""
     parts = [*state.parts(by)]
+    if by == "module":
+        return _folded(parts)
     if by != "category":
         return parts
     variables = [part for part in state.parts("subcategory") if part.key.startswith(_OF_UNKNOWN)]
@@ -101,6 +105,16 @@ def _parts_of(state: Moment, by: By) -> list[Part]:
     return sorted((part for part in (*rest, *shown) if part.bytes), key=lambda part: -part.bytes)
 
 
+def _folded(parts: Sequence[Part]) -> list[Part]:
+    names = folds([part.key for part in parts])
+    rows: dict[str, Part] = {}
+    for part in parts:
+        name = names[part.key]
+        row = rows.get(name, Part(name, 0, 0))
+        rows[name] = replace(row, bytes=row.bytes + part.bytes, count=row.count + part.count)
+    return sorted(rows.values(), key=lambda part: -part.bytes)
+
+
 def _parts(state: Moment, parts: Sequence[Part]) -> str:
     """Return the largest parts of the peak, the rest, and how much is not known; "" if nothing is known."""
     named_parts = [part for part in parts if part.key not in NOT_KNOWN]
@@ -109,11 +123,16 @@ def _parts(state: Moment, parts: Sequence[Part]) -> str:
         ("others", sum(part.bytes for part in named_parts[SHOWN:])),
         ("not known", sum(part.bytes for part in parts if part.key in NOT_KNOWN)),
     ]
-    shown = [(shown_key(part.key), part.bytes) for part in named] + [part for part in rest if part[1]]
+    shown = [(_named(part.key), part.bytes) for part in named] + [part for part in rest if part[1]]
     return ", ".join(
         f"{key} {part_text(size, state.bytes)} ({percent(size, state.bytes)} %)"
         for key, size in shown * bool(named)
     )
+
+
+def _named(key: str) -> str:
+    """Return a part's key as text; a module of a Sequential is a number, which would look like a size."""
+    return f"module {key}" if key.replace(".", "").isdigit() else shown_key(key)
 
 
 def _watched(series: WatchedSteps) -> str:
@@ -166,7 +185,7 @@ def _moved(rows: Sequence[Delta]) -> str:
     texts = []
     for name in moved[:SHOWN]:
         became = " (new)" if base[name] == 0 else " (gone)" if base[name] == -deltas[name] else ""
-        texts.append(f"{shown_key(name)} {_signed(deltas[name])}{became}")
+        texts.append(f"{_named(name)} {_signed(deltas[name])}{became}")
     if rest := moved[SHOWN:]:
         texts.append(f"others {_signed(sum(deltas[name] for name in rest))}")
     return ", ".join(texts)

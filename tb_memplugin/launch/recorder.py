@@ -252,27 +252,22 @@ def models_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, nn.Modul
     """Return the outermost modules that hold parameters of optimizers, by name.
 
     A single module has the name "", several have those of their classes; of several of one class, each has
-    that of its global variable in the main program, if it has one. They are found from the first parameter
-    of each group upwards, by asking Python's garbage collector who refers to it: some passes over the
-    program's objects, and no object is changed.
+    that of its global variable in the main program, if it has one. It is one pass over the program's objects,
+    and no object is changed.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    tensors = [group["params"][0] for group in groups if group["params"]]
-    holders = _holders(tensors)
-    ids = set(map(id, tensors))
-    return _by_name([module for module in _outermost(holders) if ids & set(_parameters(module))])
+    trained = {id(parameter) for group in groups for parameter in group["params"]}
+    return _by_name([module for module in _outermost() if not trained.isdisjoint(_parameters(module))])
 
 
 def models_alive() -> dict[str, nn.Module]:
-    """Return the outermost modules with parameters of the whole program, named as by `models_of`.
+    """Return the outermost modules with parameters of the whole program, named as by `models_of`."""
+    return _by_name([module for module in _outermost() if _has_parameters(module)])
 
-    It is one pass over the program's objects, and no object is changed.
-    """
+
+def _outermost() -> list[nn.Module]:
+    """Return the modules of the program that are in no other module."""
     modules: list[nn.Module] = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    return _by_name([module for module in _outermost(modules) if _has_parameters(module)])
-
-
-def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
     inner = {id(child) for module in modules for child in _children(module)}
     return [module for module in modules if id(module) not in inner]
 
@@ -290,23 +285,6 @@ def _by_name(outermost: Sequence[nn.Module]) -> dict[str, nn.Module]:
             name = variables.get(id(module), name)
         models[name if name not in models else f"{name}_{len(models)}"] = module
     return models
-
-
-def _holders(tensors: Sequence[torch.Tensor]) -> list[nn.Module]:
-    """Return all modules from which a tensor is reached through modules and dicts alone."""
-    holders: list[nn.Module] = []
-    visited: set[int] = set()
-    reached: list[Any] = list(tensors)
-    while reached:
-        visited |= set(map(id, reached))
-        referrers = [
-            referrer
-            for referrer in gc.get_referrers(*reached)
-            if id(referrer) not in visited and issubclass(type(referrer), dict | nn.Module)
-        ]
-        holders += [referrer for referrer in referrers if not issubclass(type(referrer), dict)]
-        reached = referrers
-    return holders
 
 
 def _children(module: nn.Module) -> Iterable[nn.Module]:

@@ -55,7 +55,9 @@ class _HooksPatch:
         _on.append(self)
         before, after = self._hooks
         self._handles.append(torch_optimizer.register_optimizer_step_pre_hook(before))
-        self._handles.append(torch_optimizer.register_optimizer_step_post_hook(after))
+        last: Any = torch_optimizer.register_optimizer_step_post_hook(after)
+        last.hooks_dict_ref().move_to_end(last.id, last=False)  # those of a window run before what ends it
+        self._handles.append(last)
 
     def take_off(self) -> None:
         if self not in _on:

@@ -17,6 +17,7 @@ from tb_memplugin.proto.metadata_pb2 import DeviceStats, StepMetadata
 from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.monitored import Series
 from tb_memplugin.server.shapes import capacity_bytes, reserved_bytes
+from tb_memplugin.trace.step_figures import StepFigures
 from tb_memplugin.trace.tables import Bool, Int64
 
 
@@ -66,8 +67,8 @@ def worker_steps(worker: str, entries: Sequence[Entry], series: Series | None) -
     for part in [*(_watched(worker, series) if series else []), *_recorded(worker, entries)]:
         parts.setdefault(part.device, []).append(part)
     devices = {device: _joined(of_device) for device, of_device in parts.items()}
-    if "cpu" in devices and "process" in devices and devices["cpu"].growth is None:
-        devices["cpu"] = replace(devices["cpu"], growth=devices["process"].growth)
+    if series and "cpu" in devices and devices["cpu"].growth is None:
+        devices["cpu"] = replace(devices["cpu"], growth=_growth_watched(series.figures, "cpu"))
     return list(devices.values())
 
 
@@ -87,13 +88,17 @@ def _watched(worker: str, series: Series) -> list[WorkerSteps]:
     recorded, missing = np.zeros(len(steps), np.bool_), np.full(len(steps), MISSING)
     parts = []
     for device in series.figures.devices:
-        judged = monitored_growth(series.figures, device.name)
-        growth = judged.bytes if isinstance(judged, Finding) else 0 if isinstance(judged, Fine) else None
+        growth = _growth_watched(series.figures, device.name)
         reserved = missing if device.peak_reserved is None else device.peak_reserved
         columns = (steps, device.peak, reserved, device.at_least, recorded)
         failed = None if device.ooms is None else _counted(steps, device.ooms)
         parts.append(WorkerSteps(worker, device.name, device.capacity, *columns, growth, failed))
     return parts
+
+
+def _growth_watched(figures: StepFigures, device: str) -> int | None:
+    judged = monitored_growth(figures, device)
+    return judged.bytes if isinstance(judged, Finding) else 0 if isinstance(judged, Fine) else None
 
 
 def _counted(steps: Int64, ooms: Int64) -> Failed:

@@ -232,6 +232,17 @@ def histories(draw):
     return trace("start 50 w", "start 7 v", *lines)
 
 
+def test_bands_from_before_the_trace_lie_by_category_and_later_ones_above_them():
+    mixed = trace(
+        "start 4 w category=parameter",
+        "start 3 g category=gradient",
+        "start 2 v category=parameter",
+        "alloc 1 n category=parameter",
+    )
+    found = bands(mixed, 0, event_cuts(mixed, 0, 1, 1), most=4)
+    assert mixed.allocations.bytes[found.rows].tolist() == [4, 2, 3, 1]
+
+
 @given(histories(), st.integers(1, 60), st.integers(1, 30), st.booleans())
 def test_bands_and_the_rest_sum_to_the_curve(history, columns, most, over_time):
     if over_time:

@@ -69,6 +69,6 @@ def test_only_ranks_that_have_the_step_count_and_one_alone_has_no_median():
     assert (peaks[2].median_rank, peaks[2].median_bytes) == (1, 60)
 
 
-def test_of_equal_steps_the_last_is_the_highest_and_the_first_the_lowest():
-    (peak, _) = rank_peaks([rank([8, 3, 8, 3]), rank([1, 1, 1, 1])])
-    assert (peak.highest_step, peak.lowest_step) == (2, 1)
+def test_of_equal_steps_the_first_is_the_highest_and_the_lowest():
+    (peak, _) = rank_peaks([rank([3, 8, 3, 8]), rank([1, 1, 1, 1])])
+    assert (peak.highest_step, peak.lowest_step) == (1, 0)

@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from tests.browser.recorded import STEPS, recorded
 from tests.browser.tab import assert_rounds, bytes_in, exact
+from tests.browser.test_export import copied
 
 
 def test_the_memory_tab_is_in_the_tab_bar_and_opens(each_tab):
@@ -128,6 +129,13 @@ def test_findings_stand_in_the_overview_and_lead_to_where_they_show(tab):
     tab("view-modules").wait_for()
     tab("tab-advice").click()
     assert exact(tab("finding", key="checkpointing").get_by_test_id("finding-bytes")) == size
+
+
+def test_where_shapes_were_not_recorded_one_click_copies_how(tab):
+    for view in ("overview", "allocations"):
+        tab.open_anew(view)
+        expect(tab("lacks-shapes")).to_contain_text("shapes of activations were not recorded")
+        copied(tab, "copy-shapes", "tb-memplugin run --shapes")
 
 
 def test_the_curve_of_peaks_tells_each_steps_and_a_click_picks_it(tab, logdir):

@@ -174,6 +174,8 @@ def test_dragging_zooms_and_a_double_click_shows_the_whole_step_again(tab):
     tab.page.mouse.dblclick(*point(tab, 0.5))
     tab.wait_until(lambda: span(tab) == whole, "the whole step")
     expect(tab("reset-zoom")).to_have_count(0)
+    hint = tab.frame.locator(".hint.in-line")
+    assert hint.evaluate("(hint) => hint.scrollHeight <= hint.clientHeight"), "words are cut off"
 
 
 def drag(tab, start, end):

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tb_memplugin.store.writer import RunWriter
 from tests.commands.files import refused, run, step_snapshot, write
+from tests.traces import trace
 
 
 @pytest.fixture
@@ -48,6 +50,19 @@ def test_what_grew_is_named(files: dict[int, Path]) -> None:
         "cuda:0: peak 990 B, base 390 B: +600 B (+153.85 %), ABOVE the limit of 2%",
         "  line model.py:7 (forward): +600 B",
     ]
+
+
+def test_repeated_layers_that_grew_are_one_part_and_a_single_one_has_its_name(tmp_path: Path) -> None:
+    for name, layer, expert in (("base", 10, 10), ("new", 15, 17)):
+        lines = (
+            f"alloc {layer} a module=layers.0.mlp",
+            f"alloc {layer} b module=layers.1.mlp",
+            "alloc 10 c module=experts.0.up",
+            f"alloc {expert} d module=experts.1.up",
+        )
+        RunWriter(str(tmp_path / name), "rank0").write(trace("step 0", *lines))
+    grown = run("check", tmp_path / "base", tmp_path / "new").stdout.splitlines()[1:]
+    assert grown == ["  module layers.*.mlp: +10 B", "  module experts.1.up: +7 B"]
 
 
 def test_of_several_bases_the_highest_counts(files: dict[int, Path]) -> None:

@@ -49,3 +49,22 @@ def test_why_memory_ran_out_is_the_first_advice_and_no_step_is_named_that_none_m
     shown = lines(tmp_path / "run")
     assert shown["peak"] == "300 B on cuda:0"
     assert shown["advice"].startswith("A request for 8.79 KiB failed on cuda:0")
+
+
+def test_repeated_layers_are_one_part(tmp_path):
+    """Ten layers with 1 MiB each are more than the 4 MiB of the head."""
+    layers = [f"alloc {MIB} a{at} module=layers.{at}.mlp" for at in range(10)]
+    RunWriter(str(tmp_path / "run"), "rank0").write(
+        trace("step 0", f"alloc {4 * MIB} a module=head", *layers)
+    )
+    assert lines(tmp_path / "run")["layers"] == "layers.*.mlp 10.00 MiB (71.4 %), head 4.00 MiB (28.6 %)"
+
+
+def test_a_run_without_a_finding_says_so(tmp_path):
+    RunWriter(str(tmp_path / "run"), "rank0").write(trace("step 0", "alloc 10 a", "free a"))
+    assert lines(tmp_path / "run")["advice"].startswith("no problems, no options; ")
+
+
+def test_a_module_that_is_a_number_is_called_a_module(tmp_path):
+    RunWriter(str(tmp_path / "run"), "rank0").write(trace("step 0", "alloc 10 a module=0.1"))
+    assert lines(tmp_path / "run")["layers"] == "module 0.1 10 B (100.0 %)"

@@ -50,5 +50,11 @@ def test_of_several_of_one_class_each_goes_by_its_variable_in_the_main_program(
     assert found == {"actor": actor, "critic": critic, "Bilinear": other}
 
 
+def test_all_models_of_one_optimizer_are_found() -> None:
+    encoder, decoder = nn.Linear(2, 3), nn.Bilinear(3, 3, 2)
+    trained = [*encoder.parameters(), *decoder.parameters()]
+    assert models_of([torch.optim.SGD(trained, lr=0.1)]) == {"Linear": encoder, "Bilinear": decoder}
+
+
 def test_parameters_of_no_module_have_none() -> None:
     assert models_of([torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)]) == {}

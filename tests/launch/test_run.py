@@ -15,6 +15,7 @@ import pytest
 
 from tb_memplugin.analysis.account import account_line, accounts
 from tb_memplugin.store.reader import Recordings, full_summary, load_window, read_recordings
+from tb_memplugin.trace import Phase
 
 TRAINING = """
 import sys
@@ -200,6 +201,9 @@ def test_a_training_runs_as_without_us_and_two_steps_and_all_figures_are_recorde
     assert recordings.watched[0].figures.steps.tolist() == [1, 2, 3, 4, 5, 6]
     folder = Path(recordings.steps[0].folder).relative_to(tmp_path / "runs")
     assert re.fullmatch(r"train/\d{8}-\d{6}/[^/]+", folder.as_posix())
+    trace = load_window(recordings.steps[0].side_file or "", recordings.steps[0].metadata)
+    assert trace.phases.phase[-1] == Phase.OPTIMIZER  # whose end is that of the last step
+    assert trace.phases.end_ns[-1] > trace.events.time_ns[-1]
     elements = 64 * 128 + 128 + 128 * 8 + 8
     assert f"optimizer_state {(8 * elements + 16) / 1024:.2f} KiB" in with_us.stderr  # and 4 step counters
     assert f"parameter {4 * elements / 1024:.2f} KiB" in with_us.stderr
@@ -426,11 +430,13 @@ def test_an_archive_runs_as_with_python(tmp_path: Path) -> None:
 
 
 def test_a_module_runs_as_with_python_m(tmp_path: Path) -> None:
-    script(tmp_path, TRAINING)
-    done = run(tmp_path, "-m", "train", 16, 4)
+    (tmp_path / "package").mkdir()
+    script(tmp_path / "package", TRAINING)
+    done = run(tmp_path, "-m", "package.train", 16, 4)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(" __main__ ['16', '4']\n")
     assert numbers(recorded(tmp_path)) == [2, 3, 4]
+    assert Path(recorded(tmp_path).steps[0].folder).relative_to(tmp_path / "runs").parts[0] == "package.train"
 
 
 @pytest.mark.parametrize(

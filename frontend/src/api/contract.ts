@@ -400,7 +400,7 @@ export interface FleetRun {
   run: string;
   /** How many devices of the same kind it has, on all workers. */
   ranks: number;
-  /** The rank that peaks highest, and the last step that has the peak. */
+  /** The rank that peaks highest, and the first step that has the peak. */
   worker: string;
   device: string;
   step: number;

@@ -1,6 +1,7 @@
 /** What the Advice view says, and where its links lead. */
 import { RULES } from "../api/contract";
 import type { AdviceAnswer, Finding, Verdict, Where } from "../api/types";
+import { lineParts } from "./frames";
 import { moduleLabel } from "./names";
 import { counted, grouped } from "./numbers";
 import { KEYS, type RoutePatch, VIEWS } from "./route";
@@ -43,7 +44,9 @@ export function titleOf(finding: Pick<Finding, "title" | "subject">): Piece[] {
   const at = finding.subject === "" ? -1 : finding.title.indexOf(finding.subject);
   if (at < 0) return [finding.title];
   const after = finding.title.slice(at + finding.subject.length);
-  return [finding.title.slice(0, at), { name: moduleLabel(finding.subject) }, after].filter((piece) => piece !== "");
+  const { place, name, folder } = lineParts(finding.subject);
+  const chip = folder === "" ? { name: moduleLabel(finding.subject) } : { name: `${place} (${name})`, title: finding.subject };
+  return [finding.title.slice(0, at), chip, after].filter((piece) => piece !== "");
 }
 
 /** What a view of its own shows must not linger from the view that was left. */

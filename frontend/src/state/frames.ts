@@ -17,8 +17,17 @@ export function nativeName(name: string): string {
 
 /** Where: the file's last part and the line; nothing for C++, whose files nobody knows. */
 export function frameWhere(frame: Frame): string {
-  if (frame.file === "" || frame.file === "??") return "";
-  return cellText(lastPart(frame.file) + (frame.line === 0 ? "" : `:${frame.line}`));
+  return cellText(lastPart(framePath(frame)));
+}
+
+export function frameFolder(frame: Frame): string {
+  const path = framePath(frame);
+  return path.slice(0, path.length - lastPart(path).length);
+}
+
+/** Folder, file and line. Code outside functions has line 0: which of its lines ran is not known. */
+export function framePath({ file, line }: Frame): string {
+  return file === "??" ? "" : line === 0 ? file : `${file}:${line}`;
 }
 
 const LINE = /^(.*?)(:-?\d+|(?<=\.pyx?|>)) \((.*)\)$/s;

@@ -52,7 +52,7 @@ const FEWEST_OUTSIDE = 4;
 function foldOutside(roots: ModuleNode[]): ModuleNode[] {
   const outside = roots.filter((node) => node.kind === "outside");
   if (outside.length < FEWEST_OUTSIDE || outside.length === roots.length) return roots;
-  const folded = { ...together("outside:", outside), label: "outside the modules", className: null };
+  const folded = { ...together("outside:", outside), label: "outside modules", className: null };
   return [...roots.filter((node) => node.kind !== "outside"), folded];
 }
 

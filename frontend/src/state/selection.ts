@@ -167,10 +167,10 @@ export function stepsOf(worker: WorkerEntry, device: string): StepChoice[] {
     .filter((s, i, all) => all[i + 1]?.step !== s.step);
 }
 
-/** Of the steps with the highest peak, the last. */
+/** Of the steps with the highest peak, the first. */
 export function highest(steps: StepChoice[]): StepChoice | undefined {
   let best = steps[0];
-  for (const s of steps) if (best && s.stats.peak_bytes >= best.stats.peak_bytes) best = s;
+  for (const s of steps) if (best && s.stats.peak_bytes > best.stats.peak_bytes) best = s;
   return best;
 }
 

@@ -8,7 +8,7 @@ import { foldParts } from "./folding";
 import { capital, cellText, isModule, moduleLabel, NOT_NAMED, placeName } from "./names";
 import { runName } from "./run_name";
 
-export type Piece = string | { strong: string; exact?: number } | { name: string };
+export type Piece = string | { strong: string; exact?: number } | { name: string; title?: string };
 
 /**
  * "Step 5 peaked at 113.40 MiB in backward, in `blocks.3.mlp`." What is not known is left out; a step 0 that

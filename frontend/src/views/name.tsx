@@ -16,7 +16,7 @@ export function Name({ text, module = false, chip = false, prose = false, title 
   const label = module ? moduleLabel(text) : text;
   if (chip)
     return (
-      <span class="mono chip" title={titleText(label)}>
+      <span class="mono chip" title={titleText(title ?? label)}>
         {shortened(visible(label), 80)}
       </span>
     );

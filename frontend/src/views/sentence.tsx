@@ -8,7 +8,7 @@ export function Sentence({ pieces }: { pieces: Piece[] }) {
     <>
       {pieces.map((piece, i) => {
         if (typeof piece === "string") return <span key={i}>{piece}</span>;
-        if ("name" in piece) return <Name key={i} text={piece.name} chip />;
+        if ("name" in piece) return <Name key={i} text={piece.name} title={piece.title} chip />;
         return (
           <strong key={i} class="amount" title={piece.exact === undefined ? undefined : exactBytes(piece.exact)}>
             {piece.strong}

@@ -58,6 +58,12 @@ describe("a title", () => {
       name: "outside · ones · aten::ones",
     }));
 
+  it("has a source line without its folder", () =>
+    expect(titleOf({ title: "/a/b/m.py:20 (f) grows.", subject: "/a/b/m.py:20 (f)" })).toEqual([
+      { name: "m.py:20 (f)", title: "/a/b/m.py:20 (f)" },
+      " grows.",
+    ]));
+
   it("without a name, or with one that it does not hold, is plain", () => {
     expect(titleOf({ title: "Gradients stay.", subject: "" })).toEqual(["Gradients stay."]);
     expect(titleOf({ title: "Gradients stay.", subject: "x" })).toEqual(["Gradients stay."]);

@@ -47,6 +47,10 @@ describe("what is picked", () => {
       missing: [],
     });
   });
+  it("is of equal peaks the first", () => {
+    const flat = { ...answer, runs: [{ run: "a", workers: [worker("rank0", { 3: 9, 4: 9, 5: 8 })] }] };
+    expect(resolveSelection(flat, { view: "overview" })).toMatchObject({ step: 3 });
+  });
   it("is what the URL says", () =>
     expect(resolveSelection(answer, { view: "overview", run: "b", step: "2" })).toMatchObject({ run: "b", step: 2 }));
   it("says what is not here", () =>

@@ -66,7 +66,7 @@ class FleetRun(TypedDict):
     worker: str
     device: str
     step: int
-    """The rank that peaks highest, and the last step that has the peak."""
+    """The rank that peaks highest, and the first step that has the peak."""
     peak_bytes: int
     """The peak."""
     at_least: bool

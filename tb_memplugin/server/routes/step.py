@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from tb_memplugin.analysis.growth import COUNTED_ON_CPU
+from tb_memplugin.analysis.growth import compares_windows
 from tb_memplugin.exports.json import AccountJson, WholeJson, account_json, whole_json
 from tb_memplugin.proto import summary_pb2
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
@@ -187,7 +187,7 @@ def _first_end(session: Session, request: Request, chosen: Chosen, source: str) 
     begins, it must also be of the same window.
     """
     metadata = chosen.entry.metadata
-    across = chosen.device != "cpu" or source in COUNTED_ON_CPU
+    across = compares_windows(chosen.device, source)
     for entry in session.catalog.worker(request.ctx, request.experiment, chosen.entry):
         other = entry.metadata
         if entry.tag == chosen.entry.tag:

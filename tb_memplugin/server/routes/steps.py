@@ -9,7 +9,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.steps import highest_row, step_series
+from tb_memplugin.analysis.steps import step_series
 from tb_memplugin.analysis.whole_device import whole_of_step
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.exports.json import WholeJson, whole_json
@@ -230,7 +230,8 @@ def _whole_device(device: DeviceFigures, row: int) -> WholeJson | None:
 
 def whole_shape(figures: StepFigures, device: int) -> MonitoredWhole:
     """Return a summary of all steps of a device."""
-    device_figures, highest = figures.devices[device], highest_row(figures, device)
+    device_figures = figures.devices[device]
+    highest = int(device_figures.peak.argmax())
     return {
         "kind": device_figures.kind,
         "capacity_bytes": device_figures.capacity,

@@ -11,19 +11,21 @@ import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { FrameList } from "../stacks/frame_list";
 import { Fact } from "../fact";
+import { ShapesAreRecorded } from "../tensor";
 
 interface Props {
   one: Remote<AllocationAnswer>;
   row: number | null;
   shown: Shown;
   origin: number;
+  lacksShapes: boolean;
 }
 
 /** Why this one: someone points at it, keeps it, or nothing is picked and it is the largest at the peak. */
 export type Shown = "pointed at" | "kept" | "largest";
 
 /** Everything about the allocation that is pointed at, else about the one that was kept, else about the largest. */
-export function AllocationPanel({ one, row, shown, origin }: Props) {
+export function AllocationPanel({ one, row, ...rest }: Props) {
   if (row === null || (!one.data && !one.failure))
     return (
       <aside class="card side allocation-panel" data-testid="allocation-panel" data-row="" aria-busy={row !== null}>
@@ -39,10 +41,15 @@ export function AllocationPanel({ one, row, shown, origin }: Props) {
         <p class="muted">{titleText(one.failure!.what)}</p>
       </aside>
     );
-  return <Details one={one.data} stale={one.stale} shown={shown} origin={origin} />;
+  return <Details one={one.data} stale={one.stale} {...rest} />;
 }
 
-function Details({ one, stale, shown, origin }: { one: AllocationAnswer; stale: boolean; shown: Shown; origin: number }) {
+interface DetailsProps extends Omit<Props, "one" | "row"> {
+  one: AllocationAnswer;
+  stale: boolean;
+}
+
+function Details({ one, stale, shown, origin, lacksShapes }: DetailsProps) {
   const lived = one.last_ns - one.first_ns;
   return (
     <aside
@@ -98,6 +105,11 @@ function Details({ one, stale, shown, origin }: { one: AllocationAnswer; stale: 
         {one.annotation !== null && <Fact of="annotation"><Name text={one.annotation} /></Fact>}
         {one.context !== null && <Fact of="compiled graph"><Name text={one.context} /></Fact>}
       </dl>
+      {lacksShapes && (
+        <p class="where" data-testid="lacks-shapes">
+          <ShapesAreRecorded />
+        </p>
+      )}
       <div class="buttons">
         {one.born_ns !== null && (
           <RouteLink to={{ view: "timeline", t: String(one.born_ns) }} class="small">

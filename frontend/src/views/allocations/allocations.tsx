@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import type { AllocationAnswer, BandsAnswer } from "../../api/types";
+import type { AllocationAnswer, BandsAnswer, StepAnswer } from "../../api/types";
 import { columnsIn } from "../../draw/axes";
 import { halfOf } from "../../draw/bands";
 import { navigate, route, stretch } from "../../state/app";
@@ -13,6 +13,7 @@ import { divisionLabel, useDivisions } from "../divisions";
 import { Segmented } from "../segmented";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
+import { lacksShapes } from "../tensor";
 import { AllocationPanel } from "./allocation_panel";
 import { AllocationTable } from "./allocation_table";
 import { BandsChart } from "./bands_chart";
@@ -48,6 +49,8 @@ export function Allocations() {
     hovered === null ? 0 : 40,
     ["row"],
   );
+  const untold = one.data?.category === "activation" && one.data.tensor === null;
+  const step = useRemote<StepAnswer>(untold ? address("step", { ...pick }) : null).data;
   const data = answer.data;
   const whole = wholeOf(over, shown.from, shown.to, data);
   const zoomTo = ([t0, t1]: [number, number]): void => {
@@ -103,7 +106,13 @@ export function Allocations() {
           {!data && <Loading what="the allocations" />}
           {data && <BandsKey answer={data} color={color} alive={answer.stale ? null : alive} />}
         </section>
-        <AllocationPanel one={one} row={row} shown={hovered !== null ? "pointed at" : block !== null ? "kept" : "largest"} origin={shown.from} />
+        <AllocationPanel
+          one={one}
+          row={row}
+          shown={hovered !== null ? "pointed at" : block !== null ? "kept" : "largest"}
+          origin={shown.from}
+          lacksShapes={step !== undefined && lacksShapes(step)}
+        />
       </div>
       <AllocationTable
         pick={pick}

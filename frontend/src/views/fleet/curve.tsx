@@ -9,7 +9,7 @@ const FULL = 1000;
 export function Curve({ row: { curve, first, last, steps } }: { row: FleetRun }) {
   const wide = WIDTH / curve.length;
   const y = (value: number): number => HEIGHT - ((HEIGHT - 3) * value) / FULL;
-  const top = curve.lastIndexOf(FULL);
+  const top = curve.indexOf(FULL);
   const outline = curve.map((value, i) => `H${(i * wide).toFixed(1)}V${y(value).toFixed(1)}H${((i + 1) * wide).toFixed(1)}`);
   return (
     <svg class="spark" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} width={WIDTH} height={HEIGHT} aria-hidden="true" data-testid="spark">

@@ -9,7 +9,7 @@ import { Category } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Line } from "../stacks/ranked";
-import { Tensor } from "../tensor";
+import { lacksShapes, ShapesAreRecorded, Tensor } from "../tensor";
 import { NumberHead } from "../heads";
 import { BytesCell } from "../amount";
 
@@ -58,8 +58,10 @@ export function Largest({ pick, answer: { peak, source } }: { pick: Pick; answer
           ))}
         </tbody>
       </table>
-      {source.kind === "torch.profiler" && peak.largest.every((a) => a.category === "parameter" || a.tensor === null) && (
-        <p class="foot">Dtypes and shapes were not recorded. Record with record_shapes=True, or tb-memplugin run --shapes.</p>
+      {lacksShapes({ peak, source }) && (
+        <p class="foot" data-testid="lacks-shapes">
+          <ShapesAreRecorded />
+        </p>
       )}
     </section>
   );

@@ -55,7 +55,7 @@ export function RankTable({ answer, run, unit }: Props) {
               <Head by="worker" label={severalDevices(answer.rows) ? "device" : "rank"} title="By name and number" />
               <UnseenHead wide>what it consists of</UnseenHead>
               <Head by="highest" label="highest" title={`Highest of all steps: ${measured(answer)}`} />
-              <Head by="step" label="at step" title="The step of the highest; the last of several" />
+              <Head by="step" label="at step" title="The step of the highest; the first of several" />
               <Head
                 by="median"
                 label="vs median"

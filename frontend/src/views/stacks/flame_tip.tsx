@@ -2,6 +2,7 @@ import { ROOT, WITHOUT } from "../../api/codes";
 import type { Frame, StacksAnswer } from "../../api/types";
 import { asPartOf, exactBytes, percent } from "../../state/bytes";
 import { titleText } from "../../state/names";
+import { framePath } from "../../state/frames";
 import { counted, grouped } from "../../state/numbers";
 import { Tensor } from "../tensor";
 
@@ -40,7 +41,7 @@ export function FlameTip({ answer, place }: Props) {
             <li key={i}>{grouped(frame)} more</li>
           ) : (
             <li key={i} class={`tip-frame ${frame.kind}`}>
-              <b>{short(frame.function, 120)}</b> {where(frame)}
+              <b>{short(frame.function, 120)}</b> {short(framePath(frame), 160)}
               {frame.fx && <span> fx {short(frame.fx, 160)}</span>}
             </li>
           ),
@@ -57,10 +58,6 @@ function shown(run: readonly Frame[]): (Frame | number)[] {
   const head = Math.ceil((MOST - 1) / 2);
   const tail = MOST - 1 - head;
   return [...run.slice(0, head), run.length - head - tail, ...run.slice(run.length - tail)];
-}
-
-function where(frame: Frame): string {
-  return frame.file === "??" || frame.file === "" ? "" : short(`${frame.file}:${frame.line}`, 160);
 }
 
 function short(text: string, most: number): string {

@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import type { Frame } from "../../api/types";
-import { lastPart } from "../../state/frames";
+import { frameFolder, frameWhere } from "../../state/frames";
 import { cellText, titleText, visible } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { CopyButton } from "../copy_button";
@@ -34,14 +34,10 @@ export function FrameList({ title, frames }: { title: string; frames: Frame[] })
           <li key={i} class={`frame ${frame.kind}`} title={titleText(frame.text)}>
             <span class={`swatch flame-${frame.kind}`} aria-hidden="true" />
             <span class="mono function">{cellText(frame.function || frame.text)}</span>{" "}
-            {frame.file !== "??" && frame.file !== "" && (
-              <span class="mono place">
-                <span class="folder">{cellText(frame.file.slice(0, frame.file.length - lastPart(frame.file).length))}</span>
-                <b>
-                  {cellText(lastPart(frame.file))}:{frame.line}
-                </b>
-              </span>
-            )}
+            <span class="mono place">
+              <span class="folder">{cellText(frameFolder(frame))}</span>
+              <b>{frameWhere(frame)}</b>
+            </span>
             {frame.fx && <span class="pill mono">fx {cellText(frame.fx)}</span>}
           </li>
         ))}

@@ -47,7 +47,8 @@ export function LargeAllocations({ title, rows, page, coloured }: Props) {
   );
 }
 
-/** What an allocation is called; where nothing names it, the code that asked for it, else where it lies. */
+/** What an allocation is called; where nothing but the root names it, the code that asked for it, else where it lies. */
 function nameOrLine(a: MomentAnswer["largest"][number]): string {
-  return allocationName(a) ?? (a.line === null ? a.address : lineParts(a.line).place);
+  const [name, line] = [allocationName(a), a.line === null ? null : lineParts(a.line).place];
+  return (a.name === null && a.module === "" ? (line ?? name) : (name ?? line)) ?? a.address;
 }

@@ -135,8 +135,9 @@ export function Timeline() {
         )}
         {!coarse && (
           <span class="hint in-line">
-            {zoomed ? `showing ${words(window[1] - window[0])} of ${words(whole[1] - whole[0])}` : "drag or wheel to zoom"} · double-click or
-            Esc to reset{!zoomed && " · ← → step through events · M marks"}
+            {zoomed
+              ? `showing ${words(window[1] - window[0])} of ${words(whole[1] - whole[0])} · Esc resets`
+              : "drag or wheel to zoom, Esc to reset · ← → next event · M marks"}
           </span>
         )}
       </div>
