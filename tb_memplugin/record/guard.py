@@ -1,15 +1,17 @@
 """Where the errors of this package end: they are undone and logged once, and the training goes on.
 
 torch and the user's loop call our code through patched functions, hooks, threads, weak references and
-methods. They all go through one function, `enter` in `entry`, which passes what was raised to a `Guard`. Two
-things have the `try` within them, where another call would cost every operator: dispatch modes, and what runs
-when the call of a module has ended. A `try` that catches nothing costs no time.
+methods. They all go through one function, `enter` in `entry`, which passes what was raised to a `Guard`. Only
+what runs around the call of a module has the `try` within it: each of our Python calls there would be an
+event in the user's own profile, and Python ignores what the end of an object raises. A `try` that catches
+nothing costs no time.
 """
 
 from __future__ import annotations
 
 import logging
 import signal
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -44,7 +46,8 @@ Own = TypeVar("Own", bound=Guarded)
 class Guard:
     """Ends the errors of one recorder. Each kind of error is logged once: a failure of a local file system by
     its errno and where it was, of an object store by where it was, an error of this package by its message,
-    any other by its type and the line that raised it.
+    any other by its type and the line that raised it. That of a file system is logged once by all recorders
+    of a process that exist at that time.
 
     Args:
         loss: what an error costs the user, as the beginning of a sentence: "The memory of this window is not
@@ -114,9 +117,16 @@ class Guard:
     def warn(self, message: str, *, once: str = "") -> None:
         """Log a warning, once per message, or once per `once` where it is given."""
         keys = {message, once or message}
-        if not keys & self._logged:
-            self._logged |= keys
+        if keys & self._logged or not self.logger.isEnabledFor(logging.WARNING):
+            return
+        self._logged |= keys
+        if not once.startswith(_FILE_SYSTEM) or _logged_by.setdefault(once, self) is self:
             self.logger.warning("%s", message)
+
+
+_FILE_SYSTEM = "file system"
+_logged_by: weakref.WeakValueDictionary[str, Guard] = weakref.WeakValueDictionary()
+"""The guard that has logged a failure of a file system, by its kind."""
 
 
 def _none(*_: object) -> None:
@@ -246,7 +256,7 @@ def kind_of(error: Exception) -> str:
         if not isinstance(cause, OSError) or cause.errno is None:
             return str(error)
         is_remote = "://" in error.where  # an object store's client has several errnos for one fault
-        return f"file system {'' if is_remote else cause.errno} {error.where}"
+        return f"{_FILE_SYSTEM} {'' if is_remote else cause.errno} {error.where}"
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
