@@ -86,14 +86,14 @@ class Guard:
         except Exception as second:  # no memory for a call, for example
             if is_of_signal(second):
                 raise
-        if not isinstance(error, Exception) or is_of_signal(error):
+        if ends_program(error):
             raise error
         try:
             self._log(where, error, loss or self._loss, later=later)
         except Exception as second:  # a handler of the user's logging failed
             _debug("logging an error failed", second)
 
-    def _log(self, where: str, error: Exception, loss: str, *, later: bool) -> None:
+    def _log(self, where: str, error: BaseException, loss: str, *, later: bool) -> None:
         self.logger.debug("%s failed", where, exc_info=error)
         if self._only_first and self._logged:
             return
@@ -232,12 +232,17 @@ def call_all(*functions: Callable[[], object]) -> None:
         try:
             function()
         except BaseException as error:
-            if not isinstance(error, Exception) or is_of_signal(error):
+            if ends_program(error):
                 ending = error
             else:
                 _debug("undoing an error failed, too", error)
     if ending is not None:
         raise ending
+
+
+def ends_program(error: BaseException) -> bool:
+    """Whether an error is not ours to end: Ctrl-C, or what a signal handler of the program has raised."""
+    return not isinstance(error, Exception) or is_of_signal(error)
 
 
 def is_of_signal(error: BaseException) -> bool:
@@ -247,7 +252,7 @@ def is_of_signal(error: BaseException) -> bool:
     return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
-def kind_of(error: Exception) -> str:
+def kind_of(error: BaseException) -> str:
     """Return what tells the kind of an error."""
     cause = error.__cause__ if isinstance(error, MemPluginError) else error
     if isinstance(cause, OSError) and cause.errno in NO_DESCRIPTORS:
@@ -264,7 +269,7 @@ def kind_of(error: Exception) -> str:
     return f"{type(error).__name__} {line}"
 
 
-def _debug(message: str, error: Exception) -> None:
+def _debug(message: str, error: BaseException) -> None:
     with suppress(Exception):
         _package_logger.debug(message, exc_info=error)
 
