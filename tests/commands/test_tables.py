@@ -20,3 +20,10 @@ def test_a_long_table_is_a_line_a_row_and_is_not_laid_out(capsys):
 def test_a_long_table_has_no_text_that_could_steer_a_terminal(capsys):
     console().print(table(("stage", "B"), [("\x1b[2J[red]", "1")] * (MOST_LAID_OUT + 1)))
     assert capsys.readouterr().out.splitlines()[1] == "\\x1b[2J[red]  1"
+
+
+def test_texts_among_the_numbers_cut_no_number(capsys):
+    """Rows that do not fit are not folded, so that 322.1 does not become 322."""
+    name = "ip-10-24-117-203.us-west-2.compute.internal_1234567.23"
+    console().print(table(("rank", "MiB", "above the median"), [(name, "322.1", f"+0.1 % ({name})")] * 2))
+    assert capsys.readouterr().out.splitlines()[1] == f"{name}  322.1  +0.1 % ({name})"
