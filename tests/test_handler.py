@@ -256,6 +256,7 @@ class TestWhenItGoesWrong:
     def test_an_error_of_the_thread_that_flushes_is_logged_once_and_later_windows_are_flushed(
         self, tmp_path, model, warnings, monkeypatch
     ):
+        wait_for_the_disk()  # what a test before this one wrote
         flushed, flush = [], files.flush_path
         errors = iter([ValueError("injected"), ValueError("injected")])
 

@@ -26,7 +26,7 @@ from tb_memplugin.trace import MemoryTrace, Note
 from tb_memplugin.trace.notes import OTHER
 
 if TYPE_CHECKING:
-    from tb_memplugin.store.reader import RecordedStep
+    from tb_memplugin.store.reader import RecordedStep, Recordings
     from tb_memplugin.trace.step_figures import WatchedSteps
 
 PATH_HELP = (
@@ -223,6 +223,16 @@ def _progress(path: str) -> Iterator[Progress | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def recordings_below(path: str) -> Recordings:
+    """Return what is recorded below a folder. Files that cannot be read are warnings on stderr."""
+    from tb_memplugin.store.reader import read_recordings
+
+    recordings = read_recordings(path)
+    for problem in recordings.problems:
+        click.echo(refusal(problem, "warning"), err=True)
+    return recordings
+
+
 def chosen_steps(path: str, step: int | None, device: str | None, worker: str | None) -> list[RecordedStep]:
     """Return the recorded steps below a folder that match the options; there is at least one.
 
@@ -231,11 +241,7 @@ def chosen_steps(path: str, step: int | None, device: str | None, worker: str | 
     Raises:
         NotRecordedError: no step matches; the message names the values that exist.
     """
-    from tb_memplugin.store.reader import read_recordings
-
-    recordings = read_recordings(path)
-    for problem in recordings.problems:
-        click.echo(refusal(problem, "warning"), err=True)
+    recordings = recordings_below(path)
     steps = list(recordings.steps)
     if not steps and recordings.watched:
         count = sum(len(series.figures) for series in recordings.watched)

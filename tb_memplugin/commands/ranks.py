@@ -11,11 +11,11 @@ import click
 import numpy as np
 
 from tb_memplugin.analysis.ranks import RankPeak, RankSteps, rank_peaks
-from tb_memplugin.commands.opening import peaks
+from tb_memplugin.commands.opening import peaks, recordings_below
 from tb_memplugin.commands.options import PATH, json_option
-from tb_memplugin.commands.tables import NOT_KNOWN, Unit, refusal, show_table
+from tb_memplugin.commands.tables import NOT_KNOWN, Unit, show_table
 from tb_memplugin.errors import NotRecordedError
-from tb_memplugin.store.reader import Recordings, read_recordings
+from tb_memplugin.store.reader import Recordings
 
 Rank = tuple[str, str]
 """A worker, and one of its devices."""
@@ -32,10 +32,7 @@ def command(path: str, top: int, as_json: bool) -> None:
 
     The median is the rank in the middle of all that have that step, on devices of the same type.
     """
-    recordings = read_recordings(path)
-    for problem in recordings.problems:
-        click.echo(refusal(problem, "warning"), err=True)
-    by_rank = _steps_by_rank(recordings)
+    by_rank = _steps_by_rank(recordings_below(path))
     if not by_rank:
         raise NotRecordedError("This folder has no recording.", where=path, fix="Give a run's folder.")
     rows = sorted(_rows(by_rank), key=lambda row: -row[1].highest_bytes)[: top or None]

@@ -19,7 +19,7 @@ from tb_memplugin.analysis.moments import Moment, peak
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.units import counted, part_text, size_text
 from tb_memplugin.commands.divisions import shown_key
-from tb_memplugin.commands.opening import highest
+from tb_memplugin.commands.opening import highest, recordings_below
 from tb_memplugin.commands.options import PATH
 from tb_memplugin.commands.tables import LONGEST, percent, printable
 from tb_memplugin.store import files
@@ -44,7 +44,7 @@ DIVIDED: tuple[tuple[str, By], ...] = (("filled by", "category"), ("layers", "mo
 @click.argument("path", type=PATH)
 def command(path: str) -> None:
     """What the run in the folder PATH used: its peak, what filled it, what changed, and what to do."""
-    recordings = read_recordings(path)
+    recordings = recordings_below(path)
     click.echo(f"tb-memplugin: {printable(path)}")
     for name, text in lines(path, recordings):
         click.echo(f"  {name:<10} {printable(text, 4 * LONGEST)}")

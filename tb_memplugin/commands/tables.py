@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -56,14 +57,20 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableTy
     from rich.text import Text
 
     cells = [[printable(cell, LONGEST) for cell in row] for row in rows]
-    if len(cells) > MOST_LAID_OUT:
-        return _lines([list(columns), *cells])
+    every = [list(columns), *cells]
+    if len(cells) > MOST_LAID_OUT or _least_width(every) > console().width:  # it would cut the numbers
+        return _lines(every)
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
         drawn.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=bool(number))
     for row in cells:
         drawn.add_row(*map(Text, row))
     return drawn
+
+
+def _least_width(rows: Sequence[Sequence[str]]) -> int:
+    """Return how wide a table is whose first column is folded to eight characters."""
+    return 8 + sum(3 + max(map(len, column)) for column in [*zip(*rows, strict=True)][1:])
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> Segments:
@@ -94,6 +101,7 @@ def console() -> Console:
 
     screen = Console(markup=False, highlight=False, emoji=False)
     screen.width = max(screen.width, LEAST_WIDTH)
+    screen.print = partial(screen.print, crop=False)  # type: ignore[method-assign]
     return screen
 
 

@@ -1,15 +1,17 @@
 """Where the errors of this package end: they are undone and logged once, and the training goes on.
 
 torch and the user's loop call our code through patched functions, hooks, threads, weak references and
-methods. They all go through one function, `enter` in `entry`, which passes what was raised to a `Guard`. Two
-things have the `try` within them, where another call would cost every operator: dispatch modes, and what runs
-when the call of a module has ended. A `try` that catches nothing costs no time.
+methods. They all go through one function, `enter` in `entry`, which passes what was raised to a `Guard`. Only
+what runs around the call of a module has the `try` within it: each of our Python calls there would be an
+event in the user's own profile, and Python ignores what the end of an object raises. A `try` that catches
+nothing costs no time.
 """
 
 from __future__ import annotations
 
 import logging
 import signal
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -44,7 +46,8 @@ Own = TypeVar("Own", bound=Guarded)
 class Guard:
     """Ends the errors of one recorder. Each kind of error is logged once: a failure of a local file system by
     its errno and where it was, of an object store by where it was, an error of this package by its message,
-    any other by its type and the line that raised it.
+    any other by its type and the line that raised it. That of a file system is logged once by all recorders
+    of a process that exist at that time.
 
     Args:
         loss: what an error costs the user, as the beginning of a sentence: "The memory of this window is not
@@ -83,14 +86,14 @@ class Guard:
         except Exception as second:  # no memory for a call, for example
             if is_of_signal(second):
                 raise
-        if not isinstance(error, Exception) or is_of_signal(error):
+        if ends_program(error):
             raise error
         try:
             self._log(where, error, loss or self._loss, later=later)
         except Exception as second:  # a handler of the user's logging failed
             _debug("logging an error failed", second)
 
-    def _log(self, where: str, error: Exception, loss: str, *, later: bool) -> None:
+    def _log(self, where: str, error: BaseException, loss: str, *, later: bool) -> None:
         self.logger.debug("%s failed", where, exc_info=error)
         if self._only_first and self._logged:
             return
@@ -114,9 +117,16 @@ class Guard:
     def warn(self, message: str, *, once: str = "") -> None:
         """Log a warning, once per message, or once per `once` where it is given."""
         keys = {message, once or message}
-        if not keys & self._logged:
-            self._logged |= keys
+        if keys & self._logged or not self.logger.isEnabledFor(logging.WARNING):
+            return
+        self._logged |= keys
+        if not once.startswith(_FILE_SYSTEM) or _logged_by.setdefault(once, self) is self:
             self.logger.warning("%s", message)
+
+
+_FILE_SYSTEM = "file system"
+_logged_by: weakref.WeakValueDictionary[str, Guard] = weakref.WeakValueDictionary()
+"""The guard that has logged a failure of a file system, by its kind."""
 
 
 def _none(*_: object) -> None:
@@ -222,12 +232,17 @@ def call_all(*functions: Callable[[], object]) -> None:
         try:
             function()
         except BaseException as error:
-            if not isinstance(error, Exception) or is_of_signal(error):
+            if ends_program(error):
                 ending = error
             else:
                 _debug("undoing an error failed, too", error)
     if ending is not None:
         raise ending
+
+
+def ends_program(error: BaseException) -> bool:
+    """Whether an error is not ours to end: Ctrl-C, or what a signal handler of the program has raised."""
+    return not isinstance(error, Exception) or is_of_signal(error)
 
 
 def is_of_signal(error: BaseException) -> bool:
@@ -237,7 +252,7 @@ def is_of_signal(error: BaseException) -> bool:
     return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
-def kind_of(error: Exception) -> str:
+def kind_of(error: BaseException) -> str:
     """Return what tells the kind of an error."""
     cause = error.__cause__ if isinstance(error, MemPluginError) else error
     if isinstance(cause, OSError) and cause.errno in NO_DESCRIPTORS:
@@ -246,7 +261,7 @@ def kind_of(error: Exception) -> str:
         if not isinstance(cause, OSError) or cause.errno is None:
             return str(error)
         is_remote = "://" in error.where  # an object store's client has several errnos for one fault
-        return f"file system {'' if is_remote else cause.errno} {error.where}"
+        return f"{_FILE_SYSTEM} {'' if is_remote else cause.errno} {error.where}"
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -254,7 +269,7 @@ def kind_of(error: Exception) -> str:
     return f"{type(error).__name__} {line}"
 
 
-def _debug(message: str, error: Exception) -> None:
+def _debug(message: str, error: BaseException) -> None:
     with suppress(Exception):
         _package_logger.debug(message, exc_info=error)
 

@@ -12,13 +12,14 @@ from typing import Any, Literal, SupportsIndex
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerAction
 
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.record.arguments import Optimizers, checked_optimizers, with_inner
 from tb_memplugin.record.exact_cpu import count_if_possible
-from tb_memplugin.record.guard import Guard, guarded, is_of_signal
+from tb_memplugin.record.guard import Guard, ends_program, guarded, is_of_signal
 from tb_memplugin.record.history.merge import merge_snapshot
 from tb_memplugin.record.history.recording import HistoryWindowRecorder, allocators, window_recorder
 from tb_memplugin.record.profiler.trace import trace_from_profile
@@ -141,7 +142,17 @@ class _CombinedHandlers:
             except Exception as error:
                 errors.append(error)
         if errors:
+            _leave(prof)
             raise errors[0]
+
+
+def _leave(prof: torch.profiler.profile) -> None:
+    """Say that no window is open, as is true here: an error now leaves out what else torch does in `step`.
+
+    Without this, torch would end the window once more when the program leaves the profile, and crash.
+    """
+    if isinstance(prof, torch.profiler.profile):
+        prof.current_action = ProfilerAction.NONE
 
 
 def default_worker_name() -> str:
@@ -248,6 +259,10 @@ class _MemoryTraceHandler:
             if not self._windows or not getattr(prof, "profile_memory", False):
                 raise
             self._logger.debug("%s", error)  # the loop ended just as the schedule began a window
+        except BaseException as error:
+            if ends_program(error):
+                _leave(prof)
+            raise
 
     def _write(self, prof: torch.profiler.profile) -> None:
         if self._recorder is None:

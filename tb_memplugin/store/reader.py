@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
@@ -214,17 +216,24 @@ def side_file_path(folder: str, name: str) -> str | None:
     return files.join(folder, SIDE_FOLDER, name) if is_side_file_name(name) else None
 
 
+def _is_file(path: str) -> bool:
+    """Whether a local path is a file, a pipe or a device; False if that is not known."""
+    with suppress(OSError):
+        return not stat.S_ISDIR(Path(path).stat().st_mode)
+    return False
+
+
 def read_recordings(path: str) -> Recordings:
     """Return all steps captured in a folder and below it, and the figures that monitors recorded.
 
     The steps are sorted by folder, window and number.
 
     Raises:
-        MemPluginError: the folder does not exist, or that is not known; or it has so many folders without an
-            event file of ours that it is no logdir.
+        MemPluginError: the folder does not exist or is a file, or that is not known; or it has so many
+            folders without an event file of ours that it is no logdir.
     """
     try:
-        is_there = files.exists(path) and not os.path.isfile(path)  # noqa: PTH113  # "no" if that is not known
+        is_there = files.exists(path)
     except OSError as error:
         message = f"The folder cannot be read: {error.strerror or error}."
         fix = fix_of(error, PERMIT)
@@ -233,6 +242,9 @@ def read_recordings(path: str) -> Recordings:
         raise MemPluginError(
             "There is no such folder.", where=path, fix="Give the folder passed to the handler."
         )
+    if _is_file(path):
+        fix = "Give a folder. What is in a file is shown by: tb-memplugin peak FILE"
+        raise MemPluginError("This is no folder.", where=path, fix=fix)
     by_key: dict[tuple[str, str, int, int], RecordedStep] = {}
     watched: dict[str, list[WatchedSteps]] = {}
     problems: list[UnreadableFileError] = []

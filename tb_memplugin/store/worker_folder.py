@@ -19,6 +19,9 @@ _log = logging.getLogger("tb_memplugin")
 
 _MOST_WRITERS = 10_000
 
+_warned: set[tuple[str, ...]] = set()
+"""What was logged of a worker in a logdir, whose windows and steps are in folders of their own."""
+
 
 class WorkerFolder:
     """A folder that belongs to one writer, and the event file in it.
@@ -128,10 +131,11 @@ class WriterFolder:
         if self._folder is None or self._folder.is_gone():
             claimed = claim_free_folder(*self._wanted, writer_id=self._next_id)
             if self._folder is not None and claimed.worker == self._wanted[1]:  # else that was told
-                _log.warning(
+                _warn_once(
                     "%s is no longer the folder that was written to (it was deleted or moved, or a link was "
                     "changed); later recordings go into a new folder.",
                     self._folder.path,
+                    about=self._wanted[:2],
                 )
             self._folder, self._next_id = claimed, uuid.uuid4().hex
         return self._folder
@@ -144,6 +148,12 @@ class WriterFolder:
         """
         if self._folder is not None and self._folder.is_unsettled:
             self.current().settle()
+
+
+def _warn_once(message: str, *values: str, about: tuple[str, str]) -> None:
+    if (message, *about) not in _warned:
+        _warned.add((message, *about))
+        _log.warning(message, *values)
 
 
 def claim_free_folder(logdir: str, worker: str, end: str, writer_id: str) -> WorkerFolder:
@@ -164,11 +174,12 @@ def claim_free_folder(logdir: str, worker: str, end: str, writer_id: str) -> Wor
         if not claim_folder(folder, writer_id):
             continue
         if number > 1:
-            _log.warning(
+            _warn_once(
                 "%s already contains recordings of another writer, so this one writes to %s. Give "
                 "each process its own worker_name, and each training its own folder.",
                 files.join(logdir, folder_name(f"{worker}{end}")),
                 folder,
+                about=(logdir, name),
             )
         return WorkerFolder(folder, name, writer_id)
     raise MemPluginError(

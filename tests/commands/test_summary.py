@@ -1,10 +1,15 @@
 """`tb-memplugin summary`: what fills the peak of a recorded run, and what to do, in some lines."""
 
+import re
+from pathlib import Path
+
+import pytest
+
 from tb_memplugin import load
 from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.writer import RunWriter
 from tests.analysis.test_growth import of_process
-from tests.commands.files import failing_snapshot, run, write
+from tests.commands.files import failing_snapshot, refused, run, write
 from tests.traces import trace
 
 MIB = 1 << 20
@@ -68,3 +73,23 @@ def test_a_run_without_a_finding_says_so(tmp_path):
 def test_a_module_that_is_a_number_is_called_a_module(tmp_path):
     RunWriter(str(tmp_path / "run"), "rank0").write(trace("step 0", "alloc 10 a module=0.1"))
     assert lines(tmp_path / "run")["layers"] == "module 0.1 10 B (100.0 %)"
+
+
+@pytest.mark.parametrize("command", ["summary", "ranks"])
+def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path, command):
+    window = trace("step 3", "alloc 70 a")
+    RunWriter(str(tmp_path / "run"), "rank0").write(window)
+    event_file = Path(RunWriter(str(tmp_path / "run"), "rank1").write(window).event_file)
+    event_file.write_bytes(event_file.read_bytes()[:-1])
+    shown = run(command, tmp_path / "run")
+    assert shown.exit_code == 0
+    assert "70" in shown.stdout
+    where = re.escape(str(event_file))
+    assert re.fullmatch(rf"warning: The event file ends .*\n  where: {where}\n.*\n", shown.stderr)
+
+
+@pytest.mark.parametrize("command", ["summary", "ranks"])
+@pytest.mark.parametrize(("file", "what"), [("a", "This is no folder."), ("b", "There is no such folder.")])
+def test_a_file_is_no_run(tmp_path, command, file, what):
+    write(tmp_path / "a", failing_snapshot())
+    assert refused(command, tmp_path / file).startswith(f"error: {what}\n  where: {tmp_path / file}\n  fix: ")

@@ -52,3 +52,10 @@ def test_a_small_table_needs_no_rich_and_one_with_other_letters_does():
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=environment)
     answers = [line for line in out.stdout.decode().splitlines() if line in ("True", "False")]
     assert answers == ["False", "True"]
+
+
+def test_texts_among_the_numbers_cut_no_number(capsys):
+    """Rows that do not fit are not folded, so that 322.1 does not become 322."""
+    name = "ip-10-24-117-203.us-west-2.compute.internal_1234567.23"
+    console().print(table(("rank", "MiB", "above the median"), [(name, "322.1", f"+0.1 % ({name})")] * 2))
+    assert capsys.readouterr().out.splitlines()[1] == f"{name}  322.1  +0.1 % ({name})"

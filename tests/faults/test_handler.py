@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torch.profiler import ProfilerActivity, profile
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
-from tb_memplugin import memory_trace_handler
+from tb_memplugin import combine_handlers, memory_trace_handler
+from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Kind
 from tests.faults.sweep import PARTS, ROW, Session, Training, sweep
@@ -68,3 +70,37 @@ def test_an_error_in_any_function_costs_at_most_that_window(tmp_path, part):
     fired, problems = sweep(HandlerSession, tmp_path, part, PARTS)
     assert problems == []
     assert fired > 100
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError], ids=["Ctrl-C", "another handler's"])
+def test_what_ends_a_handler_within_a_schedule_reaches_the_program_and_torch_does_not_crash(
+    tmp_path, monkeypatch, error
+):
+    """Every second step is a window. That of step 1 ends with the error, that of step 3 is recorded."""
+    errors, write = [error()], RunWriter.write
+
+    def fail_once(*arguments):
+        if errors:
+            raise errors.pop()
+        return write(*arguments) if error is KeyboardInterrupt else None
+
+    handler = memory_trace_handler(tmp_path, "w")
+    if error is KeyboardInterrupt:
+        monkeypatch.setattr(RunWriter, "write", fail_once)
+    else:
+        handler = combine_handlers(fail_once, handler)
+    prof = profile(profile_memory=True, on_trace_ready=handler, schedule=schedule(wait=0, warmup=1, active=1))
+    prof.start()
+    with pytest.raises(error):
+        train(prof, 2)
+    assert prof.current_action is ProfilerAction.NONE  # else `stop` would crash
+    train(prof, 2)
+    prof.stop()
+    steps = [step.metadata.step for step in read_recordings(str(tmp_path)).steps]
+    assert steps == ([3] if error is KeyboardInterrupt else [1, 3])
+
+
+def train(prof: profile, steps: int) -> None:
+    for _ in range(steps):
+        torch.ones(3)
+        prof.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -41,6 +42,9 @@ for step in range(int(sys.argv[2])):
     optimizer.zero_grad()
     if "raise" in sys.argv and step == 5:
         raise ValueError("planned")
+    if "interrupt" in sys.argv and step == 5:
+        import os, signal
+        os.kill(os.getpid(), signal.SIGINT)
     if "signal" in sys.argv and step == 4:
         import os, signal
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -343,11 +347,14 @@ def test_calls_of_a_model_can_be_chosen(tmp_path: Path) -> None:
     assert numbers(recorded(tmp_path)) == [2, 4, 5]
 
 
-def test_an_error_of_the_program_is_its_own(tmp_path: Path) -> None:
-    done = run(tmp_path, script(tmp_path, TRAINING), 16, 9, "raise")
-    assert done.returncode == 1
-    assert "ValueError: planned" in done.stderr
+@pytest.mark.parametrize(("how", "code"), [("raise", 1), ("interrupt", -signal.SIGINT)])
+def test_an_error_of_the_program_is_its_own(tmp_path: Path, how: str, code: int) -> None:
+    path = script(tmp_path, TRAINING)
+    alone, with_us = python(path, 16, 9, how, cwd=tmp_path), run(tmp_path, path, 16, 9, how)
+    assert with_us.returncode == alone.returncode == code
+    assert with_us.stderr.startswith(alone.stderr) or alone.stderr in with_us.stderr
     assert numbers(recorded(tmp_path)) == [2, 3, 4]
+    assert "  steps      5 steps of" in with_us.stderr
 
 
 def test_the_models_of_all_optimizers_are_known_by_class(tmp_path: Path) -> None:
@@ -482,6 +489,7 @@ def test_a_logdir_that_fails_later_is_told_as_that(tmp_path: Path) -> None:
     done = run(tmp_path, script(tmp_path, "open('runs', 'w')\n" + TRAINING), 16, 5)
     assert done.returncode == 0
     assert "Not a directory" in done.stderr
+    assert done.stderr.count("could not be written") == 1
     assert "5 steps were seen, but nothing could be written: see the warning above." in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -19,8 +19,10 @@ from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.records import records
 from tb_memplugin.store.step_records import SeriesReader, pack_figures, read_figures, read_series
 from tb_memplugin.store.steps_writer import SCALARS_EACH, StepsWriter
+from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace.step_figures import joined
 from tests.step_figures import figures, same_figures
+from tests.traces import trace
 
 
 def values_of(path):
@@ -161,6 +163,22 @@ def test_a_second_training_in_the_same_folder_leaves_the_first_alone(tmp_path, c
     path = StepsWriter(str(tmp_path), "rank0", 0).write(figures([2]))
     assert Path(path).parent == tmp_path / "rank0.2.steps"
     assert "rank0.2.steps" in caplog.text
+
+
+def test_what_is_said_of_the_folders_of_a_worker_is_said_once_for_its_windows_and_its_steps(tmp_path, caplog):
+    window = trace("step 6", "alloc 30 a", "free a")
+    RunWriter(str(tmp_path), "rank0").write(window)
+    StepsWriter(str(tmp_path), "rank0", 0).write(figures([1]))
+    writer, steps = RunWriter(str(tmp_path), "rank0"), StepsWriter(str(tmp_path), "rank0", 0)
+    writer.write(window)
+    steps.write(figures([1]))
+    assert [text.partition("rank0 ")[2].split()[:2] for text in caplog.messages] == [["already", "contains"]]
+    caplog.clear()
+    shutil.rmtree(tmp_path)
+    writer.write(window)
+    steps.write(figures([2], first=1))
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["rank0", "rank0.steps"]
+    assert [text.partition("rank0.2 ")[2].split()[:3] for text in caplog.messages] == [["is", "no", "longer"]]
 
 
 def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path, caplog):

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch.overrides import has_torch_function
 
-from tb_memplugin.record.guard import UNOWNED, Failed, call_all
+from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry, guarded
 from tb_memplugin.record.profiler_windows import can_listen
 from tb_memplugin.record.storage_lifetimes import Block, Buffer, Ledger
 from tb_memplugin.record.tensor_metadata import dense
@@ -286,37 +286,48 @@ class KernelMemory:
         self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, *, is_operator: bool = True
     ) -> Any:
         """Call an operator that reached a dispatch mode, or a function, while the allocator reports."""
-        is_quiet, log, kwargs, hides = True, None, kwargs or {}, False
-        try:
-            hides = is_operator and _has_torch_function(args, kwargs)
-            is_quiet = _is_quiet(operator, args)
-            if not is_quiet:
-                log = self._log
-                if self._on_cpu and (log is None or not log.begin(self.reports)):
-                    self._unseen.operators += 1
-                    self._is_unseen = True
-        except BaseException as error:
-            self._failed(_WHERE, error)
-        if is_quiet:
-            return call_in_dispatch(operator, (), args, kwargs) if hides else operator(*args, **kwargs)
+        kwargs = kwargs or {}
+        hides, log = self._begin(operator, args, kwargs, is_operator)
         try:
             out = call_in_dispatch(operator, (), args, kwargs) if hides else operator(*args, **kwargs)
         finally:
             if log is not None:
-                try:
-                    log.end(self.reports)
-                except BaseException as error:
-                    call_all(partial(log.abandon, self.reports))
-                    self._failed(_WHERE, error)
-        try:
-            if len(self.reports) > 2:  # a number is allocated and freed besides the result
-                with without_torch_functions():
-                    self._number_bytes = numbers_in(operator, args)
-                    if self._number_bytes:
-                        self._numbers.wait_for(out)
-        except BaseException as error:
-            self._failed(_WHERE, error)
+                self._end(log)
+        if len(self.reports) > 2:  # a number is allocated and freed besides the result
+            self._note_numbers(operator, args, out)
         return out
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """End the recording because of an error of ours."""
+        self._failed(where, error)
+
+    def _choose(
+        self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_operator: bool
+    ) -> tuple[bool, AllocatorLog | None]:
+        """Return whether a `__torch_function__` is not to be called, and the log that has begun, if any."""
+        hides = is_operator and _has_torch_function(args, kwargs)
+        if _is_quiet(operator, args):
+            return hides, None
+        if self._on_cpu and (self._log is None or not self._log.begin(self.reports)):
+            self._unseen.operators += 1
+            self._is_unseen = True
+        return hides, self._log
+
+    _begin = entry(_choose, None, _WHERE, lambda *_: (False, None))  # it asks for `__torch_function__`
+
+    @guarded(_WHERE)
+    def _end(self, log: AllocatorLog) -> None:
+        try:
+            log.end(self.reports)
+        except BaseException:
+            call_all(partial(log.abandon, self.reports))
+            raise
+
+    @guarded(_WHERE)
+    def _note_numbers(self, operator: Any, args: tuple[Any, ...], out: Any) -> None:
+        self._number_bytes = numbers_in(operator, args)
+        if self._number_bytes:
+            self._numbers.wait_for(out)
 
     def collect_freed(self) -> None:
         """Remove freed blocks from the ledger's blocks, so that new storages can use their keys."""

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.record.beside_compiler import hidden_from_dynamo, is_hidden
+from tb_memplugin.record.guard import entry, guarded
 from tb_memplugin.record.storage_lifetimes import Block, Ledger
 from tb_memplugin.record.storages import allocated_by_torch, storages_and_tensors
 from tb_memplugin.record.torch_private.autograd import current_graph_task, current_node
@@ -201,35 +202,39 @@ class StorageMode(TorchDispatchMode):
     ) -> Any:
         """Run the operator, then record what it allocated."""
         if not self._layers.on:
-            try:
-                _drop_soon()
-            except BaseException as error:
-                self._layers.failed(_WHERE, error)
+            _drop_soon(self)
             return func(*args, **kwargs) if kwargs else func(*args)
-        here, ledger, kernels = self._here, self._ledger, self._kernels
-        try:
-            self._effects.settle()
-            if ledger.freed or here.numbers.waiting:
-                with ledger.lock:
-                    here.settle()
-        except BaseException as error:
-            self._layers.failed(_WHERE, error)
+        self._settle()
         began, out = time_ns(), None
         try:
-            out = kernels.run(func, args, kwargs)
+            out = self._kernels.run(func, args, kwargs)
         except BaseException as error:
             args, kwargs = (), None
             _let_go(error.__traceback__ and error.__traceback__.tb_next)
             raise
         finally:  # an operator that raises may also have allocated memory
-            try:
-                with ledger.lock, without_torch_functions():
-                    self._effects.args = args
-                    self._note(out, func, began)
-            except BaseException as error:
-                self._layers.failed(_WHERE, error)
+            self._ended(out, func, began, args)
             self._effects.args = ()
         return out
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Stop tracing after an error of ours."""
+        self._layers.failed(where, error)
+
+    def _settle_all(self) -> None:
+        """Note what happened since the operator before."""
+        self._effects.settle()
+        if self._ledger.freed or self._here.numbers.waiting:
+            with self._ledger.lock:
+                self._here.settle()
+
+    _settle = entry(_settle_all, None, _WHERE)  # it reads no tensors
+
+    @guarded(_WHERE)
+    def _ended(self, out: Any, func: Any, began_ns: int, args: tuple[Any, ...] = ()) -> None:
+        with self._ledger.lock:
+            self._effects.args = args
+            self._note(out, func, began_ns)
 
     @property
     def is_on(self) -> bool:
@@ -255,20 +260,12 @@ class StorageMode(TorchDispatchMode):
         """Make a call in which torch disables modes, and record what it allocates and frees."""
         if not self._layers.on:
             return call()
-        try:
-            with self._ledger.lock:
-                self._here.settle()
-        except BaseException as error:
-            self._layers.failed(_WHERE, error)
+        self._settle()
         began = time_ns()
         try:
             return self._kernels.run(_called, (call,), None, is_operator=False)
         finally:
-            try:
-                with self._ledger.lock, without_torch_functions():
-                    self._note(None, None, began)
-            except BaseException as error:
-                self._layers.failed(_WHERE, error)
+            self._ended(None, None, began)
 
     def _note(self, out: Any, func: Any, began_ns: int) -> None:
         here, ledger, kernels = self._here, self._ledger, self._kernels
@@ -371,7 +368,8 @@ def _drop_ended() -> None:
         pop_mode()
 
 
-def _drop_soon() -> None:
+@guarded(_WHERE)
+def _drop_soon(_: StorageMode) -> None:
     """Remove ended modes from this thread after the running operator, when torch has restored the mode."""
     if sys.getprofile() is None:
         sys.setprofile(_drop_when_back)

@@ -27,7 +27,7 @@ from tb_memplugin.record import profiler_windows
 from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now
 from tb_memplugin.record.beside_compiler import UncompiledHere
 from tb_memplugin.record.exact_cpu.counting import CountedWindow, begin_window, is_counting
-from tb_memplugin.record.guard import UNOWNED, Guard, call_all
+from tb_memplugin.record.guard import UNOWNED, Guard, call_all, guarded
 from tb_memplugin.record.modules import ModuleNames, is_compiled
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
@@ -383,20 +383,22 @@ class StorageRecording:
 
     def around(self, call: Callable[[], Any]) -> Any:
         """Make a call that torch hides from modes, and record what it allocates."""
-        mode = None
-        try:
-            mode = next(modes_here(self.layers), None)
-        except BaseException as error:
-            self.layers.failed("a call without an operator", error)
+        mode = self._mode_here()
         return call() if mode is None else mode.make_hidden_call(call)
 
+    @guarded("a call without an operator")
+    def _mode_here(self) -> StorageMode | None:
+        return next(modes_here(self.layers), None)
+
+    @guarded("what no operator made")
     def see_memory(self, memory: torch.Tensor | torch.UntypedStorage) -> None:
         """Record what torch allocated, resized or read on this thread without an operator."""
-        try:
-            for mode in modes_here(self.layers):
-                mode.see(memory)
-        except BaseException as error:
-            self.layers.failed("what no operator made", error)
+        for mode in modes_here(self.layers):
+            mode.see(memory)
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Stop tracing after an error of ours."""
+        self.layers.failed(where, error)
 
     def _saw_inputs(self, sightings: list[Sighting], storages_seen: list[torch.UntypedStorage]) -> None:
         """Note what enters an outermost module call on this thread, or was written to by it."""
