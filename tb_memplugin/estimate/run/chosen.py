@@ -49,7 +49,7 @@ from tb_memplugin.estimate.program.refusals import Refusals, SameDtypes
 from tb_memplugin.estimate.program.saved_files import LoadedFiles, SavedFiles
 from tb_memplugin.estimate.program.sizes import Sizes
 from tb_memplugin.estimate.program.storage_resizing import StorageResizing
-from tb_memplugin.estimate.program.values import Asking, Values
+from tb_memplugin.estimate.program.values import Asking, Selections, Values
 from tb_memplugin.estimate.run.correction import Correction, Corrections, Target
 
 _FILES = (
@@ -82,6 +82,7 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     Constants,
     RandomStates,
     AssumedCounts,
+    Selections,
     PackedSequences,
     Initialisers,
     ModuleMoves,
