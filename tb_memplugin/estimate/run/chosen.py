@@ -40,7 +40,7 @@ from tb_memplugin.estimate.program.constants import Constants
 from tb_memplugin.estimate.program.data_loading import DataLoading
 from tb_memplugin.estimate.program.data_parallel import DataParallel
 from tb_memplugin.estimate.program.devices import Devices
-from tb_memplugin.estimate.program.module_moves import ModuleMoves
+from tb_memplugin.estimate.program.module_moves import LazyModules, ModuleMoves
 from tb_memplugin.estimate.program.optimizers import ForeachByDefault, FusedOptimizers, LossScaling
 from tb_memplugin.estimate.program.packed_sequences import PackedSequences
 from tb_memplugin.estimate.program.printing import Printing
@@ -86,6 +86,7 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     PackedSequences,
     Initialisers,
     ModuleMoves,
+    LazyModules,
     AttentionMasks,
     LossScaling,
     ForeachByDefault,
