@@ -304,13 +304,14 @@ def test_copies_of_modules_have_memory_of_their_own() -> None:
 
 def test_lazy_modules_get_their_sizes_in_the_first_forward() -> None:
     lengths: list[tuple[str, int]] = []
+    kept: list[nn.Module] = []
 
     def run() -> None:
         lazy = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(4))
         copied = copy.deepcopy(lazy.cuda())
-        for _ in range(2):
-            lazy(torch.randn(2, 3, 18, 18, device="cuda"))
+        lazy(torch.randn(2, 3, 18, 18, device="cuda"))
         copied.load_state_dict(lazy.state_dict())
+        kept.append(lazy)
         for model in (lazy, copied):
             lengths.extend((str(tensor.device), tensor.numel()) for tensor in model.state_dict().values())
 
