@@ -383,25 +383,29 @@ def test_the_command_prints_the_report(tmp_path: Path) -> None:
 
 
 TALKING = """
-import atexit, subprocess, sys, threading, torch
+import atexit, multiprocessing, subprocess, sys, threading, torch
 
 threading.Thread(target=threading.Event().wait).start()
 atexit.register(print, "AT EXIT")
 subprocess.run([sys.executable, "-c", "print('CHILD')"])
 print("PROGRAM", torch.zeros(1024, 1024, device="cuda").shape)
+print("FOLDER", multiprocessing.current_process()._config.get("tempdir"))
 """
 
 
 def test_stdout_has_the_report_alone(tmp_path: Path) -> None:
     """Also where the program prints at its end, or a child of it: JSON is read by other programs.
 
-    A thread of it that nothing ends is not waited for.
+    A thread of it that nothing ends is not waited for. Without processes there is no folder that is left
+    behind by SIGKILL.
     """
     (tmp_path / "train.py").write_text(TALKING, "utf-8")
     command = [sys.executable, "-m", "tb_memplugin", "estimate", "--json", "--", "python", "train.py"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
     assert json.loads(ran.stdout)["peak_allocated_bytes"] == 4 * MIB
-    assert {"AT EXIT", "CHILD", "PROGRAM torch.Size([1024, 1024])"} <= set(ran.stderr.splitlines())
+    assert {"AT EXIT", "CHILD", "FOLDER None", "PROGRAM torch.Size([1024, 1024])"} <= set(
+        ran.stderr.splitlines()
+    )
 
 
 GATHERED = """

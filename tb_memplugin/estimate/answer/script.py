@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from shutil import which
 from traceback import walk_stack, walk_tb
@@ -320,11 +321,16 @@ def _children_ended() -> Iterator[None]:
     """
     forked: list[int] = []
     fork, exit_at_once, process, start = os.fork, os._exit, os.getpid(), threading.Thread.start
+    create = BaseProcess.__init__
 
     def forks() -> int:
         child = fork()
         forked.append(child)
         return child
+
+    def creates(child: BaseProcess, *args: Any, **options: Any) -> None:
+        multiprocessing.util.get_temp_dir()  # the children's, too: it goes with this process
+        create(child, *args, **options)
 
     def starts(thread: threading.Thread) -> None:
         thread.daemon = True
@@ -333,8 +339,8 @@ def _children_ended() -> Iterator[None]:
     patches = Patches()
     patches.set(os, "fork", forks)
     patches.set(threading.Thread, "start", starts)
+    patches.set(BaseProcess, "__init__", creates)
     before = set(multiprocessing.active_children())
-    multiprocessing.util.get_temp_dir()  # the children's, too: it goes with this process
     try:
         yield
     finally:
