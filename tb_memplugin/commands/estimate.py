@@ -261,11 +261,13 @@ def _exit_when_terminated() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    from tb_memplugin.estimate.answer.script import TERMINATED
+
     process = os.getpid()
 
     def leave(number: int, _: object) -> None:
         if os.getpid() == process:
-            sys.exit(128 + number)
+            sys.exit(TERMINATED)
         signal.signal(number, signal.SIG_DFL)  # a process that the program forked
         os.kill(os.getpid(), number)
 

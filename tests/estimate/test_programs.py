@@ -190,11 +190,25 @@ def test_a_program_that_cannot_be_ended_is_named_and_its_process_ends(tmp_path: 
     assert f"but it catches that and goes on.\n  where: {script}" in ran.stderr
 
 
-@pytest.mark.parametrize("line", ["raise ValueError('no data')", "import sys; sys.exit(3)"])
-def test_a_program_that_fails_is_named_with_its_line(line: str, tmp_path: Path) -> None:
-    with pytest.raises(MemPluginError) as failed:
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("raise ValueError('no data')", "ValueError: no data"),
+        ("import sys; sys.exit(3)", "has exited with 3"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['-x'])", "has exited with 2"),
+        ("def train(:", "SyntaxError"),
+    ],
+)
+def test_a_program_that_fails_is_named_with_its_line(line: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(MemPluginError, match=what) as failed:
         estimated(tmp_path, f"import torch\n\n{line}")
     assert "train.py:3" in str(failed.value)
+
+
+def test_a_module_that_does_not_exist_is_named() -> None:
+    with pytest.raises(MemPluginError, match="No module named nosuch") as failed:
+        estimate_program(read_program(["python", "-m", "nosuch"]), GpuSpec.named("h100"))
+    assert "runpy" not in str(failed.value)
 
 
 def test_torchrun_makes_it_one_rank_of_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -343,6 +357,8 @@ def test_command_lines(tmp_path: Path) -> None:
         ["python"],
         ["python", "-c", "1"],
         ["gone.py"],
+        ["sh", "train.sh"],
+        ["CUDA_VISIBLE_DEVICES=0", "python", __file__],
         ["torchrun", "--nproc-per-node", "gpu", __file__],
         ["torchrun", "--nproc-per-node", "2", "gone.py"],
     ],
@@ -367,21 +383,29 @@ def test_the_command_prints_the_report(tmp_path: Path) -> None:
 
 
 TALKING = """
-import atexit, subprocess, sys, torch
+import atexit, multiprocessing, subprocess, sys, threading, torch
 
+threading.Thread(target=threading.Event().wait).start()
 atexit.register(print, "AT EXIT")
 subprocess.run([sys.executable, "-c", "print('CHILD')"])
 print("PROGRAM", torch.zeros(1024, 1024, device="cuda").shape)
+print("FOLDER", multiprocessing.current_process()._config.get("tempdir"))
 """
 
 
 def test_stdout_has_the_report_alone(tmp_path: Path) -> None:
-    """Also where the program prints at its end, or a child of it: JSON is read by other programs."""
+    """Also where the program prints at its end, or a child of it: JSON is read by other programs.
+
+    A thread of it that nothing ends is not waited for. Without processes there is no folder that is left
+    behind by SIGKILL.
+    """
     (tmp_path / "train.py").write_text(TALKING, "utf-8")
     command = [sys.executable, "-m", "tb_memplugin", "estimate", "--json", "--", "python", "train.py"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
     assert json.loads(ran.stdout)["peak_allocated_bytes"] == 4 * MIB
-    assert {"AT EXIT", "CHILD", "PROGRAM torch.Size([1024, 1024])"} <= set(ran.stderr.splitlines())
+    assert {"AT EXIT", "CHILD", "FOLDER None", "PROGRAM torch.Size([1024, 1024])"} <= set(
+        ran.stderr.splitlines()
+    )
 
 
 GATHERED = """

@@ -15,7 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from shutil import which
 from traceback import walk_stack, walk_tb
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -38,6 +40,9 @@ graph: so many PyTorch asks for with DDP (docs/source/notes/cuda.rst)."""
 
 LIMIT_S = 600
 """Seconds after which a program that has not stepped often enough is ended."""
+
+TERMINATED = 128 + signal.SIGTERM
+"""The status with which the command exits on SIGTERM."""
 
 INSISTS = 10
 """How often a program is then ended again, a second after it caught it, before its process is ended."""
@@ -154,6 +159,12 @@ def read_program(words: Sequence[str]) -> Program:
     if Path(rest[0]).name in LAUNCHERS:
         return _launched(rest[1:])
     if not is_module and not Path(rest[0]).exists():
+        if which(rest[0]) or "=" in rest[0]:
+            raise MemPluginError(
+                "It is no Python script, and what another program starts is not estimated.",
+                where=rest[0],
+                fix=f"Write it before tb-memplugin, or only the script that it starts. {USAGE}",
+            )
         raise MemPluginError("There is no such script.", where=rest[0], fix=USAGE)
     return Program(rest[0], tuple(rest[1:]), is_module)
 
@@ -218,16 +229,31 @@ def run_program(
         except ProgramEnded:
             pass
         except KeyboardInterrupt as stopped:
-            ending.why = (
-                f"The program was interrupted at {_place(reversed(list(walk_tb(stopped.__traceback__))))}"
-            )
+            ending.why = f"The program was interrupted at {_raised_at(stopped)}"
         except SystemExit as leaving:
             if leaving.code not in (None, 0):
-                raise
+                raise _failed(program, leaving) from leaving
+        except ImportError as error:
+            if list(walk_tb(error.__traceback__))[-1][0].f_globals.get("__name__") == "runpy":
+                raise MemPluginError(f"{error}.", where=program.name, fix=USAGE) from error
+            raise
         finally:
             if ending.is_over:
                 sys.settrace(None)
     return ending
+
+
+def _failed(program: Program, leaving: SystemExit) -> MemPluginError:
+    """Return the error for a program that has exited with a status or a text of its own."""
+    if leaving.code == TERMINATED:
+        return MemPluginError(
+            "The estimate was terminated.", where=f"{program.name}, at {_raised_at(leaving)}"
+        )
+    return MemPluginError(
+        f"The program has exited with {leaving.code!r}.",
+        where=f"{program.name}, at {_raised_at(leaving)}",
+        fix="Give it what it needs to train; what it printed may say more.",
+    )
 
 
 def import_libraries() -> None:
@@ -289,19 +315,32 @@ class _StepCount:
 
 @contextmanager
 def _children_ended() -> Iterator[None]:
-    """End processes that the program left behind; a fork of this process that comes this far ends, too."""
+    """End processes that the program left behind; a fork of this process that comes this far ends, too.
+
+    Threads that it leaves behind are not waited for: what would end them is in the part that does not run.
+    """
     forked: list[int] = []
-    fork, exit_at_once, process = os.fork, os._exit, os.getpid()
+    fork, exit_at_once, process, start = os.fork, os._exit, os.getpid(), threading.Thread.start
+    create = BaseProcess.__init__
 
     def forks() -> int:
         child = fork()
         forked.append(child)
         return child
 
+    def creates(child: BaseProcess, *args: Any, **options: Any) -> None:
+        multiprocessing.util.get_temp_dir()  # the children's, too: it goes with this process
+        create(child, *args, **options)
+
+    def starts(thread: threading.Thread) -> None:
+        thread.daemon = True
+        start(thread)
+
     patches = Patches()
     patches.set(os, "fork", forks)
+    patches.set(threading.Thread, "start", starts)
+    patches.set(BaseProcess, "__init__", creates)
     before = set(multiprocessing.active_children())
-    multiprocessing.util.get_temp_dir()  # the children's, too: it goes with this process
     try:
         yield
     finally:
@@ -407,6 +446,11 @@ def _ended_in_time(ending: Ending, name: str, limit_s: int) -> Iterator[None]:
         over.release()
         waited.acquire()
         signal.signal(number, before)
+
+
+def _raised_at(error: BaseException) -> str:
+    """Return the program's own line from which an error came."""
+    return _place(reversed(list(walk_tb(error.__traceback__))))
 
 
 def _place(frames: Iterable[tuple[FrameType, int]]) -> str:

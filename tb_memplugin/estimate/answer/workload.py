@@ -374,6 +374,8 @@ def text_of(error: BaseException) -> str:
 
 def _line_of(error: BaseException) -> traceback.FrameSummary:
     """Return the last line outside torch, or if there is none, the last outside torch's operator layers."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return traceback.FrameSummary(error.filename, error.lineno, "")
     lines = traceback.extract_tb(error.__traceback__)
     outside = (line for inside in INSIDE for line in reversed(lines) if not inside.search(line.filename))
     return next(outside, lines[-1])

@@ -130,5 +130,5 @@ class Scripted(Correction):
 
 
 def _is_of_torch(program: Any) -> bool:
-    """Whether a function or class is torch's own, which needs the graphs of its formulas."""
-    return isinstance(program, FunctionType | type) and program.__module__.startswith("torch.")
+    """Whether a function is torch's own, which needs the graphs of its formulas."""
+    return isinstance(program, FunctionType) and program.__module__.startswith("torch.")

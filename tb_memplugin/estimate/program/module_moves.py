@@ -1,4 +1,4 @@
-"""`Module.to`, `.cuda` and `.half`: convert fake parameters in place, as PyTorch does with real ones.
+"""`Module.to`, `.cuda` and `.half` convert fake parameters in place, as real ones; lazy modules.
 
 PyTorch would swap fake parameters for converted ones. It refuses to if anything holds a weak reference to
 them, as FakeTensorMode does.
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.run.correction import Correction
@@ -36,7 +37,7 @@ class ModuleMoves(Correction):
             kinds = _kinds(module)
             if {nn.Parameter, torch.Tensor} & kinds:
                 raise _refused(module)
-            if kinds - {FakeTensor}:  # DTensor and other wrappers
+            if kinds - {FakeTensor, _LazyParameter, _LazyBuffer}:  # DTensor and other wrappers
                 untouched: nn.Module = original(module, fn, recurse)
                 return untouched
             if recurse:
@@ -46,12 +47,74 @@ class ModuleMoves(Correction):
                 if parameter is not None:
                     module._parameters[name] = _converted(parameter, fn, mode.ledger)
             for name, buffer in module._buffers.items():
-                if buffer is not None:
+                if isinstance(buffer, _Lazy):
+                    _become(buffer, fn(buffer), mode.ledger)
+                elif buffer is not None:
                     module._buffers[name] = fresh = fn(buffer)
                     _same_purpose(buffer, fresh, mode.ledger)
             return module
 
         patches.set(nn.Module, "_apply", apply)
+
+
+class _Lazy(FakeTensor):
+    """A fake tensor without elements, which gets its shape in its module's first forward."""
+
+    shape = torch.Tensor.shape
+    original: type[Any]
+
+    def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        """Become a fake tensor of this shape."""
+        data = torch.empty(shape, device=device or self.fake_device, dtype=dtype or self.dtype)
+        self.__class__ = FakeTensor  # type: ignore[assignment]
+        self.data = data
+        self.fake_device = data.device
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return another one without a shape."""
+        if id(self) not in memo:
+            memo[id(self)] = self.original(self.requires_grad, self.fake_device, self.dtype)
+        return memo[id(self)]
+
+
+class _LazyParameter(_Lazy, UninitializedParameter):
+    """As `nn.LazyLinear` makes it: torch asks for its own type."""
+
+    original = UninitializedParameter
+
+
+class _LazyBuffer(_Lazy, UninitializedBuffer):
+    """As `nn.LazyBatchNorm2d` makes it."""
+
+    original = UninitializedBuffer
+
+
+class LazyModules(Correction):
+    """Makes parameters and buffers without a shape fake, too, which torch makes of plain tensors."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Replace what creates them."""
+        for lazy in (_LazyParameter, _LazyBuffer):
+            patches.set(lazy.original, "__new__", _made_lazy(mode, lazy))
+
+
+def _made_lazy(mode: CountingFakeMode, lazy: type[_Lazy]) -> Callable[..., Any]:
+    original, is_parameter = lazy.original.__new__, lazy is _LazyParameter
+
+    def new(kind: Any, requires_grad: bool = is_parameter, *args: Any, **options: Any) -> Any:
+        if not mode.is_on():
+            return original(kind, requires_grad, *args, **options)
+        factory = dict(zip(("device", "dtype", "persistent"), args, strict=False)) | options
+        persistent = factory.pop("persistent", True)
+        tensor: Any = torch.empty(0, requires_grad=requires_grad, **factory)
+        tensor.__class__ = lazy
+        if is_parameter:
+            tensor._is_param = True
+        else:
+            tensor._is_buffer, tensor.persistent = True, persistent
+        return tensor
+
+    return new
 
 
 def _kinds(module: nn.Module) -> set[type]:

@@ -15,8 +15,8 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ("self.shape_env must not be None", "Nested tensors (torch.jagged)", "Pad the sequences instead."),
     (
         "is already associated to a python object of type FakeTensor",
-        "A subclass of torch.Tensor made of a plain tensor (as_subclass, lazy modules)",
-        "Use plain tensors; give lazy modules their sizes (nn.Linear in place of nn.LazyLinear).",
+        "A subclass of torch.Tensor made of a plain tensor (as_subclass)",
+        "Use plain tensors.",
     ),
     (
         "WeakValueDictionary.__init__.<locals>.remove",

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch._prims import rng_prims
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.nn import init
+from torch.quasirandom import SobolEngine
 
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
@@ -57,7 +58,12 @@ class Initialisers(Correction):
     """Runs the loop of torch/nn/init.py once, and what DTensor draws without its random state."""
 
     def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Replace the part of `trunc_normal_` that loops, if this version of torch has it."""
+        """Replace the part of `trunc_normal_` that loops, if this version of torch has it.
+
+        Sobol's points are drawn for real: their kernels, on the CPU, read memory by themselves.
+        """
+        for name in ("__init__", "draw", "reset", "fast_forward"):
+            patches.set(SobolEngine, name, unset_fake_temporarily()(vars(SobolEngine)[name]))
         if hasattr(init, "_no_grad_trunc_normal_"):
             patches.set(init, "_no_grad_trunc_normal_", _draw)
         random_operator = getattr(rng_prims, "run_dtensor_rng_op", None)  # PyTorch 2.13

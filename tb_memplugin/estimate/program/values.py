@@ -80,9 +80,10 @@ _NOT_FINITE = (aten.isnan.default, aten.isinf.default, aten.isposinf.default, at
 
 _EQUAL, _DIFFERENT = (aten.eq.Tensor, aten.eq.Scalar), (aten.ne.Tensor, aten.ne.Scalar)
 
-_CHOSEN, _COMPARED, _COUNTED = "chosen", "compared", "counted"
-"""Attributes of fake tensors: whether they hold chosen indices, the truth of a comparison with 1.0, and the
-most that their elements can be, which count those of a mask."""
+_CHOSEN, _COMPARED, _COUNTED, _SELECTS = "chosen", "compared", "counted", "selects"
+"""Attributes of fake tensors: whether they hold chosen indices, the truth of a comparison with 1.0, the most
+that their elements can be, which count those of a mask, and the most elements that a mask selects, with the
+tensor's version at that time."""
 
 _ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_attn_mask_utils.py")
 """Files that check whether a mask selects everything, in order to omit it (kernels/attention.py)."""
@@ -105,11 +106,13 @@ class Asking(Correction):
         asked = question("share", func, mask, mode.caller())
         hint = answer(self._hints, asked)
         if hint is None:
+            most, every = _most_selected(mask), mask.numel()
+            maximum = f"all {every:,}" if most in (None, every) else f"{most:,} of {every:,}"
             self.target.note(
-                f"How many elements {asked.place} selects depends on values: the maximum, all "
-                f"{mask.numel():,}, is assumed; a hint can set it."
+                f"How many elements {asked.place} selects depends on values: the maximum, {maximum}, is "
+                "assumed; a hint can set it."
             )
-            return mask.numel()
+            return every if most is None else most
         return min(hint, mask.numel()) if isinstance(hint, int) else round(mask.numel() * hint)
 
     def _passing(self, mode: CountingFakeMode, asked: Question) -> bool | None:
@@ -299,6 +302,60 @@ class Values(Asking):
         inverse = kwargs.get("return_inverse", flags[1] if len(flags) > 1 else False)
         counts = kwargs.get("return_counts", flags[2] if len(flags) > 2 else False)
         return self._different(mode, func, tensor, inverse, counts)
+
+
+class Selections(Correction):
+    """Keeps the most elements that a mask can select: as many as were set where none was, as by samplers."""
+
+    def after(self) -> dict[Any, After]:
+        """Return functions for operators that make masks, set elements of them or join them."""
+        empty = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.full.default)
+        setting = (aten.index_put_.default, aten.scatter_.value)
+        joining = (aten.cat.default, aten.bitwise_or.Tensor, aten.logical_or.default, aten._to_copy.default)
+        return {
+            **dict.fromkeys(empty, _selects_none),
+            **dict.fromkeys(setting, _selects_more),
+            **dict.fromkeys(joining, _selects_joined),
+        }
+
+
+def _selects_none(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    if out.dtype in _MASKS and not (func is aten.full.default and args[1]):
+        _select_at_most(out, 0)
+
+
+def _selects_more(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    """Add the elements that are set. The tensor's version rises by one after this."""
+    before = _most_selected(out)
+    indices = args[1] if func is aten.index_put_.default else [args[2]]
+    if before is None or any(index is None or index.dtype in _MASKS for index in indices):
+        return
+    shape = torch.broadcast_shapes(*(index.shape for index in indices))
+    beside = out.shape[len(indices) :] if func is aten.index_put_.default else ()
+    _select_at_most(out, before + math.prod((*shape, *beside)), written=1)
+
+
+def _selects_joined(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    """Add what the masks select that are joined, element by element or one behind the other."""
+    masks = args[0] if func is aten.cat.default else args[: 1 if func is aten._to_copy.default else 2]
+    most = [_most_selected(mask) for mask in masks if isinstance(mask, torch.Tensor)]
+    same = func is aten.cat.default or all(mask.shape == out.shape for mask in masks)
+    if out.dtype in _MASKS and same and None not in most:
+        _select_at_most(out, sum(each or 0 for each in most))
+
+
+def _select_at_most(mask: torch.Tensor, most: int, written: int = 0) -> None:
+    if not mask.is_inference():  # which has no version
+        setattr(mask, _SELECTS, (most, mask._version + written))
+
+
+def _most_selected(mask: torch.Tensor) -> int | None:
+    """Return the most elements that a mask selects, None if only its size is known."""
+    most, version = _attribute(mask, _SELECTS) or (None, None)
+    repeats = any(size > 1 and not stride for size, stride in zip(mask.shape, mask.stride(), strict=True))
+    if most is None or repeats or mask._version != version:
+        return None
+    return int(min(most, mask.numel()))
 
 
 def is_made_by(mode: CountingFakeMode, tensor: torch.Tensor, operators: tuple[Any, ...]) -> bool:

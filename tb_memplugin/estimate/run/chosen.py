@@ -40,7 +40,7 @@ from tb_memplugin.estimate.program.constants import Constants
 from tb_memplugin.estimate.program.data_loading import DataLoading
 from tb_memplugin.estimate.program.data_parallel import DataParallel
 from tb_memplugin.estimate.program.devices import Devices
-from tb_memplugin.estimate.program.module_moves import ModuleMoves
+from tb_memplugin.estimate.program.module_moves import LazyModules, ModuleMoves
 from tb_memplugin.estimate.program.optimizers import ForeachByDefault, FusedOptimizers, LossScaling
 from tb_memplugin.estimate.program.packed_sequences import PackedSequences
 from tb_memplugin.estimate.program.printing import Printing
@@ -49,7 +49,7 @@ from tb_memplugin.estimate.program.refusals import Refusals, SameDtypes
 from tb_memplugin.estimate.program.saved_files import LoadedFiles, SavedFiles
 from tb_memplugin.estimate.program.sizes import Sizes
 from tb_memplugin.estimate.program.storage_resizing import StorageResizing
-from tb_memplugin.estimate.program.values import Asking, Values
+from tb_memplugin.estimate.program.values import Asking, Selections, Values
 from tb_memplugin.estimate.run.correction import Correction, Corrections, Target
 
 _FILES = (
@@ -82,9 +82,11 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     Constants,
     RandomStates,
     AssumedCounts,
+    Selections,
     PackedSequences,
     Initialisers,
     ModuleMoves,
+    LazyModules,
     AttentionMasks,
     LossScaling,
     ForeachByDefault,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tb_memplugin import MemPluginError
+from tb_memplugin import MemoryEstimator, MemPluginError
 from tests.estimate.fake_runs import allocations, estimated
 
 
@@ -121,3 +121,10 @@ def test_what_is_drawn_on_the_cpu_is_known() -> None:
         assert sorted([*parts[0], *parts[1]]) == list(rows)
 
     estimated(run)
+
+
+def test_points_of_sobol_are_real() -> None:
+    with MemoryEstimator():
+        engine = torch.quasirandom.SobolEngine(2)
+        assert engine.draw(3).tolist() == [[0, 0], [0.5, 0.5], [0.75, 0.25]]
+        assert (engine.draw(1).cuda() @ torch.ones(2, 4, device="cuda")).shape == (1, 4)

@@ -8,6 +8,7 @@ import multiprocessing
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,20 @@ def test_torchscript_runs_uncompiled_with_a_note(compiled: Any) -> None:
     del result
     assert any("torch.jit" in note for note in estimator.estimate().notes)
     assert isinstance(torch.jit.script(nn.Tanh()), torch.jit.ScriptModule)  # afterwards it compiles again
+
+
+def test_optimizers_that_torch_scripts_while_they_are_imported() -> None:
+    """As with `from torch.distributed.optim import ZeroRedundancyOptimizer`."""
+    found = find_spec("torch.distributed.optim.functional_adadelta")
+    assert found is not None
+    assert found.origin is not None
+    spec = spec_from_file_location("torch.distributed.optim.again", found.origin)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    with MemoryEstimator():
+        spec.loader.exec_module(module)
+    assert isinstance(module._FunctionalAdadelta, type)
 
 
 def test_a_checkpoint_that_the_run_saved_is_loaded_as_its_tensors_were(tmp_path: Path) -> None:

@@ -48,7 +48,6 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], str]] = {
         "Nested tensors",
     ),
     "a subclass": (lambda: ones(4).as_subclass(Plain), "A subclass of torch.Tensor"),
-    "a lazy module": (lambda: nn.LazyLinear(4, device="cuda"), "lazy modules"),
     "an old constructor": (lambda: torch.cuda.FloatTensor(4), "torch.cuda.FloatTensor"),  # type: ignore[attr-defined]
     "another thread": (lambda: ThreadPoolExecutor().submit(ones, 4).result(), "another thread"),
     "a condition": (

@@ -300,3 +300,25 @@ def test_copies_of_modules_have_memory_of_their_own() -> None:
         return [layer, copy.deepcopy(layer)]
 
     assert estimated(run).get_max_memory_allocated() == (8 * MIB,)
+
+
+def test_lazy_modules_get_their_sizes_in_the_first_forward() -> None:
+    lengths: list[tuple[str, int]] = []
+    kept: list[nn.Module] = []
+
+    def run() -> None:
+        lazy = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(4))
+        copied = copy.deepcopy(lazy.cuda())
+        lazy(torch.randn(2, 3, 18, 18, device="cuda"))
+        copied.load_state_dict(lazy.state_dict())
+        kept.append(lazy)
+        for model in (lazy, copied):
+            lengths.extend((str(tensor.device), tensor.numel()) for tensor in model.state_dict().values())
+
+    done = estimated(run)
+    convolution, normalization, last = (8 * 3 * 9, 8), (8, 8, 8, 8, 1), (4 * 8 * 16 * 16, 4)
+    assert lengths == [("cuda:0", length) for length in (*convolution, *normalization, *last)] * 2
+    assert next(kind for _, size, kind in allocations(done) if size == 4 * last[0]) == "parameter"
+    assert isinstance(nn.LazyLinear(4).weight, nn.UninitializedParameter)  # afterwards it is torch's own
+    with pytest.raises(RuntimeError, match="uninitialized parameter"):
+        _ = nn.LazyLinear(4).weight.shape

@@ -757,3 +757,26 @@ def test_nms_keeps_every_box() -> None:
 
     assert sizes(estimated(run), "new_empty") == [100 * 2 * 8, 100]
     assert kept == [100]
+
+
+def test_a_mask_selects_at_most_what_was_set_where_nothing_was() -> None:
+    """As samplers of detectors do; anything else that writes to it makes all possible again."""
+    selected: list[int] = []
+
+    def run() -> None:
+        unknown = torch.randn(2, 4000, device="cuda")
+        (candidates,) = torch.where(unknown[0] > 0)
+        first = torch.zeros_like(unknown[0], dtype=torch.uint8)
+        first[candidates[torch.randperm(len(candidates), device="cuda")[:100]]] = 1
+        second = torch.zeros(4000, dtype=torch.bool, device="cuda")
+        second[candidates[:30]] = True
+        either = first | second
+        top = torch.zeros(2, 4000, dtype=torch.bool, device="cuda")
+        top.scatter_(1, unknown.topk(5).indices, True)
+        masks = [either, torch.cat([either, either]), top, top[0], top[..., None].expand(2, 4000, 3)]
+        selected.extend(len(mask.nonzero()) for mask in masks)
+        second |= unknown[0] > 0
+        selected.append(len(second.nonzero()))
+
+    estimated(run)
+    assert selected == [130, 260, 10, 10, 24000, 4000]
