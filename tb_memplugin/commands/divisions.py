@@ -9,7 +9,7 @@ import click
 
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, Chosen, LabelKey, Part, shortened
 from tb_memplugin.analysis.rules import Rules, read_rules
-from tb_memplugin.analysis.source_lines import frame_rank
+from tb_memplugin.analysis.source_lines import EVERYWHERE, frame_rank
 from tb_memplugin.commands.options import PATH
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace.frames import read_frame
@@ -99,7 +99,9 @@ def shown_key(key: str) -> str:
     if len(frames) == 1:
         return key or ROOT
     python = [frame for frame in frames if frame.is_python and frame.function not in CALL_FRAMES]
-    telling = python or [read_frame(text) for text in key.split("\n") if frame_rank(text) < 3] or frames
+    telling = (
+        python or [read_frame(text) for text in key.split("\n") if frame_rank(text) < EVERYWHERE] or frames
+    )
     return " ← ".join(f"{frame.function} {_file_end(frame.place)}" for frame in telling)
 
 
