@@ -290,10 +290,16 @@ class _File:
                     values.update(self.values_of(base_class))
             nodes = list(ast.walk(owner))
             assignments = (node for node in nodes if isinstance(node, ast.Assign))
+            own: dict[str, ast.expr] = {}
             for node in sorted(assignments, key=lambda node: node.lineno):
                 for name, value in _assigned(node.targets[0], node.value):
-                    if name not in values or not _is_empty(value):
-                        values[name] = value
+                    if name not in own or _is_empty(own[name]):
+                        own[name] = value
+                    elif not _is_empty(value):  # which of them it is may depend on a condition
+                        own[name] = ast.IfExp(test=ast.Constant(None), body=value, orelse=own[name])
+            values.update(
+                (name, value) for name, value in own.items() if name not in values or not _is_empty(value)
+            )
             appended: dict[str, list[ast.expr]] = {}
             for call in nodes:
                 match call:
@@ -519,7 +525,7 @@ class _Function:
         if any(not re.fullmatch(r"-?\d+|[*~?]", index) for index in indices):
             return False
         value = self._values.get(first)
-        return first not in self._methods and (value is None or _name_of_class(value)[:1].isupper())
+        return first not in self._methods and (value is None or bool(_classes(value)))
 
     @cached_property
     def _values(self) -> dict[str, ast.expr]:
@@ -551,9 +557,7 @@ class _Function:
         return {name: end.value for name, end in ends if isinstance(end, ast.Return) and end.value}
 
     def _class_of(self, path: str) -> str:
-        value = self._value(path)
-        name = _name_of_class(value.body if isinstance(value, ast.IfExp) else value)
-        return name if name[:1].isupper() else ""
+        return _class_in(self._value(path))
 
     def _value(self, path: str) -> ast.expr | None:
         """Return the expression that makes a module below `self`; None if it is not known."""
@@ -700,8 +704,8 @@ def _elements_of(value: ast.AST | None) -> tuple[str, ...] | None:
     elements = []
     for element in parts:
         match element:
-            case ast.Call() if _name(element.func) != "OrderedDict":
-                elements.append(_name_of_class(element))
+            case ast.Call() | ast.IfExp(body=ast.Call()) if "OrderedDict" not in _classes(element):
+                elements.append(_class_in(element))
             case ast.Starred(value=ast.ListComp(elt=each) | ast.GeneratorExp(elt=each)):
                 elements.append(f"*{_name_of_class(each)}")
             case _:
@@ -731,6 +735,21 @@ def _name(function: ast.expr) -> str:
 
 def _name_of_class(value: ast.expr | None) -> str:
     return _name(value.func) if isinstance(value, ast.Call) else ""
+
+
+def _classes(value: ast.expr | None) -> set[str]:
+    """Return the classes of which an expression makes one, whatever its conditions say."""
+    if isinstance(value, ast.IfExp):
+        return _classes(value.body) | _classes(value.orelse)
+    name = _name_of_class(value)
+    return {name} if name[:1].isupper() else set()
+
+
+def _class_in(value: ast.expr | None) -> str:
+    """Return the class of which an expression makes one, or none at all; "" if it is not known."""
+    names = _classes(value)
+    names = names - {"Identity"} or names
+    return names.pop() if len(names) == 1 else ""
 
 
 def _has(node: ast.AST, line: int, other: int) -> bool:

@@ -394,6 +394,51 @@ class Model(nn.Module):
     assert of_key.class_name == "Linear"
 
 
+def test_a_class_that_depends_on_a_condition_is_not_known(tmp_path: Path) -> None:
+    """None of `Identity` runs; of two other classes either may."""
+    source = """
+class Model(nn.Module):
+    def __init__(self, kind):
+        if kind:
+            self.norm = nn.BatchNorm1d(4)
+        else:
+            self.norm = nn.LayerNorm(4)
+        self.drop = nn.Dropout() if kind else nn.Identity()
+        self.parts = nn.Sequential(nn.Linear(4, 4), kind(), nn.Dropout() if 1 else nn.Identity(), nn.GELU())
+
+    def forward(self, x):
+        return self.parts(self.drop(self.norm(x)))
+"""
+    file = tmp_path / "net.py"
+    file.write_text(source, encoding="utf-8")
+    targets = SourceText([(str(file), 12, "forward")]).called(str(file), 12)
+    assert [(target.path, target.class_name) for target in targets] == [
+        ("norm", ""),
+        ("drop", "Dropout"),
+        ("parts", "Sequential"),
+    ]
+    assert targets[2].elements == ("Linear", "", "Dropout", "GELU")
+
+
+def test_a_module_of_no_known_class_is_the_one_whose_class_is_not_known(tmp_path: Path) -> None:
+    """With two of them it may be either, and nothing after it is sure."""
+    inner: Frame = ("forward", "act.py", 2)
+    container: Frame = ("forward", "site-packages/torch/nn/modules/container.py", 250)
+    for layers, expected in (
+        ("nn.Linear(4, 4), depth(), nn.Dropout(), nn.Linear(4, 4)", ["layers.0", "layers.1", "layers.3"]),
+        ("nn.Linear(4, 4), depth(), depth(), nn.Linear(4, 4)", ["layers.0", "layers.?1", "layers.?2"]),
+    ):
+        file, text = tmp_path / "net.py", LOOPS.replace("{layers}", f"nn.Sequential({layers})")
+        file.write_text(text, encoding="utf-8")
+        first, whole = (
+            ("forward", str(file), 1 + next(at for at, line in enumerate(text.split("\n")) if part in line))
+            for part in ("= self.first(x)\n".strip(), "= self.layers(x)")
+        )
+        stacks = [[MAIN, CALL, whole, CALL, container, CALL, each] for each in (LINEAR, inner, LINEAR)]
+        trace = inferred((8, [MAIN, CALL, first, CALL, LINEAR]), *[(8, stack) for stack in stacks])
+        assert modules(trace)[1:] == expected
+
+
 def test_a_text_that_does_not_fit_the_frames_is_not_used(model_file: Path) -> None:
     stack = [MAIN, CALL, ("forward", str(model_file), _line("self.first(x)")), CALL, LINEAR]
     other_version = [MAIN, CALL, ("forward", str(model_file), _line("self.first =")), CALL, LINEAR]
