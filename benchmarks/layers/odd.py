@@ -25,7 +25,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from benchmarks.layers.programs import DEVICE, ENCODER, VIT, Built, language, speech, tokens
-from benchmarks.layers.recording import GRADIENT, STATE, owned, owners_of
 
 
 def ce(net: Any) -> Any:
@@ -332,18 +331,13 @@ class DenseNet(nn.Module):
 
 def with_sgd(net: Any, loss_of: Any, truth: Any) -> None:
     net.cuda()
-    owner = owners_of(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     for _ in range(2):
         for _ in range(2):
             loss = loss_of(net) / 2
-            truth.before_backward(loss)
-            loss.backward()
-            truth.mark(owned(GRADIENT, ((p, p.grad) for p in net.parameters()), owner))
+            truth.backward(loss)
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        states = ((p, x) for p, h in optimizer.state.items() for x in h.values() if torch.is_tensor(x))
-        truth.mark(owned(STATE, states, owner))
+        truth.step(optimizer)
         optimizer.zero_grad()
         del loss
 
@@ -413,18 +407,13 @@ def amp(net: Any, loss_of: Any, truth: Any) -> None:
     for m in net.modules():
         if isinstance(m, GQA):
             m.register_forward_hook(lambda m, i, o: o * 1.0)
-    owner = owners_of(net)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, foreach=False)
     for _ in range(3):
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = loss_of(net)
-        truth.before_backward(loss)
-        loss.backward()
-        truth.mark(owned(GRADIENT, ((p, p.grad) for p in net.parameters()), owner))
-        optimizer.step()
-        states = ((p, x) for p, h in optimizer.state.items() for x in h.values() if torch.is_tensor(x))
-        truth.mark(owned(STATE, states, owner))
+        truth.backward(loss)
+        truth.step(optimizer)
 
 
 def wrapped_amp() -> Built:
@@ -490,7 +479,6 @@ class Gan(nn.Module):
 
 def gan_train(net: Any, loss_of: Any, truth: Any) -> None:
     net.cuda()
-    owner = owners_of(net)
     og = torch.optim.Adam(net.g.parameters(), lr=1e-4)
     od = torch.optim.Adam(net.d.parameters(), lr=1e-4)
     for _ in range(2):
@@ -500,19 +488,11 @@ def gan_train(net: Any, loss_of: Any, truth: Any) -> None:
             F.softplus(-net.d(torch.ones(4, 3, 16, 16, device="cuda"))).mean()
             + F.softplus(net.d(fake.detach())).mean()
         )
-        truth.before_backward(ld)
-        ld.backward()
-        truth.mark(owned(GRADIENT, ((p, p.grad) for p in net.parameters()), owner))
-        od.step()
+        truth.backward(ld)
+        truth.step(od)
         lg = F.softplus(-net.d(fake)).mean()
-        truth.before_backward(lg)
-        lg.backward()
-        truth.mark(owned(GRADIENT, ((p, p.grad) for p in net.parameters()), owner))
-        og.step()
-        states = (
-            (p, x) for o in (og, od) for p, h in o.state.items() for x in h.values() if torch.is_tensor(x)
-        )
-        truth.mark(owned(STATE, states, owner))
+        truth.backward(lg)
+        truth.step(og)
         og.zero_grad()
         od.zero_grad()
 

@@ -30,6 +30,7 @@ class Truth:
 
     def __init__(self) -> None:
         self._fqn: dict[int, str] = {}
+        self._owner: dict[torch.Tensor, str] = {}
         self._open = [""]
         self._began: list[int] = []
         self._made_in: list[str] = []
@@ -38,6 +39,8 @@ class Truth:
     def watch(self, model: nn.Module) -> None:
         for fqn, module in model.named_modules():
             self._fqn.setdefault(id(module), fqn)
+            for parameter in module.parameters(recurse=False):
+                self._owner.setdefault(parameter, fqn)  # of the modules that share one, the first
 
     def call(self, kind: str, module: nn.Module, run: Callable[[], Any]) -> Any:
         fqn = self._fqn.get(id(module))
@@ -76,9 +79,28 @@ class Truth:
             name = self._made_in[max(bisect.bisect_right(self._began, number) - 1, 0)] if self._began else ""
             node.register_prehook(_names(BACKWARD + name[1:] if name else BACKWARD + "?"))
 
-    def mark(self, tensors: Iterable[tuple[torch.Tensor, str]]) -> None:
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run a backward; its nodes name what they allocate, and gradients are their parameter's module's."""
+        self.before_backward(loss)
+        loss.backward()
+        self._mark(GRADIENT, ((parameter, parameter.grad) for parameter in self._owner))
+
+    def step(self, *optimizers: torch.optim.Optimizer) -> None:
+        """Run a step of optimizers; their state is that of their parameter's module."""
+        for optimizer in optimizers:
+            optimizer.step()
+        states = (item for optimizer in optimizers for item in optimizer.state.items())
+        self._mark(STATE, ((parameter, x) for parameter, state in states for x in state.values()))
+
+    def _mark(self, kind: str, tensors: Iterable[tuple[torch.Tensor, Any]]) -> None:
         """Remember whose the tensors that are alive now are, and mark the moment in the history."""
-        self._tensors.append([(local(x).untyped_storage().data_ptr(), name) for x, name in tensors])
+        self._tensors.append(
+            [
+                (local(x).untyped_storage().data_ptr(), kind + self._owner[parameter])
+                for parameter, x in tensors
+                if torch.is_tensor(x) and x.is_cuda and parameter in self._owner
+            ]
+        )
         torch.cuda.memory._set_memory_metadata("")
         torch.empty(MARK_BYTES, dtype=torch.uint8, device="cuda")
         self._show(self._open[-1])
@@ -145,23 +167,6 @@ class WatchedModules:
         nn.Module.__call__, nn.Module._apply = self._call, self._apply  # type: ignore[method-assign]
 
 
-def owners_of(model: nn.Module) -> dict[int, str]:
-    """Return the module of each parameter, by the parameter's id."""
-    owner: dict[int, str] = {}
-    for fqn, module in model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            owner.setdefault(id(parameter), fqn)  # of the modules that share one, the first
-    return owner
-
-
-def owned(
-    kind: str, tensors: Iterable[tuple[Any, torch.Tensor | None]], owner: dict[int, str]
-) -> Iterable[Any]:
-    for parameter, tensor in tensors:
-        if tensor is not None and tensor.is_cuda and id(parameter) in owner:
-            yield tensor, kind + owner[id(parameter)]
-
-
 def record(program: Program, path: Path, stacks: str) -> None:
     """Run two training steps of a program and write its snapshot, and each entry's truth, to a pickle."""
     truth = Truth()
@@ -198,15 +203,10 @@ def train(model: nn.Module, loss_of: Callable[[nn.Module], torch.Tensor], truth:
         run(loss_of, truth)
         return
     model.cuda()
-    owner = owners_of(model)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     for _ in range(2):
         loss = loss_of(model)
-        truth.before_backward(loss)
-        loss.backward()
-        truth.mark(owned(GRADIENT, ((p, p.grad) for p in model.parameters()), owner))
-        optimizer.step()
-        states = ((p, x) for p, held in optimizer.state.items() for x in held.values() if torch.is_tensor(x))
-        truth.mark(owned(STATE, states, owner))
+        truth.backward(loss)
+        truth.step(optimizer)
         optimizer.zero_grad()
         del loss

@@ -34,7 +34,7 @@ class Advice(AnalysisResult):
     """The answer of all rules.
 
     Attributes:
-        findings: problems first, then by bytes.
+        findings: those of `URGENT` first, in this order, then by bytes.
         judgements: one per rule and device.
         peaks: who fills the peak of each device that was ever in use, the highest peak first.
     """
@@ -91,6 +91,9 @@ RULES = {
 }
 """Every rule by its kind; each has a file of its own. docs/advice.md lists their thresholds."""
 
+URGENT = ("failed_request", "growth")
+"""The rules whose findings end a training, whatever their bytes."""
+
 Run = Callable[[], Sequence[WindowLevel]]
 
 
@@ -122,7 +125,7 @@ def advice(
             judgements.append(_judgement(kind, trace.devices[row].name, result))
             if isinstance(result, Finding):
                 findings.append(result)
-    findings.sort(key=lambda finding: (finding.level != "problem", -finding.bytes))
+    findings.sort(key=lambda finding: (*(finding.kind != kind for kind in URGENT), -finding.bytes))
     peaks = [peak_holders(trace, row) for row in rows if trace.live(row).max()]
     peaks.sort(key=lambda peak: -peak.bytes)
     return Advice(ResultTable(findings), ResultTable(judgements), ResultTable(peaks))

@@ -19,8 +19,8 @@ from tb_memplugin.trace.tables import Int64, Rows
 
 NO_STACK = "(no stack)"
 
-NEVER = 4
-"""The rank of frames that are never chosen."""
+NEVER, EVERYWHERE = 5, 4
+"""The rank of frames that are never chosen, and of those of C++ in which every stack ends."""
 
 _LIBRARY = re.compile(
     r"site-packages/|dist-packages/|/lib(64)?/python\d|^python\d*\.zip/|^[A-Za-z]:/.*/lib/[^/]+\.py$"
@@ -36,6 +36,9 @@ _ALIKE = re.compile(
     r"|\b(_?empty(_strided)?(_generic|_cuda|_xpu|_symint)?|create_out|wrapper_\w*empty\w*)\b"
 )
 """C++ frames in which every stack ends: they record the stack, allocate, or create an empty tensor."""
+
+_NODE = re.compile(r"::\w+Backward\d*::apply\b")
+"""The C++ frame that says which backward it is; those inside it have names of the code that was generated."""
 
 
 _LINE_KEY = re.compile(
@@ -85,12 +88,12 @@ def lines_of(
 ) -> tuple[Int64, tuple[str, ...]]:
     """Choose the source line that stands for each stack: indices into a tuple of line keys, and the tuple.
 
-    It is the innermost frame of user code, else the innermost Python frame, else the innermost C++ frame,
-    preferring those outside the allocator (`_ALIKE`); `NO_STACK` for an empty stack.
+    It is the innermost frame of user code, else the innermost Python frame, else the node of autograd, else
+    the innermost C++ frame, preferring those outside the allocator (`_ALIKE`); `NO_STACK` for an empty stack.
 
     Args:
         stacks: innermost frame first.
-        rank: returns the rank of a frame, from 0 (chosen first) to 3, or `NEVER`; default: `frame_rank`.
+        rank: returns the rank of a frame, from 0 (chosen first) to `NEVER`; default: `frame_rank`.
     """
     ranks: dict[str, int] = {}
     keys: dict[str, int] = {}
@@ -123,12 +126,14 @@ def _chosen(stack: Iterable[str], ranks: dict[str, int], rank_of: Callable[[str]
 
 @lru_cache(maxsize=16_384)
 def frame_rank(text: str) -> int:
-    """Return the rank of a frame: 0 user code, 1 other Python, 2 C++, 3 C++ in which every stack ends."""
+    """Return the rank of a frame: 0 user code, 1 other Python, 2 a node, 3 other C++, `EVERYWHERE`."""
     if is_user_code(text):
         return 0
     if read_frame(text).is_python:
         return 1
-    return 3 if _ALIKE.search(text) else 2
+    if _NODE.search(text):
+        return 2
+    return EVERYWHERE if _ALIKE.search(text) else 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,9 +78,10 @@ def command(
         _show_peak(out, peak, MOST_HOLDERS if peak is result.peaks[0] else 0)
     out.print(heading(result))
     if not details:
-        for finding in result.findings[:MOST_FINDINGS]:
+        shown = _different(result.findings)[:MOST_FINDINGS]
+        for finding in shown:
             _show_briefly(out, finding)
-        out.print(_rest(result), soft_wrap=True)
+        out.print(_rest(len(result.findings) - len(shown)), soft_wrap=True)
         return
     for finding in result.findings:
         _show(finding)
@@ -163,8 +164,15 @@ def _show_briefly(out: Console, finding: Finding) -> None:
     out.print(f"    To do: {printable(finding.what_to_do, 4 * LONGEST)}{price}", soft_wrap=True)
 
 
-def _rest(result: Advice) -> str:
-    more = len(result.findings) - MOST_FINDINGS
+def _different(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the first finding of each rule on each name: other devices have the same remedy."""
+    first: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        first.setdefault((finding.kind, finding.subject), finding)
+    return [*first.values()]
+
+
+def _rest(more: int) -> str:
     begin = f"{counted(more, 'more finding')}, the" if more > 0 else "The"
     return f"{begin} evidence, and what each rule says: --details"
 

@@ -97,10 +97,12 @@ def shown_key(key: str) -> str:
     frames = [read_frame(text) for text in key.split("\n")]
     if len(frames) == 1:
         return key or ROOT
-    from tb_memplugin.analysis.source_lines import frame_rank
+    from tb_memplugin.analysis.source_lines import EVERYWHERE, frame_rank
 
     python = [frame for frame in frames if frame.is_python and frame.function not in CALL_FRAMES]
-    telling = python or [read_frame(text) for text in key.split("\n") if frame_rank(text) < 3] or frames
+    telling = (
+        python or [read_frame(text) for text in key.split("\n") if frame_rank(text) < EVERYWHERE] or frames
+    )
     return " ← ".join(f"{frame.function} {_file_end(frame.place)}" for frame in telling)
 
 

@@ -233,12 +233,16 @@ def _show(peak: DevicePeak, worker: str, by: str, top: int) -> None:
 def _heading(peak: DevicePeak, worker: str, unit: Unit) -> list[str]:
     doing = peak.phase.key + (f", {peak.operator}" if peak.operator is not None else "")
     seconds = (peak.peak_time_ns - peak.step_start_ns) / 1e9
-    at = "" if peak.reached_event is None else f", at event {peak.reached_event} of {peak.device}"
+    at = f", {seconds:.3f} s into the step ({doing})"
+    if peak.reached_event == -1:
+        at = f", before the first event of {peak.device}"
+    elif peak.reached_event is not None:
+        at += f", at event {peak.reached_event} of {peak.device}"
     at += f" and again at event {peak.peak_event}, which is shown" if peak.again else ""
     start, end = ("range", "range") if peak.is_range else ("window", "step")
     lines = [
         f"{worker}, step {peak.step}, {peak.device}",
-        f"peak {unit.text(peak.peak_bytes)}, {seconds:.3f} s into the step ({doing}){at}",
+        f"peak {unit.text(peak.peak_bytes)}{at}",
         f"start of the {start} {unit.text(peak.start_bytes)}, end of the {end} {unit.text(peak.end_bytes)}",
     ]
     if peak.oom is not None:

@@ -80,7 +80,7 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
     yield from _changed(path, trace)
     answer = advice(trace, state.device, watched=recordings.watched_beside(best.folder))
     if answer.findings:
-        first = min(answer.findings, key=lambda finding: finding.kind != "failed_request")
+        first = answer.findings[0]
         yield "advice", f"{first.title} {size_text(first.bytes)} {first.measure}."
         yield "", first.what_to_do
         if more := len(answer.findings) - 1:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from tb_memplugin.trace import MemoryTrace, Note
 from tb_memplugin.trace.tables import Int32, Int64
+
+Key = TypeVar("Key")
 
 MOST_FRAMES = 256
 """The largest number of frames that are kept of a stack: the innermost ones."""
@@ -34,7 +37,7 @@ def frame_text(name: str) -> str:
     return f"{match['function']} {match['file']}:{line}"
 
 
-def begins_profile(name: str) -> bool:
+def _begins_profile(name: str) -> bool:
     """Whether a frame is torch's function that begins a profile: what it calls is the first to be seen."""
     return name.endswith(": _start_trace") and "profiler.py(" in name
 
@@ -77,16 +80,20 @@ class CallTree:
             return outer
         return self._keys.setdefault((text, outer), len(self._keys))
 
-    def were_running(self, names: Iterable[str]) -> None:
+    def were_running(
+        self, frames: Sequence[tuple[str, int, Key]], first_call_ns: Callable[[Key], int]
+    ) -> None:
         """Leave out the lines of functions that were running when the profile began.
 
         Their names have the line that ran then (torch: csrc/autograd/profiler_python.cpp), which is neither
         the function's first line nor the one that allocates.
 
         Args:
-            names: their frames' names, before any is added.
+            frames: name, start and key of frames, before any is added: at least of the first of each thread.
+            first_call_ns: returns when the frame of a key first called anything, else when it ended.
         """
-        for name in names:
+        begin = min((first_call_ns(key) for name, _, key in frames if _begins_profile(name)), default=0)
+        for name in (name for name, start_ns, _ in frames if start_ns < begin):
             text, line, _ = frame_text(name).rpartition(":")
             self._texts[name] = f"{text}:0" if line else frame_text(name)
 

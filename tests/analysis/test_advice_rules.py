@@ -327,7 +327,7 @@ def test_temporaries_of_layers_that_repeat_are_one_and_of_others_hide_each_other
     assert why.endswith("Without those of any single operator, the peak would be at most 0 B lower.")
 
 
-def test_problems_come_first_then_the_largest() -> None:
+def test_growth_comes_before_what_saves_more() -> None:
     history = steps_of(
         "alloc 100 loss# module=net",
         "alloc 5000 t# category=temporary operator=softmax",

@@ -131,3 +131,5 @@ def test_a_stack_of_cpp_goes_by_the_first_frame_that_not_every_stack_ends_in():
     blocks = program("alloc 5 a at=n", stacks={"n": native})
     assert [row.key for row in line_table(blocks, 0)] == ["??:0 (at::native::mm_out(at::Tensor const&))"]
     assert leading_frame(native[:2]) == native[0]
+    node = "torch::autograd::generated::MmBackward0::apply(std::vector<at::Tensor>&&) ??:0"
+    assert leading_frame((*native[:5], node, native[5])) == node

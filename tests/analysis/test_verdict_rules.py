@@ -250,6 +250,19 @@ def test_what_a_forward_returned_is_alive_while_the_next_runs() -> None:
     assert (finding.bytes, finding.of_bytes, finding.subject) == (400, 900, "net.py:9 (forward)")
 
 
+def test_what_saves_most_comes_first_whether_it_is_a_problem_or_an_option() -> None:
+    """At the peak, 600 of a sort are beside the old 400, the new 400 and 100."""
+    each = ("alloc 100 a# phase=forward", "alloc 400 r# phase=forward")
+    sort = "alloc 600 t# phase=forward category=temporary operator=aten::sort"
+    lines = [line for again in ("", "free r0") for line in (*each, sort, "free t#", "free a#", again) if line]
+    numbered = [line.replace("#", str(at // 5)) for at, line in enumerate(lines)]
+    history = stacked(trace(*numbered), ("forward net.py:3",), ("forward net.py:9",), ("forward net.py:12",))
+    assert [(one.kind, one.level, one.bytes, one.of_bytes) for one in advice(history).findings] == [
+        ("large_temporary", "option", 600, 1500),
+        ("previous_result", "problem", 400, 1500),
+    ]
+
+
 def test_results_that_are_freed_before_the_next_forward_are_as_they_should_be() -> None:
     assert "by only 0 B" in why(results(kept=False), "previous_result")
 

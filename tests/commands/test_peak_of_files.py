@@ -63,6 +63,12 @@ def test_a_peak_that_is_reached_twice_says_which_moment_is_shown(tmp_path):
     assert [part["key"] for part in device["breakdown"]] == ["model.py:7 (forward)"]
 
 
+def test_a_peak_before_the_first_event_has_no_number(tmp_path):
+    rows = entries("free_requested 4096 90", "free_completed 4096 90")
+    path = write(tmp_path / "state.pickle", snapshot([], rows))
+    assert ", before the first event of cuda:0\n" in run("peak", path).stdout
+
+
 @pytest.mark.parametrize(
     ("by", "parts"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from tb_memplugin.read.kineto.ranges import (
     outermost,
 )
 from tb_memplugin.read.phases import phase_at, phase_spans
-from tb_memplugin.read.python_frames import CallTree, begins_profile
+from tb_memplugin.read.python_frames import CallTree
 from tb_memplugin.read.tables import Names, Owners
 from tb_memplugin.trace import Module, Phase, Spans
 from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int32, Int64, UInt8
@@ -231,22 +232,19 @@ def _stacks(ranges: Ranges, memory: MemoryRows) -> tuple[Int32, tuple[tuple[str,
     rows = np.flatnonzero(ranges.frame)
     outer, around = nested(ranges.start_ns[rows], ranges.end_ns[rows], ranges.thread[rows], memory)
     frames = CallTree()
-    frames.were_running(_running_before(ranges, rows))
+    names = [ranges.name[row] for row in rows.tolist()]
+    starts = ranges.start_ns[rows].tolist()
+    frames.were_running([*zip(names, starts, rows.tolist(), strict=True)], partial(_first_call, ranges))
     keys = [-1] * (len(rows) + 1)  # the last is for none, -1
-    for index, (row, parent) in enumerate(zip(rows.tolist(), outer.tolist(), strict=True)):
-        keys[index] = frames.add(ranges.name[row], keys[parent])
+    for index, (name, parent) in enumerate(zip(names, outer.tolist(), strict=True)):
+        keys[index] = frames.add(name, keys[parent])
     return frames.stacks(np.array(keys, np.int64)[around])
 
 
-def _running_before(ranges: Ranges, frames: Int64) -> list[str]:
-    """Return the names of the frames that were running on any thread when the profile began."""
-    begin = 0
-    for row in frames.tolist():
-        if begins_profile(ranges.name[row]):
-            called = (ranges.thread == ranges.thread[row]) & (ranges.start_ns > ranges.start_ns[row])
-            begin = int(np.min(ranges.start_ns[called], initial=ranges.end_ns[row]))
-            break
-    return [ranges.name[row] for row in frames[ranges.start_ns[frames] < begin].tolist()]
+def _first_call(ranges: Ranges, row: int) -> int:
+    """Return when the next range of a row's thread began; when the row ended if that was before."""
+    later = (ranges.thread == ranges.thread[row]) & (ranges.start_ns > ranges.start_ns[row])
+    return int(np.min(ranges.start_ns[later], initial=ranges.end_ns[row]))
 
 
 def makers(ranges: Ranges) -> Int64:

@@ -75,6 +75,9 @@ _MOST = dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 2)
 """How much a node of a kind allocates at most: the gradients of two matrices."""
 
 
+_ONCE_EACH = ("convolution", "cudnnconvolution")
+"""Nodes in which a stack allocates once: the gradients of input, weight and bias have code of their own."""
+
 OF_NODE, OF_ENGINE, BETWEEN = 99, 95, 98
 """How sure an owner is, in percent: of a node that matches an operator, of what the engine does after it, and
 of a node that matches none, between two of one module. Measured in docs/design/layers_from_stacks.md."""
@@ -415,7 +418,9 @@ def _runs(keyed: Sequence[tuple[Key, Request]]) -> list[tuple[Key, list[Request]
             continue
         if not was_over and runs[-1][0] == key:
             first = runs[-1][1][0]
-            again = (request.stack, request.size) == (first.stack, first.size)
+            again = request.stack == first.stack and (
+                request.size == first.size or request.meaning.node in _ONCE_EACH
+            )
             is_full = request.meaning.is_backward and len(runs[-1][1]) >= _MOST.get(
                 request.meaning.node, MANY
             )

@@ -25,11 +25,11 @@ def surely_common(
     end_row, end_column = len(rows) - 1, len(columns) - 1
     reverse = longest_common(rows[::-1], columns[::-1]).items()
     last = {end_column - column: end_row - row for column, row in reverse}
-    times = Counter([*first.values(), *last.values()])
+    times, both = Counter([*first.values(), *last.values()]), first.keys() & last.keys()
     return {
         column: row
         for column, row in {**last, **first}.items()
-        if (owner[row] == owner[last[column]] if column in first.keys() & last else times[row] == 1)
+        if (owner[row] == owner[last[column]] if column in both else times[row] == 1)
     }
 
 

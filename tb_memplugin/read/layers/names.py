@@ -145,6 +145,8 @@ class Names:
             name = self.class_of(call)
             fits = (at for at in range(after, len(elements)) if likeness(name, elements[at].strip("*")) > 1)
             at = next(fits, None)
+            if at is None and elements.count("") == 1 and elements.index("") >= after:
+                at = elements.index("")
             is_one = at is not None and not elements[at].startswith("*")
             if at is None or not (is_one or self._is_sure(call)):
                 break
@@ -232,7 +234,7 @@ class Names:
     def _by_elements(self, calls: Sequence[Call], target: Target) -> None:
         """Correct the indices in a list of modules of several classes, of which some may allocate nothing."""
         is_of_torch = any(self._is_of_torch(call) and not call.children for call in calls)
-        is_of_one = target.of_list is not None and len(target.of_list) == 1 and target.of_list[0][0] == "*"
+        is_of_one = [element[:1] for element in target.of_list or ()] == ["*"]
         if is_of_one or not (target.of_list or is_of_torch):
             return
         indices = self._indices(calls, target.of_list or ())

@@ -49,6 +49,7 @@ _NO_VALUES = ("dtype", "device", "shape")
 _EXPRESSIONS = (ast.Call, ast.BinOp, ast.AugAssign)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
 _LOOPS = (ast.For, ast.While, ast.AsyncFor, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
 
 
@@ -151,7 +152,7 @@ class SourceText:
         return function.owner.name if function and function.owner else ""
 
     def one_statement(self, file: str, line: int, other: int) -> bool:
-        """Whether one simple statement has both lines."""
+        """Whether one simple statement has two different lines."""
         function = self._function(file, line)
         return function is not None and function.one_statement(line, other)
 
@@ -175,7 +176,7 @@ class SourceText:
         if file not in self._files:
             self._files[file] = _file(file, self._lines.get(file, []))
         text = self._files[file]
-        return text.sequentials() if text else []
+        return text.sequentials if text else []
 
     def weights(self, file: str, line: int) -> tuple[Target, ...]:
         """Return the modules whose weights or biases an expression of a line uses itself, without a call."""
@@ -271,8 +272,9 @@ class _File:
             self._block(bisect_right(self._starts, match.start()) - 1)
         return self._classes.get(name)
 
+    @cached_property
     def sequentials(self) -> list[tuple[str, ...]]:
-        """Return the elements of each Sequential that is made."""
+        """The elements of each Sequential that is made."""
         with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             return [elements for node in ast.walk(ast.parse(self._text)) if (elements := _elements_of(node))]
         return []
@@ -286,13 +288,20 @@ class _File:
                 base_class = self._class(base.id) if isinstance(base, ast.Name) else None
                 if base_class is not None and base_class is not owner:
                     values.update(self.values_of(base_class))
-            assignments = (node for node in ast.walk(owner) if isinstance(node, ast.Assign))
+            nodes = list(ast.walk(owner))
+            assignments = (node for node in nodes if isinstance(node, ast.Assign))
+            own: dict[str, ast.expr] = {}
             for node in sorted(assignments, key=lambda node: node.lineno):
                 for name, value in _assigned(node.targets[0], node.value):
-                    if name not in values or not _is_empty(value):
-                        values[name] = value
+                    if name not in own or _is_empty(own[name]):
+                        own[name] = value
+                    elif not _is_empty(value):  # which of them it is may depend on a condition
+                        own[name] = ast.IfExp(test=ast.Constant(None), body=value, orelse=own[name])
+            values.update(
+                (name, value) for name, value in own.items() if name not in values or not _is_empty(value)
+            )
             appended: dict[str, list[ast.expr]] = {}
-            for call in ast.walk(owner):
+            for call in nodes:
                 match call:
                     case ast.Call(
                         func=ast.Attribute(value=ast.Name(id=name) | ast.Attribute(attr=name), attr="append"),
@@ -359,8 +368,13 @@ class _Function:
         return {node.name for node in self._nodes if isinstance(node, Function)}
 
     def one_statement(self, line: int, other: int) -> bool:
-        simple = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
-        return any(_has(node, line, other) for node in self._nodes if isinstance(node, simple))
+        return any(_has(node, line, other) for node in self._long_statements)
+
+    @cached_property
+    def _long_statements(self) -> list[ast.stmt]:
+        """The simple statements of several lines."""
+        simple = (node for node in self._nodes if isinstance(node, _SIMPLE))
+        return [node for node in simple if node.end_lineno != node.lineno]
 
     def in_one_loop(self, line: int, other: int) -> bool:
         return any(_has(loop, line, other) for loop in self._loops)
@@ -378,7 +392,8 @@ class _Function:
             self._enter(line)
             calls = [call for call in self._calls if _has(call, line, line)]
             exact = [call for call in calls if line in (call.lineno, call.func.end_lineno)]
-            targets = [target for call in exact or calls for target in self._targets(call)]
+            called = (call for call in exact or calls if id(call) not in self._of_other_branch)
+            targets = [target for call in called for target in self._targets(call)]
             loops = [loop for loop in self._loops if _has(loop, line, line)]
             if any(self._may_skip(loop, line) for loop in loops):
                 targets = [target._replace(may_skip=True) for target in targets]
@@ -388,6 +403,16 @@ class _Function:
                     targets[at] = target.without_index()
             self._called[line] = tuple(targets)
         return self._called[line]
+
+    @cached_property
+    def _of_other_branch(self) -> set[int]:
+        """The ids of the calls behind the `else` of an expression that calls the same before its `if`."""
+        ids: set[int] = set()
+        for node in (node for node in self._nodes if isinstance(node, ast.IfExp)):
+            same = {ast.dump(call.func) for call in ast.walk(node.body) if isinstance(call, ast.Call)}
+            calls = (call for call in ast.walk(node.orelse) if isinstance(call, ast.Call))
+            ids |= {id(call) for call in calls if ast.dump(call.func) in same}
+        return ids
 
     @staticmethod
     def _may_skip(loop: ast.AST, line: int) -> bool:
@@ -500,7 +525,7 @@ class _Function:
         if any(not re.fullmatch(r"-?\d+|[*~?]", index) for index in indices):
             return False
         value = self._values.get(first)
-        return first not in self._methods and (value is None or _name_of_class(value)[:1].isupper())
+        return first not in self._methods and (value is None or bool(_classes(value)))
 
     @cached_property
     def _values(self) -> dict[str, ast.expr]:
@@ -532,9 +557,7 @@ class _Function:
         return {name: end.value for name, end in ends if isinstance(end, ast.Return) and end.value}
 
     def _class_of(self, path: str) -> str:
-        value = self._value(path)
-        name = _name_of_class(value.body if isinstance(value, ast.IfExp) else value)
-        return name if name[:1].isupper() else ""
+        return _class_in(self._value(path))
 
     def _value(self, path: str) -> ast.expr | None:
         """Return the expression that makes a module below `self`; None if it is not known."""
@@ -578,10 +601,17 @@ class _Function:
                 for head in heads if not isinstance(loop, ast.While) else ():
                     self._bind(names, head.target, head.iter, LOOP)
         for node in self._nodes:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                path = self._path(node.value)
-                if path:
-                    names.setdefault(node.targets[0].id, path)
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
+                    if path := self._path(value):
+                        names.setdefault(name, path)
+                case ast.Assign(targets=[ast.Tuple(elts=elements)], value=value):
+                    if path := self._path(value):
+                        for at, element in enumerate(elements):
+                            if isinstance(element, ast.Starred):
+                                break
+                            if isinstance(element, ast.Name):
+                                names.setdefault(element.id, f"{path}.{at}")
 
     def _bind(self, names: dict[str, str], target: ast.expr, values: ast.expr, index: str) -> None:
         name = _name(values.func) if isinstance(values, ast.Call) else ""
@@ -629,7 +659,7 @@ class _Function:
                 return f"{path}.{attribute}" if path else attribute
             case ast.Subscript(value=value, slice=index):
                 path = self._path(value)
-                return None if path is None else f"{path}{self._index(index)}"
+                return None if path is None else f"{path}{self._index(index)}".lstrip(".")
             case ast.Call(func=ast.Attribute(value=value, attr=name)) if name in _SAME_MODULES:
                 return self._path(value)
             case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name)):
@@ -674,8 +704,8 @@ def _elements_of(value: ast.AST | None) -> tuple[str, ...] | None:
     elements = []
     for element in parts:
         match element:
-            case ast.Call() if _name(element.func) != "OrderedDict":
-                elements.append(_name_of_class(element))
+            case ast.Call() | ast.IfExp(body=ast.Call()) if "OrderedDict" not in _classes(element):
+                elements.append(_class_in(element))
             case ast.Starred(value=ast.ListComp(elt=each) | ast.GeneratorExp(elt=each)):
                 elements.append(f"*{_name_of_class(each)}")
             case _:
@@ -705,6 +735,21 @@ def _name(function: ast.expr) -> str:
 
 def _name_of_class(value: ast.expr | None) -> str:
     return _name(value.func) if isinstance(value, ast.Call) else ""
+
+
+def _classes(value: ast.expr | None) -> set[str]:
+    """Return the classes of which an expression makes one, whatever its conditions say."""
+    if isinstance(value, ast.IfExp):
+        return _classes(value.body) | _classes(value.orelse)
+    name = _name_of_class(value)
+    return {name} if name[:1].isupper() else set()
+
+
+def _class_in(value: ast.expr | None) -> str:
+    """Return the class of which an expression makes one, or none at all; "" if it is not known."""
+    names = _classes(value)
+    names = names - {"Identity"} or names
+    return names.pop() if len(names) == 1 else ""
 
 
 def _has(node: ast.AST, line: int, other: int) -> bool:

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tb_memplugin.read.python_frames import begins_profile
 from tb_memplugin.record.profiler.operator_tensors import OperatorTensors
 from tb_memplugin.record.profiler.roles import NODE_PREFIX, Role, role_of
 from tb_memplugin.record.profiler.tree_columns import (
@@ -72,37 +71,26 @@ def walk(
     for root in roots:
         by_thread.setdefault(event_thread(root), []).append(root)
     if with_stack:
-        tree.frames.were_running(_running_before(by_thread.values()))
+        first = [frame for events in by_thread.values() for frame in _first_frames(events[0])]
+        tree.frames.were_running(first, _first_call)
     for thread, events in by_thread.items():
         _walk_thread(thread, events, tree, module_entries, outer_calls, keep_fields, with_stack, see)
     return tree
 
 
-def _running_before(threads: Iterable[list[Event]]) -> list[str]:
-    """Return the names of the frames that were running on any thread when the profile began."""
-    chains = [_first_frames(events[0]) for events in threads]
-    begins = (
-        event_start(inner[0])
-        if (inner := event_children(event))
-        else event_start(event) + event_duration(event)
-        for chain in chains
-        for name, event in chain
-        if begins_profile(name)
-    )
-    begin = min(begins, default=0)
-    return [name for chain in chains for name, event in chain if event_start(event) < begin]
-
-
-def _first_frames(event: Event) -> list[tuple[str, Event]]:
-    """Return an event and what it called first, and so on, as long as these are Python functions."""
-    chain = []
+def _first_frames(event: Event) -> Iterator[tuple[str, int, Event]]:
+    """Yield an event and what it called first, and so on, as long as these are Python functions."""
     while (name := _name_of(event)) and role_of(name, event) is Role.CALL:
-        chain.append((name, event))
+        yield name, event_start(event), event
         inner = event_children(event)
         if not inner:
             break
         event = inner[0]
-    return chain
+
+
+def _first_call(event: Event) -> int:
+    inner = event_children(event)
+    return int(event_start(inner[0]) if inner else event_start(event) + event_duration(event))
 
 
 _OUTSIDE, _IN_OPTIMIZER, _IN_NODE = 0, 1, 2

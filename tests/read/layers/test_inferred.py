@@ -300,6 +300,11 @@ class Model(nn.Module):
         for up, down in self.layers:
             x = up(x)
             x = down(x)
+        for pair in self.layers:
+            left, right = pair
+            x = left(x)  # left
+            x = right(x)  # right
+        x = self.first(x) if at else self.first(-x)  # either
         x = self.layers(x)
         return x
 """
@@ -316,7 +321,9 @@ class Model(nn.Module):
         ("nn.ModuleList([nn.Linear(4, 4) for _ in range(depth)])", ["# each"] * 2, "layers.0 layers.1"),
         ("nn.ModuleList(parts)", ["# each"] * 2, "layers.?0 layers.?1"),
         ("nn.ModuleList(parts)", ["= up(x)", "= down(x)"] * 2, "layers.0.0 layers.0.1 layers.1.0 layers.1.1"),
+        ("nn.ModuleList(parts)", ["# left", "# right"] * 2, "layers.0.0 layers.0.1 layers.1.0 layers.1.1"),
         ("nn.ModuleList(parts)", ["# one", "# other"], "layers.?0 layers.?0"),
+        ("nn.ModuleList(parts)", ["# either"], "first"),
     ],
 )
 def test_a_loop_has_indices_if_none_of_its_modules_can_be_hidden(
@@ -385,6 +392,51 @@ class Model(nn.Module):
     ((appended,), (of_key,)) = (text.called(str(file), line) for line in (12, 10))
     assert (appended.class_name, appended.elements) == ("Sequential", ("Block", "Linear"))
     assert of_key.class_name == "Linear"
+
+
+def test_a_class_that_depends_on_a_condition_is_not_known(tmp_path: Path) -> None:
+    """None of `Identity` runs; of two other classes either may."""
+    source = """
+class Model(nn.Module):
+    def __init__(self, kind):
+        if kind:
+            self.norm = nn.BatchNorm1d(4)
+        else:
+            self.norm = nn.LayerNorm(4)
+        self.drop = nn.Dropout() if kind else nn.Identity()
+        self.parts = nn.Sequential(nn.Linear(4, 4), kind(), nn.Dropout() if 1 else nn.Identity(), nn.GELU())
+
+    def forward(self, x):
+        return self.parts(self.drop(self.norm(x)))
+"""
+    file = tmp_path / "net.py"
+    file.write_text(source, encoding="utf-8")
+    targets = SourceText([(str(file), 12, "forward")]).called(str(file), 12)
+    assert [(target.path, target.class_name) for target in targets] == [
+        ("norm", ""),
+        ("drop", "Dropout"),
+        ("parts", "Sequential"),
+    ]
+    assert targets[2].elements == ("Linear", "", "Dropout", "GELU")
+
+
+def test_a_module_of_no_known_class_is_the_one_whose_class_is_not_known(tmp_path: Path) -> None:
+    """With two of them it may be either, and nothing after it is sure."""
+    inner: Frame = ("forward", "act.py", 2)
+    container: Frame = ("forward", "site-packages/torch/nn/modules/container.py", 250)
+    for layers, expected in (
+        ("nn.Linear(4, 4), depth(), nn.Dropout(), nn.Linear(4, 4)", ["layers.0", "layers.1", "layers.3"]),
+        ("nn.Linear(4, 4), depth(), depth(), nn.Linear(4, 4)", ["layers.0", "layers.?1", "layers.?2"]),
+    ):
+        file, text = tmp_path / "net.py", LOOPS.replace("{layers}", f"nn.Sequential({layers})")
+        file.write_text(text, encoding="utf-8")
+        first, whole = (
+            ("forward", str(file), 1 + next(at for at, line in enumerate(text.split("\n")) if part in line))
+            for part in ("= self.first(x)\n".strip(), "= self.layers(x)")
+        )
+        stacks = [[MAIN, CALL, whole, CALL, container, CALL, each] for each in (LINEAR, inner, LINEAR)]
+        trace = inferred((8, [MAIN, CALL, first, CALL, LINEAR]), *[(8, stack) for stack in stacks])
+        assert modules(trace)[1:] == expected
 
 
 def test_a_text_that_does_not_fit_the_frames_is_not_used(model_file: Path) -> None:
@@ -537,8 +589,9 @@ def test_a_model_that_is_a_sequential_has_the_indices_of_the_text_that_makes_it(
 
 def _match(*stacks: tuple[int, list[Frame]], calls: list[Call]) -> list[int]:
     """Return the call of each allocation; -1 bytes are a free by the engine."""
-    texts = [[f"{name} {file}:{line}" for name, file, line in reversed(stack)] for _, stack in stacks]
-    rows = np.arange(len(stacks), dtype=np.int32)
+    distinct = list(dict.fromkeys(tuple(stack) for _, stack in stacks))
+    texts = [[f"{name} {file}:{line}" for name, file, line in reversed(stack)] for stack in distinct]
+    rows = np.array([distinct.index(tuple(stack)) for _, stack in stacks], np.int32)
     sizes = np.array([size for size, _ in stacks])
     owner = np.array([_call_of(stack) for _, stack in stacks], np.int32)
     is_free = sizes < 0
@@ -622,6 +675,14 @@ def test_a_node_of_what_may_have_run_in_place_is_not_of_the_modules_around_it() 
     for node, expected in (("Relu", -1), ("Select", 0)):
         between = (1, _node(node, "zeros"))
         assert _match(*stacks, between, after, calls=_tree(-1, 0, 0))[2:] == [2, expected, 1]
+
+
+def test_two_convolutions_in_a_row_are_two_nodes() -> None:
+    """Each allocates for its input, then for its weight, whose code comes again with the next node."""
+    forward = [(1, _in(call, "convolution")) for call in (1, 2)]
+    own = [(size, _node("Convolution", name)) for size, name in ((8, "cudnn_input"), (4, "cudnn_weight"))]
+    after = [(2 * size, stack) for size, stack in own]
+    assert _match(*forward, *own, *after, calls=_tree(-1, 0, 0))[2:] == [2, 2, 1, 1]
 
 
 def test_a_module_without_a_backward_does_not_take_the_node_of_another() -> None:
