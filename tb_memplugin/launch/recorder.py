@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import signal
 import sys
@@ -27,6 +26,7 @@ from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.monitor import MemoryMonitor
 from tb_memplugin.record.oom import OomRecorder, record_on_oom
 from tb_memplugin.record.optimizer_hooks import StepHooks
+from tb_memplugin.record.storages_alive import instances_of
 from tb_memplugin.record.torch_private.modules import children_of, parameters_of
 from tb_memplugin.record.torch_private.optimizers import is_any_constructed
 
@@ -267,7 +267,7 @@ def models_alive() -> dict[str, nn.Module]:
 
 def _outermost() -> list[nn.Module]:
     """Return the modules of the program that are in no other module."""
-    modules: list[nn.Module] = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    modules: list[nn.Module] = instances_of(nn.Module)
     inner = {id(child) for module in modules for child in _children(module)}
     return [module for module in modules if id(module) not in inner]
 

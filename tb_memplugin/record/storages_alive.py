@@ -217,6 +217,22 @@ def _references(tensors: Iterator[torch.Tensor]) -> Iterator[_Candidate]:
     return map(weakref.ref, tensors)
 
 
+def instances_of(kind: type) -> list[Any]:
+    """Return the objects of a class and of all classes made from it, without running their code.
+
+    All objects of the program are asked for their classes within one call into C, so that no other thread
+    meets a tuple that it is still building (see `_tensors`).
+    """
+    kinds, pending = dict[int, type](), [kind]
+    while pending:
+        known = pending.pop()
+        if id(known) not in kinds:
+            kinds[id(known)] = known
+            pending += type.__subclasses__(known)
+    used = kinds.keys() & set(map(id, map(type, chain.from_iterable(starmap(gc.get_objects, [()])))))
+    return [thing for thing in gc.get_referrers(*map(kinds.__getitem__, used)) if id(type(thing)) in used]
+
+
 def _of(kinds: list[type], things: Iterator[Any]) -> Iterator[torch.Tensor]:
     things, same = tee(things)
     return compress(things, map(set(map(id, kinds)).__contains__, map(id, map(type, same))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -58,3 +59,32 @@ def test_all_models_of_one_optimizer_are_found() -> None:
 
 def test_parameters_of_no_module_have_none() -> None:
     assert models_of([torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)]) == {}
+
+
+def test_threads_that_build_tuples_meanwhile_are_not_disturbed() -> None:
+    """Of a tuple that is being built and that anything else refers to, Python raises a SystemError."""
+    model = nn.Linear(3, 3)
+    optimizer, before = sgd(model), sys.getswitchinterval()
+    errors: list[SystemError] = []
+    end: list[bool] = []
+
+    def build() -> None:
+        while not end:
+            try:
+                tuple(number for number in range(300))
+            except SystemError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=build) for _ in range(3)]
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(8):
+            assert model in models_of([optimizer]).values()
+    finally:
+        end.append(True)
+        sys.setswitchinterval(before)
+        for thread in threads:
+            thread.join()
+    assert errors == []
