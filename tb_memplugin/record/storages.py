@@ -37,7 +37,7 @@ from tb_memplugin.record.torch_private.tensors import (
     untyped_storage,
     version_of,
 )
-from tb_memplugin.trace import Allocations, Category, TensorMetadata
+from tb_memplugin.trace import Allocations, Category, Note, TensorMetadata
 from tb_memplugin.trace.replay import blocks_at
 from tb_memplugin.trace.tables import Int64
 
@@ -97,6 +97,25 @@ def allocated_by_torch(storage: torch.UntypedStorage) -> bool:
     if not address or not KEY_IS_ADDRESS or storage.resizable() or storage.is_shared():
         return bool(address)
     return list(StorageHead.from_address(storage_key(storage))).count(address) == 2
+
+
+def foreign_note(storages: Iterable[torch.UntypedStorage]) -> list[Note]:
+    """Return a note on the CPU's bytes that torch did not allocate, if these storages have any."""
+    sizes = {
+        storage_address(storage): storage.nbytes()
+        for storage in storages
+        if storage.device.type == "cpu" and not allocated_by_torch(storage)
+    }
+    if not (size := sum(sizes.values())):
+        return []
+    note = Note(
+        f"{size:,} bytes of parameters and buffers are in memory that torch did not allocate: a file's "
+        "(safetensors, torch.load(mmap=True)) or numpy's. They are in the curve, but not among the bytes of "
+        "torch's allocator.",
+        "foreign",
+        size,
+    )
+    return [note]
 
 
 def storages(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedStorage, str]]:

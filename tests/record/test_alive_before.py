@@ -348,6 +348,18 @@ def count_in(note: Note) -> int:
     return int(note.split()[0].replace(",", ""))
 
 
+def test_a_window_and_a_tracer_say_how_much_torch_did_not_allocate(tmp_path):
+    model = nn.Linear(100, 10, bias=False)
+    model.weight.data = torch.from_numpy(np.ones((10, 100), np.float32))
+    with MemoryTracer().trace(model) as tracer:
+        model(torch.ones(1, 100))
+    with profile(profile_memory=True, on_trace_ready=memory_trace_handler(tmp_path, "w", model=model)):
+        model(torch.ones(1, 100))
+    for trace in (tracer.trace_result(), load(tmp_path)):
+        assert [note.bytes for note in trace.notes if note.code == "foreign"] == [4000]
+        assert 4000 in trace.start.bytes.tolist()
+
+
 def test_a_window_and_a_tracer_say_how_many_tensors_have_no_memory(tmp_path):
     keep(torch.ones(3, device="meta"))
     model = nn.Linear(3, 3)

@@ -86,9 +86,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     start, notes = start_state(window, memory, devices, attribution.owners, labels)
     called = stacks_of(tree, memory, main_thread(tree))
     quiet = () if calls is None else ("cpu",)  # the calls have these frees already
-    bare = _bare_events(memory, attribution, called)
-    emptied = [] if calls is not None else _emptied(bare, window)
-    bare = _with_storage_frees(bare, window, devices, emptied, quiet)
+    bare, emptied = _with_storage_frees(_bare_events(memory, attribution, called), window, devices, quiet)
     blocks, ended = pair(bare, start), None
     if calls is None and "cpu" in devices and attribution.communicating.any():
         cpu = devices.index("cpu")
@@ -132,7 +130,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
             *beside_counters(memory),
             *_not_in_curve(window, matched),
             *_on_unseen_calls(attribution.unseen_calls, window, memory),
-            *_on_unreported_frees(trace, sum(window.start[row].bytes for _, row in emptied), len(emptied)),
+            *_on_unreported_frees(trace, emptied),
             *_notes(trace, tree, called),
         ),
         whole_devices=whole_devices(window.whole_at_start, window.whole_at_stop, trace),
@@ -260,21 +258,21 @@ def _bare_events(memory: MemoryEvents, attribution: Attribution, called: Profile
 
 
 def _with_storage_frees(
-    bare: Events,
-    window: Window,
-    devices: tuple[str, ...],
-    emptied: list[tuple[int, int]],
-    without: tuple[str, ...] = (),
-) -> Events:
+    bare: Events, window: Window, devices: tuple[str, ...], without: tuple[str, ...] = ()
+) -> tuple[Events, list[int]]:
     """Add the frees of start-state storages, each before the profiler's own event for it.
 
     Args:
-        emptied: see `_emptied`.
         without: devices whose frees are all among the events.
+
+    Returns:
+        the events, and the bytes of each of these storages whose end may have been before.
     """
-    frees = [(time, row) for time, row in window.frees + emptied if window.start[row].device not in without]
+    emptied = [free for free in _emptied(bare, window) if window.start[free[1]].device not in without]
+    frees = [free for free in window.frees if window.start[free[1]].device not in without] + emptied
+    sizes = [window.start[row].bytes for _, row in emptied]
     if not frees:
-        return bare
+        return bare, sizes
     time = np.array([when for when, _ in frees], np.int64)
     sightings = [window.start[row] for _, row in frees]
     added = events(
@@ -288,7 +286,7 @@ def _with_storage_frees(
     columns = {
         name: np.concatenate((getattr(added, name), getattr(bare, name)))[order] for name in Events.__slots__
     }
-    return Events(**columns)
+    return Events(**columns), sizes
 
 
 def _emptied(bare: Events, window: Window) -> list[tuple[int, int]]:
@@ -395,12 +393,12 @@ def _on_unseen_calls(calls: Mapping[int, int], window: Window, memory: MemoryEve
         )
 
 
-def _on_unreported_frees(trace: MemoryTrace, emptied_bytes: int, emptied: int) -> Iterator[Note]:
+def _on_unreported_frees(trace: MemoryTrace, emptied: list[int]) -> Iterator[Note]:
     """Yield a note on blocks, and emptied storages of the start state, whose frees were not reported."""
-    count = trace.allocations.unseen_frees + emptied
+    count = trace.allocations.unseen_frees + len(emptied)
     if count:
         unreported = trace.allocations.bytes[unreported_frees(trace.events, trace.allocations)]
-        size = int(unreported.sum()) + emptied_bytes
+        size = int(unreported.sum()) + sum(emptied)
         yield Note(
             f"{count:,} blocks ({size:,} bytes) were freed without a report from the profiler: by another "
             "thread, or by resizing a storage that is older than the window. They count as freed when their "

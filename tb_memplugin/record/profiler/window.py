@@ -42,6 +42,7 @@ from tb_memplugin.record.storages import (
     Purpose,
     Sighting,
     allocated_by_torch,
+    foreign_note,
     gradients,
     held_parameters,
     model_storages,
@@ -353,6 +354,8 @@ class WindowRecorder:
             holdings.look(optimizer)
             holdings.look_at_state(optimizer)
         window.start = sight(tensors, keep=kept)
+        if not is_counting():  # else the account has these bytes
+            window.notes += foreign_note(kept)
         if self._finds_all and self._search_ns <= LONGEST_SEARCH_NS:
             began, count = thread_time_ns(), len(window.start)
             try:

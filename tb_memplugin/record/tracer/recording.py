@@ -37,6 +37,7 @@ from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
 from tb_memplugin.record.storages import (
     Sighting,
     allocated_by_torch,
+    foreign_note,
     gradients,
     held_parameters,
     model_storages,
@@ -197,6 +198,9 @@ class StorageRecording:
         self._thread = threading.get_ident()
         names = self.layers.names
         self._name(model_storages(models, names), late=False)
+        self.recorded.notes += foreign_note(
+            self._mine(tensor for tensor, *_ in model_storages(models, names))
+        )
         for optimizer in optimizers:
             self._name(held_parameters(optimizer, names), late=False)
             self._name(gradients(optimizer, names), late=False)
