@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -368,9 +367,8 @@ def by_stack(trace: MemoryTrace, device: int) -> Result:
             "activations with call stacks."
         )
     step = blocks.step
-    estimates = [
-        calls for text in _callers(trace, blocks, kept) if (calls := _calls(trace, blocks, kept, text))
-    ]
+    called = _CalledFrames.of(trace, blocks, kept)
+    estimates = [calls for text in called.largest() if (calls := _calls(trace, blocks, kept, called, text))]
     most = max((estimate.saved_bytes for estimate in estimates), default=0)
     if most < LEAST_SHARE * step.peak_bytes:
         return Fine(
@@ -414,31 +412,50 @@ def _kept(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
     return np.flatnonzero(blocks.alike(np.flatnonzero(chosen).astype(np.int64))).astype(np.int64)
 
 
-def _callers(trace: MemoryTrace, blocks: StepBlocks, kept: Int64) -> list[str]:
-    """Return the frames under which most of the kept bytes were allocated, but not by the frame itself."""
-    total = sums(blocks.origin[kept], blocks.bytes[kept], len(blocks.origins))
-    size_under: dict[str, int] = {}
-    for number in np.flatnonzero(total).tolist():
-        for text in set(_calling(trace.stack(blocks.origins[number].stack))[1:]):
-            size_under[text] = size_under.get(text, 0) + int(total[number])
-    return sorted(size_under, key=lambda text: (-size_under[text], text))[:TRIED]
+@dataclass(frozen=True)
+class _CalledFrames:
+    """The Python frames, without `_MACHINERY` and innermost first, of the origins of kept blocks.
+
+    `under`: the origins that a frame called something for. `size`: the bytes of each origin's blocks.
+    """
+
+    frames: dict[int, tuple[str, ...]]
+    under: dict[str, list[int]]
+    size: Int64
+
+    @staticmethod
+    def of(trace: MemoryTrace, blocks: StepBlocks, kept: Int64) -> _CalledFrames:
+        """Read the stack of each origin once."""
+        size = sums(blocks.origin[kept], blocks.bytes[kept], len(blocks.origins))
+        frames: dict[int, tuple[str, ...]] = {}
+        under: dict[str, list[int]] = {}
+        calls_by_itself: dict[str, bool] = {}
+        for number in np.unique(blocks.origin[kept]).tolist():
+            stack = trace.stack(blocks.origins[number].stack)
+            for text in stack:
+                if text not in calls_by_itself:
+                    calls_by_itself[text] = _calls_by_itself(text)
+            frames[number] = tuple(text for text in stack if calls_by_itself[text])
+            for text in set(frames[number][1:]):
+                under.setdefault(text, []).append(number)
+        return _CalledFrames(frames, under, size)
+
+    def largest(self) -> list[str]:
+        """Return the frames that called what allocated most of the kept bytes."""
+        sizes = {text: int(self.size[origins].sum()) for text, origins in self.under.items()}
+        return sorted(filter(sizes.get, sizes), key=lambda text: (-sizes[text], text))[:TRIED]
 
 
-@lru_cache(maxsize=4_096)
-def _calling(stack: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the Python frames of a stack without `_MACHINERY`, innermost first."""
-    return tuple(text for text in stack if _calls_by_itself(text))
-
-
-@lru_cache(maxsize=16_384)
 def _calls_by_itself(text: str) -> bool:
     frame = read_frame(text)
     return frame.is_python and _MACHINERY.search(frame.file.replace("\\", "/")) is None
 
 
-def _calls(trace: MemoryTrace, blocks: StepBlocks, kept: Int64, text: str) -> CallsOfLine | None:
+def _calls(
+    trace: MemoryTrace, blocks: StepBlocks, kept: Int64, called: _CalledFrames, text: str
+) -> CallsOfLine | None:
     """Return what checkpointing the calls of a frame would save; None if it keeps those of too few calls."""
-    function, line = _callees(trace, blocks, kept, text)
+    function, line = _callees(called, len(blocks.origins), text)
     inside = kept[function[blocks.origin[kept]] >= 0]
     if not len(inside):
         return None
@@ -453,16 +470,15 @@ def _calls(trace: MemoryTrace, blocks: StepBlocks, kept: Int64, text: str) -> Ca
     return CallsOfLine(line_key(text.partition(FX)[0]), calls, held_bytes, saved)
 
 
-def _callees(trace: MemoryTrace, blocks: StepBlocks, kept: Int64, text: str) -> tuple[Int64, Int64]:
+def _callees(called: _CalledFrames, origins: int, text: str) -> tuple[Int64, Int64]:
     """Return a number for the function that each origin ran below a frame, -1 for none; and its line."""
-    function, line = np.full((2, len(blocks.origins)), -1, np.int64)
+    function, line = np.full((2, origins), -1, np.int64)
     numbers: dict[tuple[str, str], int] = {}
-    for number in np.unique(blocks.origin[kept]).tolist():
-        frames = _calling(trace.stack(blocks.origins[number].stack))
-        if text in frames[1:]:
-            callee = read_frame(frames[frames.index(text, 1) - 1])
-            function[number] = numbers.setdefault(callee[:2], len(numbers))
-            line[number] = callee.line
+    for number in called.under[text]:
+        frames = called.frames[number]
+        callee = read_frame(frames[frames.index(text, 1) - 1])
+        function[number] = numbers.setdefault(callee[:2], len(numbers))
+        line[number] = callee.line
     return function, line
 
 

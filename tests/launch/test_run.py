@@ -44,6 +44,7 @@ for step in range(int(sys.argv[2])):
         raise ValueError("planned")
     if "interrupt" in sys.argv and step == 5:
         import os, signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
         os.kill(os.getpid(), signal.SIGINT)
     if "signal" in sys.argv and step == 4:
         import os, signal
