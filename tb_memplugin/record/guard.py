@@ -46,8 +46,8 @@ Own = TypeVar("Own", bound=Guarded)
 class Guard:
     """Ends the errors of one recorder. Each kind of error is logged once: a failure of a local file system by
     its errno and where it was, of an object store by where it was, an error of this package by its message,
-    any other by its type and the line that raised it. That of a file system is logged once by all recorders
-    of a process that exist at that time.
+    any other by its type and the line that raised it. That of a file system is logged once by recorders of
+    different kinds that exist together, as a handler and a monitor.
 
     Args:
         loss: what an error costs the user, as the beginning of a sentence: "The memory of this window is not
@@ -120,8 +120,12 @@ class Guard:
         if keys & self._logged or not self.logger.isEnabledFor(logging.WARNING):
             return
         self._logged |= keys
-        if not once.startswith(_FILE_SYSTEM) or _logged_by.setdefault(once, self) is self:
-            self.logger.warning("%s", message)
+        if once.startswith(_FILE_SYSTEM):
+            other = _logged_by.get(once, self)
+            if other._loss != self._loss:  # a handler's, where a monitor writes beside it
+                return
+            _logged_by[once] = self
+        self.logger.warning("%s", message)
 
 
 _FILE_SYSTEM = "file system"

@@ -55,17 +55,20 @@ def test_a_failure_to_write_is_logged_once_whatever_its_words(guard, warnings, w
     assert len(warnings.texts) == count
 
 
-def test_recorders_that_exist_together_log_a_failure_of_the_file_system_once(guard, warnings):
+def test_recorders_of_two_kinds_that_exist_together_log_a_failure_of_the_file_system_once(guard, warnings):
     """One whose warnings are not shown has logged nothing, and one that is gone will not be asked."""
-    silent, other, later = logging.Logger("silent", logging.ERROR), Guard("no", guard.logger), None
+    silent = logging.Logger("silent", logging.ERROR)
+    handler, monitor = Guard("a", guard.logger), Guard("b", guard.logger)
     full = refusal("/runs/together", errno.ENOSPC, "full")
-    for each in (Guard("no", silent), other, guard):
+    for each in (Guard("no", silent), handler, monitor):
         each.end("a window", full)
     assert len(warnings.texts) == 1
-    del each, other
-    later = Guard("no", guard.logger)
-    later.end("a window", full)
+    again = Guard("a", guard.logger)  # the next handler's windows are lost, too
+    again.end("a window", full)
     assert len(warnings.texts) == 2
+    del each, handler, monitor, again
+    Guard("b", guard.logger).end("a window", full)
+    assert len(warnings.texts) == 3
 
 
 def test_what_another_part_of_the_recorder_has_logged_in_the_same_words_is_not_logged_again(guard, warnings):
