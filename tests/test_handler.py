@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -354,6 +355,19 @@ def test_an_only_window_in_which_nothing_ran_is_told_and_profile_memory_is_not_a
     (said,) = caplog.messages
     assert "active steps" in said
     assert "profile_memory" not in said
+
+
+_SWITCHES = re.findall(r"(\w+): bool", torch._C._profiler._ExperimentalConfig.__init__.__doc__)
+
+
+@pytest.mark.parametrize("switch", _SWITCHES)
+def test_with_every_experimental_switch_a_window_is_recorded_or_its_name_is_told(
+    tmp_path, model, caplog, switch
+):
+    config = torch._C._profiler._ExperimentalConfig(**{switch: True})
+    loop(memory_trace_handler(tmp_path, model=model), model=model, experimental_config=config)
+    said = "".join(caplog.messages)
+    assert (recorded_steps(tmp_path) == [2] and not said) or (not recorded_steps(tmp_path) and switch in said)
 
 
 def test_a_relative_folder_is_that_of_the_moment_when_the_handler_was_made(tmp_path, model, monkeypatch):

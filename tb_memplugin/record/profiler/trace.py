@@ -164,7 +164,8 @@ def _walked(
             "The profile contains no memory events, so nothing was written.",
             where="torch.profiler.profile(...)",
             fix="Let the loop reach the active steps of the schedule, and allocate memory there, on the "
-            "thread that starts the profiler. (On a GPU, snapshot=True records all threads.)"
+            "thread that starts the profiler. (On a GPU, snapshot=True records all threads.) With "
+            "profile_all_threads or trace_only in experimental_config, torch keeps no memory events."
             if getattr(prof, "profile_memory", False)
             else "Pass profile_memory=True.",
         )
