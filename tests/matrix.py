@@ -114,7 +114,7 @@ def _install(row: Row, python: Path) -> None:
 
 
 def _requirements(row: Row) -> Iterator[str]:
-    """Yield the package and what its tests need. Each s3fs requires one fsspec, so the lowest goes without S3."""
+    """Yield the package and what its tests need; s3fs requires one fsspec, so the lowest has no S3."""
     if row.bounds != "lowest":
         yield f"{ROOT}[test]"
         return
