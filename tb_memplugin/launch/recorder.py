@@ -27,8 +27,7 @@ from tb_memplugin.record.monitor import MemoryMonitor
 from tb_memplugin.record.oom import OomRecorder, record_on_oom
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.storages_alive import instances_of
-from tb_memplugin.record.torch_private.modules import children_of, parameters_of
-from tb_memplugin.record.torch_private.optimizers import is_any_constructed
+from tb_memplugin.record.torch_private.modules import children_of, is_any_constructed, parameters_of
 
 FIRST_STEPS = range(2, 5)
 """The steps of an optimizer to record: it has its state by then, and three show what grows."""

@@ -24,7 +24,7 @@ from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now, memory_of
 from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import Guard, call_all, guarded, is_of_signal, kind_of
-from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
+from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, Newcomers
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.profiler.allocator_levels import Levels, allocator_levels
@@ -36,7 +36,6 @@ from tb_memplugin.record.profiler.held_storages import (
     Sightings,
     unique_sightings,
 )
-from tb_memplugin.record.profiler.registrations import Newcomers
 from tb_memplugin.record.profiler_windows import can_listen, listen
 from tb_memplugin.record.storages import (
     Purpose,

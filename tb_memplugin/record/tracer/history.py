@@ -26,7 +26,7 @@ from tb_memplugin.record.guard import UNOWNED, Guard, call_all
 from tb_memplugin.record.history.recording import SWITCH, Allocator, HistorySwitch, allocators, reaches, since
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.optimizer_hooks import StepHooks
-from tb_memplugin.record.profiler.dtypes import dtypes_of
+from tb_memplugin.record.storages import dtypes_of
 from tb_memplugin.record.torch_private.modules import parameters_in
 from tb_memplugin.record.tracer.history_calls import HistoryCalls, result_of
 from tb_memplugin.record.tracer.layer_clock import LayerClock

@@ -32,11 +32,11 @@ from tb_memplugin.record.modules import ModuleNames, is_compiled
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.profiler.ddp_buckets import buckets_alive
-from tb_memplugin.record.profiler.dtypes import dtypes_of
 from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
 from tb_memplugin.record.storages import (
     Sighting,
     allocated_by_torch,
+    dtypes_of,
     foreign_note,
     gradients,
     held_parameters,
