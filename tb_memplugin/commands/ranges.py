@@ -140,5 +140,5 @@ def _nanoseconds(trace: MemoryTrace, text: str | None, option: str, within_us: i
     if parts["us"]:
         return int(parts["us"]) * 1_000 + within_us
     first = int(trace.events.time_ns[0]) if len(trace.events) else 0
-    whole, _, decimals = parts["s"].partition(".")
-    return first + int(whole) * 1_000_000_000 + int(f"{decimals:0<9}")
+    seconds, _, decimals = parts["s"].partition(".")
+    return first + int(seconds) * 1_000_000_000 + int(f"{decimals:0<9}")

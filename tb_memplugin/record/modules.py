@@ -126,7 +126,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 Crossing = tuple[int, int, int, int]
-"""(time_ns, row or -1 - row, sequence number, thread ident)"""
+"""(epoch ns, row of the entered module or -1 - row of the left one, sequence number, thread ident)"""
 
 
 class SeesOuterCalls(Protocol):

@@ -27,7 +27,6 @@ from tb_memplugin.record.torch_private.tensors import (
     KEY_IS_ADDRESS,
     NESTED_SHAPES,
     StorageHead,
-    device_of,
     dtype_of,
     grad_of,
     is_nested,
@@ -133,11 +132,12 @@ def storages_and_tensors(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedSt
         except (RuntimeError, NotImplementedError, ValueError):
             continue  # meta, fake, functorch, lazy parameters: no memory that an allocator knows
         if address:
-            yield storage, _memory_of(plain, storage), plain
+            yield storage, memory_of(storage), plain
 
 
-def _memory_of(tensor: torch.Tensor, storage: torch.UntypedStorage) -> str:
-    device = device_of(tensor)
+def memory_of(storage: torch.UntypedStorage) -> str:
+    """Return the name of the memory of a storage: its device, or "shared"."""
+    device = storage.device
     if device.type == "cpu":
         return "shared" if storage.is_shared() else "cpu"
     return str(device)

@@ -56,7 +56,7 @@ from tb_memplugin.trace import (
     events,
 )
 from tb_memplugin.trace.replay import attributed, frees_of_unknown, pair, unreported_frees
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, merged
 
 
 def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int = 0) -> MemoryTrace:
@@ -181,9 +181,9 @@ def _with_tensors(
 
     What models and optimizers hold comes before what operators received: views of it have other shapes.
     """
-    operators = () if received is None else received.seen()
-    seen = itertools.chain(seen_in(window.start), seen_in(window.sightings), operators)
-    tensor, tensors = seen_tensors(seen, blocks, full.time_ns)
+    operators = () if received is None else received.tensors()
+    in_use = itertools.chain(seen_in(window.start), seen_in(window.sightings), operators)
+    tensor, tensors = seen_tensors(in_use, blocks, full.time_ns)
     of_events = full.tensor.copy()
     of_events[blocks.born[len(start) :]] = tensor[len(start) :]
     return replace(start, tensor=tensor[: len(start)]), replace(full, tensor=of_events), tensors
@@ -285,11 +285,7 @@ def _with_storage_frees(
         address=np.array([sighting.address for sighting in sightings], np.uint64),
         bytes=[sighting.bytes for sighting in sightings],
     )
-    order = np.argsort(np.concatenate((time, bare.time_ns)), kind="stable")
-    columns = {
-        name: np.concatenate((getattr(added, name), getattr(bare, name)))[order] for name in Events.__slots__
-    }
-    return Events(**columns), sizes
+    return merged(added, bare), sizes
 
 
 def _emptied(bare: Events, window: Window) -> list[tuple[int, int]]:

@@ -56,6 +56,9 @@ class HistoryRecording:
         allocator, levels, switch: used instead of those of torch.
     """
 
+    starts_by, use_first = "MemoryTracer.trace", "Put the model on the device before the traced block."
+    """What a user calls to start, and what to do before: the error of a device that is not in use says it."""
+
     def __init__(
         self,
         device: torch.device,
@@ -89,8 +92,8 @@ class HistoryRecording:
         if not self._allocator.is_in_use():
             raise MemPluginError(
                 f"No {self._device.type} device is in use yet.",
-                where="MemoryTracer.trace",
-                fix="Put the model on the device before the traced block.",
+                where=self.starts_by,
+                fix=self.use_first,
             )
         self._number = self._device.index if ":" in str(self._device) else self._allocator.current_device()
         self._names = ModuleNames.of(models)
