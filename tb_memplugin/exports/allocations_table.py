@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from tb_memplugin.analysis.divisions import By, codes
 from tb_memplugin.exports.output import replacing
-from tb_memplugin.exports.recorded import times_are_known
 from tb_memplugin.extras import library
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.result import Column, Names
@@ -29,7 +28,7 @@ def columns(trace: MemoryTrace, stacks: bool = True) -> dict[str, Column]:
         stacks: False has empty texts in place of the stacks.
     """
     blocks, count = trace.allocations, len(trace.events)
-    timed = times_are_known(trace)
+    timed = trace.times_are_known
     came, went = blocks.born >= 0, blocks.freed < count
     return {
         "device": Names(blocks.device, [device.name for device in trace.devices]),

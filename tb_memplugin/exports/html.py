@@ -27,7 +27,6 @@ from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.drawn import Changes, Drawn, Plot, drawn
 from tb_memplugin.exports.output import replacing
-from tb_memplugin.exports.recorded import first_time, is_used, times_are_known
 from tb_memplugin.trace import MemoryTrace, Phase, Spans, Step
 from tb_memplugin.trace.tables import NOT_NAMED, Int64, Rows
 
@@ -170,11 +169,9 @@ def report_data(
     Times are nanoseconds since `epoch_ns`, the first time in the trace; `event` is an index into the trace's
     events, -1 for the moment before the first.
     """
-    epoch, plot = first_time(trace), plot or Plot()
+    epoch, plot = trace.first_time_ns, plot or Plot()
     devices = [
-        _device(trace, row, divisions, epoch, plot)
-        for row in range(len(trace.devices))
-        if is_used(trace, row)
+        _device(trace, row, divisions, epoch, plot) for row in range(len(trace.devices)) if trace.is_used(row)
     ]
     note = plot.note(trace)
     return {
@@ -182,7 +179,7 @@ def report_data(
         "title": title,
         "source": trace.source,
         "epoch_ns": str(epoch),
-        "timed": times_are_known(trace),
+        "timed": trace.times_are_known,
         "first_event": min(plot.first, len(trace.events)),
         "events": min(plot.last, len(trace.events) - 1) + 1,
         "devices": devices,
@@ -358,7 +355,7 @@ def lanes_of(trace: MemoryTrace, device: int, epoch: int, plot: Plot) -> Json | 
     """
     if len(trace.phases) or len(trace.calls) or len(trace.steps) > 1:
         return _of_steps(trace, epoch, plot)
-    if not times_are_known(trace):
+    if not trace.times_are_known:
         return None
     return _of_annotations(trace, device, epoch, plot) or {**_of_steps(trace, epoch, plot), "steps": []}
 

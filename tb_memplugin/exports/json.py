@@ -15,7 +15,6 @@ from tb_memplugin.analysis.account import Account, AccountLevel, account_line, a
 from tb_memplugin.analysis.divisions import By, Part, breakdown
 from tb_memplugin.analysis.whole_device import moment_text, part_name, whole_name, whole_of
 from tb_memplugin.exports.output import replacing, written_by
-from tb_memplugin.exports.recorded import first_time, times_are_known
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason, WholeDevice
 
 FORMAT = "tb_memplugin.trace"
@@ -45,7 +44,7 @@ def _document(trace: MemoryTrace) -> Iterator[str]:
     yield "{\n"
     for name, value in _head(trace).items():
         yield f"{_text(name)}: {_text(value)},\n"
-    epoch = first_time(trace)
+    epoch = trace.first_time_ns
     yield '"tables": {\n' + ",\n".join(f"{_text(k)}: {_text(v)}" for k, v in _tables(trace).items()) + "},\n"
     yield from _columns("start", trace.start, epoch)
     yield from _columns("segments", trace.segments, epoch)
@@ -59,14 +58,14 @@ def _document(trace: MemoryTrace) -> Iterator[str]:
 
 
 def _head(trace: MemoryTrace) -> dict[str, Any]:
-    epoch = first_time(trace)
+    epoch = trace.first_time_ns
     return {
         "format": FORMAT,
         "version": VERSION,
         "written_by": written_by(),
         "source": trace.source,
         "epoch_ns": str(epoch),
-        "times_known": times_are_known(trace),
+        "times_known": trace.times_are_known,
         "notes": list(trace.notes),
         "properties": dict(trace.properties),
         "devices": [_device(trace, row, epoch) for row in range(len(trace.devices))],
