@@ -407,7 +407,8 @@ class StorageLines(StorageRecording):
 class HistoryLines(HistoryRecording):
     """Records a device whose allocator keeps a history with Python stacks: CUDA, ROCm and XPU."""
 
-    starts_by, use_first = "LineTracer.start_tracing", "Create a tensor on the device before tracing starts."
+    STARTS_BY = "LineTracer.start_tracing"
+    NOT_IN_USE_FIX = "Create a tensor on the device before tracing starts."
 
     def begin(self) -> None:
         """Turn on the history.

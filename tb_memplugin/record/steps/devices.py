@@ -92,8 +92,11 @@ def _counters(name: str, reset_peaks: bool) -> Counters:
         return ProcessCounters(resident_memory(), reset_peaks=reset_peaks)
     handle = AcceleratorHandle(torch.device(name))
     doors = _doors(handle.type)
-    fix = "Leave `device` out to watch the current device, or the process if there is none."
-    refuse_absent(torch.device(name), "MemoryMonitor", fix)
+    refuse_absent(
+        torch.device(name),
+        where="MemoryMonitor",
+        fix="Leave `device` out to watch the current device, or the process if there is none.",
+    )
     if not hasattr(doors.module, doors.readers[0]):
         raise MemPluginError(
             f"This version of torch cannot read the allocator's counters of {name!r}.",

@@ -56,7 +56,8 @@ class HistoryRecording:
         allocator, levels, switch: used instead of those of torch.
     """
 
-    starts_by, use_first = "MemoryTracer.trace", "Put the model on the device before the traced block."
+    STARTS_BY = "MemoryTracer.trace"
+    NOT_IN_USE_FIX = "Put the model on the device before the traced block."
     """What a user calls to start, and what to do before: the error of a device that is not in use says it."""
 
     def __init__(
@@ -92,8 +93,8 @@ class HistoryRecording:
         if not self._allocator.is_in_use():
             raise MemPluginError(
                 f"No {self._device.type} device is in use yet.",
-                where=self.starts_by,
-                fix=self.use_first,
+                where=self.STARTS_BY,
+                fix=self.NOT_IN_USE_FIX,
             )
         self._number = self._device.index if ":" in str(self._device) else self._allocator.current_device()
         self._names = ModuleNames.of(models)
