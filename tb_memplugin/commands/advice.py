@@ -145,15 +145,15 @@ def _show_peak(out: Console, peak: PeakHolders, most: int) -> None:
     )
     for holder in peak.holders[:most]:
         kind = f", {holder.category.replace('_', ' ')}" if holder.is_name else ""
-        what = f"{printable(holder.name, LONGEST)}: {counted(holder.blocks, 'block')}{kind}"
+        text = f"{printable(holder.name, LONGEST)}: {counted(holder.blocks, 'block')}{kind}"
         out.print(
-            f"  {unit.text(holder.bytes)}, {percent(holder.bytes, peak.bytes)} %  {what}", soft_wrap=True
+            f"  {unit.text(holder.bytes)}, {percent(holder.bytes, peak.bytes)} %  {text}", soft_wrap=True
         )
     rest = peak.holders[most:]
     if most and rest:
         size = sum(holder.bytes for holder in rest)
-        what = counted(len(rest), f"other {peak.by}" if peak.by != "category" else "other")
-        out.print(f"  {unit.text(size)}, {percent(size, peak.bytes)} %  {what}", soft_wrap=True)
+        text = counted(len(rest), f"other {peak.by}" if peak.by != "category" else "other")
+        out.print(f"  {unit.text(size)}, {percent(size, peak.bytes)} %  {text}", soft_wrap=True)
 
 
 def _show_briefly(out: Console, finding: Finding) -> None:

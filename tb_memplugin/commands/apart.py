@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from tb_memplugin.budget import confine, too_much_time
-from tb_memplugin.errors import MemPluginError, UnreadableFileError
+from tb_memplugin.commands.tables import refusal, the_command
+from tb_memplugin.errors import UnreadableFileError
 
 PATIENCE_SECONDS = 2
 """How many seconds a command may take to end after Ctrl-C."""
@@ -92,7 +93,7 @@ class _Guard:
             return code
         if signal.Signals(-code).name not in {*CRASHES, OUT_OF_TIME}:
             return BY_SIGNAL - code
-        _refuse(ended_by(-code, self.opened))
+        sys.stderr.write(f"{refusal(ended_by(-code, self.opened))}\n")
         return REFUSED
 
     def _kill(self, _number: int, _frame: FrameType | None) -> None:
@@ -111,26 +112,14 @@ def ended_by(number: int, opened: Opened) -> UnreadableFileError:
     """Return the error for a process that read files and was ended by a signal of this number."""
     path, seconds = opened.last()
     if signal.Signals(number).name == OUT_OF_TIME:
-        return too_much_time(path or _the_command(), seconds)
+        return too_much_time(path or the_command(), seconds)
     if not path:
         message = f"The command was killed (signal {number}): the system may have run out of memory."
         fix = "Run it on a machine with more memory."
-        return UnreadableFileError(message, where=_the_command(), fix=fix)
+        return UnreadableFileError(message, where=the_command(), fix=fix)
     message = (
         f"The process that read the file crashed (signal {number}): the file is nested too deeply, or "
         "the system ran out of memory."
     )
     fix = "Ask the sender for the file that torch.cuda.memory._dump_snapshot() or the profiler wrote."
     return UnreadableFileError(message, where=path, fix=fix)
-
-
-def _the_command() -> str:
-    from tb_memplugin.commands.tables import the_command
-
-    return the_command()
-
-
-def _refuse(error: MemPluginError) -> None:
-    from tb_memplugin.commands.tables import refusal
-
-    sys.stderr.write(f"{refusal(error)}\n")

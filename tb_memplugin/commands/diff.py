@@ -107,8 +107,8 @@ def _show_segments(comparisons: Sequence[SegmentComparison], top: int, as_json: 
 
 def _segment_row(segment: SegmentDelta, unit: Unit) -> tuple[str, str, str, str]:
     live = segment.base_live_bytes if segment.status == "removed" else segment.other_live_bytes
-    place = f"{segment.address:#x} {segment.pool}, {segment.stream}"
-    return place, segment.status, unit.show(segment.bytes), unit.show(live or 0)
+    name = f"{segment.address:#x} {segment.pool}, {segment.stream}"
+    return name, segment.status, unit.show(segment.bytes), unit.show(live or 0)
 
 
 def _json(comparison: DeviceComparison, top: int) -> dict[str, Any]:

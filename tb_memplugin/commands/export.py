@@ -27,7 +27,6 @@ from tb_memplugin.exports import monitored_steps
 from tb_memplugin.exports.formats import FORMATS, write_as
 from tb_memplugin.exports.output import STDOUT, cannot_write, replacing
 from tb_memplugin.exports.perfetto import ROWS_AT_ONCE, counters
-from tb_memplugin.exports.recorded import first_time, times_are_known
 from tb_memplugin.read.kineto.insertion import KinetoText, read_text
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import read_recordings
@@ -190,8 +189,8 @@ def write_into(trace: MemoryTrace, kineto: KinetoText, path: str | os.PathLike[s
     Raises:
         MemPluginError: the recording has no times, or none of the trace's; or the file cannot be written.
     """
-    start, end = first_time(trace), int(trace.events.time_ns[-1]) if len(trace.events) else 0
-    if not times_are_known(trace):
+    start, end = trace.first_time_ns, int(trace.events.time_ns[-1]) if len(trace.events) else 0
+    if not trace.times_are_known:
         raise MemPluginError(
             "The recording has no times.", where=trace.source, fix="Record it with PyTorch 2.2 or newer."
         )

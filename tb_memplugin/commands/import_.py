@@ -112,10 +112,10 @@ class _Job(Generic[Result]):
     source: str | None = None
 
     @classmethod
-    def start(cls, work: Work[Result], jobs: int, others: Sequence[Connection]) -> _Job[Result]:
+    def start(cls, work: Work[Result], jobs: int, pipes: Sequence[Connection]) -> _Job[Result]:
         pipe, far = (context := get_context("fork" if _can_fork() else None)).Pipe()
         opened = Opened()
-        theirs = [pipe, *others] if _can_fork() else []  # else they would keep each other from ending
+        theirs = [pipe, *pipes] if _can_fork() else []  # else they would keep each other from ending
         arguments = (far, theirs, work, opened.report if _can_fork() else _not_reported, jobs)
         process = context.Process(target=_serve, args=arguments, daemon=True)
         process.start()
@@ -171,13 +171,13 @@ def _not_reported(_path: str, _seconds: int) -> None:
 
 def _serve(
     pipe: Connection,
-    others: Sequence[Connection],
+    pipes: Sequence[Connection],
     work: Work[Any],
     report: Callable[[str, int], None],
     jobs: int,
 ) -> None:
     """In the new process: work on what comes through the pipe, until it is closed."""
-    for other in others:
+    for other in pipes:
         other.close()
     confine(report, jobs)
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
@@ -360,16 +360,16 @@ def _watch(
     tried: dict[str, str] = {}
     while True:
         now = _listed(sources, of_folders=True)
-        whole = [
+        complete = [
             path
             for path, state in now.items()
             if before.get(path) == state
             and tried.get(path) != state
             and (state or path.startswith(files.WEB))
         ]
-        if whole:
-            _import_all(whole, target, jobs, scheduler, done)
-            tried |= {path: now[path] for path in whole}
+        if complete:
+            _import_all(complete, target, jobs, scheduler, done)
+            tried |= {path: now[path] for path in complete}
         before = now
         time.sleep(WATCH_SECONDS)
 

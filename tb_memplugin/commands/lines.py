@@ -134,13 +134,13 @@ def _show(moment: Moment, file: str, lines: Sequence[LineUse], text: Sequence[st
         out.print("The file is not on this machine, so functions stand for its lines.", soft_wrap=True)
 
 
-def _numbers(held: dict[int, LineUse], count: int, context: int) -> Iterator[int | None]:
+def _numbers(uses: dict[int, LineUse], count: int, context: int) -> Iterator[int | None]:
     """Yield the numbers of the lines to show, in order; None where lines are left out."""
     shown = {
         near
-        for number in held
+        for number in uses
         for near in range(number - context, number + context + 1)
-        if near in held or 0 < near <= count
+        if near in uses or 0 < near <= count
     }
     before = None
     for number in sorted(shown):

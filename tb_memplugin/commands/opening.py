@@ -198,8 +198,8 @@ def print_shared_notes(files_notes: Sequence[tuple[str, Sequence[Note]]]) -> Non
         for kind, note in kinds.items():
             first.setdefault(kind, (path, note))
     for kind, (path, note) in first.items():
-        others = f" ({counts[kind] - 1:,} more files have such a note.)" if counts[kind] > 1 else ""
-        click.echo(f"note: {printable(Path(path).name, 80)}: {printable(note)}{others}", err=True)
+        more = f" ({counts[kind] - 1:,} more files have such a note.)" if counts[kind] > 1 else ""
+        click.echo(f"note: {printable(Path(path).name, 80)}: {printable(note)}{more}", err=True)
 
 
 @contextmanager

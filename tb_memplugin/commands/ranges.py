@@ -13,7 +13,6 @@ import numpy as np
 
 from tb_memplugin.analysis.moments import events_between
 from tb_memplugin.errors import MemPluginError, NotRecordedError
-from tb_memplugin.exports.recorded import times_are_known
 from tb_memplugin.trace import MemoryTrace
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class Range:
             MemPluginError: a text is no time, or no allocation.
             NotRecordedError: nothing was recorded in the range.
         """
-        if (self.start or self.end) and not times_are_known(trace):
+        if (self.start or self.end) and not trace.times_are_known:
             raise NotRecordedError(
                 "This recording has no times: a snapshot has them since PyTorch 2.2.",
                 where=trace.source,
@@ -140,5 +139,5 @@ def _nanoseconds(trace: MemoryTrace, text: str | None, option: str, within_us: i
     if parts["us"]:
         return int(parts["us"]) * 1_000 + within_us
     first = int(trace.events.time_ns[0]) if len(trace.events) else 0
-    whole, _, decimals = parts["s"].partition(".")
-    return first + int(whole) * 1_000_000_000 + int(f"{decimals:0<9}")
+    seconds, _, decimals = parts["s"].partition(".")
+    return first + int(seconds) * 1_000_000_000 + int(f"{decimals:0<9}")

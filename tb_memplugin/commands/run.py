@@ -86,8 +86,8 @@ def command(
         words = [*_python(), "-m", program, *arguments]
     elif program in CODE or _is_python(Path(program)):
         words = [*_python(), program, *arguments]
-    elif found := shutil.which(program):
-        words = [found, *arguments]
+    elif executable := shutil.which(program):
+        words = [executable, *arguments]
     else:
         raise MemPluginError(
             "There is no such script, and no such command.",

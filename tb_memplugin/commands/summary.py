@@ -97,10 +97,11 @@ def _parts_of(state: Moment, by: By) -> list[Part]:
     if by != "category":
         return parts
     variables = [part for part in state.parts("subcategory") if part.key.startswith(_OF_UNKNOWN)]
-    held = sum(part.bytes for part in variables)
+    named = sum(part.bytes for part in variables)
     shown = [replace(part, key=part.key.removeprefix(_OF_UNKNOWN)) for part in variables]
     rest = [
-        replace(part, bytes=part.bytes - held) if part.key == Category.UNKNOWN.key else part for part in parts
+        replace(part, bytes=part.bytes - named) if part.key == Category.UNKNOWN.key else part
+        for part in parts
     ]
     return sorted((part for part in (*rest, *shown) if part.bytes), key=lambda part: -part.bytes)
 

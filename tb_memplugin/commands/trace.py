@@ -16,7 +16,6 @@ from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.ranges import Range, range_options
 from tb_memplugin.commands.tables import printable
-from tb_memplugin.exports.recorded import times_are_known
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.tables import Rows
 
@@ -77,7 +76,7 @@ def _events(trace: MemoryTrace, device: int, rows: Rows) -> Iterator[dict[str, A
     events = trace.events
     number = np.cumsum(events.device == device) - 1
     line, lines = lines_of(trace.stacks)
-    timed = times_are_known(trace)
+    timed = trace.times_are_known
     first = int(events.time_ns[0]) if timed else 0
     live = trace.live(device)
     for row in rows.tolist():

@@ -54,14 +54,16 @@ def _serve(logdir: str, port: int) -> int:
     ) as server:
         try:
             assert server.stderr is not None
-            told = []
+            output = []
             for line in server.stderr:
-                told.append(line)
+                output.append(line)
                 if address := ADDRESS.search(line):
                     click.echo(f"Open {address[1].rstrip('/')}/#tb_memplugin   (Ctrl-C ends it)")
                     break
             else:
-                raise MemPluginError(f"TensorBoard did not start: {''.join(told[-3:]).strip()}", where=logdir)
+                raise MemPluginError(
+                    f"TensorBoard did not start: {''.join(output[-3:]).strip()}", where=logdir
+                )
             for _ in server.stderr:  # so that the pipe never fills
                 pass
             return server.wait()

@@ -155,11 +155,11 @@ def _build(folder: Path, site: Path, cuda: Path) -> None:
     wanting = [torch / "lib" / f"{name}.so" for name in _LINKED]
     wanting += [file for file in (site / _TRANSFORMER_ENGINE,) if file.exists()]
     sources = [SOURCES / f"{part}.cpp" for part in _PARTS]
-    _compile(sources, folder / "standin.so", options, others=_functions(_wanted(wanting)))
-    declared = set(_found(r"CUDAAPI\s+(cu[A-Z]\w+)\(", cuda / "include/cuda.h"))
-    counted = set(_found(r" standin_(cuMem\w+)\(", SOURCES / "cudart.cpp"))
-    made = "\n".join([*map(_done, sorted(declared - counted)), *map(_passed_on, sorted(counted))])
-    _compile([SOURCES / "driver.cpp"], driver, numbers, others=made)
+    _compile(sources, folder / "standin.so", options, stubs=_functions(_wanted(wanting)))
+    declared = set(_matches(r"CUDAAPI\s+(cu[A-Z]\w+)\(", cuda / "include/cuda.h"))
+    counted = set(_matches(r" standin_(cuMem\w+)\(", SOURCES / "cudart.cpp"))
+    stubs = "\n".join([*map(_done, sorted(declared - counted)), *map(_passed_on, sorted(counted))])
+    _compile([SOURCES / "driver.cpp"], driver, numbers, stubs=stubs)
     driver.with_name("libnvidia-ml.so.1").symlink_to(driver.name)
 
 
@@ -173,15 +173,15 @@ def _wanted(libraries: Iterable[Path]) -> set[str]:
 
 
 def _functions(wanted: set[str]) -> str:
-    made = []
+    stubs = []
     for name in sorted(wanted):
         if re.fullmatch(r"(cublas|cublasLt|cudnn|nccl)\w*Create\w*", name):
-            made.append(f"__attribute__((weak)) int {name}(void **out) {{ *out = malloc(256); return 0; }}")
+            stubs.append(f"__attribute__((weak)) int {name}(void **out) {{ *out = malloc(256); return 0; }}")
         elif name.startswith(_MATHEMATICS):
-            made.append(_done(name))
+            stubs.append(_done(name))
         elif name.startswith(("cuda", "__cuda")):
-            made.append(f"__attribute__((weak)) int {name}(void) {{ return {_NOT_SUPPORTED}; }}")
-    return "\n".join(["#include <stdlib.h>", *made])
+            stubs.append(f"__attribute__((weak)) int {name}(void) {{ return {_NOT_SUPPORTED}; }}")
+    return "\n".join(["#include <stdlib.h>", *stubs])
 
 
 def _done(name: str) -> str:
@@ -197,17 +197,17 @@ def _passed_on(name: str) -> str:
     )
 
 
-def _found(pattern: str, file: Path) -> list[str]:
+def _matches(pattern: str, file: Path) -> list[str]:
     return re.findall(pattern, file.read_text(encoding="utf-8"))
 
 
-def _compile(sources: list[Path], library: Path, options: list[str], *, others: str) -> None:
-    rest, made = library.with_suffix(".c"), library.with_suffix(".o")
-    rest.write_text(others, encoding="utf-8")
+def _compile(sources: list[Path], library: Path, options: list[str], *, stubs: str) -> None:
+    rest, compiled = library.with_suffix(".c"), library.with_suffix(".o")
+    rest.write_text(stubs, encoding="utf-8")
     commands = (
-        ["gcc", "-fPIC", "-w", "-c", str(rest), "-o", str(made)],
+        ["gcc", "-fPIC", "-w", "-c", str(rest), "-o", str(compiled)],
         [
-            *("g++", "-std=c++17", "-shared", "-fPIC", "-O2", *options, *map(str, sources), str(made)),
+            *("g++", "-std=c++17", "-shared", "-fPIC", "-O2", *options, *map(str, sources), str(compiled)),
             *("-o", str(library), "-ldl"),
         ],
     )
@@ -218,13 +218,13 @@ def _compile(sources: list[Path], library: Path, options: list[str], *, others: 
                 f"The compiler failed:\n{ran.stderr[:2000].strip()}", where=command[0], fix=_FIX
             )
     rest.unlink()
-    made.unlink()
+    compiled.unlink()
 
 
 def _cuda_version(home: Path) -> int:
-    found = re.search(r"#define CUDA_VERSION (\d+)", (home / "include/cuda.h").read_text(encoding="utf-8"))
-    assert found is not None
-    return int(found[1]) // 10
+    version = re.search(r"#define CUDA_VERSION (\d+)", (home / "include/cuda.h").read_text(encoding="utf-8"))
+    assert version is not None
+    return int(version[1]) // 10
 
 
 def _cudnn_version(site: Path) -> int:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from tb_memplugin.analysis.divisions import By, codes
 from tb_memplugin.exports.output import replacing
-from tb_memplugin.exports.recorded import times_are_known
 from tb_memplugin.extras import library
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.result import Column, Names
@@ -29,13 +28,13 @@ def columns(trace: MemoryTrace, stacks: bool = True) -> dict[str, Column]:
         stacks: False has empty texts in place of the stacks.
     """
     blocks, count = trace.allocations, len(trace.events)
-    timed = times_are_known(trace)
+    timed = trace.times_are_known
     came, went = blocks.born >= 0, blocks.freed < count
     return {
         "device": Names(blocks.device, [device.name for device in trace.devices]),
-        "address": _known(blocks.address, blocks.address != 0),
+        "address": _masked(blocks.address, blocks.address != 0),
         "bytes": blocks.bytes,
-        "rounded_bytes": _known(blocks.rounded, blocks.rounded >= 0),
+        "rounded_bytes": _masked(blocks.rounded, blocks.rounded >= 0),
         "category": _divided(trace, "category"),
         "phase": _divided(trace, "phase"),
         "module": Names(blocks.module, [module.name for module in trace.modules]),
@@ -43,12 +42,12 @@ def columns(trace: MemoryTrace, stacks: bool = True) -> dict[str, Column]:
         "name": Names(blocks.label, trace.labels),
         "tensor": Names(blocks.tensor, map(str, trace.tensors)),
         **{by: _divided(trace, by) for by in DIVIDED},
-        "born_event": _known(blocks.born, came),
-        "born_ns": _known(_times(trace, blocks.born), came & timed),
-        "freed_event": _known(blocks.freed, went),
-        "freed_ns": _known(_times(trace, blocks.freed), went & timed),
+        "born_event": _masked(blocks.born, came),
+        "born_ns": _masked(_times(trace, blocks.born), came & timed),
+        "freed_event": _masked(blocks.freed, went),
+        "freed_ns": _masked(_times(trace, blocks.freed), went & timed),
         "line": _divided(trace, "line"),
-        "stack_number": _known(blocks.stack.astype(np.int64), blocks.stack >= 0),
+        "stack_number": _masked(blocks.stack.astype(np.int64), blocks.stack >= 0),
         "stack": Names(
             blocks.stack, (BETWEEN_FRAMES.join(stack) if stacks else "" for stack in trace.stacks)
         ),
@@ -67,8 +66,8 @@ def write_parquet(trace: MemoryTrace, path: str | os.PathLike[str]) -> None:
         parquet.write_table(table, stream, compression="zstd")
 
 
-def _known(values: npt.NDArray[np.integer[Any]], known: Bool) -> np.ndarray:
-    return np.ma.MaskedArray(values, ~known)
+def _masked(values: npt.NDArray[np.integer[Any]], is_known: Bool) -> np.ndarray:
+    return np.ma.MaskedArray(values, ~is_known)
 
 
 def _divided(trace: MemoryTrace, by: By) -> Names:

@@ -55,9 +55,11 @@ def write(trace: MemoryTrace, path: str | os.PathLike[str], stacks: bool = True)
             stream.write(("\n".join(lines) + "\n").encode())
 
 
-def cell(text: str) -> str:
-    """Return text as a CSV cell that no spreadsheet takes for a formula."""
-    safe = f"'{text}" if text.startswith(FORMULA) else text
+def cell(value: object) -> str:
+    """Return a value as a CSV cell that no spreadsheet takes for a formula; None is an empty one."""
+    if not isinstance(value, str):
+        return "" if value is None else str(value)
+    safe = f"'{value}" if value.startswith(FORMULA) else value
     if any(sign in safe for sign in ',"\n\r'):
         return '"' + safe.replace('"', '""') + '"'
     return safe
@@ -69,8 +71,8 @@ def _cells(column: Column) -> Iterator[str]:
         names = [*map(cell, column.names), ""]
         return map(names.__getitem__, _values(column.row))
     values = np.ma.asarray(column)
-    known = zip(_values(values.data), _values(np.ma.getmaskarray(values)), strict=True)
-    return ("" if is_unknown else str(value) for value, is_unknown in known)
+    cells = zip(_values(values.data), _values(np.ma.getmaskarray(values)), strict=True)
+    return ("" if is_unknown else str(value) for value, is_unknown in cells)
 
 
 def _values(array: np.ndarray) -> Iterator[Any]:

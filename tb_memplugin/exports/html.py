@@ -26,9 +26,9 @@ from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.drawn import Changes, Drawn, Plot, drawn
+from tb_memplugin.exports.json import PHASES, spans_json, step_json
 from tb_memplugin.exports.output import replacing
-from tb_memplugin.exports.recorded import first_time, is_used, times_are_known
-from tb_memplugin.trace import MemoryTrace, Phase, Spans, Step
+from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import NOT_NAMED, Int64, Rows
 
 Json = dict[str, Any]
@@ -170,11 +170,9 @@ def report_data(
     Times are nanoseconds since `epoch_ns`, the first time in the trace; `event` is an index into the trace's
     events, -1 for the moment before the first.
     """
-    epoch, plot = first_time(trace), plot or Plot()
+    epoch, plot = trace.first_time_ns, plot or Plot()
     devices = [
-        _device(trace, row, divisions, epoch, plot)
-        for row in range(len(trace.devices))
-        if is_used(trace, row)
+        _device(trace, row, divisions, epoch, plot) for row in range(len(trace.devices)) if trace.is_used(row)
     ]
     note = plot.note(trace)
     return {
@@ -182,7 +180,7 @@ def report_data(
         "title": title,
         "source": trace.source,
         "epoch_ns": str(epoch),
-        "timed": times_are_known(trace),
+        "timed": trace.times_are_known,
         "first_event": min(plot.first, len(trace.events)),
         "events": min(plot.last, len(trace.events) - 1) + 1,
         "devices": devices,
@@ -358,7 +356,7 @@ def lanes_of(trace: MemoryTrace, device: int, epoch: int, plot: Plot) -> Json | 
     """
     if len(trace.phases) or len(trace.calls) or len(trace.steps) > 1:
         return _of_steps(trace, epoch, plot)
-    if not times_are_known(trace):
+    if not trace.times_are_known:
         return None
     return _of_annotations(trace, device, epoch, plot) or {**_of_steps(trace, epoch, plot), "steps": []}
 
@@ -377,13 +375,12 @@ def _of_steps(trace: MemoryTrace, epoch: int, plot: Plot) -> Json:
     t0, t1 = _times(trace, plot, trace.steps[0].start_ns, trace.steps[-1].end_ns)
     shown = lanes(what_ran(trace.steps, trace.phases, trace.calls, trace.modules), t0, t1, LANE_COLUMNS)
     modules = [module.key for module in trace.modules]
-    phases = {int(phase): phase.key for phase in Phase}
     return {
         "t0": t0 - epoch,
         "t1": t1 - epoch,
-        "steps": [_step(step, epoch) for step in shown.steps],
-        "phases": _spans(shown.phases, phases, epoch),
-        "modules": [_spans(level, modules, epoch) for level in shown.modules],
+        "steps": [step_json(step, f"step {step.number}", epoch) for step in shown.steps],
+        "phases": spans_json(shown.phases, PHASES, epoch),
+        "modules": [spans_json(level, modules, epoch) for level in shown.modules],
         "omitted": shown.omitted,
     }
 
@@ -418,23 +415,6 @@ def _of_annotations(trace: MemoryTrace, device: int, epoch: int, plot: Plot) -> 
         "label": "annotations",
         "omitted": omitted,
     }
-
-
-def _step(step: Step, epoch: int) -> Json:
-    return {
-        "start_ns": step.start_ns - epoch,
-        "end_ns": step.end_ns - epoch,
-        "name": f"step {step.number}",
-        "phase": None,
-    }
-
-
-def _spans(spans: Spans, names: list[str] | dict[int, str], epoch: int) -> list[Json]:
-    columns = (spans.start_ns.tolist(), spans.end_ns.tolist(), spans.name.tolist(), spans.phase.tolist())
-    return [
-        {"start_ns": start - epoch, "end_ns": end - epoch, "name": names[name], "phase": Phase(phase).key}
-        for start, end, name, phase in zip(*columns, strict=True)
-    ]
 
 
 class Packed(TypedDict):

@@ -15,8 +15,7 @@ from tb_memplugin.analysis.account import Account, AccountLevel, account_line, a
 from tb_memplugin.analysis.divisions import By, Part, breakdown
 from tb_memplugin.analysis.whole_device import moment_text, part_name, whole_name, whole_of
 from tb_memplugin.exports.output import replacing, written_by
-from tb_memplugin.exports.recorded import first_time, times_are_known
-from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason, WholeDevice
+from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason, Spans, Step, WholeDevice
 
 FORMAT = "tb_memplugin.trace"
 VERSION = 1
@@ -27,6 +26,9 @@ AT_THE_PEAK: tuple[By, ...] = (
 """The divisions in which each device's peak is written."""
 
 TIMES = ("time_ns", "start_ns", "end_ns")
+
+PHASES = [phase.key for phase in Phase]
+"""The name of each phase, by its number."""
 
 
 def write(trace: MemoryTrace, path: str | os.PathLike[str]) -> None:
@@ -45,7 +47,7 @@ def _document(trace: MemoryTrace) -> Iterator[str]:
     yield "{\n"
     for name, value in _head(trace).items():
         yield f"{_text(name)}: {_text(value)},\n"
-    epoch = first_time(trace)
+    epoch = trace.first_time_ns
     yield '"tables": {\n' + ",\n".join(f"{_text(k)}: {_text(v)}" for k, v in _tables(trace).items()) + "},\n"
     yield from _columns("start", trace.start, epoch)
     yield from _columns("segments", trace.segments, epoch)
@@ -59,14 +61,14 @@ def _document(trace: MemoryTrace) -> Iterator[str]:
 
 
 def _head(trace: MemoryTrace) -> dict[str, Any]:
-    epoch = first_time(trace)
+    epoch = trace.first_time_ns
     return {
         "format": FORMAT,
         "version": VERSION,
         "written_by": written_by(),
         "source": trace.source,
         "epoch_ns": str(epoch),
-        "times_known": times_are_known(trace),
+        "times_known": trace.times_are_known,
         "notes": list(trace.notes),
         "properties": dict(trace.properties),
         "devices": [_device(trace, row, epoch) for row in range(len(trace.devices))],
@@ -223,6 +225,33 @@ def whole_json(of_device: Sequence[WholeDevice], device: str) -> WholeJson | Non
     }
 
 
+class Span(TypedDict):
+    """Something that ran."""
+
+    start_ns: int
+    end_ns: int
+    """When it ran. Over events: the first event within it, and the one after its last."""
+    name: str
+    """What ran."""
+    phase: str | None
+    """Or null."""
+
+
+def step_json(step: Step, name: str, epoch_ns: int) -> Span:
+    """Return a step for JSON; times are nanoseconds since `epoch_ns`."""
+    start, end = step.start_ns - epoch_ns, step.end_ns - epoch_ns
+    return {"start_ns": start, "end_ns": end, "name": name, "phase": None}
+
+
+def spans_json(spans: Spans, names: Sequence[str], epoch_ns: int) -> list[Span]:
+    """Return spans for JSON, with the names of a table; times are nanoseconds since `epoch_ns`."""
+    columns = (spans.start_ns.tolist(), spans.end_ns.tolist(), spans.name.tolist(), spans.phase.tolist())
+    return [
+        {"start_ns": start - epoch_ns, "end_ns": end - epoch_ns, "name": names[name], "phase": PHASES[phase]}
+        for start, end, name, phase in zip(*columns, strict=True)
+    ]
+
+
 def parts_json(parts: Sequence[Part]) -> list[dict[str, Any]]:
     """Return parts for JSON."""
     return [{"key": part.key, "bytes": part.bytes, "count": part.count} for part in parts]
@@ -232,7 +261,7 @@ def _tables(trace: MemoryTrace) -> dict[str, Any]:
     return {
         "kinds": [kind.name.lower() for kind in Kind],
         "categories": [category.key for category in Category],
-        "phases": [phase.key for phase in Phase],
+        "phases": PHASES,
         "reasons": [reason.name.lower() for reason in Reason],
         "operators": trace.operators,
         "modules": [

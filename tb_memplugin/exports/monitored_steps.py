@@ -153,8 +153,4 @@ def _rows(worker: WatchedSteps) -> Iterator[dict[str, Any]]:
 
 
 def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return cell(value) if isinstance(value, str) else str(value)
+    return cell(str(value).lower() if isinstance(value, bool) else value)

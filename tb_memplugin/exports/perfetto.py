@@ -19,7 +19,6 @@ import numpy as np
 from tb_memplugin.analysis.annotations import annotation_ranges
 from tb_memplugin.exports.drawn import drawn
 from tb_memplugin.exports.output import replacing
-from tb_memplugin.exports.recorded import first_time, is_used, times_are_known
 from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64
 
@@ -42,9 +41,9 @@ def write(trace: MemoryTrace, path: str | os.PathLike[str]) -> None:
     """
     with replacing(path) as stream:
         about = {
-            "epoch_ns": str(first_time(trace)),
+            "epoch_ns": str(trace.first_time_ns),
             "source": trace.source,
-            "times_known": times_are_known(trace),
+            "times_known": trace.times_are_known,
             "notes": list(trace.notes),
         }
         head = f'{{"displayTimeUnit":"ns","otherData":{_text(about)},"traceEvents":[\n'
@@ -57,7 +56,7 @@ def write(trace: MemoryTrace, path: str | os.PathLike[str]) -> None:
 
 
 def _records(trace: MemoryTrace) -> Iterator[str]:
-    epoch = first_time(trace)
+    epoch = trace.first_time_ns
     yield _meta("process_name", PROGRAM, 0, "program")
     yield from _program(trace, epoch)
     for row, process in _processes(trace, PROGRAM + 1):
@@ -80,7 +79,7 @@ def counters(trace: MemoryTrace, first_process: int, epoch: int) -> Iterator[str
 
 
 def _processes(trace: MemoryTrace, first: int) -> list[tuple[int, int]]:
-    return [(row, first + row) for row in range(len(trace.devices)) if is_used(trace, row)]
+    return [(row, first + row) for row in range(len(trace.devices)) if trace.is_used(row)]
 
 
 def _program(trace: MemoryTrace, epoch: int) -> Iterator[str]:
@@ -103,7 +102,11 @@ def _program(trace: MemoryTrace, epoch: int) -> Iterator[str]:
 
 
 def _annotated(trace: MemoryTrace, device: int, epoch: int) -> list[Span]:
-    ends = [first_time(trace), *trace.events.time_ns[-1:].tolist(), *trace.annotations.time_ns[-1:].tolist()]
+    ends = [
+        trace.first_time_ns,
+        *trace.events.time_ns[-1:].tolist(),
+        *trace.annotations.time_ns[-1:].tolist(),
+    ]
     return [
         (
             (ends[0] if annotation.start_ns is None else annotation.start_ns) - epoch,
@@ -166,7 +169,7 @@ class Lanes:
 
 def _levels(trace: MemoryTrace, device: int, process: int, epoch: int) -> Iterator[str]:
     live = trace.live(device)
-    start = first_time(trace)
+    start = trace.first_time_ns
     changes = drawn(trace, device).changes()
     category = trace.allocations.category[changes.block]
     first = trace.allocations.alive_at(-1, device)
@@ -192,7 +195,7 @@ def _reserved(trace: MemoryTrace, device: int, process: int, epoch: int) -> Iter
         return
     start = trace.devices[device].reserved_at_start
     if start is not None:
-        yield from _counter("reserved", process, [first_time(trace)], [start], epoch)
+        yield from _counter("reserved", process, [trace.first_time_ns], [start], epoch)
     rows = np.flatnonzero((trace.events.device == device) & (trace.events.reserved >= 0))
     level = trace.events.reserved[rows]
     changed = np.flatnonzero(np.diff(level, prepend=-1 if start is None else start))

@@ -20,7 +20,6 @@ import numpy as np
 
 from tb_memplugin.analysis.layout import Layout, layout, pending_since, rounded_by_rule
 from tb_memplugin.exports.output import replacing, written_by
-from tb_memplugin.exports.recorded import is_used, times_are_known
 from tb_memplugin.trace import Kind, MemoryTrace, Phase
 from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.tables import MODULE_MARK, Bool, Int64
@@ -112,7 +111,7 @@ def snapshot_of(trace: MemoryTrace) -> tuple[Json, tuple[str, ...]]:
 
 def device_numbers(trace: MemoryTrace) -> dict[int, int]:
     """Return the index of each used device in the snapshot: 1 for `cuda:1`; a CPU gets the first free one."""
-    used = [row for row in range(len(trace.devices)) if is_used(trace, row)]
+    used = [row for row in range(len(trace.devices)) if trace.is_used(row)]
     numbers: dict[int, int] = {}
     for row in used:
         kind, _, index = trace.devices[row].name.partition(":")
@@ -139,7 +138,7 @@ def _annotations(trace: MemoryTrace, numbers: dict[int, int]) -> list[Json]:
         for time, ends, name, device in rows
         if device in numbers
     ]
-    if trace.source == "snapshot" or not times_are_known(trace):
+    if trace.source == "snapshot" or not trace.times_are_known:
         return written
     spans = [(step.start_ns, step.end_ns, f"ProfilerStep#{step.number}") for step in trace.steps]
     phases = trace.phases
@@ -210,7 +209,7 @@ class Entries:
         self._frames = frames
         self._address = address
         self._events = np.flatnonzero(trace.events.device == device)
-        self._timed = times_are_known(trace)
+        self._timed = trace.times_are_known
         self._unexplained = self._reserve_changes(device, slack)
         self._row_of = self._allocation_of_event(device)
         self._unseen = self._ended_by_allocs(device)

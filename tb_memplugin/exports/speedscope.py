@@ -15,7 +15,6 @@ import numpy as np
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.exports.output import replacing, written_by
-from tb_memplugin.exports.recorded import is_used
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.tables import Int64
@@ -42,7 +41,7 @@ def write(trace: MemoryTrace, path: str | os.PathLike[str], title: str) -> None:
 def document(trace: MemoryTrace, title: str) -> dict[str, Any]:
     """Return the file's content. speedscope shows `title` above the graph."""
     frames = _Frames()
-    profiles = [_profile(trace, row, frames) for row in range(len(trace.devices)) if is_used(trace, row)]
+    profiles = [_profile(trace, row, frames) for row in range(len(trace.devices)) if trace.is_used(row)]
     peaks = [profile["endValue"] for profile in profiles]
     return {
         "$schema": SCHEMA,

@@ -20,6 +20,7 @@ from torch.profiler import ProfilerAction
 
 from tb_memplugin.callbacks.recorder import StepRecorder, Training
 from tb_memplugin.launch.settings import Settings
+from tb_memplugin.record.arguments import referents
 from tb_memplugin.record.guard import Failed, Guard, call_all, guarded
 from tb_memplugin.record.history.recording import allocators
 from tb_memplugin.record.module_calls import ModuleCalls
@@ -27,8 +28,7 @@ from tb_memplugin.record.monitor import MemoryMonitor
 from tb_memplugin.record.oom import OomRecorder, record_on_oom
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.storages_alive import instances_of
-from tb_memplugin.record.torch_private.modules import children_of, parameters_of
-from tb_memplugin.record.torch_private.optimizers import is_any_constructed
+from tb_memplugin.record.torch_private.modules import children_of, is_any_constructed, parameters_of
 
 FIRST_STEPS = range(2, 5)
 """The steps of an optimizer to record: it has its state by then, and three show what grows."""
@@ -335,7 +335,7 @@ class OutermostCalls:
         After `stop`, only calls of modules that were outermost before are told: it may be within such a call.
         """
         self._depth = 0
-        modules = [module for module in (each() for each in self._outermost.values()) if module is not None]
+        modules = referents(self._outermost.values())
         for module in modules:
             self._calls.watch(module, self._entered, self._left, failed)
         if not modules:

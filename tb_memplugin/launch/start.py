@@ -67,8 +67,8 @@ class _BeforeTorch(MetaPathFinder):
         """Return torch's spec, whose loader begins to record afterwards; None for all other modules."""
         if fullname != "torch":
             return None
-        others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
-        spec = next(filter(None, (each.find_spec(fullname, path, target) for each in others)), None)
+        finders = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+        spec = next(filter(None, (each.find_spec(fullname, path, target) for each in finders)), None)
         if spec is None or spec.loader is None:
             return spec
         loader = spec.loader

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.record.exact_cpu.counting import is_counting
-from tb_memplugin.record.storages import allocated_by_torch
+from tb_memplugin.record.storages import allocated_by_torch, memory_of
 from tb_memplugin.record.storages_alive import (
     is_leaf,
     node_of,
@@ -62,7 +62,7 @@ class Alive:
     tensor: Dense | None = None
 
 
-def alive_now(notes: list[Note] | None = None, known: Iterable[int] = ()) -> Iterator[Alive]:
+def alive_now(notes: list[Note] | None = None, excluded: Iterable[int] = ()) -> Iterator[Alive]:
     """Yield each storage with memory that torch allocated, once.
 
     What they are is known of parameters and their gradients, of what autograd computed and of what it saved
@@ -72,7 +72,7 @@ def alive_now(notes: list[Note] | None = None, known: Iterable[int] = ()) -> Ite
     Args:
         notes: a list that gets a note on how many tensors had no memory to look at, and one on how many
             objects Python does not list, if there are any.
-        known: the `storage_key` of storages that are left out.
+        excluded: the `storage_key` of storages that are left out.
     """
     alone = not other_threads_may_run()
     notes = [] if notes is None else notes
@@ -87,14 +87,14 @@ def alive_now(notes: list[Note] | None = None, known: Iterable[int] = ()) -> Ite
         )
         if alone:
             variable_names({0})  # gives the tensors of variables storages that Python lists
-    left_out = set(known)
-    found: dict[int, _Described] = {}
+    left_out = set(excluded)
+    alive: dict[int, _Described] = {}
     for described in _described(notes) if alone else _not_described():
         storage, key = described[0], storage_key(described[0])
-        if key not in found and key not in left_out and allocated_by_torch(storage) and storage.nbytes():
-            found[key] = described
-    names = variable_names(set(found)) if alone else {}
-    for key, (storage, category, label, tensor) in found.items():
+        if key not in alive and key not in left_out and allocated_by_torch(storage) and storage.nbytes():
+            alive[key] = described
+    names = variable_names(set(alive)) if alone else {}
+    for key, (storage, category, label, tensor) in alive.items():
         yield Alive(storage, memory_of(storage), category, names.get(key, "") or label, tensor)
 
 
@@ -156,11 +156,6 @@ def _dense(tensor: torch.Tensor) -> Dense | None:
     """Return what a tensor is, None for one whose parts, or whose class, have the memory."""
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and layout_of(tensor) is torch.strided
     return dense(tensor) if is_plain and not is_nested(tensor) else None
-
-
-def memory_of(storage: torch.UntypedStorage) -> str:
-    """Return the name of the memory of a storage: its device, or "shared"."""
-    return "shared" if storage.is_shared() and storage.device.type == "cpu" else str(storage.device)
 
 
 def _saved_in(roots: Iterable[Any]) -> Iterator[_Described]:

@@ -1,10 +1,10 @@
-"""Checks of the arguments that the recording classes share, with the same error messages."""
+"""Arguments that the recording classes share: checks with the same messages, and what is held weakly."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +15,14 @@ Optimizers = (
     torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer] | None
 )
 """One optimizer, several (perhaps by name), or none."""
+
+
+Held = TypeVar("Held")
+
+
+def referents(references: Iterable[weakref.ref[Held]]) -> list[Held]:
+    """Return what is still there of what is held weakly."""
+    return [referent for reference in references if (referent := reference()) is not None]
 
 
 def checked_model(model: Any) -> nn.Module:

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerAction
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
-from tb_memplugin.record.arguments import Optimizers, checked_optimizers, with_inner
+from tb_memplugin.record.arguments import Optimizers, checked_optimizers, referents, with_inner
 from tb_memplugin.record.exact_cpu import count_if_possible
 from tb_memplugin.record.guard import Guard, ends_program, guarded, is_of_signal
 from tb_memplugin.record.history.merge import merge_snapshot
@@ -209,7 +209,6 @@ class _MemoryTraceHandler:
         models = {
             name: model for name, reference in self._models.items() if (model := reference()) is not None
         }
-        optimizers = [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
         self._dir_name = files.absolute(self._settings.dir_name)
         if self._settings.exact_cpu:
             count_if_possible(self._logger)
@@ -220,9 +219,8 @@ class _MemoryTraceHandler:
                 "allocator was found. Everything else is recorded.\n  fix: remove snapshot=True here, "
                 "or run on a machine with such a device."
             )
-        recorder = window_recorder(
-            models, optimizers, histories, finds_all=self._settings.finds_all, guard=self._guard
-        )
+        optimizers, finds_all = referents(self._optimizers), self._settings.finds_all
+        recorder = window_recorder(models, optimizers, histories, finds_all=finds_all, guard=self._guard)
         watch(recorder)
         self._recorder = recorder
 

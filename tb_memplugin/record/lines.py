@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tb_memplugin.errors import MemPluginError
 from tb_memplugin.read.python_frames import MOST_FRAMES, note_on_cut
 from tb_memplugin.record.guard import UNOWNED, Failed, Guard, call_all
 from tb_memplugin.record.module_calls import ModuleCalls
@@ -339,11 +338,8 @@ class StorageLines(StorageRecording):
         """Record the start state and begin recording."""
         self._unmet = len(frames_of_other_threads())
         super().start({}, [])
-        try:
+        with self._abandoned_on_error():
             self._threads.start()
-        except BaseException:
-            self.abandon()
-            raise
 
     def abandon(self) -> None:
         """Remove all that is ours, without a result."""
@@ -351,11 +347,8 @@ class StorageLines(StorageRecording):
 
     def end(self) -> RecordedLines:
         """End the recording and return its result."""
-        try:
+        with self._abandoned_on_error():
             return self._end()
-        except BaseException:
-            self.abandon()
-            raise
 
     def _end(self) -> RecordedLines:
         self._threads.stop()
@@ -414,18 +407,15 @@ class StorageLines(StorageRecording):
 class HistoryLines(HistoryRecording):
     """Records a device whose allocator keeps a history with Python stacks: CUDA, ROCm and XPU."""
 
+    STARTS_BY = "LineTracer.start_tracing"
+    NOT_IN_USE_FIX = "Create a tensor on the device before tracing starts."
+
     def begin(self) -> None:
         """Turn on the history.
 
         Raises:
             MemPluginError: the process does not use the device yet.
         """
-        if not self._allocator.is_in_use():
-            raise MemPluginError(
-                f"No {self._device.type} device is in use yet.",
-                where="LineTracer.start_tracing",
-                fix="Create a tensor on the device before tracing starts.",
-            )
         super().start({}, [])
 
     def end(self) -> RecordedLines:

@@ -31,6 +31,7 @@ from tb_memplugin.record.arguments import (
     checked_device,
     checked_model,
     checked_optimizers,
+    referents,
     refuse_absent,
 )
 from tb_memplugin.record.beside_compiler import hidden_from_dynamo
@@ -350,12 +351,7 @@ class Tracing:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         model = self._model() if self._model is not None else None
-        alive = [
-            optimizer
-            for optimizer in (reference() for reference in self._optimizers)
-            if optimizer is not None
-        ]
-        self._tracer._end({"": model} if model is not None else {}, alive)
+        self._tracer._end({"": model} if model is not None else {}, referents(self._optimizers))
 
 
 def _layer_table(layers: Sequence[LayerMemoryStats], *, has_reserve: bool) -> Table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from time import time_ns
 from typing import Any
 
@@ -27,7 +27,6 @@ from tb_memplugin.record.torch_private.tensors import (
     KEY_IS_ADDRESS,
     NESTED_SHAPES,
     StorageHead,
-    device_of,
     dtype_of,
     grad_of,
     is_nested,
@@ -133,11 +132,12 @@ def storages_and_tensors(tensor: torch.Tensor) -> Iterator[tuple[torch.UntypedSt
         except (RuntimeError, NotImplementedError, ValueError):
             continue  # meta, fake, functorch, lazy parameters: no memory that an allocator knows
         if address:
-            yield storage, _memory_of(plain, storage), plain
+            yield storage, memory_of(storage), plain
 
 
-def _memory_of(tensor: torch.Tensor, storage: torch.UntypedStorage) -> str:
-    device = device_of(tensor)
+def memory_of(storage: torch.UntypedStorage) -> str:
+    """Return the name of the memory of a storage: its device, or "shared"."""
+    device = storage.device
     if device.type == "cpu":
         return "shared" if storage.is_shared() else "cpu"
     return str(device)
@@ -324,3 +324,39 @@ def match_sightings(
     seen_at = np.searchsorted(time_ns, seen_ns, side="right") - 1
     row = blocks_at(wanted, seen_at, blocks)
     return np.where(np.append(blocks.device, 0)[row] == device, row, -1).astype(np.int64)
+
+
+def dtype_properties(sightings: Iterable[Sighting]) -> dict[str, str]:
+    """Return the bytes of parameters and of optimizer state, as `dtype_bytes.CATEGORY.DEVICE.DTYPE`.
+
+    Args:
+        sightings: sightings in time order; an address counts as what was seen there last, and a label as
+            the tensors that had it when it was seen last.
+    """
+    last: dict[object, Sighting] = {}
+    for sighting in sightings:
+        if sighting.category in (Category.PARAMETER, Category.OPTIMIZER_STATE) and sighting.dtype:
+            identity = (sighting.device, sighting.category, sighting.address)
+            last.pop(identity, None)
+            last[identity] = sighting
+    labelled: dict[object, list[Sighting]] = {}
+    for sighting in last.values():
+        same = labelled.setdefault(
+            (sighting.device, sighting.category, sighting.label or sighting.address), []
+        )
+        if same and same[-1].time_ns != sighting.time_ns:
+            same.clear()
+        same.append(sighting)
+    total: dict[str, int] = {}
+    for sighting in chain.from_iterable(labelled.values()):
+        key = f"dtype_bytes.{sighting.category.key}.{sighting.device}.{sighting.dtype}"
+        total[key] = total.get(key, 0) + sighting.bytes
+    return {key: str(size) for key, size in total.items()}
+
+
+def dtypes_of(
+    models: Mapping[str, nn.Module], optimizers: Iterable[torch.optim.Optimizer], names: ModuleNames
+) -> dict[str, str]:
+    """Return the same properties for the current tensors of models and optimizers."""
+    states = (optimizer_storages(optimizer, names) for optimizer in optimizers)
+    return dtype_properties(sight(chain(model_storages(models, names), *states)))

@@ -225,10 +225,10 @@ def instances_of(kind: type) -> list[Any]:
     """
     kinds, pending = dict[int, type](), [kind]
     while pending:
-        known = pending.pop()
-        if id(known) not in kinds:
-            kinds[id(known)] = known
-            pending += type.__subclasses__(known)
+        current = pending.pop()
+        if id(current) not in kinds:
+            kinds[id(current)] = current
+            pending += type.__subclasses__(current)
     used = kinds.keys() & set(map(id, map(type, chain.from_iterable(starmap(gc.get_objects, [()])))))
     return [thing for thing in gc.get_referrers(*map(kinds.__getitem__, used)) if id(type(thing)) in used]
 

@@ -53,7 +53,7 @@ def seen_in(sightings: Iterable[Sighting]) -> Iterator[Seen]:
 
 
 def seen_tensors(
-    seen: Iterable[Seen], blocks: Allocations, time_ns: Int64
+    tensors: Iterable[Seen], blocks: Allocations, time_ns: Int64
 ) -> tuple[Int32, tuple[TensorMetadata, ...]]:
     """Return the tensor in each block, of those that were seen at its address while it lived.
 
@@ -61,18 +61,18 @@ def seen_tensors(
     whole block where one has its size; of equal ones it is the first.
 
     Args:
-        seen: tensors; the first of equal ones counts.
+        tensors: those that were seen; the first of equal ones counts.
 
     Returns:
         Rows of a table of distinct tensors, -1 where none is known: int32, shape (blocks,); and the table.
     """
     rows: dict[TensorMetadata, int] = {}
-    known: dict[int, tuple[int, TensorMetadata]] = {}  # by id: to hash a tensor's shape takes long
+    by_id: dict[int, tuple[int, TensorMetadata]] = {}  # by id: to hash a tensor's shape takes long
     uses = []
-    for when, where, seen_tensor in seen:
-        entry = known.get(id(seen_tensor))
+    for when, where, seen_tensor in tensors:
+        entry = by_id.get(id(seen_tensor))
         if entry is None:
-            entry = known[id(seen_tensor)] = rows.setdefault(seen_tensor, len(rows)), seen_tensor
+            entry = by_id[id(seen_tensor)] = rows.setdefault(seen_tensor, len(rows)), seen_tensor
         uses.append((when, where, entry[0]))
     time = np.array([use[0] for use in uses], np.int64)
     address = np.array([use[1] for use in uses], np.uint64)

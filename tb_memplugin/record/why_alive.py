@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from tb_memplugin.read.collector import collector_at_rest
-from tb_memplugin.record.alive_before import memory_of, nodes_below, saved_by
+from tb_memplugin.record.alive_before import nodes_below, saved_by
+from tb_memplugin.record.storages import memory_of
 from tb_memplugin.record.storages_alive import node_of, other_threads_may_run, storages_behind, tensors_alive
 from tb_memplugin.record.tensors_inside import held_by
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
@@ -259,14 +260,14 @@ def _root_name(thing: Any, spaces: Mapping[int, str]) -> str | None:
     return f"{thing.f_code.co_name}()" if type(thing) is FrameType else None
 
 
-def _link(holder: Any, held: Any, is_namespace: bool) -> str | None:
+def _link(holder: Any, target: Any, is_namespace: bool) -> str | None:
     """Return how an object holds another: `.name` or `[3]`; None where it has no name for it."""
-    if type(holder) is FunctionType and type(held) is tuple:
-        return ".__defaults__" if held is holder.__defaults__ else " → closure"
-    if CellType in (type(holder), type(held)):
+    if type(holder) is FunctionType and type(target) is tuple:
+        return ".__defaults__" if target is holder.__defaults__ else " → closure"
+    if CellType in (type(holder), type(target)):
         return ""
     for key, inner, is_attribute in held_by(holder, MOST_ITEMS):
-        if inner is held:
+        if inner is target:
             if type(key) is str and (is_attribute or is_namespace):
                 return f".{key}"
             return f"[{key!r}]" if type(key) in (str, int) else "[…]"

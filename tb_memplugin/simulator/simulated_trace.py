@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Generic, TypeVar
+from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,84 +30,32 @@ from tb_memplugin.trace.tables import EVENT_DTYPES, Int64, UInt64
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Range(Generic[T]):
-    """Addresses from `start` (included) to `end` (excluded), and their owner."""
-
-    start: int
-    end: int
-    owner: T
-
-
-class Ranges(Generic[T]):
-    """Ranges that never overlap, in address order. Adjacent ranges are not joined."""
+class Ranges:
+    """Rows (start, end, owner) of addresses that never overlap, in order. Adjacent ones are not joined."""
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ranges: list[Range[T]] = []
+        self.rows: list[tuple[int, int, tuple[int, int, int]]] = []
 
-    def __len__(self) -> int:
-        return len(self._ranges)
-
-    def __iter__(self) -> Iterator[Range[T]]:
-        return iter(self._ranges)
-
-    def add(self, start: int, end: int, owner: T) -> int:
-        """Add a range. Where it overlaps existing ranges, those stay as they are.
-
-        Returns:
-            The number of bytes that were there already; 0 if the whole range is new.
-        """
-        if end <= start:
-            return 0
+    def add(self, start: int, end: int, owner: tuple[int, int, int]) -> None:
+        """Add a range. Where it overlaps others, those stay as they are."""
         first, last = self._touched(start, end)
-        if first == last:
-            self._splice(first, first, [Range(start, end, owner)])
-            return 0
-        overlapping = self._ranges[first:last]
-        edges = [start, *(edge for old in overlapping for edge in (old.start, old.end)), end]
-        gaps = [
-            Range(low, high, owner) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high
-        ]
-        self._splice(first, last, sorted([*overlapping, *gaps], key=lambda part: part.start))
-        return end - start - sum(gap.end - gap.start for gap in gaps)
+        overlapping = self.rows[first:last]
+        edges = [start, *(edge for row in overlapping for edge in row[:2]), end]
+        gaps = [(low, high, owner) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
+        self.rows[first:last] = sorted([*overlapping, *gaps])
 
-    def remove(self, start: int, end: int) -> int:
-        """Remove a range. Ranges that cross its edges are cut.
-
-        Returns:
-            The number of bytes that were not there; 0 if the whole range was.
-        """
-        if end <= start:
-            return 0
+    def remove(self, start: int, end: int) -> None:
+        """Remove a range. Others that cross its edges are cut."""
         first, last = self._touched(start, end)
-        missing = end - start
-        kept = []
-        for old in self._ranges[first:last]:
-            missing -= min(old.end, end) - max(old.start, start)
-            if old.start < start:
-                kept.append(Range(old.start, start, old.owner))
-            if old.end > end:
-                kept.append(Range(end, old.end, old.owner))
-        self._splice(first, last, kept)
-        return missing
-
-    def at(self, address: int) -> Range[T] | None:
-        """Return the range that contains an address, None if there is none."""
-        index = bisect_right(self._starts, address) - 1
-        part = self._ranges[index] if index >= 0 else None
-        return part if part is not None and address < part.end else None
+        touched = self.rows[first:last]
+        below = [(low, start, owner) for low, _, owner in touched[:1] if low < start]
+        above = [(end, high, owner) for _, high, owner in touched[-1:] if high > end]
+        self.rows[first:last] = below + above
 
     def _touched(self, start: int, end: int) -> tuple[int, int]:
-        """Return (first, last) such that the ranges [first, last) overlap the addresses [start, end)."""
-        first = bisect_right(self._starts, start) - 1
-        if first < 0 or self._ranges[first].end <= start:
-            first += 1
-        return first, bisect_left(self._starts, end, lo=first)
-
-    def _splice(self, first: int, last: int, parts: list[Range[T]]) -> None:
-        self._ranges[first:last] = parts
-        self._starts[first:last] = [part.start for part in parts]
+        """Return (first, last) such that the rows [first, last) overlap the addresses [start, end)."""
+        first = bisect_right(self.rows, start, key=itemgetter(1))
+        return first, bisect_left(self.rows, end, lo=first, key=itemgetter(0))
 
 
 MOVES = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
@@ -303,7 +252,7 @@ class _Simulated:
         unreplayed = np.flatnonzero(~np.isin(source.device, [replay.device for replay in self._replays]))
         parts = [{field.name: getattr(source, field.name)[unreplayed] for field in fields(source)}]
         for replay in self._replays:
-            ranges: Ranges[tuple[int, int, int]] = Ranges()
+            ranges = Ranges()
             for row in np.flatnonzero(source.device == replay.device).tolist():
                 start, size = int(source.address[row]), int(source.bytes[row])
                 owner = int(source.stream[row]), int(source.pool[row]), int(source.expandable[row])
@@ -315,7 +264,7 @@ class _Simulated:
                     ranges.add(change.address, end, (*home, int(change.kind == Kind.SEGMENT_MAP)))
                 elif change.clock < 0:
                     ranges.remove(change.address, change.address + change.bytes)
-            segments = [(replay.device, part.start, part.end - part.start, *part.owner) for part in ranges]
+            segments = [(replay.device, start, end - start, *owner) for start, end, owner in ranges.rows]
             columns = zip(*segments, strict=True) if segments else [[]] * len(fields(source))
             parts.append(
                 {

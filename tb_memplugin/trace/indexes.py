@@ -79,8 +79,8 @@ class Lifetimes:
         freed = self._freed[near]
         alive = [near[(freed >= moment) & (freed >> NEAR_BITS <= moment >> NEAR_BITS)]]
         for bit, filed in self._filed:
-            place, moment = _each(np.searchsorted(filed, newer(bit)), np.searchsorted(filed, row), moments)
-            rows = filed[place]
+            index, moment = _each(np.searchsorted(filed, newer(bit)), np.searchsorted(filed, row), moments)
+            rows = filed[index]
             alive.append(rows[self._freed[rows] >= moment])
         return np.sort(np.concatenate(alive), kind="stable")  # which merges them
 

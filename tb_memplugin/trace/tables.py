@@ -222,6 +222,7 @@ class Events:
 
 
 Table = TypeVar("Table", Events, StartState)
+Timed = TypeVar("Timed")
 
 
 def differences(series: Int64) -> Int64:
@@ -299,6 +300,17 @@ def start_state(size: npt.ArrayLike, **columns: npt.ArrayLike) -> StartState:
         ValueError: columns of different lengths.
     """
     return _filled(StartState, START_DTYPES, {"bytes": size, **columns})
+
+
+def merged(first: Timed, *more: Timed) -> Timed:
+    """Return the rows of tables in the order of their `time_ns`, at equal times in this order."""
+    kind: Any = type(first)
+    columns = {
+        name: np.concatenate([getattr(table, name) for table in (first, *more)]) for name in kind.__slots__
+    }
+    order = np.argsort(columns["time_ns"], kind="stable")
+    rows: Timed = kind(**{name: column[order] for name, column in columns.items()})
+    return rows
 
 
 def _filled(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from importlib import import_module
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from tb_memplugin.trace.tables import (
     pieces_of,
 )
 from tb_memplugin.trace.whole_device import WholeDevice
+
+Result = TypeVar("Result")
 
 NEIGHBORS = 1_000
 """Among how many events a device's next one is looked for first; then among twice as many, and so on."""
@@ -107,41 +110,26 @@ class MemoryTrace(Tabular):
         return pair(self.events, self.start)
 
     @cached_property
-    def _live(self) -> dict[int, Int64]:
+    def _results(self) -> dict[tuple[object, ...], Any]:
         return {}
 
-    @cached_property
-    def _reserved(self) -> dict[int, Int64 | None]:
-        return {}
-
-    @cached_property
-    def _live_runs(self) -> dict[int, Runs[np.int64]]:
-        return {}
-
-    @cached_property
-    def _reserved_runs(self) -> dict[int, Runs[np.int64] | None]:
-        return {}
-
-    @cached_property
-    def _part_sums(self) -> dict[tuple[int, str], PartSums]:
-        return {}
-
-    @cached_property
-    def _window(self) -> dict[int, Int64]:
-        return {}
+    def _once(self, key: tuple[object, ...], compute: Callable[[], Result]) -> Result:
+        if key not in self._results:
+            self._results[key] = compute()
+        result: Result = self._results[key]
+        return result
 
     def live(self, device: int) -> Int64:
         """Return the live bytes on a device: int64, shape (events + 1,); entry e + 1 is after event e."""
-        if device not in self._live:
-            live = live_levels(self.allocations, len(self.events), device)
-            self._live[device] = self.events.kept(lambda: (live,))
-        return self._live[device]
+        return self._once(("live", device), lambda: self._live(device))
+
+    def _live(self, device: int) -> Int64:
+        live = live_levels(self.allocations, len(self.events), device)
+        return self.events.kept(lambda: (live,))
 
     def live_runs(self, device: int) -> Runs[np.int64]:
         """Return the lowest and highest of runs of `live`."""
-        if device not in self._live_runs:
-            self._live_runs[device] = runs_of(self.live(device))
-        return self._live_runs[device]
+        return self._once(("live_runs", device), lambda: runs_of(self.live(device)))
 
     def part_sums(
         self, device: int, by: str, codes: Callable[[slice], tuple[Int64, Sequence[str]]]
@@ -153,16 +141,15 @@ class MemoryTrace(Tabular):
             by: the name of the division, the same for the same result of `codes`.
             codes: returns the part of each of some allocations, int64, and the names of the parts.
         """
-        if (device, by) not in self._part_sums:
-            blocks, kept = self.allocations, self.events.kept
-            _, parts = codes(slice(0, 0))
-            part = kept(lambda: (codes(rows)[0].astype(np.int32) for rows in pieces_of(len(blocks))))
-            own = blocks.device == device
-            size = blocks.bytes if own.all() else kept(lambda: (blocks.bytes * own,))
-            self._part_sums[device, by] = PartSums(
-                blocks.born, blocks.freed, blocks.freed_by, size, part, len(parts), kept
-            )
-        return self._part_sums[device, by]
+        return self._once(("part_sums", device, by), lambda: self._part_sums(device, codes))
+
+    def _part_sums(self, device: int, codes: Callable[[slice], tuple[Int64, Sequence[str]]]) -> PartSums:
+        blocks, kept = self.allocations, self.events.kept
+        _, parts = codes(slice(0, 0))
+        part = kept(lambda: (codes(rows)[0].astype(np.int32) for rows in pieces_of(len(blocks))))
+        own = blocks.device == device
+        size = blocks.bytes if own.all() else kept(lambda: (blocks.bytes * own,))
+        return PartSums(blocks.born, blocks.freed, blocks.freed_by, size, part, len(parts), kept)
 
     def reserved(self, device: int) -> Int64 | None:
         """Return the reserved bytes on a device: int64, shape (events + 1,), indexed as `live`.
@@ -171,16 +158,12 @@ class MemoryTrace(Tabular):
         segments at the start; if there are none, the value that the first event reports. None if the device
         keeps no reserve, or if nothing of this is known.
         """
-        if device not in self._reserved:
-            self._reserved[device] = self._reserved_levels(device)
-        return self._reserved[device]
+        return self._once(("reserved", device), lambda: self._reserved_levels(device))
 
     def reserved_runs(self, device: int) -> Runs[np.int64] | None:
         """Return the lowest and highest of runs of `reserved`; None if that is not known."""
-        if device not in self._reserved_runs:
-            reserved = self.reserved(device)
-            self._reserved_runs[device] = None if reserved is None else runs_of(reserved)
-        return self._reserved_runs[device]
+        reserved = self.reserved(device)
+        return None if reserved is None else self._once(("reserved_runs", device), lambda: runs_of(reserved))
 
     def _reserved_levels(self, device: int) -> Int64 | None:
         if not self.devices[device].has_reserved:
@@ -192,9 +175,7 @@ class MemoryTrace(Tabular):
 
     def window(self, device: int) -> Int64:
         """Return the running sum of reported bytes on a device, from 0: int64, shape (events + 1,)."""
-        if device not in self._window:
-            self._window[device] = window_levels(self.events, device)
-        return self._window[device]
+        return self._once(("window", device), lambda: window_levels(self.events, device))
 
     @cached_property
     def _step_bounds(self) -> Int64:
@@ -281,3 +262,25 @@ class MemoryTrace(Tabular):
                 return event - 1 - int(own.argmax())
             event, width = event - width, 2 * width
         return None
+
+    @property
+    def first_time_ns(self) -> int:
+        """The earliest time of all, epoch nanoseconds; 0 if there is none."""
+        first = [int(time[0]) for time in (self.events.time_ns, self.annotations.time_ns) if len(time)]
+        return min(first + [step.start_ns for step in self.steps[:1]], default=0)
+
+    @property
+    def times_are_known(self) -> bool:
+        """False if event indices stand for times, as in snapshots of PyTorch before 2.2."""
+        time = self.events.time_ns
+        if not len(time) or time[0] != 0:
+            return bool(len(time))
+        return any(
+            bool((own != 1_000 * np.arange(len(own))).any())
+            for own in (time[self.events.device == row] for row in range(len(self.devices)))
+        )
+
+    def is_used(self, device: int) -> bool:
+        """Return whether a device has any allocation, event or segment."""
+        tables = (self.allocations, self.events, self.segments)
+        return any(bool((table.device == device).any()) for table in tables)

@@ -203,7 +203,7 @@ def recorded(model, optimizer, steps, **options) -> MemoryTrace:
 
 @pytest.mark.parametrize("name", ["cnn", "transformer", "lstm"])
 def test_a_window_without_steps_has_what_is_freed_between_operators(name):
-    """The profiler's tree lacks it: tb_memplugin/record/profiler/outside_tree.py."""
+    """The profiler's tree lacks it: tb_memplugin/record/profiler/memory_events.py."""
     model = MODELS[name]().cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     ends: list[int] = []

@@ -106,7 +106,7 @@ def test_storages_that_are_known_are_left_out():
     keep(torch.ones(19))
     key = kept.untyped_storage()._cdata
     assert key in [alive.storage._cdata for alive in alive_now()]
-    assert key not in [alive.storage._cdata for alive in alive_now(known=[key])]
+    assert key not in [alive.storage._cdata for alive in alive_now(excluded=[key])]
 
 
 def test_what_only_the_graph_saved_is_found_without_running_hooks():

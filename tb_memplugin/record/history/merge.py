@@ -69,7 +69,7 @@ def match_events(profile: Events, device: int, snapshot: Events, same_device: in
 
     The two times of an event can be far apart if the system stopped the thread between them. Such a pair
     counts if it is between its neighbors on both sides. Frees that the profile tells without their address
-    (`record/profiler/outside_tree.py`) are paired by size and time.
+    (`record/profiler/memory_events.py`) are paired by size and time.
 
     Args:
         profile: events of a profile; frees are FREE_COMPLETED.
@@ -367,8 +367,8 @@ class _Merger:
             recorded = columns[name][theirs]
             columns[name][theirs] = np.where(recorded >= 0, recorded, getattr(events, name)[mine])
         for name in ("label", "tensor"):
-            known = getattr(events, name)[mine]
-            columns[name][theirs] = np.where(known >= 0, known, columns[name][theirs])
+            profiled = getattr(events, name)[mine]
+            columns[name][theirs] = np.where(profiled >= 0, profiled, columns[name][theirs])
         module = events.module[mine]
         marked = self._is_module(columns["module"][theirs]) & ~self._is_module(module)
         columns["module"][theirs] = np.where(marked, columns["module"][theirs], module)

@@ -29,7 +29,13 @@ from tb_memplugin.errors import MemPluginError, fix_of
 from tb_memplugin.exports.csv import cell
 from tb_memplugin.exports.terminal import printable
 from tb_memplugin.logs import instance_logger
-from tb_memplugin.record.arguments import Optimizers, at_least_one, checked_model, checked_optimizers
+from tb_memplugin.record.arguments import (
+    Optimizers,
+    at_least_one,
+    checked_model,
+    checked_optimizers,
+    referents,
+)
 from tb_memplugin.record.guard import Guard, call_all, guarded
 from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.iterations.figures import PARTS, IterationMemory, TracedMemory, iteration_memory
@@ -168,13 +174,7 @@ def _write(file: BinaryIO, text: bytes) -> None:
 
 
 def _line(values: Iterable[object]) -> bytes:
-    return (",".join(map(_cell, values)) + "\n").encode("utf-8", "backslashreplace")
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return cell(value) if isinstance(value, str) else str(value)
+    return (",".join(map(cell, values)) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _iteration_row(memory: IterationMemory) -> Sequence[object]:
@@ -415,24 +415,17 @@ class IterationReport:
 
     def _watch_next(self) -> None:
         if not (self.iteration + 1) % self.print_period:
-            self._safely(lambda: self._slot.watch(self._model(), self._alive()))
+            self._safely(lambda: self._slot.watch(self._model(), referents(self._optimizers)))
 
     def _wait_for_the_model(self) -> None:
         model = self._model()
         if model is None or compiled_modules(model):
             self._watch_next()
         else:
-            self._slot.wait(model, [weakref.ref(optimizer) for optimizer in self._alive()])
-
-    def _alive(self) -> list[torch.optim.Optimizer]:
-        return [
-            optimizer
-            for optimizer in (reference() for reference in self._optimizers)
-            if optimizer is not None
-        ]
+            self._slot.wait(model, self._optimizers)
 
     def _report(self) -> IterationMemory:
-        model, optimizers = self._model(), self._alive()
+        model, optimizers = self._model(), referents(self._optimizers)
         if not self._slot.is_watching:  # no module was called since the end of the last epoch
             self._slot.watch(model, optimizers)
         began, observation = self._slot.take(model, optimizers)
@@ -524,11 +517,8 @@ class _Slot:
             root = reference()
             if root is None:
                 return
-            alive = [
-                optimizer for optimizer in (reference() for reference in optimizers) if optimizer is not None
-            ]
             with without_torch_functions():
-                self.watch(root, alive)
+                self.watch(root, referents(optimizers))
 
         for _, module in modules_in(model):
             if not isinstance(module, torch.jit.ScriptModule):

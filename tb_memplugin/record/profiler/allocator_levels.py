@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from tb_memplugin.record.torch_private.allocators import BINDINGS, MEMORY_STATS
+from tb_memplugin.record.whole_device.card import counters_in_use
 from tb_memplugin.trace import Counter
 
 COUNTERS = {Counter.ALLOCATED: "allocated_bytes", Counter.REQUESTED: "requested_bytes"}
@@ -29,17 +26,11 @@ Levels = Mapping[tuple[str, Counter], Level]
 def allocator_levels() -> Levels:
     """Return the counters of all devices in use, of CUDA's and XPU's allocators."""
     levels: dict[tuple[str, Counter], Level] = {}
-    for kind in ("cuda", "xpu"):
-        backend: Any = getattr(torch, kind, None)
-        read = getattr(BINDINGS, MEMORY_STATS[kind], None)
-        if read is None or backend is None or not backend.is_initialized():
-            continue
-        for index in range(backend.device_count()):
-            stats = read(index)
-            for counter, name in COUNTERS.items():
-                if name in stats:
-                    both = stats[name]["all"]
-                    levels[f"{kind}:{index}", counter] = Level(both["current"], both["peak"])
+    for device, stats in counters_in_use():
+        for counter, name in COUNTERS.items():
+            if name in stats:
+                both = stats[name]["all"]
+                levels[device, counter] = Level(both["current"], both["peak"])
     return levels
 
 

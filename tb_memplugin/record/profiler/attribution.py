@@ -15,13 +15,15 @@ from tb_memplugin.record.profiler.calls import Calls, by_thread, calls_from, cro
 from tb_memplugin.record.profiler.memory_events import MemoryEvents
 from tb_memplugin.record.profiler.node_owners import (
     ForwardThreads,
+    Roots,
+    first_order_nodes,
+    makes_nodes_elsewhere,
     making_threads,
     node_modules,
     thread_running,
     unseen_threads,
 )
 from tb_memplugin.record.profiler.roles import ACCUMULATE_GRAD, MODULE_PREFIX, NODE_PREFIX, Role
-from tb_memplugin.record.profiler.second_order import Roots, first_order_nodes, makes_nodes_elsewhere
 from tb_memplugin.record.profiler.tree_columns import ProfilerTree
 from tb_memplugin.record.profiler.window import Window
 from tb_memplugin.trace import Module, Phase, Spans, Step

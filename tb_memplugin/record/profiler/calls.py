@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.record.modules import Crossing
 from tb_memplugin.trace.tables import Bool, Int32, Int64
-
-Crossing = tuple[int, int, int, int]
-"""(epoch ns, row of the entered module or -1 - row of the left one, sequence number, thread ident)."""
 
 
 @dataclass(frozen=True, slots=True)

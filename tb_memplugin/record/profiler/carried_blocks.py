@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from tb_memplugin.record.alive_before import memory_of
+from tb_memplugin.record.storages import memory_of
 from tb_memplugin.record.storages_alive import storages_alive, young_storages_alive
 from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
 from tb_memplugin.trace import Category, MemoryTrace

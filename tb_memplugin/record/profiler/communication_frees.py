@@ -7,13 +7,12 @@ counted until its address is used again, or for ever.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 import numpy as np
 
 from tb_memplugin.record.profiler.attribution import Attribution
 from tb_memplugin.trace import Allocations, Events, Kind, Note, events
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, merged
 
 
 def with_communication_frees(
@@ -48,13 +47,9 @@ def with_communication_frees(
         address=blocks.address[rows[lost]][order],
         bytes=blocks.bytes[rows[lost]][order],
     )
-    # At equal times the free comes after its own alloc and before the alloc that uses its address again.
-    order = np.argsort(np.concatenate((bare.time_ns, frees.time_ns)), kind="stable")
-    columns = {
-        name: np.concatenate((getattr(bare, name), getattr(frees, name)))[order] for name in Events.__slots__
-    }
     missing = _most_at_once(end_ns, ended_ns[lost], blocks.bytes[rows[lost]])
-    return replace(bare, **columns), Note(
+    # At equal times the free comes after its own alloc and before the alloc that uses its address again.
+    return merged(bare, frees), Note(
         f"{len(end_ns):,} blocks were freed by threads of the communication, at times that the profiler does "
         "not see: they count only while the operator ran that allocated them, so that up to "
         f"{missing:,} bytes may be missing at a time. Pass exact_cpu=True to see every free.",

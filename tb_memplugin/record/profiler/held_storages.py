@@ -198,8 +198,8 @@ class HeldByModels:
         if alive and len(alive) == len(modules) and below == self._below:
             return alive
         models = [model for model in map(_alive, self._models) if model is not None]
-        found = {id(module): module for model in models for _, module in modules_in(model)}
-        current = list(found.values())
+        by_id = {id(module): module for model in models for _, module in modules_in(model)}
+        current = list(by_id.values())
         self._modules = list(map(weakref.ref, current))
         self._below = list(map(id, _values(map(children_of, current))))
         return current

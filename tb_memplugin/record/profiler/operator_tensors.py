@@ -68,7 +68,7 @@ class OperatorTensors:
             elif type(value) is list:
                 self._see(value, start)
 
-    def seen(self) -> Iterator[Seen]:
+    def tensors(self) -> Iterator[Seen]:
         """Yield the tensors, by time."""
         for number in sorted(self._start, key=self._start.__getitem__):
             value = self._first[number]

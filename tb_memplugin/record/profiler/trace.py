@@ -20,13 +20,16 @@ from tb_memplugin.read.tables import Names
 from tb_memplugin.record.profiler.attribution import Attribution, Logged, attribute, main_thread
 from tb_memplugin.record.profiler.categories import categorised
 from tb_memplugin.record.profiler.communication_frees import with_communication_frees
-from tb_memplugin.record.profiler.counted_calls import with_counted_calls
 from tb_memplugin.record.profiler.counters import counter_readings
-from tb_memplugin.record.profiler.dtypes import dtype_properties
-from tb_memplugin.record.profiler.memory_events import MemoryEvents, beside_counters, read_memory_events
+from tb_memplugin.record.profiler.memory_events import (
+    MemoryEvents,
+    beside_counters,
+    read_memory_events,
+    with_counted_calls,
+    with_events_outside,
+)
 from tb_memplugin.record.profiler.node_owners import forward_threads
 from tb_memplugin.record.profiler.operator_tensors import OperatorTensors
-from tb_memplugin.record.profiler.outside_tree import with_events_outside
 from tb_memplugin.record.profiler.roles import STEP_PREFIX, Role
 from tb_memplugin.record.profiler.stacks import ProfiledStacks, stacks_of
 from tb_memplugin.record.profiler.start_state import start_state
@@ -34,7 +37,7 @@ from tb_memplugin.record.profiler.tree import walk
 from tb_memplugin.record.profiler.tree_columns import ProfilerTree
 from tb_memplugin.record.profiler.window import Window
 from tb_memplugin.record.provenance import with_later_names
-from tb_memplugin.record.storages import match_sightings
+from tb_memplugin.record.storages import dtype_properties, match_sightings
 from tb_memplugin.record.tensor_metadata import seen_in, seen_tensors
 from tb_memplugin.record.weight_copies import fqns, held_copies
 from tb_memplugin.record.whole_device.window import whole_devices
@@ -53,7 +56,7 @@ from tb_memplugin.trace import (
     events,
 )
 from tb_memplugin.trace.replay import attributed, frees_of_unknown, pair, unreported_frees
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, merged
 
 
 def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int = 0) -> MemoryTrace:
@@ -179,9 +182,9 @@ def _with_tensors(
 
     What models and optimizers hold comes before what operators received: views of it have other shapes.
     """
-    operators = () if received is None else received.seen()
-    seen = itertools.chain(seen_in(window.start), seen_in(window.sightings), operators)
-    tensor, tensors = seen_tensors(seen, blocks, full.time_ns)
+    operators = () if received is None else received.tensors()
+    in_use = itertools.chain(seen_in(window.start), seen_in(window.sightings), operators)
+    tensor, tensors = seen_tensors(in_use, blocks, full.time_ns)
     of_events = full.tensor.copy()
     of_events[blocks.born[len(start) :]] = tensor[len(start) :]
     return replace(start, tensor=tensor[: len(start)]), replace(full, tensor=of_events), tensors
@@ -283,11 +286,7 @@ def _with_storage_frees(
         address=np.array([sighting.address for sighting in sightings], np.uint64),
         bytes=[sighting.bytes for sighting in sightings],
     )
-    order = np.argsort(np.concatenate((time, bare.time_ns)), kind="stable")
-    columns = {
-        name: np.concatenate((getattr(added, name), getattr(bare, name)))[order] for name in Events.__slots__
-    }
-    return Events(**columns), sizes
+    return merged(added, bare), sizes
 
 
 def _emptied(bare: Events, window: Window) -> list[tuple[int, int]]:

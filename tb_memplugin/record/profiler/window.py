@@ -21,10 +21,11 @@ import torch
 from torch import nn
 
 from tb_memplugin.read.collector import collector_at_rest
-from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now, memory_of
+from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now
+from tb_memplugin.record.arguments import referents
 from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import Guard, call_all, guarded, is_of_signal, kind_of
-from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
+from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, Newcomers
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.profiler.allocator_levels import Levels, allocator_levels
@@ -36,7 +37,6 @@ from tb_memplugin.record.profiler.held_storages import (
     Sightings,
     unique_sightings,
 )
-from tb_memplugin.record.profiler.registrations import Newcomers
 from tb_memplugin.record.profiler_windows import can_listen, listen
 from tb_memplugin.record.storages import (
     Purpose,
@@ -45,6 +45,7 @@ from tb_memplugin.record.storages import (
     foreign_note,
     gradients,
     held_parameters,
+    memory_of,
     model_storages,
     optimizer_parameters,
     optimizer_storages,
@@ -323,13 +324,6 @@ class WindowRecorder:
         models = {name: reference() for name, reference in self._models.items()}
         return {name: model for name, model in models.items() if model is not None}
 
-    def _alive_optimizers(self) -> list[torch.optim.Optimizer]:
-        return [
-            optimizer
-            for optimizer in (reference() for reference in self._optimizers)
-            if optimizer is not None
-        ]
-
     def _missing(self, models: Mapping[str, nn.Module]) -> None:
         assert self._window is not None
         gone = len(self._models) - len(models)
@@ -347,7 +341,7 @@ class WindowRecorder:
         tensors = list(model_storages(models, window.names))
         self._held = HeldByModels(models, window.names)
         self._held.look()  # what is there now is the start state
-        for optimizer in self._alive_optimizers():
+        for optimizer in referents(self._optimizers):
             tensors += _of_optimizer(optimizer, window.names)
             window.knows_optimizers = True
             holdings = self._held_by(optimizer, window)
@@ -433,7 +427,7 @@ class WindowRecorder:
         if window.blocks:  # torch tells the sizes of rebuilt buckets in the forward after that
             window.buckets = bucket_sizes(models, window.names)
         tensors = list(model_storages(models, window.names))
-        for optimizer in self._alive_optimizers():
+        for optimizer in referents(self._optimizers):
             tensors += _of_optimizer(optimizer, window.names)
         self._sightings.append([sight(tensors)])
         if self._other_threads_allocate(window):

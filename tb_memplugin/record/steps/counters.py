@@ -415,41 +415,54 @@ class DeviceHandle(Protocol):
     name: str
 
 
-class AllocatorCounters:
+class _TorchCounters:
+    """A device with an allocator of torch: what it is, once it is in use."""
+
+    kind = "allocator"
+
+    def __init__(self, device: DeviceHandle) -> None:
+        self.name, self.product = device.name, ""
+        self.capacity: int | None = None
+        self.in_use = False
+        self._device = device
+        self._index = 0
+        self._has_reserve = False
+
+    def _is_used(self) -> bool:
+        if not self.in_use and self._device.in_use():
+            self._index, self.name, self.product, self.capacity = self._device.resolve()
+            self.in_use = True
+        return self.in_use
+
+    def free(self) -> tuple[int, int] | None:
+        """Return the free and all bytes of the device; a device without a reserve may have no context."""
+        return self._device.free(self._index) if self._has_reserve else None
+
+
+class AllocatorCounters(_TorchCounters):
     """The counters of torch's allocator on a device, whose peaks are reset at each reading.
 
     Args:
         peaks: returns the shared peak counters; called once the device is in use.
     """
 
-    kind = "allocator"
-
     def __init__(self, device: DeviceHandle, peaks: Callable[[], SharedPeaks]) -> None:
-        self.name, self.product = device.name, ""
-        self.capacity: int | None = None
-        self.in_use = False
-        self._device, self._open_peaks = device, peaks
+        super().__init__(device)
+        self._open_peaks = peaks
         self._peaks: SharedPeaks | None = None
-        self._index = 0
         self._mine: list[int] = []
-        self._has_reserve = False
 
     def read(self) -> Reading:
         """Return the current counters; zeros while the device is not in use."""
+        if not self._is_used():
+            return NOTHING
         if self._peaks is None:
-            if not self._device.in_use():
-                return NOTHING
-            self._index, self.name, self.product, self.capacity = self._device.resolve()
-            self._peaks = self._open_peaks()
-            self._mine = self._peaks.open(self._index)
-            self.in_use = True
+            peaks = self._open_peaks()
+            self._mine = peaks.open(self._index)
+            self._peaks = peaks
         stats, peak, reserved = self._peaks.take(self._index, self._mine)
         self._has_reserve = stats["reserved_bytes"]["all"]["current"] > 0
         return _reading(stats, peak, reserved)
-
-    def free(self) -> tuple[int, int] | None:
-        """Return the free and all bytes of the device; a device without a reserve may have no context."""
-        return self._device.free(self._index) if self._has_reserve else None
 
     def close(self) -> None:
         """End this reader, so that peaks are no longer reset for it."""
@@ -457,41 +470,28 @@ class AllocatorCounters:
             self._peaks.close(self._index, self._mine)
 
 
-class UntouchedCounters:
+class UntouchedCounters(_TorchCounters):
     """The counters of torch's allocator without resetting peaks: a peak is exact only if it is a new maximum.
 
     Args:
         stats: returns the nested counters of a device by its index.
     """
 
-    kind = "allocator"
-
     def __init__(self, device: DeviceHandle, stats: Callable[[int], Stats]) -> None:
-        self.name, self.product = device.name, ""
-        self.capacity: int | None = None
-        self.in_use = False
-        self._device, self._stats = device, stats
-        self._index = 0
-        self._has_reserve = False
+        super().__init__(device)
+        self._stats = stats
         self._allocated, self._reserved = HighWater(), HighWater()
 
     def read(self) -> Reading:
         """Return the current counters; zeros while the device is not in use."""
-        if not self.in_use:
-            if not self._device.in_use():
-                return NOTHING
-            self._index, self.name, self.product, self.capacity = self._device.resolve()
-            self.in_use = True
+        if not self._is_used():
+            return NOTHING
         stats = self._stats(self._index)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         peak, exact = self._allocated.since(allocated["current"], allocated["peak"])
         peak_reserved, reserved_exact = self._reserved.since(reserved["current"], reserved["peak"])
         self._has_reserve = reserved["current"] > 0
         return _reading(stats, peak, peak_reserved, exact=exact, reserved_exact=reserved_exact)
-
-    def free(self) -> tuple[int, int] | None:
-        """Return the free and all bytes of the device; a device without a reserve may have no context."""
-        return self._device.free(self._index) if self._has_reserve else None
 
     def close(self) -> None:
         """Do nothing: there is nothing to restore."""

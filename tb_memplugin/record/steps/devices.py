@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.record.arguments import refuse_absent
 from tb_memplugin.record.steps.counters import (
     AllocatorCounters,
     Counters,
@@ -91,13 +92,11 @@ def _counters(name: str, reset_peaks: bool) -> Counters:
         return ProcessCounters(resident_memory(), reset_peaks=reset_peaks)
     handle = AcceleratorHandle(torch.device(name))
     doors = _doors(handle.type)
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is None or accelerator.type != handle.type:
-        raise MemPluginError(
-            f"This machine has no device {name!r}.",
-            where="MemoryMonitor",
-            fix="Leave `device` out to watch the current device, or the process if there is none.",
-        )
+    refuse_absent(
+        torch.device(name),
+        where="MemoryMonitor",
+        fix="Leave `device` out to watch the current device, or the process if there is none.",
+    )
     if not hasattr(doors.module, doors.readers[0]):
         raise MemPluginError(
             f"This version of torch cannot read the allocator's counters of {name!r}.",

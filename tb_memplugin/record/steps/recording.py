@@ -289,21 +289,11 @@ class StepRecording:
 
 def _device_step(counters: Counters, first: Reading, last: Reading, highs: Highs, row: int) -> DeviceStep:
     free, total = counters.free() or (None, None)
+    figures = counters.name, highs.peaks[row], highs.exact[row], last.allocated
     if isinstance(counters, ProcessCounters):
-        return DeviceStep(
-            device=counters.name,
-            peak_allocated=highs.peaks[row],
-            exact=highs.exact[row],
-            allocated=last.allocated,
-            whole_free=free,
-            whole_total=total,
-            heap_free=counters.heap_free(),
-        )
+        return DeviceStep(*figures, whole_free=free, whole_total=total, heap_free=counters.heap_free())
     return DeviceStep(
-        device=counters.name,
-        peak_allocated=highs.peaks[row],
-        exact=highs.exact[row],
-        allocated=last.allocated,
+        *figures,
         peak_reserved=highs.reserved[row],
         reserved=last.reserved,
         num_alloc_retries=_since(first.retries, last.retries),
@@ -359,9 +349,9 @@ def _device_figures(steps: Sequence[DeviceStep], counters: Counters) -> DeviceFi
         ooms=_column([step.num_ooms or 0 for step in steps]) if reserve else None,
         allocations=_column([step.allocations or 0 for step in steps]) if reserve else None,
         allocated_bytes=_column([step.allocated_bytes or 0 for step in steps]) if reserve else None,
-        end_requested=_known([step.requested for step in steps]),
-        whole_free=_known([step.whole_free for step in steps]),
-        whole_total=_known([step.whole_total for step in steps]),
+        end_requested=_column_if_any([step.requested for step in steps]),
+        whole_free=_column_if_any([step.whole_free for step in steps]),
+        whole_total=_column_if_any([step.whole_total for step in steps]),
         heap_free=None if reserve else _or_minus_one([step.heap_free for step in steps]),
     )
 
@@ -384,7 +374,7 @@ def _phase_figures(steps: Sequence[MonitoredStep], name: str, devices: int) -> P
     )
 
 
-def _known(values: Sequence[int | None]) -> Int64 | None:
+def _column_if_any(values: Sequence[int | None]) -> Int64 | None:
     """Return a column with -1 for what is not known; None if nothing is."""
     return _or_minus_one(values) if any(value is not None for value in values) else None
 

@@ -26,7 +26,7 @@ from tb_memplugin.record.guard import UNOWNED, Guard, call_all
 from tb_memplugin.record.history.recording import SWITCH, Allocator, HistorySwitch, allocators, reaches, since
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.optimizer_hooks import StepHooks
-from tb_memplugin.record.profiler.dtypes import dtypes_of
+from tb_memplugin.record.storages import dtypes_of
 from tb_memplugin.record.torch_private.modules import parameters_in
 from tb_memplugin.record.tracer.history_calls import HistoryCalls, result_of
 from tb_memplugin.record.tracer.layer_clock import LayerClock
@@ -55,6 +55,10 @@ class HistoryRecording:
         with_fragmentation: if False, fragmentation is reported as 0.
         allocator, levels, switch: used instead of those of torch.
     """
+
+    STARTS_BY = "MemoryTracer.trace"
+    NOT_IN_USE_FIX = "Put the model on the device before the traced block."
+    """What a user calls to start, and what to do before: the error of a device that is not in use says it."""
 
     def __init__(
         self,
@@ -89,8 +93,8 @@ class HistoryRecording:
         if not self._allocator.is_in_use():
             raise MemPluginError(
                 f"No {self._device.type} device is in use yet.",
-                where="MemoryTracer.trace",
-                fix="Put the model on the device before the traced block.",
+                where=self.STARTS_BY,
+                fix=self.NOT_IN_USE_FIX,
             )
         self._number = self._device.index if ":" in str(self._device) else self._allocator.current_device()
         self._names = ModuleNames.of(models)

@@ -22,9 +22,9 @@ from tb_memplugin.record.tracer.results import (
     layer_names,
     layer_stats,
 )
-from tb_memplugin.trace import Annotations, Kind, MemoryTrace, Module, Phase, Spans, Step
+from tb_memplugin.trace import Kind, MemoryTrace, Module, Phase, Spans, Step
 from tb_memplugin.trace.notes import HISTORY_FULL, Note
-from tb_memplugin.trace.tables import NOT_NAMED, Int64
+from tb_memplugin.trace.tables import NOT_NAMED, Int64, merged
 
 Crossing = tuple[int, int, bool, int]
 """(epoch ns, layer, whether it lies in a backward, thread ident).
@@ -411,13 +411,8 @@ def _with_phases(trace: MemoryTrace, noted: HistoryCalls, device: int) -> Memory
     )
     names = Names()
     names.add_all(trace.annotation_names)
-    both = trace.annotations, named_phases(noted.phases, trace.events, names, device)
-    order = np.argsort(np.concatenate([annotations.time_ns for annotations in both]), kind="stable")
-    columns = (
-        np.concatenate([getattr(annotations, column.name) for annotations in both])[order]
-        for column in fields(both[0])
-    )
-    return replace(trace, phases=phases, annotations=Annotations(*columns), annotation_names=names.as_tuple())
+    annotations = merged(trace.annotations, named_phases(noted.phases, trace.events, names, device))
+    return replace(trace, phases=phases, annotations=annotations, annotation_names=names.as_tuple())
 
 
 def _rows(curve: _Curve, spans: Spans, noted: HistoryCalls) -> list[Row]:

@@ -14,7 +14,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from time import time_ns
 from typing import Any, Protocol
@@ -32,11 +33,11 @@ from tb_memplugin.record.modules import ModuleNames, is_compiled
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.profiler.ddp_buckets import buckets_alive
-from tb_memplugin.record.profiler.dtypes import dtypes_of
 from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
 from tb_memplugin.record.storages import (
     Sighting,
     allocated_by_torch,
+    dtypes_of,
     foreign_note,
     gradients,
     held_parameters,
@@ -77,11 +78,34 @@ class Listener(Protocol):
 
 _lock = threading.Lock()
 _listeners: list[Listener] = []
-_get_original: Callable[[], torch.Tensor] = torch.random.get_rng_state
-_resize_original: Callable[[torch.UntypedStorage, int], Any] = torch.UntypedStorage.resize_
-_resize_is_inherited = "resize_" not in vars(torch.UntypedStorage)
-_read_original: Callable[..., torch.Tensor] | None = getattr(FileReader, "get_storage_from_record", None)
-_print_original: Callable[..., Any] | None = getattr(printing, PRINT, None)
+
+
+@dataclass(slots=True)
+class _Patch:
+    """A function of torch, and what takes its place while there are listeners."""
+
+    owner: Any
+    name: str
+    ours: Callable[..., Any]
+    original: Any = None
+    is_on: bool = False
+    """Whether ours is in its place, perhaps beneath the function of another program, which calls it."""
+    is_inherited: bool = False
+
+    def put_on(self) -> None:
+        if not self.is_on and hasattr(self.owner, self.name):
+            self.original = getattr(self.owner, self.name)
+            self.is_inherited = self.name not in vars(self.owner)
+            setattr(self.owner, self.name, self.ours)
+            self.is_on = True
+
+    def take_off(self) -> None:
+        if self.is_on and getattr(self.owner, self.name, None) is self.ours:
+            if self.is_inherited:
+                delattr(self.owner, self.name)
+            else:
+                setattr(self.owner, self.name, self.original)
+            self.is_on = False
 
 
 def _report(memory: torch.Tensor | torch.UntypedStorage) -> None:
@@ -90,47 +114,43 @@ def _report(memory: torch.Tensor | torch.UntypedStorage) -> None:
 
 
 def _get_rng_state() -> torch.Tensor:
-    state = _get_original()
+    state: torch.Tensor = _RANDOM.original()
     _report(state)
     return state
 
 
 def _resize(storage: torch.UntypedStorage, size: int) -> Any:
-    result = _resize_original(storage, size)
+    result = _RESIZE.original(storage, size)
     _report(storage)
     return result
 
 
 def _read(reader: Any, *which: Any) -> torch.Tensor:
-    assert _read_original is not None
-    read = _read_original(reader, *which)
+    read: torch.Tensor = _READ.original(reader, *which)
     _report(read.untyped_storage())  # the tensor itself has no elements
     return read
 
 
 def _print(tensor: torch.Tensor, **named: Any) -> Any:
-    assert _print_original is not None
-    call = partial(_print_original, tensor, **named)
+    call = partial(_PRINT.original, tensor, **named)
     for listener in tuple(_listeners):
         call = partial(listener.around, call)
     return call()
 
 
+_RANDOM = _Patch(torch.random, "get_rng_state", _get_rng_state)
+_RESIZE = _Patch(torch.UntypedStorage, "resize_", _resize)
+_READ = _Patch(FileReader, "get_storage_from_record", _read)
+_PRINT = _Patch(printing, PRINT, _print)
+_PATCHES = (_RANDOM, _Patch(torch, "get_rng_state", _get_rng_state), _RESIZE, _READ, _PRINT)
+
+
 def listen(listener: Listener) -> None:
     """Add a listener; the first one patches torch's functions."""
-    global _get_original, _resize_original, _read_original, _print_original
     with _lock:
         if not _listeners:
-            _get_original = torch.random.get_rng_state
-            torch.random.get_rng_state = torch.get_rng_state = _get_rng_state
-            _resize_original = torch.UntypedStorage.resize_
-            torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign,assignment]
-            _read_original = getattr(FileReader, "get_storage_from_record", None)
-            if _read_original is not None:
-                FileReader.get_storage_from_record = _read
-            _print_original = getattr(printing, PRINT, None)
-            if _print_original is not None:
-                setattr(printing, PRINT, _print)
+            for patch in _PATCHES:
+                patch.put_on()
         _listeners.append(listener)
 
 
@@ -140,19 +160,8 @@ def stop_listening(listener: Listener) -> None:
         if listener in _listeners:
             _listeners.remove(listener)
         if not _listeners:
-            if torch.get_rng_state is _get_rng_state:
-                torch.get_rng_state = _get_original
-            if torch.random.get_rng_state is _get_rng_state:
-                torch.random.get_rng_state = _get_original
-            if torch.UntypedStorage.resize_ is _resize:
-                if _resize_is_inherited:
-                    del torch.UntypedStorage.resize_
-                else:
-                    torch.UntypedStorage.resize_ = _resize_original  # type: ignore[method-assign,assignment]
-            if getattr(FileReader, "get_storage_from_record", None) is _read:
-                FileReader.get_storage_from_record = _read_original
-            if getattr(printing, PRINT, None) is _print:
-                setattr(printing, PRINT, _print_original)
+            for patch in _PATCHES:
+                patch.take_off()
 
 
 Named = tuple[torch.Tensor, Category, int, str]
@@ -210,7 +219,7 @@ class StorageRecording:
         if self._device_type == "cpu" and is_counting():
             self._counting = begin_window()
         self._layer_calls = LayerCalls(self.layers, self._watch, self._unwatch)
-        try:
+        with self._abandoned_on_error():
             outer_calls = OuterCalls(names, self._saw_inputs)
             self._layer_calls.start(models, names, outer_calls, failed=self.layers.failed)
             self._handles = [StepHooks(self._before_step, self._after_step, self.layers.failed)]
@@ -220,6 +229,12 @@ class StorageRecording:
             self._main.enter()
             with ledger.lock:
                 self.recorded.start_ns = ledger.begin()
+
+    @contextmanager
+    def _abandoned_on_error(self) -> Iterator[None]:
+        """Abandon the recording if the block raises."""
+        try:
+            yield
         except BaseException:
             self.abandon()
             raise
@@ -268,11 +283,8 @@ class StorageRecording:
         self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> TracerResult:
         """End the recording and return its result. May be called on another thread than `start`."""
-        try:
+        with self._abandoned_on_error():
             return self._stop(models, optimizers)
-        except BaseException:
-            self.abandon()
-            raise
 
     def _stop(
         self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]

@@ -99,8 +99,8 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
     weights = references(list(map(sighting_of, weight_blocks)), fqns(recorded.layers.names))
     provenance.find(sightings, matched - len(before), weights)
     full = provenance.filled_in(bare, allocs)
-    made = [None if block is None else block.tensor for block in (*before, *blocks)]
-    tensor, tensors = made_tensors(made, np.concatenate((start.bytes, full.bytes[allocs])))
+    returned = [None if block is None else block.tensor for block in (*before, *blocks)]
+    tensor, tensors = made_tensors(returned, np.concatenate((start.bytes, full.bytes[allocs])))
     full.tensor[allocs] = tensor[len(before) :]
     start = replace(start, tensor=tensor[: len(before)])
     devices = tuple(Device(name) for name in ledger.devices) or (Device(ledger.device_type),)

@@ -40,7 +40,8 @@ def cards_memory() -> dict[str, CardMemory]:
 
     Other devices are left alone: to ask for their free bytes would create a context on them.
     """
-    return {name: memory for name in _devices_in_use() if (memory := card_memory(name)) is not None}
+    used = (name for name, stats in counters_in_use() if stats["reserved_bytes"]["all"]["allocated"])
+    return {name: memory for name in used if (memory := card_memory(name)) is not None}
 
 
 def card_memory(name: str) -> CardMemory | None:
@@ -161,15 +162,14 @@ def _nvml() -> ModuleType | None:
     return nvml
 
 
-def _devices_in_use() -> Iterator[str]:
+def counters_in_use() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the counters of the allocators of CUDA and XPU, where they are in use, by the device's name."""
     for kind in MEMORY_STATS:
         backend: Any = getattr(torch, kind, None)
-        if backend is None or not backend.is_initialized():
-            continue
-        for index in range(backend.device_count()):
-            stats = _counters(kind, index)
-            if stats is not None and stats["reserved_bytes"]["all"]["allocated"]:
-                yield f"{kind}:{index}"
+        if backend is not None and backend.is_initialized():
+            for index in range(backend.device_count()):
+                if (stats := _counters(kind, index)) is not None:
+                    yield f"{kind}:{index}", stats
 
 
 def _counters(kind: str, index: int) -> dict[str, Any] | None:

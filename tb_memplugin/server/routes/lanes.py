@@ -8,26 +8,15 @@ import numpy as np
 
 from tb_memplugin.analysis.lanes import Ran, lanes, over_events, what_ran
 from tb_memplugin.errors import UnreadableFileError
+from tb_memplugin.exports.json import PHASES, Span, spans_json, step_json
 from tb_memplugin.proto import summary_pb2
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Chosen, Session
 from tb_memplugin.server.stretch import Over, Stretch, requested_axis, stretch, stretch_within
-from tb_memplugin.trace import MemoryTrace, Module, Phase, Spans, Step
+from tb_memplugin.trace import MemoryTrace, Module, Spans, Step
 
 DEFAULT_COLUMNS = 1_000
-
-
-class Span(TypedDict):
-    """Something that ran."""
-
-    start_ns: int
-    end_ns: int
-    """When it ran. Over events: the first event within it, and the one after its last."""
-    name: str
-    """What ran."""
-    phase: str | None
-    """Or null."""
 
 
 class LanesAnswer(TypedDict):
@@ -65,24 +54,15 @@ def answer(session: Session, request: Request) -> LanesAnswer:
         part = stretch(request, opened)
         ran = _ran(opened.trace, part)
     epoch = chosen.epoch_ns if part.over == "time" else 0
+    keys = [module.key for module in modules]
     shown = lanes(ran, part.t0 + epoch, part.t1 + epoch, columns)
     return {
         "over": part.over,
         "t0": part.t0,
         "t1": part.t1,
-        "steps": [
-            {
-                "start_ns": step.start_ns - epoch,
-                "end_ns": step.end_ns - epoch,
-                "name": f"Step {step.number}",
-                "phase": None,
-            }
-            for step in shown.steps
-        ],
-        "phases": _shape(shown.phases, [Phase(phase).key for phase in shown.phases.name.tolist()], epoch),
-        "modules": [
-            _shape(level, [modules[row].key for row in level.name.tolist()], epoch) for level in shown.modules
-        ],
+        "steps": [step_json(step, f"Step {step.number}", epoch) for step in shown.steps],
+        "phases": spans_json(shown.phases, PHASES, epoch),
+        "modules": [spans_json(level, keys, epoch) for level in shown.modules],
         "omitted": shown.omitted,
     }
 
@@ -94,15 +74,6 @@ def _ran(trace: MemoryTrace, part: Stretch) -> Ran:
         return what_ran(*spans, trace.modules)
 
     return RESULTS.of_window(trace, ("ran", part.over), compute)
-
-
-def _shape(spans: Spans, names: list[str], epoch_ns: int) -> list[Span]:
-    start, end = (spans.start_ns - epoch_ns).tolist(), (spans.end_ns - epoch_ns).tolist()
-    rows = zip(start, end, names, spans.phase.tolist(), strict=True)
-    return [
-        {"start_ns": start, "end_ns": end, "name": name, "phase": Phase(phase).key}
-        for start, end, name, phase in rows
-    ]
 
 
 def _step(chosen: Chosen) -> Step:

@@ -12,8 +12,7 @@ import pytest
 
 from tb_memplugin.record.compiling import CACHE_VARIABLE
 from tb_memplugin.record.exact_cpu.counting import CALL
-from tb_memplugin.record.profiler.counted_calls import with_counted_calls
-from tb_memplugin.record.profiler.memory_events import MemoryEvents
+from tb_memplugin.record.profiler.memory_events import MemoryEvents, with_counted_calls
 
 BEHIND = 1_000_000
 """How much later than the calls the made-up profiler's clock is, in nanoseconds."""

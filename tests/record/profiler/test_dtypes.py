@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tb_memplugin.record.profiler.dtypes import dtype_properties
-from tb_memplugin.record.storages import Sighting
+from tb_memplugin.record.storages import Sighting, dtype_properties
 from tb_memplugin.trace import Category
 
 

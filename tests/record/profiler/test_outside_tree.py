@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tb_memplugin.record.profiler.memory_events import MemoryEvents, beside_counters
-from tb_memplugin.record.profiler.outside_tree import with_events_outside
+from tb_memplugin.record.profiler.memory_events import MemoryEvents, beside_counters, with_events_outside
 from tb_memplugin.record.storages import Sighting
 from tb_memplugin.trace import Category
 from tests.record.profiler.test_beside_counters import events

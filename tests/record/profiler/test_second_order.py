@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from tb_memplugin.record.profiler import second_order
+from tb_memplugin.record.profiler import node_owners
 from tests.record.profiler.test_attribution import GraphOwners, Twice, born_in_nodes
 from tests.record.profiler.test_unusual_loops import STEPS, batch, born, line
 from tests.training import CNN, train
@@ -207,6 +207,6 @@ def test_the_operators_of_other_profiles_are_not_read_again(monkeypatch, given):
         model(x).backward(torch.ones(8, 10))
         optimizer.step()
 
-    monkeypatch.setattr(second_order, "_read_operators", None)  # not callable
+    monkeypatch.setattr(node_owners, "_read_operators", None)  # not callable
     (cycle,) = train(CNN(), step=step, given=given)
     assert len(cycle.trace.events) > 100

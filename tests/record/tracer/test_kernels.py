@@ -299,6 +299,17 @@ def test_states_of_random_generators_count_and_torchs_function_comes_back():
     assert signed(tracer.trace_result()).tolist() == [state.nbytes]
 
 
+def test_a_function_that_wraps_ours_and_stays_is_called_once_in_the_next_trace(monkeypatch):
+    tracer = MemoryTracer()
+    with tracer.trace(nn.Identity()):
+        ours = torch.get_rng_state
+        monkeypatch.setattr(torch, "get_rng_state", lambda: ours())
+        monkeypatch.setattr(torch.random, "get_rng_state", torch.get_rng_state)
+    with tracer.trace(nn.Identity()):
+        state = torch.get_rng_state()
+    assert signed(tracer.trace_result()).tolist() == [state.nbytes]
+
+
 def test_a_thread_looks_at_its_own_allocator_alone():
     layer, tracer = nn.Linear(4, 2), MemoryTracer()
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from tb_memplugin import analysis
 from tb_memplugin.errors import MemPluginError, NotRecordedError
-from tb_memplugin.exports.recorded import times_are_known
 from tb_memplugin.loading import load
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.frames import read_frame
@@ -158,7 +157,7 @@ class MemorySnapshot:
 
     def _find_peak(self, allocation: str, action: str, start_time: int | None, end_time: int | None) -> None:
         trace, device = self.trace, None
-        if (start_time is not None or end_time is not None) and not times_are_known(trace):
+        if (start_time is not None or end_time is not None) and not trace.times_are_known:
             raise NotRecordedError(
                 "This snapshot has no times: it has them since PyTorch 2.2.",
                 where=self.snapshot_filename,
