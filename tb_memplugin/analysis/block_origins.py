@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 
+from tb_memplugin.analysis.findings import Evidence, Finding, Level, Where
 from tb_memplugin.analysis.source_lines import leading_frame, line_key, stacks_in_use
 from tb_memplugin.analysis.steps import HighestStep, highest_step
 from tb_memplugin.analysis.sums import groups
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import BACKWARD, THREAD, read_frame
 from tb_memplugin.trace.tables import Bool, Int64
+
+T = TypeVar("T")
 
 _OPERATOR = re.compile(r"\bat::_ops::(\w+)::(?:call|redispatch)\b")
 _NODE = re.compile(r"\btorch::autograd::generated::(\w+Backward\w*)::")
@@ -99,17 +103,100 @@ class StepBlocks:
         """Return the mask of the blocks of the same kinds as some (indices): those of other passes, too."""
         return np.isin(self.kinds, self.kinds[chosen]) & (self.born >= 0)
 
+    @property
+    def are_known(self) -> bool:
+        """Whether an operator or a function is recorded for any block."""
+        return any(origin.is_known for origin in self.origins)
+
     def saved(self, chosen: Bool) -> int:
         """Return by how many bytes the step's peak falls without the chosen blocks (mask, shape (n,))."""
-        lower = self.step.without(self.bytes[chosen], self.born[chosen] + 1, self.freed[chosen])
-        return self.step.peak_bytes - int(lower.max())
+        return self.step.saved(self.bytes[chosen], self.born[chosen] + 1, self.freed[chosen])
 
 
-def step_blocks(trace: MemoryTrace, device: int) -> StepBlocks:
-    """Return the blocks of the step in which a device (its row) has its highest peak."""
-    step, blocks = highest_step(trace, device), trace.allocations
-    in_step = (blocks.device == device) & (blocks.born < step.end) & (blocks.freed >= step.first)
-    return _blocks(trace, step, np.flatnonzero(in_step).astype(np.int64))
+@dataclass(frozen=True)
+class Judged:
+    """A device (its row) of a trace that the rules judge. What several of them need is computed once.
+
+    `step` is the step in which it has its highest peak. `_shared` is that of all devices of the trace.
+    """
+
+    trace: MemoryTrace
+    device: int
+    _shared: dict[object, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The device's name."""
+        return self.trace.devices[self.device].name
+
+    @cached_property
+    def step(self) -> HighestStep:
+        """The step in which the device has its highest peak."""
+        return highest_step(self.trace, self.device)
+
+    @property
+    def blocks(self) -> StepBlocks:
+        """The blocks of this step."""
+        return self.result(_step_blocks)
+
+    def beside(self, device: int) -> Judged:
+        """Return another device of the trace."""
+        return Judged(self.trace, device, self._shared)
+
+    def result(self, rule: Callable[[Judged], T]) -> T:
+        """Return what a rule says of the device."""
+        if (rule, self.device) not in self._shared:
+            self._shared[rule, self.device] = rule(self)
+        result: T = self._shared[rule, self.device]
+        return result
+
+    def finding(
+        self,
+        kind: str,
+        level: Level,
+        title: str,
+        saved: int,
+        evidence: Iterable[Evidence],
+        what_to_do: str,
+        *,
+        view: str,
+        state: Sequence[tuple[str, str]] = (),
+        subject: str = "",
+        measure: str = "less at the peak",
+        price: str = "",
+    ) -> Finding:
+        """Return a finding on `step` of which `saved` is a part of the peak."""
+        number = self.step.number
+        return Finding(
+            kind=kind,
+            level=level,
+            device=self.name,
+            step=number,
+            title=title,
+            subject=subject,
+            bytes=saved,
+            measure=measure,
+            of_bytes=self.step.peak_bytes,
+            evidence=tuple(evidence),
+            where=Where(view, (("step", str(number)), *state)),
+            what_to_do=what_to_do,
+            price=price,
+        )
+
+    @property
+    def at_peak(self) -> tuple[tuple[str, str]]:
+        """The state of a link to the peak."""
+        return (("event", str(self.step.peak_event)),)
+
+    def without(self, what: str, saved: int, how: str = "by replay without them") -> Evidence:
+        """Return the peak without what a finding is about, as evidence."""
+        return Evidence(f"the same peak without {what}", self.step.peak_bytes - saved, how, False)
+
+
+def _step_blocks(judged: Judged) -> StepBlocks:
+    step, blocks = judged.step, judged.trace.allocations
+    own = (blocks.device == judged.device) & (blocks.born < step.end) & (blocks.freed >= step.first)
+    return _blocks(judged.trace, step, np.flatnonzero(own).astype(np.int64))
 
 
 def window_blocks(trace: MemoryTrace, device: int) -> StepBlocks:

@@ -6,10 +6,10 @@ from collections import Counter
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
+from tb_memplugin.analysis.block_origins import Judged, StepBlocks
+from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
 from tb_memplugin.analysis.units import counted, size_text
-from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace import Category
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 LEAST_SHARE = 0.05
@@ -38,7 +38,7 @@ NEW = {"zeros_like", "zeros", "empty_like", "ones_like", "full_like", "zero_"}
 """Operators of blocks that begin with no values of a parameter, such as an optimizer's state."""
 
 
-def parameter_copies(trace: MemoryTrace, device: int) -> Result:
+def parameter_copies(judged: Judged) -> Result:
     """Find memory at the peak that repeats the sizes of the model's parameters.
 
     Copies are blocks of the category parameter_copy; without any, all blocks that one source line
@@ -46,17 +46,17 @@ def parameter_copies(trace: MemoryTrace, device: int) -> Result:
     the sizes of the parameters which another line allocated, or twice or half these sizes. The finding's
     bytes are by how much the highest step's peak falls without the smaller of the two.
     """
-    blocks = step_blocks(trace, device)
-    category = trace.allocations.category[blocks.rows]
+    blocks = judged.blocks
+    category = judged.trace.allocations.category[blocks.rows]
     copies = (category == Category.PARAMETER_COPY) & blocks.at_peak
     if copies.any():
-        return _result(trace, device, blocks, copies, "the recorder saw that they are copies")
+        return _result(judged, copies, "the recorder saw that they are copies")
     if not ((category == Category.PARAMETER) & blocks.at_peak).any():
         return NotJudged("The recording does not tell parameters apart from other memory.")
     repeated = _repeated(blocks, category)
     if repeated is None:
         return Fine("No other line allocated blocks of the sizes of the parameters.")
-    return _result(trace, device, blocks, *repeated)
+    return _result(judged, *repeated)
 
 
 def _repeated(blocks: StepBlocks, category: UInt8) -> tuple[Bool, str] | None:
@@ -111,40 +111,31 @@ def _matching(
     return chosen if alike and _is_comparable(blocks.bytes[chosen]) else None
 
 
-def _result(trace: MemoryTrace, device: int, blocks: StepBlocks, copies: Bool, how: str) -> Result:
-    step, size = blocks.step, _total(blocks, copies)
-    saved = blocks.saved(copies)
-    if saved < LEAST_SHARE * step.peak_bytes:
+def _result(judged: Judged, copies: Bool, how: str) -> Result:
+    blocks = judged.blocks
+    size, saved = _total(blocks, copies), blocks.saved(copies)
+    if saved < LEAST_SHARE * judged.step.peak_bytes:
         return Fine(
             f"Copies of parameters take {size_text(size)}; without them the peak is {size_text(saved)} lower."
         )
     largest = int(np.flatnonzero(copies)[np.argmax(blocks.bytes[copies])])
     name = blocks.origins[blocks.origin[largest]].line
     by_line = f" by {name}" if name else ""
-    return Finding(
-        kind="parameter_copies",
-        level="option",
-        device=trace.devices[device].name,
-        step=step.number,
-        title=f"The parameters are in memory a second time{by_line}.",
+    count = counted(int(copies.sum()), "block")
+    return judged.finding(
+        "parameter_copies",
+        "option",
+        f"The parameters are in memory a second time{by_line}.",
+        saved,
+        (
+            Evidence(name or "copies of parameters", size, f"{count}; {how}", bool(name)),
+            judged.without("them", saved),
+        ),
+        "Keep EMA weights and reference models on the CPU, load weights with torch.load(..., mmap=True, "
+        'map_location="cpu"), and free the copy that was loaded. Master weights are not needed if the '
+        "optimizer updates bf16 with stochastic rounding.",
+        view="allocations",
+        state=[("block", str(int(blocks.rows[largest])))],
         subject=name,
-        bytes=saved,
-        measure="less at the peak",
-        of_bytes=step.peak_bytes,
-        evidence=(
-            Evidence(
-                name or "copies of parameters",
-                size,
-                f"{counted(int(copies.sum()), 'block')}; {how}",
-                bool(name),
-            ),
-            Evidence("the same peak without them", step.peak_bytes - saved, "by replay without them", False),
-        ),
-        where=Where("allocations", (("step", str(step.number)), ("block", str(int(blocks.rows[largest]))))),
-        what_to_do=(
-            "Keep EMA weights and reference models on the CPU, load weights with torch.load(..., mmap=True, "
-            'map_location="cpu"), and free the copy that was loaded. Master weights are not needed if the '
-            "optimizer updates bf16 with stochastic rounding."
-        ),
         price="transfers to the CPU where the copy is used, or other numerics",
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
+from tb_memplugin.analysis.block_origins import Judged, StepBlocks
+from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
@@ -22,50 +22,39 @@ MOST_TRIED = 2_000
 """So many blocks of forward after a birth are searched for one that repeats."""
 
 
-def previous_result(trace: MemoryTrace, device: int) -> Result:
+def previous_result(judged: Judged) -> Result:
     """Find blocks that are freed just after the same line allocated their like again, a forward later.
 
     That is what `output = model(batch)` in a loop does. The next forward begins where a line of forward
     that ran before the block's birth runs again. The finding's bytes are by how much the highest step's
     peak falls if each block is freed there.
     """
-    blocks = step_blocks(trace, device)
-    if not any(origin.is_known for origin in blocks.origins):
+    trace, blocks, step = judged.trace, judged.blocks, judged.step
+    if not blocks.are_known:
         return NotJudged("The recording contains neither operators nor stacks.")
     forward = trace.allocations.phase[blocks.rows] == Phase.FORWARD
     kept = _bound_again(trace, blocks)
     kept = kept[_once_a_forward(blocks, forward)[kept]]
     begun = _next_forwards(blocks, np.flatnonzero(forward).astype(np.int64), kept)
-    step = blocks.step
-    lower = step.without(blocks.bytes[kept], begun, blocks.freed[kept])
-    saved = step.peak_bytes - int(lower.max())
+    saved = step.saved(blocks.bytes[kept], begun, blocks.freed[kept])
     if saved < LEAST_SHARE * step.peak_bytes:
         return Fine(f"Results of earlier forwards raise the peak by only {size_text(saved)}.")
     at_peak = kept[blocks.at_peak[kept] & (begun <= step.peak_event + 1)]
     largest = int(at_peak[np.argmax(blocks.bytes[at_peak])])
     origin, size = blocks.origins[blocks.origin[largest]], int(blocks.bytes[at_peak].sum())
     name = origin.line or ", ".join(sorted(origin.names))
-    return Finding(
-        kind="previous_result",
-        level="problem",
-        device=trace.devices[device].name,
-        step=step.number,
-        title=f"What {name} returned is still alive while the next forward runs.",
+    blocks_text = f"{counted(len(at_peak), 'block')} of an earlier forward, alive at the peak"
+    return judged.finding(
+        "previous_result",
+        "problem",
+        f"What {name} returned is still alive while the next forward runs.",
+        saved,
+        (Evidence(name, size, blocks_text), judged.without("them", saved)),
+        "Delete the result (del output) or leave the function that holds it before the next forward. If only "
+        "the last token's logits are used, compute no others.",
+        view="allocations",
+        state=[("block", str(int(blocks.rows[largest])))],
         subject=name,
-        bytes=saved,
-        measure="less at the peak",
-        of_bytes=step.peak_bytes,
-        evidence=(
-            Evidence(
-                name, size, f"{counted(len(at_peak), 'block')} of an earlier forward, alive at the peak"
-            ),
-            Evidence("the same peak without them", step.peak_bytes - saved, "by replay without them", False),
-        ),
-        where=Where("allocations", (("step", str(step.number)), ("block", str(int(blocks.rows[largest]))))),
-        what_to_do=(
-            "Delete the result (del output) or leave the function that holds it before the next forward. If "
-            "only the last token's logits are used, compute no others."
-        ),
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
+from tb_memplugin.analysis.block_origins import Judged, StepBlocks
+from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
 from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
@@ -27,7 +27,7 @@ BEHIND = 3
 DATA = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
 
 
-def unused_graph(trace: MemoryTrace, device: int) -> Result:
+def unused_graph(judged: Judged) -> Result:
     """Find activations of a forward that are freed all at once, before any backward.
 
     If the recording has a backward at all, only what is freed outside of module calls counts, by the stacks
@@ -35,8 +35,8 @@ def unused_graph(trace: MemoryTrace, device: int) -> Result:
     how much the highest step's peak falls if each block is freed when `BEHIND` further ones have been
     allocated.
     """
-    blocks = step_blocks(trace, device)
-    if not any(origin.is_known for origin in blocks.origins):
+    trace, blocks, step = judged.trace, judged.blocks, judged.step
+    if not blocks.are_known:
         return NotJudged("The recording contains neither operators nor stacks.")
     allocations = trace.allocations
     trains = (allocations.phase == Phase.BACKWARD) | (allocations.phase == Phase.OPTIMIZER)
@@ -54,12 +54,26 @@ def unused_graph(trace: MemoryTrace, device: int) -> Result:
         return Fine("No activations of a forward were kept until all of them were freed at once.")
     graph = np.flatnonzero(blocks.alike(graph) & unused).astype(np.int64)
     needed_until = np.append(blocks.born[graph[BEHIND:]], blocks.freed[graph[-BEHIND:]])
-    step = blocks.step
-    lower = step.without(blocks.bytes[graph], needed_until + 1, blocks.freed[graph])
-    saved = step.peak_bytes - int(lower.max())
+    saved = step.saved(blocks.bytes[graph], needed_until + 1, blocks.freed[graph])
     if saved < LEAST_SHARE * step.peak_bytes:
         return Fine(f"Without what is kept for a backward, the peak would be only {size_text(saved)} lower.")
-    return _finding(trace, device, blocks, graph, saved)
+    freed = Evidence(
+        "activations freed all at once", int(blocks.bytes[graph].sum()), counted(len(graph), "block"), False
+    )
+    return judged.finding(
+        "unused_graph",
+        "problem",
+        "A forward keeps its activations for a backward that never runs.",
+        saved,
+        (
+            freed,
+            *line_evidence(trace, blocks.rows[graph], "of them"),
+            judged.without("a graph", saved, "by replay"),
+        ),
+        "Run it in torch.inference_mode() or torch.no_grad(): there, nothing is kept.",
+        view="allocations",
+        state=judged.at_peak,
+    )
 
 
 def _before_backward(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
@@ -104,26 +118,3 @@ def _is_graph(trace: MemoryTrace, blocks: StepBlocks, graph: Int64) -> bool:
     size = np.sort(np.bincount(blocks.origin[graph], blocks.bytes[graph]))[::-1]
     is_mixed = int((size > 0).sum()) >= FEWEST_ORIGINS and size[:2].sum() <= MOST_OF_TWO * size.sum()
     return bool(computed.all()) and is_mixed
-
-
-def _finding(trace: MemoryTrace, device: int, blocks: StepBlocks, graph: Int64, saved: int) -> Finding:
-    step, rows = blocks.step, blocks.rows[graph]
-    total = int(blocks.bytes[graph].sum())
-    return Finding(
-        kind="unused_graph",
-        level="problem",
-        device=trace.devices[device].name,
-        step=step.number,
-        title="A forward keeps its activations for a backward that never runs.",
-        subject="",
-        bytes=saved,
-        measure="less at the peak",
-        of_bytes=step.peak_bytes,
-        evidence=(
-            Evidence("activations freed all at once", total, f"{counted(len(graph), 'block')}", False),
-            *line_evidence(trace, rows, "of them"),
-            Evidence("the same peak without a graph", step.peak_bytes - saved, "by replay", False),
-        ),
-        where=Where("allocations", (("step", str(step.number)), ("event", str(step.peak_event)))),
-        what_to_do="Run it in torch.inference_mode() or torch.no_grad(): there, nothing is kept.",
-    )

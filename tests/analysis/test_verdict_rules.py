@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis import Finding, advice
+from tb_memplugin.analysis import Finding, advice, block_origins
 from tb_memplugin.analysis.advice_rules import RULES, advice_on_steps
 from tb_memplugin.analysis.peak_holders import peak_holders
 from tb_memplugin.trace import Kind, MemoryTrace
@@ -447,3 +447,16 @@ def test_watched_steps_that_show_no_growth(peaks: np.ndarray, verdict: str) -> N
 def test_figures_alone_judge_no_other_rule() -> None:
     verdicts = {one.kind: one.verdict for one in advice_on_steps(figures([M] * 100)).judgements}
     assert verdicts == dict.fromkeys(RULES, "not judged") | {"growth": "fine"}
+
+
+def test_what_several_rules_need_is_computed_once_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    step_blocks = block_origins._step_blocks
+
+    def counted(judged: block_origins.Judged) -> block_origins.StepBlocks:
+        read.append(judged.device)
+        return step_blocks(judged)
+
+    monkeypatch.setattr(block_origins, "_step_blocks", counted)
+    advice(allocator_trace("live 16M 600", "live 32M 600 device=1", "alloc 17M 512"))
+    assert read == [0, 1]
