@@ -15,7 +15,7 @@ from tb_memplugin.analysis.source_lines import leading_frame, line_key, stacks_i
 from tb_memplugin.analysis.steps import HighestStep, highest_step
 from tb_memplugin.analysis.sums import groups
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.frames import BACKWARD, THREAD, read_frame
+from tb_memplugin.trace.frames import BACKWARD, MODULE_CALL, THREAD, read_frame
 from tb_memplugin.trace.tables import Bool, Int64
 
 T = TypeVar("T")
@@ -36,6 +36,7 @@ class Origin:
         stack, module: rows in `trace.stacks` and `trace.modules`, -1 for none.
         line: the source line, "" without a stack.
         is_direct: whether Python code outside torch and einops called the operator itself.
+        in_call: whether a module call is in the stack.
     """
 
     names: frozenset[str]
@@ -44,6 +45,7 @@ class Origin:
     module: int
     line: str
     is_direct: bool
+    in_call: bool
 
     @property
     def is_backward(self) -> bool:
@@ -87,8 +89,8 @@ class StepBlocks:
         return np.array([fits(origin) for origin in self.origins], bool)[self.origin]
 
     @cached_property
-    def kinds(self) -> Int64:
-        """A number for each block, the same for those alike in line (without one: module), names and size."""
+    def sites(self) -> Int64:
+        """A number for each block, the same for those alike in line (without one: module) and names."""
         numbers: dict[tuple[str, frozenset[str], int], int] = {}
         same = [
             numbers.setdefault(
@@ -96,7 +98,13 @@ class StepBlocks:
             )
             for origin in self.origins
         ]
-        kinds: Int64 = self.bytes * max(len(numbers), 1) + np.array(same, np.int64)[self.origin]
+        sites: Int64 = np.array(same, np.int64)[self.origin]
+        return sites
+
+    @cached_property
+    def kinds(self) -> Int64:
+        """A number for each block, the same for those of a site that have one size."""
+        kinds: Int64 = self.bytes * (int(self.sites.max(initial=0)) + 1) + self.sites
         return kinds
 
     def alike(self, chosen: Int64) -> Bool:
@@ -222,15 +230,15 @@ def _origins(trace: MemoryTrace, rows: Int64) -> tuple[Int64, tuple[Origin, ...]
     of_stack = [_of_stack(trace.stack(row)) for row in stacks]
     origins = []
     for at in first.tolist():
-        names, frames, line, is_direct = of_stack[int(stack[at])]
+        names, frames, line, is_direct, in_call = of_stack[int(stack[at])]
         operator, module = int(blocks.operator[rows[at]]), int(blocks.module[rows[at]])
         if operator >= 0:
             names |= {trace.operators[operator].rpartition("::")[2]}
-        origins.append(Origin(names, frames, stacks[int(stack[at])], module, line, is_direct))
+        origins.append(Origin(names, frames, stacks[int(stack[at])], module, line, is_direct, in_call))
     return origin, tuple(origins)
 
 
-def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], str, bool]:
+def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], str, bool, bool]:
     names: set[str] = set()
     frames = []
     for text in stack:
@@ -242,7 +250,8 @@ def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], 
     leading = leading_frame(stack)
     innermost = next((text for text in stack if read_frame(text).is_python), "")
     is_direct = bool(frames) and innermost == frames[0]
-    return frozenset(names), tuple(frames), "" if leading is None else line_key(leading), is_direct
+    in_call = any(text.startswith(MODULE_CALL) for text in stack)
+    return frozenset(names), tuple(frames), "" if leading is None else line_key(leading), is_direct, in_call
 
 
 @lru_cache(maxsize=16_384)

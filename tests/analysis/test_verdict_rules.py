@@ -228,6 +228,27 @@ def test_results_in_a_list_are_no_graph() -> None:
     assert "No activations" in why(history, "unused_graph")
 
 
+def test_what_one_line_keeps_in_every_layer_is_no_graph() -> None:
+    lines = [f"alloc 100 a{number} module=layers.{number} phase=forward" for number in range(12)]
+    history = trace(*lines, *(f"free a{number}" for number in range(12)))
+    assert "No activations" in why(stacked(history, ("<lambda> hooks.py:3",)), "unused_graph")
+
+
+def test_results_that_a_list_keeps_pile_up() -> None:
+    """Four results of 400 beside 100 inside. Freed when the next is born, one of 400 and 100 are left."""
+    lines = [
+        line.replace("#", str(number))
+        for number in range(4)
+        for line in ("alloc 100 a# phase=forward", "alloc 400 r# phase=forward", "free a#")
+    ]
+    history = trace(*lines, *(f"free r{number}" for number in range(4)))
+    stacks = ("forward net.py:3",), ("forward net.py:9",)
+    finding = found(stacked(history, *stacks), "previous_result")
+    assert (finding.bytes, finding.of_bytes, finding.evidence[0].bytes) == (1200, 1700, 1200)
+    trained = stacked(trace(*lines, "alloc 5 g phase=backward category=gradient"), *stacks)
+    assert "by only 0 B" in why(trained, "previous_result")
+
+
 def results(*, kept: bool) -> MemoryTrace:
     """Three forwards of 100 inside and 400 returned, which lives until the next is returned, or not."""
     lines: list[str] = []
