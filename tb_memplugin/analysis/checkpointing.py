@@ -401,8 +401,10 @@ def by_stack(judged: Judged) -> Result:
 def _kept(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
     """Return the blocks (indices) of forward that are alive at the peak, and their like in other steps."""
     rows = blocks.rows
-    chosen = blocks.at_peak & (blocks.born >= 0) & np.isin(trace.allocations.category[rows], KEPT)
+    category = trace.allocations.category[rows]
+    chosen = blocks.at_peak & (blocks.born >= 0) & np.isin(category, KEPT)
     chosen &= ~blocks.of(lambda origin: origin.is_backward)
+    chosen &= blocks.of(lambda origin: origin.in_call) | (category != Category.UNKNOWN)
     chosen &= ~np.isin(trace.allocations.phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER))
     return np.flatnonzero(blocks.alike(np.flatnonzero(chosen).astype(np.int64))).astype(np.int64)
 

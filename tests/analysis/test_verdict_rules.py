@@ -109,12 +109,27 @@ def test_parameters_in_memory_twice(numerator: int, denominator: int, detail: st
     finding = found(stacked(history, *[MODEL] * 4, *[COPY] * 4), "parameter_copies")
     assert finding.bytes == sum(sizes)
     assert finding.subject == "train.py:9 (deepcopy)"
-    assert finding.evidence[0].detail == f"4 blocks; {detail}"
+    assert finding.evidence[0].detail == f"4 blocks {detail}"
 
 
 def test_a_copy_that_is_made_in_the_line_of_the_parameters() -> None:
     history = trace(*PARAMETERS, *(f"alloc {size} c{size}" for size in SIZES))
     assert found(stacked(history, MODEL), "parameter_copies").bytes == sum(SIZES)
+
+
+def test_all_lines_that_copy_count_and_a_line_may_copy_several_times() -> None:
+    """A clone of the parameters, and two of an optimizer's state, which has their sizes."""
+    state = [f"alloc {size} s{size} category=optimizer_state" for size in SIZES]
+    clones = [f"alloc {size} {name}{size} operator=aten::clone" for name in "abc" for size in SIZES]
+    stacks = [*[MODEL] * 4, *[("step adam.py:3",)] * 4, *[COPY] * 4, *[("save train.py:20",)] * 8]
+    finding = found(stacked(trace(*PARAMETERS, *state, *clones), *stacks), "parameter_copies")
+    assert (finding.bytes, finding.subject) == (3 * sum(SIZES), "train.py:20 (save)")
+
+
+def test_two_models_of_one_size_are_one_model_and_its_copy() -> None:
+    other = [line.replace(" w", " v") for line in PARAMETERS]
+    history = stacked(trace(*PARAMETERS, *other), *[MODEL] * 4, *[COPY] * 4)
+    assert found(history, "parameter_copies").bytes == sum(SIZES)
 
 
 @pytest.mark.parametrize("sizes", [(10, 20, 30, 41), (10, 20, 30)])
