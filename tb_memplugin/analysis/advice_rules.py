@@ -17,6 +17,7 @@ from tb_memplugin.analysis.kept_gradients import kept_gradients
 from tb_memplugin.analysis.large_temporary import large_temporary
 from tb_memplugin.analysis.loss_logits import loss_logits
 from tb_memplugin.analysis.optimizer_state import optimizer_state
+from tb_memplugin.analysis.outsized_tensor import outsized_tensor
 from tb_memplugin.analysis.parameter_copies import parameter_copies
 from tb_memplugin.analysis.peak_holders import PeakHolders, peak_holders
 from tb_memplugin.analysis.previous_result import previous_result
@@ -88,6 +89,9 @@ RULES = {
     ),
     "large_temporary": Rule(
         "large temporaries", "temporaries of one operator that set the peak", large_temporary
+    ),
+    "outsized_tensor": Rule(
+        "outsized tensor", "a tensor that is many times as large as every other", outsized_tensor
     ),
 }
 """Every rule by its kind; each has a file of its own. docs/advice.md lists their thresholds."""
