@@ -73,7 +73,7 @@ def _repeated(blocks: StepBlocks, category: UInt8) -> tuple[Bool, str]:
     group = np.where(line[blocks.origin] == nameless, -1 - category.astype(np.int64), group)
     candidates = ~np.isin(category, OTHERS)
     candidates &= blocks.of(lambda origin: NEW.isdisjoint(origin.names) or CLONE in origin.names)
-    candidates &= blocks.at_peak
+    candidates &= blocks.at_peak & (is_parameter | ~blocks.of(lambda origin: origin.in_call))
     parameters = [
         key
         for key in np.unique(group[candidates & is_parameter]).tolist()

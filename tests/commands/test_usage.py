@@ -31,7 +31,7 @@ def test_the_bytes_around_an_alloc(step):
     }
 
 
-@pytest.mark.parametrize("text", ["1200", "0x1200_0", "1200_0"])
+@pytest.mark.parametrize("text", ["1200", "0x1200_0", "1200_0", "b1200_0"])
 def test_the_bytes_around_a_free(step, text):
     found = told("usage", step, "--allocation", text, "--action", "free", "--device", "cuda:0")
     assert (found["event"], found["bytes_before"], found["bytes_after"]) == (3, 390, 300)
