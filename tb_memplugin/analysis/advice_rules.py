@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tb_memplugin.analysis.attention_scores import attention_scores
+from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.checkpointing import checkpointing
 from tb_memplugin.analysis.failed_request import failed_request
 from tb_memplugin.analysis.findings import Finding, Fine, Judgement, NotJudged, Result
@@ -16,6 +17,7 @@ from tb_memplugin.analysis.kept_gradients import kept_gradients
 from tb_memplugin.analysis.large_temporary import large_temporary
 from tb_memplugin.analysis.loss_logits import loss_logits
 from tb_memplugin.analysis.optimizer_state import optimizer_state
+from tb_memplugin.analysis.outsized_tensor import outsized_tensor
 from tb_memplugin.analysis.parameter_copies import parameter_copies
 from tb_memplugin.analysis.peak_holders import PeakHolders, peak_holders
 from tb_memplugin.analysis.previous_result import previous_result
@@ -45,11 +47,11 @@ class Advice(AnalysisResult):
 
 
 class Rule(NamedTuple):
-    """A rule's name for people, what it looks for, and the function that judges a device of a trace."""
+    """A rule's name for people, what it looks for, and the function that judges a device."""
 
     name: str
     looks: str
-    judge: Callable[[MemoryTrace, int], Result]
+    judge: Callable[[Judged], Result]
 
 
 RULES = {
@@ -88,6 +90,9 @@ RULES = {
     "large_temporary": Rule(
         "large temporaries", "temporaries of one operator that set the peak", large_temporary
     ),
+    "outsized_tensor": Rule(
+        "outsized tensor", "a tensor that is many times as large as every other", outsized_tensor
+    ),
 }
 """Every rule by its kind; each has a file of its own. docs/advice.md lists their thresholds."""
 
@@ -115,14 +120,15 @@ def advice(
     rows = trace.device_rows(device)
     findings: list[Finding] = []
     judgements: list[Judgement] = []
-    for row in rows:
+    first = Judged(trace, 0)
+    for judged in map(first.beside, rows):
         for kind, rule in RULES.items():
-            result = _judged(trace, row, rule.judge)
+            result = _result(judged, rule.judge)
             if kind == "growth" and run is not None and isinstance(result, NotJudged):
-                result = growth_across(trace, row, run())
+                result = growth_across(trace, judged.device, run())
             if kind == "growth" and watched is not None and isinstance(result, NotJudged):
-                result = monitored_growth(watched, trace.devices[row].name)
-            judgements.append(_judgement(kind, trace.devices[row].name, result))
+                result = monitored_growth(watched, judged.name)
+            judgements.append(_judgement(kind, judged.name, result))
             if isinstance(result, Finding):
                 findings.append(result)
     findings.sort(key=lambda finding: (*(finding.kind != kind for kind in URGENT), -finding.bytes))
@@ -148,10 +154,10 @@ def advice_on_steps(figures: StepFigures) -> Advice:
     )
 
 
-def _judged(trace: MemoryTrace, device: int, rule: Callable[[MemoryTrace, int], Result]) -> Result:
-    if not trace.live(device).max():
+def _result(judged: Judged, rule: Callable[[Judged], Result]) -> Result:
+    if not judged.trace.live(judged.device).max():
         return NotJudged("Nothing was ever alive on this device.")
-    return rule(trace, device)
+    return judged.result(rule)
 
 
 def _judgement(kind: str, device: str, result: Result) -> Judgement:

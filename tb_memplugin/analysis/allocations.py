@@ -138,7 +138,7 @@ Action = Literal["alloc", "free"]
 
 _ALLOCATION = re.compile(r"(?:0x|b(?=[0-9a-f]{12}))?([0-9a-f]{1,16})(?:_([0-9]{1,12}))?", re.IGNORECASE)
 """`ADDR[_VERSION]`. A leading `b`, as PyTorch's memory_viz writes (`b7f3a5c000000_0`), counts as a prefix if
-12 or more hexadecimal digits follow: addresses do not have 13."""
+12 or more hexadecimal digits follow: addresses do not have 13. `usage` tries it too if no block is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +209,9 @@ def usage(
     devices = trace.device_rows(device)
     blocks = trace.allocations
     at_address = np.flatnonzero(blocks.address == np.uint64(address & 0xFFFF_FFFF_FFFF_FFFF))
+    without_b = f"{address:x}"[1:]
+    if not len(at_address) and f"{address:x}".startswith("b") and without_b:
+        at_address = np.flatnonzero(blocks.address == np.uint64(int(without_b, 16)))
     of_device = [at_address[blocks.device[at_address] == row].tolist() for row in devices]
     rows = next((rows for rows in of_device if 0 <= version < len(rows)), None)
     if rows is None or address <= 0:

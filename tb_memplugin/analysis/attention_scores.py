@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
+from tb_memplugin.analysis.block_origins import Judged
+from tb_memplugin.analysis.findings import Finding, Fine, NotJudged, Result
 from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.subcategories import score_blocks
 from tb_memplugin.analysis.units import counted, size_text
@@ -29,52 +29,41 @@ WHY_NOT_FUSED = (
 )
 
 
-def attention_scores(trace: MemoryTrace, device: int) -> Result:
+def attention_scores(judged: Judged) -> Result:
     """Find blocks of batch x heads x length x length elements around a softmax over a product of batches.
 
     The finding's bytes are by how much the highest step's peak falls without them.
     """
-    blocks = step_blocks(trace, device)
-    if not any(origin.is_known for origin in blocks.origins):
+    blocks = judged.blocks
+    if not blocks.are_known:
         return NotJudged("The recording contains neither operators nor stacks.")
-    scores, softmax = score_blocks(trace, blocks)
+    scores, softmax = score_blocks(judged.trace, blocks)
     if not len(softmax):
         return Fine("No softmax over the product of two batches of matrices keeps its result.")
     saved = blocks.saved(scores)
-    peak = blocks.step.peak_bytes
-    if saved < LEAST_SHARE * peak:
+    if saved < LEAST_SHARE * judged.step.peak_bytes:
         return Fine(f"Without the scores of attention, the peak would be only {size_text(saved)} lower.")
-    return _finding(trace, device, blocks, scores, softmax, saved)
+    return _finding(judged, scores, softmax, saved)
 
 
-def _finding(
-    trace: MemoryTrace, device: int, blocks: StepBlocks, scores: Bool, softmax: Int64, saved: int
-) -> Finding:
-    step = blocks.step
+def _finding(judged: Judged, scores: Bool, softmax: Int64, saved: int) -> Finding:
+    trace, blocks = judged.trace, judged.blocks
     largest = int(softmax[np.argmax(blocks.bytes[softmax])])
     origin = blocks.origins[blocks.origin[largest]]
     name = origin.line or _module_name(trace, origin.module)
     at_peak = blocks.rows[scores & blocks.at_peak]
     each = int(blocks.bytes[largest])
-    return Finding(
-        kind="attention_scores",
-        level="option",
-        device=trace.devices[device].name,
-        step=step.number,
-        title=f"Attention stores its scores: {name} keeps {size_text(each)} in each of "
+    return judged.finding(
+        "attention_scores",
+        "option",
+        f"Attention stores its scores: {name} keeps {size_text(each)} in each of "
         f"{counted(len(softmax), 'block')}.",
+        saved,
+        (*line_evidence(trace, at_peak), judged.without("scores", saved)),
+        FUSE if not any(SDPA in name for name in origin.names) else WHY_NOT_FUSED,
+        view="allocations",
+        state=[("block", str(int(blocks.rows[largest])))],
         subject=name,
-        bytes=saved,
-        measure="less at the peak",
-        of_bytes=step.peak_bytes,
-        evidence=(
-            *line_evidence(trace, at_peak),
-            Evidence(
-                "the same peak without scores", step.peak_bytes - saved, "by replay without them", False
-            ),
-        ),
-        where=Where("allocations", (("step", str(step.number)), ("block", str(int(blocks.rows[largest]))))),
-        what_to_do=FUSE if not any(SDPA in name for name in origin.names) else WHY_NOT_FUSED,
         price="a change to the code; sums are rounded in another order",
     )
 

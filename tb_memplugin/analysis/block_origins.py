@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 
+from tb_memplugin.analysis.findings import Evidence, Finding, Level, Where
 from tb_memplugin.analysis.source_lines import leading_frame, line_key, stacks_in_use
 from tb_memplugin.analysis.steps import HighestStep, highest_step
 from tb_memplugin.analysis.sums import groups
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.frames import BACKWARD, THREAD, read_frame
+from tb_memplugin.trace.frames import BACKWARD, MODULE_CALL, THREAD, read_frame
 from tb_memplugin.trace.tables import Bool, Int64
+
+T = TypeVar("T")
 
 _OPERATOR = re.compile(r"\bat::_ops::(\w+)::(?:call|redispatch)\b")
 _NODE = re.compile(r"\btorch::autograd::generated::(\w+Backward\w*)::")
@@ -32,6 +36,7 @@ class Origin:
         stack, module: rows in `trace.stacks` and `trace.modules`, -1 for none.
         line: the source line, "" without a stack.
         is_direct: whether Python code outside torch and einops called the operator itself.
+        in_call: whether a module call is in the stack.
     """
 
     names: frozenset[str]
@@ -40,6 +45,7 @@ class Origin:
     module: int
     line: str
     is_direct: bool
+    in_call: bool
 
     @property
     def is_backward(self) -> bool:
@@ -83,8 +89,8 @@ class StepBlocks:
         return np.array([fits(origin) for origin in self.origins], bool)[self.origin]
 
     @cached_property
-    def kinds(self) -> Int64:
-        """A number for each block, the same for those alike in line (without one: module), names and size."""
+    def sites(self) -> Int64:
+        """A number for each block, the same for those alike in line (without one: module) and names."""
         numbers: dict[tuple[str, frozenset[str], int], int] = {}
         same = [
             numbers.setdefault(
@@ -92,24 +98,113 @@ class StepBlocks:
             )
             for origin in self.origins
         ]
-        kinds: Int64 = self.bytes * max(len(numbers), 1) + np.array(same, np.int64)[self.origin]
+        sites: Int64 = np.array(same, np.int64)[self.origin]
+        return sites
+
+    @cached_property
+    def kinds(self) -> Int64:
+        """A number for each block, the same for those of a site that have one size."""
+        kinds: Int64 = self.bytes * (int(self.sites.max(initial=0)) + 1) + self.sites
         return kinds
 
     def alike(self, chosen: Int64) -> Bool:
         """Return the mask of the blocks of the same kinds as some (indices): those of other passes, too."""
         return np.isin(self.kinds, self.kinds[chosen]) & (self.born >= 0)
 
+    @property
+    def are_known(self) -> bool:
+        """Whether an operator or a function is recorded for any block."""
+        return any(origin.is_known for origin in self.origins)
+
     def saved(self, chosen: Bool) -> int:
         """Return by how many bytes the step's peak falls without the chosen blocks (mask, shape (n,))."""
-        lower = self.step.without(self.bytes[chosen], self.born[chosen] + 1, self.freed[chosen])
-        return self.step.peak_bytes - int(lower.max())
+        return self.step.saved(self.bytes[chosen], self.born[chosen] + 1, self.freed[chosen])
 
 
-def step_blocks(trace: MemoryTrace, device: int) -> StepBlocks:
-    """Return the blocks of the step in which a device (its row) has its highest peak."""
-    step, blocks = highest_step(trace, device), trace.allocations
-    in_step = (blocks.device == device) & (blocks.born < step.end) & (blocks.freed >= step.first)
-    return _blocks(trace, step, np.flatnonzero(in_step).astype(np.int64))
+@dataclass(frozen=True)
+class Judged:
+    """A device (its row) of a trace that the rules judge. What several of them need is computed once.
+
+    `step` is the step in which it has its highest peak. `_shared` is that of all devices of the trace.
+    """
+
+    trace: MemoryTrace
+    device: int
+    _shared: dict[object, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The device's name."""
+        return self.trace.devices[self.device].name
+
+    @cached_property
+    def step(self) -> HighestStep:
+        """The step in which the device has its highest peak."""
+        return highest_step(self.trace, self.device)
+
+    @property
+    def blocks(self) -> StepBlocks:
+        """The blocks of this step."""
+        return self.result(_step_blocks)
+
+    def beside(self, device: int) -> Judged:
+        """Return another device of the trace."""
+        return Judged(self.trace, device, self._shared)
+
+    def result(self, rule: Callable[[Judged], T]) -> T:
+        """Return what a rule says of the device."""
+        if (rule, self.device) not in self._shared:
+            self._shared[rule, self.device] = rule(self)
+        result: T = self._shared[rule, self.device]
+        return result
+
+    def finding(
+        self,
+        kind: str,
+        level: Level,
+        title: str,
+        saved: int,
+        evidence: Iterable[Evidence],
+        what_to_do: str,
+        *,
+        view: str,
+        state: Sequence[tuple[str, str]] = (),
+        subject: str = "",
+        measure: str = "less at the peak",
+        price: str = "",
+    ) -> Finding:
+        """Return a finding on `step` of which `saved` is a part of the peak."""
+        number = self.step.number
+        return Finding(
+            kind=kind,
+            level=level,
+            device=self.name,
+            step=number,
+            title=title,
+            subject=subject,
+            bytes=saved,
+            measure=measure,
+            of_bytes=self.step.peak_bytes,
+            evidence=tuple(evidence),
+            where=Where(view, (("step", str(number)), *state)),
+            what_to_do=what_to_do,
+            price=price,
+        )
+
+    @property
+    def at_peak(self) -> tuple[tuple[str, str]]:
+        """The state of a link to the peak."""
+        return (("event", str(self.step.peak_event)),)
+
+    def without(self, what: str, saved: int, how: str = "by replay without them") -> Evidence:
+        """Return the peak without what a finding is about, as evidence."""
+        return Evidence(f"the same peak without {what}", self.step.peak_bytes - saved, how, False)
+
+
+def _step_blocks(judged: Judged) -> StepBlocks:
+    step, blocks = judged.step, judged.trace.allocations
+    own = (blocks.device == judged.device) & (blocks.born < step.end) & (blocks.freed >= step.first)
+    return _blocks(judged.trace, step, np.flatnonzero(own).astype(np.int64))
 
 
 def window_blocks(trace: MemoryTrace, device: int) -> StepBlocks:
@@ -135,15 +230,15 @@ def _origins(trace: MemoryTrace, rows: Int64) -> tuple[Int64, tuple[Origin, ...]
     of_stack = [_of_stack(trace.stack(row)) for row in stacks]
     origins = []
     for at in first.tolist():
-        names, frames, line, is_direct = of_stack[int(stack[at])]
+        names, frames, line, is_direct, in_call = of_stack[int(stack[at])]
         operator, module = int(blocks.operator[rows[at]]), int(blocks.module[rows[at]])
         if operator >= 0:
             names |= {trace.operators[operator].rpartition("::")[2]}
-        origins.append(Origin(names, frames, stacks[int(stack[at])], module, line, is_direct))
+        origins.append(Origin(names, frames, stacks[int(stack[at])], module, line, is_direct, in_call))
     return origin, tuple(origins)
 
 
-def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], str, bool]:
+def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], str, bool, bool]:
     names: set[str] = set()
     frames = []
     for text in stack:
@@ -155,7 +250,8 @@ def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], 
     leading = leading_frame(stack)
     innermost = next((text for text in stack if read_frame(text).is_python), "")
     is_direct = bool(frames) and innermost == frames[0]
-    return frozenset(names), tuple(frames), "" if leading is None else line_key(leading), is_direct
+    in_call = any(text.startswith(MODULE_CALL) for text in stack)
+    return frozenset(names), tuple(frames), "" if leading is None else line_key(leading), is_direct, in_call
 
 
 @lru_cache(maxsize=16_384)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, share
+from tb_memplugin.analysis.block_origins import Judged, StepBlocks
+from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.source_lines import line_key
-from tb_memplugin.analysis.steps import HighestStep, highest_step
+from tb_memplugin.analysis.steps import HighestStep
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import Unit, counted, part_text, size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
@@ -32,19 +32,19 @@ SHOWN, SHOWN_SHARE = 8, 0.01
 """How many modules are shown, and the least share of the peak that each must save."""
 
 
-def checkpointing(trace: MemoryTrace, device: int) -> Result:
+def checkpointing(judged: Judged) -> Result:
     """Find the modules whose checkpointing lowers the highest step's peak most; repeated layers count as one.
 
     The finding's bytes are a lower bound of the saving, see `Recomputed`. What the checkpoint
     itself keeps besides inputs (random state, 5 KB per call on the CPU) is not counted. Where the modules'
     calls are not recorded, call stacks say which calls keep activations: see `by_stack`.
     """
+    trace, device, step = judged.trace, judged.device, judged.step
     blocks = trace.allocations
     if not (trace.calls.phase == Phase.FORWARD).any() or not (trace.calls.phase == Phase.BACKWARD).any():
-        return by_stack(trace, device)
+        return by_stack(judged)
     if not ((blocks.category == Category.ACTIVATION) & (blocks.device == device)).any():
         return NotJudged("The recording does not tell activations apart from other memory.")
-    step = highest_step(trace, device)
     activations = Activations(trace, device, step)
     groups = _groups(trace, activations.own_bytes(step.peak_event))
     estimates = [(name, activations.recomputed(rows)) for name, rows in groups]
@@ -63,21 +63,16 @@ def checkpointing(trace: MemoryTrace, device: int) -> Result:
     shown.sort(key=lambda item: (-item[1].saved_bytes, item[1].forward_ns))
     calls = f"{best.calls:,} calls" if best.calls > 1 else "one call"
     rates = Unit.for_bytes(_per_ms(estimate) for _, estimate in shown)
-    return Finding(
-        kind="checkpointing",
-        level="option",
-        device=trace.devices[device].name,
-        step=step.number,
-        title=f"Recompute {name or ROOT} in backward instead of keeping its activations ({calls} per step).",
+    return judged.finding(
+        "checkpointing",
+        "option",
+        f"Recompute {name or ROOT} in backward instead of keeping its activations ({calls} per step).",
+        best.saved_bytes,
+        (_evidence(name, estimate, step.number, rates, most) for name, estimate in shown[:SHOWN]),
+        "Call it through torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False).",
+        view="modules",
+        state=_state(name),
         subject=name or ROOT,
-        bytes=best.saved_bytes,
-        measure="less at the peak",
-        of_bytes=step.peak_bytes,
-        evidence=tuple(
-            _evidence(name, estimate, step.number, rates, most) for name, estimate in shown[:SHOWN]
-        ),
-        where=_where(name, step.number),
-        what_to_do="Call it through torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False).",
         price=f"one more forward of it: {_ms(best)} per step",
     )
 
@@ -108,12 +103,16 @@ def _evidence(name: str, estimate: Recomputed, step: int, rates: Unit, most: int
     size = part_text(estimate.held_bytes, most)
     per_ms = rates.text(_per_ms(estimate))
     detail = f"{_ms(estimate)} of forward in {calls}; saves {per_ms} per ms; holds {size}"
-    return Evidence(name or ROOT, estimate.saved_bytes, detail, where=_where(name, step))
+    return Evidence(
+        name or ROOT,
+        estimate.saved_bytes,
+        detail,
+        where=Where("modules", (("step", str(step)), *_state(name))),
+    )
 
 
-def _where(name: str, step: int) -> Where:
-    search = (("find", name),) if name else ()
-    return Where("modules", (("step", str(step)), *search, ("sort", "activations")))
+def _state(name: str) -> tuple[tuple[str, str], ...]:
+    return (*((("find", name),) if name else ()), ("sort", "activations"))
 
 
 def _ms(estimate: Recomputed) -> str:
@@ -352,21 +351,20 @@ class CallsOfLine:
     saved_bytes: int
 
 
-def by_stack(trace: MemoryTrace, device: int) -> Result:
+def by_stack(judged: Judged) -> Result:
     """Find the line whose calls, recomputed in backward, lower the highest step's peak most.
 
     A call keeps its last block, its output. What else it allocated and kept is missing from its end until
     backward reaches it: until the activations of the next call of the line are freed. A new call begins
     where the line that it runs is before that of the previous block, or is of another function.
     """
-    blocks = step_blocks(trace, device)
+    trace, blocks, step = judged.trace, judged.blocks, judged.step
     kept = _kept(trace, blocks)
     if not any(blocks.origins[origin].frames for origin in np.unique(blocks.origin[kept]).tolist()):
         return NotJudged(
             "This rule needs the modules' forward and backward calls (pass the model to the recorder), or "
             "activations with call stacks."
         )
-    step = blocks.step
     called = _CalledFrames.of(trace, blocks, kept)
     estimates = [calls for text in called.largest() if (calls := _calls(trace, blocks, kept, called, text))]
     most = max((estimate.saved_bytes for estimate in estimates), default=0)
@@ -378,18 +376,13 @@ def by_stack(trace: MemoryTrace, device: int) -> Result:
     good = [estimate for estimate in estimates if estimate.saved_bytes >= NEARLY * most]
     best = min(good, key=lambda estimate: (estimate.held_bytes, -estimate.saved_bytes, estimate.line))
     estimates.sort(key=lambda estimate: -estimate.saved_bytes)
-    return Finding(
-        kind="checkpointing",
-        level="option",
-        device=trace.devices[device].name,
-        step=step.number,
-        title=f"Recompute what {best.line} calls in backward, instead of keeping the activations of "
+    return judged.finding(
+        "checkpointing",
+        "option",
+        f"Recompute what {best.line} calls in backward, instead of keeping the activations of "
         f"{counted(best.calls, 'call')}.",
-        subject=best.line,
-        bytes=best.saved_bytes,
-        measure="less at the peak",
-        of_bytes=step.peak_bytes,
-        evidence=tuple(
+        best.saved_bytes,
+        (
             Evidence(
                 estimate.line,
                 estimate.saved_bytes,
@@ -397,8 +390,10 @@ def by_stack(trace: MemoryTrace, device: int) -> Result:
             )
             for estimate in (best, *(other for other in estimates if other is not best))[:SHOWN_LINES]
         ),
-        where=Where("stacks", (("step", str(step.number)), ("event", str(step.peak_event)))),
-        what_to_do="Call it through torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False).",
+        "Call it through torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False).",
+        view="stacks",
+        state=judged.at_peak,
+        subject=best.line,
         price="one more forward of these calls per step",
     )
 
@@ -406,8 +401,10 @@ def by_stack(trace: MemoryTrace, device: int) -> Result:
 def _kept(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
     """Return the blocks (indices) of forward that are alive at the peak, and their like in other steps."""
     rows = blocks.rows
-    chosen = blocks.at_peak & (blocks.born >= 0) & np.isin(trace.allocations.category[rows], KEPT)
+    category = trace.allocations.category[rows]
+    chosen = blocks.at_peak & (blocks.born >= 0) & np.isin(category, KEPT)
     chosen &= ~blocks.of(lambda origin: origin.is_backward)
+    chosen &= blocks.of(lambda origin: origin.in_call) | (category != Category.UNKNOWN)
     chosen &= ~np.isin(trace.allocations.phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER))
     return np.flatnonzero(blocks.alike(np.flatnonzero(chosen).astype(np.int64))).astype(np.int64)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -268,8 +268,8 @@ def merged(a: Part, b: Part) -> Part:
 _PARTS_OF_A_STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
-def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
-    """Return the divisions for which a trace has data, in the order in which to offer them."""
+def informative(trace: MemoryTrace, device: int, among: Collection[By] = ()) -> tuple[By, ...]:
+    """Return the divisions for which a trace has data, all or some, in the order in which to offer them."""
     from tb_memplugin.analysis.subcategories import has_subcategories
 
     blocks = trace.allocations
@@ -277,19 +277,19 @@ def informative(trace: MemoryTrace, device: int) -> tuple[By, ...]:
     own = slice(None) if is_own.all() else is_own
     modules = np.array([*(module.is_module for module in trace.modules), False])  # index -1 reads the last
     stacks = bool((blocks.stack[own] >= 0).any())
-    available: dict[By, bool] = {
-        "category": True,
-        "module": bool(modules[blocks.module[own]].any()),
-        "subcategory": has_subcategories(trace),
-        "phase": bool(code_mask(_PARTS_OF_A_STEP)[blocks.phase[own]].any()),
-        "operator": bool((blocks.operator[own] >= 0).any()),
-        "dtype": bool((blocks.tensor[own] >= 0).any()),
-        "line": stacks,
-        "stack": stacks,
-        "label": bool((blocks.label[own] >= 0).any()),
-        "annotation": bool((trace.annotations.device == device).any()),
-        "pool": bool((blocks.pool[own] != blocks.pool[own][:1]).any()),
-        "stream": bool((blocks.stream[own] != blocks.stream[own][:1]).any()),
-        "context": bool((blocks.context[own] >= 0).any()),
+    available: dict[By, Callable[[], bool]] = {
+        "category": lambda: True,
+        "module": lambda: bool(modules[blocks.module[own]].any()),
+        "subcategory": lambda: has_subcategories(trace),
+        "phase": lambda: bool(code_mask(_PARTS_OF_A_STEP)[blocks.phase[own]].any()),
+        "operator": lambda: bool((blocks.operator[own] >= 0).any()),
+        "dtype": lambda: bool((blocks.tensor[own] >= 0).any()),
+        "line": lambda: stacks,
+        "stack": lambda: stacks,
+        "label": lambda: bool((blocks.label[own] >= 0).any()),
+        "annotation": lambda: bool((trace.annotations.device == device).any()),
+        "pool": lambda: bool((blocks.pool[own] != blocks.pool[own][:1]).any()),
+        "stream": lambda: bool((blocks.stream[own] != blocks.stream[own][:1]).any()),
+        "context": lambda: bool((blocks.context[own] >= 0).any()),
     }
-    return tuple(by for by, has_data in available.items() if has_data)
+    return tuple(by for by, has_data in available.items() if (by in among or not among) and has_data())

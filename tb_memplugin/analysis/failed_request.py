@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tb_memplugin.analysis.attention_scores import attention_scores
+from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.checkpointing import checkpointing
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, Result, Where, share
 from tb_memplugin.analysis.kept_gradients import kept_gradients
@@ -23,7 +24,7 @@ from tb_memplugin.simulator.replay import replay
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.kinds import NOT_DATA
 
-REMEDIES: dict[str, Callable[[MemoryTrace, int], Result]] = {
+REMEDIES: dict[str, Callable[[Judged], Result]] = {
     "divide the batch evenly over the devices": uneven_devices,
     "recompute activations in backward": checkpointing,
     "fused attention": attention_scores,
@@ -40,7 +41,7 @@ MOST_EVENTS = 200_000
 ENOUGH, NOT_ENOUGH = "enough", "not enough"
 
 
-def failed_request(trace: MemoryTrace, device: int) -> Result:
+def failed_request(judged: Judged) -> Result:
     """Explain a device's last failed request, and how far each change would have reached.
 
     The finding's bytes are what is missing: the request minus what was free on the device and in segments
@@ -50,13 +51,14 @@ def failed_request(trace: MemoryTrace, device: int) -> Result:
     enough if it saves that much at the peak and the request failed at the peak. Settings and a larger
     device are simulated with all requests up to this one.
     """
+    trace, device = judged.trace, judged.device
     failed = [row for row, oom in enumerate(trace.ooms) if trace.events.device[oom.event] == device]
     if not failed:
         return Fine("No request failed while it was recorded.")
     report = oom_report(trace, failed[-1])
     missing = _missing(report)
-    name = trace.devices[device].name
-    changes = [*_settings(trace, device, report), *_other_rules(trace, device, report, missing)]
+    name = judged.name
+    changes = [*_settings(trace, device, report), *_other_rules(judged, report, missing)]
     changes.append(_smaller_batch(trace, device, report, missing))
     changes.sort(key=lambda row: (row.detail.startswith(NOT_ENOUGH), -row.bytes))
     limited, free = report.cause == "limit", size_text(report.free_bytes or 0)
@@ -152,10 +154,10 @@ def _simulated(
     return Evidence(settings.conf, saved, f"{detail}, with {size_text(saved)} of the device left", False)
 
 
-def _other_rules(trace: MemoryTrace, device: int, report: OomReport, missing: int) -> Iterator[Evidence]:
-    at_peak = int(trace.live(device).max()) == report.active_bytes
+def _other_rules(judged: Judged, report: OomReport, missing: int) -> Iterator[Evidence]:
+    at_peak = judged.step.peak_bytes == report.active_bytes
     for what, rule in REMEDIES.items():
-        result = rule(trace, device)
+        result = judged.result(rule)
         if isinstance(result, Finding):
             how = ENOUGH if result.bytes >= missing else NOT_ENOUGH
             moment = "" if at_peak else ", but the request did not fail at the peak"

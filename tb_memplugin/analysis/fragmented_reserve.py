@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tb_memplugin.analysis.allocator import knows_segments, levels
+from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.layout import Layout, Placement
 from tb_memplugin.analysis.sums import sums
@@ -47,14 +48,15 @@ class FreeKinds:
         return self.pinned + self.streams + self.splits
 
 
-def fragmented_reserve(trace: MemoryTrace, device: int) -> Result:
+def fragmented_reserve(judged: Judged) -> Result:
     """Divide what is free in partly used segments when the reserve reaches its highest, or a request fails.
 
     The moment is before the last segment was taken: no free block could serve that request. The finding's
     bytes are the free bytes of partly used segments, but at most the highest reserve minus the highest use:
     what is free only in between costs nothing.
     """
-    name = trace.devices[device].name
+    trace, device = judged.trace, judged.device
+    name = judged.name
     if not trace.devices[device].has_reserved:
         return Fine(f"The allocator of {name} keeps no segments.")
     if not knows_segments(trace, device):

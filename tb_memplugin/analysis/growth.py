@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.leak_sites import (
@@ -37,11 +38,12 @@ LONGEST_SEARCH = 400
 """The most characters that the Memory tab's search accepts."""
 
 
-def growth(trace: MemoryTrace, device: int) -> Result:
+def growth(judged: Judged) -> Result:
     """Report sites whose blocks pile up (see `leaks`) as one finding, because they often have one cause.
 
     Its bytes are what a step allocates and keeps, the mean over all whole steps.
     """
+    trace, device = judged.trace, judged.device
     bounds = step_bounds(trace, device)
     steps = len(bounds) - 1
     if steps < FEWEST_STEPS:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
-from tb_memplugin.analysis.steps import HighestStep, highest_step, step_on, stretch_on
+from tb_memplugin.analysis.steps import HighestStep, step_on, stretch_on
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Bool, Int64
@@ -26,7 +27,7 @@ TRIED = 8
 """How many steps are examined: those with the highest peaks."""
 
 
-def kept_gradients(trace: MemoryTrace, device: int) -> Result:
+def kept_gradients(judged: Judged) -> Result:
     """Find gradients that are alive in an optimizer step and still at the peak of the next forward.
 
     Gradients that are freed between an optimizer step and the next forward are as they should be, even if
@@ -35,13 +36,14 @@ def kept_gradients(trace: MemoryTrace, device: int) -> Result:
     the first backward node of its module on. If the trace does not separate steps, a step is the time from
     one optimizer step to the next.
     """
+    trace, device = judged.trace, judged.device
     gaps = _Gaps.of(trace, device)
     blocks = trace.allocations
     gradient = np.flatnonzero((blocks.category == Category.GRADIENT) & (blocks.device == device))
     if not len(gradient):
         return NotJudged("The recording does not tell gradients apart from other memory.")
     if not len(gaps.begin):
-        return _without_spans(trace, device, gradient)
+        return _without_spans(judged, gradient)
     named = blocks.label[gradient] >= 0
     if named.any():  # blocks without a name are no parameter's gradient: LBFGS keeps copies, for example
         gradient = gradient[named]
@@ -68,7 +70,7 @@ def kept_gradients(trace: MemoryTrace, device: int) -> Result:
     return _finding(trace, device, best)
 
 
-def _without_spans(trace: MemoryTrace, device: int, gradient: Int64) -> Result:
+def _without_spans(judged: Judged, gradient: Int64) -> Result:
     """Find gradients that are alive in a forward after the backward that allocated them.
 
     This judges recordings without spans of phases, such as snapshots, by the phases of their blocks. A
@@ -76,8 +78,8 @@ def _without_spans(trace: MemoryTrace, device: int, gradient: Int64) -> Result:
     that the next backward adds to without an optimizer step in between is summed up on purpose: where steps
     allocate, they show it; else a gradient that is freed between two backwards, but not before the next one.
     """
+    trace, device, step = judged.trace, judged.device, judged.step
     blocks = trace.allocations
-    step = highest_step(trace, device)
     own = (blocks.device == device) & (blocks.born >= 0)
     backward = np.flatnonzero(own & (blocks.phase == Phase.BACKWARD))
     forward = np.sort(blocks.born[own & (blocks.phase == Phase.FORWARD)])
@@ -104,8 +106,7 @@ def _without_spans(trace: MemoryTrace, device: int, gradient: Int64) -> Result:
     if not len(firsts) or (firsts[-1] < begins[0] and not len(np.concatenate(kept))):
         return NotJudged("This rule needs a backward, and a forward after it, in one recording.")
     sizes_kept = blocks.bytes[np.concatenate(kept)]
-    lower = step.without(sizes_kept, np.concatenate(gone), np.concatenate(back))
-    saved = step.peak_bytes - int(lower.max())
+    saved = step.saved(sizes_kept, np.concatenate(gone), np.concatenate(back))
     if saved < LEAST_SHARE * step.peak_bytes:
         return Fine(f"Gradients that are alive in forward raise the peak by only {size_text(saved)}.")
     fate = NEVER_FREED if len(backward) else NOT_FREED_YET
@@ -216,11 +217,9 @@ class _Cost:
         blocks = trace.allocations
         step = gaps.step(trace, device, gap)
         back = np.minimum(_needed_again(trace, rows, int(gaps.end[gap]) - 1), blocks.freed[rows])
-        lower = step.without(blocks.bytes[rows], np.full(len(rows), gaps.begin[gap]), back)
+        saved = step.saved(blocks.bytes[rows], np.full(len(rows), gaps.begin[gap]), back)
         kept_bytes = int(blocks.bytes[rows].sum())
-        return cls(
-            step, rows, kept_bytes, step.peak_bytes - int(lower.max()), _fate(trace, rows, int(gaps.end[gap]))
-        )
+        return cls(step, rows, kept_bytes, saved, _fate(trace, rows, int(gaps.end[gap])))
 
 
 def _fate(trace: MemoryTrace, rows: Int64, end: int) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.divisions import codes
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
-from tb_memplugin.analysis.steps import HighestStep, highest_step
+from tb_memplugin.analysis.steps import HighestStep
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
@@ -50,16 +51,16 @@ ELSEWHERE = (
 )
 
 
-def large_temporary(trace: MemoryTrace, device: int) -> Result:
+def large_temporary(judged: Judged) -> Result:
     """Find a site whose temporaries (docs/categories.md) raise the peak.
 
     A site is an operator (where none is recorded, a source line) in a module; repeated layers count as
     one. The finding's bytes are by how much the peak of the highest step falls without these temporaries.
     """
+    trace, device, step = judged.trace, judged.device, judged.step
     blocks = trace.allocations
     if not ((blocks.category == Category.TEMPORARY) & (blocks.device == device)).any():
         return NotJudged("The recording does not tell temporaries apart from other memory.")
-    step = highest_step(trace, device)
     alive = blocks.alive_at(step.peak_event, device)
     alive = alive[blocks.category[alive] == Category.TEMPORARY]
     if not len(alive):
@@ -82,7 +83,7 @@ def large_temporary(trace: MemoryTrace, device: int) -> Result:
             f"Temporaries hold {size_text(size)} at the peak of step {step.number}. Without those of any "
             f"single operator, the peak would be at most {size_text(saved[best])} lower."
         )
-    return _finding(trace, device, step, temporaries[site == best], saved[best])
+    return _finding(judged, temporaries[site == best], saved[best])
 
 
 def _sites(trace: MemoryTrace, rows: Int64) -> Int64:
@@ -101,11 +102,11 @@ def _sites(trace: MemoryTrace, rows: Int64) -> Int64:
 
 def _saved(trace: MemoryTrace, step: HighestStep, rows: Int64) -> int:
     blocks = trace.allocations
-    lower = step.without(blocks.bytes[rows], blocks.born[rows] + 1, blocks.freed[rows])
-    return step.peak_bytes - int(lower.max())
+    return step.saved(blocks.bytes[rows], blocks.born[rows] + 1, blocks.freed[rows])
 
 
-def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, saved: int) -> Finding:
+def _finding(judged: Judged, rows: Int64, saved: int) -> Finding:
+    trace, step = judged.trace, judged.step
     blocks = trace.allocations
     at_peak = rows[(blocks.born[rows] <= step.peak_event) & (blocks.freed[rows] > step.peak_event)]
     largest = int(at_peak[np.argmax(blocks.bytes[at_peak])])
@@ -121,23 +122,20 @@ def _finding(trace: MemoryTrace, device: int, step: HighestStep, rows: Int64, sa
     if name.startswith(FOREACH):
         what_to_do += OR_ONE_AT_A_TIME
     maker = [Evidence(line, int(blocks.bytes[largest]), "made here")] if line and operator >= 0 else []
-    return Finding(
-        kind="large_temporary",
-        level="option",
-        device=trace.devices[device].name,
-        step=step.number,
-        title=f"Temporaries of {name}{inside} set the peak: {lifetime}.",
-        subject=name,
-        bytes=saved,
-        measure="less at the peak",
-        of_bytes=step.peak_bytes,
-        evidence=(
+    return judged.finding(
+        "large_temporary",
+        "option",
+        f"Temporaries of {name}{inside} set the peak: {lifetime}.",
+        saved,
+        (
             Evidence(f"{name}{inside}", int(blocks.bytes[at_peak].sum()), detail),
             *maker,
             Evidence(f"peak of step {step.number}", step.peak_bytes, "as recorded", False),
-            Evidence("the same peak without them", step.peak_bytes - saved, "", False),
+            judged.without("them", saved, ""),
         ),
-        where=Where("allocations", (("step", str(step.number)), ("block", str(largest)))),
-        what_to_do=what_to_do,
+        what_to_do,
+        view="allocations",
+        state=[("block", str(largest))],
+        subject=name,
         price="a change to the code",
     )

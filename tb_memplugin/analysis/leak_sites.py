@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Category, MemoryTrace, Phase
-from tb_memplugin.trace.frames import read_frame
+from tb_memplugin.trace.frames import MODULE_CALL
 from tb_memplugin.trace.labels import HELD_BY, HELD_BY_A_LOCAL, IN_CYCLE, any_element
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64
@@ -330,15 +330,20 @@ The layers of one forward, whose activations are kept for backward, look like ca
 def call_bounds(trace: MemoryTrace, device: int) -> Int64:
     """Return where calls of a model begin, by stacks: int64, shape (calls + 1,), ascending; empty without.
 
-    The model is the outermost module call with most bytes, from one line. Of the stacks that allocate more
-    than `FEWEST_CALLS` times in it, the first that does so least often marks its calls.
+    The model is the outermost module call with most bytes, from one line. Of the stacks, each in one module,
+    that allocate more than `FEWEST_CALLS` times in it, the first that does so least often marks its calls.
     """
     blocks = trace.allocations
     rows = np.flatnonzero((blocks.device == device) & (blocks.born >= 0) & (blocks.stack >= 0))
     rows = rows[blocks.category[rows] != Category.WORKSPACE]
-    used, at = np.unique(blocks.stack[rows], return_inverse=True)
+    width = len(trace.modules) + 1
+    used, at = np.unique(
+        blocks.stack[rows].astype(np.int64) * width + blocks.module[rows] + 1, return_inverse=True
+    )
     callers: dict[tuple[str, ...], int] = {}
-    caller = np.array([callers.setdefault(_caller(trace.stack(row)), len(callers)) for row in used.tolist()])
+    stacks, of_stack = np.unique(used // width, return_inverse=True)
+    by_stack = [callers.setdefault(_caller(trace.stack(row)), len(callers)) for row in stacks.tolist()]
+    caller = np.array(by_stack)[of_stack]
     outside = callers.get((), -1)
     if not len(callers) - (outside >= 0):
         return np.empty(0, np.int64)
@@ -369,7 +374,7 @@ def _shared_frames(trace: MemoryTrace, rows: Int64) -> int:
 
 def _caller(stack: tuple[str, ...]) -> tuple[str, ...]:
     """Return the frames outside of the outermost module call of a stack, () if there is none."""
-    calls = [at for at, text in enumerate(stack) if read_frame(text).function == "_call_impl"]
+    calls = [at for at, text in enumerate(stack) if text.startswith(MODULE_CALL)]
     return stack[calls[-1] + 1 :] if calls else ()
 
 

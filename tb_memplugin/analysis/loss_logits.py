@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
+from tb_memplugin.analysis.block_origins import Judged
+from tb_memplugin.analysis.findings import Finding, Fine, NotJudged, Result
 from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.subcategories import is_loss, loss_copies
 from tb_memplugin.analysis.units import size_text
-from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Bool
 
 LEAST_SHARE = 0.05
 """Least share of the peak that must be gone without the copies for a finding."""
 
 
-def loss_logits(trace: MemoryTrace, device: int) -> Result:
+def loss_logits(judged: Judged) -> Result:
     """Find what a log-softmax stores beside the logits: a cast to float32, its result, their gradients.
 
     The logits themselves do not count. The finding's bytes are by how much the highest step's peak falls
     without the copies.
     """
-    blocks = step_blocks(trace, device)
-    if not any(origin.is_known for origin in blocks.origins):
+    blocks = judged.blocks
+    if not blocks.are_known:
         return NotJudged("The recording contains neither operators nor stacks.")
     backward = blocks.of(lambda origin: origin.is_backward)
     losses = np.flatnonzero(blocks.of(is_loss) & ~backward).astype(np.int64)
@@ -31,42 +30,30 @@ def loss_logits(trace: MemoryTrace, device: int) -> Result:
         return Fine("No log-softmax keeps its result.")
     size = int(blocks.bytes[losses].max())
     losses = losses[blocks.bytes[losses] == size]
-    copies, casts = loss_copies(trace, blocks, losses, backward)
-    saved, peak = blocks.saved(copies), blocks.step.peak_bytes
-    if saved < LEAST_SHARE * peak:
+    copies, casts = loss_copies(judged.trace, blocks, losses, backward)
+    saved = blocks.saved(copies)
+    if saved < LEAST_SHARE * judged.step.peak_bytes:
         return Fine(
             f"Without the copies that the loss makes of logits, the peak would be {size_text(saved)} lower."
         )
-    return _finding(trace, device, blocks, copies, len(casts) > 0, saved)
+    return _finding(judged, copies, len(casts) > 0, saved)
 
 
-def _finding(
-    trace: MemoryTrace, device: int, blocks: StepBlocks, copies: Bool, is_cast: bool, saved: int
-) -> Finding:
-    step, rows = blocks.step, blocks.rows[copies & blocks.at_peak]
+def _finding(judged: Judged, copies: Bool, is_cast: bool, saved: int) -> Finding:
+    blocks = judged.blocks
+    rows = blocks.rows[copies & blocks.at_peak]
     each = int(blocks.bytes[copies].max())
     what = "casts the logits to float32 and keeps" if is_cast else "keeps"
-    return Finding(
-        kind="loss_logits",
-        level="option",
-        device=trace.devices[device].name,
-        step=step.number,
-        title=f"The loss {what} copies of the logits of all tokens, of {size_text(each)} each.",
-        subject="",
-        bytes=saved,
-        measure="less at the peak",
-        of_bytes=step.peak_bytes,
-        evidence=(
-            *line_evidence(trace, rows),
-            Evidence(
-                "the same peak without the copies", step.peak_bytes - saved, "by replay without them", False
-            ),
-        ),
-        where=Where("allocations", (("step", str(step.number)), ("event", str(step.peak_event)))),
-        what_to_do=(
-            "Compute the loss over parts of the tokens, each with torch.utils.checkpoint, or with a fused "
-            "linear cross-entropy (Liger, torchtune), which stores no logits either. Without the cast, the "
-            "copies take half."
-        ),
+    return judged.finding(
+        "loss_logits",
+        "option",
+        f"The loss {what} copies of the logits of all tokens, of {size_text(each)} each.",
+        saved,
+        (*line_evidence(judged.trace, rows), judged.without("the copies", saved)),
+        "Compute the loss over parts of the tokens, each with torch.utils.checkpoint, or with a fused linear "
+        "cross-entropy (Liger, torchtune), which stores no logits either. Without the cast, the copies take "
+        "half.",
+        view="allocations",
+        state=judged.at_peak,
         price="a change to the code, and the last layer runs again in backward",
     )

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, share
-from tb_memplugin.analysis.steps import HighestStep, highest_step
+from tb_memplugin.analysis.block_origins import Judged
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, share
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import part_text, size_text
 from tb_memplugin.trace import Category, MemoryTrace
@@ -29,82 +29,73 @@ _BITS = re.compile(r"\d+")
 _STATE = re.compile(r"\(([^()]{1,80})\)$")
 
 
-def optimizer_state(trace: MemoryTrace, device: int) -> Result:
+def optimizer_state(judged: Judged) -> Result:
     """Report optimizer state of 4 or more bytes per element if it makes up a quarter of the peak or more.
 
     The finding's bytes are the saving with 1 byte per element, as in 8-bit optimizers (whose scales, about
     2 % of that, are not counted). Where the recording lacks dtypes, they are a lower bound: see
     `_finding_by_size`.
     """
-    name = trace.devices[device].name
+    trace, device, step = judged.trace, judged.device, judged.step
     blocks = trace.allocations
     if not ((blocks.category == Category.OPTIMIZER_STATE) & (blocks.device == device)).any():
         return NotJudged(
             "No optimizer state was found: there is none, or the recording does not identify it."
         )
-    step = highest_step(trace, device)
     alive = blocks.alive_at(step.peak_event, device)
     state = alive[blocks.category[alive] == Category.OPTIMIZER_STATE]
     state_bytes = int(blocks.bytes[state].sum())
-    dtypes = _dtypes(trace, Category.OPTIMIZER_STATE, name)
+    dtypes = _dtypes(trace, Category.OPTIMIZER_STATE, judged.name)
     if state_bytes < LEAST_SHARE * step.peak_bytes:
         by_dtype = f" ({_listed(dtypes)})" if dtypes else ""
         part = f"{share(state_bytes, step.peak_bytes)} of the peak of step {step.number}"
         return Fine(f"Optimizer state takes {size_text(state_bytes)}{by_dtype}, {part}.")
     if not dtypes:
-        return _finding_by_size(trace, device, step, state)
+        return _finding_by_size(judged, state)
     wide = sum(size for dtype, size in dtypes.items() if element_bytes(dtype) >= 4)
     saved = sum(
         size - size // element_bytes(dtype) for dtype, size in dtypes.items() if element_bytes(dtype) >= 4
     )
     if wide < LEAST_SHARE * step.peak_bytes:
         return Fine(f"It is {_listed(dtypes)}: little of it could use a narrower dtype.")
-    parameters = _dtypes(trace, Category.PARAMETER, name)
+    parameters = _dtypes(trace, Category.PARAMETER, judged.name)
     beside = f"; parameters are {_listed(parameters)}" if parameters else ""
     part = f"{share(state_bytes, step.peak_bytes)} of the peak"
-    return Finding(
-        kind="optimizer_state",
-        level="option",
-        device=name,
-        step=step.number,
-        title=f"Optimizer state takes {part}: {_listed(dtypes)}{beside}.",
-        subject="",
-        bytes=saved,
-        measure="less with 8-bit state",
-        of_bytes=step.peak_bytes,
-        evidence=(
+    return judged.finding(
+        "optimizer_state",
+        "option",
+        f"Optimizer state takes {part}: {_listed(dtypes)}{beside}.",
+        saved,
+        (
             *(_of_dtype(dtype, size) for dtype, size in dtypes.items()),
             *_by_state(trace, state),
             Evidence(f"peak of step {step.number}", step.peak_bytes, "as recorded", False),
         ),
-        where=Where("modules", (("step", str(step.number)), ("sort", "optimizer"))),
-        what_to_do=WHAT_TO_DO,
+        WHAT_TO_DO,
+        view="modules",
+        state=[("sort", "optimizer")],
+        measure="less with 8-bit state",
         price=PRICE,
     )
 
 
-def _finding_by_size(trace: MemoryTrace, device: int, step: HighestStep, state: Int64) -> Finding:
+def _finding_by_size(judged: Judged, state: Int64) -> Finding:
     """Report state of unknown dtype: 2 bytes per element at least, 4 if twice as wide as parameters."""
-    blocks = trace.allocations
-    alive = blocks.alive_at(step.peak_event, device)
+    blocks, step = judged.trace.allocations, judged.step
+    alive = blocks.alive_at(step.peak_event, judged.device)
     parameter = blocks.bytes[alive[blocks.category[alive] == Category.PARAMETER]]
     size = blocks.bytes[state]
     is_wide = np.isin(size, 2 * parameter) & ~np.isin(size, parameter)
     state_bytes, wide_bytes = int(size.sum()), int(size[is_wide].sum())
     saved = state_bytes - wide_bytes - (state_bytes - wide_bytes) // 2 + wide_bytes - wide_bytes // 4
     beside = wide_bytes > state_bytes // 2
-    return Finding(
-        kind="optimizer_state",
-        level="option",
-        device=trace.devices[device].name,
-        step=step.number,
-        title=f"Optimizer state takes {share(state_bytes, step.peak_bytes)} of the peak"
+    return judged.finding(
+        "optimizer_state",
+        "option",
+        f"Optimizer state takes {share(state_bytes, step.peak_bytes)} of the peak"
         + (", at twice the bytes per element of the parameters." if beside else "."),
-        subject="",
-        bytes=saved,
-        measure="less with 8-bit state, at least",
-        of_bytes=step.peak_bytes,
-        evidence=(
+        saved,
+        (
             Evidence("optimizer state", state_bytes, f"{len(state):,} blocks", False),
             *(
                 [Evidence("twice the size of a parameter", wide_bytes, "4 bytes per element or more", False)]
@@ -119,8 +110,10 @@ def _finding_by_size(trace: MemoryTrace, device: int, step: HighestStep, state: 
                 False,
             ),
         ),
-        where=Where("modules", (("step", str(step.number)), ("sort", "optimizer"))),
-        what_to_do=WHAT_TO_DO,
+        WHAT_TO_DO,
+        view="modules",
+        state=[("sort", "optimizer")],
+        measure="less with 8-bit state, at least",
         price=PRICE,
     )
 

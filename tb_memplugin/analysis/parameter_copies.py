@@ -6,10 +6,11 @@ from collections import Counter
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
+from tb_memplugin.analysis.block_origins import Judged, StepBlocks
+from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
+from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.units import counted, size_text
-from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace import Category
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 LEAST_SHARE = 0.05
@@ -37,8 +38,11 @@ OTHERS = (
 NEW = {"zeros_like", "zeros", "empty_like", "ones_like", "full_like", "zero_"}
 """Operators of blocks that begin with no values of a parameter, such as an optimizer's state."""
 
+CLONE = "clone"
+"""It calls `empty_like`, and copies the values all the same."""
 
-def parameter_copies(trace: MemoryTrace, device: int) -> Result:
+
+def parameter_copies(judged: Judged) -> Result:
     """Find memory at the peak that repeats the sizes of the model's parameters.
 
     Copies are blocks of the category parameter_copy; without any, all blocks that one source line
@@ -46,46 +50,51 @@ def parameter_copies(trace: MemoryTrace, device: int) -> Result:
     the sizes of the parameters which another line allocated, or twice or half these sizes. The finding's
     bytes are by how much the highest step's peak falls without the smaller of the two.
     """
-    blocks = step_blocks(trace, device)
-    category = trace.allocations.category[blocks.rows]
+    blocks = judged.blocks
+    category = judged.trace.allocations.category[blocks.rows]
     copies = (category == Category.PARAMETER_COPY) & blocks.at_peak
     if copies.any():
-        return _result(trace, device, blocks, copies, "the recorder saw that they are copies")
+        return _result(judged, copies, "that the recorder saw to be copies")
     if not ((category == Category.PARAMETER) & blocks.at_peak).any():
         return NotJudged("The recording does not tell parameters apart from other memory.")
-    repeated = _repeated(blocks, category)
-    if repeated is None:
+    copies, how = _repeated(blocks, category)
+    if not copies.any():
         return Fine("No other line allocated blocks of the sizes of the parameters.")
-    return _result(trace, device, blocks, *repeated)
+    return _result(judged, copies, how)
 
 
-def _repeated(blocks: StepBlocks, category: UInt8) -> tuple[Bool, str] | None:
-    """Return the mask of the copies and how they compare with the parameters; None without copies."""
+def _repeated(blocks: StepBlocks, category: UInt8) -> tuple[Bool, str]:
+    """Return the mask of the copies, and how the largest of them compare with the parameters."""
     numbers: dict[str, int] = {}
     line = np.array([numbers.setdefault(origin.line, len(numbers)) for origin in blocks.origins])
     nameless = numbers.get("", -1)
     is_parameter = category == Category.PARAMETER  # `ema = deepcopy(model.to(device))` has both in one line
     group = 2 * line[blocks.origin] + is_parameter
     group = np.where(line[blocks.origin] == nameless, -1 - category.astype(np.int64), group)
-    candidates = blocks.at_peak & ~np.isin(category, OTHERS)
-    candidates &= blocks.of(lambda origin: NEW.isdisjoint(origin.names))
+    candidates = ~np.isin(category, OTHERS)
+    candidates &= blocks.of(lambda origin: NEW.isdisjoint(origin.names) or CLONE in origin.names)
+    candidates &= blocks.at_peak & (is_parameter | ~blocks.of(lambda origin: origin.in_call))
     parameters = [
         key
-        for key in np.unique(group[candidates & (category == Category.PARAMETER)]).tolist()
+        for key in np.unique(group[candidates & is_parameter]).tolist()
         if _is_comparable(blocks.bytes[candidates & (group == key)])
     ]
-    best: tuple[int, Bool, str] | None = None
+    all_copies, largest, how = np.zeros(len(group), bool), 0, ""
     for key in parameters:
-        sizes = Counter(blocks.bytes[candidates & (group == key)].tolist())
+        own = candidates & (group == key)
+        sizes, total = Counter(blocks.bytes[own].tolist()), _total(blocks, own)
         for other in np.unique(group[candidates]).tolist():
             copies = candidates & (group == other)
-            if other == key or (other in parameters and _total(blocks, copies) > sum(sizes.elements())):
+            is_original = other in parameters and (_total(blocks, copies), other) > (total, key)
+            if other == key or is_original:
                 continue
             for (numerator, denominator), text in WIDTHS.items():
                 chosen = _matching(blocks, copies, sizes, numerator, denominator)
-                if chosen is not None and (best is None or _total(blocks, chosen) > best[0]):
-                    best = _total(blocks, chosen), chosen, text
-    return None if best is None else (best[1], best[2])
+                if chosen is not None:
+                    all_copies |= chosen
+                    largest, how = max((largest, how), (_total(blocks, chosen), text))
+                    break
+    return all_copies, how
 
 
 def _is_comparable(size: Int64) -> bool:
@@ -99,52 +108,51 @@ def _total(blocks: StepBlocks, chosen: Bool) -> int:
 def _matching(
     blocks: StepBlocks, copies: Bool, sizes: Counter[int], numerator: int, denominator: int
 ) -> Bool | None:
-    """Return the mask of the blocks with the sizes of parameters times a fraction; None if too few."""
-    wanted = Counter({size * numerator // denominator: count for size, count in sizes.items()})
+    """Return the mask of the blocks with the sizes of parameters times a fraction; None if too few.
+
+    A line may have made several copies.
+    """
+    once = sum(size * numerator // denominator * count for size, count in sizes.items())
+    times = max(round(_total(blocks, copies) / once), 1)
+    wanted = Counter({size * numerator // denominator: count * times for size, count in sizes.items()})
     chosen = np.zeros(len(copies), bool)
     for row in np.flatnonzero(copies).tolist():
         if wanted[int(blocks.bytes[row])] > 0:
             wanted[int(blocks.bytes[row])] -= 1
             chosen[row] = True
-    all_bytes = sum(size * numerator // denominator * count for size, count in sizes.items())
-    alike = _total(blocks, chosen) >= ALIKE * max(all_bytes, _total(blocks, copies))
+    alike = _total(blocks, chosen) >= ALIKE * max(once * times, _total(blocks, copies))
     return chosen if alike and _is_comparable(blocks.bytes[chosen]) else None
 
 
-def _result(trace: MemoryTrace, device: int, blocks: StepBlocks, copies: Bool, how: str) -> Result:
-    step, size = blocks.step, _total(blocks, copies)
-    saved = blocks.saved(copies)
-    if saved < LEAST_SHARE * step.peak_bytes:
+def _result(judged: Judged, copies: Bool, how: str) -> Result:
+    blocks = judged.blocks
+    category = judged.trace.allocations.category[blocks.rows]
+    in_all_passes = blocks.alike(np.flatnonzero(copies)) & np.isin(category, category[copies])
+    size, saved = _total(blocks, copies), blocks.saved(copies | in_all_passes)
+    if saved < LEAST_SHARE * judged.step.peak_bytes:
         return Fine(
             f"Copies of parameters take {size_text(size)}; without them the peak is {size_text(saved)} lower."
         )
     largest = int(np.flatnonzero(copies)[np.argmax(blocks.bytes[copies])])
-    name = blocks.origins[blocks.origin[largest]].line
+    named = bool(blocks.origins[blocks.origin[largest]].line)
+    lines = line_evidence(judged.trace, blocks.rows[copies], how)
+    if not named:
+        lines = [
+            Evidence("copies of parameters", size, f"{counted(int(copies.sum()), 'block')} {how}", False)
+        ]
+    name = lines[0].what if named else ""
     by_line = f" by {name}" if name else ""
-    return Finding(
-        kind="parameter_copies",
-        level="option",
-        device=trace.devices[device].name,
-        step=step.number,
-        title=f"The parameters are in memory a second time{by_line}.",
+    return judged.finding(
+        "parameter_copies",
+        "option",
+        f"The parameters are in memory a second time{by_line}.",
+        saved,
+        (*lines, judged.without("them", saved)),
+        "Keep EMA weights and reference models on the CPU, load weights with torch.load(..., mmap=True, "
+        'map_location="cpu"), and free the copy that was loaded. Master weights are not needed if the '
+        "optimizer updates bf16 with stochastic rounding.",
+        view="allocations",
+        state=[("block", str(int(blocks.rows[largest])))],
         subject=name,
-        bytes=saved,
-        measure="less at the peak",
-        of_bytes=step.peak_bytes,
-        evidence=(
-            Evidence(
-                name or "copies of parameters",
-                size,
-                f"{counted(int(copies.sum()), 'block')}; {how}",
-                bool(name),
-            ),
-            Evidence("the same peak without them", step.peak_bytes - saved, "by replay without them", False),
-        ),
-        where=Where("allocations", (("step", str(step.number)), ("block", str(int(blocks.rows[largest]))))),
-        what_to_do=(
-            "Keep EMA weights and reference models on the CPU, load weights with torch.load(..., mmap=True, "
-            'map_location="cpu"), and free the copy that was loaded. Master weights are not needed if the '
-            "optimizer updates bf16 with stochastic rounding."
-        ),
         price="transfers to the CPU where the copy is used, or other numerics",
     )

@@ -59,7 +59,7 @@ def peak_holders(trace: MemoryTrace, device: int) -> PeakHolders:
     """Divide the peak of a device (its row): the model's own memory by category, the rest by name."""
     step = highest_step(trace, device)
     rows = trace.allocations.alive_at(step.peak_event, device)
-    offered = informative(trace, device)
+    offered = informative(trace, device, NAMED_BY)
     by: By = next((by for by in NAMED_BY if by in offered), "category")
     holders = _holders(trace, rows, by)
     categories: Counter[str] = Counter()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
+from tb_memplugin.analysis.block_origins import Judged, StepBlocks
+from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
 from tb_memplugin.analysis.units import counted, size_text
+from tb_memplugin.analysis.unused_graph import MOST_OF_TWO, without_backward
 from tb_memplugin.trace import MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import Bool, Int64
@@ -17,55 +18,51 @@ LEAST_SHARE = 0.05
 SOON = 16
 """A variable was bound again if its old block is freed within so many events of the new one's birth."""
 
+FEWEST = 3
+"""Fewest results of one line in one module that pile up."""
 
 MOST_TRIED = 2_000
 """So many blocks of forward after a birth are searched for one that repeats."""
 
 
-def previous_result(trace: MemoryTrace, device: int) -> Result:
+def previous_result(judged: Judged) -> Result:
     """Find blocks that are freed just after the same line allocated their like again, a forward later.
 
     That is what `output = model(batch)` in a loop does. The next forward begins where a line of forward
     that ran before the block's birth runs again. The finding's bytes are by how much the highest step's
-    peak falls if each block is freed there.
+    peak falls if each block is freed there. Or results pile up, see `_piled_up`, if that costs more.
     """
-    blocks = step_blocks(trace, device)
-    if not any(origin.is_known for origin in blocks.origins):
+    trace, blocks, step = judged.trace, judged.blocks, judged.step
+    if not blocks.are_known:
         return NotJudged("The recording contains neither operators nor stacks.")
     forward = trace.allocations.phase[blocks.rows] == Phase.FORWARD
-    kept = _bound_again(trace, blocks)
-    kept = kept[_once_a_forward(blocks, forward)[kept]]
-    begun = _next_forwards(blocks, np.flatnonzero(forward).astype(np.int64), kept)
-    step = blocks.step
-    lower = step.without(blocks.bytes[kept], begun, blocks.freed[kept])
-    saved = step.peak_bytes - int(lower.max())
+    bound = _bound_again(trace, blocks)
+    bound = bound[_once_a_forward(blocks, forward)[bound]]
+    tried = (
+        (bound, _next_forwards(blocks, np.flatnonzero(forward).astype(np.int64), bound)),
+        _piled_up(trace, blocks, forward),
+    )
+    savings = [step.saved(blocks.bytes[kept], begun, blocks.freed[kept]) for kept, begun in tried]
+    saved = max(savings)
+    kept, begun = tried[savings.index(saved)]
     if saved < LEAST_SHARE * step.peak_bytes:
         return Fine(f"Results of earlier forwards raise the peak by only {size_text(saved)}.")
     at_peak = kept[blocks.at_peak[kept] & (begun <= step.peak_event + 1)]
     largest = int(at_peak[np.argmax(blocks.bytes[at_peak])])
     origin, size = blocks.origins[blocks.origin[largest]], int(blocks.bytes[at_peak].sum())
     name = origin.line or ", ".join(sorted(origin.names))
-    return Finding(
-        kind="previous_result",
-        level="problem",
-        device=trace.devices[device].name,
-        step=step.number,
-        title=f"What {name} returned is still alive while the next forward runs.",
+    blocks_text = f"{counted(len(at_peak), 'block')} of an earlier forward, alive at the peak"
+    return judged.finding(
+        "previous_result",
+        "problem",
+        f"What {name} returned is still alive while the next forward runs.",
+        saved,
+        (Evidence(name, size, blocks_text), judged.without("them", saved)),
+        "Delete the result (del output), move it to the CPU, or leave the function that holds it before the "
+        "next forward. If only the last token's logits are used, compute no others.",
+        view="allocations",
+        state=[("block", str(int(blocks.rows[largest])))],
         subject=name,
-        bytes=saved,
-        measure="less at the peak",
-        of_bytes=step.peak_bytes,
-        evidence=(
-            Evidence(
-                name, size, f"{counted(len(at_peak), 'block')} of an earlier forward, alive at the peak"
-            ),
-            Evidence("the same peak without them", step.peak_bytes - saved, "by replay without them", False),
-        ),
-        where=Where("allocations", (("step", str(step.number)), ("block", str(int(blocks.rows[largest]))))),
-        what_to_do=(
-            "Delete the result (del output) or leave the function that holds it before the next forward. If "
-            "only the last token's logits are used, compute no others."
-        ),
     )
 
 
@@ -76,6 +73,7 @@ def _bound_again(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
     first, second = order[:-1], order[1:]
     late = blocks.freed[first] - blocks.born[second]
     again = (blocks.kinds[first] == blocks.kinds[second]) & (late > 0) & (late <= SOON)
+    again &= blocks.freed[first] < len(trace.events)
     third = np.append(second[1:], second[-1:])
     again &= (
         (blocks.kinds[third] != blocks.kinds[second])
@@ -83,6 +81,31 @@ def _bound_again(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
         | (blocks.freed[first] < blocks.born[third])
     )
     return np.sort(first[again]).astype(np.int64)
+
+
+def _piled_up(trace: MemoryTrace, blocks: StepBlocks, forward: Bool) -> tuple[Int64, Int64]:
+    """Return blocks (indices) that outlive the birth of their like in the same module, and that birth.
+
+    They are results that a list keeps, without a backward: at the peak, at most two sites have most of the
+    bytes, each with `FEWEST` blocks or more of one size. Calls of layers without a name could be those of
+    one forward, and do not count.
+    """
+    named = np.array([*(module.is_module for module in trace.modules), False])
+    module = trace.allocations.module[blocks.rows].astype(np.int64)
+    can_pile = named[module] | blocks.of(lambda origin: bool(origin.frames) and not origin.in_call)
+    can_pile &= forward & (blocks.born >= 0) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
+    can_pile &= without_backward(trace, blocks)
+    _, kind = np.unique(blocks.kinds, return_inverse=True)
+    _, kind = np.unique(kind * len(named) + module + 1, return_inverse=True)
+    at_peak = can_pile & blocks.at_peak
+    piled = at_peak & (np.bincount(kind, at_peak)[kind] >= FEWEST)
+    of_site = np.sort(np.bincount(blocks.sites[piled], blocks.bytes[piled]))
+    if of_site[-2:].sum() < MOST_OF_TWO * blocks.bytes[at_peak].sum():
+        piled[:] = False
+    rows = np.flatnonzero(can_pile & np.isin(kind, kind[piled])).astype(np.int64)
+    rows = rows[np.lexsort((blocks.born[rows], kind[rows]))]
+    has_next = np.append(kind[rows][1:] == kind[rows][:-1], False)[: len(rows)]
+    return rows[has_next], blocks.born[np.roll(rows, -1)[has_next]] + 1
 
 
 def _once_a_forward(blocks: StepBlocks, forward: Bool) -> Bool:

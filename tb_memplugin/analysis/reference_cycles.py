@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
+from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
 from tb_memplugin.analysis.sums import sums
-from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.labels import HOLDERS_SEARCHED, IN_CYCLE
 
 MOST_EVIDENCE = 5
 """How many cycles are listed, those with most bytes first."""
 
 
-def reference_cycles(trace: MemoryTrace, device: int) -> Result:
+def reference_cycles(judged: Judged) -> Result:
     """Find blocks that outlive the window and that only a reference cycle holds.
 
     Recordings of ours look for what holds the blocks that outlive a window, and say it in their labels. The
     finding's bytes are those of all such blocks.
     """
+    trace, device = judged.trace, judged.device
     blocks = trace.allocations
     if HOLDERS_SEARCHED not in trace.properties:
         return NotJudged("The recording does not tell what holds the memory that outlives it.")

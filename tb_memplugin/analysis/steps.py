@@ -146,6 +146,10 @@ class HighestStep:
         lower: Int64 = self.level + np.cumsum(change)[:-1]
         return lower
 
+    def saved(self, size: Int64, gone: Int64, back: Int64) -> int:
+        """Return by how much the peak falls without some blocks for part of the step, see `without`."""
+        return self.peak_bytes - int(self.without(size, gone, back).max())
+
 
 def step_on(trace: MemoryTrace, device: int, row: int) -> HighestStep:
     """Return one step of a trace (its row) on a device (its row)."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tb_memplugin.analysis.block_origins import step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
-from tb_memplugin.analysis.steps import highest_step
+from tb_memplugin.analysis.block_origins import Judged
+from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
 from tb_memplugin.analysis.units import size_text
-from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace import Category
 from tb_memplugin.trace.kinds import NOT_DATA
 
 LEAST_SHARE = 0.2
@@ -20,15 +19,16 @@ SAME_CODE = 0.8
 SHOWN_DEVICES = 8
 
 
-def uneven_devices(trace: MemoryTrace, device: int) -> Result:
+def uneven_devices(judged: Judged) -> Result:
     """Compare what the same source lines hold on each device at its peak, without the model's own memory.
 
     The finding's bytes are by how much this device's highest peak would fall if each device held the mean.
     """
+    trace, device, step = judged.trace, judged.device, judged.step
     others = [row for row, other in enumerate(trace.devices) if other.has_reserved and trace.live(row).any()]
     if device not in others or len(others) < 2:
         return Fine("The recording has no second device that runs the same code.")
-    lines = {row: _lines(trace, row) for row in others}
+    lines = {row: _lines(judged.beside(row)) for row in others}
     if not lines[device]:
         return NotJudged("The recording has no stacks.")
     common = set.intersection(*(set(by_line) for by_line in lines.values()))
@@ -38,26 +38,20 @@ def uneven_devices(trace: MemoryTrace, device: int) -> Result:
     if shared[device] < SAME_CODE * lines[device].total():
         return Fine("The devices run different code.")
     mean = sum(shared.values()) // len(shared)
-    step = highest_step(trace, device)
     over = shared[device] - mean
     if over < LEAST_SHARE * step.peak_bytes:
         return Fine(
             f"It holds {size_text(shared[device])} of data, and the mean of all devices is {size_text(mean)}."
         )
-    name = trace.devices[device].name
+    name = judged.name
     largest = sorted(shared, key=lambda row: -shared[row])
-    return Finding(
-        kind="uneven_devices",
-        level="problem",
-        device=name,
-        step=step.number,
-        title=f"{name} holds {shared[device] / max(mean, 1):.1f} times as much data as the mean of "
+    return judged.finding(
+        "uneven_devices",
+        "problem",
+        f"{name} holds {shared[device] / max(mean, 1):.1f} times as much data as the mean of "
         f"{len(shared)} devices that run the same code.",
-        subject=name,
-        bytes=over,
-        measure="more than the mean",
-        of_bytes=step.peak_bytes,
-        evidence=tuple(
+        over,
+        (
             Evidence(
                 trace.devices[row].name,
                 shared[row],
@@ -66,18 +60,19 @@ def uneven_devices(trace: MemoryTrace, device: int) -> Result:
             )
             for row in largest[:SHOWN_DEVICES]
         ),
-        where=Where("stacks", (("step", str(step.number)), ("event", str(step.peak_event)))),
-        what_to_do=(
-            "Divide the batch by the size of its samples (tokens, nodes, pixels), not by their number, or "
-            "limit the size of a part: the largest part decides what fits."
-        ),
+        "Divide the batch by the size of its samples (tokens, nodes, pixels), not by their number, or limit "
+        "the size of a part: the largest part decides what fits.",
+        view="stacks",
+        state=judged.at_peak,
+        subject=name,
+        measure="more than the mean",
     )
 
 
-def _lines(trace: MemoryTrace, device: int) -> Counter[str]:
+def _lines(judged: Judged) -> Counter[str]:
     """Return the bytes at the peak of each source line on a device, without the model's own memory."""
-    blocks = step_blocks(trace, device)
-    category = trace.allocations.category[blocks.rows]
+    blocks = judged.blocks
+    category = judged.trace.allocations.category[blocks.rows]
     by_line: Counter[str] = Counter()
     for row in blocks.at_peak.nonzero()[0].tolist():
         line = blocks.origins[blocks.origin[row]].line

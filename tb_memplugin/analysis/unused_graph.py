@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import StepBlocks, step_blocks
-from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where
+from tb_memplugin.analysis.block_origins import Judged, StepBlocks
+from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
 from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
-from tb_memplugin.trace.frames import read_frame
+from tb_memplugin.trace.frames import MODULE_CALL, read_frame
 from tb_memplugin.trace.tables import Bool, Int64
 
 LEAST_SHARE = 0.05
 """Least share of the peak that must be gone without the graph for a finding."""
 
-FEWEST, FEWEST_ORIGINS = 8, 4
-"""Fewest blocks that are freed together, and different origins among them: outputs in a list have one."""
+FEWEST, FEWEST_SITES = 8, 4
+"""Fewest blocks that are freed together, and different sites among them: outputs in a list have one."""
 
 MOST_OF_TWO = 0.8
-"""If two origins have more of the bytes than this, they are a cache or a list of results, not a graph."""
+"""If two sites have more of the bytes than this, they are a cache or a list of results, not a graph."""
 
 BEHIND = 3
 """Without a graph, a block counts as freed when so many further ones of them have been allocated."""
@@ -27,7 +27,7 @@ BEHIND = 3
 DATA = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
 
 
-def unused_graph(trace: MemoryTrace, device: int) -> Result:
+def unused_graph(judged: Judged) -> Result:
     """Find activations of a forward that are freed all at once, before any backward.
 
     If the recording has a backward at all, only what is freed outside of module calls counts, by the stacks
@@ -35,18 +35,12 @@ def unused_graph(trace: MemoryTrace, device: int) -> Result:
     how much the highest step's peak falls if each block is freed when `BEHIND` further ones have been
     allocated.
     """
-    blocks = step_blocks(trace, device)
-    if not any(origin.is_known for origin in blocks.origins):
+    trace, blocks, step = judged.trace, judged.blocks, judged.step
+    if not blocks.are_known:
         return NotJudged("The recording contains neither operators nor stacks.")
-    allocations = trace.allocations
-    trains = (allocations.phase == Phase.BACKWARD) | (allocations.phase == Phase.OPTIMIZER)
-    trains |= np.isin(allocations.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
-    if trains.any() or blocks.of(lambda origin: origin.is_backward).any():
-        unused = _before_backward(trace, blocks)
-        if not (unused & blocks.at_peak).any():
-            return Fine("The recording has a backward or an optimizer step, or memory of one.")
-    else:
-        unused = np.ones(len(blocks.rows), bool)
+    unused = without_backward(trace, blocks)
+    if not (unused & blocks.at_peak).any():
+        return Fine("The recording has a backward or an optimizer step, or memory of one.")
     if trace.ooms:
         return NotJudged("A request failed: what ended the forward was perhaps the error.")
     graph = _freed_together(trace, blocks, unused)
@@ -54,17 +48,38 @@ def unused_graph(trace: MemoryTrace, device: int) -> Result:
         return Fine("No activations of a forward were kept until all of them were freed at once.")
     graph = np.flatnonzero(blocks.alike(graph) & unused).astype(np.int64)
     needed_until = np.append(blocks.born[graph[BEHIND:]], blocks.freed[graph[-BEHIND:]])
-    step = blocks.step
-    lower = step.without(blocks.bytes[graph], needed_until + 1, blocks.freed[graph])
-    saved = step.peak_bytes - int(lower.max())
+    saved = step.saved(blocks.bytes[graph], needed_until + 1, blocks.freed[graph])
     if saved < LEAST_SHARE * step.peak_bytes:
         return Fine(f"Without what is kept for a backward, the peak would be only {size_text(saved)} lower.")
-    return _finding(trace, device, blocks, graph, saved)
+    freed = Evidence(
+        "activations freed all at once", int(blocks.bytes[graph].sum()), counted(len(graph), "block"), False
+    )
+    return judged.finding(
+        "unused_graph",
+        "problem",
+        "A forward keeps its activations for a backward that never runs.",
+        saved,
+        (
+            freed,
+            *line_evidence(trace, blocks.rows[graph], "of them"),
+            judged.without("a graph", saved, "by replay"),
+        ),
+        "Run it in torch.inference_mode() or torch.no_grad(): there, nothing is kept.",
+        view="allocations",
+        state=judged.at_peak,
+    )
 
 
-def _before_backward(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
-    """Return the mask of the blocks that were freed before any backward, and outside of module calls."""
+def without_backward(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
+    """Return the mask of the blocks that no backward needs.
+
+    In a training these are the ones that were freed before any backward, and outside of module calls.
+    """
     rows, phase = blocks.rows, trace.allocations.phase
+    trains = (phase == Phase.BACKWARD) | (phase == Phase.OPTIMIZER)
+    trains |= np.isin(trace.allocations.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
+    if not trains.any() and not blocks.of(lambda origin: origin.is_backward).any():
+        return np.ones(len(rows), bool)
     backward = np.isin(phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER)) & (blocks.born >= 0)
     backward |= blocks.of(lambda origin: origin.is_backward or not origin.is_known) & (blocks.born >= 0)
     count = np.searchsorted(np.sort(blocks.born[backward]), np.stack((blocks.born, blocks.freed)))
@@ -77,8 +92,8 @@ def _before_backward(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
 
 def _is_outside_calls(stack: tuple[str, ...]) -> bool:
     """Return whether a stack has Python frames and none of `nn.Module`'s calls."""
-    python = [frame for text in stack if (frame := read_frame(text)).is_python]
-    return bool(python) and not any(frame.function == "_call_impl" for frame in python)
+    has_python = any(read_frame(text).is_python for text in stack)
+    return has_python and not any(text.startswith(MODULE_CALL) for text in stack)
 
 
 def _freed_together(trace: MemoryTrace, blocks: StepBlocks, unused: Bool) -> Int64:
@@ -101,29 +116,6 @@ def _freed_together(trace: MemoryTrace, blocks: StepBlocks, unused: Bool) -> Int
 def _is_graph(trace: MemoryTrace, blocks: StepBlocks, graph: Int64) -> bool:
     in_forward = trace.allocations.phase[blocks.rows[graph]] == Phase.FORWARD
     computed = in_forward | blocks.of(lambda origin: bool(origin.names))[graph]
-    size = np.sort(np.bincount(blocks.origin[graph], blocks.bytes[graph]))[::-1]
-    is_mixed = int((size > 0).sum()) >= FEWEST_ORIGINS and size[:2].sum() <= MOST_OF_TWO * size.sum()
+    size = np.sort(np.bincount(blocks.sites[graph], blocks.bytes[graph]))[::-1]
+    is_mixed = int((size > 0).sum()) >= FEWEST_SITES and size[:2].sum() <= MOST_OF_TWO * size.sum()
     return bool(computed.all()) and is_mixed
-
-
-def _finding(trace: MemoryTrace, device: int, blocks: StepBlocks, graph: Int64, saved: int) -> Finding:
-    step, rows = blocks.step, blocks.rows[graph]
-    total = int(blocks.bytes[graph].sum())
-    return Finding(
-        kind="unused_graph",
-        level="problem",
-        device=trace.devices[device].name,
-        step=step.number,
-        title="A forward keeps its activations for a backward that never runs.",
-        subject="",
-        bytes=saved,
-        measure="less at the peak",
-        of_bytes=step.peak_bytes,
-        evidence=(
-            Evidence("activations freed all at once", total, f"{counted(len(graph), 'block')}", False),
-            *line_evidence(trace, rows, "of them"),
-            Evidence("the same peak without a graph", step.peak_bytes - saved, "by replay", False),
-        ),
-        where=Where("allocations", (("step", str(step.number)), ("event", str(step.peak_event)))),
-        what_to_do="Run it in torch.inference_mode() or torch.no_grad(): there, nothing is kept.",
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tb_memplugin.analysis.allocator import knows_segments, levels, pools
+from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import MemoryTrace
@@ -18,12 +19,13 @@ LEAST_BYTES = 64 << 20
 SHOWN_POOLS = 4
 
 
-def unused_reserve(trace: MemoryTrace, device: int) -> Result:
+def unused_reserve(judged: Judged) -> Result:
     """Compare the most bytes ever reserved with the most ever in use (pending blocks count as used).
 
     The finding's bytes are the difference, which was never in use.
     """
-    name = trace.devices[device].name
+    trace, device = judged.trace, judged.device
+    name = judged.name
     if not trace.devices[device].has_reserved:
         return Fine(f"The allocator of {name} does not keep reserved memory.")
     memory = levels(trace, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -21,13 +21,10 @@ from tb_memplugin.analysis.peak_holders import PeakHolders
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.commands.opening import Opened, Reading, highest_watched, open_trace, reading_options
 from tb_memplugin.commands.options import SOURCE, json_option
-from tb_memplugin.commands.ranges import own_number
 from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import Recordings, load_window, read_recordings
-from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.result import ResultTable
 
 MOST_HOLDERS, MOST_FINDINGS = 3, 4
 """How many of them are shown without --details."""
@@ -67,9 +64,7 @@ def command(
         opened = open_trace(path, reading, device=device, step=step, worker=worker)
         levels = functools.cache(lambda: _run_levels(opened))
         source = opened.source
-        result = _numbered(
-            opened.trace, advice(opened.trace, device, levels, recordings.watched_beside(source))
-        )
+        result = advice(opened.trace, device, levels, recordings.watched_beside(source))
     if as_json:
         click.echo(json.dumps({"source": source, **_json(result)}, indent=2))
         return
@@ -86,15 +81,6 @@ def command(
     for finding in result.findings:
         _show(finding)
     _show_judgements([judgement for judgement in result.judgements if judgement.verdict != "found"])
-
-
-def _numbered(trace: MemoryTrace, result: Advice) -> Advice:
-    """Return the same with the events of peaks as their device counts them, as in the other commands."""
-    peaks = (
-        replace(peak, event=own_number(trace, trace.device_rows(peak.device)[0], peak.event))
-        for peak in result.peaks
-    )
-    return replace(result, peaks=ResultTable(peaks))
 
 
 def _run_levels(opened: Opened) -> tuple[WindowLevel, ...]:

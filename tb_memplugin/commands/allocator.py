@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
-import numpy as np
 from rich.console import RenderableType
 
 from tb_memplugin.analysis.allocator import Fragmentation, PoolState
@@ -25,7 +24,6 @@ from tb_memplugin.commands.divisions import shown_key, top_parts
 from tb_memplugin.commands.export import refuse_own_input
 from tb_memplugin.commands.opening import Opened, Reading, open_trace, reading_options
 from tb_memplugin.commands.options import PATH, SOURCE, json_option
-from tb_memplugin.commands.ranges import event_numbered, own_number
 from tb_memplugin.commands.tables import NOT_KNOWN, Unit, console, printable, shown, table
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports import snapshot
@@ -145,7 +143,7 @@ def _beside_record(result: Replay) -> dict[str, Any]:
         "device": _name(result),
         "allocs": result.allocs,
         "exact_addresses": result.exact_addresses if result.follows_record else None,
-        "first_miss": _at(result, result.first_miss, fields),
+        "first_miss": _at(result.first_miss, fields),
         "reserved_peak_recorded": result.reserved_peak_recorded,
         "reserved_peak_simulated": result.reserved_peak,
         "settings": result.settings.conf,
@@ -161,23 +159,19 @@ def _what_if(result: Replay) -> dict[str, Any]:
         "settings": result.settings.conf,
         "capacity_bytes": result.capacity,
         "fits": result.failure is None,
-        "failure": _at(result, result.failure, fields),
-        "recorded_failures_that_fit": [_number_of(result, event) for event in result.rescued],
+        "failure": _at(result.failure, fields),
+        "recorded_failures_that_fit": list(result.rescued),
         "allocs": result.allocs,
         "reserved_peak_recorded": result.reserved_peak_recorded,
         "reserved_peak_simulated": result.reserved_peak,
     }
 
 
-def _at(
-    result: Replay, miss_or_failure: FirstMiss | Failure | None, fields: Sequence[str]
-) -> dict[str, Any] | None:
+def _at(miss_or_failure: FirstMiss | Failure | None, fields: Sequence[str]) -> dict[str, Any] | None:
     """Return the event's number and some fields of a result; None without a result."""
     if miss_or_failure is None:
         return None
-    return {"event": _number_of(result, miss_or_failure.event)} | {
-        field: getattr(miss_or_failure, field) for field in fields
-    }
+    return {"event": miss_or_failure.event} | {field: getattr(miss_or_failure, field) for field in fields}
 
 
 def _show_replays(replays: Sequence[Replay], *, is_other: bool) -> None:
@@ -207,7 +201,7 @@ def _beside_record_lines(result: Replay) -> Iterator[str]:
         )
     elif miss is not None:
         yield (
-            f"first difference at event {_number_of(result, miss.event)}: {miss.bytes:,} bytes at "
+            f"first difference at event {miss.event}: {miss.bytes:,} bytes at "
             f"{miss.simulated_address:#x}, recorded at {miss.recorded_address:#x}; {miss.cause}."
         )
         if not records_settings(result.source):
@@ -229,13 +223,12 @@ def _what_if_lines(result: Replay) -> Iterator[str]:
         return
     if failure is not None:
         yield (
-            f"out of memory at event {_number_of(result, failure.event)}: "
-            f"{size_text(failure.requested_bytes)} requested, with "
+            f"out of memory at event {failure.event}: {size_text(failure.requested_bytes)} requested, with "
             f"{unit.text(failure.reserved_bytes)} reserved and {unit.text(failure.live_bytes)} live."
         )
     for event in result.rescued[:1]:
         yield (
-            f"the request that failed at event {_number_of(result, event)} fits here; what the program would "
+            f"the request that failed at event {event} fits here; what the program would "
             "have done next is not known."
         )
     if result.reserved_at_start:
@@ -247,10 +240,6 @@ def _what_if_lines(result: Replay) -> Iterator[str]:
 
 def _name(result: Replay) -> str:
     return result.source.devices[result.device].name
-
-
-def _number_of(result: Replay, event: int) -> int:
-    return own_number(result.source, result.device, event)
 
 
 MOMENTS = ("peak", "start", "end", "oom")
@@ -350,17 +339,23 @@ def _moments(trace: MemoryTrace, device: str | None, moment: str) -> Iterator[tu
         elif moment == "start":
             yield row, -1
         elif moment == "end":
-            yield row, last_event_of(trace, row)
+            yield row, len(trace.events) - 1
         else:
-            yield row, event_numbered(trace, row, _number(moment))
+            yield row, _event(trace, moment)
 
 
-def _number(text: str) -> int:
+def _event(trace: MemoryTrace, text: str) -> int:
     if not text.lstrip("-").isdecimal() or len(text) > 18:
         raise MemPluginError(
             f"{text[:80]!r} is not a moment.",
             where="--at",
             fix=f"Give a number, or one of: {', '.join(MOMENTS)}.",
+        )
+    if not -1 <= int(text) < len(trace.events):
+        raise NotRecordedError(
+            f"The recording has no event {int(text)}.",
+            where=trace.source,
+            fix=f"Give a number from -1 (before the first event) to {len(trace.events) - 1}.",
         )
     return int(text)
 
@@ -381,7 +376,7 @@ def _show(state: DeviceState, top: int) -> None:
 
 def _heading(state: DeviceState) -> Iterator[str]:
     waste, peak = state.fragmentation, state.peak
-    yield f"{state.name}, after event {number(state, state.event)}"
+    yield f"{state.name}, after event {state.event}"
     yield (
         f"allocated {_with_unit(state.allocated_bytes)}{_counted(state)}, "
         f"pending {_with_unit(state.pending_bytes)}, reserved {_with_unit(state.reserved_bytes)}"
@@ -392,7 +387,7 @@ def _heading(state: DeviceState) -> Iterator[str]:
             f"{_apart(waste)}"
         )
     yield (
-        f"peak {_with_unit(peak.bytes)} at event {number(state, peak.event)}: "
+        f"peak {_with_unit(peak.bytes)} at event {peak.event}: "
         f"{_with_unit(peak.before_bytes)} allocated before the recording, "
         f"{_with_unit(peak.came_bytes)} during it; most reserved {_with_unit(state.peak_reserved_bytes)}"
     )
@@ -454,7 +449,7 @@ def _sizes(unit: Unit, segments: Sequence[SegmentState]) -> tuple[str, str, str,
 def _show_oom(state: DeviceState, oom: OomReport) -> None:
     out = console()
     unit = Unit.for_bytes([oom.active_bytes])
-    failed = f"out of memory at event {number(state, oom.event)} of {state.name}"
+    failed = f"out of memory at event {oom.event}"
     out.print(f"{failed}: {printable(oom.why)}", soft_wrap=True)
     parts = top_parts(breakdown(state.trace, state.device, oom.event, "line"), OOM_LINES)
     rows = [(shown_key(part.key), unit.show(part.bytes), f"{part.count:,}") for part in parts]
@@ -480,22 +475,11 @@ OF_BLOCK = ("address", "state", "bytes", "extent_bytes")
 """The fields that JSON has of each."""
 
 
-def number(state: DeviceState, event: int) -> int:
-    """Return an event's number, counted on the state's device."""
-    return own_number(state.trace, state.device, event)
-
-
-def last_event_of(trace: MemoryTrace, device: int) -> int:
-    """Return the index of a device's last event, -1 if it has none."""
-    own = np.flatnonzero(trace.events.device == device)
-    return int(own[-1]) if len(own) else -1
-
-
 def state_json(state: DeviceState, blocks: bool) -> dict[str, Any]:
-    """Return the state of a device's allocator for JSON; events are counted on their device."""
+    """Return the state of a device's allocator for JSON."""
     return {
         "device": state.name,
-        "event": number(state, state.event),
+        "event": state.event,
         "allocated_bytes": state.allocated_bytes,
         "pending_bytes": state.pending_bytes,
         "active_bytes": state.active_bytes,
@@ -503,7 +487,7 @@ def state_json(state: DeviceState, blocks: bool) -> dict[str, Any]:
         "rounded_exact": state.rounded_exact,
         "reserved_bytes": state.reserved_bytes,
         "peak_reserved_bytes": state.peak_reserved_bytes,
-        "peak": {**asdict(state.peak), "event": number(state, state.peak.event)},
+        "peak": {**asdict(state.peak), "event": state.peak.event},
         "fragmentation": {field: getattr(state.fragmentation, field) for field in OF_FRAGMENTATION},
         "pools": [pool_json(pool, state.rounded_bytes is not None) for pool in state.pools],
         "segments": None
@@ -512,7 +496,7 @@ def state_json(state: DeviceState, blocks: bool) -> dict[str, Any]:
         "free_blocks": [
             {"from_bytes": lowest, "count": count, "bytes": size} for lowest, count, size in state.free_blocks
         ],
-        "ooms": [oom_json(oom, number(state, oom.event)) for oom in state.ooms],
+        "ooms": [oom_json(oom, oom.event) for oom in state.ooms],
     }
 
 
@@ -547,7 +531,7 @@ def segment_json(segment: SegmentState, blocks: bool) -> dict[str, Any]:
 
 
 def oom_json(oom: OomReport, event: int) -> dict[str, Any]:
-    """Return a failed request for JSON; `event` is its number on the device."""
+    """Return a failed request for JSON."""
     document = asdict(oom)
     document.update(
         event=event,

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from tb_memplugin.analysis.account import Account, account_line, accounts
 from tb_memplugin.analysis.divisions import DIVISIONS, By, Chosen, Part
 from tb_memplugin.analysis.moments import LiveAllocation, highest_within, moment
 from tb_memplugin.analysis.reasons import reason_of
-from tb_memplugin.analysis.steps import StepStats, step_stats
+from tb_memplugin.analysis.steps import step_stats
 from tb_memplugin.analysis.whole_device import whole_line, whole_of
 from tb_memplugin.commands.divisions import division, division_name, division_options, shown_key, top_parts
 from tb_memplugin.commands.opening import (
@@ -29,7 +28,7 @@ from tb_memplugin.commands.opening import (
     reading_options,
 )
 from tb_memplugin.commands.options import SOURCE, json_option
-from tb_memplugin.commands.ranges import Range, own_number, range_options
+from tb_memplugin.commands.ranges import Range, range_options
 from tb_memplugin.commands.tables import LONGEST, Unit, percent, printable, show_table
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.store import files
@@ -97,7 +96,7 @@ def command(
         if step is not None:
             trace.step_row(step)
         device_peaks = [
-            trace_peak(trace, row, chosen, step, last=True, largest=LARGEST)
+            trace_peak(trace, row, chosen, step, largest=LARGEST)
             if within.is_whole
             else range_peak(trace, row, chosen, within.events(trace, device), largest=LARGEST)
             for row in rows
@@ -146,9 +145,7 @@ def _recorded_peak(
     trace = _window(step, traces)
     if not isinstance(trace, UnreadableFileError):
         try:
-            return trace_peak(
-                trace, trace.device_row(device), by, step.metadata.step, last=False, largest=LARGEST
-            )
+            return trace_peak(trace, trace.device_row(device), by, step.metadata.step, largest=LARGEST)
         except NotRecordedError as error:
             trace = UnreadableFileError("The side file belongs to another window.", where=error.where)
     if not isinstance(by, str) or by not in DIVISIONS:
@@ -205,8 +202,7 @@ def _oom_json(peak: DevicePeak) -> dict[str, Any] | None:
         return None
     sizes = ("requested_bytes", "free_bytes", "active_bytes", "reserved_bytes", "largest_free_bytes")
     return {
-        "event": peak.oom_event,
-        **{field: getattr(oom, field) for field in ("time_ns", *sizes, "cause", "why")},
+        **{field: getattr(oom, field) for field in ("event", "time_ns", *sizes, "cause", "why")},
         "failed_requests": peak.failed_requests,
     }
 
@@ -234,11 +230,10 @@ def _heading(peak: DevicePeak, worker: str, unit: Unit) -> list[str]:
     doing = peak.phase.key + (f", {peak.operator}" if peak.operator is not None else "")
     seconds = (peak.peak_time_ns - peak.step_start_ns) / 1e9
     at = f", {seconds:.3f} s into the step ({doing})"
-    if peak.reached_event == -1:
-        at = f", before the first event of {peak.device}"
-    elif peak.reached_event is not None:
-        at += f", at event {peak.reached_event} of {peak.device}"
-    at += f" and again at event {peak.peak_event}, which is shown" if peak.again else ""
+    if peak.peak_event == -1:
+        at = ", before the first event"
+    elif peak.peak_event is not None:
+        at += f", at event {peak.peak_event}"
     start, end = ("range", "range") if peak.is_range else ("window", "step")
     lines = [
         f"{worker}, step {peak.step}, {peak.device}",
@@ -246,7 +241,7 @@ def _heading(peak: DevicePeak, worker: str, unit: Unit) -> list[str]:
         f"start of the {start} {unit.text(peak.start_bytes)}, end of the {end} {unit.text(peak.end_bytes)}",
     ]
     if peak.oom is not None:
-        lines.append(f"out of memory at event {peak.oom_event} of {peak.device}: {peak.oom.why}")
+        lines.append(f"out of memory at event {peak.oom.event}: {peak.oom.why}")
     return lines
 
 
@@ -254,10 +249,8 @@ def _heading(peak: DevicePeak, worker: str, unit: Unit) -> list[str]:
 class DevicePeak:
     """A device's peak in a step. Bytes; epoch nanoseconds.
 
-    `peak_time_ns` and `reached_event` are when the peak was first reached. `peak_event` is an event after
-    which live bytes were at the peak; the parts are those of that moment. `again` is True if live bytes fell
-    between the two. Events are counted on the device, like the entries of a snapshot; they are None if there
-    is only a summary. `largest` are the largest blocks alive at the shown event, `accounts` those of the
+    `peak_time_ns` and `peak_event` are when the peak was first reached; the event is None if there is only a
+    summary. `parts` and `largest`, the largest blocks, are those of that moment, `accounts` those of the
     whole window, and `whole_devices` what filled the whole device in it. `oom` is the last request that
     failed on the device, of `failed_requests` in all. With `is_range`, start, end, peaks and failed requests
     are those of a range of events in place of a step.
@@ -267,7 +260,6 @@ class DevicePeak:
     step: int
     peak_bytes: int
     window_peak_bytes: int
-    reached_event: int | None
     peak_event: int | None
     peak_time_ns: int
     step_start_ns: int
@@ -278,9 +270,7 @@ class DevicePeak:
     operator: str | None
     parts: tuple[Part, ...]
     oom: OomReport | None = None
-    oom_event: int | None = None
     failed_requests: int = 0
-    again: bool = False
     largest: tuple[LiveAllocation, ...] = ()
     accounts: tuple[Account, ...] = ()
     whole_devices: tuple[WholeDevice, ...] = ()
@@ -288,13 +278,12 @@ class DevicePeak:
 
 
 def trace_peak(
-    trace: MemoryTrace, device: int, by: Chosen, step: int | None = None, *, last: bool, largest: int = 0
+    trace: MemoryTrace, device: int, by: Chosen, step: int | None = None, *, largest: int = 0
 ) -> DevicePeak:
     """Return a device's peak in a step.
 
     Args:
         step: the step's number; None takes the step with the highest peak.
-        last: show the last event after which live bytes are at the peak, else the first.
 
     Raises:
         NotRecordedError: the trace has no such step.
@@ -302,30 +291,24 @@ def trace_peak(
     steps = step_stats(trace, device)
     highest = max(steps, key=lambda stats: stats.peak_bytes)
     stats = highest if step is None else steps[trace.step_row(step)]
-    reached = moment(trace, device, stats.peak_event, largest=0)
-    shown = _last_at_peak(trace, device, stats) if last else stats.peak_event
-    state = moment(trace, device, shown, largest=largest)
-    between = trace.live(device)[stats.peak_event + 1 : shown + 2]
+    state = moment(trace, device, stats.peak_event, largest=largest)
     failed, oom = _failed_requests(trace, device, (0, len(trace.events)))
     return DevicePeak(
         device=trace.devices[device].name,
         step=stats.step,
         peak_bytes=stats.peak_bytes,
         window_peak_bytes=stats.window_peak_bytes,
-        reached_event=own_number(trace, device, stats.peak_event),
-        peak_event=own_number(trace, device, shown),
+        peak_event=stats.peak_event,
         peak_time_ns=stats.peak_time_ns,
         step_start_ns=stats.start_ns,
         start_bytes=stats.start_bytes,
         end_bytes=stats.end_bytes,
         peak_reserved_bytes=stats.peak_reserved_bytes,
-        phase=reached.phase,
-        operator=reached.operator,
+        phase=state.phase,
+        operator=state.operator,
         parts=state.parts(by),
         oom=oom,
-        oom_event=own_number(trace, device, oom.event) if oom else None,
         failed_requests=failed,
-        again=bool((between < stats.peak_bytes).any()),
         largest=state.largest,
         accounts=accounts(trace, device),
         whole_devices=whole_of(trace, device),
@@ -342,14 +325,12 @@ def range_peak(
     levels = slice(first, last + 2)
     reserved = trace.reserved(device)
     failed, oom = _failed_requests(trace, device, within)
-    number = own_number(trace, device, event)
     return DevicePeak(
         device=trace.devices[device].name,
         step=state.step,
         peak_bytes=size,
         window_peak_bytes=int(trace.window(device)[levels].max()),
-        reached_event=number,
-        peak_event=number,
+        peak_event=event,
         peak_time_ns=state.time_ns,
         step_start_ns=trace.step_at(event).start_ns,
         start_bytes=int(trace.live(device)[first]),
@@ -359,7 +340,6 @@ def range_peak(
         operator=state.operator,
         parts=state.parts(by),
         oom=oom,
-        oom_event=own_number(trace, device, oom.event) if oom else None,
         failed_requests=failed,
         largest=state.largest,
         accounts=accounts(trace, device),
@@ -379,13 +359,6 @@ def _failed_requests(
     first, last = within
     failed = [row for row in failed_requests(trace, device) if first <= trace.ooms[row].event <= last]
     return len(failed), oom_report(trace, failed[-1]) if failed else None
-
-
-def _last_at_peak(trace: MemoryTrace, device: int, stats: StepStats) -> int:
-    """Return the last event of a step after which the device is at its peak."""
-    first, end = trace.step_events(trace.step_row(stats.step))
-    level = trace.live(device)[first : end + 1]
-    return first - 1 + int(np.flatnonzero(level == stats.peak_bytes)[-1])
 
 
 def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
@@ -413,7 +386,6 @@ def summary_peak(step: RecordedStep, device: str, by: By) -> DevicePeak:
         step=metadata.step,
         peak_bytes=stats.peak_bytes,
         window_peak_bytes=stats.window_peak_bytes,
-        reached_event=None,
         peak_event=None,
         peak_time_ns=metadata.epoch_ns + stats.peak_time_ns,
         step_start_ns=metadata.epoch_ns + stats.step_start_ns,

@@ -1,4 +1,4 @@
-"""Events by their number on a device, and the options that limit a command to a range of them."""
+"""The options that limit a command to a range of events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from tb_memplugin.analysis.moments import events_between
 from tb_memplugin.errors import MemPluginError, NotRecordedError
@@ -17,29 +16,6 @@ from tb_memplugin.trace import MemoryTrace
 
 if TYPE_CHECKING:
     from tb_memplugin.analysis.allocations import Action
-
-
-def own_number(trace: MemoryTrace, device: int, event: int) -> int:
-    """Return the number, counted on a device, of its last event at or before an event; -1: there is none."""
-    return int(np.count_nonzero(trace.events.device[: event + 1] == device)) - 1
-
-
-def event_numbered(trace: MemoryTrace, device: int, number: int) -> int:
-    """Return the index into `trace.events` of a device's event, by its number; -1 is before the first event.
-
-    Raises:
-        NotRecordedError: the device has no event with this number.
-    """
-    own = np.flatnonzero(trace.events.device == device)
-    if number == -1:
-        return -1
-    if not 0 <= number < len(own):
-        raise NotRecordedError(
-            f"{trace.devices[device].name} has no event {number}.",
-            where=trace.source,
-            fix=f"Give a number from -1 (before the first event) to {len(own) - 1}.",
-        )
-    return int(own[number])
 
 
 _TIME = re.compile(r"(?P<us>\d{1,16})|(?P<s>\d{1,9}(?:\.\d{1,9})?)s")

@@ -41,8 +41,7 @@ def command(
 ) -> None:
     """The events of the allocator, one a line: number, time, action, address, bytes, stream and source line.
 
-    Events are counted on each device. PATH is a memory snapshot, a Kineto trace, a recorded window, or a
-    recorded run's folder.
+    PATH is a memory snapshot, a Kineto trace, a recorded window, or a recorded run's folder.
     """
     trace = open_trace(path, reading, device=device).trace
     first, last = within.events(trace, device)
@@ -74,7 +73,6 @@ def _rows(trace: MemoryTrace, device: int, first: int, last: int, filter_freed: 
 def _events(trace: MemoryTrace, device: int, rows: Rows) -> Iterator[dict[str, Any]]:
     """Yield events as JSON objects; what is not recorded is None."""
     events = trace.events
-    number = np.cumsum(events.device == device) - 1
     line, lines = lines_of(trace.stacks)
     timed = trace.times_are_known
     first = int(events.time_ns[0]) if timed else 0
@@ -84,7 +82,7 @@ def _events(trace: MemoryTrace, device: int, rows: Rows) -> Iterator[dict[str, A
         address = int(events.address[row])
         yield {
             "device": trace.devices[device].name,
-            "event": int(number[row]),
+            "event": row,
             "time_ns": int(events.time_ns[row]) if timed else None,
             "seconds": (int(events.time_ns[row]) - first) / 1e9 if timed else None,
             "action": Kind(int(events.kind[row])).name.lower(),

@@ -11,9 +11,7 @@ from tb_memplugin.analysis.allocations import Action, Usage, read_allocation, us
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.commands.opening import Reading, open_trace, reading_options
 from tb_memplugin.commands.options import SOURCE, json_option
-from tb_memplugin.commands.ranges import own_number
 from tb_memplugin.commands.tables import LONGEST, Unit, printable, show_table
-from tb_memplugin.trace import MemoryTrace
 
 
 @click.command("usage")
@@ -45,20 +43,16 @@ def command(
     trace = open_trace(path, reading, device=device).trace
     result = usage(trace, address, version, action, device)
     if as_json:
-        click.echo(json.dumps(_json(trace, result), indent=2))
+        click.echo(json.dumps(_json(result), indent=2))
     else:
-        _show(trace, result, action)
+        _show(result, action)
 
 
-def _json(trace: MemoryTrace, result: Usage) -> dict[str, Any]:
-    block, device = result.allocation, trace.device_row(result.device)
-    born, freed = (
-        None if event is None else own_number(trace, device, event)
-        for event in (block.born_event, block.freed_event)
-    )
+def _json(result: Usage) -> dict[str, Any]:
+    block = result.allocation
     return {
         "device": result.device,
-        "event": own_number(trace, device, result.event),
+        "event": result.event,
         "bytes_before": result.bytes_before,
         "bytes_after": result.bytes_after,
         "allocation": {
@@ -67,9 +61,9 @@ def _json(trace: MemoryTrace, result: Usage) -> dict[str, Any]:
             "version": block.version,
             "bytes": block.bytes,
             "rounded_bytes": block.rounded_bytes,
-            "alloc_event": born,
+            "alloc_event": block.born_event,
             "alloc_time_ns": block.born_ns,
-            "free_event": freed,
+            "free_event": block.freed_event,
             "free_time_ns": block.freed_ns,
             "tensor": block.tensor,
             "why": block.why,
@@ -78,8 +72,8 @@ def _json(trace: MemoryTrace, result: Usage) -> dict[str, Any]:
     }
 
 
-def _show(trace: MemoryTrace, result: Usage, action: Action) -> None:
-    document = _json(trace, result)
+def _show(result: Usage, action: Action) -> None:
+    document = _json(result)
     block = document["allocation"]
     unit = Unit.for_bytes([result.bytes_before, result.bytes_after])
     change = result.bytes_after - result.bytes_before

@@ -21,6 +21,9 @@ BACKWARD = "(backward of "
 """Prefix of a text that separates the frames of a backward call from those of its forward call; the name of
 the autograd node and `)` follow."""
 
+MODULE_CALL = "_call_impl "
+"""What the text of a call of an `nn.Module` begins with."""
+
 _LOCATION = re.compile(r"(?P<text>.*):(?P<line>-?\d{1,18})", re.DOTALL)
 
 

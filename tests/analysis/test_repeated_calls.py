@@ -38,6 +38,22 @@ def served(requests: int, *, kept: bool = False, layers_freed: bool = True) -> M
     return replace(history, events=replace(history.events, stack=rows), stacks=(EMBED, LAYER, HEAD))
 
 
+def test_a_call_begins_where_the_first_layer_runs_again_if_all_of_a_model_is_a_loop_over_layers() -> None:
+    """Three layers by one stack: 100 each, of which a hook keeps 10. A call has nine events."""
+    lines = [
+        line.replace("#", f"{call}.{layer}") + f" module=layers.{layer}" * line.startswith("alloc")
+        for call in range(6)
+        for layer in range(3)
+        for line in ("alloc 100 a#", "alloc 10 kept#", "free a#")
+    ]
+    history = trace("start 50 w", *lines)
+    rows = np.where(history.events.kind == Kind.ALLOC, 0, -1).astype(np.int32)
+    history = replace(history, events=replace(history.events, stack=rows), stacks=(LAYER,))
+    assert call_bounds(history, 0).tolist() == [0, 9, 18, 27, 36, 45]
+    (growth,) = [one for one in advice(history).findings if one.kind == "growth"]
+    assert growth.bytes == 30
+
+
 def test_a_call_begins_where_the_first_stack_that_is_not_in_a_loop_allocates_again() -> None:
     """A request has ten events; the layers' stack allocates three times in each."""
     assert call_bounds(served(6), 0).tolist() == [0, 10, 20, 30, 40, 50]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis import Finding, advice
+from tb_memplugin.analysis import Finding, advice, block_origins
 from tb_memplugin.analysis.advice_rules import RULES, advice_on_steps
 from tb_memplugin.analysis.peak_holders import peak_holders
 from tb_memplugin.trace import Kind, MemoryTrace
@@ -109,12 +109,27 @@ def test_parameters_in_memory_twice(numerator: int, denominator: int, detail: st
     finding = found(stacked(history, *[MODEL] * 4, *[COPY] * 4), "parameter_copies")
     assert finding.bytes == sum(sizes)
     assert finding.subject == "train.py:9 (deepcopy)"
-    assert finding.evidence[0].detail == f"4 blocks; {detail}"
+    assert finding.evidence[0].detail == f"4 blocks {detail}"
 
 
 def test_a_copy_that_is_made_in_the_line_of_the_parameters() -> None:
     history = trace(*PARAMETERS, *(f"alloc {size} c{size}" for size in SIZES))
     assert found(stacked(history, MODEL), "parameter_copies").bytes == sum(SIZES)
+
+
+def test_all_lines_that_copy_count_and_a_line_may_copy_several_times() -> None:
+    """A clone of the parameters, and two of an optimizer's state, which has their sizes."""
+    state = [f"alloc {size} s{size} category=optimizer_state" for size in SIZES]
+    clones = [f"alloc {size} {name}{size} operator=aten::clone" for name in "abc" for size in SIZES]
+    stacks = [*[MODEL] * 4, *[("step adam.py:3",)] * 4, *[COPY] * 4, *[("save train.py:20",)] * 8]
+    finding = found(stacked(trace(*PARAMETERS, *state, *clones), *stacks), "parameter_copies")
+    assert (finding.bytes, finding.subject) == (3 * sum(SIZES), "train.py:20 (save)")
+
+
+def test_two_models_of_one_size_are_one_model_and_its_copy() -> None:
+    other = [line.replace(" w", " v") for line in PARAMETERS]
+    history = stacked(trace(*PARAMETERS, *other), *[MODEL] * 4, *[COPY] * 4)
+    assert found(history, "parameter_copies").bytes == sum(SIZES)
 
 
 @pytest.mark.parametrize("sizes", [(10, 20, 30, 41), (10, 20, 30)])
@@ -228,6 +243,27 @@ def test_results_in_a_list_are_no_graph() -> None:
     assert "No activations" in why(history, "unused_graph")
 
 
+def test_what_one_line_keeps_in_every_layer_is_no_graph() -> None:
+    lines = [f"alloc 100 a{number} module=layers.{number} phase=forward" for number in range(12)]
+    history = trace(*lines, *(f"free a{number}" for number in range(12)))
+    assert "No activations" in why(stacked(history, ("<lambda> hooks.py:3",)), "unused_graph")
+
+
+def test_results_that_a_list_keeps_pile_up() -> None:
+    """Four results of 400 beside 100 inside. Freed when the next is born, one of 400 and 100 are left."""
+    lines = [
+        line.replace("#", str(number))
+        for number in range(4)
+        for line in ("alloc 100 a# phase=forward", "alloc 400 r# phase=forward", "free a#")
+    ]
+    history = trace(*lines, *(f"free r{number}" for number in range(4)))
+    stacks = ("forward net.py:3",), ("forward net.py:9",)
+    finding = found(stacked(history, *stacks), "previous_result")
+    assert (finding.bytes, finding.of_bytes, finding.evidence[0].bytes) == (1200, 1700, 1200)
+    trained = stacked(trace(*lines, "alloc 5 g phase=backward category=gradient"), *stacks)
+    assert "by only 0 B" in why(trained, "previous_result")
+
+
 def results(*, kept: bool) -> MemoryTrace:
     """Three forwards of 100 inside and 400 returned, which lives until the next is returned, or not."""
     lines: list[str] = []
@@ -261,6 +297,29 @@ def test_what_saves_most_comes_first_whether_it_is_a_problem_or_an_option() -> N
         ("large_temporary", "option", 600, 1500),
         ("previous_result", "problem", 400, 1500),
     ]
+
+
+def pairs(*, size: int = 4000, tensors: int = 1, smaller: int = 20) -> MemoryTrace:
+    """Layers of 10 each, and a few tensors of all pairs of their rows, in forward and once in backward."""
+    lines = [f"alloc 10 a{number} phase=forward" for number in range(smaller)]
+    lines += [f"alloc {size} p{number} phase=forward" for number in range(tensors)]
+    lines.append(f"alloc {size} g phase=backward operator=aten::pow_backward")
+    stacks = [("forward net.py:3",)] * smaller + [("pairs net.py:9",)] * tensors + [("(backward of Pow)",)]
+    return stacked(trace(*lines), *stacks)
+
+
+def test_a_tensor_of_all_pairs_is_many_times_as_large_as_all_others() -> None:
+    """20 x 10, and 4,000 in forward and in backward."""
+    finding = found(pairs(), "outsized_tensor")
+    assert (finding.bytes, finding.of_bytes, finding.subject) == (8000, 8200, "net.py:9 (pairs)")
+    assert "400 times as large as all others" in finding.title
+
+
+@pytest.mark.parametrize(
+    "history", [pairs(size=79), pairs(tensors=5), pairs(smaller=15)], ids=["small", "many", "alone"]
+)
+def test_other_large_tensors_are_as_they_should_be(history: MemoryTrace) -> None:
+    assert "No few tensors" in why(history, "outsized_tensor")
 
 
 def test_results_that_are_freed_before_the_next_forward_are_as_they_should_be() -> None:
@@ -447,3 +506,16 @@ def test_watched_steps_that_show_no_growth(peaks: np.ndarray, verdict: str) -> N
 def test_figures_alone_judge_no_other_rule() -> None:
     verdicts = {one.kind: one.verdict for one in advice_on_steps(figures([M] * 100)).judgements}
     assert verdicts == dict.fromkeys(RULES, "not judged") | {"growth": "fine"}
+
+
+def test_what_several_rules_need_is_computed_once_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    step_blocks = block_origins._step_blocks
+
+    def counted(judged: block_origins.Judged) -> block_origins.StepBlocks:
+        read.append(judged.device)
+        return step_blocks(judged)
+
+    monkeypatch.setattr(block_origins, "_step_blocks", counted)
+    advice(allocator_trace("live 16M 600", "live 32M 600 device=1", "alloc 17M 512"))
+    assert read == [0, 1]

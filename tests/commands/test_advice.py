@@ -182,12 +182,3 @@ def test_a_leak_that_only_windows_of_a_real_run_show_is_found_to_the_byte(tmp_pa
 def test_a_queue_that_is_full_and_batches_of_many_sizes_are_no_growth(tmp_path):
     leaking(tmp_path, keep=3)
     assert growth_of(tmp_path) is None
-
-
-def test_events_are_counted_on_their_device_as_in_the_other_commands(tmp_path):
-    recorded = trace(
-        "step 0", "alloc 1 a device=cuda:0", "alloc 2 b device=cuda:0", "alloc 5 c device=cuda:1"
-    )
-    RunWriter(str(tmp_path / "run"), "rank0").write(recorded)
-    peaks = told("advice", tmp_path / "run")["peaks"]
-    assert [(peak["device"], peak["event"]) for peak in peaks] == [("cuda:1", 0), ("cuda:0", 1)]

@@ -1,8 +1,17 @@
+import json
+
 import pytest
 
+from tb_memplugin import load
+from tb_memplugin.analysis.allocator import peak_split
+from tb_memplugin.analysis.curves import event_curve
+from tb_memplugin.analysis.moments import highest_within, peak
+from tb_memplugin.analysis.peak_holders import peak_holders
 from tb_memplugin.commands.divisions import shown_key
+from tb_memplugin.commands.peak import trace_peak
 from tb_memplugin.store.writer import RunWriter
 from tests.commands.files import (
+    DATA,
     FORWARD,
     failing_snapshot,
     real,
@@ -34,7 +43,7 @@ def test_a_snapshot_is_told_as_a_recorded_step_is(step):
         "step": 0,
         "peak_bytes": 390,
         "window_peak_bytes": 390,
-        "peak_event": 2,  # a requested free: the last event before the level falls
+        "peak_event": 1,
         "peak_time_ns": 10_000,
         "start_bytes": 0,
         "end_bytes": 300,
@@ -45,28 +54,52 @@ def test_a_snapshot_is_told_as_a_recorded_step_is(step):
 
 
 @real
-@pytest.mark.parametrize(("number", "events"), [("01", [6279, 422, 716]), ("10", [10183]), ("12", [5400])])
-def test_the_event_of_a_real_files_peak_is_the_last_before_it_falls(number, events):
-    assert [
-        device["peak_event"] for device in told("peak", stranger(f"snapshots/{number}*"))["devices"]
-    ] == events
+def test_the_peak_of_every_real_file_is_the_first_of_equals_in_every_view():
+    recordings = [load(path) for path in sorted(DATA.glob("*/*"))]
+    devices = [(each, row) for each in recordings for row in range(len(each.devices))]
+    assert len(devices) >= 20
+    for each, row in devices:
+        levels = each.live(row).tolist()
+        event = levels.index(max(levels)) - 1
+        assert trace_peak(each, row, "category").peak_event == event
+        assert peak(each, each.devices[row].name).event == event
+        assert peak_holders(each, row).event == event
+        assert peak_split(each, row).event == event
+        assert event_curve(each, row, 0, len(each.events), 50).peak_event == event
+        assert highest_within(each, row, (0, len(each.events) - 1)) == (max(levels), event)
 
 
-def test_a_peak_that_is_reached_twice_says_which_moment_is_shown(tmp_path):
+@real
+def test_an_event_has_one_number_in_all_commands_that_show_it():
+    path = stranger("snapshots/01*")
+    highest = told("advice", path)["peaks"][0]
+    event, device = highest["event"], highest["device"]
+    (state,) = told("allocator", path, "--at", event, "--device", device)["devices"]
+    (shown,) = told("peak", path, "--device", device)["devices"]
+    printed = run("trace", path, "--json", "--device", device).stdout.splitlines()
+    events = {each["event"]: each for each in map(json.loads, printed)}
+    address, earlier = events[event]["address"], [each for each in events if each < event]
+    version = sum((events[each]["action"], events[each]["address"]) == ("alloc", address) for each in earlier)
+    allocated = told("usage", path, "--allocation", f"{address:#x}_{version}", "--device", device)
+    assert state["event"] == shown["peak_event"] == allocated["event"] == event
+    assert events[event]["live_bytes"] == allocated["bytes_after"] == highest["bytes"] == shown["peak_bytes"]
+
+
+def test_a_peak_that_is_reached_twice_is_shown_at_its_first_moment(tmp_path):
     lines = ("alloc 4096 90", "free_completed 4096 90", "alloc 8192 90", "free_completed 8192 90")
     rows = entries(*lines)
-    rows[2]["frames"] = FORWARD
+    rows[0]["frames"] = FORWARD
     path = write(tmp_path / "twice.pickle", snapshot([], rows))
-    assert ", at event 0 of cuda:0 and again at event 2, which is shown" in run("peak", path).stdout
+    assert ", at event 0\n" in run("peak", path).stdout
     (device,) = told("peak", path, "--by", "line")["devices"]
-    assert device["peak_event"] == 2
+    assert device["peak_event"] == 0
     assert [part["key"] for part in device["breakdown"]] == ["model.py:7 (forward)"]
 
 
 def test_a_peak_before_the_first_event_has_no_number(tmp_path):
     rows = entries("free_requested 4096 90", "free_completed 4096 90")
     path = write(tmp_path / "state.pickle", snapshot([], rows))
-    assert ", before the first event of cuda:0\n" in run("peak", path).stdout
+    assert ", before the first event\n" in run("peak", path).stdout
 
 
 @pytest.mark.parametrize(
@@ -116,7 +149,7 @@ def test_people_read_where_the_peak_was_and_why_memory_ran_out(tmp_path, step):
     assert "forward model.py:7" in shown
     assert "at::empty" not in shown, "C++ frames are left out of the table where there are Python's"
     failing = write(tmp_path / "oom.pickle", failing_snapshot())
-    assert "out of memory at event 1 of cuda:0: " in run("peak", failing).stdout
+    assert "out of memory at event 1: " in run("peak", failing).stdout
 
 
 def test_a_stack_is_shown_without_what_all_stacks_share():

@@ -1427,6 +1427,7 @@ export const RULES: Record<string, { name: string; looks: string }> = {
   optimizer_state: { name: "Optimizer state", looks: "optimizer state that makes up much of the peak, by dtype" },
   reference_cycles: { name: "Reference cycles", looks: "memory that only a cycle of Python's objects holds" },
   large_temporary: { name: "Large temporaries", looks: "temporaries of one operator that set the peak" },
+  outsized_tensor: { name: "Outsized tensor", looks: "a tensor that is many times as large as every other" },
 };
 
 /** By what memory can be divided. */

@@ -159,7 +159,7 @@ def get_memory_profile(
     end_idx: int = sys.maxsize,
     preserve_allocation_order: bool = False,
 ) -> MemoryAbstract:
-    """Write an HTML page of memory over time.
+    """Write an HTML page of memory over time, and print the peak.
 
     Args:
         profile: "annotations", "categories", "compile_context" or "custom".
@@ -189,6 +189,9 @@ def get_memory_profile(
     content = abstract.memory_snapshot
     content.analyze_memory_snapshot("alloc_history")
     first, last = _events_of(content, start_idx, end_idx)
+    peak = content.max_memory_usage
+    sizes = f"{size_text(peak.total_alloc)} allocated, {size_text(peak.total_reserved)} reserved"
+    sys.stdout.write(f"Memory Usage At Peak: {sizes}\n")
     plot = Plot(first, last, sampling_rate, allocation_order=preserve_allocation_order)
     html.write(content.trace, out_path, [division], Path(snapshot).name, plot)
     return abstract

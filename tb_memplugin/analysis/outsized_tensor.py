@@ -1,0 +1,67 @@
+"""Advice: a tensor that is many times as large as every other, such as all pairs of the rows of a batch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tb_memplugin.analysis.attention_scores import attention_scores
+from tb_memplugin.analysis.block_origins import Judged
+from tb_memplugin.analysis.findings import Finding, Fine, NotJudged, Result
+from tb_memplugin.analysis.large_temporary import large_temporary
+from tb_memplugin.analysis.lines import line_evidence
+from tb_memplugin.analysis.loss_logits import loss_logits
+from tb_memplugin.analysis.previous_result import previous_result
+from tb_memplugin.analysis.units import counted, size_text
+from tb_memplugin.trace.kinds import NOT_DATA
+
+LEAST_SHARE = 0.2
+"""Least share of the peak that must be gone without the tensor for a finding."""
+
+TIMES = 8
+"""How many times as large as every tensor of forward of less than half its size it must be."""
+
+MOST, FEWEST = 4, 16
+"""Most tensors of forward at the peak that are so large: more are caches or layers; fewest that are not."""
+
+KNOWN = (attention_scores, loss_logits, previous_result, large_temporary)
+"""Rules that know what such a tensor is, and say more of it."""
+
+
+def outsized_tensor(judged: Judged) -> Result:
+    """Find the largest tensors of forward at the peak if all others of the step are far smaller.
+
+    Sizes that parameters or their gradients have do not count. The finding's bytes are by how much the
+    highest step's peak falls without these tensors and what backward allocates of at least half their size.
+    """
+    trace, blocks = judged.trace, judged.blocks
+    if not blocks.are_known:
+        return NotJudged("The recording contains neither operators nor stacks.")
+    category = trace.allocations.category[blocks.rows]
+    own = blocks.bytes[np.isin(category, NOT_DATA)]
+    data = ~np.isin(category, NOT_DATA) & (blocks.born >= 0) & ~np.isin(blocks.bytes, own)
+    forward = data & blocks.of(lambda origin: origin.is_known and not origin.is_backward)
+    largest = int(blocks.bytes[forward & blocks.at_peak].max(initial=0))
+    is_large = 2 * blocks.bytes >= largest
+    smaller = int(blocks.bytes[forward & ~is_large].max(initial=0))
+    few = int((forward & is_large & blocks.at_peak).sum()) <= MOST and (forward & ~is_large).sum() >= FEWEST
+    saved = blocks.saved(data & is_large)
+    if not few or largest < TIMES * smaller or saved < LEAST_SHARE * judged.step.peak_bytes:
+        return Fine(f"No few tensors are more than {TIMES} times as large as all others of the step.")
+    if any(isinstance(judged.result(rule), Finding) for rule in KNOWN):
+        return Fine("Another finding says what the largest tensor is.")
+    at_peak = blocks.rows[forward & is_large & blocks.at_peak]
+    lines = line_evidence(trace, at_peak)
+    return judged.finding(
+        "outsized_tensor",
+        "option",
+        f"{counted(len(at_peak), 'tensor')} of up to {size_text(largest)} by {lines[0].what}: "
+        f"{largest // smaller:,} times as large as all others.",
+        saved,
+        (*lines, judged.without("them", saved)),
+        "Compute only what is used, such as the logits of the last token, or in parts. Broadcast a mask "
+        "instead of expanding it, use torch.cdist for distances, and keep a data set on the CPU.",
+        view="allocations",
+        state=judged.at_peak,
+        subject=lines[0].what,
+        price="a change to the code",
+    )
