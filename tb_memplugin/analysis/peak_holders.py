@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tb_memplugin.analysis.divisions import By, codes, informative
+from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.steps import highest_step
 from tb_memplugin.analysis.subcategories import variables
 from tb_memplugin.trace import Category, MemoryTrace
@@ -78,7 +79,10 @@ def peak_holders(trace: MemoryTrace, device: int) -> PeakHolders:
 
 
 def _holders(trace: MemoryTrace, rows: Rows, by: By) -> tuple[Holder, ...]:
-    part, keys = _with_variables(trace, rows, *codes(trace, by, rows))
+    part, keys = codes(trace, by, rows)
+    if by == "module":
+        part, keys = _folded(part, keys, folds([module.key for module in trace.modules]))
+    part, names = _with_variables(trace, rows, part, keys)
     category = trace.allocations.category[rows]
     own = np.isin(category, MODELS_OWN)
     used, group = np.unique(np.where(own, -1 - category.astype(np.int64), part), return_inverse=True)
@@ -88,10 +92,17 @@ def _holders(trace: MemoryTrace, rows: Rows, by: By) -> tuple[Holder, ...]:
         size = trace.allocations.bytes[inside]
         by_category = np.bincount(trace.allocations.category[inside], size, len(Category))
         most = Category(int(np.argmax(by_category))).key
-        name = most if key < 0 else keys[key]
+        name = most if key < 0 else names[key]
         is_name = key >= 0 and by != "category"
         holders.append(Holder(name, int(size.sum()), len(inside), most, is_name))
     return tuple(sorted(holders, key=lambda holder: (-holder.bytes, holder.name)))
+
+
+def _folded(part: Int64, keys: Sequence[str], rows: Mapping[str, str]) -> tuple[Int64, tuple[str, ...]]:
+    """Return parts in which repeated layers are one, as in the tables of the tab."""
+    names = tuple(rows.get(key, key) for key in keys)
+    first = {name: number for number, name in reversed(list(enumerate(names)))}
+    return np.array([first[name] for name in names])[part], names
 
 
 def _with_variables(

@@ -7,6 +7,7 @@ import shutil
 import site
 import subprocess
 import sys
+import sysconfig
 from itertools import pairwise
 from pathlib import Path
 
@@ -86,13 +87,13 @@ def command(
         words = [*_python(), "-m", program, *arguments]
     elif program in CODE or _is_python(Path(program)):
         words = [*_python(), program, *arguments]
-    elif executable := shutil.which(program):
+    elif executable := shutil.which(program) or shutil.which(program, path=sysconfig.get_path("scripts")):
         words = [executable, *arguments]
     else:
         raise MemPluginError(
-            "There is no such script, and no such command.",
+            "There is no such script, and no such command on PATH or installed for this Python.",
             where=program,
-            fix="Give a script, - for standard input, -c CODE, or -m MODULE.",
+            fix="Give a script, a command's path, - for standard input, -c CODE, or -m MODULE.",
         )
     if os.name == "nt":  # where exec would end this process before the program
         raise SystemExit(subprocess.run(words, env=environment, check=False).returncode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ STEPS, SNAPSHOT, STACKS, SHAPES, EVERY_STEP, LOG_TO = (
     f"{LOGDIR}_{name}" for name in ("STEPS", "SNAPSHOT", "STACKS", "SHAPES", "EVERY_STEP", "LOG_TO")
 )
 TIME = "%Y%m%d-%H%M%S"
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +106,32 @@ def read_steps(text: str, where: str) -> tuple[range, ...] | None:
 def run_name(program: str, environment: Mapping[str, str]) -> str:
     """Return a folder for a new run: the name of the program (a path), then when it began.
 
-    The processes that torchrun starts at once get the same name.
+    The processes that torchrun starts at once get the same name: the id that torchrun was given, else when
+    it began. On several hosts, which share no clock, it is torchrun's own id.
     """
     name = folder_name(Path(program).stem if program not in ("", *CODE) else "python")
     job = environment.get("TORCHELASTIC_RUN_ID")
     if job is None:
         return f"{name}/{datetime.now().astimezone().strftime(TIME)}"
-    if job == "none":  # the id that torchrun gives if it was given none
-        job = f"{environment.get('MASTER_ADDR', '')}-{environment.get('MASTER_PORT', '')}"
+    if job == "none" or _UUID.fullmatch(job):  # the ids that torchrun gives if it was given none
+        address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+        began = _torchrun_began(environment)
+        if began is not None:
+            return f"{name}/{began.strftime(TIME)}-{port if job == 'none' else job[:4]}"
+        job = f"{address}-{port}" if job == "none" else job
     return f"{name}/{folder_name(job)}"
+
+
+def _torchrun_began(environment: Mapping[str, str]) -> datetime | None:
+    """Return when torchrun made the folder of its first attempt, None if it runs on several hosts."""
+    error_file = environment.get("TORCHELASTIC_ERROR_FILE")  # RUN/attempt_0/RANK/error.json
+    if error_file is None or environment.get("GROUP_WORLD_SIZE") != "1":
+        return None
+    try:
+        made = (Path(error_file).parents[2] / "attempt_0").stat().st_mtime
+    except (OSError, IndexError):
+        return None
+    return datetime.fromtimestamp(made).astimezone()
 
 
 def _is_on(environment: Mapping[str, str], name: str, *, default: bool) -> bool:

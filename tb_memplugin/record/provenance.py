@@ -71,7 +71,6 @@ class Provenance:
 
     def _see(self, sightings: Sequence[Sighting], matched: Int64) -> Bool:
         """Use sightings. Return a mask of the blocks with fractions that entered an outermost module."""
-        loose = ~self.owners.is_module(self.module)
         returned = (self.reason == Reason.IN_FORWARD) & (
             phase_at(self.phases, self.born.freed_ns) != Phase.BACKWARD
         )
@@ -82,7 +81,7 @@ class Provenance:
                 continue
             if sighting.category is not Category.INPUT:
                 self._set(row, sighting.category, Reason.HELD, self.labels.add(sighting.label))
-                if loose[row] and sighting.module >= 0:
+                if sighting.module >= 0:  # a gradient is its parameter's, wherever it was computed
                     self.module[row] = sighting.module
                 continue
             entered[row] |= not sighting.dtype.startswith(WITHOUT_FRACTIONS)

@@ -461,6 +461,9 @@ def test_devices_that_run_different_code_are_not_compared() -> None:
     assert why(stacked(history, *stacks), "uneven_devices", "cuda:0") == "The devices run different code."
 
 
+SAME_LAYERS = ((30, "h.0.mlp"), (20, "h.1.mlp"), (40, "head"))
+
+
 def test_the_holders_of_a_peak_sum_to_it() -> None:
     """The model's own memory is one holder for each category; the rest has lines."""
     history = trace(
@@ -476,6 +479,15 @@ def test_the_holders_of_a_peak_sum_to_it() -> None:
     ]
     assert sum(holder.bytes for holder in peak.holders) == peak.bytes == 203
     assert dict(peak.categories) == {"activation": 120, "parameter": 80, "unknown": 3}
+
+
+def test_repeated_layers_are_one_holder() -> None:
+    lines = [f"alloc {size} {name} module={name} phase=forward" for size, name in SAME_LAYERS]
+    peak = peak_holders(trace(*lines), 0)
+    assert [(holder.name, holder.bytes, holder.blocks) for holder in peak.holders] == [
+        ("h.*.mlp", 50, 2),
+        ("head", 40, 1),
+    ]
 
 
 def watched(peaks: Any) -> tuple[str, int]:

@@ -67,6 +67,14 @@ def test_the_sentence_below_says_what_changed_since_the_step_before(each_tab, lo
     expect(each_tab("picker-base")).to_have_text("step 5")
 
 
+def test_the_first_step_is_compared_with_the_next(tab, logdir):
+    tab.open_anew(run="baseline", step=2)
+    expect(tab("picker-base")).to_have_text("step 3")
+    delta = recorded(logdir, step=2).stats.peak_bytes - recorded(logdir, step=3).stats.peak_bytes
+    assert exact(tab("card-peak").locator(".under .amount")) == delta
+    assert exact(tab("change").locator(".amount").first) == delta
+
+
 def test_where_nothing_differs_no_difference_is_offered(tab):
     tab.open_anew(step=2, base_run="baseline", base_worker="rank0", base_step=2)
     expect(tab("change")).to_contain_text("to the byte.")

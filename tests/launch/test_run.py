@@ -10,13 +10,17 @@ import subprocess
 import sys
 import textwrap
 import zipapp
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from tb_memplugin.analysis.account import account_line, accounts
+from tb_memplugin.launch.settings import run_name
 from tb_memplugin.store.reader import Recordings, full_summary, load_window, read_recordings
 from tb_memplugin.trace import Phase
+
+UUID = "d7d5ad99-3d32-4351-99c9-c5d68e1c667b"
 
 TRAINING = """
 import sys
@@ -379,17 +383,27 @@ def test_processes_that_torchrun_starts_are_ranks_of_one_run(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     folders = {Path(step.folder) for step in recorded(tmp_path).steps}
     assert {folder.name for folder in folders} == {"rank0", "rank1"}
-    assert len({folder.parent for folder in folders}) == 1
+    (run,) = {folder.parent for folder in folders}
+    began = datetime.strptime(run.name[:-5], "%Y%m%d-%H%M%S").astimezone()
+    assert timedelta(0) <= datetime.now().astimezone() - began < timedelta(minutes=2), run
     assert done.stderr.count("in rank1, the highest of 2") == 1
+
+
+def test_a_run_of_several_hosts_is_named_after_what_they_share() -> None:
+    ranks = {"GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    names = [run_name("train.py", {**ranks, "TORCHELASTIC_RUN_ID": job}) for job in ("mine", "none", UUID)]
+    assert names == ["train/mine", "train/10.0.0.1-29500", f"train/{UUID}"]
 
 
 @pytest.mark.parametrize("launched", ["torchrun", "variable"])
 def test_child_processes_are_recorded(tmp_path: Path, launched: str) -> None:
     """By the start file, which `make setup` installs with the package."""
     if launched == "torchrun":
-        torchrun = Path(sys.executable).with_name("torchrun")
         path = script(tmp_path, DISTRIBUTED)
-        done = run(tmp_path, torchrun, "--standalone", "--nproc-per-node", 2, path)
+        command = ("-m", "tb_memplugin", "run", "torchrun", "--standalone", "--nproc-per-node", 2, path)
+        done = python(
+            *command, cwd=tmp_path, PATH="/usr/bin:/bin"
+        )  # without the folder of this Python's commands
     else:
         done = python(script(tmp_path, SPAWNING), cwd=tmp_path, TB_MEMPLUGIN="runs")
     assert done.returncode == 0, done.stderr

@@ -40,7 +40,6 @@ def test_step_tells_the_peak_in_every_division(tab, baseline):
     note = {"code": "unseen_frees", "level": "info", "bytes": 60, "device": "cpu", "text": text}
     assert answer["notes"] == [note]
     assert (answer["account"]["level"], answer["account"]["moments"]) == ("not_recorded", [])
-    assert answer["previous_step"] is None
     assert answer["source"]["torch"] == "2.13.0"
     assert answer["source"]["side_file_present"] is True
     assert answer["source"]["side_file"] == "demo/baseline/rank0/plugins/tb_memplugin/window-000000.mem"
@@ -64,10 +63,6 @@ def test_the_largest_blocks_come_with_their_lives(tab, baseline):
         "why": "parameter (layer.weight): the recording does not say why",
     }
     assert (largest[1]["born_ns"], largest[1]["freed_ns"], largest[1]["operator"]) == (500, 4_500, "aten::mm")
-
-
-def test_the_previous_step_is_named(tab, baseline):
-    assert tab.get("step", **{**baseline, "step": 6})["previous_step"] == 5
 
 
 def test_what_a_step_leaves_is_held_against_the_first_that_can_be_compared(tmp_path):

@@ -106,8 +106,6 @@ export interface StepAnswer {
   whole_device: WholeJson | null;
   /** What is not exact, and why. */
   notes: Note[];
-  /** Number of the step recorded before it, or null. */
-  previous_step: number | null;
   /** What the first comparable step left alive. Null if that is this step. On the CPU, only steps of the same window are comparable, unless the source counts everything that is alive. */
   first_end: FirstEnd | null;
   /** Where the step comes from. */

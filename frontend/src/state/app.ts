@@ -9,7 +9,7 @@ import { onDataChanged, onShown } from "../host/refresh";
 import { comeBack, leave } from "../host/scroll";
 import { patched, type Route, type RoutePatch } from "./route";
 import { logdir } from "./run_name";
-import { missingBase, type Pick, resolveBase, resolveSelection, stepsOf } from "./selection";
+import { missingBase, type Pick, resolveBase, resolveSelection } from "./selection";
 import { type Stretch, stretchOf } from "./stretch";
 
 export const route = signal<Route>({ view: "overview" });
@@ -35,14 +35,6 @@ export function isAlone(side: Pick): boolean {
   const worker = runs.value?.runs.find((r) => r.run === side.run)?.workers.find((w) => w.worker === side.worker);
   return side.step === 0 && worker?.steps.length === 1 && worker.steps[0]!.step === 0;
 }
-
-/** What was picked under "Compare with", with its numbers; null where nobody picked anything. */
-export const askedBase = computed(() => {
-  const b = route.value.base_run === undefined && route.value.base_step === undefined ? null : base.value;
-  const worker = b && runs.value?.runs.find((r) => r.run === b.run)?.workers.find((w) => w.worker === b.worker);
-  const stats = worker && stepsOf(worker, b.device).find((s) => s.step === b.step)?.stats;
-  return stats ? { ...b, stats } : null;
-});
 
 /** The selection as the query of a route of the API. */
 export const picked = computed(() => {

@@ -98,17 +98,17 @@ export function readFleetOrder(text = ""): { by: FleetOrder; turned: boolean } {
   return by ? { by, turned: text.startsWith("-") } : { by: "cause", turned: false };
 }
 
-/** Rows in an order; equal ones by cause, then by name. */
+/** Rows in an order; equal ones by cause, then the highest first. */
 export function inFleetOrder(rows: FleetRun[], text?: string): FleetRun[] {
   const { by, turned } = readFleetOrder(text);
   const names = (a: FleetRun, b: FleetRun): number => inOrder(a.run, b.run);
   const keys = (a: FleetRun, b: FleetRun): number => (by === "cause" ? inOrder(causeKey(a) ?? "", causeKey(b) ?? "") : 0);
   const compare = by === "run" ? names : (a: FleetRun, b: FleetRun) => VALUES[by](b) - VALUES[by](a) || 0;
-  return [...rows].sort((a, b) => (turned ? compare(b, a) : compare(a, b)) || keys(a, b) || names(a, b));
+  return [...rows].sort((a, b) => (turned ? compare(b, a) : compare(a, b)) || keys(a, b) || b.peak_bytes - a.peak_bytes || names(a, b));
 }
 
-/** What other ranks of a run do that the picked one does not: which peaks highest, by how much, and which grows. */
-export function otherRanks(row: FleetRun, picked: { worker: string; device: string }): Piece[] {
+/** What other ranks (or devices) of a run do that the picked one does not: which peaks highest, by how much, and which grows. */
+export function otherRanks(row: FleetRun, picked: { worker: string; device: string }, noun: "rank" | "device" = "rank"): Piece[] {
   const { ranks, peak_bytes, median, growing } = row;
   if (ranks < 2) return [];
   const unit = unitFor(peak_bytes);
@@ -119,11 +119,11 @@ export function otherRanks(row: FleetRun, picked: { worker: string; device: stri
     const size: Piece = { strong: withUnit(peak_bytes, unit), exact: peak_bytes };
     pieces.push(...(isTop ? ["This one peaks highest"] : [{ name: rankOf(row, row) }, " peaks highest"]));
     const when = row.steps === 1 ? "" : ` at step ${row.step}`;
-    pieces.push(` of ${grouped(ranks)} ranks: `, size, `${when}, ${above}`, ...(ranks === 2 ? [{ name: rankOf(median!, row) }] : ["the median rank"]), ".");
+    pieces.push(` of ${grouped(ranks)} ${noun}s: `, size, `${when}, ${above}`, ...(ranks === 2 ? [{ name: rankOf(median!, row) }] : [`the median ${noun}`]), ".");
   }
   if (growing) {
     const size: Piece = { strong: asPartOf(peak_bytes, growing.bytes), exact: growing.bytes };
-    const who: Piece[] = same(growing, row) && above !== "" ? ["It"] : same(growing, picked) ? ["This rank"] : [{ name: rankOf(growing, row) }];
+    const who: Piece[] = same(growing, row) && above !== "" ? ["It"] : same(growing, picked) ? [`This ${noun}`] : [{ name: rankOf(growing, row) }];
     pieces.push(pieces.length > 0 ? " " : "", ...who, " grows by ", size, " with every step.");
   }
   return pieces;

@@ -34,13 +34,13 @@ export function ranksSentence(answer: RanksAnswer, unit: Unit): Piece[] {
 }
 
 function above({ highest_bytes, median }: Rank, unit: Unit, rows: Rank[]): Piece[] {
-  if (!median) return ["; no other rank has that step."];
+  if (!median) return [`; no other ${nounOf(rows)} has that step.`];
   const more = highest_bytes - median.bytes;
-  if (more === 0) return [", as much as the median rank."];
+  if (more === 0) return [`, as much as the median ${nounOf(rows)}.`];
   const share = percent(more, median.bytes);
   const size: Piece = { strong: changeWithUnit(more, unit), exact: more };
   if (rows.length === 2) return [", ", size, ` (${share}) above `, { name: rankName(median, rows) }, "."];
-  return [", ", size, ` (${share}) above the median rank.`];
+  return [", ", size, ` (${share}) above the median ${nounOf(rows)}.`];
 }
 
 /** What the bytes are, in words: of a process the system counts what is resident. */
@@ -49,8 +49,7 @@ export function measured({ of, rows }: RanksAnswer): string {
 }
 
 function everyRank(rows: Rank[]): string {
-  const noun = severalDevices(rows) ? "devices" : "ranks";
-  return rows.length === 2 ? `Both ${noun}` : `All ${grouped(rows.length)} ${noun}`;
+  return `${rows.length === 2 ? "Both" : `All ${grouped(rows.length)}`} ${nounOf(rows)}s`;
 }
 
 /** Of those that peak highest, the first. */
@@ -61,6 +60,11 @@ export function highestRank(rows: Rank[]): Rank {
 /** Whether nobody told steps apart, as in an estimate or a snapshot. */
 export function oneStep(rows: Rank[]): boolean {
   return rows.every((row) => row.count === 1 && row.highest_step === 0);
+}
+
+/** What a row is. */
+export function nounOf(rows: Rank[]): "rank" | "device" {
+  return severalDevices(rows) ? "device" : "rank";
 }
 
 export function severalDevices(rows: Rank[]): boolean {

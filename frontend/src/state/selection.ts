@@ -16,6 +16,11 @@ export interface Pick {
   step: number;
 }
 
+/** What a step is compared with. */
+export interface Base extends Pick {
+  stats: StepPeaks;
+}
+
 export interface Selection extends Pick {
   /** Of the recorded step; null where a monitor alone saw it. */
   stats: StepPeaks | null;
@@ -88,10 +93,10 @@ function windowOf(worker: WorkerEntry, window: number): RecordedWindow {
 }
 
 /**
- * What to compare with: the URL's choice, else the step before, else the nearest recording of the same model on the
+ * What to compare with: the URL's choice, else the step before, for the first step the one after it, else the nearest recording of the same model on the
  * same kind of device; null where there is none, as any other comparison would be of our own invention.
  */
-export function resolveBase(answer: RunsAnswer, route: Route, picked: Selection): Pick | null {
+export function resolveBase(answer: RunsAnswer, route: Route, picked: Selection): Base | null {
   const run = find(answer.runs, route.base_run ?? picked.run) ?? find(answer.runs, picked.run);
   const wanted = route.base_worker ?? picked.worker;
   const worker = run?.workers.find((w) => w.worker === wanted) ?? run?.workers[0];
@@ -143,7 +148,7 @@ export function runBefore(answer: RunsAnswer, picked: Pick): string | null {
   return names.findLast((name) => inOrder(name, run) < 0) ?? names[0] ?? null;
 }
 
-function within(run: RunEntry, worker: WorkerEntry, route: Route, picked: Selection): Pick | null {
+function within(run: RunEntry, worker: WorkerEntry, route: Route, picked: Selection): Base | null {
   const devices = devicesOf(worker);
   const named = (name: string | undefined) => devices.find((d) => d === name);
   const alikeDevices = devices.filter((d) => kindOf(d) === kindOf(picked.device));
@@ -153,7 +158,7 @@ function within(run: RunEntry, worker: WorkerEntry, route: Route, picked: Select
   const asked = steps.find((s) => String(s.step) === route.base_step);
   const same = run.run === picked.run && worker.worker === picked.worker && device === picked.device;
   const choice = asked ?? (same ? before(steps, picked.step) : alike(steps, picked.step));
-  return choice ? { run: run.run, worker: worker.worker, device, step: choice.step } : null;
+  return choice ? { run: run.run, worker: worker.worker, device, step: choice.step, stats: choice.stats } : null;
 }
 
 /** A device's steps; of several windows with one step number the last counts, as for the server. */

@@ -13,7 +13,7 @@ export function OtherRanks() {
   const { run, worker, device } = picked.value!;
   const several = workers.length > 1 || devices.length > 1;
   const row = useRemote<FleetAnswer>(several ? address("fleet", { run }) : null).data?.runs[0];
-  const pieces = row ? otherRanks(row, { worker, device }) : [];
+  const pieces = row ? otherRanks(row, { worker, device }, workers.length > 1 ? "rank" : "device") : [];
   if (!row || pieces.length === 0) return null;
   const place = rankToOpen(row, { worker, device });
   return (

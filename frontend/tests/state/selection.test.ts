@@ -209,7 +209,7 @@ describe("the device to compare with", () => {
     return resolveBase(all, route, resolveSelection(all, route)!);
   };
   it("is the named one, of the same worker too", () =>
-    expect(baseOf({ base_worker: "rank0", base_device: "cuda:1", base_step: "1" })).toEqual({
+    expect(baseOf({ base_worker: "rank0", base_device: "cuda:1", base_step: "1" })).toMatchObject({
       run: "r",
       worker: "rank0",
       device: "cuda:1",

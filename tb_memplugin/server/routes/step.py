@@ -97,8 +97,6 @@ class StepAnswer(TypedDict):
     [as in the JSON of a trace](json_format.md#whole_device)."""
     notes: list[Note]
     """What is not exact, and why."""
-    previous_step: int | None
-    """Number of the step recorded before it, or null."""
     first_end: FirstEnd | None
     """What the first comparable step left alive. Null if that is this step. On the CPU, only steps of the
     same window are comparable, unless the source counts everything that is alive."""
@@ -126,7 +124,6 @@ def answer(session: Session, request: Request) -> StepAnswer:
         "account": account_json(recorded_accounts(device)),
         "whole_device": whole_json(recorded_whole(device), device.name),
         "notes": notes,
-        "previous_step": _previous_step(session, request, chosen),
         "first_end": _first_end(session, request, chosen, summary.source),
         "source": {
             "kind": summary.source,
@@ -168,16 +165,6 @@ def _peak_shape(summary: StepSummary, device: DeviceSummary) -> StepPeak:
             allocation_shape(block, summary.metadata.epoch_ns) for block in largest_at_peak(summary, device)
         ],
     }
-
-
-def _previous_step(session: Session, request: Request, chosen: Chosen) -> int | None:
-    before = None
-    for entry in session.catalog.worker(request.ctx, request.experiment, chosen.entry):
-        if entry.tag == chosen.entry.tag:
-            return before
-        if chosen.device in entry.devices:
-            before = entry.metadata.step
-    return before
 
 
 def _first_end(session: Session, request: Request, chosen: Chosen, source: str) -> FirstEnd | None:

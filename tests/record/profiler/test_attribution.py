@@ -370,6 +370,34 @@ def test_optimizer_state_and_temporaries_belong_to_the_parameters_owner():
     assert sum(owner["lstm"]["temporary"]) >= 2 * sum(weights)
 
 
+def test_a_gradient_belongs_to_its_parameters_owner_before_a_window_and_in_it():
+    class Attending(nn.Module):
+        """Its attention uses the weights of `out_proj`, which is never called."""
+
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2)
+
+        def forward(self, x):
+            return self.attention(x, x, x)[0]
+
+        @staticmethod
+        def batch():
+            return torch.randn(4, 2, 8), torch.randint(0, 2, (4, 8))
+
+    (cycle,) = train(Attending())
+    blocks = cycle.trace.allocations
+    owners = {
+        (cycle.trace.labels[blocks.label[row]], cycle.trace.modules[blocks.module[row]].key)
+        for row in np.flatnonzero(blocks.category == Category.GRADIENT)
+    }
+    assert owners == {
+        (f"attention.{name} (gradient)", f"attention.{name}".rpartition(".")[0])
+        for name in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+    }
+    assert {int(born < 0) for born in blocks.born[blocks.category == Category.GRADIENT]} == {0, 1}
+
+
 def test_functional_calls_inside_a_module_belong_to_it():
     class Mixed(nn.Module):
         def __init__(self):

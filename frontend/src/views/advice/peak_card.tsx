@@ -17,7 +17,7 @@ export function PeakCard({ peak }: { peak: Peak }) {
       <h2>
         Who fills the peak of {alone.value ? "the whole window" : `step ${peak.step}`}: {withUnit(peak.bytes)}
       </h2>
-      <table class="plain evidence">
+      <table class="plain evidence holders">
         <thead>
           <tr>
             <th scope="col">{peak.by}</th>

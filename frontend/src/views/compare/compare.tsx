@@ -1,7 +1,7 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CompareAnswer, CompareBy } from "../../api/types";
-import { base, isAlone, navigate, picked, route, runs } from "../../state/app";
+import { alone, base, isAlone, navigate, picked, route, runs } from "../../state/app";
 import { type Unit, unitFor } from "../../state/bytes";
 import type { Pick } from "../../state/selection";
 import { comparison, comparisonDetail, namesModules, reasons } from "../../state/sentences";
@@ -115,11 +115,14 @@ function NothingToCompare() {
   const others = runs.value!.runs.flatMap((run) => run.workers).filter((worker) => worker.steps.length > 0).length > 1;
   return (
     <section class="state" data-testid="nothing-to-compare">
-      <h1>{others ? "Pick what to compare this step with." : "There is nothing to compare this step with."}</h1>
+      <h1>
+        {others ? "Pick what to compare " : "There is nothing to compare "}
+        {alone.value ? "this recording" : "this step"} with.
+      </h1>
       <p>
         {others
           ? "No other recording here is known to be of the same model on the same kind of device. Pick any of them under “Compare with”, above."
-          : "It is the only one in this log directory. Record a second step, or a second run beside it, and pick it under “Compare with”."}
+          : "It is the only one in this log directory. Record a second one beside it, and pick it under “Compare with”."}
       </p>
     </section>
   );

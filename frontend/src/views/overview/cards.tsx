@@ -1,6 +1,6 @@
 import type { ComponentChildren } from "preact";
 import type { StepAnswer, StepStats } from "../../api/types";
-import { alone, askedBase, isAlone, picked, selection } from "../../state/app";
+import { alone, base, isAlone, picked } from "../../state/app";
 import { exactBytes, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import type { RoutePatch } from "../../state/route";
@@ -20,7 +20,7 @@ export function Cards({ answer }: { answer: StepAnswer }) {
         to={{ view: "timeline", t: String(stats.peak_time_ns) }}
         value={<Bytes bytes={stats.peak_bytes} unit={unit} named />}
       >
-        <Since answer={answer} unit={unit} />
+        <Against answer={answer} unit={unit} />
       </Card>
       {stats.peak_reserved_bytes === null ? (
         <WindowPeak stats={stats} unit={unit} profiler={PROFILERS.includes(answer.source.kind)} />
@@ -100,17 +100,15 @@ function Left({ stats, first, unit }: { stats: StepStats; first: StepAnswer["fir
   );
 }
 
-/** Against what was picked to compare with, else the step before. */
-function Since({ answer, unit }: { answer: StepAnswer; unit: Unit }) {
-  const asked = askedBase.value;
-  const before = asked?.stats ?? selection.value?.steps.find((s) => s.step === answer.previous_step)?.stats;
-  if (!before) return <>{alone.value ? "in the whole window" : "the first step recorded"}</>;
-  const name = asked ? sideName({ ...asked, alone: isAlone(asked) }, picked.value!) : `step ${answer.previous_step}`;
-  const delta = answer.stats.peak_bytes - before.peak_bytes;
+function Against({ answer, unit }: { answer: StepAnswer; unit: Unit }) {
+  const basis = base.value;
+  if (!basis) return <>{alone.value ? "in the whole window" : "the only step recorded"}</>;
+  const name = sideName({ ...basis, alone: isAlone(basis) }, picked.value!);
+  const delta = answer.stats.peak_bytes - basis.stats.peak_bytes;
   if (delta === 0) return <span class="shrunk">the same as in {name}</span>;
   return (
     <>
-      <Delta bytes={delta} unit={unit} named /> {asked ? "against" : "since"} {name}
+      <Delta bytes={delta} unit={unit} named /> against {name}
     </>
   );
 }

@@ -1,7 +1,7 @@
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CompareAnswer, StepAnswer } from "../../api/types";
-import { alone, askedBase, isAlone } from "../../state/app";
+import { alone, base, isAlone } from "../../state/app";
 import { unitFor } from "../../state/bytes";
 import type { Pick } from "../../state/selection";
 import { changeSince } from "../../state/sentences";
@@ -9,19 +9,17 @@ import { AnotherRun } from "../another_run";
 import { RouteLink } from "../route_link";
 import { Sentence } from "../sentence";
 
-/** What changed since what was picked to compare with, else since the step before; and the way to another run. */
+/** What is different from what "Compare with" says, and the way to another run. */
 export function Change({ answer }: { answer: StepAnswer }) {
-  const { run, worker, device, previous_step } = answer;
-  const asked = askedBase.value;
-  const basis = asked ?? (previous_step === null ? null : { run, worker, device, step: previous_step });
+  const basis = base.value;
   return (
     <p class="lead" data-testid="change">
       {basis ? (
         <Since answer={answer} basis={basis} />
       ) : (
-        `${alone.value ? "The whole window is one recording" : "The first step recorded here"}: there is nothing earlier to compare with.`
+        `The only ${alone.value ? "recording" : "step"} here: there is nothing to compare it with.`
       )}
-      {(asked === null || asked.run === run) && <AnotherRun lead=" · " />}
+      {(basis === null || basis.run === answer.run) && <AnotherRun lead=" · " />}
     </p>
   );
 }

@@ -5,8 +5,8 @@ import { readPalette } from "../../draw/palette";
 import { prepare, watchWidth } from "../../draw/surface";
 import { dark } from "../../host/theme";
 import { visible } from "../../state/names";
-import { counted, grouped } from "../../state/numbers";
-import { type Cell, cellOf, colorRange, highestRank, rankName, shortNames } from "../../state/ranks";
+import { counted } from "../../state/numbers";
+import { type Cell, cellOf, colorRange, highestRank, nounOf, oneStep, rankName, shortNames } from "../../state/ranks";
 import { drawCell, drawHeatMap, type Picture } from "./paint";
 import { CellTip } from "./cell_tip";
 
@@ -61,7 +61,7 @@ export function HeatMap({ answer, shares, kept, onPick, onZoom }: Props) {
     if (!context) return;
     const colors = readPalette(canvas.current, context);
     const missing = colors.fill("category", "unknown", 0);
-    const picture: Picture = { layout, cells, names, first, last: answer.last, scrolled, shown, colors, missing };
+    const picture: Picture = { layout, cells, names, first, last: answer.last, alone: oneStep(rows), scrolled, shown, colors, missing };
     drawHeatMap(context, picture);
     if (kept) drawCell(context, picture, kept, colors.text, 3);
     if (top) drawCell(context, picture, top, colors.peak, 0);
@@ -173,8 +173,8 @@ function spoken(answer: RanksAnswer): string {
   const { rows, count } = answer;
   const top = highestRank(rows);
   return (
-    `${grouped(rows.length)} ranks over ${counted(count, "step")}; ` +
-    `highest is ${visible(rankName(top, rows))} at step ${top.highest_step}. ` +
+    `${counted(rows.length, nounOf(rows))}${oneStep(rows) ? "" : ` over ${counted(count, "step")}`}; ` +
+    `highest is ${visible(rankName(top, rows))}${oneStep(rows) ? "" : ` at step ${top.highest_step}`}. ` +
     "Arrow keys go from cell to cell, Enter picks one."
   );
 }

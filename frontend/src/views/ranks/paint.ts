@@ -13,6 +13,8 @@ export interface Picture {
   /** Each column's steps, inclusive. */
   first: number[];
   last: number[];
+  /** Whether nobody told steps apart. */
+  alone: boolean;
   /** Pixels that are scrolled out above, and the height that cells have on show. */
   scrolled: number;
   shown: number;
@@ -27,7 +29,7 @@ export function drawHeatMap(context: Context, picture: Picture): void {
   const { layout, shown } = picture;
   within(context, picture, layout.top, shown, () => drawCells(context, picture));
   within(context, picture, 0, layout.top + shown + layout.top, () => drawNames(context, picture));
-  drawSteps(context, picture);
+  if (!picture.alone) drawSteps(context, picture);
 }
 
 /** Draws what is scrolled, clipped to a band of the canvas. */

@@ -4,7 +4,7 @@ import { useRemote } from "../../api/remote";
 import type { Rank, RanksAnswer, StepAnswer } from "../../api/types";
 import { navigate, picked, route } from "../../state/app";
 import { exactBytes, inUnit, percent, type Unit } from "../../state/bytes";
-import { highestRank, measured, type Order, ordered, overMedian, rankName, readOrder, severalDevices } from "../../state/ranks";
+import { highestRank, measured, nounOf, oneStep, type Order, ordered, overMedian, rankName, readOrder } from "../../state/ranks";
 import { Delta } from "../amount";
 import { CategoryBar, CategoryKey } from "../category";
 import { Name } from "../name";
@@ -16,7 +16,7 @@ import { RowsInSight, useRowsInSight } from "../windowed";
 import { canCompare, comparing } from "./why";
 
 const ROW = 31;
-const WIDTHS = [92, 82, 100, 84, 150, 84];
+const WIDTHS = { highest: 92, "at step": 82, "vs median": 100, "%": 84, median: 150, spread: 84 };
 
 interface Props {
   answer: RanksAnswer;
@@ -29,6 +29,8 @@ export function RankTable({ answer, run, unit }: Props) {
   const order = route.value.ordered;
   const rows = useMemo(() => ordered(answer.rows, order), [answer.rows, order]);
   const top = highestRank(answer.rows);
+  const noun = nounOf(answer.rows);
+  const alone = oneStep(answer.rows);
   const { box, sight } = useRowsInSight(rows.length, ROW);
   const steps = Math.max(...answer.rows.map((row) => row.count));
   const [drawn, draw] = useState<ReadonlySet<string>>(new Set());
@@ -36,7 +38,7 @@ export function RankTable({ answer, run, unit }: Props) {
   return (
     <section class="card">
       <div class="tools">
-        <h2>Each rank at its highest</h2>
+        <h2>Each {noun} at its highest</h2>
         <span class="hint">
           {unit.name}, {measured(answer)}
         </span>
@@ -46,24 +48,25 @@ export function RankTable({ answer, run, unit }: Props) {
           <colgroup>
             <col style={{ width: "26%" }} />
             <col />
-            {WIDTHS.slice(0, steps > 1 ? 6 : 5).map((width, i) => (
-              <col key={i} style={{ width: `${width}px` }} />
-            ))}
+            {Object.entries(WIDTHS).map(
+              ([column, width]) =>
+                (column !== "at step" || !alone) && (column !== "spread" || steps > 1) && <col key={column} style={{ width: `${width}px` }} />,
+            )}
           </colgroup>
           <thead>
             <tr>
-              <Head by="worker" label={severalDevices(answer.rows) ? "device" : "rank"} title="By name and number" />
+              <Head by="worker" label={noun} title="By name and number" />
               <UnseenHead wide>what it consists of</UnseenHead>
               <Head by="highest" label="highest" title={`Highest of all steps: ${measured(answer)}`} />
-              <Head by="step" label="at step" title="The step of the highest; the first of several" />
+              {!alone && <Head by="step" label="at step" title="The step of the highest; the first of several" />}
               <Head
                 by="median"
                 label="vs median"
-                title="Against the median of all ranks that have this step; of an even number, the lower of the two"
+                title={`Against the median of all ${noun}s that have this step; of an even number, the lower of the two`}
               />
-              <NumberHead title="The same as a share of the median rank's bytes">%</NumberHead>
+              <NumberHead title={`The same as a share of the median ${noun}'s bytes`}>%</NumberHead>
               <th scope="col" class="after-number">
-                median rank
+                median {noun}
               </th>
               {steps > 1 && <Head by="spread" label="spread" title="From its lowest to its highest step" />}
             </tr>
@@ -133,7 +136,7 @@ function Row({ row, rows, top, run, unit, several, bars, onDrawn, index }: RowPr
       data-key={rankName(row, rows)}
     >
       <th scope="row">
-        <button type="button" class="fold" title="Pick this rank at its highest" onClick={() => navigate(place)}>
+        <button type="button" class="fold" title="Pick this one at its highest" onClick={() => navigate(place)}>
           <Name text={rankName(row, rows)} />
           {row === top && <span class="pill grown">highest</span>}
         </button>
@@ -147,10 +150,10 @@ function Row({ row, rows, top, run, unit, several, bars, onDrawn, index }: RowPr
           {inUnit(row.highest_bytes, unit)}
         </RouteLink>
       </td>
-      <td class="number muted">{row.highest_step}</td>
+      {!oneStep(rows) && <td class="number muted">{row.highest_step}</td>}
       <td class="number">
         {delta === null ? (
-          <span class="muted" title="No other rank has this step">
+          <span class="muted" title="No other has this step">
             ·
           </span>
         ) : bars && canCompare(row) ? (

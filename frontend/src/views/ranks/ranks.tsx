@@ -6,7 +6,7 @@ import { navigate, picked, route, selection } from "../../state/app";
 import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { stepsZoom } from "../../state/over";
-import { cellOf, colorRange, figuresOf, highestRank, oneStep, rankName, ranksSentence } from "../../state/ranks";
+import { cellOf, colorRange, figuresOf, highestRank, nounOf, oneStep, rankName, ranksSentence } from "../../state/ranks";
 import { HowToRecord } from "../monitored/only_figures";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
@@ -57,7 +57,7 @@ function Map({ answer }: { answer: RanksAnswer }) {
   return (
     <section class="card ranks-card">
       <div class="tools">
-        <h2>Peak of each rank{oneStep(answer.rows) ? "" : " in each step"}</h2>
+        <h2>Peak of each {nounOf(answer.rows)}{oneStep(answer.rows) ? "" : " in each step"}</h2>
         {options.length > 1 && (
           <Segmented
             label="Color"
@@ -142,7 +142,7 @@ function Picked({ answer }: { answer: RanksAnswer }) {
           <strong class="amount" title={exactBytes(bytes)}>
             {withUnit(bytes)}
           </strong>
-          {when}: {overMedian(figures).replace(/ \(.*/, "")}
+          {when}: {overMedian(figures, nounOf(answer.rows)).replace(/ \(.*/, "")}
           {rank.capacity_bytes !== null && `, ${percent(bytes, rank.capacity_bytes)} of the device`}.{" "}
           <RouteLink to={{ view: "overview", step: String(step) }} testid="ranks-overview">
             {when === "" ? "Overview" : `Overview of step ${step}`}
