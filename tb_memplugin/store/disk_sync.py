@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from tb_memplugin.errors import MemPluginError, fix_of
 from tb_memplugin.store import files
+from tb_memplugin.threads import DaemonThread
 
 THREAD = "tb_memplugin disk"
 """The name of the thread."""
@@ -80,8 +81,12 @@ class DiskSync:
             self._is_running = True
         try:
             in_background(self._run)
-        except RuntimeError:  # no thread can be started, as at the end of the interpreter
+        except (RuntimeError, MemoryError):  # no thread can be started, as at the end of the interpreter
             self._run()
+        except BaseException:
+            with self._changed:
+                self._is_running = False
+            raise
 
     def wait(self, seconds: float | None = LONGEST_WAIT_SECONDS) -> None:
         """Wait until all is flushed, so many seconds at the most. Returns at once in a forked child."""
@@ -143,7 +148,7 @@ def _not_flushed(logdir: str, error: OSError) -> MemPluginError:
 
 def in_background(run: Callable[[], object]) -> None:
     """Call a function on a thread that does not keep the process from ending."""
-    threading.Thread(target=run, name=THREAD, daemon=True).start()
+    DaemonThread(run, THREAD).start()
 
 
 _open: weakref.WeakSet[DiskSync] = weakref.WeakSet()
