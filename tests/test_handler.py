@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -357,14 +358,15 @@ def test_an_only_window_in_which_nothing_ran_is_told_and_profile_memory_is_not_a
     assert "profile_memory" not in said
 
 
-_SWITCHES = re.findall(r"(\w+): bool", torch._C._profiler._ExperimentalConfig.__init__.__doc__)
+_Config: Any = torch._C._profiler._ExperimentalConfig
+_SWITCHES: list[str] = re.findall(r"(\w+): bool", _Config.__init__.__doc__)
 
 
 @pytest.mark.parametrize("switch", _SWITCHES)
 def test_with_every_experimental_switch_a_window_is_recorded_or_its_name_is_told(
     tmp_path, model, caplog, switch
 ):
-    config = torch._C._profiler._ExperimentalConfig(**{switch: True})
+    config = _Config(**{switch: True})
     loop(memory_trace_handler(tmp_path, model=model), model=model, experimental_config=config)
     said = "".join(caplog.messages)
     assert (recorded_steps(tmp_path) == [2] and not said) or (not recorded_steps(tmp_path) and switch in said)

@@ -32,7 +32,7 @@ from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.exports.terminal import printable
 from tb_memplugin.extras import library
 from tb_memplugin.loading import load
-from tb_memplugin.store.reader import Recordings, read_recordings
+from tb_memplugin.store.reader import Recordings, read_recordings, walk_logdir
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.step_figures import WatchedSteps
 from tb_memplugin.trace.tables import ROOT
@@ -473,8 +473,8 @@ class RecordingTools:
 
     def _files(self, below: Path) -> Iterator[FileRow]:
         """Yield the files below a folder that may be recordings; links are not followed."""
-        for folder, _, names in os.walk(below):
-            for name in sorted(names):
+        for folder, names in walk_logdir(str(below)):
+            for name in names:
                 path = Path(folder, name)
                 if name.endswith(ENDINGS) and path.is_file() and not path.is_symlink():
                     yield FileRow(self._name(path), path.stat().st_size)

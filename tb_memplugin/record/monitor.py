@@ -32,6 +32,7 @@ from tb_memplugin.record.trackers import LogTo, TrackerLog, chosen
 from tb_memplugin.store.files import absolute, is_remote
 from tb_memplugin.store.growing_file import UnsettledError
 from tb_memplugin.store.steps_writer import StepsWriter
+from tb_memplugin.threads import DaemonThread
 from tb_memplugin.trace.notes import STEPS_JOINED, Note
 
 __all__ = ["DeviceStep", "MemoryMonitor", "MonitoredStep", "PhaseStep"]
@@ -337,8 +338,9 @@ class _Stream:
         """Start the writing thread when the first step has ended, and again if it has failed."""
         if self._thread is None or not self._thread.is_alive():
             self._worker = self._worker or default_worker_name()
-            self._thread = threading.Thread(target=self._run, name="tb_memplugin monitor", daemon=True)
-            self._thread.start()
+            thread = DaemonThread(self._run, "tb_memplugin monitor")
+            thread.start()
+            self._thread = thread
 
     def close(self) -> None:
         """Write the remaining steps and stop reading the counters. Does nothing in a forked child."""

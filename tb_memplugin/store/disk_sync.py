@@ -13,7 +13,9 @@ import time
 import weakref
 from collections.abc import Callable
 
+from tb_memplugin.errors import MemPluginError, fix_of
 from tb_memplugin.store import files
+from tb_memplugin.threads import DaemonThread
 
 THREAD = "tb_memplugin disk"
 """The name of the thread."""
@@ -26,6 +28,7 @@ class DiskSync:
     """Flushes the files of one writer, in the order in which they were added. After a fork, it starts anew.
 
     Args:
+        logdir: where errors say that they were.
         failed: called with what was raised by a flush or by `idle`, on the thread. It raises nothing.
         pause: seconds between the end of a flush and the begin of the next one. What is added before that is
             flushed with what is added later, or at the end of the process.
@@ -35,14 +38,15 @@ class DiskSync:
 
     def __init__(
         self,
+        logdir: str,
         failed: Callable[[Exception], object],
         pause: float = 0.0,
         idle: Callable[[], object] = lambda: None,
         *,
         durable: bool = False,
     ) -> None:
-        self._failed, self._pause, self._idle = failed, 0.0 if durable else pause, idle
-        self._durable = durable
+        self._logdir, self._failed, self._idle = logdir, failed, idle
+        self._pause, self._durable = 0.0 if durable else pause, durable
         self._forget()
         _open.add(self)
 
@@ -77,8 +81,12 @@ class DiskSync:
             self._is_running = True
         try:
             in_background(self._run)
-        except RuntimeError:  # no thread can be started, as at the end of the interpreter
+        except (RuntimeError, MemoryError):  # no thread can be started, as at the end of the interpreter
             self._run()
+        except BaseException:
+            with self._changed:
+                self._is_running = False
+            raise
 
     def wait(self, seconds: float | None = LONGEST_WAIT_SECONDS) -> None:
         """Wait until all is flushed, so many seconds at the most. Returns at once in a forked child."""
@@ -109,7 +117,7 @@ class DiskSync:
             try:
                 self._flush_file(path)
             except OSError as error:
-                self._failed(error)
+                self._failed(_not_flushed(self._logdir, error))
         self._not_before = time.monotonic() + self._pause
         idle, self._idle = self._idle, lambda: None
         idle()
@@ -126,9 +134,21 @@ class DiskSync:
         self._named.add(path)
 
 
+def _not_flushed(logdir: str, error: OSError) -> MemPluginError:
+    """Return what a failed flush costs, and what the same fault may cost next: it is logged once."""
+    refusal = MemPluginError(
+        f"What was recorded could not be flushed to the disk: {error.strerror or error}. It may not outlive "
+        "a crash of this machine, and what follows may not be written.",
+        where=logdir,
+        fix=fix_of(error, "Choose a folder on another disk."),
+    )
+    refusal.__cause__ = error
+    return refusal
+
+
 def in_background(run: Callable[[], object]) -> None:
     """Call a function on a thread that does not keep the process from ending."""
-    threading.Thread(target=run, name=THREAD, daemon=True).start()
+    DaemonThread(run, THREAD).start()
 
 
 _open: weakref.WeakSet[DiskSync] = weakref.WeakSet()

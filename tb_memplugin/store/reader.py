@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from tb_memplugin.store.envelope import KEEP, RERECORD
 from tb_memplugin.store.event_file import blobs_of
 from tb_memplugin.store.health import unlisted_folder
 from tb_memplugin.store.paths import (
+    CLAIM,
     EVENT_FILE_END,
     SIDE_FOLDER,
     STEPS_END,
@@ -41,7 +42,7 @@ from tb_memplugin.trace.step_figures import StepFigures, WatchedSteps, joined_be
 from tb_memplugin.trace.tables import NOT_NAMED
 
 MOST_FOREIGN_FOLDERS = 100_000
-"""A folder is no logdir if none of its first so many folders has an event file of ours."""
+"""A folder is no logdir if none of its first so many folders has a recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,18 +249,10 @@ def read_recordings(path: str) -> Recordings:
     by_key: dict[tuple[str, str, int, int], RecordedStep] = {}
     watched: dict[str, list[WatchedSteps]] = {}
     problems: list[UnreadableFileError] = []
-    is_logdir = False
-    walked = files.walk(path, lambda error: problems.extend(unlisted_folder(error)))
-    for number, (folder, names) in enumerate(walked):
-        if number == MOST_FOREIGN_FOLDERS and not is_logdir:
-            message = f"None of the first {number:,} folders in it has a recording."
-            raise MemPluginError(
-                message, where=path, fix="Give the folder of a run, or the logdir above runs."
-            )
+    for folder, names in walk_logdir(path, lambda error: problems.extend(unlisted_folder(error))):
         for name in names:
             if not name.endswith(EVENT_FILE_END):
                 continue
-            is_logdir = True
             try:
                 for recording in _recordings_in(folder, files.join(folder, name)):
                     # Add them one by one, to keep those before an error.
@@ -288,6 +281,25 @@ def read_recordings(path: str) -> Recordings:
             message = f"The figures of steps are damaged ({damage})."
             problems.append(UnreadableFileError(message, where=parts[0].folder, fix=KEEP))
     return Recordings(tuple(steps), tuple(joined_steps), tuple(problems))
+
+
+def walk_logdir(
+    path: str, failed: Callable[[OSError], object] = lambda _: None
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder under a logdir with the sorted names of its files, as `files.walk`.
+
+    Raises:
+        MemPluginError: it has so many folders without a recording that it is no logdir, such as `/`.
+    """
+    is_logdir = False
+    for number, (folder, names) in enumerate(files.walk(path, failed)):
+        if number == MOST_FOREIGN_FOLDERS and not is_logdir:
+            message = f"None of the first {number:,} folders in it has a recording."
+            raise MemPluginError(
+                message, where=path, fix="Give the folder of a run, or the logdir above runs."
+            )
+        is_logdir = is_logdir or any(name == CLAIM or name.endswith(EVENT_FILE_END) for name in names)
+        yield folder, names
 
 
 def _recordings_in(folder: str, path: str) -> Iterator[RecordedStep | WatchedSteps]:

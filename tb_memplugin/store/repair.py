@@ -22,6 +22,7 @@ from tb_memplugin.store import files
 from tb_memplugin.store.blob import read_metadata
 from tb_memplugin.store.event_file import blobs_of, first_record, step_record
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name
+from tb_memplugin.store.reader import walk_logdir
 from tb_memplugin.store.records import record, records
 from tb_memplugin.store.summary import Window
 from tb_memplugin.store.windows import read_window
@@ -69,8 +70,12 @@ class _EventFile:
 
 
 def repair(logdir: str) -> Iterator[Repair]:
-    """Save what is intact in each worker's folder, under a local logdir, in which something is damaged."""
-    for folder, names in files.walk(logdir):
+    """Save what is intact in each worker's folder, under a local logdir, in which something is damaged.
+
+    Raises:
+        MemPluginError: it has so many folders without a recording that it is no logdir.
+    """
+    for folder, names in walk_logdir(logdir):
         if files.is_folder(files.join(folder, SIDE_FOLDER)):
             paths = [files.join(folder, name) for name in names if name.endswith(EVENT_FILE_END)]
             events: dict[str, _EventFile] = {}

@@ -54,7 +54,7 @@ class StepsWriter:
     ) -> None:
         folder = files.absolute(os.fspath(logdir))
         self._claimed = WriterFolder(folder, worker, STEPS_END)
-        self._disk = DiskSync(failed, FLUSH_SECONDS, lambda: clear_logdir(folder), durable=durable)
+        self._disk = DiskSync(folder, failed, FLUSH_SECONDS, lambda: clear_logdir(folder), durable=durable)
         self._epoch_ns, self._torch = epoch_ns, torch
         self._written = 0
         self._until_ns = epoch_ns

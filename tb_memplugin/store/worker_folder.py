@@ -7,6 +7,7 @@ import os
 import socket
 import time
 import uuid
+import weakref
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
@@ -19,8 +20,8 @@ _log = logging.getLogger("tb_memplugin")
 
 _MOST_WRITERS = 10_000
 
-_warned: set[tuple[str, ...]] = set()
-"""What was logged of a worker in a logdir, whose windows and steps are in folders of their own."""
+_told_by: weakref.WeakValueDictionary[tuple[str, ...], WriterFolder] = weakref.WeakValueDictionary()
+"""Who has logged what of a worker in a logdir, whose windows and steps are in folders of their own."""
 
 
 class WorkerFolder:
@@ -114,10 +115,11 @@ class WriterFolder:
     def __init__(
         self, logdir: str, worker: str, end: str = "", *, claimed: WorkerFolder | None = None
     ) -> None:
-        self._wanted = logdir, worker, end
+        self._logdir, self._worker, self.end = logdir, worker, end
         self._next_id = uuid.uuid4().hex
         self._pid = os.getpid()
         self._folder = claimed
+        self._told: set[tuple[str, ...]] = set()
 
     def current(self) -> WorkerFolder:
         """Return the folder of this process; another object than before where a new one had to be claimed.
@@ -129,13 +131,21 @@ class WriterFolder:
         if self._pid != os.getpid():
             self._folder, self._next_id, self._pid = None, uuid.uuid4().hex, os.getpid()
         if self._folder is None or self._folder.is_gone():
-            claimed = claim_free_folder(*self._wanted, writer_id=self._next_id)
-            if self._folder is not None and claimed.worker == self._wanted[1]:  # else that was told
-                _warn_once(
+            claimed = claim_free_folder(self._logdir, self._worker, self.end, self._next_id)
+            if claimed.worker != self._worker:
+                self._warn_once(
+                    "%s already contains recordings of another writer, so this one writes to %s. Give "
+                    "each process its own worker_name, and each training its own folder.",
+                    files.join(self._logdir, folder_name(f"{self._worker}{self.end}")),
+                    claimed.path,
+                    about=claimed.worker,
+                )
+            elif self._folder is not None:
+                self._warn_once(
                     "%s is no longer the folder that was written to (it was deleted or moved, or a link was "
                     "changed); later recordings go into a new folder.",
                     self._folder.path,
-                    about=self._wanted[:2],
+                    about=self._worker,
                 )
             self._folder, self._next_id = claimed, uuid.uuid4().hex
         return self._folder
@@ -149,11 +159,13 @@ class WriterFolder:
         if self._folder is not None and self._folder.is_unsettled:
             self.current().settle()
 
-
-def _warn_once(message: str, *values: str, about: tuple[str, str]) -> None:
-    if (message, *about) not in _warned:
-        _warned.add((message, *about))
-        _log.warning(message, *values)
+    def _warn_once(self, message: str, *values: str, about: str) -> None:
+        """Log a warning, unless this writer has, or one of the worker's other kind of recording."""
+        key = message, self._logdir, about
+        other = _told_by.setdefault(key, self)
+        if key not in self._told and other.end == self.end:
+            self._told.add(key)
+            _log.warning(message, *values)
 
 
 def claim_free_folder(logdir: str, worker: str, end: str, writer_id: str) -> WorkerFolder:
@@ -171,17 +183,8 @@ def claim_free_folder(logdir: str, worker: str, end: str, writer_id: str) -> Wor
     for number in range(1, _MOST_WRITERS):
         name = worker if number == 1 else f"{worker}.{number}"
         folder = files.join(logdir, folder_name(f"{name}{end}"))
-        if not claim_folder(folder, writer_id):
-            continue
-        if number > 1:
-            _warn_once(
-                "%s already contains recordings of another writer, so this one writes to %s. Give "
-                "each process its own worker_name, and each training its own folder.",
-                files.join(logdir, folder_name(f"{worker}{end}")),
-                folder,
-                about=(logdir, name),
-            )
-        return WorkerFolder(folder, name, writer_id)
+        if claim_folder(folder, writer_id):
+            return WorkerFolder(folder, name, writer_id)
     raise MemPluginError(
         f"{_MOST_WRITERS} writers have used this worker's folder.", where=logdir, fix="Choose a new folder."
     )

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 from tb_memplugin.errors import MemPluginError, fix_of
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
@@ -75,11 +74,7 @@ class RunWriter:
         self._logdir = files.absolute(os.fspath(logdir))
         self._lock = threading.Lock()
         logdir = self._logdir
-        self._disk = DiskSync(
-            lambda error: failed(_not_written(logdir, error) if isinstance(error, OSError) else error),
-            idle=lambda: clear_logdir(logdir),
-            durable=durable,
-        )
+        self._disk = DiskSync(logdir, failed, idle=lambda: clear_logdir(logdir), durable=durable)
         self._claimed = WriterFolder(self._logdir, worker)
         self._windows = self._failed = 0
 
@@ -103,11 +98,15 @@ class RunWriter:
             try:
                 return self._write(trace)
             except OSError as error:
-                self._refuse(error)
+                raise MemPluginError(
+                    f"The memory profile could not be written: {error.strerror or error}.",
+                    where=self._logdir,  # the same for every operation, so that one fault is logged once
+                    fix=fix_of(error, "Choose a folder that this process can write to."),
+                ) from error
 
     def _write(self, trace: MemoryTrace) -> WrittenWindow:
         if "\0" in self._logdir:
-            self._refuse(OSError("a folder's name cannot have a NUL character"))
+            raise OSError("a folder's name cannot have a NUL character")
         folder = self._claimed.current()
         folder.settle()
         while True:
@@ -153,25 +152,12 @@ class RunWriter:
             summary_bytes=tuple(len(blob) for _, blob in steps),
         )
 
-    def _refuse(self, error: OSError) -> NoReturn:
-        raise _not_written(self._logdir, error)
-
 
 def window_steps(trace: MemoryTrace, window: Window) -> list[tuple[StepMetadata, bytes]]:
     """Return the metadata and the blob of each step of a window, as its event file has them."""
     summaries = WindowSummaries(trace, window)
     every = [summaries.metadata(row) for row in range(len(trace.steps))]
     return [(metadata, pack(summaries.outline(row, metadata))) for row, metadata in enumerate(every)]
-
-
-def _not_written(logdir: str, error: OSError) -> MemPluginError:
-    refusal = MemPluginError(
-        f"The memory profile could not be written: {error.strerror or error}.",
-        where=logdir,  # the same for every operation, so that one fault is logged once
-        fix=fix_of(error, "Choose a folder that this process can write to."),
-    )
-    refusal.__cause__ = error
-    return refusal
 
 
 class BlockWriter:

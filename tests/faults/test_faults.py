@@ -416,6 +416,7 @@ def test_where_the_disk_fails_all_is_written_and_there_is_one_warning(
         assert not missing or not operation, case
         assert len(case.warnings) == 1 or not operation, case
         assert len(case.warnings) <= 1, case
+        assert not operation or "could not be flushed to the disk: Input/output" in case.warnings.pop()
 
 
 @pytest.mark.parametrize("name", RECORDERS)

@@ -88,7 +88,7 @@ def test_the_thread_that_flushes_our_files_hides_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "flush_path", slow)
     before = len(frames_of_other_threads())  # other tests leave threads of torch.compile
-    disk = DiskSync(failed=lambda error: None)
+    disk = DiskSync("", failed=lambda error: None)
     disk.add(str(tmp_path))
     assert flushing.wait(60)
     try:

@@ -11,8 +11,9 @@ from tb_memplugin import load
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.store import reader
 from tb_memplugin.store.imports import write_import
-from tb_memplugin.store.reader import load_window, read_recordings
+from tb_memplugin.store.reader import load_window, read_recordings, walk_logdir
 from tb_memplugin.store.records import record, records
+from tb_memplugin.store.repair import repair
 from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.windows import write_window
 from tb_memplugin.store.writer import RunWriter
@@ -136,8 +137,9 @@ def test_of_many_folders_without_a_recording_no_more_are_looked_into(tmp_path, m
         (tmp_path / name).mkdir()
     assert read_recordings(str(tmp_path)).steps == ()
     (tmp_path / "e").mkdir()
-    with pytest.raises(MemPluginError, match="None of the first 5 folders in it has a recording"):
-        read_recordings(str(tmp_path))
+    for search in (read_recordings, lambda path: list(repair(path)), lambda path: list(walk_logdir(path))):
+        with pytest.raises(MemPluginError, match="None of the first 5 folders in it has a recording"):
+            search(str(tmp_path))
     RunWriter(str(tmp_path / "a"), "w").write(trace("alloc 1 a"))
     (tmp_path / "f").mkdir()
     assert len(read_recordings(str(tmp_path)).steps) == 1

@@ -97,6 +97,15 @@ def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path, caplog):
     assert "is no longer the folder that was written to" in told
 
 
+def test_each_writer_says_that_its_folder_was_deleted(tmp_path, caplog):
+    for _ in range(2):
+        writer = RunWriter(str(tmp_path), "w")
+        for _ in range(3):
+            writer.write(STEP)
+            shutil.rmtree(tmp_path / "w")
+    assert ["is no longer the folder" in text for text in caplog.messages] == [True, True]
+
+
 def test_a_folder_that_comes_back_is_gone_on_with_and_nothing_is_said_to_be_deleted(tmp_path, caplog):
     logdir = tmp_path / "logdir"
     writer = RunWriter(str(logdir), "w")

@@ -33,6 +33,7 @@ from tb_memplugin.record.torch_private.autograd import (
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.tensors import device_of, grad_fn_of
 from tb_memplugin.record.tracer.history_calls import BY_AUTOGRAD, NO_LAYER, Crossing
+from tb_memplugin.threads import DaemonThread
 from tb_memplugin.trace.tables import MODULE_MARK
 
 _BACKWARD = "the backward of a layer"
@@ -384,7 +385,7 @@ class AutogradMarks:
         itself wait for this thread. The mark then goes when it ends.
         """
         if self._devices:
-            visits = threading.Thread(target=self._visit, name="tb_memplugin marks", daemon=True)
+            visits = DaemonThread(self._visit, "tb_memplugin marks")
             visits.start()
             visits.join(_WAIT_S)
 
