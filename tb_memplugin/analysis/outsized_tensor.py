@@ -17,7 +17,7 @@ from tb_memplugin.trace.kinds import NOT_DATA
 LEAST_SHARE = 0.2
 """Least share of the peak that must be gone without the tensor for a finding."""
 
-TIMES = 8
+TIMES = 16
 """How many times as large as every tensor of forward of less than half its size it must be."""
 
 MOST, FEWEST = 4, 16

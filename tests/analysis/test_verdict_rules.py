@@ -316,7 +316,7 @@ def test_a_tensor_of_all_pairs_is_many_times_as_large_as_all_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "history", [pairs(size=79), pairs(tensors=5), pairs(smaller=15)], ids=["small", "many", "alone"]
+    "history", [pairs(size=159), pairs(tensors=5), pairs(smaller=15)], ids=["small", "many", "alone"]
 )
 def test_other_large_tensors_are_as_they_should_be(history: MemoryTrace) -> None:
     assert "No few tensors" in why(history, "outsized_tensor")
