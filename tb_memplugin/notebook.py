@@ -15,7 +15,7 @@ from tb_memplugin.analysis.moments import Moment, peak
 from tb_memplugin.analysis.units import Unit, size_text
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.html import report_page
-from tb_memplugin.exports.terminal import printable
+from tb_memplugin.exports.terminal import key_text, printable
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.result import AnalysisResult, plain
 
@@ -98,7 +98,7 @@ def _measured_cell(shell: Any) -> Any:
             shell.run_cell(cell)
         for device, size in used.peak_bytes_of().items():
             parts = used.parts("module" if name else "category", device)[:SHOWN]
-            largest = ", ".join(f"{part.key or '(root)'} {size_text(part.bytes)}" for part in parts)
+            largest = ", ".join(f"{key_text(part.key)} {size_text(part.bytes)}" for part in parts)
             sys.stdout.write(f"{device}: at most {size_text(size)} more than before; the peak: {largest}\n")
         return used.trace
 

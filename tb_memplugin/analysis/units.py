@@ -36,10 +36,20 @@ class Unit:
         return cls(NAMES[power], 1024**power)
 
     def show(self, size: float) -> str:
-        """Return a size without its unit, in three or four digits: `12.50`, `154.8`; in bytes, whole."""
+        """Return a size without its unit, in three or four digits: `12.50`, `154.8`; in bytes, whole.
+
+        What is there is never 0.00, but `< 0.01` or `> -0.01`.
+        """
+        if size and self.bytes > 1 and abs(size) / self.bytes < 0.005:
+            return "< 0.01" if size > 0 else "> -0.01"
         value = size / self.bytes
         decimals = 0 if self.bytes == 1 or abs(value) >= 999.95 else 1 if abs(value) >= 99.995 else 2
         return f"{Decimal(value).quantize(Decimal(10) ** -decimals, ROUND_HALF_UP):,}"  # as the tab rounds
+
+    def signed(self, change: float) -> str:
+        """Return a change without its unit: `+12.50`, `-3.00`, `0.00`, `< +0.01`."""
+        shown = self.show(change)
+        return shown if change <= 0 else shown.replace("< ", "< +") if "<" in shown else f"+{shown}"
 
     def text(self, size: float) -> str:
         """Return a size with its unit."""

@@ -165,7 +165,7 @@ def _markdown(growths: Sequence[PeakGrowth], limit: str) -> str:
     for growth in growths:
         unit = Unit.for_bytes([growth.bytes, growth.base_bytes])
         share = 100 * growth.delta_bytes / growth.base_bytes if growth.base_bytes else 0.0
-        grown = ", ".join(f"{_escaped(key)} +{size_text(size)}" for key, size in _grown(growth))
+        grown = ", ".join(f"{growth.by} {_escaped(key)} +{size_text(size)}" for key, size in _grown(growth))
         lines.append(
             f"| {_escaped(growth.device)} | {unit.text(growth.bytes)} | {unit.text(growth.base_bytes)} | "
             f"{share:+.2f} % | {grown} |"

@@ -133,7 +133,7 @@ def _show(comparison: DeviceComparison, by: str, top: int) -> None:
             row.status,
             unit.show(row.base_bytes),
             unit.show(row.other_bytes),
-            _signed(unit, row.delta_bytes),
+            unit.signed(row.delta_bytes),
         )
         for row in top_rows(comparison.rows, top)
     ]
@@ -142,7 +142,7 @@ def _show(comparison: DeviceComparison, by: str, top: int) -> None:
         "",
         unit.show(comparison.base_peak_bytes),
         unit.show(comparison.other_peak_bytes),
-        _signed(unit, comparison.delta_bytes),
+        unit.signed(comparison.delta_bytes),
     )
     click.echo(printable(_heading(comparison, unit), LONGEST))
     show_table((by, "", "base", "other", f"{unit.name} more"), [*rows, total])
@@ -158,7 +158,3 @@ def _heading(comparison: DeviceComparison, unit: Unit) -> str:
 
 def _names(device: str, other_device: str) -> str:
     return " against ".join(dict.fromkeys((device or "(none)", other_device or "(none)")))
-
-
-def _signed(unit: Unit, size: int) -> str:
-    return f"{'+' if size > 0 else '-' if size < 0 else ''}{unit.show(abs(size))}"

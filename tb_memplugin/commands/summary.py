@@ -22,6 +22,7 @@ from tb_memplugin.commands.divisions import shown_key
 from tb_memplugin.commands.opening import highest, recordings_below
 from tb_memplugin.commands.options import PATH
 from tb_memplugin.commands.tables import LONGEST, percent, printable
+from tb_memplugin.exports.terminal import key_text
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import RecordedStep, Recordings, load_window, read_recordings
 from tb_memplugin.trace import Category, MemoryTrace, Phase
@@ -132,8 +133,7 @@ def _parts(state: Moment, parts: Sequence[Part]) -> str:
 
 
 def _named(key: str) -> str:
-    """Return a part's key as text; a module of a Sequential is a number, which would look like a size."""
-    return f"module {key}" if key.replace(".", "").isdigit() else shown_key(key)
+    return shown_key(key_text(key))
 
 
 def _watched(series: WatchedSteps) -> str:

@@ -128,10 +128,10 @@ def _torchrun_began(environment: Mapping[str, str]) -> datetime | None:
     if error_file is None or environment.get("GROUP_WORLD_SIZE") != "1":
         return None
     try:
-        made = (Path(error_file).parents[2] / "attempt_0").stat().st_mtime
+        seconds = (Path(error_file).parents[2] / "attempt_0").stat().st_mtime
     except (OSError, IndexError):
         return None
-    return datetime.fromtimestamp(made).astimezone()
+    return datetime.fromtimestamp(seconds).astimezone()
 
 
 def _is_on(environment: Mapping[str, str], name: str, *, default: bool) -> bool:

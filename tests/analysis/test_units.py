@@ -20,6 +20,20 @@ def test_sizes_have_three_or_four_digits_of_the_largest_unit(size, told):
     assert size == 0 or size_text(-size) == f"-{told}"
 
 
+def test_what_is_there_is_never_nothing():
+    mib = Unit("MiB", 2**20)
+    assert [mib.show(size) for size in (0, 1, 5_242, 5_243, -1)] == [
+        "0.00",
+        "< 0.01",
+        "< 0.01",
+        "0.01",
+        "> -0.01",
+    ]
+    assert [mib.signed(size) for size in (0, 1, 2**20, -1, -(2**20))] == [
+        *("0.00", "< +0.01", "+1.00", "> -0.01", "-1.00"),
+    ]
+
+
 def test_a_part_is_told_in_the_unit_of_its_whole_unless_it_is_less_than_a_tenth():
     assert part_text(2 << 20, 12 << 20) == "2.00 MiB"
     assert part_text(768 << 10, 12 << 20) == "0.75 MiB"
