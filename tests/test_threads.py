@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tb_memplugin import MemoryMonitor, threads
@@ -20,6 +22,7 @@ def no_memory(monkeypatch):
 
     monkeypatch.setattr(threads.DaemonThread, "_bootstrap", bootstrap)
     monkeypatch.setattr(threads, "_LONGEST_START_SECONDS", 0.05)
+    monkeypatch.setattr(threading, "_limbo", {})  # where Python keeps those that have not begun
 
 
 @pytest.mark.parametrize("durable", [False, True])

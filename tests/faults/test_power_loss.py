@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import shutil
 import sys
@@ -182,6 +183,7 @@ def test_after_a_crash_during_an_import_the_old_one_or_the_new_one_is_there_whol
 
 def main(others: int) -> None:
     """Print how many disks were looked at, and how often which file could not be read."""
+    logging.disable()
     for name in (*RECORDERS, "import"):
         with tempfile.TemporaryDirectory() as folder:
             chance = random.Random(others)
