@@ -301,6 +301,13 @@ def start_state(size: npt.ArrayLike, **columns: npt.ArrayLike) -> StartState:
     return _filled(StartState, START_DTYPES, {"bytes": size, **columns})
 
 
+def compact(column: Array) -> Array:
+    """Return a column; if all its rows have one value, without memory for each row."""
+    if not len(column) or column.strides == (0,) or column[0] != column[-1] or (column != column[0]).any():
+        return column
+    return np.broadcast_to(column[0], column.shape)  # type: ignore[return-value]
+
+
 def _filled(
     kind: type[Table], dtypes: dict[str, np.dtype[np.generic]], columns: dict[str, npt.ArrayLike]
 ) -> Table:
@@ -311,9 +318,9 @@ def _filled(
     shape = np.shape(columns[key])
     filled: dict[str, npt.NDArray[np.generic]] = {}
     for name, dtype in dtypes.items():
-        present = name in columns
-        column = np.asarray(columns[name], dtype) if present else np.full(shape, ABSENT.get(name, 0), dtype)
+        absent = np.broadcast_to(dtype.type(ABSENT.get(name, 0)), shape)
+        column = np.asarray(columns.get(name, absent), dtype)
         if column.shape != shape:
             raise ValueError(f"column {name} has shape {column.shape}, {key} has {shape}")
-        filled[name] = column
+        filled[name] = compact(column) if len(column) >= PIECE else column
     return kind(**filled)  # type: ignore[arg-type]  # one array a field, dtypes from the table

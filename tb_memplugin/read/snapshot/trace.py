@@ -8,7 +8,6 @@ stacks with forward and FX frames; annotations, compile contexts, user metadata;
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,8 +108,7 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
             give_back_freed()
     notes = _pinned_memory(content, devices, tables)
     with damage_refused("The annotations of the snapshot", source):
-        trace = _merged(devices, tables, content, {number: row for row, number in enumerate(numbers)})
-    return replace(trace, notes=(*trace.notes, *notes))
+        return _merged(devices, tables, content, {number: row for row, number in enumerate(numbers)}, notes)
 
 
 def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], tables: Tables) -> list[Note]:
@@ -171,7 +169,11 @@ def _is_used(number: int, trace: list[Any] | EntryColumns, content: dict[str, An
 
 
 def _merged(
-    devices: Sequence[SnapshotDevice], tables: Tables, content: dict[str, Any], device_rows: dict[int, int]
+    devices: Sequence[SnapshotDevice],
+    tables: Tables,
+    content: dict[str, Any],
+    device_rows: dict[int, int],
+    notes: list[Note],
 ) -> MemoryTrace:
     if not devices:
         return _empty(content)
@@ -212,6 +214,7 @@ def _merged(
             *renumbered,
             *_long_names(labels, tables.contexts.as_tuple(), ranges.names),
             *(note for device in devices for note in device.notes()),
+            *notes,
         ),
         properties=dict(_settings(content.get("allocator_settings"))),
     )
