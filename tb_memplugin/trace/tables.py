@@ -302,7 +302,7 @@ def start_state(size: npt.ArrayLike, **columns: npt.ArrayLike) -> StartState:
 
 
 def compact(column: Array) -> Array:
-    """Return a column; if all its rows have one value, without memory for each row."""
+    """Return a column; if all its rows have one value, read-only and without memory for each row."""
     if not len(column) or column.strides == (0,) or column[0] != column[-1] or (column != column[0]).any():
         return column
     return np.broadcast_to(column[0], column.shape)  # type: ignore[return-value]
@@ -318,9 +318,9 @@ def _filled(
     shape = np.shape(columns[key])
     filled: dict[str, npt.NDArray[np.generic]] = {}
     for name, dtype in dtypes.items():
-        absent = np.broadcast_to(dtype.type(ABSENT.get(name, 0)), shape)
-        column = np.asarray(columns.get(name, absent), dtype)
+        present = name in columns
+        column = np.asarray(columns[name], dtype) if present else np.full(shape, ABSENT.get(name, 0), dtype)
         if column.shape != shape:
             raise ValueError(f"column {name} has shape {column.shape}, {key} has {shape}")
-        filled[name] = compact(column) if len(column) >= PIECE else column
+        filled[name] = column
     return kind(**filled)  # type: ignore[arg-type]  # one array a field, dtypes from the table

@@ -8,6 +8,7 @@ stacks with forward and FX frames; annotations, compile contexts, user metadata;
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from tb_memplugin.read.snapshot.tables import LONGEST_NAME, Tables, is_cut
 from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import MemoryTrace, Module, Note, OutOfMemory, Segments, Step, events, start_state
 from tb_memplugin.trace.kinds import Kind
-from tb_memplugin.trace.tables import MODULE_MARK, Int32, Int64, in_memory
+from tb_memplugin.trace.tables import EVENT_DTYPES, MODULE_MARK, Int32, Int64, compact, in_memory
 
 MOST_DEVICES = 256
 """The largest number of devices: the trace's device column is uint8."""
@@ -184,6 +185,7 @@ def _merged(
     labels = tables.labels.as_tuple()
     modules, module_of = marked_modules(labels)
     merged = events(**columns, module=module_of[columns["label"]])
+    merged = replace(merged, **{name: compact(getattr(merged, name)) for name in EVENT_DTYPES})
     start = _joined([device.start_columns() for device in devices])
     ranges = read_annotations(content.get("external_annotations"), device_rows, merged)
     time = merged.time_ns
