@@ -179,7 +179,7 @@ def _trace_of_snapshot(
 
 
 def _with_notes(trace: MemoryTrace, notes: tuple[Note, ...]) -> MemoryTrace:
-    return replace(trace, notes=(*notes, *trace.notes)) if notes else trace
+    return replace(trace, notes=(*notes, *trace.notes), paired=trace.allocations) if notes else trace
 
 
 def _trace_of(

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.columns import entered, extremes
+from tb_memplugin.analysis.columns import entered, extremes, left
 from tb_memplugin.analysis.moments import tensor_name
 from tb_memplugin.analysis.reasons import why
 from tb_memplugin.analysis.sums import sums
@@ -268,17 +268,19 @@ class Bands:
     `low`, `high`: the lowest and highest of each column, shape (columns,). A column shows the moment of its
     highest level: allocation `rows[i]` (a row of `trace.allocations`) is alive in the columns `first[i]` to
     `last[i]`. They are in order of allocation, those from before the trace by category. In each column the
-    bytes of these and `rest` sum to `high`. `small` are the allocations in `rest`, alive in the columns
+    `bytes` of these and `rest` sum to `high`. `small` are the allocations in `rest`, alive in the columns
     `small_first` to `small_last`.
     """
 
     low: Int64
     high: Int64
     rows: Rows
+    bytes: Int64
     first: Int64
     last: Int64
     rest: Int64
     small: Rows
+    small_bytes: Int64
     small_first: npt.NDArray[np.int32]
     small_last: npt.NDArray[np.int32]
     peak_event: int
@@ -294,24 +296,26 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
     low, high, at = extremes(trace.live(device), cuts, trace.live_runs(device))
     blocks = trace.allocations
     rows = blocks.alive_after(at - 1, device)
-    before = int(np.searchsorted(blocks.born[rows], 0))
+    before = int(np.searchsorted(rows, np.searchsorted(blocks.born, 0)))
     rows[:before] = rows[:before][np.argsort(blocks.category[rows[:before]], kind="stable")]
     # A block is alive at a moment `at` if born < at <= freed. `at` never decreases from column to column.
     first = entered(blocks.born, rows, at)
-    last = np.searchsorted(at, blocks.freed[rows], side="right") - 1
-    chosen = _largest(blocks.bytes[rows], most)
+    last = left(blocks.freed[rows], first, at) - 1
+    size = blocks.bytes[rows]
+    chosen = _largest(size, most)
     is_small = np.ones(len(rows), bool)
     is_small[chosen] = False
-    size = blocks.bytes[rows[chosen]]
     top = int(np.argmax(high))
     return Bands(
         low=low,
         high=high,
         rows=rows[chosen],
+        bytes=size[chosen],
         first=first[chosen],
         last=last[chosen],
-        rest=high - _stacked(size, first[chosen], last[chosen], len(at)),
+        rest=high - _stacked(size[chosen], first[chosen], last[chosen], len(at)),
         small=rows[is_small],
+        small_bytes=size[is_small],
         small_first=first[is_small].astype(np.int32),
         small_last=last[is_small].astype(np.int32),
         peak_event=int(at[top]) - 1,
@@ -319,16 +323,15 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
     )
 
 
-def divided_rest(drawn: Bands, size: Int64, part: Int64, parts: int) -> Int64:
+def divided_rest(drawn: Bands, part: Int64, parts: int) -> Int64:
     """Divide the rest of each column into parts. Returns bytes, int64, shape (parts, columns).
 
     Args:
-        size: bytes of each of `found.small`.
-        part: the part of each of `found.small`, from 0 to `parts` - 1.
+        part: the part of each of `drawn.small`, from 0 to `parts` - 1.
     """
     width = len(drawn.rest) + 1
-    change = sums(part * width + drawn.small_first, size, parts * width)
-    change -= sums(part * width + drawn.small_last + 1, size, parts * width)
+    change = sums(part * width + drawn.small_first, drawn.small_bytes, parts * width)
+    change -= sums(part * width + drawn.small_last + 1, drawn.small_bytes, parts * width)
     divided: Int64 = np.cumsum(change.reshape(parts, width), axis=1)[:, :-1]
     return divided
 

@@ -50,13 +50,23 @@ def extremes(
         cuts: int64, shape (columns + 1,), ascending, from 0 to the number of events.
         runs: the level's, if they are known: then long columns are not read value by value.
     """
-    first, end = cuts[:-1], cuts[1:] + 1
-    if runs is not None and end[-1] - first[0] > SHORT * RUN * len(first):
-        return _extremes_by_runs(level, first, end, runs)
-    index = ranges(first, end)
-    values, starts = level[index], np.cumsum(end - first) - (end - first)
-    high = np.maximum.reduceat(values, starts)
-    return np.minimum.reduceat(values, starts), high, index[_first_hits(values, starts, high)[1]]
+    if runs is not None and _are_long(cuts):
+        return _extremes_by_runs(level, cuts[:-1], cuts[1:] + 1, runs)
+    values, starts, at = level[cuts[0] : cuts[-1] + 1], cuts[:-1] - cuts[0], cuts[1:].copy()
+    low = np.minimum(np.minimum.reduceat(values, starts), level[at])
+    high = _highest_values(level, cuts)
+    column, position = _first_hits(values, starts, high)
+    at[column] = cuts[0] + position
+    return low, high, at
+
+
+def _are_long(cuts: Int64) -> bool:
+    return bool(cuts[-1] - cuts[0] > SHORT * RUN * (len(cuts) - 1))
+
+
+def _highest_values(level: npt.NDArray[Number], cuts: Int64) -> npt.NDArray[Number]:
+    values = level[cuts[0] : cuts[-1] + 1]
+    return np.maximum(np.maximum.reduceat(values, cuts[:-1] - cuts[0]), level[cuts[1:]])
 
 
 def _extremes_by_runs(
@@ -99,11 +109,11 @@ def _first_hits(
         starts: int64, shape (groups,): where each group begins; an empty one reaches nothing.
         highest: shape (groups,).
     """
-    group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(values))))
-    hits = np.flatnonzero(values == highest[group])
-    owner = group[hits]  # ascending, so the first hit of a group is where the owner changes
-    first = np.flatnonzero(np.diff(owner, prepend=-1))
-    return owner[first], hits[first]
+    ends = np.append(starts[1:], len(values))
+    hits = np.append(np.flatnonzero(values == np.repeat(highest, ends - starts)), len(values))
+    first = hits[np.searchsorted(hits, starts)]
+    groups = np.flatnonzero(first < ends)
+    return groups, first[groups]
 
 
 def entered(born: Int64, rows: Rows, at: Int64) -> Int64:
@@ -116,6 +126,21 @@ def entered(born: Int64, rows: Rows, at: Int64) -> Int64:
     return np.repeat(np.arange(len(at) + 1), np.diff(bounds, prepend=0, append=len(rows)))
 
 
+def left(freed: Int64, enter: Int64, at: Int64) -> Int64:
+    """Return `np.searchsorted(at, freed, side="right")`: the first column in which each block is not alive.
+
+    Args:
+        freed: int64, shape (n,): the event that freed each block.
+        enter: int64, shape (n,): the first column in which it is alive. Most are alive in few.
+        at: int64, shape (columns,), ascending.
+    """
+    leave = enter + 1
+    later = np.flatnonzero(np.append(at, np.iinfo(np.int64).max)[leave] <= freed)
+    leave[later] = np.searchsorted(at, freed[later], side="right")
+    return leave
+
+
 def highest(level: npt.NDArray[Number], cuts: Int64, runs: Runs[Number] | None = None) -> npt.NDArray[Number]:
     """Return the highest level in each column, as `extremes` does; same dtype as `level`."""
-    return extremes(level, cuts, runs)[1]
+    is_read_by_runs = runs is not None and _are_long(cuts)
+    return extremes(level, cuts, runs)[1] if is_read_by_runs else _highest_values(level, cuts)

@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from tb_memplugin.analysis.columns import entered, left
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.replay import match_frees
+from tb_memplugin.trace.replay import address_order, match_frees
 from tb_memplugin.trace.tables import Bool, Int32, Int64, Rows, UInt64, ranges
 
 SMALLEST_BLOCK = 512
@@ -106,7 +107,8 @@ class Placement:
 
     def at(self, event: int) -> Layout:
         """Return the layout after an event (-1: before the first)."""
-        rows = self._in_order(self._blocks.alive_at(event, self._device))
+        rows = self._blocks.alive_at(event, self._device)
+        rows = rows[address_order(self._blocks.address[rows])]
         return _laid_out(self._placed(event, rows), rows)
 
     def free_after(self, events: Int64) -> tuple[Int64, Int64]:
@@ -121,8 +123,11 @@ class Placement:
         total, largest = np.zeros((2, len(events)), np.int64)
         if not len(events):
             return total, largest
-        rows = self._in_order(self._blocks.alive_after(events, self._device))
-        first, end = (np.searchsorted(events, at[rows]) for at in (self._blocks.born, self._blocks.freed))
+        rows, at = self._blocks.alive_after(events, self._device), events + 1
+        first = entered(self._blocks.born, rows, at)
+        end = left(self._blocks.freed[rows], first, at)
+        order = address_order(self._blocks.address[rows])
+        rows, first, end = rows[order], first[order], end[order]
         changes = np.searchsorted(self._changes, events, side="right")
         bounds = np.append(np.flatnonzero(np.diff(changes, prepend=-1)), len(events)).tolist()
         for begin, stop in pairwise(bounds):  # the segments are the same after each of these events
@@ -156,9 +161,6 @@ class Placement:
         largest = head.max(axis=1)
         np.maximum.at(largest, of_event, gap)
         return head.sum(axis=1) + np.diff(behind), largest
-
-    def _in_order(self, rows: Rows) -> Rows:
-        return rows[np.argsort(self._blocks.address[rows], kind="stable")]
 
     def _segments(self, event: int) -> SegmentColumns:
         """Return the segments after an event; most events change none."""

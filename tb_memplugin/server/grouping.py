@@ -78,20 +78,20 @@ def groups_shape(by: ModuleGroups) -> list[Group]:
 
 
 def keys_of(
-    opened: Opened, rows: Rows, by: By, division: Divided, most: int
+    opened: Opened, rows: Rows, size: Int64, by: By, division: Divided, most: int
 ) -> tuple[Int64, list[LabeledPart]]:
     """Return the key of each allocation, and the keys.
 
     Categories and groups come in stacking order, other keys by size.
 
     Args:
-        rows: the allocations, rows of `trace.allocations`.
+        rows, size: the allocations, rows of `trace.allocations`, and their bytes.
         division: what it stands for: `by` itself, or groups of modules.
         most: how many keys there are at most, besides one for all others. Each category and each group has
             its own, because it has the same color in every view.
     """
     part, names = codes(opened.trace, division, rows)
-    total = sums(part, opened.trace.allocations.bytes[rows], len(names))
+    total = sums(part, size, len(names))
     count = np.bincount(part, minlength=len(names))
     used = np.arange(len(names)) if isinstance(division, ModuleGroups) else np.flatnonzero(count)
     shown = used
@@ -107,6 +107,6 @@ def keys_of(
     ]
     rest = used[len(shown) :]
     if len(rest):
-        size, blocks = int(total[rest].sum()), int(count[rest].sum())
-        keys.append({"key": OTHERS, "label": OTHERS, "bytes": size, "count": blocks})
+        others = int(total[rest].sum())
+        keys.append({"key": OTHERS, "label": OTHERS, "bytes": others, "count": int(count[rest].sum())})
     return key_of[part], keys

@@ -24,9 +24,10 @@ class Lifetimes:
     """The index of all blocks of a trace: which are alive at some moments.
 
     It is an interval tree in columns. A block that lives within one run of `NEAR` moments is found among
-    those that were allocated in this run. Each longer one is filed once: at the moment with the most trailing
-    zero bits that it sees. All blocks filed there are alive at that moment, so they are at most as many as
-    are alive at once, and a search looks at one such moment for each bit of the number of events.
+    those that were allocated in this run. Each longer one is filed once: under the smallest run, of a power
+    of two, that contains its first and its last moment. All blocks filed under a run are alive in its middle,
+    so they are at most as many as are alive at once, and a search looks at one run for each bit of the
+    number of events.
 
     Moment m is the one after m events: a block is alive from moment born + 1 to moment freed.
 
@@ -48,17 +49,20 @@ class Lifetimes:
         rows, bits = np.concatenate(of_pieces), np.concatenate(bits_of_pieces)
         order = np.argsort(bits, kind="stable")
         ends = np.cumsum(np.bincount(bits))
+        self._near = _begins(born, NEAR_BITS)
         self._filed = [
-            (bit, rows[order[ends[bit - 1] : ends[bit]]])
+            (bit, filed.astype(np.int32), freed[filed].astype(np.int32), _begins(born[filed], bit))
             for bit in range(NEAR_BITS + 1, len(ends))
-            if ends[bit] > ends[bit - 1]
+            if len(filed := rows[order[ends[bit - 1] : ends[bit]]])
         ]
-        """Long blocks by that bit, in order of allocation and so of the moments at which they are filed."""
+        """Long blocks by that bit, in order of allocation and so of their runs, and where each run begins."""
 
     @property
     def nbytes(self) -> int:
         """The bytes of the index, without the columns that it was made from."""
-        return sum(rows.nbytes for _, rows in self._filed)
+        return self._near.nbytes + sum(
+            rows.nbytes + freed.nbytes + begins.nbytes for _, rows, freed, begins in self._filed
+        )
 
     def alive_at(self, moments: Int64) -> Rows:
         """Return the rows of all blocks that are alive at any of some moments, ascending.
@@ -67,27 +71,31 @@ class Lifetimes:
             moments: int64, shape (m,), ascending, from 0 to the number of events.
         """
         row = np.searchsorted(self._born, moments)  # those before it are allocated by then
-        before = np.append(0, row[:-1])[: len(row)]
 
-        def newer(bit: int) -> Rows:
-            """Return the first row that is allocated in a moment's run, and after the moment before it."""
-            first: Rows = np.maximum(np.searchsorted(self._born, (moments >> bit << bit) - 1), before)
-            return first
+        def newer(begins: Rows, bit: int, end: Rows) -> tuple[Rows, Int64]:
+            """Return what was filed under each moment's run after the moment before it, and the moment.
 
-        # A block that is alive at a moment of its run is alive at the first one after its allocation.
-        near, moment = _each(newer(NEAR_BITS), row, moments)
-        freed = self._freed[near]
-        alive = [near[(freed >= moment) & (freed >> NEAR_BITS <= moment >> NEAR_BITS)]]
-        for bit, filed in self._filed:
-            index, moment = _each(np.searchsorted(filed, newer(bit)), np.searchsorted(filed, row), moments)
-            rows = filed[index]
-            alive.append(rows[self._freed[rows] >= moment])
+            A block that is alive at a moment of its run is alive at the first one after its allocation.
+            """
+            run = np.minimum(moments >> bit, len(begins) - 1)
+            first = np.maximum(begins[run], np.append(0, end[:-1]))
+            return ranges(first, end), np.repeat(moments, end - first)
+
+        near, moment = newer(self._near, NEAR_BITS, row)
+        last = self._freed[near]
+        alive: list[npt.NDArray[np.signedinteger]] = [
+            near[(last >= moment) & (last >> NEAR_BITS <= moment >> NEAR_BITS)]
+        ]
+        for bit, filed, freed, begins in self._filed:
+            index, moment = newer(begins, bit, np.searchsorted(filed, row.astype(np.int32)))
+            alive.append(filed[index[freed[index] >= moment]])
         return np.sort(np.concatenate(alive), kind="stable")  # which merges them
 
 
-def _each(first: Rows, end: Rows, moments: Int64) -> tuple[Rows, Int64]:
-    """Return the numbers from each `first` to before its `end`, and the moment of each."""
-    return ranges(first, end), np.repeat(moments, end - first)
+def _begins(born: Int64, bit: int) -> Rows:
+    """Return how many of some blocks were allocated before each run of `2 ** bit` moments, and in all."""
+    runs = (int(born[-1]) + 1 >> bit) + 2 if len(born) else 1
+    return np.searchsorted(born, (np.arange(runs) << bit) - 1)
 
 
 LEAST_BITS = 6

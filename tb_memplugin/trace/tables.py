@@ -313,6 +313,13 @@ def merged(first: Timed, *more: Timed) -> Timed:
     return rows
 
 
+def compact(column: Array) -> Array:
+    """Return a column; if all its rows have one value, read-only and without memory for each row."""
+    if not len(column) or column.strides == (0,) or column[0] != column[-1] or (column != column[0]).any():
+        return column
+    return np.broadcast_to(column[0], column.shape)  # type: ignore[return-value]
+
+
 def _filled(
     kind: type[Table], dtypes: dict[str, np.dtype[np.generic]], columns: dict[str, npt.ArrayLike]
 ) -> Table:

@@ -192,7 +192,7 @@ def test_bands_by_hand():
 
 def test_the_rest_is_divided_by_what_its_blocks_belong_to():
     found = bands(SMALL, 0, event_cuts(SMALL, 0, 5, 5), most=2)
-    divided = divided_rest(found, np.array([20, 60]), np.array([1, 0]), 2)
+    divided = divided_rest(found, np.array([1, 0]), 2)
     assert divided.tolist() == [[0, 0, 0, 60, 60], [0, 20, 20, 0, 0]]
 
 
@@ -258,8 +258,8 @@ def test_bands_and_the_rest_sum_to_the_curve(history, columns, most, over_time):
         total[first : last + 1] += history.allocations.bytes[row]
     assert total.tolist() == found.high.tolist()
     assert (found.rest >= 0).all()
-    small = history.allocations.bytes[found.small]
-    divided = divided_rest(found, small, found.small % 3, 3)
+    assert found.small_bytes.tolist() == history.allocations.bytes[found.small].tolist()
+    divided = divided_rest(found, found.small % 3, 3)
     assert divided.sum(axis=0).tolist() == found.rest.tolist()
     assert (divided >= 0).all()
     assert len(found.rows) <= most

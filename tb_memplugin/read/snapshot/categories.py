@@ -131,11 +131,12 @@ def classify(trace: MemoryTrace) -> Classified:
     category[has_grown], reason[has_grown] = Category.CACHE, Reason.GROWN
     for named, why in ((of_frames, Reason.FRAMES), (_named(trace.labels)[blocks.label], Reason.LABEL)):
         is_known = named != Category.UNKNOWN
-        category, reason = np.where(is_known, named, category), np.where(is_known, why, reason)
+        category[is_known], reason[is_known] = named[is_known], why
         certain |= is_known
-    compared = by_sizes(trace, category.astype(np.uint8), certain, phase, ends[1])
-    by_size = np.where(compared == Category.WORKSPACE, Reason.SIZE, Reason.SAME_SIZES)
-    reason = np.where(compared != category, by_size, reason).astype(np.uint8)
+    compared = by_sizes(trace, category, certain, phase, ends[1])
+    changed = compared != category
+    reason[changed] = Reason.SAME_SIZES
+    reason[changed & (compared == Category.WORKSPACE)] = Reason.SIZE
     columns = np.full((2, len(phase)), [[Category.UNKNOWN], [Reason.NOT_RECORDED]], np.uint8)
     first = len(trace.start)
     columns[0, births], columns[1, births] = compared[first:], reason[first:]
@@ -279,7 +280,7 @@ def _saved_for_backward(trace: MemoryTrace, born: _Judgement, phase: UInt8) -> B
     already running also frees its own intermediate results.
     """
     blocks, count = trace.allocations, len(trace.events)
-    of_free = np.append(phase, Phase.OTHER)[blocks.freed.clip(max=count)]
+    of_free = np.append(phase, Phase.OTHER)[blocks.freed]
     by_autograd = (of_free == Phase.BACKWARD) & (born.phase == Phase.OTHER) & (born.mark == Mark.NOTHING)
     began = np.full(len(trace.devices), count, np.int64)
     for device in range(len(trace.devices)):

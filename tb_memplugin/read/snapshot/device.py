@@ -15,7 +15,7 @@ from tb_memplugin.read.snapshot.rounding import extents_at_birth, rounded_surely
 from tb_memplugin.read.snapshot.segments import RESERVES, first_segments, pools_of
 from tb_memplugin.trace import Counter, CounterReading, Device, Kind, Moment, Note
 from tb_memplugin.trace.notes import NO_TIMES, OUT_OF_MEMORY
-from tb_memplugin.trace.tables import Bool, Int64, UInt8
+from tb_memplugin.trace.tables import Bool, Int64, UInt8, pieces_of
 
 LISTED_OOMS = 3
 """The largest number of out-of-memory entries per device that get their own note."""
@@ -71,12 +71,12 @@ class SnapshotDevice:
         return {
             "time_ns": entries.time_ns,
             "kind": entries.kind,
-            "device": np.full(len(self), self.row, np.uint8),
+            "device": np.broadcast_to(np.uint8(self.row), len(self)),
             "address": entries.address,
             "bytes": entries.bytes,
             "label": entries.label,
             "stack": entries.stack,
-            "reserved": np.maximum(self.reserved, 0) if self.final.recorded else np.full(len(self), -1),
+            "reserved": self._reserved(),
             "stream": entries.stream,
             "pool": self.pool,
             "context": entries.context,
@@ -84,10 +84,16 @@ class SnapshotDevice:
             "rounded": self._rounded_at_birth(),
         }
 
+    def _reserved(self) -> Int64:
+        if not self.final.recorded:
+            return np.broadcast_to(np.int64(-1), len(self))
+        return np.maximum(self.reserved, 0) if (self.reserved < 0).any() else self.reserved
+
     def _rounded_at_birth(self) -> Int64:
         """Return what the allocator used for each alloc, in bytes; -1 where that is not certain."""
         entries, start, final = self.entries, self.start, self.final
-        rounded = np.where(entries.kind == Kind.ALLOC, self._rounded(entries.bytes), -1)
+        rounded = self._rounded(entries.bytes)
+        rounded[entries.kind != Kind.ALLOC] = -1
         if self._rounds_plainly and self._splits_all and not self._contradicts_itself():
             large = extents_at_birth(entries, start, self.segments.segments, final)
             rounded = np.where(large >= 0, large, rounded)
@@ -204,11 +210,17 @@ class SnapshotDevice:
 
     def _beyond_reserve(self) -> Int64:
         """Return by how many bytes the live bytes exceed the reserve, for each entry after which they do."""
-        kind, size = self.entries.kind, self.entries.bytes
-        change = np.where(kind == Kind.ALLOC, size, np.where(kind == Kind.FREE_COMPLETED, -size, 0))
-        live = int(self.start.bytes.sum()) + np.cumsum(change)
-        beyond: Int64 = live - np.maximum(self.reserved, 0)
-        return beyond[beyond > 0] if self.final.recorded else beyond[:0]
+        if not self.final.recorded:
+            return np.zeros(0, np.int64)
+        sign = np.zeros(len(Kind), np.int64)
+        sign[Kind.ALLOC], sign[Kind.FREE_COMPLETED] = 1, -1
+        live, beyond = int(self.start.bytes.sum()), list[Int64]()
+        for rows in pieces_of(len(self)):
+            levels = live + np.cumsum(sign[self.entries.kind[rows]] * self.entries.bytes[rows])
+            live = int(levels[-1]) if len(levels) else live
+            above = levels - np.maximum(self.reserved[rows], 0)
+            beyond.append(above[above > 0])
+        return np.concatenate(beyond)
 
     def _ooms(self) -> Iterator[Note]:
         ooms = np.flatnonzero(self.entries.kind == Kind.OOM).tolist()

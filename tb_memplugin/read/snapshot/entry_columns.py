@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.read.snapshot.numbers import count_none
-from tb_memplugin.trace.tables import Int32, Int64
+from tb_memplugin.trace.tables import Bool, Int32, Int64
 
 FIELDS = (
     "action",
@@ -51,7 +51,9 @@ class Column:
     def rows(self, rows_of: Callable[[Any], np.ndarray]) -> np.ndarray:
         """Return `rows_of` of each entry's value."""
         rows = rows_of(self.values)
-        return rows if self.index is None else rows[self.index]
+        if self.index is None:
+            return rows
+        return rows[self.index] if len(rows) > 1 else np.broadcast_to(rows, len(self.index))
 
 
 class EntryColumns:
@@ -70,7 +72,7 @@ class EntryColumns:
 
     def column(self, field: str) -> Column:
         """Return a field."""
-        return self._columns.get(field) or Column([None], np.zeros(self._count, np.int32))
+        return self._columns.get(field) or Column([None], np.broadcast_to(np.int32(0), self._count))
 
     def required(self, field: str) -> Column:
         """Return a field that all entries have.
@@ -124,16 +126,16 @@ class EntryDicts:
         return self._entries[entry].get(field)
 
 
-def joined_numbers(count: int, places: Int64, numbers: Int64, others: Sequence[int], values: Any) -> Column:
+def joined_numbers(is_most: Bool, numbers: Int64, others: Sequence[int], values: Any) -> Column:
     """Return a column of numbers from that of most entries and the values of the others.
 
     Args:
-        count: the number of all entries.
-        places, numbers: the indices of most entries, ascending, and their values.
+        is_most: which of all entries are most entries.
+        numbers: their values.
         others, values: the indices of the other entries, ascending, and their values, which may be anything.
     """
-    full = np.empty(count, np.int64)
-    full[places] = numbers
+    full = np.empty(len(is_most), np.int64)
+    full[is_most] = numbers
     if all(type(value) is int and INT64.min <= value <= INT64.max for value in values):
         full[others] = values
         return Column(full)
@@ -144,8 +146,7 @@ def joined_numbers(count: int, places: Int64, numbers: Int64, others: Sequence[i
 
 
 def joined_objects(
-    count: int,
-    places: Int64,
+    is_most: Bool,
     codes: Int32,
     object_of: Mapping[int, Any],
     others: Sequence[int],
@@ -155,10 +156,15 @@ def joined_objects(
 
     Args: as `joined_numbers`.
     """
-    least = int(codes.min()) if len(codes) else 0
-    shifted = codes - least
-    first = np.full(int(shifted.max(initial=-1)) + 1, count)
-    first[shifted[::-1]] = places[::-1]
+    count = len(is_most)
+    known: Sequence[int] = sorted(object_of)
+    least, end = known[0], known[-1] + 1
+    if end - least > count:  # a table of all between would be large
+        codes, least, end = np.searchsorted(np.array(known), codes).astype(np.int32), 0, len(known)
+    else:
+        known = range(least, end)
+    first = np.full(end - least, count)
+    first[codes[::-1] - least] = np.flatnonzero(is_most)[::-1]
     used = np.flatnonzero(first < count)
     order = np.argsort(np.concatenate([first[used], np.asarray(others, np.int64)]))
     row_of = np.empty(len(order), np.int32)
@@ -166,7 +172,7 @@ def joined_objects(
     table = np.zeros(len(first), np.int32)
     table[used] = row_of[: len(used)]
     index = np.empty(count, np.int32)
-    index[places] = table[shifted]
+    index[is_most] = table[codes - least]
     index[others] = row_of[len(used) :]
-    known = [*map(object_of.__getitem__, (used + least).tolist()), *values]
-    return Column([known[row] for row in order.tolist()], index)
+    objects = [*(object_of[known[row]] for row in used.tolist()), *values]
+    return Column([objects[row] for row in order.tolist()], index)

@@ -78,7 +78,10 @@ def rows_of_numbers(columns: Sequence[UInt64], row_of: Callable[..., int]) -> In
         same = np.ones(len(left), bool)
         for column in columns:
             same &= column[left] == column[left[0]]
-        rows[left[same]] = row_of(*(int(column[left[0]]) for column in columns))
+        row = row_of(*(int(column[left[0]]) for column in columns))
+        if len(left) == len(rows) and same.all():
+            return np.broadcast_to(np.int32(row), len(rows))
+        rows[left[same]] = row
         left = left[~same]
     lines = np.stack([column[left] for column in columns], axis=1)
     distinct, first, of_line = np.unique(lines, axis=0, return_index=True, return_inverse=True)

@@ -11,7 +11,7 @@ from tb_memplugin.read.snapshot.blocks import FinalState
 from tb_memplugin.read.snapshot.entries import Entries
 from tb_memplugin.trace import Kind
 from tb_memplugin.trace.replay import address_order
-from tb_memplugin.trace.tables import Bool, Int64, UInt64
+from tb_memplugin.trace.tables import Bool, Int64, UInt64, compact
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +97,5 @@ def reserved_levels(entries: Entries, final: FinalState) -> tuple[int, Int64]:
     sign[[Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP]] = -1
     change = np.cumsum(sign[entries.kind] * entries.bytes)
     start = final.reserved - (int(change[-1]) if len(change) else 0)
-    return start, start + change
+    change += start
+    return start, compact(change)

@@ -28,7 +28,7 @@ from tb_memplugin.read.snapshot.tables import LONGEST_NAME, Tables, is_cut
 from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import MemoryTrace, Module, Note, OutOfMemory, Segments, Step, events, start_state
 from tb_memplugin.trace.kinds import Kind
-from tb_memplugin.trace.tables import MODULE_MARK, Int32, Int64, in_memory
+from tb_memplugin.trace.tables import EVENT_DTYPES, MODULE_MARK, Int32, Int64, compact, in_memory
 
 MOST_DEVICES = 256
 """The largest number of devices: the trace's device column is uint8."""
@@ -109,8 +109,7 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
             give_back_freed()
     notes = _pinned_memory(content, devices, tables)
     with damage_refused("The annotations of the snapshot", source):
-        trace = _merged(devices, tables, content, {number: row for row, number in enumerate(numbers)})
-    return replace(trace, notes=(*trace.notes, *notes))
+        return _merged(devices, tables, content, {number: row for row, number in enumerate(numbers)}, notes)
 
 
 def _pinned_memory(content: dict[str, Any], devices: list[SnapshotDevice], tables: Tables) -> list[Note]:
@@ -171,7 +170,11 @@ def _is_used(number: int, trace: list[Any] | EntryColumns, content: dict[str, An
 
 
 def _merged(
-    devices: Sequence[SnapshotDevice], tables: Tables, content: dict[str, Any], device_rows: dict[int, int]
+    devices: Sequence[SnapshotDevice],
+    tables: Tables,
+    content: dict[str, Any],
+    device_rows: dict[int, int],
+    notes: list[Note],
 ) -> MemoryTrace:
     if not devices:
         return _empty(content)
@@ -182,6 +185,7 @@ def _merged(
     labels = tables.labels.as_tuple()
     modules, module_of = marked_modules(labels)
     merged = events(**columns, module=module_of[columns["label"]])
+    merged = replace(merged, **{name: compact(getattr(merged, name)) for name in EVENT_DTYPES})
     start = _joined([device.start_columns() for device in devices])
     ranges = read_annotations(content.get("external_annotations"), device_rows, merged)
     time = merged.time_ns
@@ -212,6 +216,7 @@ def _merged(
             *renumbered,
             *_long_names(labels, tables.contexts.as_tuple(), ranges.names),
             *(note for device in devices for note in device.notes()),
+            *notes,
         ),
         properties=dict(_settings(content.get("allocator_settings"))),
     )

@@ -234,10 +234,10 @@ def answer_bands(session: Session, request: Request) -> BandsAnswer:
         lambda: bands(trace, device, part.cuts(opened, columns), most),
     )
     first_event, last_event = step_events(opened)
-    size, count = trace.allocations.bytes, len(drawn.rows)
-    rows = np.concatenate((drawn.rows, drawn.small))
-    key, keys = keys_of(opened, rows, by, divided(request, opened, by), SHOWN_KEYS)
-    parts = divided_rest(drawn, size[drawn.small], key[count:], len(keys)) if len(drawn.small) else None
+    count = len(drawn.rows)
+    rows, size = np.append(drawn.rows, drawn.small), np.append(drawn.bytes, drawn.small_bytes)
+    key, keys = keys_of(opened, rows, size, by, divided(request, opened, by), SHOWN_KEYS)
+    parts = divided_rest(drawn, key[count:], len(keys)) if len(drawn.small) else None
     return {
         "over": part.over,
         "t0": part.t0,
@@ -247,7 +247,7 @@ def answer_bands(session: Session, request: Request) -> BandsAnswer:
         "max": drawn.high.tolist(),
         "bands": {
             "row": drawn.rows.tolist(),
-            "bytes": size[drawn.rows].tolist(),
+            "bytes": drawn.bytes.tolist(),
             "first": drawn.first.tolist(),
             "last": drawn.last.tolist(),
             "key": key[:count].tolist(),

@@ -396,10 +396,11 @@ def answer_segments(session: Session, request: Request) -> SegmentsAnswer:
     replay, blocks = replay_of(opened), opened.trace.allocations
     layout = replay.placement.at(event)
     rows = segment_order(layout, order)
-    key, keys = keys_of(opened, layout.rows, by, by, SHOWN_KEYS)
+    size = blocks.bytes[layout.rows]
+    key, keys = keys_of(opened, layout.rows, size, by, by, SHOWN_KEYS)
     live = LiveBlocks(
         address=blocks.address[layout.rows],
-        requested=blocks.bytes[layout.rows],
+        requested=size,
         key=key,
         pending=replay.pending_since[layout.rows] <= event,
     )

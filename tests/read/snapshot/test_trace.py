@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from tb_memplugin.analysis.moments import peak
 from tb_memplugin.loading import load
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import Category, Kind, Phase
+from tb_memplugin.trace.replay import Allocations, pair
 from tests.snapshots import block, entries, load_snapshot, segment, snapshot
 
 
@@ -307,3 +309,21 @@ def test_no_size_is_derived_where_a_final_block_contradicts_the_rule() -> None:
     )
     written["allocator_settings"] = {"roundup_power2_divisions": {"1": 0}}
     assert sorted(trace_from_snapshot(written, "x").start.rounded.tolist()) == [-1, 4096]
+
+
+def test_a_column_of_one_value_takes_no_memory_and_blocks_are_paired_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairings: list[int] = []
+
+    def counted(*columns: Any) -> Allocations:
+        pairings.append(len(columns[0]))
+        return pair(*columns)
+
+    monkeypatch.setattr("tb_memplugin.trace.trace.pair", counted)
+    history = entries("alloc 1000 100", "alloc 2000 50", "free_completed 1000 100")
+    read = load(snapshot([segment(block(2000, 50))], history))
+    assert read.live(0).tolist() == [0, 100, 150, 50]
+    assert (read.events.context.strides, read.events.context.tolist()) == ((0,), [-1, -1, -1])
+    assert (read.events.bytes.strides, read.events.bytes.tolist()) == ((8,), [100, 50, 100])
+    assert pairings == [3]

@@ -11,6 +11,7 @@ import copyreg
 import io
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -24,7 +25,7 @@ from tb_memplugin.read.snapshot.columns.tokens import Tokens, get_of
 from tb_memplugin.read.snapshot.entry_columns import FIELDS, EntryColumns, joined_numbers, joined_objects
 from tb_memplugin.read.snapshot.pickle_reader import CHUNK_BYTES, PickleReader
 from tb_memplugin.read.snapshot.safe_pickle import DAMAGE, PlainUnpickler, growth_watch
-from tb_memplugin.trace.tables import Int32, Int64
+from tb_memplugin.trace.tables import Int32, Int64, pieces_of
 
 AFTER_RUN = b"e}"
 """Opcodes that may follow a run: the end of its list's batch, or another entry."""
@@ -111,9 +112,9 @@ class _Rest:
     def _number_entries(self) -> None:
         """Find the number under which each entry is stored, and what entries store."""
         scan = self._scan
-        self._puts = np.array([len(layout.puts) for layout in scan.layouts], np.int64)[self._layout]
-        before = np.concatenate([[0], np.cumsum(self._puts)])
+        self._puts = np.array([len(layout.puts) for layout in scan.layouts], np.uint16)[self._layout]
         bounds = np.concatenate([[0], np.cumsum(scan.runs)])
+        stores = np.add.reduceat(self._puts, bounds[:-1], dtype=np.int64)
         tokens, bases = Tokens(scan.memoizes), []
         begin, stored = scan.proven
         for run, island in enumerate(scan.islands):
@@ -122,8 +123,12 @@ class _Rest:
             stored, begin = tokens.read(island, stored, begin), 0
             if run < len(scan.runs):
                 bases.append(stored)
-                stored += int(before[bounds[run + 1]] - before[bounds[run]])
-        self._first = before[:-1] + np.repeat(np.array(bases) - before[bounds[:-1]], scan.runs)
+                stored += int(stores[run])
+        number = np.int32 if stored < 1 << 31 else np.int64
+        offsets = np.array(bases) - (np.cumsum(stores) - stores)
+        self._first = np.cumsum(self._puts, dtype=number)
+        self._first -= self._puts
+        self._first += np.repeat(offsets.astype(number), scan.runs)
         self._bounds = bounds
         if not scan.memoizes and (scan.column("put") != self._first).any():
             raise IrregularError("numbers are not consecutive")
@@ -131,25 +136,26 @@ class _Rest:
     def _check_order(self) -> None:
         """Check that entries get only what was stored before them."""
         used = np.zeros(len(self._written), bool)
-        for key in self._objects:
-            codes = self._columns[key]
-            if (codes >= self._first).any():
+        for key, rows in product(self._objects, pieces_of(len(self._first))):
+            codes = self._columns[key][rows]
+            if (codes >= self._first[rows]).any():
                 raise IrregularError("an object is used before it is stored")
             used[-1 - codes[codes < 0]] = True
         lists = [row for row in np.flatnonzero(used).tolist() if _is_list(self._written[row])]
         highest = np.full(len(self._written), -1, np.int64)
         highest[lists] = _highest_gets([self._written[row] for row in lists])
-        for key in {layout.tail for layout in self._scan.layouts if layout.tail is not None}:
-            codes = self._columns[key]
+        tails = {layout.tail for layout in self._scan.layouts if layout.tail is not None}
+        for key, rows in product(tails, pieces_of(len(self._first))):
+            codes = self._columns[key][rows]
             new = codes < 0
-            if (highest[-1 - codes[new]] >= self._first[new]).any():
+            if (highest[-1 - codes[new]] >= self._first[rows][new]).any():
                 raise IrregularError("a frame is used before it is stored")
         if any(_number_of(key) >= self._first[0] for key, _ in self._scan.fields):
             raise IrregularError("a key is used before it is stored")
 
     def _entries_of(self, numbers: Int64) -> tuple[Int64, Int64]:
         """Return the regular entries that store objects, -1 for none, and the numbers of their puts."""
-        entry = np.searchsorted(self._first, numbers, side="right") - 1
+        entry = np.searchsorted(self._first, numbers.astype(self._first.dtype), side="right") - 1
         put = numbers - self._first[entry.clip(min=0)]
         inside = (entry >= 0) & (put < self._puts[entry.clip(min=0)])
         return np.where(inside, entry, -1), put
@@ -157,18 +163,15 @@ class _Rest:
     def _follow(self, key: bytes) -> None:
         """Replace gets of what another entry has in the same field by that entry's value."""
         codes = self._columns[key]
-        rows = np.flatnonzero(codes >= 0)
-        if not len(rows):
-            return
-        numbers = np.array(_distinct(codes[rows]), np.int64)
-        entry, put = self._entries_of(numbers)
-        inside = entry >= 0
         of_layout = np.array([layout.put_of.get(key, -1) for layout in self._scan.layouts], np.int64)
-        if (of_layout[self._layout[entry[inside]]] != put[inside]).any():
-            raise IrregularError("a value is another field's")
-        table = np.zeros(int(numbers[-1]) + 1, np.int32)
-        table[numbers] = np.where(inside, codes[entry], numbers)
-        codes[rows] = table[codes[rows]]
+        for piece in pieces_of(len(codes)):
+            rows = np.flatnonzero(codes[piece] >= self._first[0]) + piece.start
+            entry, put = self._entries_of(codes[rows])
+            inside = entry >= 0
+            rows, entry, put = rows[inside], entry[inside], put[inside]
+            if (of_layout[self._layout[entry]] != put).any():
+                raise IrregularError("a value is another field's")
+            codes[rows] = codes[entry]  # which is written there
 
     def _wanted(self) -> list[tuple[int, int, bytes]]:
         """Return what islands may get out of runs: (entry, put, bytes of the value), in order.
@@ -308,7 +311,8 @@ class _Rest:
             else:
                 raise IrregularError("an entry is no dict")
         rows = slice(self._bounds[first], self._bounds[done])
-        places = np.delete(np.arange(at), others)
+        in_run = np.ones(at, bool)
+        in_run[others] = False
         no_codes = np.zeros(int(self._bounds[-1]), np.int32)
         full, is_last = {}, done == len(runs)
         for name in FIELDS:
@@ -316,9 +320,9 @@ class _Rest:
             taken = columns.pop if is_last else columns.get  # what is joined takes no memory twice
             codes, objects = taken(name, (no_codes, {0: None}))
             if objects is None:
-                full[name] = joined_numbers(at, places, codes[rows], others, values)
+                full[name] = joined_numbers(in_run, codes[rows], others, values)
             elif is_known or any(value is not None for value in values):
-                full[name] = joined_objects(at, places, codes[rows], objects, others, values)
+                full[name] = joined_objects(in_run, codes[rows], objects, others, values)
         return EntryColumns(at, full), done
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tb_memplugin import loading
@@ -19,7 +20,7 @@ from tb_memplugin.loading import load
 from tb_memplugin.read.snapshot.columns import scan
 from tb_memplugin.read.snapshot.columns.rest import read_columns
 from tb_memplugin.read.snapshot.columns.scan import Scan
-from tb_memplugin.read.snapshot.entry_columns import EntryColumns
+from tb_memplugin.read.snapshot.entry_columns import EntryColumns, joined_objects
 from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import MemoryTrace
@@ -190,3 +191,10 @@ def test_columns_are_freed_when_their_trace_is_read() -> None:
     read = trace_from_snapshot(content, "example")
     assert len(read.events) == 300 + 100
     assert content["device_traces"][0].column("size").each() == [None] * 300
+
+
+@pytest.mark.parametrize("far", [1, 5_000_000])
+def test_objects_are_in_order_of_appearance_however_far_their_numbers_are_apart(far: int) -> None:
+    is_most, codes = np.array([True, False, True]), np.array([far, -1], np.int32)
+    column = joined_objects(is_most, codes, {-1: "a", far: "b"}, [1], ["c"])
+    assert column.values == column.each() == ["b", "c", "a"]
