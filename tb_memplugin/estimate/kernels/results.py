@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, no_buffers, operators
+from tb_memplugin.estimate.program.values import make_one_hot
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
@@ -64,7 +65,9 @@ class OneHot(Correction):
             if type(tensor) is not FakeTensor or not mode.is_here or num_classes <= 0:
                 return original(tensor, num_classes)
             rows = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=tensor.device)
-            return rows.scatter_(-1, tensor.unsqueeze(-1), 1)
+            rows.scatter_(-1, tensor.unsqueeze(-1), 1)
+            make_one_hot(tensor, rows)
+            return rows
 
         patches.set(functional, "one_hot", one_hot)
 
