@@ -26,13 +26,30 @@ class SparseTensors(Correction):
 
     def rules(self) -> dict[Any, Rule]:
         """Return a rule for the operator with which every such tensor begins."""
-        return {aten._sparse_coo_tensor_with_dims_and_tensors.default: self._sparse}
+        return {
+            aten._sparse_coo_tensor_with_dims_and_tensors.default: self._sparse,
+            aten._embedding_bag_backward.default: _of_bags,
+        }
 
     def _sparse(
         self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         _, _, size, indices, values = args
         return FakeSparse(indices, values, size, bool(kwargs.get("is_coalesced")), self.target.note)
+
+
+def _of_bags(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the gradient of `nn.EmbeddingBag`; if sparse, after the operators of its formula."""
+    if not args[9]:
+        return mode.quietly(func, *args, **kwargs)
+    grad, indices, offsets, rows_of_bags, bag_sizes, _, count, by_frequency, reduction, _, weights, *rest = (
+        args
+    )
+    sparse = aten._embedding_bag_sparse_backward.default
+    with mode.looking():
+        return sparse.decompose(
+            *(grad, indices, offsets, rows_of_bags, bag_sizes, count, by_frequency, reduction, weights), *rest
+        )
 
 
 class FakeSparse(torch.Tensor):

@@ -40,6 +40,16 @@ def test_gradients_that_accumulate_keep_the_rows_of_both() -> None:
     assert sizes(done, "cat") == [2 * KIB * 8, 2 * KIB * WIDTH * 4]
 
 
+def test_the_gradient_of_bags_has_the_rows_that_they_sum() -> None:
+    def run() -> None:
+        table = nn.EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=True, device="cuda")
+        table(torch.empty(KIB // 4, 4, dtype=torch.long, device="cuda")).square().sum().backward()
+
+    done = estimated(run)
+    assert [size for _, size, _ in allocations(done) if size >= TABLE] == [TABLE]
+    assert sizes(done, "index_select") == [KIB * WIDTH * 4]
+
+
 @pytest.mark.parametrize(
     ("optimizer", "states"), [(torch.optim.SGD, 0), (torch.optim.Adagrad, 1), (torch.optim.SparseAdam, 2)]
 )
