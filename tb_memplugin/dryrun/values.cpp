@@ -11,6 +11,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/lt.h>
+#include <ATen/ops/unique_dim.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -88,6 +89,7 @@ const std::unordered_set<std::string> kOnlyWrites = {
     "aten::exponential_", "aten::geometric_", "aten::cauchy_", "aten::log_normal_"};
 // Operators that read a number on the host to know how large their results are; `equal` returns it.
 const std::unordered_set<std::string> kReadFirst = {"aten::nonzero", "aten::_unique2", "aten::unique_consecutive",
+                                                    "aten::unique_dim", "aten::unique_dim_consecutive", "aten::_coalesce",
                                                     "aten::equal"};
 // Operators that choose indices.
 const std::unordered_set<std::string> kChooses = {"aten::argmax", "aten::argmin", "aten::multinomial", "aten::max",
@@ -200,6 +202,7 @@ struct Observed : at::ObserverContext {
     bool integers = true;
     long selectable = 0;
     int64_t choices = 0;
+    int64_t along = 0;  // the dimension whose rows `unique` compares
     std::vector<Tensor> device_written, host_written;  // of operators that do not return what they write
 };
 
@@ -291,11 +294,19 @@ bool under_a_mode() {
 
 // Tell the host's reads within the operator what its kernels would have counted.
 void answer_first(Observed& it, const Tensor& mask) {
+    if (mask.layout() == c10::kSparse) {
+        Apart apart;
+        const Tensor indices = mask._indices();
+        const long most = std::min<long>(long(indices.size(1)), long(c10::multiply_integers(mask.sizes().slice(0, mask.sparse_dim()))));
+        const bool counts = is_plain(indices) && is_known(indices);
+        return answer_reads(counts ? long(std::get<0>(at::unique_dim(on_host(indices), 1)).size(1))
+                                   : ask_selected(it.op->name.c_str(), most), 1);
+    }
     if (it.computes) {
         it.computes = it.done = compute(it);
         if (!it.computes) return;
         const IValue& first = it.arguments[0];
-        return answer_reads(first.isTensor() ? long(first.toTensor().size(0)) : long(first.toBool()), 1);
+        return answer_reads(first.isTensor() ? long(first.toTensor().size(it.along)) : long(first.toBool()), 1);
     }
     if (it.op->name == "aten::equal") return;
     const long selected = ask_selected(it.op->name.c_str(), it.selectable);
@@ -313,7 +324,7 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
     if (!on_device) return nullptr;
     const Operator* op = operator_of(fn);
     const bool foreign = op && op->name.rfind("aten::", 0) != 0 && op->name.rfind("c10d::", 0) != 0;  // c10d: nccl.cpp
-    if (!op || (!op->computed && !foreign)) return nullptr;
+    if (!op || (!op->computed && !foreign && !kReadFirst.count(op->name))) return nullptr;
     auto it = std::make_unique<Observed>();
     it->op = op;
     const auto inputs = fn.inputs();
@@ -340,6 +351,7 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
         int64_t dim = op->name == "aten::topk" ? 2 : 1;
         dim = inputs.size() > size_t(dim) && inputs[size_t(dim)].isInt() ? inputs[size_t(dim)].toInt() : -1;
         if (dim >= -first.dim() && dim < first.dim()) it->choices = first.size(dim);
+        if (op->name.rfind("aten::unique_dim", 0) == 0) { it->along = dim; it->selectable = it->choices; }
     }
     if (kReadFirst.count(op->name)) answer_first(*it, inputs[0].toTensor());
     return it;

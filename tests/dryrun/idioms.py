@@ -15,6 +15,7 @@ said = {
     "selected": v[v > 0].tolist(),
     "unique": torch.unique(v).tolist(),
     "counts": torch.unique(v, return_counts=True)[1].tolist(),
+    "rows": torch.unique(v.view(2, 2)[:, :1], dim=0).tolist(),
     "repeated": torch.repeat_interleave(v).tolist(),
     "bincount": torch.bincount(v).tolist(),
     "equal": [torch.equal(v, v.clone()), torch.equal(v, v + 1)],
@@ -49,6 +50,7 @@ del stale
 said["new memory"] = torch.empty(1024, device=d)[:2].tolist()
 large = torch.randn(2048, 2048, device=d)
 said["large"] = [large.mean().item(), large[:1, :2].tolist(), large.argmax().item()]
+said["large rows"] = [list(torch.unique(large, dim=dim).shape) for dim in (0, 1)]
 print("SAID", json.dumps(said), flush=True)
 if (large > 0).any():
     print("not here")

@@ -35,6 +35,7 @@ def test_small_values_are_computed_and_others_are_asked_for(capfd: pytest.Captur
         "selected": [1, 2],
         "unique": [0, 1, 2],
         "counts": [2, 1, 1],
+        "rows": [[0]],
         "repeated": [1, 3, 3],
         "bincount": [2, 1, 1],
         "equal": [True, False],
@@ -49,6 +50,7 @@ def test_small_values_are_computed_and_others_are_asked_for(capfd: pytest.Captur
         "host's numbers stay": True,
         "new memory": [1.0, 1.0],
         "large": [1.0, [[1.0, 1.0]], 0],
+        "large rows": [[2048, 2048], [2048, 2048]],
     }
 
 
@@ -60,5 +62,5 @@ def test_a_hint_answers_what_was_not_computed() -> None:
         hints={f"idioms.py:{LAST_LINE}": False},
     )
     assert step.notes[0] == "The program ran to its end."
-    assert any("idioms.py:51 copies 2 values that were not computed" in note for note in step.notes)
+    assert any("idioms.py:52 copies 2 values that were not computed" in note for note in step.notes)
     assert FOURIER in step.notes

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tb_memplugin import MemoryEstimator
 from tb_memplugin.trace import Category
-from tests.estimate.fake_runs import MIB, allocations, estimated
+from tests.estimate.fake_runs import KIB, MIB, allocations, estimated
 
 WORKSPACE = 8_519_680
 
@@ -116,3 +116,18 @@ def test_compute_and_memory_on_two_devices_are_told_apart() -> None:
     assert first.device != second.device
     assert estimator.get_max_memory_allocated() == (4 * MIB, 8 * MIB)
     assert [device.name for device in estimator.trace_result().devices] == ["cuda:0", "cuda:1"]
+
+
+def test_an_estimate_is_of_the_gpu_that_needs_the_most() -> None:
+    """A pipeline by hand: 4 KiB of weights on the first GPU, 4 MiB on the second; gradients, too."""
+
+    def run() -> nn.Module:
+        first = nn.Linear(32, 32, bias=False, device="cuda:0")
+        second = nn.Linear(32, 32 * KIB, bias=False, device="cuda:1")
+        second(first(torch.ones(1, 32, device="cuda:0")).to("cuda:1")).sum().backward()
+        return nn.Sequential(first, second)
+
+    answer = estimated(run).estimate()
+    parts = dict(answer.breakdown)
+    assert (parts["parameter"], parts["gradient"]) == (4 * MIB, 4 * MIB)
+    assert any("of cuda:1, which needs the most" in note for note in answer.notes)

@@ -20,7 +20,7 @@ from tb_memplugin.trace.tables import Int64
 
 @dataclass(frozen=True, slots=True)
 class ModuleMemory:
-    """Memory of one module, its submodules included, on the first device. All sizes are bytes.
+    """Memory of one module, its submodules included, on the device that needs the most. All sizes are bytes.
 
     Attributes:
         name: its FQN, `(root)` for the model itself; or `outside:<operator>` for memory that no module owns.
@@ -60,11 +60,12 @@ class TensorCreation:
 
 
 def _sizes(trace: MemoryTrace) -> tuple[Int64, Int64, Int64]:
-    """Return rows of the first device's blocks, their bytes, and their bytes live at the peak (else 0)."""
+    """Return rows of the fullest device's blocks, their bytes, and their bytes live at the peak (else 0)."""
     blocks = trace.allocations
-    here = np.flatnonzero(blocks.device == 0)
+    device = fullest_device(trace)
+    here = np.flatnonzero(blocks.device == device)
     size = np.where(blocks.rounded >= 0, blocks.rounded, blocks.bytes)[here]
-    peak = int(np.argmax(allocated_levels(trace, 0))) - 1
+    peak = int(np.argmax(allocated_levels(trace, device))) - 1
     alive = (blocks.born[here] <= peak) & (blocks.freed[here] > peak)
     return here, size, np.where(alive, size, 0)
 
@@ -141,7 +142,7 @@ CONTEXT_BYTES = (100 * MIB, 712 * MIB)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The memory that a run would take on the first device. All sizes are bytes.
+    """The memory that a run would take on the device that needs the most. All sizes are bytes.
 
     Attributes:
         peak_allocated_bytes, peak_reserved_bytes: what `torch.cuda.max_memory_allocated` and
@@ -192,6 +193,12 @@ class Estimate:
         return f"with {unit.show(least)} to {unit.text(most)} to spare"
 
 
+def fullest_device(trace: MemoryTrace) -> int:
+    """Return the row of the device with the highest allocated bytes."""
+    peaks = [int(allocated_levels(trace, row).max()) for row in range(len(trace.devices))]
+    return peaks.index(max(peaks))
+
+
 def allocated_levels(trace: MemoryTrace, device: int) -> Int64:
     """Return the bytes of a device's live blocks, as the allocator rounded them.
 
@@ -229,25 +236,30 @@ def answer(
     `named` are (name, start, stop) of the phases that the program named; times are epoch nanoseconds.
     `not_counted` are bytes by which what is not known might raise the peak.
     """
-    levels = allocated_levels(simulated, 0)
+    device = fullest_device(simulated)
+    levels = allocated_levels(simulated, device)
     reserved = int(levels.max())
-    if simulated.devices[0].has_reserved:
-        reserved = int(simulated.events.reserved[simulated.events.device == 0].max(initial=0))
-    fits, margin, fit_notes = _fits(trace, settings, gpu, reserved)
+    if simulated.devices[device].has_reserved:
+        reserved = int(simulated.events.reserved[simulated.events.device == device].max(initial=0))
+    fits, margin, fit_notes = _fits(trace, settings, gpu, reserved, device)
+    if len(simulated.devices) > 1:
+        fit_notes.append(
+            f"The estimate is of {trace.devices[device].name}, which needs the most of all devices."
+        )
     if not len(simulated.allocations):
         fit_notes.append(
             f"Nothing was allocated on {trace.devices[0].name}: create the model and the inputs there."
         )
-    parts = breakdown(simulated, int(np.argmax(levels)) - 1)
+    parts = breakdown(simulated, int(np.argmax(levels)) - 1, device)
     return Estimate(
         peak_allocated_bytes=int(levels.max()),
         peak_reserved_bytes=reserved,
-        workspace_bytes=_of_category(simulated, Category.WORKSPACE),
+        workspace_bytes=_of_category(simulated, Category.WORKSPACE, device),
         fits=fits,
         margin_bytes=margin,
         margin_bounds_bytes=margin_bounds(gpu, margin, not_counted),
         breakdown=parts,
-        phases=_named(simulated, levels, named) or _phases(simulated, levels),
+        phases=_named(simulated, levels, named) or _phases(simulated, levels, device),
         seconds=seconds,
         gpu=gpu.name if gpu is not None else "",
         notes=(*notes, *fit_notes),
@@ -273,10 +285,10 @@ def margin_bounds(gpu: GpuSpec | None, margin: int | None, not_counted: int) -> 
     )
 
 
-def breakdown(trace: MemoryTrace, event: int) -> tuple[tuple[str, int], ...]:
-    """Return (category, bytes) of the blocks live after an event on the first device, largest first."""
+def breakdown(trace: MemoryTrace, event: int, device: int = 0) -> tuple[tuple[str, int], ...]:
+    """Return (category, bytes) of the blocks live after an event on a device, largest first."""
     blocks = trace.allocations
-    rows = blocks.alive_at(event, 0)
+    rows = blocks.alive_at(event, device)
     size = np.where(blocks.rounded >= 0, blocks.rounded, blocks.bytes)[rows]
     sums = np.bincount(blocks.category[rows], weights=size, minlength=len(Category)).astype(np.int64)
     parts = [(category.key, int(sums[category])) for category in Category if sums[category]]
@@ -284,15 +296,15 @@ def breakdown(trace: MemoryTrace, event: int) -> tuple[tuple[str, int], ...]:
 
 
 def _fits(
-    trace: MemoryTrace, settings: AllocatorSettings, gpu: GpuSpec | None, reserved: int
+    trace: MemoryTrace, settings: AllocatorSettings, gpu: GpuSpec | None, reserved: int, device: int
 ) -> tuple[bool | None, int | None, list[str]]:
-    if gpu is None or not trace.devices[0].has_reserved:
+    if gpu is None or not trace.devices[device].has_reserved:
         return None, None, []
     notes = [_beside(gpu)]
     room = gpu.usable_bytes
     if reserved <= room:
         return True, room - reserved, notes
-    tight = replay(trace, 0, settings, room, recorded=False)
+    tight = replay(trace, device, settings, room, recorded=False)
     if tight.failure is not None:
         return False, room - reserved, notes
     notes.append(
@@ -311,9 +323,9 @@ def _beside(gpu: GpuSpec) -> str:
     )
 
 
-def _of_category(trace: MemoryTrace, category: Category) -> int:
+def _of_category(trace: MemoryTrace, category: Category, device: int) -> int:
     blocks = trace.allocations
-    mine = (blocks.category == category) & (blocks.device == 0)
+    mine = (blocks.category == category) & (blocks.device == device)
     return int(blocks.bytes[mine].sum())
 
 
@@ -330,10 +342,10 @@ def _named(
     )
 
 
-def _phases(trace: MemoryTrace, levels: Int64) -> tuple[tuple[str, int], ...]:
+def _phases(trace: MemoryTrace, levels: Int64, device: int) -> tuple[tuple[str, int], ...]:
     """Return (name, highest allocated bytes) of the phases; what precedes the first forward is building."""
     events = trace.events
-    allocates = (events.kind == Kind.ALLOC) & (events.device == 0)
+    allocates = (events.kind == Kind.ALLOC) & (events.device == device)
     forward = np.flatnonzero(events.phase == Phase.FORWARD)
     before = np.arange(len(events)) < (int(forward[0]) if len(forward) else 0)
     parts = [(BUILDING, before)]

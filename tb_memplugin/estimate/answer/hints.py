@@ -145,6 +145,7 @@ class UnansweredError(MemPluginError):
 
     asked: Question
     most: int | None
+    is_index: bool
 
 
 def went_on(asked: Question, truth: bool) -> str:
@@ -158,9 +159,14 @@ def went_on(asked: Question, truth: bool) -> str:
 def counted(asked: Question, most: int) -> str:
     """Return the note on how many elements of a mask are assumed to be True."""
     return (
-        f"How many elements {asked.place} counts depends on values: the maximum, {most:,}, is assumed; a "
-        "hint can set it."
+        f"How many elements {asked.place} counts depends on values: {most:,} is assumed, the maximum or the "
+        "equal part of a choice; a hint can set it."
     )
+
+
+def indexed(asked: Question) -> str:
+    """Return the note on an index that is assumed."""
+    return f"The index that {asked.place} reads is assumed to be 0; a hint can set it."
 
 
 LBFGS = (
@@ -170,21 +176,24 @@ LBFGS = (
 """The note on what the optimizer asks."""
 
 
-def unanswered(asked: Question, most: int | None = None) -> UnansweredError:
+def unanswered(
+    asked: Question, most: int | None = None, *, is_index: bool = False, by: str = ""
+) -> UnansweredError:
     """Return the error for a question that has no hint and that cannot be answered by a guess.
 
-    `most` is the greatest value that it can have, where that is known.
+    `most` is the greatest value that it can have, where that is known; any would do for an index. `by` is the
+    function that asks for it.
     """
     value = "whether a condition holds" if asked.kind == "truth" else "a whole number"
     how, example = (", True or False", "True") if asked.kind == "truth" else ("", "7")
     error = UnansweredError(
         f"The program reads {value} from a tensor ({asked.operator} of shape {asked.shape}, "
-        f"{asked.dtype}), which an estimate does not know.",
+        f"{asked.dtype}), which an estimate does not know{by and f', but {by}() needs'}.",
         where=f"{asked.file}:{asked.line}",
         fix=f'Say it{how}: MemoryEstimator(hints={{"{asked.place}": {example}}}), or on the command line '
         f"--hint {asked.place}={example}.",
     )
-    error.asked, error.most = asked, most
+    error.asked, error.most, error.is_index = asked, most, is_index
     return error
 
 

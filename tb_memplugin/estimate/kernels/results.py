@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, no_buffers, operators
+from tb_memplugin.estimate.program.values import make_one_hot
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
@@ -64,7 +65,9 @@ class OneHot(Correction):
             if type(tensor) is not FakeTensor or not mode.is_here or num_classes <= 0:
                 return original(tensor, num_classes)
             rows = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=tensor.device)
-            return rows.scatter_(-1, tensor.unsqueeze(-1), 1)
+            rows.scatter_(-1, tensor.unsqueeze(-1), 1)
+            make_one_hot(tensor, rows)
+            return rows
 
         patches.set(functional, "one_hot", one_hot)
 
@@ -155,6 +158,13 @@ def _strides(shape: Sequence[int], like: torch.Tensor) -> list[int]:
     return [shape[1] * row, row, 1] if len(shape) == 3 else [row, 1]
 
 
+def _with_a_mask(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, Any]:
+    """Return what is rounded, and which elements were within the range, for backward."""
+    return mode.quietly(aten.empty_like.default, args[0]), mode.quietly(
+        aten.empty_like.default, args[0], dtype=torch.bool
+    )
+
+
 def _copied_twice(call: Call) -> Buffers:
     return [copied_bytes(call["grad_output"]), copied_bytes(call["output"])]
 
@@ -230,6 +240,19 @@ KERNELS = (
         no_buffers,
         source="UpSample.h:upsample_2d_common_check",
         results=_in_the_format_of_the_input,
+    ),
+    Kernel(
+        operators(
+            "fake_quantize_per_tensor_affine_cachemask",
+            "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+            "fake_quantize_per_channel_affine_cachemask",
+            "_fused_moving_avg_obs_fq_helper",
+        ),
+        no_buffers,
+        source="quantized/FakeQuantPerTensorAffine.cpp, FakeQuantPerChannelAffine.cpp",
+        on="",
+        results=_with_a_mask,
+        rare="training that is aware of quantization",
     ),
     Kernel(
         operators("_grouped_mm"),

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from traceback import walk_tb
 from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from tb_memplugin.estimate.answer.hints import Question, UnansweredError, counted, unanswered, went_on
 from tb_memplugin.estimate.program.checks import going_on
@@ -40,6 +42,8 @@ class AssumedCounts(Correction):
             except UnansweredError as error:
                 if error.asked.kind != "count":
                     raise
+                if error.is_index:
+                    return ChosenIndex(error.asked)
                 self.target.note(
                     f"The whole number that {error.asked.place} reads from a tensor is not known; what is "
                     "calculated from it is assumed to be 1.0. A hint can set it."
@@ -47,6 +51,7 @@ class AssumedCounts(Correction):
                 return AssumedCount(error.asked, error.most, self.target.note)
 
         patches.set(FakeTensor, "item", item)
+        patches.set(FakeTensor, "__getitem__", _getitem)
         for name in ("tensor", "as_tensor"):
             patches.set(torch, name, _with_values(getattr(torch, name)))
         for owner, names in _SIZED.items():
@@ -55,20 +60,72 @@ class AssumedCounts(Correction):
 
 
 _SIZED: dict[Any, tuple[str, ...]] = {
-    torch: ("empty", "zeros", "ones", "rand", "randn"),
-    FakeTensor: ("expand", "new_empty", "new_zeros", "new_ones"),
+    torch: ("empty", "zeros", "ones", "rand", "randn", "arange"),
+    FakeTensor: ("expand", "repeat", "resize_", "new_empty", "new_zeros", "new_ones"),
 }
 """Functions that take sizes one by one, and whose own check of these knows no `__torch_function__`."""
 
 
 def _with_sizes(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function in which a number that is not known decides."""
+    """Return a function in which a number that is not known decides, and that takes no index."""
+
+    def size(number: Any) -> Any:
+        if isinstance(number, ChosenIndex):
+            raise unanswered(number.asked)
+        if type(number) is tuple:
+            return tuple(map(size, number))
+        return int(number) if isinstance(number, AssumedCount) else number
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
-        return original(*(int(each) if isinstance(each, AssumedCount) else each for each in args), **kwargs)
+        return original(*map(size, args), **kwargs)
 
     return function
+
+
+def _getitem(tensor: Any, index: Any) -> Any:
+    """Return a part of a tensor. A chosen index may be one of its bounds only if both are chosen together."""
+    for part in index if type(index) is tuple else (index,):
+        if type(part) is slice:
+            bounds = (part.start, part.stop)
+            asked = [bound.asked for bound in bounds if isinstance(bound, ChosenIndex)]
+            if asked and asked != [asked[0]] * 2:
+                raise unanswered(asked[0])
+    return _ORIGINAL_GETITEM(tensor, index)
+
+
+_ORIGINAL_GETITEM: Any = torch.Tensor.__getitem__
+
+
+class ChosenIndex(int):
+    """An index that was chosen, assumed to be 0, or what is calculated from it. It is no length."""
+
+    asked: Question
+
+    def __new__(cls, asked: Question, value: int = 0) -> ChosenIndex:
+        """Return an index.
+
+        Args:
+            asked: the question that has no answer; it is raised where the index would be a length.
+        """
+        index = super().__new__(cls, value)
+        index.asked = asked
+        return index
+
+
+def _calculating(name: str) -> Any:
+    original = getattr(int, name)
+
+    def calculate(index: ChosenIndex, other: Any) -> Any:
+        result = original(index, other)
+        return ChosenIndex(index.asked, result) if type(result) is int else result
+
+    return calculate
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    for _side in ("", "r"):
+        setattr(ChosenIndex, f"__{_side}{_name}__", _calculating(f"__{_side}{_name}__"))
 
 
 _OF_VALUES = frozenset(
@@ -125,16 +182,16 @@ class AssumedCount:
     """
 
     def __init__(self, asked: Question, most: int | None, note: Callable[[str], object]) -> None:
-        self._asked, self._most, self._note = asked, most, note
+        self.asked, self._most, self._note = asked, most, note
 
     def _decides(self) -> int:
         if self._most is None:
-            raise unanswered(self._asked)
-        self._note(counted(self._asked, self._most))
+            raise unanswered(self.asked)
+        self._note(counted(self.asked, self._most))
         return self._most
 
     def _compared(self, _: Any = None) -> AssumedTruth:
-        return AssumedTruth(self._asked, self._note)
+        return AssumedTruth(self.asked, self._note)
 
     def _calculated(self, other: Any = 0) -> Any:
         """Return the result of a calculation: unknown, too, or a float where one is part of it."""
@@ -171,7 +228,7 @@ class AssumedCount:
         return func(*map(value, args), **{name: value(each) for name, each in (kwargs or {}).items()})
 
     def __hash__(self) -> NoReturn:
-        raise unanswered(self._asked)
+        raise unanswered(self.asked)
 
     def __bool__(self) -> bool:
         return bool(self._compared())
@@ -189,15 +246,26 @@ class AssumedCount:
         return PRINTED
 
 
+def not_taken(error: BaseException) -> UnansweredError | None:
+    """Return the error for a function that takes no number that is not known, None for any other error."""
+    if not isinstance(error, TypeError) or AssumedCount.__name__ not in str(error):
+        return None
+    for frame, _ in reversed(list(walk_tb(error.__traceback__))):
+        for number in tree_leaves(frame.f_locals):
+            if isinstance(number, AssumedCount):
+                return unanswered(number.asked, by=frame.f_code.co_name)
+    return None
+
+
 class AssumedTruth:
     """The result of a comparison with a whole number that is not known."""
 
     def __init__(self, asked: Question, note: Callable[[str], object]) -> None:
-        self._asked, self._note = asked, note
+        self.asked, self._note = asked, note
 
     def __bool__(self) -> bool:
         truth = going_on(None)
         if truth is None:
-            raise unanswered(self._asked)
-        self._note(went_on(self._asked, truth))
+            raise unanswered(self.asked)
+        self._note(went_on(self.asked, truth))
         return truth

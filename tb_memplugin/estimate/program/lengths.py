@@ -24,6 +24,7 @@ _SIZED = frozenset(
 """Functions and methods whose arguments are sizes."""
 
 _SLICES = ("BUILD_SLICE", "BINARY_SLICE", "STORE_SLICE")
+_NAMES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
 _KEEPS = (
     "BINARY_OP",
     "BINARY_ADD",
@@ -58,7 +59,7 @@ def _is_length(code: CodeType, last: int) -> bool:
         name = instructions[user].opname
         if name in _SLICES or (name.startswith("CALL") and _callee(instructions, user) in _SIZED):
             return True
-        if name.startswith("STORE_"):
+        if name in _NAMES:
             waiting += _loads(instructions, instructions[user].argval)
         elif name.startswith(_KEEPS):
             waiting.append(user)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.program.assumed_counts import not_taken
 
 _FUNCTION = "Leave that part out of the estimate, or write it with plain tensors and operators."
 
@@ -57,6 +58,8 @@ def by_name(error: BaseException) -> MemPluginError | None:
     """Return a MemPluginError for a known error of torch, None for any other error."""
     if not isinstance(error, (RuntimeError, AssertionError, AttributeError, TypeError)):
         return None
+    if (refused := not_taken(error)) is not None:
+        return refused
     text = str(error)[:2000]
     for part, cause, fix in _KNOWN:
         if part in text:

@@ -27,6 +27,7 @@ from tb_memplugin.estimate.answer.hints import (
     asking_frame,
     checked,
     counted,
+    indexed,
     question,
     unanswered,
     went_on,
@@ -44,25 +45,19 @@ _MASKS = (torch.bool, torch.uint8)
 _GENERATES = "transformers/generation/"
 """Files that ask whether sequences are padded, and after each token whether all are finished."""
 
-_CHOICES = (aten.argmax, aten.argmin, aten.multinomial, aten.randint)
+_CHOICES = (aten.argmax, aten.argmin, aten.multinomial, aten.randint, aten.bucketize)
 """Operators that choose or draw indices by parameters or chance: any of them is as good as another."""
 
 _WITH_CHOICES = (aten.topk, aten.sort, aten.max.dim, aten.min.dim, aten.kthvalue, aten.mode)
 """Operators whose second result are such indices."""
 
+_COPIES = (aten._to_copy, aten.clone, aten.stack, aten.index, aten.index_select, aten.gather, aten.flip)
+"""Operators whose results have the elements of their input."""
+
 _OF_CHOICES = (
-    *(
-        aten._to_copy,
-        aten.clone,
-        aten.cat,
-        aten.stack,
-        aten.index,
-        aten.index_select,
-        aten.gather,
-        aten.where,
-    ),
-    *(aten.remainder, aten.floor_divide, aten.div, aten.flip, aten.masked_fill, aten.constant_pad_nd),
-    *(aten.copy_, aten.scatter, aten.scatter_, aten.index_copy_, aten.repeat, aten.add),
+    *(*_COPIES, aten.cat, aten.where, aten.repeat, aten.masked_fill, aten.constant_pad_nd),
+    *(aten.remainder, aten.floor_divide, aten.div, aten.add),
+    *(aten.copy_, aten.scatter, aten.scatter_, aten.index_copy_),
     *(aten.unique_consecutive, aten._unique2, aten.unique_dim),
 )
 """Operators whose whole numbers are still indices, if their input has chosen ones."""
@@ -81,9 +76,12 @@ _NOT_FINITE = (aten.isnan.default, aten.isinf.default, aten.isposinf.default, at
 _EQUAL, _DIFFERENT = (aten.eq.Tensor, aten.eq.Scalar), (aten.ne.Tensor, aten.ne.Scalar)
 
 _CHOSEN, _COMPARED, _COUNTED, _SELECTS = "chosen", "compared", "counted", "selects"
-"""Attributes of fake tensors: whether they hold chosen indices, the truth of a comparison with 1.0, the most
-that their elements can be, which count those of a mask, and the most elements that a mask selects, with the
-tensor's version at that time."""
+"""Attributes of fake tensors: among how many their elements are chosen, 0 if not known; the truth of a
+comparison with 1.0; the most that their elements can be, which count those of a mask; and the most elements
+that a mask selects, with the tensor's version at that time."""
+
+_CHOICES_OF = "choices_of"
+"""The attribute of a mask that is True where one of so many choices was chosen, as parts of `one_hot` are."""
 
 _ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_attn_mask_utils.py")
 """Files that check whether a mask selects everything, in order to omit it (kernels/attention.py)."""
@@ -105,6 +103,13 @@ class Asking(Correction):
                 return int(torch.count_nonzero(values))
         asked = question("share", func, mask, mode.caller())
         hint = answer(self._hints, asked)
+        if hint is None and (choices := _attribute(mask, _CHOICES_OF)):
+            count = math.ceil(mask.numel() / float(choices))
+            self.target.note(
+                f"How many elements {asked.place} selects depends on what is chosen: each choice is assumed "
+                f"to be as frequent as any other, so {count:,} of {mask.numel():,}; a hint can set it."
+            )
+            return count
         if hint is None:
             most, every = _most_selected(mask), mask.numel()
             maximum = f"all {every:,}" if most in (None, every) else f"{most:,} of {every:,}"
@@ -136,6 +141,7 @@ class Asking(Correction):
         """
         with mode:
             count = self._selected(mode, func, tensor)
+            count = min(count, _attribute(tensor, _CHOSEN) or count)
             longs: dict[str, Any] = {"dtype": torch.int64, "device": tensor.device}
             return (
                 torch.empty(count, dtype=tensor.dtype, device=tensor.device),
@@ -162,10 +168,12 @@ class Values(Asking):
         """Return functions for operators that convert masks to indices, as derivatives of `x[mask]` do."""
         packets = (aten.index_put, aten.index_put_, aten._index_put_impl_)
         compared = {getattr(each, name): _compared for each in _COMPARISONS for name in ("Scalar", "Tensor")}
+        compared |= dict.fromkeys(_EQUAL, self._equal)
         looked_up = {packet.default: _looked_up for packet in packets}
-        finite = dict.fromkeys((*_NOT_FINITE, *_EQUAL, *_DIFFERENT), self._finite)
+        finite = dict.fromkeys((*_NOT_FINITE, *_DIFFERENT), self._finite)
         summed = {aten.sum.default: _summed, aten.sum.dim_IntList: _summed}
-        summed |= {aten.max.default: _as_counted}
+        summed |= {aten.max.default: _as_counted, aten.any.dim: _with_fewer_choices}
+        summed |= dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default), _of_both)
         every = (
             dict.fromkeys(_overloads(_CHOICES), _chosen),
             dict.fromkeys(_overloads(_WITH_CHOICES), _chosen_second),
@@ -189,6 +197,17 @@ class Values(Asking):
             with no_dispatch():
                 truth = func in _EQUAL if args[0] is args[-1] else func in _DIFFERENT
                 mode.keep_values(out, torch.full(out.shape, truth))
+
+    def _equal(
+        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
+    ) -> None:
+        """Keep of how many choices one is asked for: `chosen == 3`, or `== arange(8)` in a dimension more."""
+        self._finite(mode, func, args, out, scope)
+        chosen, other = args
+        choices = _attribute(chosen, _CHOSEN)
+        is_one = not isinstance(other, torch.Tensor) or not other.dim() or out.numel() > chosen.numel()
+        if choices and is_one and values_of(chosen) is None:
+            setattr(out, _CHOICES_OF, choices)
 
     def _scalar(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         try:
@@ -227,7 +246,9 @@ class Values(Asking):
             self.target.note(went_on(asked, truth))
             return truth
         if kind == "count" and is_chosen(tensor) and not is_length(mode.caller()):
-            self.target.note(f"The index that {asked.place} reads is assumed to be 0; a hint can set it.")
+            self.target.note(indexed(asked))
+            if is_item(mode.caller()):
+                raise unanswered(asked, is_index=True)
             return 0
         if kind == "count" and (most := _attribute(tensor, _COUNTED)) is not None:
             if is_item(mode.caller()):
@@ -382,19 +403,57 @@ def _overloads(operators: Iterable[Any]) -> list[Any]:
 
 
 def _chosen(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
-    setattr(out, _CHOSEN, True)
+    """Keep that indices are chosen, and of how many: of a whole tensor, along a dimension, or of a range."""
+    packet, of = func.overloadpacket, args[0]
+    if packet is aten.randint:
+        choices = max(args[1] - of if len(args) > 2 else of, 0)
+    elif packet is aten.bucketize:
+        choices = args[1].numel() + 1
+    else:
+        along = -1 if packet is aten.multinomial else args[1] if len(args) > 1 else None
+        choices = of.numel() if along is None or not of.dim() else of.shape[along]
+    setattr(out, _CHOSEN, choices)
 
 
 def _chosen_second(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
-    setattr(out[1], _CHOSEN, True)
+    """Keep that the second result has indices along a dimension, by default the last."""
+    of, dimensions = args[0], [each.name for each in func._schema.arguments]
+    row = dimensions.index("dim")
+    along = args[row] if row < len(args) else -1
+    setattr(out[1], _CHOSEN, of.shape[along] if of.dim() else 1)
+
+
+def _with_fewer_choices(
+    mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
+) -> None:
+    """Keep of how many a choice is where several were chosen: two of eight are one of four."""
+    if (choices := _attribute(args[0], _CHOICES_OF)) and out.numel():
+        setattr(out, _CHOICES_OF, max(1, choices * out.numel() / args[0].numel()))
+
+
+def _of_both(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    """Keep that a mask selects no more than each of two."""
+    choices = [_attribute(mask, _CHOICES_OF) or 0 for mask in args if isinstance(mask, torch.Tensor)]
+    if any(choices):
+        setattr(out, _CHOICES_OF, max(choices))
+
+
+def make_one_hot(tensor: torch.Tensor, rows: torch.Tensor) -> None:
+    """Keep that `rows` have a one where each index is, of those among which it was chosen or of all."""
+    setattr(rows, _CHOICES_OF, _attribute(tensor, _CHOSEN) or rows.shape[-1])
 
 
 def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     out = out[0] if isinstance(out, tuple) else out
     if not isinstance(out, torch.Tensor) or out.dtype.is_floating_point:
         return
-    if any(is_chosen(each) for each in tree_leaves(args) if isinstance(each, torch.Tensor)):
-        setattr(out if out._base is None else out._base, _CHOSEN, True)
+    inputs = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
+    same = func.overloadpacket in _COPIES
+    if same and (choices := _attribute(inputs[0], _CHOICES_OF)):
+        setattr(out, _CHOICES_OF, choices)
+    if any(map(is_chosen, inputs)):
+        choices = _attribute(inputs[0], _CHOSEN) if same else None
+        setattr(out if out._base is None else out._base, _CHOSEN, choices or 0)
     elif func is aten.add.Tensor:
         _as_counted(mode, func, args, out, scope)
     elif func is aten._to_copy.default and args[0].dtype is torch.bool:
@@ -407,10 +466,11 @@ def _succeeded(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: An
 
 
 def _summed(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
-    """Keep the most that a sum of a mask can be: all of it."""
+    """Keep the most that a sum of a mask can be: all of it, or the part of one choice."""
     each = 1 if args[0].dtype is torch.bool else _attribute(args[0], _COUNTED)
     if each is not None and not out.dtype.is_floating_point and out.numel():
-        setattr(out, _COUNTED, each * args[0].numel() // out.numel())
+        choices = _attribute(args[0], _CHOICES_OF) or 1
+        setattr(out, _COUNTED, -(-each * args[0].numel() // (out.numel() * choices)))
 
 
 def _as_counted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:

@@ -29,6 +29,7 @@ from tb_memplugin.estimate.kernels.derivatives import (
 from tb_memplugin.estimate.kernels.losses import CtcLoss
 from tb_memplugin.estimate.kernels.recurrent import Recurrent
 from tb_memplugin.estimate.kernels.results import FusedKernels, OneHot
+from tb_memplugin.estimate.kernels.sparse import SparseTensors
 from tb_memplugin.estimate.kernels.table import Kernel, Table
 from tb_memplugin.estimate.kernels.uncounted import CpuKernels, Unknown
 from tb_memplugin.estimate.kernels.workspaces import Workspaces
@@ -104,6 +105,7 @@ EVERYWHERE: tuple[type[Correction], ...] = (
     OneHot,
     CtcLoss,
     BiasInPlace,
+    SparseTensors,
     StorageResizing,
     Communication,
     DataParallel,

@@ -46,12 +46,18 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
     return stream;
   }
   DeviceIndex deviceCount() const noexcept override {
-    return 1;
+    return 8;
   }
   bool queryStream(const Stream&) const override {
     return true;
   }
   void synchronizeStream(const Stream&) const override {}
+  // Autograd waits so for gradients of another GPU: here all work is done at once.
+  void record(void**, const Stream&, const DeviceIndex, const c10::EventFlag) const override {}
+  void block(void*, const Stream&) const override {}
+  bool queryEvent(void*) const override {
+    return true;
+  }
 };
 
 struct Hooks final : public at::CUDAHooksInterface {

@@ -158,6 +158,8 @@ class CountingFakeMode(FakeTensorMode):
         scope = self.layers.scope()
         self.settle(scope)
         plain = all(kind is FakeTensor for kind in types)  # DTensor and others call again with what they hold
+        if not plain and any(getattr(kind, "computes_itself", False) for kind in types):
+            return NotImplemented
         composite = self._is_composite(func)
         rule = self._rules.get(func) if plain else None
         self._inside = not composite

@@ -130,3 +130,11 @@ def test_a_gru_cell_keeps_five_vectors_for_its_backward() -> None:
     done = estimated(run, gpu="a100")
     assert sizes(done, "_thnn_fused_gru_cell") == [state, 5 * state]
     assert sizes(done, "_thnn_fused_gru_cell_backward") == [3 * state, 3 * state, state, bias, bias]
+
+
+def test_rounding_as_in_training_for_quantization_keeps_a_mask() -> None:
+    def rounded(given: torch.Tensor) -> torch.Tensor:
+        return torch.fake_quantize_per_tensor_affine(given, 0.1, 0, -128, 127)
+
+    done = backward(rounded, (1024,))
+    assert sizes(done, "fake_quantize_per_tensor_affine_cachemask") == [4096, 1024]

@@ -98,11 +98,17 @@ def collects(read: Read) -> object:
     return tokens[:1]
 
 
+def writes_there(read: Read) -> object:
+    rows, index = list(ROWS), read.item()
+    rows[index] = "d"
+    return rows[:]
+
+
 def compares(read: Read) -> object:
     return "end" if read.item() == 3 else list(range(2))
 
 
-@pytest.mark.parametrize("reader", [looks_up, looks_up_a_variable, acts, collects, compares])
+@pytest.mark.parametrize("reader", [looks_up, looks_up_a_variable, acts, collects, writes_there, compares])
 def test_an_index_is_no_length(reader: Callable[[Read], object]) -> None:
     read = Read()
     reader(read)

@@ -19,11 +19,6 @@ def ones(*shape: int, **options: Any) -> torch.Tensor:
     return torch.ones(*shape, device="cuda", **options)
 
 
-def sparse_gradient() -> None:
-    table = nn.Embedding(100, 8, sparse=True, device="cuda")
-    table(torch.zeros(4, dtype=torch.long, device="cuda")).sum().backward()
-
-
 @torch.library.custom_op("tb_memplugin_tests::without_a_fake", mutates_args=())
 def without_a_fake(tensor: torch.Tensor) -> torch.Tensor:
     return tensor + 1
@@ -34,7 +29,10 @@ class Plain(torch.Tensor):
 
 
 PROGRAMS: dict[str, tuple[Callable[[], Any], str]] = {
-    "a sparse gradient": (sparse_gradient, "layout torch.sparse_coo"),
+    "a sparse tensor": (
+        lambda: torch.sparse_coo_tensor(ones(2, 3).long(), ones(3), (4, 4)).log1p(),
+        "log1p.default of a sparse tensor",
+    ),
     "a quantized tensor": (
         lambda: torch.quantize_per_tensor(ones(64, 64), 0.1, 0, torch.qint8),
         "creates a quantized tensor",

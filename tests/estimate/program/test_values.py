@@ -680,8 +680,8 @@ def test_a_mask_counts_all_where_its_count_decides() -> None:
         return [layer.weight, unknown(len(rows))]
 
     done = estimated(run)
-    assert any("counts depends on values: the maximum, 12," in note for note in done.estimate().notes)
-    assert any("the maximum, 5," in note for note in done.estimate().notes)
+    assert any("counts depends on values: 12 is assumed" in note for note in done.estimate().notes)
+    assert any("5 is assumed" in note for note in done.estimate().notes)
 
 
 def test_indices_of_the_largest_are_chosen_and_so_is_what_is_calculated_from_them() -> None:
@@ -780,3 +780,80 @@ def test_a_mask_selects_at_most_what_was_set_where_nothing_was() -> None:
 
     estimated(run)
     assert selected == [130, 260, 10, 10, 24000, 4000]
+
+
+EXPERTS, TOKENS = 8, 1024
+
+
+def routed(by: Callable[[torch.Tensor], list[torch.Tensor]]) -> Callable[[], list[int]]:
+    """Return a program that selects the tokens of each expert, of which each token chooses two."""
+
+    def run() -> list[int]:
+        chosen = unknown(TOKENS, EXPERTS).topk(2).indices
+        return [len(torch.where(mask)[0]) for mask in by(chosen)]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        lambda chosen: [chosen == expert for expert in range(EXPERTS)],
+        lambda chosen: [(chosen == expert).any(-1) for expert in range(EXPERTS)],
+        lambda chosen: list(torch.nn.functional.one_hot(chosen, EXPERTS + 1).permute(2, 1, 0))[:EXPERTS],
+        lambda chosen: list((chosen.unsqueeze(-1) == torch.arange(EXPERTS, device="cuda")).unbind(-1)),
+    ],
+)
+def test_experts_are_chosen_equally_often(by: Any) -> None:
+    counts: list[list[int]] = []
+    done = estimated(lambda: counts.append(routed(by)()))
+    assert counts == [[2 * TOKENS // EXPERTS] * EXPERTS]
+    assert any("as frequent as any other, so 256 of" in note for note in done.estimate().notes)
+
+
+def test_parts_of_a_range_and_other_choices_share_the_elements() -> None:
+    counts: list[int] = []
+
+    def run() -> None:
+        values, labels = unknown(TOKENS), unknown(TOKENS, dtype=torch.long)
+        binned = torch.bucketize(values, torch.linspace(0, 1, 3, device="cuda"))
+        guess = unknown(TOKENS, 4).argmax(-1)
+        counts.extend(len(values[mask]) for mask in (binned == 1, guess == 3, (guess == 3) & (values > 0)))
+        counts.extend([len(torch.unique(guess)), len(values[guess == labels]), len(values[guess != 3])])
+        counts.append(int((guess == 3).sum()))
+
+    estimated(run)
+    assert counts == [TOKENS // 4] * 3 + [4, TOKENS, TOKENS, TOKENS // 4]
+
+
+def first(values: torch.Tensor, end: int) -> torch.Tensor:
+    return values[: end + 1]
+
+
+def window(values: torch.Tensor, start: int) -> torch.Tensor:
+    return values[start : start + 8]
+
+
+def repeated(values: torch.Tensor, times: int) -> torch.Tensor:
+    return values.repeat(times)
+
+
+@pytest.mark.parametrize("function", [first, repeated, lambda values, rows: torch.zeros((rows, 2))])
+def test_a_chosen_index_is_no_length_in_another_function_either(function: Any) -> None:
+    with pytest.raises(MemPluginError, match=r"a whole number(?s:.*)test_values\.py:"):
+        estimated(lambda: function(unknown(9), unknown(9).argmax().item()))
+
+
+def test_a_window_that_begins_at_a_chosen_index_has_its_length() -> None:
+    read: list[Any] = []
+    estimated(lambda: read.append(window(unknown(9), unknown(9).argmax().item() // 2).shape))  # type: ignore[arg-type]
+    assert read == [(8,)]
+
+
+def test_a_function_that_takes_no_unknown_number_is_named_with_the_hint() -> None:
+    def run() -> None:
+        side: Any = unknown(4, dtype=torch.long).max().item()
+        torch.nn.functional.interpolate(unknown(1, 1, 4, 4), size=(side, side))
+
+    with pytest.raises(MemPluginError, match=r"interpolate\(\) needs(?s:.*)--hint test_values\.py:"):
+        estimated(run)
