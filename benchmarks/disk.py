@@ -32,7 +32,7 @@ def measure() -> list[Figure]:
         blobs = [len(step.blob) / 1e3 for step in read_recordings(str(folder / "memory")).steps]
         size = side_file.stat().st_size
         return [
-            Figure(f"side file, bytes per event ({events:,} events)", "B", [size / events], 10),
+            Figure("side file, bytes per event", "B", [size / events], 10),
             Figure("side file", "kB", [size / 1e3], None, [exported.stat().st_size / 1e3], "trace.json.gz"),
             Figure("summary of a step, largest", "kB", [max(blobs)], 100),
         ]

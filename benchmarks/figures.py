@@ -1,19 +1,27 @@
-"""One measured figure with its peer's value and its goal."""
+"""One measured figure with its peer's value and its goal, and what a page of docs says of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
 from statistics import median
+
+CONFIDENCE = 0.95
+
+Claims = Mapping[tuple[str, str], tuple[str, str]]
+"""By a figure's name and its peer's, the cells of a page's table row: ours, and the ratio."""
 
 
 @dataclass(frozen=True)
 class Figure:
     """The values of each round, ours and those of a peer, if there is one.
 
-    `limit` is the goal: the highest ratio of ours to the peer's or, without a peer, our highest value.
-    `interval` is the 95 % confidence interval of the ratio, if it was measured: then the goal is met if a
-    ratio up to the goal is in it.
+    `what` and `peer_name` are also the words in the table of docs/performance.md. `limit` is the goal: the
+    highest ratio of ours to the peer's or, without a peer, our highest value. `interval` is the 95 %
+    confidence interval of the ratio, if it was measured: then the goal is met if a ratio up to the goal is
+    in it.
     """
 
     what: str
@@ -28,6 +36,25 @@ class Figure:
     def ratio(self) -> float | None:
         """The median of the rounds' ratios; None without a peer."""
         return median(a / b for a, b in zip(self.ours, self.peer, strict=True)) if self.peer else None
+
+    @property
+    def between(self) -> tuple[float, float]:
+        """The 95 % confidence interval of the ratio or, without a peer, of ours."""
+        if self.interval is not None:
+            return self.interval
+        rounds = [a / b for a, b in zip(self.ours, self.peer, strict=True)] if self.peer else self.ours
+        return median_interval(rounds)
+
+    def contradicted(self, claims: Claims) -> str | None:
+        """Return how a page says better than this figure, None if it does not, or says nothing of it."""
+        cells = claims.get((self.what, self.peer_name))
+        if cells is None:
+            return None
+        number = re.search(r"\d[\d,]*(?:\.(\d+))?", cells[1] if self.peer else cells[0])
+        low, high = self.between
+        if number is None or float(number[0].replace(",", "")) >= round(low, len(number[1] or "")):
+            return None
+        return f"{self.what}: the page says {number[0]}, measured were {low:.4g} to {high:.4g}"
 
     @property
     def met(self) -> bool | None:
@@ -55,3 +82,34 @@ class Figure:
 
 def _shown(value: float, unit: str) -> str:
     return f"{value:,.{1 if value >= 10 else 2}f} {unit}".rstrip()
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the narrowest two values, equally far from both ends, that have the median between them at 95 %.
+
+    The median is below the k-th smallest of n values as often as fewer than k of n coins show heads. Of
+    fewer than six values, the least and the largest are returned, which have it between them less often.
+    """
+    ordered, count = sorted(values), len(values)
+    outside = 0
+    while 2 * sum(comb(count, heads) for heads in range(outside + 2)) <= (1 - CONFIDENCE) * 2**count:
+        outside += 1
+    return ordered[outside], ordered[-1 - outside]
+
+
+def claims_of(page: str) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return what the tables of a Markdown page with the columns what, ours, peer and ratio say."""
+    return {(what, peer.partition(":")[0].strip()): (ours, ratio) for what, ours, peer, ratio in _rows(page)}
+
+
+def _rows(page: str) -> Iterator[tuple[str, str, str, str]]:
+    lines: Iterable[str] = page.replace("`", "").splitlines()
+    is_ours = False
+    for line in lines:
+        if not line.startswith("|"):
+            is_ours = False
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if is_ours and len(cells) >= 4:
+            yield cells[0], cells[1], cells[2], cells[3]
+        is_ours = is_ours or cells[:4] == ["what", "ours", "peer", "ratio"]

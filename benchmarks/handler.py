@@ -76,7 +76,8 @@ def _against_memory_timeline() -> Figure:
 
         for _ in range(3):
             profiled(ready, model, optimizer, record_shapes=True, with_stack=True)
-    return Figure("handler, 10 steps", "ms", ours[1:], 1 / 40, theirs[1:], "export_memory_timeline")
+    what = "handler, 10 steps, record_shapes, with_stack"
+    return Figure(what, "ms", ours[1:], 1 / 40, theirs[1:], "export_memory_timeline")
 
 
 def _own_events() -> Figure:

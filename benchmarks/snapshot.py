@@ -48,9 +48,9 @@ def measure() -> list[Figure]:
                 figures.append(_command(path, what))
         path.write_bytes(pickle.dumps(synthetic(), protocol=4))
         base, other = load(path), load(path)
-    difference = [_lap(partial(compare, base, other, by="stack"))]
-    profile, loop = [], []
+    difference, profile, loop = [], [], []
     for _ in range(ROUNDS):
+        difference.append(_lap(partial(compare, base, other, by="stack")))
         profile.append(_lap(partial(_profile, base)))
         loop.append(_lap(partial(_loop, base)) * SHARE)
     return [

@@ -43,14 +43,16 @@ def _figures() -> list[Figure]:
         theirs.append(tracked - bare)
     return [
         Figure(
-            "tracer on the CPU, added to a step",
+            "MemoryTracer on the CPU, added to a step",
             "ms",
             ours[1:],
             1 / 3,
             theirs[1:],
             "MemTracker, added to a step",
         ),
-        Figure("tracer on the CPU, added to a step", "ms", ours[1:], None, plain[1:], "the step without it"),
+        Figure(
+            "MemoryTracer on the CPU, added to a step", "ms", ours[1:], None, plain[1:], "the step without it"
+        ),
     ]
 
 

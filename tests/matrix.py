@@ -28,6 +28,7 @@ TESTS = (
     "tests/tensorboard",
     "tests/exports",
     "tests/simulator",
+    "tests/commands",
     "tests/test_handler.py",
     "tests/test_monitor.py",
     "tests/test_tracer.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -27,7 +27,13 @@ OF_LABEL = "label:"
 Command = Callable[..., None]
 
 
-class _Division(click.Choice[str]):
+if TYPE_CHECKING:
+    _Choice = click.Choice[str]
+else:
+    _Choice = click.Choice  # not generic before click 8.2
+
+
+class _Division(_Choice):
     """One of the divisions, or `label:KEY`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:

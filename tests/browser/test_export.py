@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from importlib.util import find_spec
 
-from click.testing import CliRunner
 from playwright.sync_api import expect
 
 from tb_memplugin.commands import main
@@ -13,6 +12,7 @@ from tb_memplugin.exports.formats import FORMATS
 from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.writer import RunWriter
 from tests.browser.recorded import recorded
+from tests.cli import CliRunner
 from tests.step_figures import figures
 from tests.traces import trace
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from tb_memplugin import MemPluginError, load
 from tb_memplugin.analysis import peak, stages
 from tb_memplugin.coming_from import mosaic
 from tb_memplugin.coming_from.mosaic.__main__ import main as console
+from tests.cli import CliRunner
 from tests.commands.files import step_snapshot, write
 from tests.snapshots import block, entries, segment, snapshot
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from tb_memplugin.commands import main
 from tb_memplugin.exports.formats import FORMATS
+from tests.cli import CliRunner
 from tests.snapshots import block, entries, segment, snapshot
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from tb_memplugin.commands import IN_THIS_PROCESS, SUB_COMMANDS, main
+from tests.cli import CliRunner
 from tests.commands.files import PROGRAM, step_snapshot, write
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")

@@ -3,12 +3,12 @@ import shlex
 from importlib import metadata
 
 import pytest
-from click.testing import CliRunner
 
 from tb_memplugin.commands import doctor, doctor_logdir, main
 from tb_memplugin.commands.doctor_findings import Level
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Counter, CounterReading, DevicePart, Moment, WholeDevice
+from tests.cli import CliRunner
 from tests.server.conftest import BASELINE
 from tests.traces import trace
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from tb_memplugin.commands import main
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Note
+from tests.cli import CliRunner
 from tests.commands.files import refused, run, step_snapshot, told, write
 from tests.server.conftest import BASELINE, BIGGER
 

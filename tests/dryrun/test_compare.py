@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from tb_memplugin import MemPluginError
 from tb_memplugin.commands import main
@@ -17,6 +16,7 @@ from tb_memplugin.estimate.answer.script import Program, read_program
 from tb_memplugin.estimate.answer.step_estimate import StepEstimate, estimate_program
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.read.cublas import LARGE_WORKSPACE, WORKSPACE, keeps_workspaces
+from tests.cli import CliRunner
 
 MIB = 1 << 20
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from tb_memplugin import MemPluginError
 from tb_memplugin.commands import main
@@ -20,6 +19,7 @@ from tb_memplugin.dryrun.engine import environment, estimate_program
 from tb_memplugin.estimate.answer.script import read_program
 from tb_memplugin.estimate.answer.step_estimate import StepEstimate
 from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tests.cli import CliRunner
 from tests.estimate.test_programs import ENDS, PEAKS, PROGRAMS, TRAINING
 
 needs_cuda_build = pytest.mark.skipif(torch.version.cuda is None, reason="needs PyTorch's CUDA build")

@@ -102,7 +102,7 @@ class FailingFiles:
         def opening(path: Path, mode: str = "r", *args: Any, **keywords: Any) -> Any:
             if mode != "rb" or not self._is_below(path):
                 return real(path, mode, *args, **keywords)
-            opened = self._by_path("open", lambda path: real(path, "rb"))(str(path))
+            opened = self._by_path("open", lambda path: real(Path(path), "rb"))(str(path))
             return FailingStream(opened, self)
 
         patch.setattr(Path, "open", opening)

@@ -7,7 +7,6 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 from werkzeug.test import Client
 
 from tb_memplugin.commands import main
@@ -18,6 +17,7 @@ from tb_memplugin.server.routes.export import disposition, file_name
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.store.windows import write_window
 from tb_memplugin.store.writer import RunWriter
+from tests.cli import CliRunner
 from tests.commands.files import WRITTEN_FORMATS
 from tests.server.conftest import BASELINE
 from tests.server.tab import Tab

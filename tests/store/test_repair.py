@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from tb_memplugin.commands.doctor import command
 from tb_memplugin.store.imports import write_import
@@ -17,6 +16,7 @@ from tb_memplugin.store.records import record, records
 from tb_memplugin.store.repair import QUIET_SECONDS, repair
 from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.writer import RunWriter
+from tests.cli import CliRunner
 from tests.faults.failing_files import FailingFiles, Fault
 from tests.flushing import wait_for_the_disk
 from tests.server.tab import Tab

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from click.testing import CliRunner
 from tensorboard.compat.proto.event_pb2 import Event
 
 from tb_memplugin.commands import main
@@ -21,6 +20,7 @@ from tb_memplugin.store.step_records import SeriesReader, pack_figures, read_fig
 from tb_memplugin.store.steps_writer import SCALARS_EACH, StepsWriter
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace.step_figures import joined
+from tests.cli import CliRunner
 from tests.step_figures import figures, same_figures
 from tests.traces import trace
 

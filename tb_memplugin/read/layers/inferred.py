@@ -180,11 +180,10 @@ def _inferred(trace: MemoryTrace, *, read_text: bool) -> MemoryTrace:
     module = rows[owner]
     start = trace.start
     before = np.zeros(len(start), np.int32)
-    for device in np.unique(trace.events.device[of_gradient])[
-        :1
-    ]:  # of several, all have copies of parameters
-        is_there = start.device == device
-        for blocks, name in before_the_window(np.where(is_there, start.category, -1), start.bytes, gradients):
+    first_device = np.unique(trace.events.device[of_gradient])[:1]  # all have copies of parameters
+    for device in first_device:
+        category = np.where(start.device == device, start.category, Category.UNKNOWN)
+        for blocks, name in before_the_window(category, start.bytes, gradients):
             before[blocks] = modules.add(name, "") if name else 0
     table = modules.as_tuple()
     sure = np.array([_confidence(m.key) for m in table], np.uint8)

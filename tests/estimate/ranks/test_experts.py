@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from tb_memplugin.commands.estimate import command
 from tb_memplugin.estimate.answer.hints import Question
 from tb_memplugin.estimate.ranks import RankEstimates, estimate_ranks
+from tests.cli import CliRunner
 from tests.estimate.ranks.experts import SENT, WIDTH, exchange, train_a_mixture
 from tests.estimate.ranks.real_ranks import differences, really, sizes
 

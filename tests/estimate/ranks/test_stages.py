@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import nn
 
 from tb_memplugin.commands.estimate import command
@@ -19,6 +18,7 @@ from tb_memplugin.estimate.answer.workload import Workload
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.ranks import estimate_ranks
 from tb_memplugin.estimate.ranks.pipeline import Pipelining, shares, stage_of
+from tests.cli import CliRunner
 from tests.estimate.ranks.pipelines import train_a_decoder
 from tests.estimate.ranks.real_ranks import differences, really, sizes
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,6 +34,7 @@ from tb_memplugin.record.profiler.tree_columns import (
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.store.reader import load_window
 from tb_memplugin.trace import Kind, MemoryTrace, Phase
+from tests.cli import CliRunner
 from tests.record.profiler.test_attribution import ALL
 from tests.test_handler import loop
 from tests.training import Transformer, train
