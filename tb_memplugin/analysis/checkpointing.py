@@ -116,7 +116,7 @@ def _state(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def _ms(estimate: Recomputed) -> str:
-    return f"{estimate.forward_ns / 1e6:,.2f} ms"
+    return Unit("ms", 10**6).text(estimate.forward_ns)
 
 
 _INPUTS_LOOKED_AT = 4

@@ -174,7 +174,7 @@ def test_checkpointing_saves_what_layers_hold_but_for_what_they_pass_on() -> Non
     assert (finding.level, finding.subject, finding.step) == ("option", "blocks.*", 0)
     assert (finding.bytes, finding.of_bytes) == (950 - 450, 950)
     assert evidence(finding) == [("blocks.*", 500)]
-    assert "0.00 ms of forward in 2 calls" in finding.evidence[0].detail
+    assert "< 0.01 ms of forward in 2 calls" in finding.evidence[0].detail
     assert "holds 600 B" in finding.evidence[0].detail
     assert dict(finding.where.state) == {"step": "0", "find": "blocks.*", "sort": "activations"}
 
