@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from types import CellType, FrameType, FunctionType, ModuleType
@@ -45,9 +45,6 @@ _EXPLAINED = (
     *(Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE),
     *(Category.WORKSPACE, Category.COMMUNICATION),
 )
-
-_OURS = 3
-"""References to an object while it is counted: of the table of objects, of the loop, of the call."""
 
 Key = tuple[str, int]
 """(device, address)"""
@@ -177,8 +174,10 @@ class Search:
         frontier = list(self._objects.values())
         while frontier and self.is_complete:
             below = set(map(id, frontier))
-            referrers = gc.get_referrers(*frontier)
-            own = {id(frontier), id(referrers), id(self._objects)}
+            asked = tuple(frontier)  # which Python 3.13 lists, too
+            referrers = gc.get_referrers(*asked)
+            own = {id(frontier), id(asked), id(referrers), id(self._objects)}
+            asked = ()
             frontier.clear()
             for holder in referrers:
                 if id(holder) in own or _is_our_frame(holder):
@@ -208,9 +207,10 @@ class Search:
             if identity not in self._roots
             for referent in gc.get_referents(thing)
         )
-        for thing in self._objects.values():
-            if id(thing) not in self._roots and sys.getrefcount(thing) - _OURS > inside[id(thing)]:
-                self._outside.add(id(thing))
+        ((_, ours),) = _references({0: object()})
+        for identity, count in _references(self._objects):
+            if identity not in self._roots and count - ours > inside[identity]:
+                self._outside.add(identity)
 
     def chain(self, identity: int) -> str:
         """Return the label that says what holds an object; "" where the search did not come to an end."""
@@ -241,6 +241,12 @@ class Search:
             text += "" if is_namespace else f" → {_kind(self._objects[below])}" if part is None else part
             above = below
         return text
+
+
+def _references(objects: Mapping[int, object]) -> Iterator[tuple[int, int]]:
+    """Yield each key, and the number of references to its object, the table's and this loop's included."""
+    for identity, thing in objects.items():
+        yield identity, sys.getrefcount(thing)
 
 
 def _is_module(thing: object) -> bool:
