@@ -58,7 +58,7 @@ def _findings(logdir: str, *, repair: bool) -> Iterator[Finding]:
 PLUGIN_GROUP = "tensorboard_plugins"
 PLUGIN_NAME = "tb_memplugin"
 DISTRIBUTION = "tb-memplugin"
-OLDEST_TENSORBOARD = (2, 21)
+OLDEST_TENSORBOARD = (2, 19)
 PROTOBUF_RANGE = ((6, 31, 1), (8,))
 
 
@@ -74,9 +74,9 @@ def check_installation() -> Iterator[Finding]:
 def check_tensorboard(version: str | None) -> Finding:
     """Check that TensorBoard is installed and new enough."""
     if version is None:
-        return problem("TensorBoard is not installed here.", "Run: pip install 'tensorboard>=2.21'")
+        return problem("TensorBoard is not installed here.", "Run: pip install 'tensorboard>=2.19'")
     if _numbers(version) < OLDEST_TENSORBOARD:
-        return problem(f"TensorBoard {version} is too old.", "Run: pip install --upgrade 'tensorboard>=2.21'")
+        return problem(f"TensorBoard {version} is too old.", "Run: pip install --upgrade 'tensorboard>=2.19'")
     return fine(f"TensorBoard {version}")
 
 

@@ -170,7 +170,7 @@ def test_a_folder_that_cannot_be_written(logdir):
 
 @pytest.mark.parametrize(
     ("version", "level"),
-    [(None, Level.PROBLEM), ("2.20.0", Level.PROBLEM), ("2.21.0", Level.FINE), ("3.0", Level.FINE)],
+    [(None, Level.PROBLEM), ("2.18.0", Level.PROBLEM), ("2.19.0", Level.FINE), ("3.0", Level.FINE)],
 )
 def test_tensorboards_version(version, level):
     assert doctor.check_tensorboard(version).level is level
