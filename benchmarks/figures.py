@@ -110,6 +110,6 @@ def _rows(page: str) -> Iterator[tuple[str, str, str, str]]:
             is_ours = False
             continue
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if is_ours and len(cells) >= 4:
+        if is_ours and len(cells) >= 4 and cells[0].strip("-"):
             yield cells[0], cells[1], cells[2], cells[3]
         is_ours = is_ours or cells[:4] == ["what", "ours", "peer", "ratio"]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.figures import Figure, claims_of, median_interval
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
@@ -122,3 +124,23 @@ def test_every_promise_names_tests_that_there_are():
                 assert file is not None
                 assert f"def {word}(" in file, word
         assert names, row
+
+
+def test_a_page_that_says_better_than_the_interval_is_contradicted():
+    page = "| what | ours | peer | ratio |\n|---|---|---|---|\n| a `b` | 5 ms | `p`: 10 ms | 0.49 |\n"
+    claims = claims_of(page)
+    assert claims == {("a b", "p"): ("5 ms", "0.49")}
+    ours = [5.0, 5.1, 5.2, 5.3, 5.4, 5.5]  # of six values, the least and the largest have the median at 95 %
+    assert Figure("a b", "ms", ours, None, [10.0] * 6, "p").contradicted(claims) == (
+        "a b: the page says 0.49, measured were 0.5 to 0.55"
+    )
+    assert Figure("a b", "ms", [4.9, *ours], None, [10.0] * 7, "p").contradicted(claims) is None
+    assert Figure("another", "ms", ours, None, [1.0] * 6, "p").contradicted(claims) is None
+
+
+def test_the_interval_of_a_median_leaves_out_what_is_rarely_beyond_it():
+    assert median_interval(range(9)) == (
+        1,
+        7,
+    )  # 2 * (1 + 9) / 2**9 = 3.9 %; one less is 18 %
+    assert median_interval([3.0]) == (3.0, 3.0)
