@@ -45,7 +45,7 @@ def outsized_tensor(judged: Judged) -> Result:
     smaller = int(blocks.bytes[forward & ~is_large].max(initial=0))
     few = int((forward & is_large & blocks.at_peak).sum()) <= MOST and (forward & ~is_large).sum() >= FEWEST
     saved = blocks.saved(data & is_large)
-    if not few or largest < TIMES * smaller or saved < LEAST_SHARE * judged.step.peak_bytes:
+    if not few or not smaller or largest < TIMES * smaller or saved < LEAST_SHARE * judged.step.peak_bytes:
         return Fine(f"No few tensors are more than {TIMES} times as large as all others of the step.")
     if any(isinstance(judged.result(rule), Finding) for rule in KNOWN):
         return Fine("Another finding says what the largest tensor is.")
