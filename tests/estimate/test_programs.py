@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -72,12 +73,20 @@ def estimated(folder: Path, text: str, *arguments: str, limit_s: int = 60) -> St
 @pytest.mark.skipif(
     not torch.__version__.startswith("2.13.") or not keeps_workspaces(), reason="counted with PyTorch 2.13"
 )
+@pytest.mark.parametrize("collector", [True, False], ids=["", "without the collector of cycles"])
 @pytest.mark.parametrize("name", PEAKS)
-def test_a_programs_estimate_equals_the_allocators_counters(name: str) -> None:
+def test_a_programs_estimate_equals_the_allocators_counters(
+    name: str, collector: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if name == "language_model":
         pytest.importorskip("transformers")
     program = read_program(["python", str(PROGRAMS / f"{name}.py")])
-    step = estimate_program(program, GpuSpec.named("h100"), steps=1000)
+    if not collector:
+        gc.disable()
+    try:
+        step = estimate_program(program, GpuSpec.named("h100"), steps=1000)
+    finally:
+        gc.enable()
     assert step.notes[0] == "The program ran to its end."
     assert (step.estimate.peak_allocated_bytes, step.estimate.peak_reserved_bytes) == PEAKS[name]
 

@@ -172,9 +172,12 @@ class CountingFakeMode(FakeTensorMode):
             buffers = self._buffers(func, args, kwargs or {}, out) if func in self._kernels else ()
         except Exception as error:
             refusal = self._refusals(func, error)
-            if refusal is error:
-                raise
-            raise refusal from error
+            try:
+                if refusal is error:
+                    raise
+                raise refusal from error
+            finally:
+                del refusal  # it refers to this frame, which would keep the tensors until cycles are collected
         finally:
             self._inside = False
         if out is not NotImplemented:

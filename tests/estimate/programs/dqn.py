@@ -11,6 +11,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 2)).cuda()
 
 
+random.seed(0)
 online, target = network(), network()
 target.load_state_dict(online.state_dict())
 optimizer = torch.optim.Adam(online.parameters())
