@@ -267,6 +267,7 @@ def stand_in(
     """
     FakeStream.begin()
     PrivatePools.begin()
+    FakeGraph.random_state = staticmethod(lambda: None)
     FakeEvent.note = staticmethod(note)
     current = FakeStream.current
     mode.ledger.stream = lambda: current[-1].cuda_stream
