@@ -105,13 +105,10 @@ class Corrections:
         """Restore what `apply` replaced."""
         self._patches.undo()
 
-    def refusal(self, func: Any, error: Exception) -> Exception:
-        """Return the error to raise for an operator's error."""
-        for part in self.parts:
-            refusal = part.refusal(func, error)
-            if refusal is not None:
-                return refusal
-        return error
+    def refusal(self, func: Any, error: Exception) -> Exception | None:
+        """Return the error to raise in place of an operator's error; None if no part has one."""
+        refusals = (part.refusal(func, error) for part in self.parts)
+        return next((refusal for refusal in refusals if refusal is not None), None)
 
 
 def _both(first: After, second: After) -> After:

@@ -89,7 +89,7 @@ class CountingFakeMode(FakeTensorMode):
         gpu: the GPU whose kernels they are.
         engine_adds_in_place: whether gradients that autograd's engine sums are counted as summed in place,
             as without modes.
-        refusals: converts an operator's error into a MemPluginError, or returns it unchanged.
+        refusals: returns the error to raise in place of an operator's error, or None for that itself.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class CountingFakeMode(FakeTensorMode):
         *,
         gpu: GpuSpec,
         engine_adds_in_place: bool,
-        refusals: Callable[[Any, Exception], Exception],
+        refusals: Callable[[Any, Exception], Exception | None],
     ) -> None:
         self._values = KnownValues()
         super().__init__(allow_non_fake_inputs=True)
@@ -172,12 +172,12 @@ class CountingFakeMode(FakeTensorMode):
             buffers = self._buffers(func, args, kwargs or {}, out) if func in self._kernels else ()
         except Exception as error:
             refusal = self._refusals(func, error)
+            if refusal is None:
+                raise
             try:
-                if refusal is error:
-                    raise
                 raise refusal from error
             finally:
-                del refusal  # it refers to this frame, which would keep the tensors until cycles are collected
+                del refusal  # or this frame, to which its traceback refers, keeps tensors as garbage
         finally:
             self._inside = False
         if out is not NotImplemented:
