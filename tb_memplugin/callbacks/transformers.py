@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.callbacks.recorder import StepCallback, Training
-from tb_memplugin.record.guard import UNOWNED, guarded
+from tb_memplugin.record.guard import UNOWNED, guarded, on_free
 
 try:
     import transformers
@@ -157,8 +157,9 @@ class _Listening:
     def add(self, callback: MemoryTraceCallback) -> None:
         """Tell a callback of errors and evaluations, until `remove` or as long as it exists."""
         key = id(callback)
+        gone = on_free(lambda: self._drop(key), UNOWNED.end, "the end of a callback")
         with self._lock:
-            self._callbacks[key] = weakref.ref(callback, lambda _: self._drop(key))
+            self._callbacks[key] = weakref.ref(callback, gone)
             for name, telling in _METHODS.items():
                 own = vars(transformers.Trainer).get(name)
                 if own is not None and name not in self._wrapped:

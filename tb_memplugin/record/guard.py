@@ -9,12 +9,14 @@ nothing costs no time.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import signal
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from traceback import walk_tb
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
@@ -222,6 +224,50 @@ def end_late() -> None:
         except RecursionError:  # so is this
             _late.append((failed, where))
             raise
+
+
+def interrupt_later(error: BaseException) -> object:
+    """Return an object whose end raises an error like this one in the code that this thread runs then.
+
+    Python ignores what is raised while an object is freed.
+    """
+    error.__traceback__ = None  # it would keep the frame that has the object
+    thread, kind = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(type(error))
+    end = staticmethod(partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, thread, kind))
+    freed: object = type("Interrupt", (), {"__del__": end})()
+    return freed
+
+
+def on_free(function: Callable[[], object], failed: Failed, where: str) -> Callable[[object], object]:
+    """Return the callback of a weak reference. What ends the program reaches it: Python would ignore that.
+
+    A function that Python calls when an object is freed may raise what a signal raises before its first
+    statement. A generator is already within its `try` when it goes on.
+
+    Args:
+        function: called when the object is freed; again, where a signal came then.
+        failed, where: see `entry`.
+    """
+
+    def wait() -> Generator[None, object, None]:
+        try:
+            yield
+            function()
+        except GeneratorExit:  # the reference was freed before its object
+            return
+        except BaseException as error:
+            try:
+                if ends_program(error):
+                    function()
+                failed(where, error)
+            except BaseException as ending:
+                interrupt = interrupt_later(ending)
+                del interrupt
+        yield
+
+    waiting = wait()
+    next(waiting)
+    return waiting.send
 
 
 def call_all(*functions: Callable[[], object]) -> None:

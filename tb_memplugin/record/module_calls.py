@@ -11,11 +11,9 @@ windows, and then the class is as torch made it.
 
 from __future__ import annotations
 
-import ctypes
 import sys
-import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -24,7 +22,7 @@ from torch import nn
 
 from tb_memplugin.record import beside_compiler
 from tb_memplugin.record.beside_compiler import skipped_by_dynamo
-from tb_memplugin.record.guard import UNOWNED, Failed, call_all, end_late, entry
+from tb_memplugin.record.guard import UNOWNED, Failed, call_all, end_late, entry, interrupt_later, on_free
 from tb_memplugin.record.torch_private.modules import (
     CALL,
     CALLER,
@@ -62,36 +60,10 @@ _open: list[ModuleCalls] = []
 class _Call(partial[Any]):
     """The call of a watched module. Who makes it holds it alone, so it is freed when the call has ended."""
 
-    __slots__ = ("call",)
+    __slots__ = ("watch",)
 
-    call: tuple[nn.Module, tuple[Any, ...], Sequence[Any], int, _Watchers]
-    """The module, its arguments and result, and the watchers that were told, at which `_version`."""
-
-    def __del__(self) -> None:
-        try:
-            module, args, results, version, watchers = self.call
-            if version != _version:  # who began to watch within the call is told of its end
-                try:
-                    watchers = _watchers_of(module)
-                except BaseException as error:
-                    watchers = _NOBODY
-                    _fail_all(_WHERE, error)
-            for _, left, owner in reversed(watchers):
-                try:
-                    left(module, args, results[0] if results else None)
-                except BaseException as error:
-                    owner.fail(_WHERE, error)
-        except BaseException as error:
-            _interrupt = _raises_when_freed(error)  # with this frame; Python ignores what `__del__` raises
-            error.__traceback__ = None  # it would keep this frame
-
-
-def _raises_when_freed(error: BaseException) -> object:
-    """Return an object whose end raises an error like this one in the code that this thread runs then."""
-    thread, kind = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(type(error))
-    end = staticmethod(partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, thread, kind))
-    freed: object = type("Interrupt", (), {"__del__": end})()
-    return freed
+    watch: Generator[_Call, None, None]
+    """What `_begin` returned. It is freed with the call, and goes on then."""
 
 
 def _begin(
@@ -101,8 +73,8 @@ def _begin(
     kwargs: dict[str, Any],
     call: Callable[..., Any],
     first: nn.Module | None = None,
-) -> Callable[..., Any]:
-    """Tell the watchers that a module is called, and return what makes the call and tells them of its end.
+) -> Generator[_Call, None, None]:
+    """Tell the watchers that a module is called, yield what makes the call, and tell them of its end.
 
     If a profile records stacks, each call here, of C functions too, is an event in the user's own profile.
     """
@@ -119,14 +91,25 @@ def _begin(
         notified = (*notified, *pending)  # others began to watch just now
         version, watchers = _version, _watchers_of(module)
         pending = tuple(watcher for watcher in watchers if watcher not in notified)
-    if needs_result:
-        results: list[Any] = []
-        begun = _Call(_append_result, results, call, *([] if first is None else [first]))
-        begun.call = module, args, results, version, watchers
-    else:
-        begun = _Call(call) if first is None else _Call(call, first)
-        begun.call = module, args, _NOBODY, version, watchers
-    return begun
+    results: list[Any] = []
+    parts = (_append_result, results, call) if needs_result else (call,)
+    try:
+        try:  # noqa: SIM105  # `suppress` would be called before what is ours
+            yield _Call(*parts) if first is None else _Call(*parts, first)
+        except GeneratorExit:  # the call has ended
+            pass
+        if version != _version:  # who began to watch within the call is told of its end
+            watchers = _watchers_of(module)
+        for _, left, owner in reversed(watchers):
+            try:
+                left(module, args, results[0] if results else None)
+            except BaseException as error:
+                owner.fail(_WHERE, error)
+    except BaseException as error:
+        try:
+            _fail_all(_WHERE, error)
+        except BaseException as ending:
+            _interrupt = interrupt_later(ending)  # freed with this frame
 
 
 def _append_result(results: list[Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -153,7 +136,10 @@ def _call_of(slot: _CallSlot, module: nn.Module | None, _: type | None = None) -
             watchers = _watchers_of(module)
         if watchers:
             arguments = caller.f_locals
-            return _begin(module, watchers, arguments["args"], arguments["kwargs"], slot.original, module)
+            watch = _begin(module, watchers, arguments["args"], arguments["kwargs"], slot.original, module)
+            for call in watch:  # unlike `next`, not an event in the user's own profile
+                call.watch = watch
+                return call
     return MethodType(slot.original, module)
 
 
@@ -199,7 +185,10 @@ class _CompiledSlot:
 
 def _begin_own(module: nn.Module, *args: Any, **kwargs: Any) -> Callable[..., Any]:
     call = compiled_call(module) or getattr(module, CALL)
-    return _begin(module, _watchers_of(module), args, kwargs, call)
+    watch = _begin(module, _watchers_of(module), args, kwargs, call)
+    begun = next(watch)
+    begun.watch = watch
+    return begun
 
 
 def _own_call(module: nn.Module, *_: object) -> Any:
@@ -256,7 +245,7 @@ class ModuleCalls:
         key, replicas = id(module), id(module.__dict__.get(FORWARD_HOOKS))
         functions = entered, left, self
 
-        gone = entry(lambda _: self._drop(key), self.fail, _WHERE)
+        gone = on_free(lambda: self._drop(key), self.fail, _WHERE)
         self._failed = failed
         with beside_compiler.lock:
             if not self.is_watching(module):
@@ -394,7 +383,6 @@ for _function in (
     _own_call,
     _has_own_call,
     _watchers_of,
-    _Call.__del__,
     _call_of,
     _compiled_call_of,
     compiled_call,

@@ -14,7 +14,8 @@ from typing import Any, Literal, Protocol
 
 from torch.autograd import profiler as _profiler_module
 
-from tb_memplugin.record.guard import UNOWNED, call_all, entry
+from tb_memplugin.record.arguments import referents
+from tb_memplugin.record.guard import UNOWNED, call_all, entry, on_free
 from tb_memplugin.record.torch_private.profiler import WINDOW_STARTS, WINDOW_STOPS
 
 _torch: Any = _profiler_module
@@ -34,7 +35,7 @@ class Listener(Protocol):
         """Hear that a window has ended, before torch's own function."""
 
 
-_listeners: weakref.WeakSet[Any] = weakref.WeakSet()
+_listeners: dict[int, weakref.ref[Any]] = {}
 _originals: tuple[Any, Any] | None = None
 _ours: tuple[Any, Any] | None = None
 """What stands in the place of torch's functions."""
@@ -49,8 +50,9 @@ def listen(listener: Listener) -> None:
     """Call `listener.start` and `.stop` around every window, until `stop_listening` or the listener dies."""
     global _originals, _ours
     with _lock:
-        _listeners.add(listener)
-        weakref.finalize(listener, entry(_restore, UNOWNED.end, "the end of a recorder")).atexit = False
+        key = id(listener)
+        gone = on_free(lambda: _drop(key), UNOWNED.end, "the end of a recorder")
+        _listeners[key] = weakref.ref(listener, gone)
         if _originals is None:
             starts, stops = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
             _ours = _notifying("start", starts), _notifying("stop", stops)
@@ -61,17 +63,16 @@ def listen(listener: Listener) -> None:
 
 def stop_listening(listener: Listener) -> None:
     """Remove a listener. Safe to call twice."""
-    with _lock:
-        _listeners.discard(listener)
-        _restore()
+    _drop(id(listener))
 
 
-def _restore() -> None:
-    """Give torch its functions back if nobody listens and no other code has replaced ours."""
+def _drop(key: int) -> None:
+    """Remove a listener. After the last one torch gets its functions back, unless ours were replaced."""
     global _originals
     with _lock:
+        _listeners.pop(key, None)
         present = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
-        if not list(_listeners) and _originals is not None and present == _ours:
+        if not _listeners and _originals is not None and present == _ours:
             setattr(_torch, WINDOW_STARTS, _originals[0])
             setattr(_torch, WINDOW_STOPS, _originals[1])
             _originals = None
@@ -81,7 +82,7 @@ def _notifying(method: Literal["start", "stop"], original: Callable[[], None]) -
     """Return a function that notifies all listeners, then calls torch's own."""
 
     def notify() -> Callable[[], None]:
-        for listener in list(_listeners):
+        for listener in referents(list(_listeners.values())):
             try:
                 getattr(listener, method)()
             except BaseException as error:
@@ -93,6 +94,6 @@ def _notifying(method: Literal["start", "stop"], original: Callable[[], None]) -
 
 
 def _fail_all(where: str, error: BaseException) -> None:
-    call_all(*(partial(listener.fail, where, error) for listener in list(_listeners)))
+    call_all(*(partial(listener.fail, where, error) for listener in referents(list(_listeners.values()))))
     if not isinstance(error, Exception):
         raise error

@@ -8,15 +8,16 @@ within one operator never becomes a tensor: these are buffers, known from the al
 from __future__ import annotations
 
 import threading
-import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from enum import IntEnum
+from operator import itemgetter
 from time import time_ns
 from typing import Any, Protocol
 
 import torch
 
+from tb_memplugin.record.storages import Freed, StorageReference
 from tb_memplugin.record.tensor_metadata import Dense
 from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
 from tb_memplugin.trace import Category, Phase
@@ -68,7 +69,7 @@ class _Memory:
     tensor: Dense | None
 
 
-class Block(weakref.ref[torch.UntypedStorage], _Memory):
+class Block(StorageReference, _Memory):
     """One lifetime of a storage at one size: a weak reference to the storage that fires when it is freed."""
 
     __slots__ = (
@@ -88,6 +89,13 @@ class Block(weakref.ref[torch.UntypedStorage], _Memory):
     )
 
 
+class Holder(StorageReference):
+    """The storage that holds the memory of a buffer."""
+
+    __slots__ = ("buffer",)
+    buffer: Buffer
+
+
 class Buffer(_Memory):
     """Memory that no operator returned in a tensor. It has the attributes of a `Block`, but no storage.
 
@@ -97,7 +105,7 @@ class Buffer(_Memory):
     """
 
     __slots__ = (*Block.__slots__, "holder")
-    holder: weakref.ref[torch.UntypedStorage] | None
+    holder: Holder | None
 
 
 Entry = tuple[int, EntryKind, Block | Buffer | None, int, Phase, int, int]
@@ -113,9 +121,9 @@ class Ledger:
     `level` is the live bytes on all devices of the type, `peak` its highest value, `levels` the live bytes
     by device. `late` lists the bytes of storages that were found some time after they were allocated.
 
-    Weak references may fire at any moment on any thread, inside any line of Python: they only append the
-    block to the queue `freed`, which `settle` or `take_freed` processes. The methods do not take `lock`:
-    callers hold it wherever several threads use the ledger.
+    Weak references may fire at any moment on any thread, inside any line of Python: they only note the time
+    in `freed`, which `settle` or `take_freed` processes. The methods do not take `lock`: callers hold it
+    wherever several threads use the ledger.
 
     Args:
         max_entries: how many entries to keep. Older ones are dropped; levels, peaks and counts stay correct.
@@ -131,7 +139,7 @@ class Ledger:
         self.level = 0
         self.peak = 0
         self.blocks: dict[int, Block | Buffer] = {}
-        self.freed: deque[tuple[int, Block | Buffer]] = deque()
+        self.freed: Freed[Block | Holder] = defaultdict(time_ns)
         self.lock = threading.RLock()
         self.watched: list[Watched] = []
         self.late: list[int] = []
@@ -140,7 +148,7 @@ class Ledger:
         self._device_rows: dict[str, int] = {}
         self._addresses: list[int] = []
         self._unheld = 0
-        self._on_free = _queue(self.freed)
+        self._on_free: Any = self.freed.__getitem__
 
     @property
     def dropped(self) -> int:
@@ -178,30 +186,26 @@ class Ledger:
 
     def take_freed(self) -> list[tuple[int, Block | Buffer]]:
         """Return the blocks freed since the last call, with the times. Callers must pass each to `free`."""
-        queue, freed = self.freed, []
-        while queue:
+        freed: list[tuple[int, Block | Buffer]] = []
+        while self.freed:
             try:
-                freed_ns, block = queue.popleft()
-            except IndexError:
+                reference, freed_ns = self.freed.popitem()
+            except KeyError:
                 break
+            block = reference.buffer if isinstance(reference, Holder) else reference
             if self.blocks.get(block.key) is block:
                 del self.blocks[block.key]
                 freed.append((freed_ns, block))
+        freed.reverse()
+        freed.sort(key=itemgetter(0))
         return freed
 
     def settle(self, row: int, phase: Phase) -> int:
         """Record the frees since the last call, in a module and phase. Return how many there were."""
-        queue, blocks, frees = self.freed, self.blocks, 0
-        while queue:
-            try:
-                freed_ns, block = queue.popleft()
-            except IndexError:
-                break
-            if blocks.get(block.key) is block:
-                del blocks[block.key]
-                self.free(block, row, phase, freed_ns)
-                frees += 1
-        return frees
+        freed = self.take_freed()
+        for freed_ns, block in freed:
+            self.free(block, row, phase, freed_ns)
+        return len(freed)
 
     def allocate(
         self,
@@ -263,13 +267,9 @@ class Ledger:
 
     def held_by(self, buffer: Buffer, storage: torch.UntypedStorage) -> None:
         """Note that a tensor's storage holds a buffer, which is then freed together with the storage."""
-        queue = self.freed
-
-        def freed(_: weakref.ref[torch.UntypedStorage]) -> None:
-            queue.append((time_ns(), buffer))
-
         buffer.key, buffer.category = storage_key(storage), Category.UNKNOWN
-        buffer.holder = weakref.ref(storage, freed)
+        buffer.holder = Holder(storage, self._on_free)
+        buffer.holder.buffer = buffer
         self.blocks[buffer.key] = buffer
 
     def expect(self, size: int, category: Category, label: str, row: int) -> None:
@@ -380,12 +380,3 @@ class Ledger:
             self.devices.append(name)
             self.levels.append(0)
         return row
-
-
-def _queue(queue: deque[tuple[int, Block | Buffer]]) -> Any:
-    """Return the weak references' callback. It refers only to the queue, so that a ledger can be deleted."""
-
-    def freed(block: Block) -> None:
-        queue.append((time_ns(), block))
-
-    return freed

@@ -6,11 +6,13 @@ Matched with the allocations of the trace, it identifies them exactly, even afte
 
 from __future__ import annotations
 
+import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from time import time_ns
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -50,6 +52,22 @@ MOST_INSIDE = 100
 """How many attributes of a tensor that wraps others are looked at."""
 _KNOWN_ATTRIBUTES = frozenset({"state", "param_groups", "defaults"})
 _WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
+
+
+class StorageReference(weakref.ref[torch.UntypedStorage]):
+    """A weak reference to a storage that can be a key of `Freed` after the storage was freed."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+
+Reference = TypeVar("Reference", bound=StorageReference)
+
+Freed = defaultdict[Reference, int]
+"""When storages were freed, epoch nanoseconds, by the weak references whose callback is its `__getitem__`.
+
+That calls `time_ns`, and no Python: what a signal raises while an object is freed would be lost.
+"""
 
 
 @dataclass(frozen=True, slots=True)

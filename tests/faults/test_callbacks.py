@@ -15,8 +15,6 @@ from tests.faults.test_handler import WRITTEN, HandlerSession, prepare
 class RecorderSession(Session):
     """A recorder of every other step, as the callbacks for transformers and Lightning have one."""
 
-    boundary = HandlerSession.boundary
-    unobserved = HandlerSession.unobserved
     second_warning = HandlerSession.second_warning
 
     def __init__(self, folder: Path, training: Training) -> None:

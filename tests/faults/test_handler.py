@@ -18,9 +18,7 @@ from tests.faults.sweep import PARTS, ROW, Session, Training, sweep
 class HandlerSession(Session):
     """A handler, and a profiler for each window."""
 
-    boundary = ("record/module_calls.py:__del__",)
     second_warning = ("store/worker_folder.py:__init__",)  # the folder stays claimed, another one is used
-    unobserved = ("record/profiler/window.py:freed",)
 
     def __init__(self, folder: Path, training: Training) -> None:
         super().__init__(folder, training)

@@ -15,7 +15,6 @@ class ReportSession(Session):
     """A report of every iteration. What it returns is compared, without times."""
 
     boundary = (
-        "record/module_calls.py:__del__",
         "record/tracer/mode.py:__torch_dispatch__",
         "record/tracer/mode.py:_should_skip_dynamo",
         "record/tracer/kernels.py:run",
@@ -27,10 +26,7 @@ class ReportSession(Session):
     second_warning = (  # the folder stays claimed, another one is used
         "store/worker_folder.py:__init__",
     )
-    unobserved = (
-        "record/storage_lifetimes.py:freed",
-        "record/iterations/report.py:clear",
-    )
+    unobserved = ("record/iterations/report.py:clear",)
 
     def __init__(self, folder: Path, training: Training) -> None:
         super().__init__(folder, training)

@@ -16,8 +16,6 @@ from tests.faults.test_handler import WRITTEN, prepare
 class ProgramSession(Session):
     """A program whose steps are each recorded in a window of its own."""
 
-    boundary = RecorderSession.boundary
-    unobserved = RecorderSession.unobserved
     second_warning = RecorderSession.second_warning
 
     def __init__(self, folder: Path, training: Training) -> None:

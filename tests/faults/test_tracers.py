@@ -18,7 +18,6 @@ def allocations(trace: MemoryTrace) -> list[int]:
 
 
 _ENTRIES = (
-    "record/module_calls.py:__del__",
     "record/tracer/mode.py:__torch_dispatch__",
     "record/tracer/mode.py:_should_skip_dynamo",
     "record/tracer/mode.py:make_hidden_call",
@@ -29,8 +28,6 @@ _ENTRIES = (
     "record/tracer/recording.py:_report",
 )
 """What torch calls, and what calls torch: none of them does more than call what is guarded."""
-
-_DEATHS = ("record/storage_lifetimes.py:freed",)
 
 
 class TracerSession(Session):
@@ -45,7 +42,6 @@ class TracerSession(Session):
         "record/arguments.py:checked_model",
         "record/arguments.py:checked_optimizers",
     )
-    unobserved = _DEATHS
 
     def __init__(self, folder: Path, training: Training) -> None:
         super().__init__(folder, training)
@@ -66,7 +62,6 @@ class LineSession(Session):
     """A line tracer for each window."""
 
     boundary = (*_ENTRIES, "record/line_tracer.py:__enter__", "record/line_tracer.py:__exit__")
-    unobserved = _DEATHS
 
     def __init__(self, folder: Path, training: Training) -> None:
         super().__init__(folder, training)

@@ -11,7 +11,8 @@ import weakref
 import pytest
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.record.guard import Guard, end_late, entry, guarded
+from tb_memplugin.record.guard import Guard, end_late, entry, guarded, on_free
+from tests.record.signals import free_after_signal, interrupts
 
 
 class Warnings(logging.Handler):
@@ -116,6 +117,26 @@ def test_what_a_signal_handler_of_the_program_raises_within_ours_reaches_the_pro
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert warnings.texts == []
+
+
+class Freed:
+    pass
+
+
+def test_a_signal_that_comes_as_an_object_is_freed_reaches_the_program_and_what_had_to_be_done_is_done(guard):
+    objects, calls = [Freed()], []
+    reference = weakref.ref(objects[0], on_free(lambda: calls.append("freed"), guard.end, "the end"))
+    with interrupts(), pytest.raises(KeyboardInterrupt):
+        free_after_signal(objects)
+    assert (reference(), calls) == (None, ["freed"])
+
+
+def test_a_weak_reference_that_is_freed_before_its_object_calls_nobody(guard):
+    objects, calls = [Freed()], []
+    reference = weakref.ref(objects[0], on_free(lambda: calls.append("freed"), guard.end, "the end"))
+    del reference
+    objects.clear()
+    assert calls == []
 
 
 def beyond_the_limit(*_):

@@ -20,6 +20,7 @@ from tb_memplugin import IterationReport, MemoryTracer, memory_trace_handler
 from tb_memplugin.record.beside_compiler import not_compiled_alone
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.torch_private.autograd import saved_names
+from tests.record.signals import free_after_signal, interrupts, raise_signal
 from tests.watched import has_hooks, is_watched
 
 
@@ -184,6 +185,24 @@ def test_an_interrupt_at_the_end_of_a_call_reaches_the_program_and_ends_the_watc
     with pytest.raises(error):
         reached.append(model(1))
     assert (reached, is_watched(model)) == ([], False)
+
+
+def test_a_signal_that_comes_as_a_call_ends_reaches_the_program(calls):
+    model = nn.Identity()
+    vars(model)["_compiled_call_impl"] = raise_signal
+    for _ in range(2):
+        calls.watch(model, lambda *_: None, lambda *_: None)
+        with interrupts(), pytest.raises(KeyboardInterrupt):
+            model()
+        assert not is_watched(model)
+
+
+def test_a_signal_that_comes_as_a_watched_module_is_freed_reaches_the_program(calls):
+    models = [nn.Identity()]
+    calls.watch(models[0], lambda *_: None, lambda *_: None)
+    with interrupts(), pytest.raises(KeyboardInterrupt):
+        free_after_signal(models)
+    assert calls.watched == []
 
 
 def test_a_class_that_torch_compiles_no_part_of_is_told(calls):

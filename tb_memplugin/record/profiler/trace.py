@@ -273,7 +273,8 @@ def _with_storage_frees(
         the events, and the bytes of each of these storages whose end may have been before.
     """
     emptied = [free for free in _emptied(bare, window) if window.start[free[1]].device not in without]
-    frees = [free for free in window.frees if window.start[free[1]].device not in without] + emptied
+    freed = [(when, storage.row) for storage, when in window.frees.copy().items()]
+    frees = [free for free in freed if window.start[free[1]].device not in without] + emptied
     sizes = [window.start[row].bytes for _, row in emptied]
     if not frees:
         return bare, sizes

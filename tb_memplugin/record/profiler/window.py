@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
@@ -39,8 +40,10 @@ from tb_memplugin.record.profiler.held_storages import (
 )
 from tb_memplugin.record.profiler_windows import can_listen, listen
 from tb_memplugin.record.storages import (
+    Freed,
     Purpose,
     Sighting,
+    StorageReference,
     allocated_by_torch,
     foreign_note,
     gradients,
@@ -89,6 +92,13 @@ class OptimizerStep:
     parameters: list[tuple[int, int]]
 
 
+class StartStorage(StorageReference):
+    """A storage of the start state: `row` of `Window.start`."""
+
+    __slots__ = ("row",)
+    row: int
+
+
 @dataclass(slots=True)
 class Window:
     """The record of one window. Times are epoch nanoseconds.
@@ -99,7 +109,7 @@ class Window:
         names: the models' modules.
         start: the storages alive at the start.
         searched: (device name, address) of those of them that neither a model nor an optimizer told.
-        frees: (time, row in `start`) of storages of the start state that were freed.
+        frees: when storages of the start state were freed.
         moved: (row in `start`, address at the end) of storages of the start state that were resized to 0,
             and perhaps filled at another address.
         crossings: see `ModuleRecorder.log`.
@@ -132,7 +142,7 @@ class Window:
     names: ModuleNames
     start: list[Sighting] = field(default_factory=list)
     searched: set[tuple[str, int]] = field(default_factory=set)
-    frees: list[tuple[int, int]] = field(default_factory=list)
+    frees: Freed[StartStorage] = field(default_factory=lambda: defaultdict(time_ns))
     moved: list[tuple[int, int]] = field(default_factory=list)
     crossings: list[tuple[int, int, int, int]] = field(default_factory=list)
     sightings: list[Sighting] = field(default_factory=list)
@@ -187,7 +197,7 @@ class WindowRecorder:
         ]
         self._modules = ModuleRecorder(scripted=True)
         self._handles: list[Any] = []
-        self._start_storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._start_storages: dict[int, StartStorage] = {}
         self._window: Window | None = None
         self._counting: CountedWindow | None = None
         self._held: HeldByModels | None = None
@@ -247,7 +257,7 @@ class WindowRecorder:
     def _drop_freed(self, window: Window) -> None:
         """Count nothing for what was freed since it was found: the profiler has not begun yet."""
         while window.frees:
-            _, row = window.frees.pop()
+            row = window.frees.popitem()[0].row
             window.start[row] = replace(window.start[row], bytes=0, category=Category.UNKNOWN)
             self._start_storages.pop(row, None)
 
@@ -368,10 +378,10 @@ class WindowRecorder:
                     self._search_bytes,
                 )
             )
-        frees = window.frees
         for row, (sighting, storage) in enumerate(zip(window.start, kept, strict=True)):
             if sighting.device in ("cpu", "shared"):
-                self._start_storages[row] = weakref.ref(storage, _on_free(frees, row))
+                reference = self._start_storages[row] = StartStorage(storage, window.frees.__getitem__)
+                reference.row = row
 
     def _add_alive(self, window: Window, kept: list[torch.UntypedStorage]) -> None:
         """Add to the start state what else is alive: `kept` gets its storages."""
@@ -583,13 +593,6 @@ def _bytes_alive() -> dict[int, int]:
         is_torchs = memory_of(storage) == "cpu" and allocated_by_torch(storage)
         sizes[address] = max(sizes.get(address, 0), storage.nbytes() if is_torchs else 0)
     return sizes
-
-
-def _on_free(frees: list[tuple[int, int]], row: int) -> Callable[[object], None]:
-    def freed(_: object) -> None:
-        frees.append((time_ns(), row))
-
-    return freed
 
 
 def reports_to_profiler() -> bool:

@@ -21,6 +21,7 @@ from tb_memplugin.record.tracer.recording import StorageRecording
 from tb_memplugin.record.tracer.results import ROOT
 from tb_memplugin.trace import Category, Kind, Phase
 from tests.record.agreement import UNTUNED
+from tests.record.signals import free_after_signal, interrupts
 from tests.record.tracer.truth import Both, both, profiled, train_step
 from tests.training import MODELS
 
@@ -336,3 +337,17 @@ def test_what_is_freed_between_the_search_and_the_beginning_is_not_counted():
         1,
         0,
     )
+
+
+@pytest.mark.parametrize("is_buffer", [False, True], ids=["storage", "buffer"])
+def test_what_is_freed_as_a_signal_comes_is_counted_and_the_signal_reaches_the_program(is_buffer):
+    ledger, storages = LineLedger(10, "cpu"), [torch.ones(100).untyped_storage()]
+    if is_buffer:
+        ledger.expect(400, Category.UNKNOWN, "", -1)
+        assert ledger.expected(storages[0]) is not None
+    else:
+        ledger.blocks_of(storages)
+    assert ledger.level == 400
+    with interrupts(), pytest.raises(KeyboardInterrupt):
+        free_after_signal(storages)
+    assert (ledger.settle(-1, Phase.OTHER), ledger.level) == (1, 0)
