@@ -44,6 +44,10 @@ class MemPluginError(Exception):
         )
 
 
+class UnflushedError(MemPluginError):
+    """What was written could not be flushed to the disk, or the fault of that goes on at the next write."""
+
+
 class UnreadableFileError(MemPluginError):
     """A file is truncated, damaged, of an unknown format, or of a newer version."""
 

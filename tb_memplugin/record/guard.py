@@ -20,7 +20,7 @@ from functools import partial, wraps
 from traceback import walk_tb
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from tb_memplugin.errors import NO_DESCRIPTORS, MemPluginError, fix_of
+from tb_memplugin.errors import NO_DESCRIPTORS, MemPluginError, UnflushedError, fix_of
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 
 P = ParamSpec("P")
@@ -311,7 +311,8 @@ def kind_of(error: BaseException) -> str:
         if not isinstance(cause, OSError) or cause.errno is None:
             return str(error)
         is_remote = "://" in error.where  # an object store's client has several errnos for one fault
-        return f"{_FILE_SYSTEM} {'' if is_remote else cause.errno} {error.where}"
+        kind = f"{_FILE_SYSTEM} flush" if isinstance(error, UnflushedError) else _FILE_SYSTEM
+        return f"{kind} {'' if is_remote else cause.errno} {error.where}"
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.errors import MemPluginError, fix_of
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.record.guard import Guard, call_all, guarded
 from tb_memplugin.record.handler import default_worker_name
@@ -29,6 +29,7 @@ from tb_memplugin.record.steps.recording import (
     figures_of,
 )
 from tb_memplugin.record.trackers import LogTo, TrackerLog, chosen
+from tb_memplugin.store.disk_sync import not_written
 from tb_memplugin.store.files import absolute, is_remote
 from tb_memplugin.store.growing_file import UnsettledError
 from tb_memplugin.store.steps_writer import StepsWriter
@@ -410,11 +411,10 @@ class _Stream:
 
     def _refuse(self, error: BaseException) -> None:
         if isinstance(error, OSError):
-            refusal = MemPluginError(
+            error = not_written(
+                self._logdir,
+                error,
                 f"Figures of steps could not be written: {error.strerror or error}. They will be written "
                 "later; the training continues.",
-                where=self._logdir,
-                fix=fix_of(error, "Choose a folder that this process can write to."),
             )
-            refusal.__cause__, error = error, refusal
         self._guard.end(self._logdir, error, loss=_NOT_WRITTEN)

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from tb_memplugin.errors import MemPluginError, fix_of
+from tb_memplugin.errors import MemPluginError, UnflushedError, fix_of
 from tb_memplugin.store import files
 from tb_memplugin.threads import DaemonThread
 
@@ -64,6 +64,7 @@ class DiskSync:
         if self._pid != os.getpid():
             self._forget()
         with self._changed:
+            _unflushed.pop(self._logdir, None)
             for path in paths:
                 self._waiting.pop(path, None)
                 if not files.is_remote(path):
@@ -117,6 +118,7 @@ class DiskSync:
             try:
                 self._flush_file(path)
             except OSError as error:
+                _unflushed[self._logdir] = error.errno
                 self._failed(_not_flushed(self._logdir, error))
         self._not_before = time.monotonic() + self._pause
         idle, self._idle = self._idle, lambda: None
@@ -134,9 +136,26 @@ class DiskSync:
         self._named.add(path)
 
 
+_unflushed: dict[str, int | None] = {}
+"""By logdir: the errno of the last flush, where it failed and nothing was written since."""
+
+
+def not_written(logdir: str, error: OSError, what: str) -> MemPluginError:
+    """Return a failed write as an error of ours: `UnflushedError` if the fault of the last flush goes on.
+
+    It is of the same place for every operation, so that one fault is logged once.
+    """
+    is_known = error.errno is not None and _unflushed.get(logdir) == error.errno
+    refusal = (UnflushedError if is_known else MemPluginError)(
+        what, where=logdir, fix=fix_of(error, "Choose a folder that this process can write to.")
+    )
+    refusal.__cause__ = error
+    return refusal
+
+
 def _not_flushed(logdir: str, error: OSError) -> MemPluginError:
     """Return what a failed flush costs, and what the same fault may cost next: it is logged once."""
-    refusal = MemPluginError(
+    refusal = UnflushedError(
         f"What was recorded could not be flushed to the disk: {error.strerror or error}. It may not outlive "
         "a crash of this machine, and what follows may not be written.",
         where=logdir,

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tb_memplugin.errors import MemPluginError, fix_of
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import pack
-from tb_memplugin.store.disk_sync import DiskSync
+from tb_memplugin.store.disk_sync import DiskSync, not_written
 from tb_memplugin.store.event_file import step_record
 from tb_memplugin.store.files import absolute
 from tb_memplugin.store.growing_file import UnsettledError
@@ -98,11 +97,8 @@ class RunWriter:
             try:
                 return self._write(trace)
             except OSError as error:
-                raise MemPluginError(
-                    f"The memory profile could not be written: {error.strerror or error}.",
-                    where=self._logdir,  # the same for every operation, so that one fault is logged once
-                    fix=fix_of(error, "Choose a folder that this process can write to."),
-                ) from error
+                what = f"The memory profile could not be written: {error.strerror or error}."
+                raise not_written(self._logdir, error, what) from error
 
     def _write(self, trace: MemoryTrace) -> WrittenWindow:
         if "\0" in self._logdir:

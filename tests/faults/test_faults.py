@@ -426,3 +426,26 @@ def test_a_file_system_that_cannot_flush_is_no_problem(tmp_path, monkeypatch, na
     for case in each_case(RECORDERS[name], files, "refused", "EINVAL", lasts=FOREVER, operation="fsync"):
         assert case.warnings == set()
         break
+
+
+@pytest.mark.parametrize("windows_between", [0, 1])
+def test_a_failed_write_is_told_unless_the_fault_of_the_flush_before_it_goes_on(
+    tmp_path, monkeypatch, windows_between
+):
+    files = FailingFiles(str(tmp_path / "logdir"))
+    files.install(monkeypatch, flushes=True)
+    logger, messages = logging.Logger("handler"), Messages()
+    logger.addHandler(messages)
+    guard = Guard("", logger)
+    writer = RunWriter(files.root, "rank0", lambda error: guard.end("a flush", error))
+    with files.failing(Fault("refused", errno.EIO, at=1, operation="fsync")):
+        writer.write(WINDOWS[0])
+    for _ in range(windows_between):
+        writer.write(WINDOWS[1])
+    for _ in range(2):
+        with files.failing(Fault("refused", errno.EIO, 1, FOREVER)), pytest.raises(MemPluginError) as refused:
+            writer.write(WINDOWS[2])
+        guard.end("a window", refused.value)
+    texts = sorted(text.partition(":")[0] for text in messages.warnings)
+    expected = ["The memory profile could not be written"] * windows_between
+    assert texts == [*expected, "What was recorded could not be flushed to the disk"]
