@@ -15,7 +15,7 @@ from benchmarks.figures import Figure
 from benchmarks.on_gpu.cost import GPT_2
 from benchmarks.on_gpu.programs import Program
 from tb_memplugin import MemoryTracer
-from tb_memplugin.record.history.recording import SWITCH, allocators
+from tb_memplugin.record.history.allocators import SWITCH, allocators
 
 ROUNDS, STEPS, ENTRIES = 40, 5, 1_000_000
 

@@ -3,7 +3,8 @@
     python -m frontend.contract           writes both
     python -m frontend.contract --check   fails where they are not what the types say
 
-An answer is a TypedDict. A text below fields describes all fields since the text before it.
+An answer and its parts are TypedDicts, or dataclasses of the analyses, of which JSON has the fields. A text
+below fields describes all fields since the text before it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+import numpy as np
 
 from tb_memplugin.analysis.advice_rules import RULES
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS
@@ -31,6 +35,7 @@ from tb_memplugin.trace.notes import (
     STEPS_JOINED,
     SUMMARY_SHORTENED,
 )
+from tb_memplugin.trace.result import ResultTable, type_of_pairs
 
 ROOT = Path(__file__).parents[1]
 TYPESCRIPT = ROOT / "frontend" / "src" / "api" / "contract.ts"
@@ -59,7 +64,7 @@ class Field(NamedTuple):
 
 
 class Object(NamedTuple):
-    """A TypedDict: what it is, the objects whose fields it has besides its own, and its own."""
+    """An object: what it is, the objects whose fields it has besides its own, and its own."""
 
     name: str
     about: str
@@ -68,19 +73,25 @@ class Object(NamedTuple):
 
 
 def answer_type(route: str) -> Any:
-    """Return the TypedDict with which a route answers."""
+    """Return the type with which a route answers."""
     return get_type_hints(ROUTES[route])["return"]
+
+
+def is_object(type_: Any) -> bool:
+    """Return whether a type is an object in JSON: a TypedDict or a dataclass."""
+    return is_typeddict(type_) or is_dataclass(type_)
 
 
 @cache
 def object_of(typed: Any) -> Object:
-    """Read a TypedDict, its fields in order and the texts below them."""
+    """Read an object's fields in order and the texts below them."""
     module = sys.modules[typed.__module__]
     body = next(
         node for node in _tree(module).body if isinstance(node, ast.ClassDef) and node.name == typed.__name__
     )
     names = [base.id for base in body.bases if isinstance(base, ast.Name)]
-    bases = tuple(getattr(module, name) for name in names if name != "TypedDict")
+    bases = tuple(base for name in names if is_object(base := getattr(module, name)))
+    optional = getattr(typed, "__optional_keys__", ())
     hints = get_type_hints(typed)
     fields: list[Field] = []
     texts = [ast.get_docstring(body) or ""]
@@ -89,8 +100,8 @@ def object_of(typed: Any) -> Object:
         if isinstance(node, ast.AnnAssign):
             waiting.append(ast.unparse(node.target))
         elif isinstance(node, ast.Expr):
-            text = " ".join(str(ast.literal_eval(node.value)).split())
-            fields += [Field(name, hints[name], name in typed.__required_keys__, text) for name in waiting]
+            text = " ".join(str(ast.literal_eval(node.value)).replace("None", "null").split())
+            fields += [Field(name, hints[name], name not in optional, text) for name in waiting]
             waiting = []
     if waiting or not texts[0]:
         sys.exit(f"{typed.__name__} has no text, or none below {', '.join(waiting)}.")
@@ -103,8 +114,8 @@ def _tree(module: Any) -> ast.Module:
 
 
 def objects_in(type_: Any) -> Iterator[Any]:
-    """Yield the TypedDicts that a type contains, itself included, in order of the fields; some repeatedly."""
-    if is_typeddict(type_):
+    """Yield the objects that a type contains, itself included, in order of the fields; some repeatedly."""
+    if is_object(type_):
         yield type_
         shape = object_of(type_)
         for part in (*shape.bases, *(field.type for field in shape.fields)):
@@ -114,41 +125,54 @@ def objects_in(type_: Any) -> Iterator[Any]:
             yield from objects_in(part)
 
 
+def value_type(type_: Any) -> Any:
+    """Return the type of the values of an object with any keys; None for other types."""
+    return get_args(type_)[1] if get_origin(type_) is dict else type_of_pairs(type_)
+
+
+def element_type(type_: Any) -> Any:
+    """Return the type of the elements of a list of any length, which may be an array; None for others."""
+    origin, parts = get_origin(type_), get_args(type_)
+    if origin is np.ndarray:
+        return type(get_args(parts[1])[0]().item())
+    return parts[0] if origin in (list, ResultTable) or parts[1:] == (...,) else None
+
+
 def in_typescript(type_: Any) -> str:
     """Return a type in TypeScript."""
     origin, parts = get_origin(type_), get_args(type_)
-    if is_typeddict(type_):
+    if is_object(type_):
         return str(type_.__name__)
     if origin is Literal:
         return " | ".join(json.dumps(word) for word in parts)
     if origin in (Union, UnionType):
         return " | ".join(map(in_typescript, parts))
-    if origin is dict:
-        return f"Record<string, {in_typescript(parts[1])}>"
+    if (values := value_type(type_)) is not None:
+        return f"Record<string, {in_typescript(values)}>"
+    if (element := element_type(type_)) is not None:
+        inner = in_typescript(element)
+        return f"({inner})[]" if " " in inner and not inner.startswith(("[", "Record")) else f"{inner}[]"
     if origin is tuple:
         return f"[{', '.join(map(in_typescript, parts))}]"
-    if origin is list:
-        inner = in_typescript(parts[0])
-        return f"({inner})[]" if " " in inner and not inner.startswith(("[", "Record")) else f"{inner}[]"
     return _PLAIN_TYPESCRIPT[type_]
 
 
 def in_words(type_: Any) -> str:
     """Return a type as the page names it."""
     origin, parts = get_origin(type_), get_args(type_)
-    if is_typeddict(type_):
+    if is_object(type_):
         return f"`{type_.__name__}`"
     if origin is Literal:
         return " or ".join(f"`{word}`" for word in parts)
     if origin in (Union, UnionType):
         return " or ".join(map(in_words, parts))
-    if origin is dict:
-        return f"object of {in_words(parts[1])}"
+    if (values := value_type(type_)) is not None:
+        return f"object of {in_words(values)}"
+    if (element := element_type(type_)) is not None:
+        inner = in_words(element)
+        return f"list of ({inner})" if " or " in inner else f"list of {inner}"
     if origin is tuple:
         return f"[{', '.join(map(in_words, parts))}]"
-    if origin is list:
-        inner = in_words(parts[0])
-        return f"list of ({inner})" if " or " in inner else f"list of {inner}"
     return _PLAIN[type_]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tb_memplugin.record.history.recording import Allocator, Observer
+from tb_memplugin.record.history.allocators import Allocator, Observer
 from tests.snapshots import block, segment
 
 

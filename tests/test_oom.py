@@ -13,7 +13,7 @@ import torch
 import tb_memplugin
 from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.record import oom
-from tb_memplugin.record.history.recording import HistorySwitch
+from tb_memplugin.record.history.allocators import HistorySwitch
 from tb_memplugin.record.oom import OomRecorder, record_on_oom
 from tb_memplugin.record.whole_device.card import CardMemory
 from tb_memplugin.store.reader import load_window, read_recordings

@@ -54,28 +54,24 @@ class Fragmentation(AnalysisResult):
 
 @dataclass(frozen=True, slots=True)
 class PoolState(AnalysisResult):
-    """What one pool holds for one stream, in bytes. The values of all pools sum to the device's.
-
-    Attributes:
-        pool, stream: display names. A block within a segment counts to the segment's pool and stream.
-        allocated_bytes: requested bytes, without pending blocks.
-        pending_bytes: requested bytes of blocks whose free was requested but is not completed.
-        rounded_bytes: what the allocator set aside for both: a lower bound unless `rounded_exact`.
-        by_rule_bytes: the part of `rounded_bytes` that was computed by the rounding rule, because the file
-            does not record it.
-        reserved_bytes, segments, free_bytes, largest_free_bytes: None if the segments are not known.
-    """
+    """What a pool holds for a stream. Each column of the pools sums to the device's."""
 
     pool: str
     stream: str
+    """Their names. A block within a segment counts to the segment's."""
     allocated_bytes: int
     pending_bytes: int
+    """Requested bytes; pending: the free was requested and is not completed."""
     rounded_bytes: int
+    """What the allocator uses for the allocated and pending bytes: a lower bound if `by_rule_bytes` is not
+    0."""
     by_rule_bytes: int
+    """The part of it that the file does not contain and that follows from the rule of rounding."""
     reserved_bytes: int | None
     segments: int | None
     free_bytes: int | None
     largest_free_bytes: int | None
+    """Of the segments; None if they are not known."""
 
     @property
     def rounded_exact(self) -> bool:

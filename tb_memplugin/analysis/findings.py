@@ -13,71 +13,75 @@ Verdict = Literal["found", "fine", "not judged"]
 
 @dataclass(frozen=True, slots=True)
 class Where(AnalysisResult):
-    """A link to a view of the Memory tab; `state` are the (key, value) pairs in its address."""
+    """A view of the Memory tab and its state."""
 
     view: str
+    """The name of the view."""
     state: tuple[tuple[str, str], ...] = ()
+    """What is picked in it: the (key, value) pairs in its address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence(AnalysisResult):
-    """One row of evidence: `what` holds `bytes`. `detail` adds how often, for how long, or when.
-
-    `name` is True if `what` is a name from the user's program (a module, a line), False if it is our text.
-    """
+    """A row of evidence."""
 
     what: str
     bytes: int
+    """What has these bytes."""
     detail: str = ""
+    """How often, for how long or when; may be ""."""
     name: bool = True
+    """Whether `what` is a name from the user's program: a module, a line."""
     where: Where | None = None
+    """The view that shows it, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding(AnalysisResult):
-    """One thing to act on. docs/advice.md explains what the bytes of each kind are.
-
-    Attributes:
-        kind: the rule that found it, a key of `advice.RULES`.
-        level: "problem" if the memory is wasted; "option" if saving it has a price.
-        device: a device's name.
-        step: the number of the step concerned; None if it concerns the whole window.
-        title: a sentence that contains the names.
-        subject: the name within the title, "" if it has none.
-        bytes: the bytes that could be saved, or that are at stake.
-        measure: what `bytes` counts: "more with every step", "less at the peak", ...
-        of_bytes: the total of which `bytes` is a share: the peak, or the reserved bytes.
-        evidence: rows of evidence, the most important first.
-        where: the view that shows it.
-        what_to_do: what to change, in a few sentences.
-        price: what the change costs, "" if nothing.
-        levels: live bytes at the bounds of the steps, or in each window, for growth; else empty.
-    """
+    """A finding of a rule. [Advice](advice.md) explains what the bytes of each kind are."""
 
     kind: str
+    """The rule."""
     level: Level
+    """`problem`: memory is wasted; `option`: saving it has a price."""
     device: str
+    """The name of the device."""
     step: int | None
+    """The step concerned; None: the whole window."""
     title: str
+    """A sentence that contains the names."""
     subject: str
+    """The name within the title, or ""."""
     bytes: int
+    """What could be saved, or is at stake."""
     measure: str
+    """What these bytes are, in words: `less at the peak`, `more with every step`, ..."""
     of_bytes: int
+    """What they are a part of: the peak, or the reserved bytes."""
     evidence: tuple[Evidence, ...]
+    """The most important row first."""
     where: Where
+    """The view that shows it."""
     what_to_do: str
+    """What to change, in sentences."""
     price: str = ""
+    """What the change costs; "" if nothing."""
     levels: tuple[int, ...] = ()
+    """Of growth: live bytes at the bounds of the steps, or in each window; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement(AnalysisResult):
-    """The verdict of a rule on a device; `why` gives the reason in a sentence."""
+    """The verdict of a rule on a device."""
 
     kind: str
+    """The rule."""
     device: str
+    """The name of the device."""
     verdict: Verdict
+    """What came of it."""
     why: str
+    """The reason, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)

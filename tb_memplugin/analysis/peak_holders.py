@@ -23,37 +23,38 @@ NAMED_BY: tuple[By, ...] = ("line", "module", "operator")
 
 @dataclass(frozen=True, slots=True)
 class Holder(AnalysisResult):
-    """A part of a peak: `bytes` in `blocks` blocks of the category that most of the bytes have.
-
-    `name` is a source line, a module, an operator, a variable that holds what was alive before, or the
-    category. `is_name` is False for a category.
-    """
+    """A part of a peak."""
 
     name: str
+    """A source line, a module, an operator, a variable that holds what was alive before, or a category."""
     bytes: int
+    """What it holds."""
     blocks: int
+    """How many blocks have these bytes."""
     category: str
+    """The category that most of them have."""
     is_name: bool
+    """Whether `name` is a name from outside; false for a category."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeakHolders(AnalysisResult):
-    """The peak of a device and what fills it.
-
-    Attributes:
-        step, event: the step and the event of the peak; event -1 is the moment before the first.
-        by: what names the holders besides the model's own memory.
-        holders: the parts, largest first; they sum to `bytes`.
-        categories: (category, bytes), largest first; they sum to `bytes`.
-    """
+    """Who fills the highest peak of a device."""
 
     device: str
+    """The name of the device."""
     step: int
+    """The number of its step."""
     event: int
+    """The index of its event; -1 is the moment before the first."""
     bytes: int
+    """The peak."""
     by: By
+    """What names the holders besides parameters, gradients and optimizer state."""
     holders: tuple[Holder, ...]
+    """The largest first; they sum to the peak."""
     categories: tuple[tuple[str, int], ...]
+    """Bytes by category, largest first; they sum to the peak."""
 
 
 def peak_holders(trace: MemoryTrace, device: int) -> PeakHolders:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.allocator import DEFAULT_POOL
+from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
 
 NOT_KNOWN = "(not known)"
 
 
-def pool_key(pool: tuple[int, int]) -> str:
+def pool_key(pool: PoolId) -> str:
     """Return `default`, or `private (a, b)` for the pool of a CUDA graph or of a `torch.cuda.MemPool`."""
     return "default" if tuple(pool) == DEFAULT_POOL else f"private ({pool[0]}, {pool[1]})"
 

@@ -132,24 +132,26 @@ one piece a segment."""
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Stretches that fill segments, sorted by segment and address, in columns of equal length.
-
-    `segment` is an index into the order of segments. `offset` and `bytes` give the place in that segment.
-    `requested` is 0 for free stretches. `state` is ALLOCATED, PENDING or FREE. `key` is the part to which a
-    block belongs, -1 for free stretches. `row` is the row of the allocation, -1 for free or merged
-    stretches. `count` adjacent stretches of fewer than `finest` bytes are merged into one, with the state
-    and key of the largest.
-    """
+    """Blocks and free stretches that fill the segments, as columns of equal length, in order of address."""
 
     segment: Int64
+    """Place in the order of segments."""
     offset: Int64
     bytes: Int64
+    """Where it is in the segment, and how large."""
     requested: Int64
+    """0 if free."""
     state: UInt8
+    """0 allocated, 1 pending, 2 free."""
     key: Int64
+    """The part to which the block belongs, a place in the keys; -1 if free."""
     row: Int64
+    """Of the allocation; -1 if free, or several as one."""
     count: Int64
+    """1, or how many adjacent pieces narrower than `finest` are one, with the state and key of the
+    largest."""
     finest: int
+    """The least bytes of a piece of its own."""
 
     def __len__(self) -> int:
         return len(self.bytes)

@@ -184,23 +184,20 @@ def step_columns(steps: int, most: int) -> tuple[Int64, Int64]:
 
 @dataclass(frozen=True, slots=True)
 class StepSeries:
-    """A device's steps in columns of (nearly) equally many steps; int64, shape (columns,); bytes.
-
-    Attributes:
-        first, last: the first and last step of each column, inclusive.
-        low, high: the lowest and the highest peak in the column.
-        high_step: the first step of the column with the highest peak.
-        reserved: the highest reserved bytes in the column; None if not recorded.
-        count: how many steps all columns contain.
-    """
+    """The peaks of a device's steps, in columns of about equally many steps."""
 
     first: Int64
     last: Int64
+    """The first and last step of each column."""
     low: Int64
     high: Int64
+    """The lowest and highest peak of each column."""
     high_step: Int64
+    """The first step that has the highest."""
     reserved: Int64 | None
+    """The highest reserved bytes of each column, or None."""
     count: int
+    """Steps in all columns."""
 
 
 def step_series(figures: StepFigures, device: int, first: int, last: int, columns: int) -> StepSeries:

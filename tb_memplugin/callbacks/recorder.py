@@ -17,8 +17,9 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from tb_memplugin.logs import instance_logger
+from tb_memplugin.record.arguments import default_worker_name
 from tb_memplugin.record.guard import Guard, call_all, guarded
-from tb_memplugin.record.handler import Handler, default_worker_name, memory_trace_handler
+from tb_memplugin.record.handler import Handler, memory_trace_handler
 from tb_memplugin.record.torch_private.profiler import ENABLES, PREPARES
 from tb_memplugin.record.trackers import LogTo, chosen
 

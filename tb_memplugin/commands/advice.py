@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 import click
 from rich import box
@@ -14,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tb_memplugin.analysis.advice_rules import RULES, Advice, advice, advice_on_steps, heading
+from tb_memplugin.analysis.advice_rules import RULES, advice, advice_on_steps, heading
 from tb_memplugin.analysis.findings import Evidence, Finding, Judgement, Where
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.peak_holders import PeakHolders
@@ -25,6 +23,7 @@ from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printa
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import Recordings, load_window, read_recordings
+from tb_memplugin.trace.result import json_value
 
 MOST_HOLDERS, MOST_FINDINGS = 3, 4
 """How many of them are shown without --details."""
@@ -66,7 +65,13 @@ def command(
         source = opened.source
         result = advice(opened.trace, device, levels, recordings.watched_beside(source))
     if as_json:
-        click.echo(json.dumps({"source": source, **_json(result)}, indent=2))
+        document = {
+            "source": source,
+            "peaks": result.peaks,
+            "findings": result.findings,
+            "judgements": result.judgements,
+        }
+        click.echo(json.dumps(document, indent=2, default=json_value))
         return
     out = console()
     for peak in result.peaks:
@@ -96,27 +101,6 @@ def _run_levels(opened: Opened) -> tuple[WindowLevel, ...]:
         except UnreadableFileError as error:
             click.echo(f"warning: {printable(str(error))}", err=True)
     return tuple(levels)
-
-
-def _json(result: Advice) -> dict[str, Any]:
-    return {
-        "peaks": [asdict(peak) | {"categories": dict(peak.categories)} for peak in result.peaks],
-        "findings": [
-            {
-                **asdict(finding),
-                "where": _where_json(finding.where),
-                "evidence": [
-                    {**asdict(row), "where": row.where and _where_json(row.where)} for row in finding.evidence
-                ],
-            }
-            for finding in result.findings
-        ],
-        "judgements": [asdict(judgement) for judgement in result.judgements],
-    }
-
-
-def _where_json(where: Where) -> dict[str, Any]:
-    return {"view": where.view, "state": dict(where.state)}
 
 
 def _show_peak(out: Console, peak: PeakHolders, most: int) -> None:

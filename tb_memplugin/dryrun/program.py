@@ -32,7 +32,7 @@ from tb_memplugin.estimate.answer.script import (
 )
 from tb_memplugin.estimate.program.saved_files import Checkpoints
 from tb_memplugin.estimate.run.patches import Patches
-from tb_memplugin.record.history.recording import SWITCH, Allocator, allocators
+from tb_memplugin.record.history.allocators import SWITCH, Allocator, allocators
 from tb_memplugin.record.torch_private.allocators import RECORD_HISTORY
 
 REQUEST, OUTCOME, HISTORY = "request.json", "outcome.json", "history.pickle"

@@ -22,7 +22,7 @@ from tb_memplugin.callbacks.recorder import StepRecorder, Training
 from tb_memplugin.launch.settings import Settings
 from tb_memplugin.record.arguments import referents
 from tb_memplugin.record.guard import Failed, Guard, call_all, guarded
-from tb_memplugin.record.history.recording import allocators
+from tb_memplugin.record.history.allocators import allocators
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.monitor import MemoryMonitor
 from tb_memplugin.record.oom import OomRecorder, record_on_oom

@@ -38,9 +38,6 @@ from tb_memplugin.record.torch_private.tensors import (
 )
 from tb_memplugin.trace import Category, Note
 
-ALIVE_BEFORE = "alive before, not named"
-"""The label of a storage that no variable names and that no window before has recorded."""
-
 MOST_NODES = 200_000
 """The largest number of autograd nodes that are looked at."""
 

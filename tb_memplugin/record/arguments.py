@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -115,3 +117,11 @@ def refuse_absent(device: torch.device, where: str, fix: str) -> None:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if device.type != "cpu" and (accelerator is None or accelerator.type != device.type):
         raise MemPluginError(f"This machine has no device {str(device)!r}.", where=where, fix=fix)
+
+
+def default_worker_name() -> str:
+    """Return `rank<N>` under torchrun or an initialised process group, else `<host>_<pid>`."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return f"rank{torch.distributed.get_rank()}"
+    rank = os.environ.get("RANK")
+    return f"rank{rank}" if rank else f"{socket.gethostname()}_{os.getpid()}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +16,18 @@ from torch.profiler import ProfilerAction
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
-from tb_memplugin.record.arguments import Optimizers, checked_optimizers, referents, with_inner
+from tb_memplugin.record.arguments import (
+    Optimizers,
+    checked_optimizers,
+    default_worker_name,
+    referents,
+    with_inner,
+)
 from tb_memplugin.record.exact_cpu import count_if_possible
 from tb_memplugin.record.guard import Guard, ends_program, guarded, is_of_signal
+from tb_memplugin.record.history.allocators import allocators
 from tb_memplugin.record.history.merge import merge_snapshot
-from tb_memplugin.record.history.recording import HistoryWindowRecorder, allocators, window_recorder
+from tb_memplugin.record.history.recording import HistoryWindowRecorder, window_recorder
 from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.window import LOST, WindowRecorder, watch
 from tb_memplugin.record.trackers import LogTo, TrackerLog, chosen
@@ -153,14 +159,6 @@ def _leave(prof: torch.profiler.profile) -> None:
     """
     if isinstance(prof, torch.profiler.profile):
         prof.current_action = ProfilerAction.NONE
-
-
-def default_worker_name() -> str:
-    """Return `rank<N>` under torchrun or an initialised process group, else `<host>_<pid>`."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return f"rank{torch.distributed.get_rank()}"
-    rank = os.environ.get("RANK")
-    return f"rank{rank}" if rank else f"{socket.gethostname()}_{os.getpid()}"
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,9 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.terminal import as_json as json_of
 from tb_memplugin.exports.terminal import as_text
 from tb_memplugin.logs import instance_logger
-from tb_memplugin.record.arguments import at_least_one, checked_device, refuse_absent
+from tb_memplugin.record.arguments import at_least_one, checked_device, default_worker_name, refuse_absent
 from tb_memplugin.record.beside_compiler import hidden_from_dynamo
 from tb_memplugin.record.guard import Guard, guarded
-from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.lines import HistoryLines, RecordedLines, StorageLines, recording_device
 from tb_memplugin.record.tracer.history import has_history
 from tb_memplugin.store.writer import BlockWriter

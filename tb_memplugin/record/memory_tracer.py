@@ -31,12 +31,12 @@ from tb_memplugin.record.arguments import (
     checked_device,
     checked_model,
     checked_optimizers,
+    default_worker_name,
     referents,
     refuse_absent,
 )
 from tb_memplugin.record.beside_compiler import hidden_from_dynamo
 from tb_memplugin.record.guard import Guard, guarded
-from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.torch_private.modules import parameters_in
 from tb_memplugin.record.torch_private.tensors import device_of
 from tb_memplugin.record.tracer.history import HistoryRecording, has_history

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from tb_memplugin.record.modules import ModuleNames
-from tb_memplugin.record.provenance import INPUT_OF
 from tb_memplugin.record.storages import Sighting, sight, versions_of
 from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.record.torch_private.dispatch import tracing_state, without_torch_functions
 from tb_memplugin.trace import Category
+from tb_memplugin.trace.labels import INPUT_OF
 
 See = Callable[[list[Sighting], list[torch.UntypedStorage]], object]
 """Called with sightings of category `INPUT`, and the storage of each, which must not be kept."""

@@ -11,17 +11,14 @@ import numpy as np
 from tb_memplugin.read.categories import Born
 from tb_memplugin.read.phases import phase_at
 from tb_memplugin.read.tables import Names, Owners
-from tb_memplugin.record.alive_before import ALIVE_BEFORE
 from tb_memplugin.record.caches import grown, outermost, written_in_calls
 from tb_memplugin.record.weight_copies import Weights, made_copies
 from tb_memplugin.trace import Category, Events, Phase, Reason, Spans, StartState
+from tb_memplugin.trace.labels import ALIVE_BEFORE, INPUT_OF
 from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8, code_mask
 
 if TYPE_CHECKING:
     from tb_memplugin.record.storages import Sighting
-
-INPUT_OF = "input of "
-"""The beginning of the label of what enters a module; the module's name follows."""
 
 WITHOUT_FRACTIONS = ("int", "uint", "bool")
 """Beginnings of the dtypes of ids and masks, which grow from call to call like caches, but are inputs."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tb_memplugin.read.categories import Born
-from tb_memplugin.record.alive_before import ALIVE_BEFORE
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.storages import Sighting
 from tb_memplugin.trace import Category, Phase, Reason, Spans
+from tb_memplugin.trace.labels import ALIVE_BEFORE
 from tb_memplugin.trace.tables import NO_OPERATOR, Bool, Int64, UInt8, code_mask
 
 FEWEST = 3

@@ -15,7 +15,7 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +39,7 @@ from tb_memplugin.server.turns import ClientGoneError, Turns
 from tb_memplugin.server.windows import Read, Windows, is_unchanged, noted_reads
 from tb_memplugin.store.paths import PLUGIN_NAME
 from tb_memplugin.store.scratch import release
+from tb_memplugin.trace.result import json_value
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_ARENA_MAX = -3, -1, -8  # glibc's malloc.h
 _OPTIONS = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 1 << 20, _M_ARENA_MAX: 1}
@@ -88,7 +89,7 @@ COMPRESSION = 1
 CHANGING = frozenset({"/runs", "/steps", "/step_figures", "/ranks", "/fleet", "/export_about"})
 """Routes whose answers are never kept: they say what is new, or write a file."""
 
-Answer = Callable[[Session, Request], Mapping[str, object]]
+Answer = Callable[[Session, Request], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class Answers:
         listing = self._session.catalog.listing(request.ctx, request.experiment)
         with noted_reads() as reads:
             shape = answer(self._session, request)
-        text = json.dumps(shape, separators=(",", ":"))
+        text = json.dumps(shape, separators=(",", ":"), default=json_value)
         return _Kept(gzip.compress(text.encode(), COMPRESSION, mtime=0), listing.number, tuple(reads))
 
     def _is_current(self, kept: _Kept, request: Request) -> bool:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from inspect import get_annotations
 from typing import Any, TypedDict, TypeVar
 
-import numpy as np
-
 from tb_memplugin.analysis.divisions import Part as AnalysedPart
 from tb_memplugin.analysis.moments import LiveAllocation
 from tb_memplugin.analysis.reasons import reason_of
@@ -136,13 +134,9 @@ class Note(TypedDict):
 
 
 def shape_of(shape: Callable[..., Shape], result: object, **others: Any) -> Shape:
-    """Return a TypedDict whose fields are those of the same names of a result, but for `others`.
-
-    Arrays become lists.
-    """
+    """Return a TypedDict whose fields are those of the same names of a result, but for `others`."""
     values = {name: getattr(result, name) for name in get_annotations(shape) if name not in others}
-    lists = {name: value.tolist() for name, value in values.items() if isinstance(value, np.ndarray)}
-    return shape(**{**values, **lists, **others})
+    return shape(**values, **others)
 
 
 def stats_shape(device: DeviceStats) -> StepStats:

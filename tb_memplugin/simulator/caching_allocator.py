@@ -19,12 +19,10 @@ from tb_memplugin.simulator.allocator_settings import (
 )
 from tb_memplugin.simulator.driver import GROWS, DeviceMemory, Driver
 from tb_memplugin.trace import Kind
-from tb_memplugin.trace.allocator import DEFAULT_POOL
+from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
 
 FREE, LIVE, UNMAPPED = 0, 1, 2
 """States of a block. A live block may have been freed by the program and still wait for a stream."""
-
-PoolId = tuple[int, int]
 
 ADDRESS_BITS, AGE_BITS = 64, 32
 SIZE_SHIFT = ADDRESS_BITS + AGE_BITS

@@ -30,7 +30,6 @@ from tb_memplugin.simulator.caching_allocator import (
     Block,
     CachingAllocator,
     FreeBlocks,
-    PoolId,
     SegmentChange,
 )
 from tb_memplugin.simulator.driver import (
@@ -42,7 +41,7 @@ from tb_memplugin.simulator.driver import (
     space_for,
 )
 from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.allocator import DEFAULT_POOL
+from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
 from tb_memplugin.trace.tables import Bool, Int64, UInt64
 
 

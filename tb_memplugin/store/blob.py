@@ -10,9 +10,10 @@ from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import StepBlob, StepSummary
 from tb_memplugin.store.envelope import RERECORD, check_version
-from tb_memplugin.store.summary import SCHEMA_VERSION
 from tb_memplugin.store.summary_check import check_summary
 from tb_memplugin.trace import Category
+
+SCHEMA_VERSION = 1
 
 MOST_SUMMARY_BYTES = 64 << 20
 SUMMARY_OF_ANY_BLOB, SUMMARY_PER_BYTE = 4 << 20, 100

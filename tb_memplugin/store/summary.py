@@ -19,13 +19,13 @@ from tb_memplugin.analysis.oom import failed_requests
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
 from tb_memplugin.analysis.steps import StepStats, stats_of_step, step_stats
 from tb_memplugin.proto import metadata_pb2, summary_pb2
+from tb_memplugin.store.blob import SCHEMA_VERSION
 from tb_memplugin.store.outline import Outlines
 from tb_memplugin.store.paths import readable
 from tb_memplugin.store.whole_devices import packed_whole
 from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Note, OutOfMemory, Spans
 from tb_memplugin.trace.tables import Int64, differences
 
-SCHEMA_VERSION = 1
 CURVE_COLUMNS = 200
 LARGEST, LONGEST_CALLS = 30, 300
 """How many of the largest allocations, and of the longest phases and calls, a summary has."""

@@ -8,7 +8,10 @@ import numpy as np
 
 from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64, column
 
-DEFAULT_POOL = (0, 0)
+PoolId = tuple[int, int]
+"""The id of a pool of the caching allocator, as torch counts them."""
+
+DEFAULT_POOL: PoolId = (0, 0)
 """The id of the pool that serves every allocation outside CUDA graphs and `torch.cuda.MemPool`."""
 
 

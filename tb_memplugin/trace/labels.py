@@ -11,6 +11,12 @@ JOIN = " + "
 BUCKET = "bucket of gradients"
 """The beginning of the label of a bucket of `DistributedDataParallel`, whose size torch tells."""
 
+ALIVE_BEFORE = "alive before, not named"
+"""The label of a storage that no variable names and that no window before has recorded."""
+
+INPUT_OF = "input of "
+"""The beginning of the label of what enters a module; the module's name follows."""
+
 HELD_BY = "held by "
 """The beginning of the label of a block that outlives its window; what holds it follows."""
 

@@ -1,13 +1,14 @@
-"""What results and traces share: a short text, a display in notebooks, and tables of pandas and Arrow."""
+"""What results and traces share: a short text, a display in notebooks, tables of pandas and Arrow, JSON."""
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import IntEnum
+from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -148,6 +149,35 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(each) for each in value]
     return value
+
+
+def json_value(value: object) -> object:
+    """Return what JSON has in place of an array, a list, and of a result, its fields; for `json.dumps`."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if is_dataclass(value):
+        return json_fields(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def json_fields(result: Any) -> dict[str, Any]:
+    """Return the fields of a result by name; pairs of a text and a value become a dictionary."""
+    kind: Any = type(result)
+    pairs = _fields_of_pairs(kind)
+    values = ((each.name, getattr(result, each.name)) for each in fields(result))
+    return {name: dict(value) if name in pairs else value for name, value in values}
+
+
+@cache
+def _fields_of_pairs(kind: Any) -> list[str]:
+    return [name for name, hint in get_type_hints(kind).items() if type_of_pairs(hint) is not None]
+
+
+def type_of_pairs(hint: Any) -> Any:
+    """Return the type of the values in a type of pairs, `tuple[tuple[str, int], ...]`; of others None."""
+    pair, *rest = get_args(hint) or (None,)
+    is_pairs = get_origin(hint) is get_origin(pair) is tuple and get_args(pair)[0] is str and rest == [...]
+    return get_args(pair)[1] if is_pairs else None
 
 
 def _for_pandas(pandas: Any, values: Column) -> Any:

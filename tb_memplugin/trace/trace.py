@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tb_memplugin.errors import NotRecordedError
-from tb_memplugin.trace.allocator import Annotations, OutOfMemory, Segments
+from tb_memplugin.trace.allocator import Annotations, OutOfMemory, PoolId, Segments
 from tb_memplugin.trace.counters import CounterReading
 from tb_memplugin.trace.indexes import PartSums, Runs, runs_of
 from tb_memplugin.trace.notes import Note
@@ -80,7 +80,7 @@ class MemoryTrace(Tabular):
     annotation_names: tuple[str, ...] = ()
     tensors: tuple[TensorMetadata, ...] = ()
     streams: tuple[int, ...] = ()
-    pools: tuple[tuple[int, int], ...] = ()
+    pools: tuple[PoolId, ...] = ()
     contexts: tuple[str, ...] = ()
     ooms: tuple[OutOfMemory, ...] = ()
     counters: tuple[CounterReading, ...] = ()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tb_memplugin.record.history.recording import HistorySwitch
+from tb_memplugin.record.history.allocators import HistorySwitch
 from tb_memplugin.record.oom import OomRecorder
 from tests.allocators import StandIn
 from tests.faults.sweep import Session, Training, sweep

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tb_memplugin.read.categories import Born
-from tb_memplugin.record.alive_before import ALIVE_BEFORE
 from tb_memplugin.record.storages import Sighting
 from tb_memplugin.record.weight_copies import Weights, held_copies, made_copies, references
 from tb_memplugin.trace import Category, Phase, Reason, Spans
+from tb_memplugin.trace.labels import ALIVE_BEFORE
 
 ORDER = ["0.weight", "0.bias", "0.mean", "1.weight", "1.bias"]
 SIZES = {"0.weight": 80, "0.bias": 8, "0.mean": 4, "1.weight": 160, "1.bias": 16}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 import pytest
 
 from frontend import contract
+from tb_memplugin.trace.tables import Bool, Int64
 from tests.server.contract import differences
 
 
@@ -27,6 +29,24 @@ class Thing(Place, total=False):
     sizes: dict[str, float]
     shares: dict[str, float]
     """By name."""
+
+
+@dataclass
+class Row:
+    """A row."""
+
+    sizes: Int64
+    """Bytes, or None."""
+
+
+@dataclass
+class Table(Row):
+    """A table."""
+
+    exact: Bool | None
+    shares: tuple[tuple[str, float], ...]
+    rows: tuple[Row, ...]
+    """Its parts."""
 
 
 HERE = {"at": [1, 2], "kind": "here"}
@@ -61,11 +81,15 @@ def test_a_type_in_typescript():
     assert contract.in_typescript(list[tuple[int, float]]) == "[number, number][]"
     assert contract.in_typescript(dict[str, Thing] | None) == "Record<string, Thing> | null"
     assert contract.in_typescript(Literal["a", "b"]) == '"a" | "b"'
+    assert contract.in_typescript(Int64 | None) == "number[] | null"
+    assert contract.in_typescript(tuple[Row, ...]) == "Row[]"
 
 
 def test_a_type_in_words():
     assert contract.in_words(list[int | None]) == "list of (int or null)"
     assert contract.in_words(dict[str, Thing] | None) == "object of `Thing` or null"
+    assert contract.in_words(Bool) == "list of bool"
+    assert contract.in_words(tuple[tuple[str, float], ...]) == "object of number"
 
 
 def test_fields_share_the_text_below_them():
@@ -75,6 +99,18 @@ def test_fields_share_the_text_below_them():
         ("parts", False, "Its parts."),
         ("sizes", False, "By name."),
         ("shares", False, "By name."),
+    ]
+
+
+def test_a_dataclass_is_an_object_of_its_fields():
+    row, table = contract.object_of(Row), contract.object_of(Table)
+    assert [(field.name, field.about) for field in row.fields] == [("sizes", "Bytes, or null.")]
+    assert (table.bases, [field.name for field in table.fields]) == ((Row,), ["exact", "shares", "rows"])
+    value = {"sizes": [1, 2], "exact": [True], "shares": {"a": 0.5}, "rows": [{"sizes": []}]}
+    assert list(differences(value, Table)) == []
+    assert sorted(differences({**value, "exact": [1], "rows": [{}]}, Table)) == [
+        "answer.exact[] is 1",
+        "answer.rows[] lacks sizes",
     ]
 
 

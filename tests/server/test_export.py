@@ -41,6 +41,12 @@ HOSTILE = (
 )
 
 
+@pytest.fixture(autouse=True)
+def folder_of_its_own(monkeypatch):
+    """No file of another test waits there."""
+    monkeypatch.setattr(export, "EXPORTS", export.Exports())
+
+
 def asked(tab, method="GET", **parameters):
     return Client(tab._apps["/export"]).open("/", method=method, query_string=parameters)
 

@@ -3,10 +3,9 @@
 import pytest
 
 from tb_memplugin.store import step_records
-from tb_memplugin.store.blob import read_metadata, read_summary
+from tb_memplugin.store.blob import SCHEMA_VERSION, read_metadata, read_summary
 from tb_memplugin.store.envelope import VERSION
 from tb_memplugin.store.reader import load_window, peak_parts
-from tb_memplugin.store.summary import SCHEMA_VERSION
 from tests.step_figures import same_figures
 from tests.store.golden.make import FOLDER, golden_figures, golden_trace
 from tests.traces import same

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import pytest
 from tb_memplugin import analysis, load
 from tb_memplugin.analysis import compare, curve, peak, stack_table, step_stats
 from tb_memplugin.analysis.moments import moment
+from tb_memplugin.analysis.peak_holders import Holder, PeakHolders
+from tb_memplugin.analysis.steps import StepSeries
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.trace.result import MOST_CHARACTERS, Names, ResultTable, column_of
+from tb_memplugin.trace.result import MOST_CHARACTERS, Names, ResultTable, column_of, json_value
 from tests.traces import EPOCH, trace
 
 RECORDED = Path(__file__).parents[1] / "data" / "torch-2.13.0"
@@ -182,3 +185,22 @@ def test_without_the_library_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MemPluginError, match=rf"tb-memplugin\[{extra}\]"):
         SMALL.to_pandas() if name == "pandas" else SMALL.to_arrow()
+
+
+def test_json_has_the_fields_of_results_and_the_values_of_arrays() -> None:
+    peak_of_cpu = PeakHolders("cpu", 3, 7, 60, "module", (HOLDER,), (("parameter", 60),))
+    held, steps = json.loads(json.dumps([peak_of_cpu, STEPS], default=json_value))
+    assert list(held) == ["device", "step", "event", "bytes", "by", "holders", "categories"]
+    assert (held["device"], held["categories"]) == ("cpu", {"parameter": 60})
+    assert held["holders"] == [asdict(HOLDER)]
+    assert (steps["first"], steps["reserved"], steps["count"]) == ([1, 2], None, 2)
+
+
+HOLDER = Holder("a.weight", 60, 2, "parameter", is_name=True)
+COLUMN = np.array([1, 2])
+STEPS = StepSeries(COLUMN, COLUMN, COLUMN, COLUMN, COLUMN, reserved=None, count=2)
+
+
+def test_what_has_no_form_in_json_is_an_error() -> None:
+    with pytest.raises(TypeError, match="set has no form in JSON"):
+        json.dumps({1}, default=json_value)

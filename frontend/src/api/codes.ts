@@ -1,4 +1,4 @@
-/** Numbers in answers that stand for something: states of `PieceColumns`, labels of `Nodes`. */
+/** Numbers in answers that stand for something: states of `Pieces`, labels of `Nodes`. */
 
 export const ALLOCATED = 0;
 export const PENDING = 1;

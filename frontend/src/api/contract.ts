@@ -315,9 +315,14 @@ export interface StepSource {
 }
 
 /** The peaks of the steps that a monitor saw, in columns of about equally many steps. */
-export interface StepsAnswer {
-  /** Steps in all columns. */
-  count: number;
+export interface StepsAnswer extends StepSeries {
+  /** Step and count of the first 200 steps that have any. */
+  retries: [number, number][];
+  ooms: [number, number][];
+}
+
+/** The peaks of a device's steps, in columns of about equally many steps. */
+export interface StepSeries {
   /** The first and last step of each column. */
   first: number[];
   last: number[];
@@ -328,9 +333,8 @@ export interface StepsAnswer {
   high_step: number[];
   /** The highest reserved bytes of each column, or null. */
   reserved: number[] | null;
-  /** Step and count of the first 200 steps that have any. */
-  retries: [number, number][];
-  ooms: [number, number][];
+  /** Steps in all columns. */
+  count: number;
 }
 
 /** All workers of a run side by side. */
@@ -814,7 +818,7 @@ export interface AllocatorState extends Neighbors {
   /** 1 - largest free block / all free bytes, or null. */
   split: number | null;
   /** One row per pool and stream. */
-  pools: Pool[];
+  pools: PoolState[];
   /** By size, ascending. */
   free: FreeBlocks[];
   /** Live blocks outside all segments. */
@@ -837,18 +841,18 @@ export interface AllocatorEvent {
 }
 
 /** What a pool holds for a stream. Each column of the pools sums to the device's. */
-export interface Pool {
-  /** Their names. */
+export interface PoolState {
+  /** Their names. A block within a segment counts to the segment's. */
   pool: string;
   stream: string;
-  /** Requested bytes. */
+  /** Requested bytes; pending: the free was requested and is not completed. */
   allocated_bytes: number;
   pending_bytes: number;
-  /** What the allocator uses for the allocated and pending bytes. */
+  /** What the allocator uses for the allocated and pending bytes: a lower bound if `by_rule_bytes` is not 0. */
   rounded_bytes: number;
   /** The part of it that the file does not contain and that follows from the rule of rounding. */
   by_rule_bytes: number;
-  /** Of the segments, or null. */
+  /** Of the segments; null if they are not known. */
   reserved_bytes: number | null;
   segments: number | null;
   free_bytes: number | null;
@@ -935,7 +939,7 @@ export interface SegmentsAnswer {
   /** As used: coarser than asked if the answer would be very long. */
   finest: number;
   /** The pieces of a segment come in order of address and fill it. */
-  pieces: PieceColumns;
+  pieces: Pieces;
 }
 
 /** Segments, as columns of equal length. */
@@ -961,7 +965,7 @@ export interface Home {
 }
 
 /** Blocks and free stretches that fill the segments, as columns of equal length, in order of address. */
-export interface PieceColumns {
+export interface Pieces {
   /** Place in the order of segments. */
   segment: number[];
   /** Where it is in the segment, and how large. */
@@ -971,12 +975,14 @@ export interface PieceColumns {
   requested: number[];
   /** 0 allocated, 1 pending, 2 free. */
   state: number[];
-  /** Place in `keys`, -1 if free. */
+  /** The part to which the block belongs, a place in the keys; -1 if free. */
   key: number[];
-  /** Of the allocation, else -1. */
+  /** Of the allocation; -1 if free, or several as one. */
   row: number[];
-  /** 1, or how many pieces narrower than `finest` are drawn as one, with the state and key of the largest. */
+  /** 1, or how many adjacent pieces narrower than `finest` are one, with the state and key of the largest. */
   count: number[];
+  /** The least bytes of a piece of its own. */
+  finest: number;
 }
 
 /** One allocation in its segment. */
@@ -1098,37 +1104,39 @@ export interface AdviceAnswer {
   /** One per rule. */
   judgements: Judgement[];
   /** Who fills the peak; null if nothing was ever alive. */
-  peak: Peak | null;
+  peak: PeakHolders | null;
 }
 
-/** A finding of a rule. */
+/** A finding of a rule. [Advice](advice.md) explains what the bytes of each kind are. */
 export interface Finding {
   /** The rule. */
   kind: string;
   /** `problem`: memory is wasted; `option`: saving it has a price. */
   level: "problem" | "option";
+  /** The name of the device. */
+  device: string;
   /** The step concerned; null: the whole window. */
   step: number | null;
-  /** A sentence. */
+  /** A sentence that contains the names. */
   title: string;
   /** The name within the title, or "". */
   subject: string;
-  /** What could be saved. */
+  /** What could be saved, or is at stake. */
   bytes: number;
-  /** What these bytes are, in words. */
+  /** What these bytes are, in words: `less at the peak`, `more with every step`, ... */
   measure: string;
-  /** What they are a part of. */
+  /** What they are a part of: the peak, or the reserved bytes. */
   of_bytes: number;
-  /** What to change, in sentences. */
-  what_to_do: string;
-  /** "" if it costs nothing. */
-  price: string;
-  /** Of growth: live bytes from step to step; else empty. */
-  levels: number[];
   /** The most important row first. */
   evidence: Evidence[];
   /** The view that shows it. */
   where: Where;
+  /** What to change, in sentences. */
+  what_to_do: string;
+  /** What the change costs; "" if nothing. */
+  price: string;
+  /** Of growth: live bytes at the bounds of the steps, or in each window; else empty. */
+  levels: number[];
 }
 
 /** A row of evidence. */
@@ -1138,32 +1146,36 @@ export interface Evidence {
   bytes: number;
   /** How often, for how long or when; may be "". */
   detail: string;
-  /** Whether `what` is a name from outside. */
+  /** Whether `what` is a name from the user's program: a module, a line. */
   name: boolean;
   /** The view that shows it, or null. */
   where: Where | null;
 }
 
-/** A view of the tab and its state. */
+/** A view of the Memory tab and its state. */
 export interface Where {
   /** The name of the view. */
   view: string;
-  /** What is picked in it, as in the address. */
+  /** What is picked in it: the (key, value) pairs in its address. */
   state: Record<string, string>;
 }
 
-/** The verdict of a rule. */
+/** The verdict of a rule on a device. */
 export interface Judgement {
   /** The rule. */
   kind: string;
+  /** The name of the device. */
+  device: string;
   /** What came of it. */
   verdict: "found" | "fine" | "not judged";
   /** The reason, in a sentence. */
   why: string;
 }
 
-/** Who fills the highest peak. */
-export interface Peak {
+/** Who fills the highest peak of a device. */
+export interface PeakHolders {
+  /** The name of the device. */
+  device: string;
   /** The number of its step. */
   step: number;
   /** The index of its event; -1 is the moment before the first. */
@@ -1171,16 +1183,16 @@ export interface Peak {
   /** The peak. */
   bytes: number;
   /** What names the holders besides parameters, gradients and optimizer state. */
-  by: string;
+  by: "category" | "module" | "operator" | "phase" | "stack" | "line" | "context" | "pool" | "stream" | "annotation" | "dtype" | "label" | "subcategory";
   /** The largest first; they sum to the peak. */
   holders: Holder[];
-  /** Bytes by category; they sum to the peak. */
+  /** Bytes by category, largest first; they sum to the peak. */
   categories: Record<string, number>;
 }
 
 /** A part of a peak. */
 export interface Holder {
-  /** A source line, a module, an operator, or a category. */
+  /** A source line, a module, an operator, a variable that holds what was alive before, or a category. */
   name: string;
   /** What it holds. */
   bytes: number;

@@ -2,7 +2,7 @@
  * Segments as a tape that wraps like text: one after the other from the left, as wide as they have bytes, broken at the
  * end of a line. Pure numbers, no canvas. A line may hold many small segments, and a segment may fill many lines.
  */
-import type { PieceColumns } from "../api/types";
+import type { Pieces } from "../api/types";
 
 export interface Tape {
   /** Bytes of a pixel. */
@@ -107,7 +107,7 @@ export function segmentAt(tape: Tape, line: number, x: number): { segment: numbe
 }
 
 /** Where each segment's pieces begin; those of segment s are [starts[s], starts[s + 1]). */
-export function pieceStarts(pieces: PieceColumns, segments: number): Int32Array {
+export function pieceStarts(pieces: Pieces, segments: number): Int32Array {
   const starts = new Int32Array(segments + 1);
   for (const segment of pieces.segment) starts[segment + 1]! += 1;
   for (let i = 0; i < segments; i++) starts[i + 1]! += starts[i]!;
@@ -115,7 +115,7 @@ export function pieceStarts(pieces: PieceColumns, segments: number): Int32Array 
 }
 
 /** The piece that holds a byte of a segment; -1 where its pieces are not there. */
-export function pieceAt(pieces: PieceColumns, starts: Int32Array, segment: number, offset: number): number {
+export function pieceAt(pieces: Pieces, starts: Int32Array, segment: number, offset: number): number {
   const [first, end] = [starts[segment] ?? 0, starts[segment + 1] ?? 0];
   return first === end ? -1 : first + Math.max(0, bisect(end - first, (i) => pieces.offset[first + i]! > offset) - 1);
 }

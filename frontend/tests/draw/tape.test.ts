@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import type { PieceColumns } from "../../src/api/types";
+import type { Pieces } from "../../src/api/types";
 import { boxes, lastLine, layTape, pieceAt, pieceStarts, segmentAt, segmentsBetween } from "../../src/draw/tape";
 
 describe("a tape of segments", () => {
@@ -50,8 +50,8 @@ describe("a tape of segments", () => {
 });
 
 it("finds the piece that holds a byte", () => {
-  const columns = { bytes: [], requested: [], state: [], key: [], row: [], count: [] };
-  const pieces: PieceColumns = { ...columns, segment: [0, 0, 2], offset: [0, 50, 0] };
+  const columns = { bytes: [], requested: [], state: [], key: [], row: [], count: [], finest: 1 };
+  const pieces: Pieces = { ...columns, segment: [0, 0, 2], offset: [0, 50, 0] };
   const starts = pieceStarts(pieces, 3);
   expect([...starts]).toEqual([0, 2, 2, 3]);
   expect([pieceAt(pieces, starts, 0, 49), pieceAt(pieces, starts, 0, 50), pieceAt(pieces, starts, 2, 9)]).toEqual([

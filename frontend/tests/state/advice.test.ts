@@ -90,7 +90,7 @@ describe("a link", () => {
 });
 
 it("what is fine comes before what could not be judged, and what was found not at all", () => {
-  const told = (kind: string, verdict: "found" | "fine" | "not judged") => ({ kind, verdict, why: "" });
+  const told = (kind: string, verdict: "found" | "fine" | "not judged") => ({ kind, device: "cpu", verdict, why: "" });
   const judgements = [told("a", "not judged"), told("b", "found"), told("c", "fine"), told("d", "not judged")];
   expect(unfound({ ...answer([]), judgements }).map((one) => one.kind)).toEqual(["c", "a", "d"]);
 });

@@ -18,9 +18,9 @@ from tb_memplugin.estimate.run.fake_ledger import FakeLedger
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
-from tb_memplugin.simulator.caching_allocator import FREE, LIVE, Block, CachingAllocator, PoolId
+from tb_memplugin.simulator.caching_allocator import FREE, LIVE, Block, CachingAllocator
 from tb_memplugin.trace import Kind
-from tb_memplugin.trace.allocator import DEFAULT_POOL
+from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
 
 METRICS = (
     "allocation",

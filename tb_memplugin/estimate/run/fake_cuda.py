@@ -17,8 +17,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
-from tb_memplugin.simulator.caching_allocator import PoolId
-from tb_memplugin.trace.allocator import DEFAULT_POOL
+from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
 
 _POOLED = 32
 """Streams of one priority; the next one is the first again (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""

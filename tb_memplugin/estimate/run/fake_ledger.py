@@ -18,9 +18,8 @@ import torch
 
 from tb_memplugin.record.tensor_metadata import Dense
 from tb_memplugin.simulator.allocator_settings import SMALLEST_BLOCK
-from tb_memplugin.simulator.caching_allocator import PoolId
 from tb_memplugin.trace import Category, Phase
-from tb_memplugin.trace.allocator import DEFAULT_POOL
+from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
 
 FIRST_ADDRESS = 1 << 44
 """The first made-up address. Each is used once, to tell blocks apart; the simulator assigns the real ones."""

@@ -17,7 +17,6 @@ from tb_memplugin.read.phases import phase_at, phase_spans, stretch
 from tb_memplugin.read.tables import Mark, Names, Owners, named_phases, operator_name
 from tb_memplugin.record.caches import with_caches
 from tb_memplugin.record.tensor_metadata import made_tensors
-from tb_memplugin.simulator.caching_allocator import PoolId
 from tb_memplugin.trace import (
     Category,
     Counter,
@@ -33,7 +32,7 @@ from tb_memplugin.trace import (
     events,
     start_state,
 )
-from tb_memplugin.trace.allocator import DEFAULT_POOL
+from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
 from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.tables import Int64
 

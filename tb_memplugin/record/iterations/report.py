@@ -34,10 +34,10 @@ from tb_memplugin.record.arguments import (
     at_least_one,
     checked_model,
     checked_optimizers,
+    default_worker_name,
     referents,
 )
 from tb_memplugin.record.guard import Guard, call_all, guarded
-from tb_memplugin.record.handler import default_worker_name
 from tb_memplugin.record.iterations.figures import PARTS, IterationMemory, TracedMemory, iteration_memory
 from tb_memplugin.record.iterations.watch import IterationWatch, Observation, compiled_modules
 from tb_memplugin.record.iterations.weights import WeightMemory

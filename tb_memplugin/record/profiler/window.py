@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from tb_memplugin.read.collector import collector_at_rest
-from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now
+from tb_memplugin.record.alive_before import alive_now
 from tb_memplugin.record.arguments import referents
 from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import Guard, call_all, guarded, is_of_signal, kind_of
@@ -63,6 +63,7 @@ from tb_memplugin.record.whole_device.card import DEFAULT_POOL, pool_of
 from tb_memplugin.record.whole_device.window import WholeReading, read_whole
 from tb_memplugin.record.why_alive import with_holders
 from tb_memplugin.trace import Category, Counter, MemoryTrace, Note
+from tb_memplugin.trace.labels import ALIVE_BEFORE
 
 logger = logging.getLogger("tb_memplugin")
 

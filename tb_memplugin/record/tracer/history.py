@@ -23,7 +23,14 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.read.categories import WORKSPACE_BYTES
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all
-from tb_memplugin.record.history.recording import SWITCH, Allocator, HistorySwitch, allocators, reaches, since
+from tb_memplugin.record.history.allocators import (
+    SWITCH,
+    Allocator,
+    HistorySwitch,
+    allocators,
+    reaches,
+    since,
+)
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.storages import dtypes_of

@@ -19,7 +19,7 @@ from torch import nn
 
 from tb_memplugin.record.beside_compiler import not_compiled_alone
 from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry
-from tb_memplugin.record.history.recording import Allocator
+from tb_memplugin.record.history.allocators import Allocator
 from tb_memplugin.record.module_calls import Entered, Left
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, OuterResult, SeesOuterCalls
 from tb_memplugin.record.torch_private.autograd import (

@@ -25,7 +25,7 @@ from torch import nn
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record import profiler_windows
-from tb_memplugin.record.alive_before import ALIVE_BEFORE, alive_now
+from tb_memplugin.record.alive_before import alive_now
 from tb_memplugin.record.beside_compiler import UncompiledHere
 from tb_memplugin.record.exact_cpu.counting import CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all, guarded
@@ -63,7 +63,7 @@ from tb_memplugin.record.tracer.results import (
 from tb_memplugin.record.tracer.trace import Recorded, sighting_of, trace_from_ledger
 from tb_memplugin.record.weight_copies import fqns, held_copies
 from tb_memplugin.trace import Category, MemoryTrace, Note, Phase
-from tb_memplugin.trace.labels import BUCKET
+from tb_memplugin.trace.labels import ALIVE_BEFORE, BUCKET
 
 
 class Listener(Protocol):

@@ -1,11 +1,11 @@
-"""The routes: each `answer(session, request)` returns a TypedDict; a file has those about one thing.
+"""The routes: each `answer(session, request)` returns its answer; a file has those about one thing.
 
 `make contract` writes the types for the tab and the tables of docs/http_api.md from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from tb_memplugin.server.routes import (
     advice,
@@ -28,7 +28,7 @@ from tb_memplugin.server.routes import (
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 
-ROUTES: dict[str, Callable[[Session, Request], Mapping[str, object]]] = {
+ROUTES: dict[str, Callable[[Session, Request], object]] = {
     "/runs": runs.answer,
     "/step": step.answer,
     "/steps": steps.answer,

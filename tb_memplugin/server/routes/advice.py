@@ -4,117 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypedDict
 
-from tb_memplugin.analysis import findings
 from tb_memplugin.analysis.advice_rules import Advice, advice, advice_on_steps
+from tb_memplugin.analysis.findings import Finding, Judgement
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
-from tb_memplugin.analysis.peak_holders import PeakHolders
+from tb_memplugin.analysis.peak_holders import Holder, PeakHolders
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.routes.steps import requested_series, watched_row
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import shape_of
 from tb_memplugin.trace.step_figures import StepFigures
-
-
-class Where(TypedDict):
-    """A view of the tab and its state."""
-
-    view: str
-    """The name of the view."""
-    state: dict[str, str]
-    """What is picked in it, as in the address."""
-
-
-class Evidence(TypedDict):
-    """A row of evidence."""
-
-    what: str
-    bytes: int
-    """What has these bytes."""
-    detail: str
-    """How often, for how long or when; may be ""."""
-    name: bool
-    """Whether `what` is a name from outside."""
-    where: Where | None
-    """The view that shows it, or null."""
-
-
-class Finding(TypedDict):
-    """A finding of a rule."""
-
-    kind: str
-    """The rule."""
-    level: findings.Level
-    """`problem`: memory is wasted; `option`: saving it has a price."""
-    step: int | None
-    """The step concerned; null: the whole window."""
-    title: str
-    """A sentence."""
-    subject: str
-    """The name within the title, or ""."""
-    bytes: int
-    """What could be saved."""
-    measure: str
-    """What these bytes are, in words."""
-    of_bytes: int
-    """What they are a part of."""
-    what_to_do: str
-    """What to change, in sentences."""
-    price: str
-    """"" if it costs nothing."""
-    levels: list[int]
-    """Of growth: live bytes from step to step; else empty."""
-    evidence: list[Evidence]
-    """The most important row first."""
-    where: Where
-    """The view that shows it."""
-
-
-class Judgement(TypedDict):
-    """The verdict of a rule."""
-
-    kind: str
-    """The rule."""
-    verdict: findings.Verdict
-    """What came of it."""
-    why: str
-    """The reason, in a sentence."""
-
-
-class Holder(TypedDict):
-    """A part of a peak."""
-
-    name: str
-    """A source line, a module, an operator, or a category."""
-    bytes: int
-    """What it holds."""
-    blocks: int
-    """How many blocks have these bytes."""
-    category: str
-    """The category that most of them have."""
-    is_name: bool
-    """Whether `name` is a name from outside; false for a category."""
-
-
-class Peak(TypedDict):
-    """Who fills the highest peak."""
-
-    step: int
-    """The number of its step."""
-    event: int
-    """The index of its event; -1 is the moment before the first."""
-    bytes: int
-    """The peak."""
-    by: str
-    """What names the holders besides parameters, gradients and optimizer state."""
-    holders: list[Holder]
-    """The largest first; they sum to the peak."""
-    categories: dict[str, int]
-    """Bytes by category; they sum to the peak."""
 
 
 class AdviceAnswer(TypedDict):
@@ -128,7 +31,7 @@ class AdviceAnswer(TypedDict):
     """Problems first, then the largest first."""
     judgements: list[Judgement]
     """One per rule."""
-    peak: Peak | None
+    peak: PeakHolders | None
     """Who fills the peak; null if nothing was ever alive."""
 
 
@@ -164,11 +67,9 @@ def _answer(judged: Advice, device: str, steps: list[int], watched_steps: int = 
     return {
         "steps": steps,
         "watched_steps": watched_steps,
-        "findings": [_finding(finding) for finding in judged.findings if finding.device == device],
-        "judgements": [
-            shape_of(Judgement, judgement) for judgement in judged.judgements if judgement.device == device
-        ],
-        "peak": _peak(judged.peaks[0]) if judged.peaks else None,
+        "findings": [finding for finding in judged.findings if finding.device == device],
+        "judgements": [judgement for judgement in judged.judgements if judgement.device == device],
+        "peak": _shown(judged.peaks[0]) if judged.peaks else None,
     }
 
 
@@ -198,33 +99,16 @@ def _levels(session: Session, windows: Sequence[Entry]) -> list[WindowLevel]:
     return levels
 
 
-def _finding(finding: findings.Finding) -> Finding:
-    return shape_of(
-        Finding,
-        finding,
-        levels=list(finding.levels),
-        evidence=[
-            shape_of(Evidence, row, where=None if row.where is None else _where(row.where))
-            for row in finding.evidence
-        ],
-        where=_where(finding.where),
-    )
-
-
 MOST_HOLDERS = 8
 """So many holders are sent; the others are one holder, named `REST`."""
 
 REST = "(others)"
 
 
-def _peak(peak: PeakHolders) -> Peak:
-    shown = [shape_of(Holder, holder) for holder in peak.holders[:MOST_HOLDERS]]
+def _shown(peak: PeakHolders) -> PeakHolders:
     rest = peak.holders[MOST_HOLDERS:]
-    if rest:
-        size, blocks = sum(holder.bytes for holder in rest), sum(holder.blocks for holder in rest)
-        shown.append({"name": REST, "bytes": size, "blocks": blocks, "category": "", "is_name": False})
-    return shape_of(Peak, peak, holders=shown, categories=dict(peak.categories))
-
-
-def _where(where: findings.Where) -> Where:
-    return {"view": where.view, "state": dict(where.state)}
+    if not rest:
+        return peak
+    size, blocks = sum(holder.bytes for holder in rest), sum(holder.blocks for holder in rest)
+    others = Holder(REST, size, blocks, category="", is_name=False)
+    return replace(peak, holders=(*peak.holders[:MOST_HOLDERS], others))

@@ -14,6 +14,7 @@ import numpy as np
 from tb_memplugin.analysis.allocator import (
     LevelRuns,
     Levels,
+    PoolState,
     Ratio,
     fragmentation_of,
     knows_segments,
@@ -32,6 +33,7 @@ from tb_memplugin.analysis.segments import (
     ORDERS,
     LiveBlocks,
     Order,
+    Pieces,
     free_histogram,
     free_of_segments,
     homes_of,
@@ -101,26 +103,6 @@ def _replay(trace: MemoryTrace, device: int) -> Replay:
     )
 
 
-class Pool(TypedDict):
-    """What a pool holds for a stream. Each column of the pools sums to the device's."""
-
-    pool: str
-    stream: str
-    """Their names."""
-    allocated_bytes: int
-    pending_bytes: int
-    """Requested bytes."""
-    rounded_bytes: int
-    """What the allocator uses for the allocated and pending bytes."""
-    by_rule_bytes: int
-    """The part of it that the file does not contain and that follows from the rule of rounding."""
-    reserved_bytes: int | None
-    segments: int | None
-    free_bytes: int | None
-    largest_free_bytes: int | None
-    """Of the segments, or null."""
-
-
 class FreeBlocks(TypedDict):
     """Free blocks of about the same size."""
 
@@ -164,7 +146,7 @@ class AllocatorState(Neighbors):
     """Of the free blocks, or null."""
     split: float | None
     """1 - largest free block / all free bytes, or null."""
-    pools: list[Pool]
+    pools: list[PoolState]
     """One row per pool and stream."""
     free: list[FreeBlocks]
     """By size, ascending."""
@@ -197,7 +179,7 @@ def answer(session: Session, request: Request) -> AllocatorState:
         active_bytes=int(replay.levels.active[event + 1]),
         pending_bytes=int(replay.levels.pending[event + 1]),
         free=[{"from_bytes": least, "count": count, "bytes": size} for least, count, size in histogram],
-        pools=[shape_of(Pool, pool) for pool in pools],
+        pools=pools,
         outside={"bytes": int(blocks.bytes[layout.misfits].sum()), "count": len(layout.misfits)},
         knows_segments=has_segments,
         settings=dict(opened.trace.properties),
@@ -344,27 +326,6 @@ class Home(TypedDict):
     """How many segments, and their bytes."""
 
 
-class PieceColumns(TypedDict):
-    """Blocks and free stretches that fill the segments, as columns of equal length, in order of address."""
-
-    segment: list[int]
-    """Place in the order of segments."""
-    offset: list[int]
-    bytes: list[int]
-    """Where it is in the segment, and how large."""
-    requested: list[int]
-    """0 if free."""
-    state: list[int]
-    """0 allocated, 1 pending, 2 free."""
-    key: list[int]
-    """Place in `keys`, -1 if free."""
-    row: list[int]
-    """Of the allocation, else -1."""
-    count: list[int]
-    """1, or how many pieces narrower than `finest` are drawn as one, with the state and key of the
-    largest."""
-
-
 class SegmentsAnswer(TypedDict):
     """The segments, and the blocks in them."""
 
@@ -384,7 +345,7 @@ class SegmentsAnswer(TypedDict):
     """The places whose pieces are here."""
     finest: int
     """As used: coarser than asked if the answer would be very long."""
-    pieces: PieceColumns
+    pieces: Pieces
     """The pieces of a segment come in order of address and fill it."""
 
 
@@ -429,7 +390,7 @@ def answer_segments(session: Session, request: Request) -> SegmentsAnswer:
         "first": first,
         "last": last,
         "finest": drawn.finest,
-        "pieces": shape_of(PieceColumns, drawn),
+        "pieces": drawn,
     }
 
 

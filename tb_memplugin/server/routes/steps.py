@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.steps import step_series
+from tb_memplugin.analysis.steps import StepSeries, step_series
 from tb_memplugin.analysis.whole_device import whole_of_step
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.exports.json import WholeJson, whole_json
 from tb_memplugin.server.monitored import Series
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import Note, shape_of
+from tb_memplugin.server.shapes import Note
+from tb_memplugin.trace.result import json_fields
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseFigures, StepFigures
 from tb_memplugin.trace.tables import Int64
 
@@ -24,21 +26,10 @@ DEFAULT_COLUMNS = 1_000
 MOST_MARKS = 200
 
 
-class StepsAnswer(TypedDict):
+@dataclass(frozen=True, slots=True)
+class StepsAnswer(StepSeries):
     """The peaks of the steps that a monitor saw, in columns of about equally many steps."""
 
-    count: int
-    """Steps in all columns."""
-    first: list[int]
-    last: list[int]
-    """The first and last step of each column."""
-    low: list[int]
-    high: list[int]
-    """The lowest and highest peak of each column."""
-    high_step: list[int]
-    """The first step that has the highest."""
-    reserved: list[int] | None
-    """The highest reserved bytes of each column, or null."""
     retries: list[tuple[int, int]]
     ooms: list[tuple[int, int]]
     """Step and count of the first 200 steps that have any."""
@@ -52,9 +43,8 @@ def answer(session: Session, request: Request) -> StepsAnswer:
     last = request.number("last", int(figures.steps[-1]))
     drawn = step_series(figures, device, first, last, request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS))
     device_figures = figures.devices[device]
-    return shape_of(
-        StepsAnswer,
-        drawn,
+    return StepsAnswer(
+        **json_fields(drawn),
         retries=_marks(figures.steps, device_figures.retries, first, last),
         ooms=_marks(figures.steps, device_figures.ooms, first, last),
     )

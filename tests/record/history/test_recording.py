@@ -9,16 +9,15 @@ import torch
 from torch import nn
 
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
-from tb_memplugin.record.history.recording import (
+from tb_memplugin.record.history.allocators import (
     HistorySwitch,
-    HistoryWindowRecorder,
-    ModuleMarks,
     _allocator,
     _settings,
     allocators,
     reaches,
     since,
 )
+from tb_memplugin.record.history.recording import HistoryWindowRecorder, ModuleMarks
 from tb_memplugin.trace.tables import MODULE_MARK
 from tests.allocators import StandIn
 from tests.snapshots import block, entries, segment, snapshot

@@ -9,7 +9,7 @@ import torch
 
 from tb_memplugin.analysis.lines import line_table
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.record.history.recording import HistorySwitch
+from tb_memplugin.record.history.allocators import HistorySwitch
 from tb_memplugin.record.lines import HistoryLines, recording_device
 from tests.allocators import StandIn
 from tests.snapshots import block, segment

@@ -11,7 +11,7 @@ from torch import nn
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.read.cublas import WORKSPACE
-from tb_memplugin.record.history.recording import HistorySwitch
+from tb_memplugin.record.history.allocators import HistorySwitch
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.tracer.history import HistoryRecording
 from tb_memplugin.record.tracer.layer_clock import LayerClock

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tb_memplugin.store import step_records
-from tb_memplugin.store.blob import pack
+from tb_memplugin.store.blob import SCHEMA_VERSION, pack
 from tb_memplugin.store.envelope import VERSION
-from tb_memplugin.store.summary import SCHEMA_VERSION, Window, WindowSummaries
+from tb_memplugin.store.summary import Window, WindowSummaries
 from tb_memplugin.store.windows import write_window
 from tb_memplugin.trace import MemoryTrace, Note
 from tb_memplugin.trace.step_figures import StepFigures

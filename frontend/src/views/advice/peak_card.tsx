@@ -1,4 +1,4 @@
-import type { Holder, Peak } from "../../api/types";
+import type { Holder, PeakHolders } from "../../api/types";
 import { alone } from "../../state/app";
 import { percent, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
@@ -10,7 +10,7 @@ import { Name } from "../name";
 import { NumberHead } from "../heads";
 
 /** Who fills the peak: parts that sum to it. */
-export function PeakCard({ peak }: { peak: Peak }) {
+export function PeakCard({ peak }: { peak: PeakHolders }) {
   const unit = unitFor(peak.bytes);
   return (
     <section class="card" data-testid="peak-holders" aria-label="Who fills the peak">

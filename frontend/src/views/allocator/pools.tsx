@@ -1,9 +1,9 @@
-import type { AllocatorState, Pool } from "../../api/types";
+import type { AllocatorState, PoolState } from "../../api/types";
 import { exactBytes, inUnit, unitFor } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { Name } from "../name";
 
-const COLUMNS: readonly [keyof Pool & string, string, string][] = [
+const COLUMNS: readonly [keyof PoolState & string, string, string][] = [
   ["allocated_bytes", "allocated", "Requested, and in use"],
   ["pending_bytes", "pending", "Free requested, not completed"],
   ["rounded_bytes", "rounded", "Set aside for allocated and pending blocks"],
@@ -74,7 +74,7 @@ export function Pools({ state }: { state: AllocatorState }) {
   );
 }
 
-function Cell({ pool, column, unit }: { pool: Pool; column: keyof Pool; unit: { name: string; size: number } }) {
+function Cell({ pool, column, unit }: { pool: PoolState; column: keyof PoolState; unit: { name: string; size: number } }) {
   const bytes = pool[column];
   if (typeof bytes !== "number") return <td class="number muted">–</td>;
   const rule = column === "rounded_bytes" && pool.by_rule_bytes > 0;
@@ -90,8 +90,8 @@ function Cell({ pool, column, unit }: { pool: Pool; column: keyof Pool; unit: { 
 }
 
 /** The sum of all pools; the largest free block is the largest of any. */
-function summed(pools: Pool[]): Pool {
-  const sum = (key: keyof Pool): number =>
+function summed(pools: PoolState[]): PoolState {
+  const sum = (key: keyof PoolState): number =>
     pools.reduce((total, pool) => total + ((pool[key] as number | null) ?? 0), 0);
   return {
     pool: "all",
@@ -107,7 +107,7 @@ function summed(pools: Pool[]): Pool {
   };
 }
 
-function RuleNote({ pools }: { pools: Pool[] }) {
+function RuleNote({ pools }: { pools: PoolState[] }) {
   if (!pools.some((pool) => pool.by_rule_bytes > 0)) return null;
   return (
     <p class="foot">
