@@ -22,7 +22,7 @@ LEAST_SHARE = 0.05
 SCALAR = 8
 """The bytes of a loss, at most."""
 
-FEWEST, ALIKE = 4, 0.5
+FEWEST, ALIKE = 2, 0.5
 """Fewest blocks that a forward keeps; least share of its bytes whose lines the last one has, too."""
 
 

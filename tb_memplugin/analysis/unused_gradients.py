@@ -67,11 +67,12 @@ def unused_gradients(judged: Judged) -> Result:
         blocks.freed[gradient] > backwards.last[-1]
     )
     unused = gradient[~is_used & outlives]
-    modules, others = (np.unique(blocks.module[rows]) for rows in (unused, gradient[is_used]))
     size = int(blocks.bytes[unused].sum())
-    if not len(unused) or np.isin(modules, others).any() or -1 in modules:
+    if not len(unused):
         return Fine("Every module's gradients are freed between two backwards.")
-    rows, gone = _needless(trace, judged.device, backwards, modules, others)
+    modules = np.unique(blocks.module[unused])
+    used = np.unique(blocks.module[gradient[is_used]])
+    rows, gone = _needless(trace, judged.device, backwards, unused, used)
     saved = step.saved(blocks.bytes[rows], gone + 1, blocks.freed[rows])
     if saved < LEAST_SHARE * step.peak_bytes:
         return Fine(f"Gradients that are never freed raise the peak by only {size_text(saved)}.")
@@ -101,18 +102,25 @@ def unused_gradients(judged: Judged) -> Result:
 
 
 def _needless(
-    trace: MemoryTrace, device: int, backwards: Backwards, unused: Int64, used: Int64
+    trace: MemoryTrace, device: int, backwards: Backwards, gradient: Int64, used: Int64
 ) -> tuple[Int64, Int64]:
-    """Return the blocks (rows) that the gradients of some modules cost, and from which event on."""
+    """Return the blocks (rows) that unused gradients (rows) cost, and from which event on.
+
+    Args:
+        used: the modules (rows) that have other gradients.
+    """
     blocks = trace.allocations
     own = (blocks.device == device) & (blocks.born >= 0)
     in_backward = own & (blocks.phase == Phase.BACKWARD)
     forward = own & (blocks.phase == Phase.FORWARD) & ~np.isin(blocks.category, NOT_DATA)
-    of_used, of_unused = np.isin(blocks.module, used), np.isin(blocks.module, unused)
-    sizes = blocks.bytes[of_unused & (blocks.category == Category.GRADIENT)]
-    needless = (
-        of_unused & (in_backward | (blocks.category == Category.GRADIENT)) & np.isin(blocks.bytes, sizes)
+    unused = np.setdiff1d(blocks.module[gradient], used)
+    of_used, of_unused = (
+        np.isin(blocks.module, modules) & (blocks.module >= 0) for modules in (used, unused)
     )
+    width = int(blocks.bytes.max()) + 1
+    key = blocks.module.astype(np.int64) * width + blocks.bytes  # what is added to a gradient is as large
+    needless = in_backward & np.isin(key, key[gradient])
+    needless[gradient] = True
     gone = blocks.born.copy()
     for first, last, before in zip(
         backwards.first, backwards.last, np.append(-1, backwards.last), strict=False
