@@ -12,7 +12,7 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -269,6 +269,148 @@ def previous_result(device: str, broken: bool) -> Program:
     return Program(step, model, steps=2)
 
 
+def old_copies(device: str, broken: bool) -> Program:
+    """Caches that grow by `cat`, all new ones beside all old ones, or that are written in parts."""
+    rows, heads, steps = size(device, 2000, 200), 8, 8
+    full = [torch.zeros(heads, rows + steps, WIDTH, device=device) for _ in range(0 if broken else 8)]
+
+    def step() -> None:
+        caches = [torch.zeros(heads, rows, WIDTH, device=device) for _ in range(8 if broken else 0)]
+        for at in range(steps):
+            if broken:
+                caches = [
+                    torch.cat([cache, torch.zeros(heads, 1, WIDTH, device=device)], 1) for cache in caches
+                ]
+            for cache in full:
+                cache[:, rows + at] = torch.zeros(heads, WIDTH, device=device)
+
+    return Program(step)
+
+
+class Ranker(nn.Module):
+    """A large table of which few rows are looked up."""
+
+    def __init__(self, rows: int, dense: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, WIDTH, sparse=not dense)
+        self.output = nn.Linear(WIDTH, 1)
+
+    def forward(self, items: Tensor) -> Tensor:
+        return self.output(self.table(items))
+
+
+def dense_embedding_gradient(device: str, broken: bool) -> Program:
+    model = Ranker(size(device, 500_000, 20_000), broken).to(device)
+    return training(model, torch.zeros(64, dtype=torch.long, device=device))
+
+
+class Gate(nn.Module):
+    """A gate, in float64 or not."""
+
+    def __init__(self, wide: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.wide = wide
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if self.wide:
+            y = y.double()
+        return (y * torch.sigmoid(y)).to(torch.float32)
+
+
+def wide_tensors(device: str, broken: bool) -> Program:
+    model = Stack(*(Gate(broken) for _ in range(6))).to(device)
+    return training(model, batch(device, size(device, 512, 8)))
+
+
+def frozen(device: str, broken: bool) -> Program:
+    """The optimizer changes only the last layer; the others are not frozen."""
+    body = perceptron(device, depth=12).requires_grad_(broken)
+    model = nn.Sequential(body, nn.Linear(WIDTH, 10, device=device))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1, foreach=False)
+    return replace(training(model, torch.rand(16, WIDTH, device=device), optimizer), steps=3)
+
+
+def undetached(device: str, broken: bool) -> Program:
+    """A discriminator's step whose backward runs through the generator, too."""
+    generator = perceptron(device, depth=4)
+    critic = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1)).to(device)
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1, foreach=False)
+    noise = torch.rand(size(device, 8192, 1024), WIDTH, device=device)
+
+    def step() -> None:
+        with torch.set_grad_enabled(broken):
+            made = generator(noise)
+        critic(made).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Program(step, nn.ModuleList([generator, critic]), optimizer, steps=3)
+
+
+class Masked(nn.Module):
+    """Scores with a mask that is broadcast, or stored for all heads."""
+
+    def __init__(self, expanded: bool) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.expanded = expanded
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        if self.expanded:
+            mask = mask.expand(len(x), HEADS, -1, -1).clone()
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+def repeated_values(device: str, broken: bool) -> Program:
+    layers = nn.ModuleList(Masked(broken) for _ in range(4)).to(device)
+    x, mask = batch(device, size(device, 32, 8)), torch.zeros(1, 1, LENGTH, LENGTH, device=device)
+
+    def step() -> None:
+        y = x
+        for layer in layers:
+            y = y + layer(y, mask)
+        y.square().mean().backward()
+        layers.zero_grad()
+
+    return Program(step, layers)
+
+
+def one_hot_vectors(device: str, broken: bool) -> Program:
+    words, tokens = size(device, 8000, 2000), size(device, 4096, 512)
+    table = nn.Parameter(torch.rand(words, WIDTH, device=device))
+    items = torch.zeros(tokens, dtype=torch.long, device=device)
+
+    def step() -> None:
+        rows = F.one_hot(items, words).float() @ table if broken else F.embedding(items, table)
+        rows.square().mean().backward()
+        table.grad = None
+
+    return Program(step)
+
+
+def summed_losses(device: str, broken: bool) -> Program:
+    """Four microbatches, with a backward over the sum of their losses or with one for each."""
+    model = Stack(*(Layer() for _ in range(4))).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    parts = [batch(device, size(device, 16, 2)) for _ in range(4)]
+
+    def step() -> None:
+        losses: list[Tensor] = []
+        for part in parts:
+            losses.append(model(part).square().mean())
+            if not broken:
+                losses.pop().backward()
+        if broken:
+            torch.stack(losses).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Program(step, model, optimizer)
+
+
 PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "attention_scores": attention_scores,
     "loss_logits": loss_logits,
@@ -280,13 +422,26 @@ PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "checkpointing": checkpointing,
     "growth": growth,
     "previous_result": previous_result,
+    "old_copies": old_copies,
+    "dense_embedding_gradient": dense_embedding_gradient,
+    "wide_tensors": wide_tensors,
+    "frozen": frozen,
+    "undetached": undetached,
+    "repeated_values": repeated_values,
+    "one_hot_vectors": one_hot_vectors,
+    "summed_losses": summed_losses,
 }
 
 
 ALLOWED = 0.1
 """The most by which a finding's bytes may differ from the truth, as a share of it."""
 
-KINDS = {"ema_weights": "parameter_copies", "master_weights": "parameter_copies"}
+KINDS = {
+    "ema_weights": "parameter_copies",
+    "master_weights": "parameter_copies",
+    "frozen": "unused_gradients",
+    "undetached": "unused_gradients",
+}
 """The rule that finds a fault, where its name is another."""
 
 PER_STEP = {"growth": 1 << 18}

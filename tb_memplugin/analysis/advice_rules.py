@@ -7,6 +7,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tb_memplugin.analysis.attention_scores import attention_scores
+from tb_memplugin.analysis.avoidable_tensors import (
+    dense_embedding_gradient,
+    old_copies,
+    one_hot_vectors,
+    repeated_values,
+    wide_tensors,
+)
 from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.checkpointing import checkpointing
 from tb_memplugin.analysis.failed_request import failed_request
@@ -22,8 +29,10 @@ from tb_memplugin.analysis.parameter_copies import parameter_copies
 from tb_memplugin.analysis.peak_holders import PeakHolders, peak_holders
 from tb_memplugin.analysis.previous_result import previous_result
 from tb_memplugin.analysis.reference_cycles import reference_cycles
+from tb_memplugin.analysis.summed_losses import summed_losses
 from tb_memplugin.analysis.uneven_devices import uneven_devices
 from tb_memplugin.analysis.units import counted
+from tb_memplugin.analysis.unused_gradients import unused_gradients
 from tb_memplugin.analysis.unused_graph import unused_graph
 from tb_memplugin.analysis.unused_reserve import unused_reserve
 from tb_memplugin.trace import MemoryTrace
@@ -62,6 +71,14 @@ RULES = {
     "kept_gradients": Rule(
         "kept gradients", "gradients that stay allocated while the next forward runs", kept_gradients
     ),
+    "unused_gradients": Rule(
+        "unused gradients", "gradients of parameters that no optimizer changes", unused_gradients
+    ),
+    "summed_losses": Rule(
+        "summed losses",
+        "several forwards that wait for one backward over the sum of their losses",
+        summed_losses,
+    ),
     "uneven_devices": Rule(
         "uneven devices", "one device that holds far more than others that run the same code", uneven_devices
     ),
@@ -77,6 +94,17 @@ RULES = {
     "loss_logits": Rule(
         "logits in the loss", "copies of the logits of all tokens, often in float32", loss_logits
     ),
+    "repeated_values": Rule(
+        "repeated values", "tensors that repeat the values of a smaller one, such as masks", repeated_values
+    ),
+    "one_hot_vectors": Rule("one-hot vectors", "one-hot vectors in the place of indices", one_hot_vectors),
+    "old_copies": Rule("old copies", "tensors that torch.cat makes anew, larger, in a loop", old_copies),
+    "dense_embedding_gradient": Rule(
+        "dense embedding gradient",
+        "gradients of embedding rows that were not looked up",
+        dense_embedding_gradient,
+    ),
+    "wide_tensors": Rule("wide tensors", "tensors in float64, or in a dtype wider than before", wide_tensors),
     "parameter_copies": Rule(
         "parameter copies", "parameters in memory twice: master copies, EMA, a second model", parameter_copies
     ),
@@ -98,6 +126,12 @@ RULES = {
 
 URGENT = ("failed_request", "growth")
 """The rules whose findings end a training, whatever their bytes."""
+
+GENERAL = ("checkpointing", "optimizer_state")
+"""The rules whose findings apply to most trainings. Findings that are particular to this one come first."""
+
+LARGE_SHARE = 0.1
+"""The share of the peak from which they do."""
 
 Run = Callable[[], Sequence[WindowLevel]]
 
@@ -131,10 +165,16 @@ def advice(
             judgements.append(_judgement(kind, judged.name, result))
             if isinstance(result, Finding):
                 findings.append(result)
-    findings.sort(key=lambda finding: (*(finding.kind != kind for kind in URGENT), -finding.bytes))
+    findings.sort(key=_order)
     peaks = [peak_holders(trace, row) for row in rows if trace.live(row).max()]
     peaks.sort(key=lambda peak: -peak.bytes)
     return Advice(ResultTable(findings), ResultTable(judgements), ResultTable(peaks))
+
+
+def _order(finding: Finding) -> tuple[int, ...]:
+    urgency = URGENT.index(finding.kind) if finding.kind in URGENT else len(URGENT)
+    is_large = finding.bytes >= LARGE_SHARE * finding.of_bytes and finding.kind not in GENERAL
+    return urgency, not is_large, -finding.bytes
 
 
 def advice_on_steps(figures: StepFigures) -> Advice:

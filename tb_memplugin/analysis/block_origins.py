@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
 
-from tb_memplugin.analysis.findings import Evidence, Finding, Level, Where
-from tb_memplugin.analysis.source_lines import leading_frame, line_key, stacks_in_use
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, Level, NotJudged, Result, Where
+from tb_memplugin.analysis.lines import line_evidence
+from tb_memplugin.analysis.source_lines import frame_of_line, leading_frame, line_key, stacks_in_use
 from tb_memplugin.analysis.steps import HighestStep, highest_step
 from tb_memplugin.analysis.sums import groups
+from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import BACKWARD, MODULE_CALL, THREAD, read_frame
-from tb_memplugin.trace.tables import Bool, Int64
+from tb_memplugin.trace.tables import NOT_NAMED, ROOT, Bool, Int64
 
 T = TypeVar("T")
+
+UNKNOWN_ORIGINS = NotJudged("The recording contains neither operators nor stacks.")
 
 _OPERATOR = re.compile(r"\bat::_ops::(\w+)::(?:call|redispatch)\b")
 _NODE = re.compile(r"\btorch::autograd::generated::(\w+Backward\w*)::")
@@ -116,6 +120,10 @@ class StepBlocks:
         """Whether an operator or a function is recorded for any block."""
         return any(origin.is_known for origin in self.origins)
 
+    def of_operators(self, names: Collection[str]) -> Bool:
+        """Return the mask of the blocks of this window that one of some operators allocated."""
+        return self.of(lambda origin: not origin.names.isdisjoint(names)) & (self.born >= 0)
+
     def saved(self, chosen: Bool) -> int:
         """Return by how many bytes the step's peak falls without the chosen blocks (mask, shape (n,))."""
         return self.step.saved(self.bytes[chosen], self.born[chosen] + 1, self.freed[chosen])
@@ -188,6 +196,60 @@ class Judged:
             evidence=tuple(evidence),
             where=Where(view, (("step", str(number)), *state)),
             what_to_do=what_to_do,
+            price=price,
+        )
+
+    def avoidable(
+        self,
+        kind: str,
+        level: Level,
+        chosen: Int64,
+        title: str,
+        fine: str,
+        what_to_do: str,
+        *,
+        gone: Int64 | None = None,
+        size: Int64 | None = None,
+        without: str = "them",
+        least_share: float = 0.05,
+        price: str = "",
+    ) -> Result:
+        """Return a finding if the peak falls far enough without some of `blocks` (indices).
+
+        Args:
+            title: what the finding says; `{name}` stands for the line, or the module, of most bytes.
+            fine: what is so if there are no such blocks.
+            gone: the birth of each block by default, or the event from which it is not needed.
+            size: the bytes of each that are not needed, all by default.
+            least_share: the least share of the peak.
+        """
+        blocks = self.blocks
+        if not blocks.are_known:
+            return UNKNOWN_ORIGINS
+        since = blocks.born[chosen] if gone is None else gone
+        saved = blocks.step.saved(
+            blocks.bytes[chosen] if size is None else size, since + 1, blocks.freed[chosen]
+        )
+        if saved < max(least_share * self.step.peak_bytes, 1):
+            return Fine(f"{fine}: without {without} the peak would be {size_text(saved)} lower.")
+        at_peak = chosen[blocks.at_peak[chosen] & (since <= self.step.peak_event)]
+        lines = line_evidence(self.trace, blocks.rows[at_peak])
+        largest = int(blocks.rows[at_peak[np.argmax(blocks.bytes[at_peak])]])
+        module = int(self.trace.allocations.module[largest])
+        module_name = self.trace.modules[module].key if module >= 0 else NOT_NAMED
+        cpp_name = lines[0].what if module_name == NOT_NAMED else module_name or ROOT
+        frames = ((line.what, frame_of_line(line.what)) for line in lines)
+        name = next((text for text, frame in frames if frame and frame.is_python), cpp_name)
+        return self.finding(
+            kind,
+            level,
+            title.format(name=name),
+            saved,
+            (*lines, self.without(without, saved)),
+            what_to_do,
+            view="allocations",
+            state=[("block", str(largest))],
+            subject=name,
             price=price,
         )
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from tb_memplugin.analysis.attention_scores import attention_scores
-from tb_memplugin.analysis.block_origins import Judged
-from tb_memplugin.analysis.findings import Finding, Fine, NotJudged, Result
+from tb_memplugin.analysis.avoidable_tensors import (
+    old_copies,
+    one_hot_vectors,
+    repeated_values,
+    wide_tensors,
+)
+from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged
+from tb_memplugin.analysis.findings import Finding, Fine, Result
 from tb_memplugin.analysis.large_temporary import large_temporary
 from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.loss_logits import loss_logits
@@ -23,7 +29,16 @@ TIMES = 16
 MOST, FEWEST = 4, 16
 """Most tensors of forward at the peak that are so large: more are caches or layers; fewest that are not."""
 
-KNOWN = (attention_scores, loss_logits, previous_result, large_temporary)
+KNOWN = (
+    attention_scores,
+    loss_logits,
+    previous_result,
+    large_temporary,
+    repeated_values,
+    one_hot_vectors,
+    old_copies,
+    wide_tensors,
+)
 """Rules that know what such a tensor is, and say more of it."""
 
 
@@ -35,7 +50,7 @@ def outsized_tensor(judged: Judged) -> Result:
     """
     trace, blocks = judged.trace, judged.blocks
     if not blocks.are_known:
-        return NotJudged("The recording contains neither operators nor stacks.")
+        return UNKNOWN_ORIGINS
     category = trace.allocations.category[blocks.rows]
     own = blocks.bytes[np.isin(category, NOT_DATA)]
     data = ~np.isin(category, NOT_DATA) & (blocks.born >= 0) & ~np.isin(blocks.bytes, own)

@@ -110,17 +110,15 @@ def _matching(
 ) -> Bool | None:
     """Return the mask of the blocks with the sizes of parameters times a fraction; None if too few.
 
-    A line may have made several copies.
+    A line may have made several copies, of which the last may replace another just now.
     """
-    once = sum(size * numerator // denominator * count for size, count in sizes.items())
+    of_sizes = {size * numerator // denominator: count for size, count in sizes.items()}
+    chosen = copies & np.isin(blocks.bytes, list(of_sizes))
+    once = sum(size * count for size, count in of_sizes.items())
     times = max(round(_total(blocks, copies) / once), 1)
-    wanted = Counter({size * numerator // denominator: count * times for size, count in sizes.items()})
-    chosen = np.zeros(len(copies), bool)
-    for row in np.flatnonzero(copies).tolist():
-        if wanted[int(blocks.bytes[row])] > 0:
-            wanted[int(blocks.bytes[row])] -= 1
-            chosen[row] = True
-    alike = _total(blocks, chosen) >= ALIKE * max(once * times, _total(blocks, copies))
+    found = Counter(blocks.bytes[chosen].tolist())
+    matched = sum(size * min(found[size], count * times) for size, count in of_sizes.items())
+    alike = matched >= ALIKE * once * times and _total(blocks, chosen) >= ALIKE * _total(blocks, copies)
     return chosen if alike and _is_comparable(blocks.bytes[chosen]) else None
 
 

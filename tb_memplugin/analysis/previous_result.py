@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import Judged, StepBlocks
-from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
+from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks
+from tb_memplugin.analysis.findings import Evidence, Fine, Result
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.analysis.unused_graph import MOST_OF_TWO, without_backward
 from tb_memplugin.trace import MemoryTrace, Phase
@@ -34,7 +34,7 @@ def previous_result(judged: Judged) -> Result:
     """
     trace, blocks, step = judged.trace, judged.blocks, judged.step
     if not blocks.are_known:
-        return NotJudged("The recording contains neither operators nor stacks.")
+        return UNKNOWN_ORIGINS
     forward = trace.allocations.phase[blocks.rows] == Phase.FORWARD
     bound = _bound_again(trace, blocks)
     bound = bound[_once_a_forward(blocks, forward)[bound]]

@@ -287,6 +287,8 @@ def loss_copies(trace: MemoryTrace, blocks: StepBlocks, losses: Int64, backward:
     part of the loss: casts directly before it, what the loss allocates, and what backward allocates in that
     size, if no other block of forward has it. The logits themselves do not count.
     """
+    if not len(losses):
+        return np.zeros(len(blocks.rows), bool), losses
     size = int(blocks.bytes[losses[0]])
     alike = (blocks.bytes == size) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
     is_cast = alike & blocks.of(_is_cast) & ~backward

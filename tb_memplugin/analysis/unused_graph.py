@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import Judged, StepBlocks
+from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks
 from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
 from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.units import counted, size_text
@@ -37,7 +37,7 @@ def unused_graph(judged: Judged) -> Result:
     """
     trace, blocks, step = judged.trace, judged.blocks, judged.step
     if not blocks.are_known:
-        return NotJudged("The recording contains neither operators nor stacks.")
+        return UNKNOWN_ORIGINS
     unused = without_backward(trace, blocks)
     if not (unused & blocks.at_peak).any():
         return Fine("The recording has a backward or an optimizer step, or memory of one.")

@@ -1,0 +1,106 @@
+"""Advice: several forwards, each with a loss of its own, before one backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tb_memplugin.analysis.block_origins import Judged, Origin
+from tb_memplugin.analysis.findings import Fine, NotJudged, Result
+from tb_memplugin.analysis.lines import line_evidence
+from tb_memplugin.analysis.subcategories import is_loss
+from tb_memplugin.analysis.units import size_text
+from tb_memplugin.analysis.unused_gradients import Backwards
+from tb_memplugin.trace import Category, Phase
+from tb_memplugin.trace.kinds import NOT_DATA
+from tb_memplugin.trace.tables import Int64
+
+LEAST_SHARE = 0.05
+"""Least share of the peak that must be gone without the earlier forwards for a finding."""
+
+SCALAR = 8
+"""The bytes of a loss, at most."""
+
+FEWEST, ALIKE = 2, 0.5
+"""Fewest blocks that a forward keeps; least share of its bytes whose lines the last one has, too."""
+
+
+def summed_losses(judged: Judged) -> Result:
+    """Find forwards before one backward that end in a scalar each: outside of modules, or by a cross-entropy.
+
+    The finding's bytes are by how much the highest step's peak falls if what each forward but the last keeps
+    is freed when the next one begins, and the gradients of all parameters are there from then on.
+    """
+    trace, blocks, step = judged.trace, judged.blocks, judged.step
+    if not any(map(_is_inside, blocks.origins)):
+        return NotJudged("The recording contains neither modules nor their calls.")
+    summed = [found for found in _forwards(judged) if len(found[-1]) > 1]
+    if not summed:
+        return Fine("No backward runs over several forwards, each with a loss of its own.")
+    earlier, gone, size, back = list[Int64](), list[Int64](), list[Int64](), list[Int64]()
+    for begin, end, calls in summed:
+        begins = blocks.born[[call[0] for call in calls]]
+        earlier += calls[:-1]
+        gone += [np.repeat(begins[1:], [len(call) for call in calls[:-1]]), begins[1:2]]
+        size += [*(blocks.bytes[call] for call in calls[:-1]), -_gradients(judged, begin, end)]
+        back += [*(blocks.freed[call] for call in calls[:-1]), np.array([begin])]
+    saved = step.saved(np.concatenate(size), np.concatenate(gone) + 1, np.concatenate(back))
+    if saved < LEAST_SHARE * step.peak_bytes:
+        return Fine(f"Forwards before the last one of a backward raise the peak by only {size_text(saved)}.")
+    rows = np.concatenate(earlier)
+    return judged.finding(
+        "summed_losses",
+        "problem",
+        f"One backward runs over {max(len(calls) for *_, calls in summed)} forwards, each with a loss of its "
+        "own: all keep their activations.",
+        saved,
+        (
+            *line_evidence(trace, blocks.rows[rows[blocks.at_peak[rows]]], "of the earlier forwards"),
+            judged.without("all but one", saved),
+        ),
+        "Call backward() on each loss as soon as it is computed, divided by their number for a mean: the "
+        "gradients add up to the same. Detach what one forward hands to the next.",
+        view="stacks",
+        state=judged.at_peak,
+    )
+
+
+def _is_inside(origin: Origin) -> bool:
+    """Return whether a module's call allocated."""
+    return origin.in_call or (not origin.frames and origin.module >= 0)
+
+
+def _gradients(judged: Judged, begin: int, end: int) -> Int64:
+    """Return the bytes of the gradients that a backward allocates and that outlive it; int64, shape (1,)."""
+    blocks = judged.blocks
+    category = judged.trace.allocations.category[blocks.rows]
+    new = (blocks.born >= begin) & (blocks.born <= end) & (blocks.freed > end)
+    return np.array([blocks.bytes[new & (category == Category.GRADIENT)].sum()], np.int64)
+
+
+def _forwards(judged: Judged) -> Iterator[tuple[int, int, list[Int64]]]:
+    """Yield the first and the last birth of each backward, and what each forward keeps for it (indices).
+
+    The forwards are the last ones that are alike, the earliest first.
+    """
+    trace, blocks = judged.trace, judged.blocks
+    outside = blocks.of(lambda origin: not origin.is_backward and (not _is_inside(origin) or is_loss(origin)))
+    ends = np.sort(blocks.born[outside & (blocks.born >= 0) & (blocks.bytes <= SCALAR)])
+    category, phase = (
+        column[blocks.rows] for column in (trace.allocations.category, trace.allocations.phase)
+    )
+    forward = (phase == Phase.FORWARD) & ~np.isin(category, NOT_DATA) & (blocks.born >= 0)
+    passes = Backwards.of(trace, judged.device)
+    begins, last = passes.first.tolist(), passes.last.tolist()
+    for before, begin, end in zip((-1, *last), begins, last, strict=False):
+        kept = forward & (blocks.born > before) & (blocks.born < begin) & (blocks.freed > begin)
+        rows = np.flatnonzero(kept).astype(np.int64)
+        calls = np.split(rows, np.flatnonzero(np.diff(np.searchsorted(ends, blocks.born[rows]))) + 1)
+        alike: list[Int64] = []
+        for call in reversed([call for call in calls if len(call) >= FEWEST]):
+            same = np.isin(blocks.sites[call], blocks.sites[(alike or [call])[0]])
+            if blocks.bytes[call[same]].sum() < ALIKE * blocks.bytes[call].sum():
+                break
+            alike.insert(0, call)
+        yield begin, end, alike

@@ -1,0 +1,139 @@
+"""Advice: gradients that no optimizer uses: of frozen layers, of a generator that is not detached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tb_memplugin.analysis.block_origins import Judged
+from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
+from tb_memplugin.analysis.folded_layers import folds
+from tb_memplugin.analysis.units import counted, size_text
+from tb_memplugin.trace import Category, MemoryTrace, Phase
+from tb_memplugin.trace.kinds import NOT_DATA
+from tb_memplugin.trace.tables import ROOT, Int64
+
+LEAST_SHARE = 0.05
+"""Least share of the peak that must be gone without the gradients for a finding."""
+
+BEHIND = 3
+"""Without a graph, an activation counts as freed when so many further ones have been allocated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backwards:
+    """Backward passes: the births of the first and of the last block of each; int64, shape (n,)."""
+
+    first: Int64
+    last: Int64
+
+    @classmethod
+    def of(cls, trace: MemoryTrace, device: int) -> Backwards:
+        """Return those of a device (its row): blocks of backward with no block of forward between them."""
+        blocks = trace.allocations
+        own = (blocks.device == device) & (blocks.born >= 0)
+        born = np.sort(blocks.born[own & (blocks.phase == Phase.BACKWARD)])
+        forward = np.sort(blocks.born[own & (blocks.phase == Phase.FORWARD)])
+        begins = np.flatnonzero(np.diff(np.searchsorted(forward, born), prepend=-1))
+        return cls(born[begins], born[np.append(begins[1:], len(born))[: len(begins)] - 1])
+
+    def between(self, event: Int64) -> Int64:
+        """Return the pass after whose end and before whose successor's begin each event is, -1 if none."""
+        ended = np.searchsorted(self.last, event) - 1
+        is_between = (ended >= 0) & (np.append(self.first[1:], -1)[ended] > event)
+        return np.where(is_between, ended, -1)
+
+
+def unused_gradients(judged: Judged) -> Result:
+    """Find gradients that no gap between two backwards frees, while gaps free those of other modules.
+
+    The finding's bytes are by how much the highest step's peak falls without these gradients. Where no
+    module with other gradients ran before theirs, their backward and what it needs count, too.
+    """
+    trace, step = judged.trace, judged.step
+    blocks = trace.allocations
+    backwards = Backwards.of(trace, judged.device)
+    gradient = np.flatnonzero((blocks.category == Category.GRADIENT) & (blocks.device == judged.device))
+    gap = backwards.between(blocks.freed[gradient])
+    if (blocks.freed[gradient] < len(trace.events)).all() and not (gap >= 0).any():
+        return Fine("Every gradient is freed.")
+    if len(backwards.first) < 2 or not (gap >= 0).any():
+        return NotJudged("This rule needs gradients that are freed between two backwards.")
+    resets = np.unique(gap[gap >= 0])
+    key = blocks.module[gradient].astype(np.int64) * (int(blocks.bytes.max()) + 1) + blocks.bytes[gradient]
+    is_used = np.isin(key, key[gap >= 0])
+    outlives = (blocks.born[gradient] <= backwards.last[resets[-1]]) & (
+        blocks.freed[gradient] > backwards.last[-1]
+    )
+    unused = gradient[~is_used & outlives]
+    size = int(blocks.bytes[unused].sum())
+    if not len(unused):
+        return Fine("Every module's gradients are freed between two backwards.")
+    modules = np.unique(blocks.module[unused])
+    used = np.unique(blocks.module[gradient[is_used]])
+    rows, gone = _needless(trace, judged.device, backwards, unused, used)
+    saved = step.saved(blocks.bytes[rows], gone + 1, blocks.freed[rows])
+    if saved < LEAST_SHARE * step.peak_bytes:
+        return Fine(f"Gradients that are never freed raise the peak by only {size_text(saved)}.")
+    folded = folds([module.key for module in trace.modules])
+    names = list(dict.fromkeys(folded[trace.modules[row].key] or ROOT for row in modules.tolist()))
+    return judged.finding(
+        "unused_gradients",
+        "problem",
+        f"Backward computes gradients that no optimizer step uses and frees: of {names[0]}"
+        + (f" and {counted(len(names) - 1, 'other module')}." if len(names) > 1 else "."),
+        saved,
+        (
+            Evidence(
+                "gradients that are never freed",
+                size,
+                f"{counted(len(unused), 'block')}, while others are",
+                False,
+            ),
+            judged.without("them and their backward", saved),
+        ),
+        "Freeze what is not trained with requires_grad_(False), and detach() what a model returned if this "
+        "loss does not train it.",
+        view="allocations",
+        state=[("search", "gradient"), ("listed", "lifetime")],
+        subject=names[0],
+    )
+
+
+def _needless(
+    trace: MemoryTrace, device: int, backwards: Backwards, gradient: Int64, used: Int64
+) -> tuple[Int64, Int64]:
+    """Return the blocks (rows) that unused gradients (rows) cost, and from which event on.
+
+    Args:
+        used: the modules (rows) that have other gradients.
+    """
+    blocks = trace.allocations
+    own = (blocks.device == device) & (blocks.born >= 0)
+    in_backward = own & (blocks.phase == Phase.BACKWARD)
+    forward = own & (blocks.phase == Phase.FORWARD) & ~np.isin(blocks.category, NOT_DATA)
+    unused = np.setdiff1d(blocks.module[gradient], used)
+    of_used, of_unused = (
+        np.isin(blocks.module, modules) & (blocks.module >= 0) for modules in (used, unused)
+    )
+    width = int(blocks.bytes.max()) + 1
+    key = blocks.module.astype(np.int64) * width + blocks.bytes  # what is added to a gradient is as large
+    needless = in_backward & np.isin(key, key[gradient])
+    needless[gradient] = True
+    gone = blocks.born.copy()
+    for first, last, before in zip(
+        backwards.first, backwards.last, np.append(-1, backwards.last), strict=False
+    ):
+        now = forward & (blocks.born > before) & (blocks.born < first)
+        begin = int(blocks.born[now & of_used].min(initial=first))
+        rows = np.flatnonzero(now & (blocks.born < begin))
+        if not of_unused[rows].any():
+            continue
+        since = int(blocks.born[in_backward & of_used & (blocks.born <= last)].max(initial=last))
+        needless |= in_backward & (blocks.born > since) & (blocks.born <= last)
+        kept = rows[:-1]  # the last is the input of the modules that are trained
+        needless[kept] = True
+        gone[kept] = np.append(blocks.born[rows[BEHIND:]], np.full(BEHIND, begin))[: len(kept)]
+    chosen = np.flatnonzero(needless)
+    return chosen, gone[chosen]
