@@ -97,7 +97,7 @@ def _measured_cell(shell: Any) -> Any:
         with MeasuredMemory(shell.user_ns.get(name)) as used:
             shell.run_cell(cell)
         for device, size in used.peak_bytes_of().items():
-            parts = used.parts("module" if name else "category", device)[:SHOWN]
+            parts = used.largest("module" if name else "category", device, SHOWN)
             largest = ", ".join(f"{key_text(part.key)} {size_text(part.bytes)}" for part in parts)
             sys.stdout.write(f"{device}: at most {size_text(size)} more than before; the peak: {largest}\n")
         return used.trace

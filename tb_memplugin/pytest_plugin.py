@@ -120,7 +120,7 @@ def _parts(used: MeasuredMemory, device: str) -> list[str]:
     return [
         f"  {by} {part.key or '(root)'}: {size_text(part.bytes)}"
         for by in DIVISIONS
-        for part in used.parts(by, device)[:SHOWN]
+        for part in used.largest(by, device, SHOWN)
     ]
 
 

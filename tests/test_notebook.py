@@ -52,6 +52,14 @@ def test_a_cell_is_measured_by_layer(shell: Any, capsys: pytest.CaptureFixture[s
     assert shell.user_ns["out"].shape == (10, 50)
 
 
+def test_repeated_layers_are_one_part(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each layer has 8 x 8 weights, 8 biases and 10 x 8 kept outputs; the last one its input to ReLU, too."""
+    shell.run_cell("import torch; from torch.nn import Linear, ReLU, Sequential")
+    shell.run_cell("net = Sequential(*(Sequential(Linear(8, 8), ReLU()) for _ in range(8)))")
+    assert shell.run_cell("%%memory net\nout = net(torch.ones(10, 8))").success
+    assert "the peak: *.0 2.56 KiB, *.1 2.50 KiB, " in capsys.readouterr().out
+
+
 def test_a_model_that_is_not_there_is_told(shell: Any) -> None:
     with pytest.raises(Exception, match="There is no such variable"):
         shell.run_cell("%%memory nothing\n1").raise_error()

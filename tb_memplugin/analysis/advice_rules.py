@@ -213,10 +213,12 @@ def heading(advice: Advice) -> str:
     problems = sum(finding.level == "problem" for finding in advice.findings)
     options = len(advice.findings) - problems
     unjudged = sum(judgement.verdict == "not judged" for judgement in advice.judgements)
-    return (
-        f"{_count(problems, 'problem')}, {_count(options, 'option')}; "
-        f"{_count(unjudged, 'rule')} could not be judged"
+    counts = (
+        f"{_count(problems, 'problem')}, {_count(options, 'option')}"
+        if advice.findings
+        else "No problem found"
     )
+    return f"{counts}; {_count(unjudged, 'rule')} could not be judged"
 
 
 def _count(count: int, word: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tb_memplugin.analysis.divisions import Chosen, Part, merged
+from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.module_groups import OTHER_MODULES
 from tb_memplugin.analysis.moments import peak
 from tb_memplugin.analysis.segments import SegmentState, segments_at
@@ -218,10 +219,16 @@ def folded_parts(
     patterns = sorted(((name.split("."), name) for name in groups), key=lambda pattern: -len(pattern[0]))
     merged_parts: dict[str, Part] = {}
     for part in parts:
-        key = group_of.get(part.key) or _holder(part.key.split("."), patterns)
+        group = group_of.get(part.key)  # "" is the root
+        key = _holder(part.key.split("."), patterns) if group is None else group
         in_group = replace(part, key=key)
         merged_parts[key] = merged(merged_parts[key], in_group) if key in merged_parts else in_group
     return ResultTable(sorted(merged_parts.values(), key=lambda part: -part.bytes))
+
+
+def with_folded_layers(parts: Sequence[Part]) -> ResultTable[Part]:
+    """Merge parts by module that differ only in the numbers of repeated layers, with the same total bytes."""
+    return folded_parts(parts, folds([part.key for part in parts]), ())
 
 
 def _holder(key: Sequence[str], patterns: Sequence[tuple[list[str], str]]) -> str:

@@ -8,6 +8,7 @@ from types import TracebackType
 
 from torch import nn
 
+from tb_memplugin.analysis.comparison import with_folded_layers
 from tb_memplugin.analysis.divisions import By, Part
 from tb_memplugin.analysis.moments import Moment, peak
 from tb_memplugin.analysis.steps import step_stats
@@ -119,6 +120,11 @@ class MeasuredMemory:
     def parts(self, by: By, device: str | None = None) -> tuple[Part, ...]:
         """Return the parts of all that was alive at the peak, largest first; () if nothing was."""
         return () if self.trace is None else self.peak(device).parts(by)
+
+    def largest(self, by: By, device: str, most: int) -> tuple[Part, ...]:
+        """Return the largest parts of the same, repeated layers as one."""
+        parts = self.parts(by, device)
+        return (with_folded_layers(parts) if by == "module" else parts)[:most]
 
     def levels(self) -> dict[str, list[int]]:
         """Return, by device, how many bytes more than at the start were alive when each step ended."""

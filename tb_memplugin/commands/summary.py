@@ -10,7 +10,7 @@ from pathlib import PurePath
 import click
 
 from tb_memplugin.analysis.advice_rules import advice, heading
-from tb_memplugin.analysis.comparison import Delta, compare
+from tb_memplugin.analysis.comparison import Delta, compare, with_folded_layers
 from tb_memplugin.analysis.divisions import NONE, By, Part
 from tb_memplugin.analysis.findings import Finding
 from tb_memplugin.analysis.folded_layers import folds
@@ -90,11 +90,11 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
         yield "advice", heading(answer)
 
 
-def _parts_of(state: Moment, by: By) -> list[Part]:
+def _parts_of(state: Moment, by: By) -> Sequence[Part]:
     """Return the parts of the peak, repeated layers as one. What only variables hold has their names."""
     parts = [*state.parts(by)]
     if by == "module":
-        return _folded(parts)
+        return with_folded_layers(parts)
     if by != "category":
         return parts
     variables = [part for part in state.parts("subcategory") if part.key.startswith(_OF_UNKNOWN)]
@@ -105,16 +105,6 @@ def _parts_of(state: Moment, by: By) -> list[Part]:
         for part in parts
     ]
     return sorted((part for part in (*rest, *shown) if part.bytes), key=lambda part: -part.bytes)
-
-
-def _folded(parts: Sequence[Part]) -> list[Part]:
-    names = folds([part.key for part in parts])
-    rows: dict[str, Part] = {}
-    for part in parts:
-        name = names[part.key]
-        row = rows.get(name, Part(name, 0, 0))
-        rows[name] = replace(row, bytes=row.bytes + part.bytes, count=row.count + part.count)
-    return sorted(rows.values(), key=lambda part: -part.bytes)
 
 
 def _parts(state: Moment, parts: Sequence[Part]) -> str:

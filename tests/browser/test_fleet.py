@@ -169,6 +169,7 @@ def test_every_number_of_a_row_is_the_runs_own_and_leads_to_it(tab):
     assert bytes_in(cells.nth(1).get_attribute("title")) == 36 * MIB
     assert bytes_in(cells.nth(2).get_attribute("title")) == CARD - 36 * MIB
     assert bytes_in(cells.nth(3).get_attribute("title")) == 4 * MIB
+    assert cells.nth(1).inner_text() == "36.00 MiB"
     expect(cells.nth(5)).to_have_text("2")
     expect(cells.nth(6)).to_have_text("5")
     row.get_by_role("link").first.click()

@@ -67,7 +67,7 @@ def test_repeated_layers_are_one_part(tmp_path):
 
 def test_a_run_without_a_finding_says_so(tmp_path):
     RunWriter(str(tmp_path / "run"), "rank0").write(trace("step 0", "alloc 10 a", "free a"))
-    assert lines(tmp_path / "run")["advice"].startswith("no problems, no options; ")
+    assert lines(tmp_path / "run")["advice"].startswith("No problem found; ")
 
 
 def test_a_module_that_is_a_number_is_called_a_module(tmp_path):

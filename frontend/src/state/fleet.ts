@@ -1,6 +1,6 @@
 /** All runs side by side: what the view says of them, their causes and their orders. */
 import type { FleetRun } from "../api/types";
-import { asPartOf, percent, type Unit, unitFor, withUnit } from "./bytes";
+import { asPartOf, percent, unitFor, withUnit } from "./bytes";
 import { counted, grouped } from "./numbers";
 import { EQUAL } from "./ranks";
 import { runName } from "./run_name";
@@ -62,9 +62,10 @@ function growing(count: number, of: number, others: boolean): string {
 }
 
 /** "`a/run7` peaks highest: 39.87 GiB, 0.13 GiB below what its device has." Of one run or more. */
-export function highestSentence(rows: FleetRun[], unit: Unit): Piece[] {
+export function highestSentence(rows: FleetRun[]): Piece[] {
   const top = rows.reduce((high, row) => (row.peak_bytes > high.peak_bytes ? row : high));
   const room = headroom(top);
+  const unit = unitFor(top.peak_bytes);
   const size: Piece = { strong: `${top.at_least ? "≥ " : ""}${withUnit(top.peak_bytes, unit)}`, exact: top.peak_bytes };
   return [{ name: runName(top.run) }, " peaks highest: ", size, room === null ? "." : `, ${withUnit(Math.abs(room), unit)} ${room < 0 ? "above" : "below"} the ${withUnit(top.capacity_bytes!, unit)} of its device.`];
 }

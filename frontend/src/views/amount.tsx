@@ -1,4 +1,4 @@
-import { deltaInUnit, deltaWithUnit, exactBytes, inUnit, type Unit, withUnit } from "../state/bytes";
+import { deltaInUnit, deltaWithUnit, exactBytes, inUnit, type Unit, unitFor, withUnit } from "../state/bytes";
 
 interface Props {
   bytes: number;
@@ -21,6 +21,16 @@ export function BytesCell({ bytes, unit, tone }: { bytes: number; unit: Unit; to
     <td class={tone ? `number ${tone}` : "number"} title={exactBytes(bytes)}>
       {inUnit(bytes, unit)}
     </td>
+  );
+}
+
+/** What is no part of a whole that its table shows: in its own unit, whose room is the same in each row. */
+export function InOwnUnit({ bytes }: { bytes: number }) {
+  const unit = unitFor(bytes);
+  return (
+    <>
+      {inUnit(bytes, unit)} <span class="unit">{unit.name}</span>
+    </>
   );
 }
 

@@ -2,6 +2,7 @@ import { describe, expect, it } from "vitest";
 import type { ModuleRow } from "../../src/api/types";
 import { matcher, matches, visibleRows, wildcard } from "../../src/state/module_rows";
 import { buildFlat, buildTree } from "../../src/state/module_tree";
+import { columnsOf } from "../../src/views/modules/columns";
 
 const row = (
   id: number,
@@ -47,6 +48,14 @@ const rows = [
 const keys = (list: { node: { key: string } }[]) => list.map((r) => r.node.key);
 
 describe("the tree", () => {
+  it("has no column in which no row knows a value, and keeps one that only a closed row knows", () => {
+    const ids = (list: ModuleRow[]): string[] => columnsOf(buildTree(list, true), "peak").map((column) => column.id);
+    const untimed = rows.map((each) => ({ ...each, forward_ns: 0, backward_ns: 0, highest_in_forward: null }));
+    expect(ids(untimed).slice(-3)).toEqual(["temporaries", "other", "allocations"]);
+    expect(ids(untimed.with(5, { ...untimed[5]!, backward_ns: 7 })).slice(-2)).toEqual(["allocations", "backward"]);
+    expect(ids(rows).slice(-4)).toEqual(["in-forward", "allocations", "forward", "backward"]);
+  });
+
   it("shows what an open row holds itself, so that the rows inside sum to it", () => {
     const shown = visibleRows(buildTree(rows, false), () => true, null, null, true);
     const inside = (key: string, depth: number): number => {

@@ -4,7 +4,6 @@ import { useRemote } from "../../api/remote";
 import type { FleetAnswer, FleetRun } from "../../api/types";
 import { hostFilter } from "../../host/address";
 import { navigate, route } from "../../state/app";
-import { unitFor } from "../../state/bytes";
 import { causeGroups, causeKey, fleetSentence, highestSentence, inFleetOrder, withText } from "../../state/fleet";
 import { grouped } from "../../state/numbers";
 import { Name } from "../name";
@@ -60,7 +59,7 @@ function Headline({ rows }: { rows: FleetRun[] }) {
         <Sentence pieces={fleetSentence(rows)} />
       </h1>
       <p class="lead" data-testid="fleet-highest">
-        <Sentence pieces={highestSentence(rows, unitFor(...rows.map((row) => row.peak_bytes)))} />
+        <Sentence pieces={highestSentence(rows)} />
       </p>
     </>
   );

@@ -1,11 +1,12 @@
 import type { ComponentChildren } from "preact";
 import type { FleetRun } from "../../api/types";
 import { picked, route } from "../../state/app";
-import { exactBytes, inUnit, percent, type Unit, unitFor } from "../../state/bytes";
+import { exactBytes, percent } from "../../state/bytes";
 import { causeOf, type FleetOrder, headroom, readFleetOrder } from "../../state/fleet";
 import { grouped } from "../../state/numbers";
 import type { RoutePatch } from "../../state/route";
 import { runName } from "../../state/run_name";
+import { InOwnUnit } from "../amount";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { SortedHead } from "../sorted_head";
@@ -21,9 +22,6 @@ const WIDTHS = [136, 92, 118, 104, 66, 72];
 /** A row a run, at the rank that peaks highest. Only the rows in sight are rendered. */
 export function FleetTable({ rows }: { rows: FleetRun[] }) {
   const { box, sight } = useRowsInSight(rows.length, ROW);
-  const unit = unitFor(...rows.map((row) => row.peak_bytes));
-  const room = unitFor(...rows.map((row) => headroom(row) ?? 0));
-  const slope = unitFor(...rows.map((row) => row.growth_bytes ?? 0));
   const judges = route.value.findings === "on";
   const findings = useFindings(rows.slice(sight.first, sight.last), judges);
   return (
@@ -43,9 +41,9 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
           <tr>
             <Head by="run" label="run" title="By name and number" words />
             <th scope="col">peaks of its steps</th>
-            <Head by="peak" label={`peak, ${unit.name}`} title="The highest of all steps and ranks: allocated memory" />
-            <Head by="headroom" label={rows.some((row) => headroom(row) !== null) ? `headroom, ${room.name}` : "headroom"} title="What the device has beyond the peak; PyTorch's reserve and other programs take of it, too. The least first" />
-            <Head by="growth" label={rows.some((row) => row.growth_bytes) ? `growth, ${slope.name}` : "growth"} title="By how many bytes per step what is left after a step rises, on the rank where it rises most; judged as by Advice" />
+            <Head by="peak" label="peak" title="The highest of all steps and ranks: allocated memory" />
+            <Head by="headroom" label="headroom" title="What the device has beyond the peak; PyTorch's reserve and other programs take of it, too. The least first" />
+            <Head by="growth" label="growth" title="By how many bytes per step what is left after a step rises, on the rank where it rises most; judged as by Advice" />
             <Head by="cause" label="cause" title="Out of memory first, then growth; of other runs the first finding of Advice, if asked for" />
             <Head by="ranks" label="ranks" title="Devices of this kind, on all workers" />
             <Head by="steps" label="steps" title="Steps of the rank that peaks highest" />
@@ -53,7 +51,7 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
         </thead>
         <RowsInSight sight={sight} columns={COLUMNS}>
           {rows.slice(sight.first, sight.last).map((row, i) => (
-            <Row key={row.run} row={row} unit={unit} room={room} slope={slope} findings={judges ? findings : null} index={sight.first + i} />
+            <Row key={row.run} row={row} findings={judges ? findings : null} index={sight.first + i} />
           ))}
         </RowsInSight>
       </table>
@@ -87,15 +85,12 @@ function Head({ by, label, title, words = false }: HeadProps) {
 
 interface RowProps {
   row: FleetRun;
-  unit: Unit;
-  room: Unit;
-  slope: Unit;
   /** Null where Advice is not asked. */
   findings: Findings | null;
   index: number;
 }
 
-function Row({ row, unit, room, slope, findings, index }: RowProps) {
+function Row({ row, findings, index }: RowProps) {
   const place = { run: row.run, worker: row.worker, device: row.device, step: String(row.step) };
   const current = picked.value?.run === row.run;
   return (
@@ -110,10 +105,10 @@ function Row({ row, unit, room, slope, findings, index }: RowProps) {
       </td>
       <td class="number strong" title={`${exactBytes(row.peak_bytes)}, at step ${row.step} of ${row.worker}`}>
         {row.at_least && "≥ "}
-        {inUnit(row.peak_bytes, unit)}
+        <InOwnUnit bytes={row.peak_bytes} />
       </td>
-      <Room row={row} unit={room} />
-      <Growth row={row} slope={slope} place={place} />
+      <Room row={row} />
+      <Growth row={row} place={place} />
       <td class="cause">
         {findings !== null && causeOf(row) === null ? <FirstFinding row={row} finding={findings.get(keyOf(row))} /> : <Why row={row} />}
       </td>
@@ -125,24 +120,24 @@ function Row({ row, unit, room, slope, findings, index }: RowProps) {
   );
 }
 
-function Room({ row, unit }: { row: FleetRun; unit: Unit }) {
+function Room({ row }: { row: FleetRun }) {
   const room = headroom(row);
   if (room === null) return <Unknown title="The memory of the device was not recorded" />;
   return (
     <td class="number" title={`${exactBytes(room)}; the peak is ${percent(row.peak_bytes, row.capacity_bytes!)} of the device`}>
-      {inUnit(room, unit)}
+      <InOwnUnit bytes={room} />
     </td>
   );
 }
 
-function Growth({ row, slope, place }: { row: FleetRun; slope: Unit; place: RoutePatch }) {
+function Growth({ row, place }: { row: FleetRun; place: RoutePatch }) {
   if (row.growth_bytes === null) return <Unknown title="Too few steps to tell" />;
   if (!row.growing) return <td class="number muted">–</td>;
   const { worker, device, bytes } = row.growing;
   return (
     <td class="number" title={`${exactBytes(bytes)}, on ${worker} ${device}`}>
       <RouteLink to={{ view: "advice", ...place, worker, device }} class="plain-number grown">
-        +{inUnit(bytes, slope)}
+        +<InOwnUnit bytes={bytes} />
       </RouteLink>
     </td>
   );

@@ -102,6 +102,18 @@ export const COLUMNS: Record<At, readonly Column[]> = {
   ],
 };
 
+/** Those with a value in any row, closed ones included. */
+export function columnsOf(roots: ModuleNode[], at: At): Column[] {
+  const known = (nodes: ModuleNode[], column: Column): boolean =>
+    nodes.some((node) => isKnown(column, column.value(node, at)) || known(node.children, column));
+  return COLUMNS[at].filter((column) => known(roots, column));
+}
+
+/** A duration of 0 says that none was recorded; "when" is a moment. */
+export function isKnown({ id, kind }: Column, value: number | null): value is number {
+  return value !== null && (value !== 0 || kind !== "time" || id === "when");
+}
+
 export interface Sorting {
   id: string;
   descending: boolean;

@@ -11,14 +11,16 @@ import { Fold } from "../fold";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { reusedKey, RowsInSight, useRowsInSight } from "../windowed";
-import { type At, categoriesAt, type Column, COLUMNS, type Sorting } from "./columns";
+import { type At, categoriesAt, type Column, isKnown, type Sorting } from "./columns";
 import { UnseenHead } from "../heads";
 
 const ROW = 31;
+const NAME_AND_BAR = 292;
 
 interface Props {
   rows: VisibleRow[];
   at: At;
+  columns: Column[];
   unit: Unit;
   sorting: Sorting | null;
   onSort: (id: string) => void;
@@ -26,14 +28,14 @@ interface Props {
 }
 
 /** Only the rows in sight are in the page, so ten thousand scroll like ten. */
-export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) {
+export function ModuleTable({ rows, at, columns, unit, sorting, onSort, onFlip }: Props) {
   const { box, sight } = useRowsInSight(rows.length, ROW);
-  const { largest, widest, clock } = useMemo(() => measured(rows, at), [rows, at]);
-  const columns = COLUMNS[at];
+  const { largest, widest, clock } = useMemo(() => measured(rows, at, columns), [rows, at, columns]);
+  const width = columns.reduce((sum, column) => sum + column.width, NAME_AND_BAR);
   return (
     <section class="card grid-card">
       <div class="scroller" ref={box} data-testid="module-table" tabIndex={0} role="region" aria-label="Modules">
-        <table class="grid" style={{ minWidth: "1224px" }} aria-rowcount={rows.length + 1}>
+        <table class="grid" style={{ minWidth: `${width}px` }} aria-rowcount={rows.length + 1}>
           <colgroup>
             <col style={{ width: "16.5%" }} />
             <col />
@@ -49,7 +51,7 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
                 <Head
                   key={c.id}
                   id={c.id}
-                  label={c.kind === "time" && clock ? `${c.label}, ${clock.name}` : c.label}
+                  label={c.kind === "time" ? `${c.label}, ${clock.name}` : c.label}
                   title={c.title}
                   sorting={sorting}
                   onSort={onSort}
@@ -97,15 +99,15 @@ export function ModuleTable({ rows, at, unit, sorting, onSort, onFlip }: Props) 
 }
 
 /** What the whole table is scaled by; worked out once, not on every scroll. */
-function measured(rows: VisibleRow[], at: At) {
+function measured(rows: VisibleRow[], at: At, columns: Column[]) {
   const highest = (of: (node: ModuleNode) => number): number =>
     rows.reduce((top, { node }) => Math.max(top, of(node)), 0);
-  const times = COLUMNS[at].filter((c) => c.kind === "time");
+  const times = columns.filter((c) => c.kind === "time");
   const longest = highest((node) => Math.max(...times.map((c) => c.value(node, at) ?? 0)));
   return {
-    largest: new Map(COLUMNS[at].filter((c) => c.heat).map((c) => [c.id, highest((node) => c.value(node, at) ?? 0)])),
+    largest: new Map(columns.filter((c) => c.heat).map((c) => [c.id, highest((node) => c.value(node, at) ?? 0)])),
     widest: highest((node) => sumOf(node, at)),
-    clock: longest > 0 ? timeUnitFor(longest / 4) : null, // no unit where no time is known
+    clock: timeUnitFor(longest / 4),
   };
 }
 
@@ -196,10 +198,10 @@ function Cell({
   at: At;
   unit: Unit;
   largest: number;
-  clock: TimeUnit | null;
+  clock: TimeUnit;
 }) {
   const value = column.value(node, at);
-  if (value === null)
+  if (!isKnown(column, value))
     return (
       <td class="number zero" title={column.call ? "No such call began in this step, or the side file is missing" : "Not known"}>
         –
@@ -209,7 +211,7 @@ function Cell({
   if (column.kind === "time")
     return (
       <td class="number muted" title={exactTime(value)}>
-        {(value === 0 && column.id !== "when") || clock === null ? "–" : inTimeUnit(value, clock)}
+        {inTimeUnit(value, clock)}
       </td>
     );
   const share = column.heat && largest > 0 ? (100 * value) / largest : 0;

@@ -14,7 +14,7 @@ import { Segmented, Toggle } from "../segmented";
 import { Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { aboutModules, aboutTimes } from "../times";
-import { type At, categoriesAt, COLUMNS, nextSorting, readSorting } from "./columns";
+import { type At, categoriesAt, type Column, columnsOf, nextSorting, readSorting, type Sorting } from "./columns";
 import { IcicleView } from "./icicle_view";
 import { ModuleTable } from "./module_table";
 import { NoModules } from "./no_modules";
@@ -61,17 +61,18 @@ function Table({ answer, step, sentences }: { answer: ModulesAnswer; step: numbe
   const fold = foldText !== "off";
   const known = answer.rows.some((row) => row.highest !== null);
   const at: At = atText === "highest" && known && shape === "tree" ? "highest" : "peak";
-  const sorting = readSorting(sort, at);
   const flippedText = route.value.flipped ?? "";
   const flipped = useMemo(() => new Set(flippedText.split(",")), [flippedText]);
   const start = selection.value?.stats?.step_start_ns ?? 0;
   const roots = useMemo(() => rootsOf(sinceStart(answer, start), shape, fold), [answer, start, shape, fold]);
+  const columns = useMemo(() => columnsOf(roots, at), [roots, at]);
+  const sorting = readSorting(sort, at);
   const filter = useMemo(() => matcher(find), [find]);
   const rows = useMemo(() => {
     if (shape === "icicle") return [];
-    const order = sorting && orderBy(sorting.id, sorting.descending, at);
+    const order = sorting && orderBy(sorting, columns, at);
     return visibleRows(roots, (node, depth) => opened(node, depth, flat) !== flipped.has(node.id), order, filter, at === "peak");
-  }, [roots, shape, flipped, sort, at, filter]);
+  }, [roots, shape, flipped, sort, columns, filter]);
   const whole = unitFor(answer.peak_bytes);
   const largest = useMemo(() => roots.reduce((top, node) => Math.max(top, node.bytes), 0), [roots]);
   const unit = unitWithin(whole, largest);
@@ -130,6 +131,7 @@ function Table({ answer, step, sentences }: { answer: ModulesAnswer; step: numbe
         <ModuleTable
           rows={rows}
           at={at}
+          columns={columns}
           unit={unit}
           sorting={sorting}
           onSort={(id) => navigate({ sort: nextSorting(sorting, id) })}
@@ -179,8 +181,8 @@ function opened(node: ModuleNode, depth: number, flat: boolean): boolean {
   return !flat && depth < 1 && node.layers === null && node.children.length <= 100;
 }
 
-function orderBy(id: string, descending: boolean, at: At): Order {
+function orderBy({ id, descending }: Sorting, columns: Column[], at: At): Order {
   if (id === "name") return { value: (node) => node.key, descending };
-  const column = COLUMNS[at].find((c) => c.id === id) ?? COLUMNS[at][0]!;
+  const column = columns.find((c) => c.id === id) ?? columns[0]!;
   return { value: (node) => column.value(node, at) ?? -1, descending };
 }
