@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import median
@@ -11,7 +11,7 @@ from statistics import median
 CONFIDENCE = 0.95
 
 Claims = Mapping[tuple[str, str], tuple[str, str]]
-"""By a figure's name and its peer's, the cells of a page's table row: ours, and the ratio."""
+"""By a figure's name and its peer's, what a page says of it: ours, and the ratio."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Figure:
 
     def contradicted(self, claims: Claims) -> str | None:
         """Return how a page says better than this figure, None if it does not, or says nothing of it."""
-        cells = claims.get((self.what, self.peer_name))
+        cells = claims.get((self.what, self.peer_name)) or claims.get((self.what, ""))
         if cells is None:
             return None
         number = re.search(r"\d[\d,]*(?:\.(\d+))?", cells[1] if self.peer else cells[0])
@@ -98,18 +98,20 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def claims_of(page: str) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return what the tables of a Markdown page with the columns what, ours, peer and ratio say."""
-    return {(what, peer.partition(":")[0].strip()): (ours, ratio) for what, ours, peer, ratio in _rows(page)}
+    """Return what the tables of a Markdown page say.
 
-
-def _rows(page: str) -> Iterator[tuple[str, str, str, str]]:
-    lines: Iterable[str] = page.replace("`", "").splitlines()
-    is_ours = False
-    for line in lines:
-        if not line.startswith("|"):
-            is_ours = False
-            continue
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if is_ours and len(cells) >= 4 and cells[0].strip("-"):
-            yield cells[0], cells[1], cells[2], cells[3]
-        is_ours = is_ours or cells[:4] == ["what", "ours", "peer", "ratio"]
+    In one with the columns what, ours, peer and ratio, each row is a figure. In any other, each cell is:
+    the one named by its column and its row, "column: row", whatever its peer.
+    """
+    claims: dict[tuple[str, str], tuple[str, str]] = {}
+    header: list[str] = []
+    for line in page.replace("`", "").replace("*", "").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if not header or not cells:
+            header = cells
+        elif header[:4] == ["what", "ours", "peer", "ratio"]:
+            claims[cells[0], cells[2].partition(":")[0].strip()] = (cells[1], cells[3])
+        else:
+            columns = zip(header[1:], cells[1:], strict=False)
+            claims |= {(f"{column}: {cells[0]}", ""): (cell, cell) for column, cell in columns}
+    return {key: cells for key, cells in claims.items() if any(re.search(r"\d", cell) for cell in cells)}

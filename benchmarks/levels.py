@@ -1,12 +1,10 @@
 """The same 100,000 events asked of recordings of 10^6 and of 10^7 events: what each route computes for them.
 
-`python -m benchmarks.levels [EVENTS...]` prints CPU times of the server's routes, in this process and without
-a network: the first answers, the same stretch (median of `ROUNDS`), and the slowest of zooms of all sizes. It
-also prints the size on disk. Recordings are simulated, have the same density and live blocks, and are written
-by the store itself.
-
-`python -m benchmarks.levels memory [EVENTS]` opens `OPEN` recordings in one process, lets `CLIENTS` threads
-ask for zooms, and prints how much memory the process has (Linux).
+All are CPU times of the server's routes, in this process and without a network: the first answers, the same
+stretch, and the slowest of zooms of all sizes. Recordings are simulated, have the same density and live
+blocks, and are written by the store itself. Sorting as many numbers stands beside them: where it grows more
+than tenfold, caches and pages do, not what is computed. Last comes the memory of a process in which several
+clients ask for zooms of several recordings (Linux).
 """
 
 from __future__ import annotations
@@ -14,23 +12,21 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import random
-import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import quantiles
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.plugins.base_plugin import TBContext
 from werkzeug.test import Client
 
+from benchmarks.figures import Figure
 from tb_memplugin.server.backend import Backend
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import (
@@ -48,7 +44,7 @@ from tb_memplugin.trace import (
 )
 
 SIZES = (1_000_000, 10_000_000)
-VISIBLE, ROUNDS, ZOOMS = 100_000, 15, 300
+VISIBLE, ROUNDS, ZOOMS, TIMES = 100_000, 15, 100, 3
 EVENT_NS, STEP_EVENTS, CALL_EVENTS = 77_000, 100_000, 100
 START_BLOCKS, SLOT, SLOTS_PER_SEGMENT, MODULES, SITES = 2_000, 2 << 20, 10, 300, 3_000
 LIFETIMES, SHARES = (50, 5_000, 400_000), (0.9, 0.099, 0.001)
@@ -185,44 +181,64 @@ class Recording:
         return {**parameters, "t0": first * EVENT_NS, "t1": (first + events) * EVENT_NS}
 
 
+TENFOLD = 10**1.02
+LIMITS = {
+    "last / first: write": TENFOLD,
+    "last / first: step, with loading": TENFOLD,
+    "1,000,000 events: all that the Timeline asks first": 1_000.0,
+    "1,000,000 events: all that the Allocator asks first": 1_000.0,
+    "10,000,000 events: all that the Timeline asks first": 2_000.0,
+    "10,000,000 events: all that the Allocator asks first": 2_000.0,
+    "10,000,000 events: side file, bytes per event": 12.0,
+    **{f"last / first: {route} of the same events": 1.3 for route in ZOOMED},
+    **{f"{size:,} events: p99 of zooms: {route}": 30.0 for size in SIZES for route in ZOOMED},
+}
+
+
 class Measured:
-    """The CPU times of one recording, in milliseconds by row of the table."""
+    """The figures of one recording, by what they are of: milliseconds of CPU time, or bytes."""
 
     def __init__(self, count: int, logdir: str) -> None:
-        self.rows: dict[str, float] = {}
+        self.rows: dict[str, list[float]] = {}
         worker = f"w{count}"
         trace = simulated(count)
-        begin = time.process_time()
-        written = RunWriter(f"{logdir}/{worker}/run", worker).write(trace)
-        self.rows["write, ms"] = (time.process_time() - begin) * 1e3
-        self.rows["side file, bytes per event"] = written.side_file_bytes / count
-        del trace
-        self._recording = Recording(count, f"{logdir}/{worker}")
+        numbers = np.random.default_rng(0).integers(0, 1 << 40, count)
+        for number in range(TIMES):
+            begin = time.process_time()
+            written = RunWriter(f"{logdir}/{worker}/run{number}", worker).write(trace)
+            self._add("write", (time.process_time() - begin) * 1e3)
+            self._add("side file, bytes per event", written.side_file_bytes / count)
+            begin = time.process_time()
+            np.sort(numbers)
+            self._add("np.sort of as many numbers", (time.process_time() - begin) * 1e3)
+        self._recording = Recording(count, f"{logdir}/{worker}", "run0")
+
+    def _add(self, what: str, value: float) -> None:
+        self.rows.setdefault(what, []).append(value)
 
     def measure(self) -> None:
         """Ask a new server what two views ask first, then stretches and moments."""
-        for view, routes in (("Timeline", TIMELINE), ("Allocator", ALLOCATOR)):
-            server = self._opened()
-            each = {
-                route: server.milliseconds(route, **self._recording.parameters(route, whole=True))
-                for route in routes
-            }
-            self.rows |= {f"first {view}: {route}, ms": took for route, took in each.items()}
-            self.rows[f"first {view}, ms"] = sum(each.values())
+        for _ in range(TIMES):
+            for view, routes in (("Timeline", TIMELINE), ("Allocator", ALLOCATOR)):
+                server = self._opened()
+                each = [
+                    server.milliseconds(route, **self._recording.parameters(route, whole=True))
+                    for route in routes
+                ]
+                self._add(f"all that the {view} asks first", sum(each))
+                if view == "Timeline":
+                    self._add("step, with loading", each[0])
         server = self._opened()
         for route in ZOOMED:  # as the tab does, which begins with the whole
             server.milliseconds(route, **self._recording.parameters(route, whole=True))
         for route in ZOOMED:
-            ask: Callable[[int], float] = lambda _, route=route: server.milliseconds(  # type: ignore[misc]  # noqa: E731
-                route, **self._recording.parameters(route)
-            )
-            self.rows[f"same stretch: {route}, ms"] = median(map(ask, range(ROUNDS)))
-        for route in ZOOMED:
-            zooms = [
-                server.milliseconds(route, **self._recording.parameters(route, zoom=True))
-                for _ in range(ZOOMS)
-            ]
-            self.rows[f"zooms: {route}, p99 ms"] = quantiles(zooms, n=100)[-1]
+            for _ in range(ROUNDS):
+                took = server.milliseconds(route, **self._recording.parameters(route))
+                self._add(f"{route} of the same events", took)
+            for _ in range(TIMES):
+                zooms = [self._recording.parameters(route, zoom=True) for _ in range(ZOOMS)]
+                laps = [server.milliseconds(route, **zoom) for zoom in zooms]
+                self._add(f"p99 of zooms: {route}", quantiles(laps, n=100)[-1])
 
     def _opened(self) -> Server:
         server = Server(self._recording.logdir)
@@ -230,67 +246,62 @@ class Measured:
         return server
 
 
-def _write(count: int, folder: str) -> None:
-    Measured(count, folder)
-
-
-def memory(count: int) -> None:
-    """Print the memory of this process before, with the recordings open, and while the clients ask."""
+def measure() -> list[Figure]:
+    """Measure both sizes, how much more the larger one takes, and the memory of the larger one."""
     random.seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        # Another process writes, because what simulating takes would count here.
-        writer = multiprocessing.get_context("spawn").Process(target=_write, args=(count, folder))
-        writer.start()
-        writer.join()
-        recordings = [Recording(count, f"{folder}/w{count}", f"run{number}") for number in range(OPEN)]
-        for recording in recordings:
-            shutil.copytree(f"{folder}/w{count}/run", f"{folder}/w{count}/{recording.step['run']}")
-        shutil.rmtree(f"{folder}/w{count}/run")
-        server = Server(f"{folder}/w{count}")
-        server.milliseconds("runs")
-        resident = [_resident()]
-        for recording in recordings:
-            for route in (*TIMELINE, *ALLOCATOR):
-                server.milliseconds(route, **recording.parameters(route, whole=True))
-        resident.append(_resident())
+        recordings = {f"{size:,} events": Measured(size, folder) for size in SIZES}
+        for recording in recordings.values():
+            recording.measure()
+        # In a process of its own, because what was measured here would count.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            resident = pool.submit(memory, SIZES[-1], folder).result()
+    first, last = (recording.rows for recording in recordings.values())
+    tables = {name: recording.rows for name, recording in recordings.items()}
+    tables["last / first"] = {
+        what: [b / a for a, b in zip(first[what], last[what], strict=True)] for what in first
+    }
+    units = {"last / first": ""}
+    figures = [
+        Figure(name, units.get(column, "B" if "bytes" in what else "ms"), rows[what], LIMITS.get(name))
+        for what in first
+        for column, rows in tables.items()
+        for name in [f"{column}: {what}"]
+    ]
+    names = ("before", f"{OPEN} of {SIZES[-1]:,} events open", f"highest while {CLIENTS} clients ask")
+    limits = (None, None, 800)
+    return figures + [
+        Figure(f"memory of the server, {name}", "MiB", [size / (1 << 20)], limit)
+        for name, size, limit in zip(names, resident, limits, strict=True)
+    ]
 
-        def ask() -> None:
-            for _ in range(ASKED):
-                route = random.choice(ZOOMED)
-                server.milliseconds(route, **random.choice(recordings).parameters(route, zoom=True))
 
-        clients = [threading.Thread(target=ask) for _ in range(CLIENTS)]
-        for client in clients:
-            client.start()
-        highest = 0
-        while any(client.is_alive() for client in clients):
-            highest = max(highest, _resident())
-            time.sleep(0.02)
-    names = ("before", f"{OPEN} recordings of {count:,} events open", f"highest while {CLIENTS} clients ask")
-    for name, size in zip(names, (*resident, highest), strict=True):
-        print(f"{name}: {size >> 20:,} MiB")
+def memory(count: int, folder: str) -> list[int]:
+    """Return the memory of this process before, with recordings open, and at most while clients ask."""
+    random.seed(0)
+    recordings = [Recording(count, f"{folder}/w{count}", f"run{number}") for number in range(OPEN)]
+    server = Server(f"{folder}/w{count}")
+    server.milliseconds("runs")
+    resident = [_resident()]
+    for recording in recordings:
+        for route in (*TIMELINE, *ALLOCATOR):
+            server.milliseconds(route, **recording.parameters(route, whole=True))
+    resident.append(_resident())
+
+    def ask() -> None:
+        for _ in range(ASKED):
+            route = random.choice(ZOOMED)
+            server.milliseconds(route, **random.choice(recordings).parameters(route, zoom=True))
+
+    clients = [threading.Thread(target=ask) for _ in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    highest = 0
+    while any(client.is_alive() for client in clients):
+        highest = max(highest, _resident())
+        time.sleep(0.02)
+    return [*resident, highest]
 
 
 def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-
-def main(sizes: list[int]) -> None:
-    """Print a row for each figure, with a column for each size and their ratio."""
-    random.seed(0)
-    table = Table("CPU time", *(f"{size:,} events" for size in sizes), "last / first")
-    with tempfile.TemporaryDirectory() as folder:
-        recordings = [Measured(size, folder) for size in sizes]
-        for recording in recordings:
-            recording.measure()
-    for what, first in recordings[0].rows.items():
-        values = [recording.rows[what] for recording in recordings]
-        table.add_row(what, *(f"{value:,.1f}" for value in values), f"{values[-1] / first:.2f}")
-    Console(width=110).print(table)
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["memory"]:
-        memory(int(sys.argv[2]) if len(sys.argv) > 2 else SIZES[-1])
-    else:
-        main([int(size) for size in sys.argv[1:]] or list(SIZES))

@@ -138,6 +138,23 @@ def test_a_page_that_says_better_than_the_interval_is_contradicted():
     assert Figure("another", "ms", ours, None, [1.0] * 6, "p").contradicted(claims) is None
 
 
+def test_each_cell_of_another_table_is_the_figure_of_its_column_and_row():
+    lines = ("program | handler | end of a window", "---|---|---", "MLP | **9.3** (6 ms) | 1.0 ms", "CNN | |")
+    claims = claims_of("".join(f"| {line} |\n" for line in lines))
+    assert claims == {
+        ("handler: MLP", ""): ("9.3 (6 ms)",) * 2,
+        ("end of a window: MLP", ""): ("1.0 ms",) * 2,
+    }
+    slower, faster = [[18.8], [2.0]], [[18.4], [2.0]]
+    assert Figure("handler: MLP", "ms", slower[0], 1.5, slower[1], "a peer").contradicted(claims) == (
+        "handler: MLP: the page says 9.3, measured were 9.4 to 9.4"
+    )
+    assert Figure("handler: MLP", "ms", faster[0], 1.5, faster[1], "a peer").contradicted(claims) is None
+    assert Figure("end of a window: MLP", "ms", [1.2]).contradicted(claims) == (
+        "end of a window: MLP: the page says 1.0, measured were 1.2 to 1.2"
+    )
+
+
 def test_the_interval_of_a_median_leaves_out_what_is_rarely_beyond_it():
     assert median_interval(range(9)) == (
         1,

@@ -9,16 +9,17 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.columns import entered, extremes, left
+from tb_memplugin.analysis.columns import extremes
 from tb_memplugin.analysis.moments import tensor_name
 from tb_memplugin.analysis.reasons import why
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.frames import distinct
+from tb_memplugin.trace.indexes import Alive
 from tb_memplugin.trace.replay import address_order
 from tb_memplugin.trace.result import AnalysisResult
-from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt64
+from tb_memplugin.trace.tables import Bool, Int32, Int64, Rows, UInt64
 
 SORTS = ("bytes", "born", "lifetime", "address")
 _ADDRESS = re.compile(r"(?:0x)?(?P<digits>[0-9a-f]{3,16})(?:_(?P<version>\d{1,9}))?")
@@ -268,21 +269,20 @@ class Bands:
     `low`, `high`: the lowest and highest of each column, shape (columns,). A column shows the moment of its
     highest level: allocation `rows[i]` (a row of `trace.allocations`) is alive in the columns `first[i]` to
     `last[i]`. They are in order of allocation, those from before the trace by category. In each column the
-    `bytes` of these and `rest` sum to `high`. `small` are the allocations in `rest`, alive in the columns
-    `small_first` to `small_last`.
+    `bytes` of these and `rest` sum to `high`. `alive` are all allocations that are alive in any column, those
+    in `rest`, too, and `alive_bytes` their bytes; `chosen` are the indices of `rows` in `alive.rows`.
     """
 
     low: Int64
     high: Int64
     rows: Rows
     bytes: Int64
-    first: Int64
-    last: Int64
+    first: Int32
+    last: Int32
     rest: Int64
-    small: Rows
-    small_bytes: Int64
-    small_first: npt.NDArray[np.int32]
-    small_last: npt.NDArray[np.int32]
+    alive: Alive
+    alive_bytes: Int64
+    chosen: Rows
     peak_event: int
     peak_column: int
 
@@ -295,29 +295,24 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
     """
     low, high, at = extremes(trace.live(device), cuts, trace.live_runs(device))
     blocks = trace.allocations
-    rows = blocks.alive_after(at - 1, device)
-    before = int(np.searchsorted(rows, np.searchsorted(blocks.born, 0)))
-    rows[:before] = rows[:before][np.argsort(blocks.category[rows[:before]], kind="stable")]
-    # A block is alive at a moment `at` if born < at <= freed. `at` never decreases from column to column.
-    first = entered(blocks.born, rows, at)
-    last = left(blocks.freed[rows], first, at) - 1
-    size = blocks.bytes[rows]
-    chosen = _largest(size, most)
-    is_small = np.ones(len(rows), bool)
-    is_small[chosen] = False
-    top = int(np.argmax(high))
+    alive = blocks.alive_after(at - 1, device)
+    size = blocks.bytes[alive.rows]
+    chosen = _largest(size, alive.rows, most)
+    rows = alive.rows[chosen]
+    order = np.lexsort((rows, np.where(blocks.born[rows] < 0, blocks.category[rows], len(Category))))
+    chosen, rows, top = chosen[order], rows[order], int(np.argmax(high))
+    _, first, end = alive.of(chosen)
     return Bands(
         low=low,
         high=high,
-        rows=rows[chosen],
+        rows=rows,
         bytes=size[chosen],
-        first=first[chosen],
-        last=last[chosen],
-        rest=high - _stacked(size[chosen], first[chosen], last[chosen], len(at)),
-        small=rows[is_small],
-        small_bytes=size[is_small],
-        small_first=first[is_small].astype(np.int32),
-        small_last=last[is_small].astype(np.int32),
+        first=first,
+        last=end - 1,
+        rest=high - _stacked(np.zeros(len(rows), np.int64), size[chosen], first, end, (1, len(at)))[0],
+        alive=alive,
+        alive_bytes=size,
+        chosen=chosen,
         peak_event=int(at[top]) - 1,
         peak_column=top,
     )
@@ -327,31 +322,30 @@ def divided_rest(drawn: Bands, part: Int64, parts: int) -> Int64:
     """Divide the rest of each column into parts. Returns bytes, int64, shape (parts, columns).
 
     Args:
-        part: the part of each of `drawn.small`, from 0 to `parts` - 1.
+        part: the part of each of `drawn.alive`, from 0 to `parts` - 1.
     """
-    width = len(drawn.rest) + 1
-    change = sums(part * width + drawn.small_first, drawn.small_bytes, parts * width)
-    change -= sums(part * width + drawn.small_last + 1, drawn.small_bytes, parts * width)
-    divided: Int64 = np.cumsum(change.reshape(parts, width), axis=1)[:, :-1]
-    return divided
+    size = drawn.alive_bytes.copy()
+    size[drawn.chosen] = 0
+    return _stacked(part, size, drawn.alive.first, drawn.alive.end, (parts, len(drawn.rest)))
 
 
-def _largest(size: Int64, most: int) -> Rows:
-    """Return the indices of the `most` largest, in ascending order; of equal ones the first."""
+def _largest(size: Int64, rows: Rows, most: int) -> Rows:
+    """Return the indices of the `most` largest; of equal ones those whose row comes first."""
     if len(size) <= most:
         return np.arange(len(size), dtype=np.intp)
     least = np.partition(size, len(size) - most)[len(size) - most]
     larger, equal = np.flatnonzero(size > least), np.flatnonzero(size == least)
-    chosen: Rows = np.sort(np.concatenate((larger, equal[: most - len(larger)])))
-    return chosen
+    equal = equal[np.argsort(rows[equal])]
+    return np.concatenate((larger, equal[: most - len(larger)]))
 
 
-def _stacked(size: Int64, first: Rows, last: Rows, columns: int) -> Int64:
-    """Return the sum of the bands in each column."""
-    change = np.zeros(columns + 1, np.int64)
-    np.add.at(change, first, size)
-    np.subtract.at(change, last + 1, size)
-    return np.cumsum(change[:-1])
+def _stacked(part: Int64, size: Int64, first: Int32, end: Int32, shape: tuple[int, int]) -> Int64:
+    """Return the bytes of each part in each column: int64, of this shape."""
+    parts, width = shape[0], shape[1] + 1
+    change = sums(part * width + first, size, parts * width)
+    change -= sums(part * width + end, size, parts * width)
+    stacked: Int64 = np.cumsum(change.reshape(parts, width), axis=1)[:, :-1]
+    return stacked
 
 
 @dataclass(frozen=True, slots=True)

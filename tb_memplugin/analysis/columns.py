@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.indexes import RUN, Number, Runs
-from tb_memplugin.trace.tables import Int64, Rows, ranges
+from tb_memplugin.trace.tables import Int64, ranges
 
 Cuts = npt.NDArray[np.int64]
 
@@ -114,30 +114,6 @@ def _first_hits(
     first = hits[np.searchsorted(hits, starts)]
     groups = np.flatnonzero(first < ends)
     return groups, first[groups]
-
-
-def entered(born: Int64, rows: Rows, at: Int64) -> Int64:
-    """Return `np.searchsorted(at, born[rows], side="right")` for ascending `born`, `rows` and `at`.
-
-    A block counts in the columns from there on, up to the last whose moment is not after its free. There are
-    fewer columns than blocks, so they are looked up in the blocks.
-    """
-    bounds = np.searchsorted(rows, np.searchsorted(born, at))
-    return np.repeat(np.arange(len(at) + 1), np.diff(bounds, prepend=0, append=len(rows)))
-
-
-def left(freed: Int64, enter: Int64, at: Int64) -> Int64:
-    """Return `np.searchsorted(at, freed, side="right")`: the first column in which each block is not alive.
-
-    Args:
-        freed: int64, shape (n,): the event that freed each block.
-        enter: int64, shape (n,): the first column in which it is alive. Most are alive in few.
-        at: int64, shape (columns,), ascending.
-    """
-    leave = enter + 1
-    later = np.flatnonzero(np.append(at, np.iinfo(np.int64).max)[leave] <= freed)
-    leave[later] = np.searchsorted(at, freed[later], side="right")
-    return leave
 
 
 def highest(level: npt.NDArray[Number], cuts: Int64, runs: Runs[Number] | None = None) -> npt.NDArray[Number]:

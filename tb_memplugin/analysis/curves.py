@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tb_memplugin.analysis.columns import Cuts, entered, event_cuts, extremes, highest, left, time_cuts
+from tb_memplugin.analysis.columns import Cuts, event_cuts, extremes, highest, time_cuts
 from tb_memplugin.analysis.divisions import DIVISIONS, Chosen, Divided, codes
 from tb_memplugin.analysis.module_groups import MOST_GROUPS, OTHER_MODULES, ModuleGroups
 from tb_memplugin.analysis.rules import Rules
@@ -137,10 +137,7 @@ def _stacks_of_blocks(
     trace: MemoryTrace, device: int, at: Int64, top: int, by: Divided
 ) -> tuple[Int64, tuple[str, ...]]:
     blocks = trace.allocations
-    near = blocks.alive_after(at - 1, device)
-    # A block counts in the columns whose moments are in born < moment <= freed: `at` never decreases.
-    enter = entered(blocks.born, near, at)
-    leave = left(blocks.freed[near], enter, at)
+    near, enter, leave = blocks.alive_after(at - 1, device)
     size = blocks.bytes[near]
     part, names = codes(trace, by, near)
     if _folds(names, by):

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from tb_memplugin.analysis.columns import entered, left
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.replay import address_order, match_frees
@@ -123,11 +122,8 @@ class Placement:
         total, largest = np.zeros((2, len(events)), np.int64)
         if not len(events):
             return total, largest
-        rows, at = self._blocks.alive_after(events, self._device), events + 1
-        first = entered(self._blocks.born, rows, at)
-        end = left(self._blocks.freed[rows], first, at)
-        order = address_order(self._blocks.address[rows])
-        rows, first, end = rows[order], first[order], end[order]
+        alive = self._blocks.alive_after(events, self._device)
+        rows, first, end = alive.of(address_order(self._blocks.address[alive.rows]))
         changes = np.searchsorted(self._changes, events, side="right")
         bounds = np.append(np.flatnonzero(np.diff(changes, prepend=-1)), len(events)).tolist()
         for begin, stop in pairwise(bounds):  # the segments are the same after each of these events
@@ -137,7 +133,7 @@ class Placement:
             total[part], largest[part] = self._free(int(events[begin]), rows[near], *span, stop - begin)
         return total, largest
 
-    def _free(self, event: int, rows: Rows, first: Int64, end: Int64, count: int) -> tuple[Int64, Int64]:
+    def _free(self, event: int, rows: Rows, first: Int32, end: Int32, count: int) -> tuple[Int64, Int64]:
         """Return `free_after` for events between which no segment changes.
 
         Args:

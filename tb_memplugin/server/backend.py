@@ -15,6 +15,7 @@ import select
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,9 +48,9 @@ _OPTIONS = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 1 << 20, _M_ARENA_MA
 longer than most computations on them. With higher limits, much would stay in the pools of threads."""
 
 AFTER_SECONDS = 2.0
-"""How long after a request smaller blocks and pages of scratch files go back.
+"""How long after the last request smaller blocks and pages of scratch files go back.
 
-It takes some milliseconds, in which others compute.
+It takes some milliseconds, in which others compute, and the next request reads the pages again.
 """
 
 
@@ -58,7 +59,7 @@ class FreedMemory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waits = False
+        self._waits, self._asked = False, 0.0
         with suppress(AttributeError, OSError):
             if sys.platform == "linux":
                 library = ctypes.CDLL(None)
@@ -66,18 +67,18 @@ class FreedMemory:
                     library.mallopt(option, value)
 
     def give_back_soon(self) -> None:
-        """Give freed memory back in two seconds, unless that is planned already."""
+        """Give freed memory back when nobody has asked for two seconds."""
         with self._lock:
+            self._asked = time.monotonic()
             if self._waits:
                 return
             self._waits = True
-        timer = threading.Timer(AFTER_SECONDS, self._give_back)
-        timer.daemon = True
-        timer.start()
+        threading.Thread(target=self._give_back, daemon=True).start()
 
     def _give_back(self) -> None:
-        with self._lock:
-            self._waits = False
+        while (rest := self._asked + AFTER_SECONDS - time.monotonic()) > 0:
+            time.sleep(rest)
+        self._waits = False
         release(0)
         give_back_freed()
 

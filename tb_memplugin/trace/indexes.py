@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.trace.tables import Int32, Int64, Rows, pieces_of, ranges
+from tb_memplugin.trace.tables import Bool, Int32, Int64, Rows, pieces_of, ranges
 
 NEAR_BITS = 8
 NEAR = 1 << NEAR_BITS
@@ -64,32 +64,68 @@ class Lifetimes:
             rows.nbytes + freed.nbytes + begins.nbytes for _, rows, freed, begins in self._filed
         )
 
-    def alive_at(self, moments: Int64) -> Rows:
-        """Return the rows of all blocks that are alive at any of some moments, ascending.
+    def alive_at(self, moments: Int64) -> Alive:
+        """Return all blocks that are alive at any of some moments, in no order.
 
         Args:
             moments: int64, shape (m,), ascending, from 0 to the number of events.
         """
         row = np.searchsorted(self._born, moments)  # those before it are allocated by then
+        columns = np.arange(len(moments), dtype=np.int32)
 
-        def newer(begins: Rows, bit: int, end: Rows) -> tuple[Rows, Int64]:
-            """Return what was filed under each moment's run after the moment before it, and the moment.
+        def newer(begins: Rows, bit: int, end: Rows) -> tuple[Rows, Int32]:
+            """Return what was filed under each moment's run after the moment before it, and its column.
 
             A block that is alive at a moment of its run is alive at the first one after its allocation.
             """
             run = np.minimum(moments >> bit, len(begins) - 1)
             first = np.maximum(begins[run], np.append(0, end[:-1]))
-            return ranges(first, end), np.repeat(moments, end - first)
+            return ranges(first, end), np.repeat(columns, end - first)
 
-        near, moment = newer(self._near, NEAR_BITS, row)
-        last = self._freed[near]
-        alive: list[npt.NDArray[np.signedinteger]] = [
-            near[(last >= moment) & (last >> NEAR_BITS <= moment >> NEAR_BITS)]
-        ]
+        near, column = newer(self._near, NEAR_BITS, row)
+        moment, last = moments[column], self._freed[near]
+        is_alive = (last >= moment) & (last >> NEAR_BITS <= moment >> NEAR_BITS)
+        found = [_chosen(is_alive, near, column, last)]
         for bit, filed, freed, begins in self._filed:
-            index, moment = newer(begins, bit, np.searchsorted(filed, row.astype(np.int32)))
-            alive.append(filed[index[freed[index] >= moment]])
-        return np.sort(np.concatenate(alive), kind="stable")  # which merges them
+            index, column = newer(begins, bit, np.searchsorted(filed, row.astype(np.int32)))
+            ends = freed[index]
+            found.append(_chosen(ends >= moments[column], filed[index], column, ends))
+        rows, first, last = map(np.concatenate, zip(*found, strict=True))
+        return Alive(rows, first, left(last, first, moments))
+
+
+def _chosen(is_alive: Bool, *columns: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    rows = np.flatnonzero(is_alive)
+    return [column[rows] for column in columns]
+
+
+class Alive(NamedTuple):
+    """Blocks that are alive at any of some moments, each at those from `first` to before `end`.
+
+    `rows`: of all blocks. `first`, `end`: indices of moments, int32. All shape (n,).
+    """
+
+    rows: Rows
+    first: Int32
+    end: Int32
+
+    def of(self, chosen: Bool | Rows) -> Alive:
+        """Return some of them: by a mask, or by their indices."""
+        return Alive(self.rows[chosen], self.first[chosen], self.end[chosen])
+
+
+def left(freed: Int64, first: Int32, moments: Int64) -> Int32:
+    """Return `np.searchsorted(moments, freed, side="right")`: the first moment at which each is not alive.
+
+    Args:
+        freed: int64, shape (n,): the event that freed each block.
+        first: int32, shape (n,): the first moment at which it is alive. Most are alive at few.
+        moments: int64, shape (m,), ascending.
+    """
+    end: Int32 = first + np.int32(1)
+    later = np.flatnonzero(np.append(moments, np.iinfo(np.int64).max)[end] <= freed)
+    end[later] = np.searchsorted(moments, freed[later], side="right")
+    return end
 
 
 def _begins(born: Int64, bit: int) -> Rows:

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar, cast
 
 import numpy as np
 
-from tb_memplugin.trace.indexes import INDEXED, Lifetimes
+from tb_memplugin.trace.indexes import INDEXED, Alive, Lifetimes, left
 from tb_memplugin.trace.kinds import Kind, Phase
 from tb_memplugin.trace.tables import (
     PIECE,
@@ -119,10 +119,10 @@ class Allocations:
             early = slice(0, int(np.searchsorted(self.born, event, side="right")))
             rows: Rows = np.flatnonzero((self.freed[early] > event) & (self.device[early] == device))
             return rows
-        return self.alive_after(np.array([event], np.int64), device)
+        return np.sort(self.alive_after(np.array([event], np.int64), device).rows)
 
-    def alive_after(self, events: Int64, device: int) -> Rows:
-        """Return the rows of the blocks on a device that are live after any of some events, ascending.
+    def alive_after(self, events: Int64, device: int) -> Alive:
+        """Return the blocks on a device that are live after any of some events, in no order.
 
         Args:
             events: int64, shape (n,), n from 1, ascending, from -1.
@@ -131,13 +131,12 @@ class Allocations:
         if len(self) < INDEXED:
             early = slice(0, int(np.searchsorted(self.born, events[-1], side="right")))
             near = np.flatnonzero((self.freed[early] > events[0]) & (self.device[early] == device))
-            following = np.searchsorted(events, self.born[near])
-            is_alive = events[following] < self.freed[near]
-        else:
-            near = self._lifetimes.alive_at(events + 1)
-            is_alive = self.device[near] == device
-        rows: Rows = near[is_alive]
-        return rows
+            first, freed = np.searchsorted(events, self.born[near]).astype(np.int32), self.freed[near]
+            is_alive = events[first] < freed
+            first = first[is_alive]
+            return Alive(near[is_alive], first, left(freed[is_alive], first, events + 1))
+        alive = self._lifetimes.alive_at(events + 1)
+        return alive.of(self.device[alive.rows] == device)
 
 
 def match_frees(address: UInt64, device: UInt8, is_alloc: Bool) -> tuple[Rows, Rows, Bool]:

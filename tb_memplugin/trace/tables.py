@@ -235,7 +235,7 @@ def differences(series: Int64) -> Int64:
     return steps
 
 
-def ranges(first: Rows, end: Rows) -> Rows:
+def ranges(first: Rows | Int32, end: Rows | Int32) -> Rows:
     """Return the integers of each range from `first` to before `end`, one range after another: intp."""
     count = end - first
     offset: Rows = np.repeat(first - (np.cumsum(count) - count), count)

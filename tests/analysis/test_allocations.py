@@ -186,13 +186,14 @@ def test_bands_by_hand():
     assert SMALL.allocations.bytes[found.rows].tolist() == [400, 100]
     assert list(zip(found.first.tolist(), found.last.tolist(), strict=True)) == [(0, 4), (0, 4)]
     assert found.rest.tolist() == [0, 20, 20, 60, 60]
-    assert SMALL.allocations.bytes[found.small].tolist() == [20, 60]
+    assert sorted(found.alive_bytes.tolist()) == [20, 60, 100, 400]
     assert (found.peak_event, found.peak_column) == (3, 3)
 
 
 def test_the_rest_is_divided_by_what_its_blocks_belong_to():
     found = bands(SMALL, 0, event_cuts(SMALL, 0, 5, 5), most=2)
-    divided = divided_rest(found, np.array([1, 0]), 2)
+    part = np.where(found.alive_bytes == 20, 1, 0)
+    divided = divided_rest(found, part, 2)
     assert divided.tolist() == [[0, 0, 0, 60, 60], [0, 20, 20, 0, 0]]
 
 
@@ -209,7 +210,7 @@ def test_of_equal_blocks_the_first_are_drawn():
     same = trace(*(f"alloc 8 b{number}" for number in range(6)))
     found = bands(same, 0, event_cuts(same, 0, 6, 3), most=4)
     assert found.rows.tolist() == [0, 1, 2, 3]
-    assert (found.rest.tolist(), found.small.tolist()) == ([0, 0, 16], [4, 5])
+    assert (found.rest.tolist(), sorted(found.alive.rows)) == ([0, 0, 16], [0, 1, 2, 3, 4, 5])
 
 
 def test_only_what_lives_in_a_zoom_is_drawn():
@@ -258,8 +259,8 @@ def test_bands_and_the_rest_sum_to_the_curve(history, columns, most, over_time):
         total[first : last + 1] += history.allocations.bytes[row]
     assert total.tolist() == found.high.tolist()
     assert (found.rest >= 0).all()
-    assert found.small_bytes.tolist() == history.allocations.bytes[found.small].tolist()
-    divided = divided_rest(found, found.small % 3, 3)
+    assert found.alive_bytes.tolist() == history.allocations.bytes[found.alive.rows].tolist()
+    divided = divided_rest(found, found.alive.rows % 3, 3)
     assert divided.sum(axis=0).tolist() == found.rest.tolist()
     assert (divided >= 0).all()
     assert len(found.rows) <= most

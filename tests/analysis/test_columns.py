@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tb_memplugin.analysis.columns import entered, event_cuts, extremes, highest, left, time_cuts
+from tb_memplugin.analysis.columns import event_cuts, extremes, highest, time_cuts
 from tb_memplugin.analysis.steps import step_columns
 from tb_memplugin.trace.indexes import RUN, runs_of
 from tests.traces import EPOCH, MICROSECOND, trace
@@ -67,30 +67,3 @@ def test_a_column_of_many_runs_is_not_read_value_by_value() -> None:
     runs = runs_of(level)
     runs.high[50] = 7  # what no value says: it can only be read from the runs
     assert highest(level, np.array([0, len(level) - 1]), runs).tolist() == [7]
-
-
-NUMBERS = st.lists(st.integers(0, 30), max_size=40).map(sorted)
-
-
-@given(NUMBERS, st.sets(st.integers(0, 39)), NUMBERS)
-def test_blocks_enter_the_column_that_a_search_for_each_finds(born, chosen, moments) -> None:
-    rows = np.array(sorted(row for row in chosen if row < len(born)), np.intp)
-    born_at, at = np.array(born, np.int64), np.array(moments, np.int64)
-    assert entered(born_at, rows, at).tolist() == np.searchsorted(at, born_at[rows], side="right").tolist()
-
-
-def test_a_block_enters_the_column_of_the_first_moment_after_its_allocation() -> None:
-    assert entered(np.array([0, 4, 9]), np.arange(3), np.array([1, 5, 6])).tolist() == [0, 1, 3]
-
-
-@given(NUMBERS, NUMBERS, st.integers(0, 39))
-def test_blocks_leave_the_column_that_a_search_for_each_finds(moments, frees, entering) -> None:
-    at = np.array(moments, np.int64)
-    freed = np.array([free for free in frees if moments and free >= moments[0]], np.int64)
-    leave = np.searchsorted(at, freed, side="right")
-    assert left(freed, np.minimum(entering, leave - 1), at).tolist() == leave.tolist()
-
-
-def test_a_block_leaves_the_column_of_the_first_moment_after_its_free() -> None:
-    at = np.array([1, 5, 6])
-    assert left(np.array([1, 4, 5, 9]), np.array([0, 0, 1, 1]), at).tolist() == [1, 1, 2, 3]

@@ -11,15 +11,21 @@ from tests.traces import trace
 
 
 def alive(born, freed, moments):
-    is_alive = (born[:, None] < moments) & (moments <= freed[:, None])
-    return np.flatnonzero(is_alive.any(axis=1)).tolist()
+    """The block, and the first moment at which it is alive and the first at which it is no longer."""
+    lives = enumerate(zip(born.tolist(), freed.tolist(), strict=True))
+    at = [(row, [n for n, moment in enumerate(moments) if b < moment <= f]) for row, (b, f) in lives]
+    return [(row, own[0], own[-1] + 1) for row, own in at if own]
+
+
+def in_order(found):
+    return sorted(zip(*(column.tolist() for column in found), strict=True))
 
 
 def test_a_block_is_alive_from_the_moment_after_its_allocation_to_the_one_before_its_free():
     born, freed = np.array([-1, 0, 2 * NEAR]), np.array([1, 5 * NEAR, 3 * NEAR])
     index = Lifetimes(born, freed)
     found = [
-        index.alive_at(np.array([moment])).tolist()
+        sorted(index.alive_at(np.array([moment])).rows.tolist())
         for moment in (0, 1, 2, 2 * NEAR, 2 * NEAR + 1, 5 * NEAR + 1)
     ]
     assert found == [[0], [0, 1], [1], [1], [1, 2], []]
@@ -34,7 +40,7 @@ def test_the_index_finds_what_a_look_at_every_block_finds(seed, events, count):
     lives = random.exponential(random.choice([2, 300, 20_000], blocks)).astype(np.int64)
     freed = np.minimum(born + random.integers(0, 2, blocks) + lives, events)  # some are never alive
     moments = np.sort(random.integers(0, events + 1, count))
-    assert Lifetimes(born, freed).alive_at(moments).tolist() == alive(born, freed, moments)
+    assert in_order(Lifetimes(born, freed).alive_at(moments)) == alive(born, freed, moments)
 
 
 @pytest.mark.parametrize("indexed", [0, 1 << 40])
@@ -52,5 +58,5 @@ def test_blocks_of_one_device_are_found_with_and_without_the_index(monkeypatch, 
         [3],
         [],
     ]
-    assert blocks.alive_after(np.array([0, 3]), 0).tolist() == [0, 1, 3]
-    assert blocks.alive_after(np.array([1, 5]), 1).tolist() == [2]
+    assert in_order(blocks.alive_after(np.array([0, 3]), 0)) == [(0, 0, 2), (1, 0, 1), (3, 1, 2)]
+    assert in_order(blocks.alive_after(np.array([1, 5]), 1)) == [(2, 0, 2)]

@@ -234,10 +234,9 @@ def answer_bands(session: Session, request: Request) -> BandsAnswer:
         lambda: bands(trace, device, part.cuts(opened, columns), most),
     )
     first_event, last_event = step_events(opened)
-    count = len(drawn.rows)
-    rows, size = np.append(drawn.rows, drawn.small), np.append(drawn.bytes, drawn.small_bytes)
-    key, keys = keys_of(opened, rows, size, by, divided(request, opened, by), SHOWN_KEYS)
-    parts = divided_rest(drawn, key[count:], len(keys)) if len(drawn.small) else None
+    division, others = divided(request, opened, by), len(drawn.alive.rows) - len(drawn.rows)
+    key, keys = keys_of(opened, drawn.alive.rows, drawn.alive_bytes, by, division, SHOWN_KEYS)
+    parts = divided_rest(drawn, key, len(keys)) if others else None
     return {
         "over": part.over,
         "t0": part.t0,
@@ -250,7 +249,7 @@ def answer_bands(session: Session, request: Request) -> BandsAnswer:
             "bytes": drawn.bytes.tolist(),
             "first": drawn.first.tolist(),
             "last": drawn.last.tolist(),
-            "key": key[:count].tolist(),
+            "key": key[drawn.chosen].tolist(),
             "tensor": [
                 str(trace.tensors[tensor]) if tensor >= 0 else None
                 for tensor in trace.allocations.tensor[drawn.rows].tolist()
@@ -259,7 +258,7 @@ def answer_bands(session: Session, request: Request) -> BandsAnswer:
         "keys": keys,
         "parts": None if parts is None else parts.tolist(),
         "rest": drawn.rest.tolist(),
-        "others": len(drawn.small),
+        "others": others,
         "peak": {
             "event": drawn.peak_event,
             "time_ns": opened.time_ns(drawn.peak_event),
