@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from tb_memplugin import MemoryEstimator, MemPluginError, load
 from tb_memplugin.estimate.answer.estimation import RESERVED_OFF, Estimate, margin_bounds
@@ -202,6 +205,61 @@ def test_nothing_is_left_behind(trained: MemoryEstimator) -> None:
     assert torch.cuda.is_available() == (torch.version.cuda is not None and torch.cuda.device_count() > 0)
     assert type(torch.empty(1)) is torch.Tensor
     assert nn.Linear(2, 2).half().weight.dtype is torch.float16
+
+
+SETTINGS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "dtype": (lambda: torch.set_default_dtype(torch.bfloat16), torch.get_default_dtype),
+    "device": (lambda: torch.set_default_device("cuda"), torch.get_default_device),
+    "gradients": (lambda: torch.set_grad_enabled(mode=False), torch.is_grad_enabled),
+    "anomalies": (lambda: torch.autograd.set_detect_anomaly(mode=True), torch.is_anomaly_enabled),
+    "determinism": (
+        lambda: torch.use_deterministic_algorithms(mode=True),
+        torch.are_deterministic_algorithms_enabled,
+    ),
+    "autocast": (lambda: torch.set_autocast_enabled("cuda", True), lambda: torch.is_autocast_enabled("cuda")),
+    "attention": (lambda: torch.backends.cuda.enable_flash_sdp(False), torch.backends.cuda.flash_sdp_enabled),
+    "cudnn": (
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+        lambda: torch.backends.cudnn.benchmark,
+    ),
+    "products": (lambda: torch.set_float32_matmul_precision("high"), torch.get_float32_matmul_precision),
+    "convolutions": (
+        lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+        lambda: torch.backends.cudnn.allow_tf32,
+    ),
+    "random numbers": (lambda: torch.manual_seed(7), lambda: torch.get_rng_state().sum().item()),
+    "hooks": (
+        lambda: register_module_forward_hook(lambda *_: None),
+        lambda: len(torch.nn.modules.module._global_forward_hooks),
+    ),
+    "synchronization": (
+        lambda: torch.cuda.set_sync_debug_mode("warn"),
+        lambda: measured(torch.cuda.get_sync_debug_mode),
+    ),
+}
+
+
+def measured(read: Callable[[], object]) -> object:
+    with MemoryEstimator():
+        return read()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_a_program_sets_for_its_process_ends_with_the_estimate(name: str) -> None:
+    change, read = SETTINGS[name]
+    before = read()
+    with MemoryEstimator():
+        change()
+    assert read() == before
+
+
+def test_nothing_keeps_an_estimate_alive() -> None:
+    with MemoryEstimator() as estimator:
+        mode = weakref.ref(nn.Linear(2, 2, device="cuda").weight.fake_mode)
+    assert mode() is not None
+    del estimator
+    gc.collect()
+    assert mode() is None
 
 
 def test_an_estimator_runs_once() -> None:

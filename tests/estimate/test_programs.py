@@ -280,6 +280,18 @@ def test_a_program_that_makes_itself_a_rank_is_estimated_as_one(
     assert dict(step.estimate.breakdown)["communication"] >= 4 * 512 * 512  # DDP's buckets
 
 
+def test_a_program_that_is_started_anew_imports_its_own_modules_anew(tmp_path: Path) -> None:
+    """Their tensors are those of the rank: 1 MiB of it is in the model's own file."""
+    (tmp_path / "rank_mask.py").write_text(
+        "import torch\nMASK = torch.ones(512, 512, device='cuda')", "utf-8"
+    )
+    text = f"import rank_mask\n{SPAWNS.replace('START', 'mp.spawn(train, args=(2,), nprocs=2)')}"
+    with_mask = estimated(tmp_path, text).estimate.peak_allocated_bytes
+    without = estimated(tmp_path, text.replace("import rank_mask\n", "")).estimate.peak_allocated_bytes
+    assert with_mask - without == MIB
+    assert "rank_mask" not in sys.modules
+
+
 def test_torchrun_of_one_process_is_a_rank_too(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SPAWNS.replace("START", "import os; train(int(os.environ['RANK']), 1)"), "utf-8")

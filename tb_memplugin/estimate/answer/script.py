@@ -267,7 +267,7 @@ def import_libraries() -> None:
 def _as_started(program: Program, rank: int) -> Iterator[None]:
     """Give the process an import path and a rank's environment, and restore what the program changes."""
     arguments, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
-    environment = dict(os.environ)
+    environment, imported = dict(os.environ), set(sys.modules)
     sys.path.insert(0, str(Path.cwd()))
     if program.ranks is not None:
         node, local = divmod(rank, program.ranks_per_node)
@@ -283,6 +283,22 @@ def _as_started(program: Program, rank: int) -> Iterator[None]:
         sys.path[:] = path
         os.environ.clear()
         os.environ |= environment
+        for name in _own_modules(program, path, set(sys.modules) - imported):
+            del sys.modules[name]  # its tensors belong to this estimate
+
+
+def _own_modules(program: Program, path: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return those of the names that are modules of the program's folder, but not of libraries within it."""
+    folder = Path.cwd() if program.is_module else Path(program.main).resolve().parent
+    libraries = [entry for entry in map(Path, path) if folder in entry.parents]
+    files = {name: getattr(sys.modules[name], "__file__", None) or "<" for name in names}
+    return [
+        name
+        for name, file in files.items()
+        if _is_own(file)
+        and folder in Path(file).parents
+        and not any(map(Path(file).is_relative_to, libraries))
+    ]
 
 
 class _StepCount:

@@ -303,7 +303,7 @@ def stand_in(
 
 def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
     """Return what stands in for functions of `torch._C`."""
-    current = FakeStream.current
+    current, sync_debug = FakeStream.current, [0]
     major, minor = gpu.compute_capability if gpu is not None else (9, 0)
     return {
         "_cuda_getDevice": lambda: 0,
@@ -312,8 +312,8 @@ def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
         "_cuda_getCurrentRawStream": lambda device: current[-1].cuda_stream,
         "_cuda_hasPrimaryContext": lambda device: True,
         "_cuda_getArchFlags": lambda: f"sm_{major}{minor}",
-        "_cuda_get_sync_debug_mode": lambda: _SyncDebug.mode,
-        "_cuda_set_sync_debug_mode": _SyncDebug.set,
+        "_cuda_get_sync_debug_mode": lambda: sync_debug[0],
+        "_cuda_set_sync_debug_mode": lambda mode: sync_debug.__setitem__(0, mode),
         "_host_emptyCache": _nothing,
         "_scatter": lambda tensor, devices, *_: (tensor.to(f"cuda:{devices[0]}"),),  # to the only device
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
@@ -404,14 +404,6 @@ _TUNABLE: dict[str, Any] = {
 class _Nvtx:
     rangePushA = rangePop = rangeStartA = staticmethod(lambda *_: 0)  # noqa: N815  # CUDA's names
     rangeEnd = markA = deviceRangeStart = deviceRangeEnd = staticmethod(lambda *_: None)  # noqa: N815
-
-
-class _SyncDebug:
-    mode: ClassVar[int] = 0
-
-    @classmethod
-    def set(cls, mode: int) -> None:
-        cls.mode = mode
 
 
 class _CudaError(int):

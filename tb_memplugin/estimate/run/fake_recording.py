@@ -20,6 +20,7 @@ from tb_memplugin.estimate.run.fake_layers import FakeLayers
 from tb_memplugin.estimate.run.fake_ledger import Block, FakeLedger, NamedPhase
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.fake_trace import FakeRun
+from tb_memplugin.estimate.run.patches import settings_kept
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.storages import gradients, model_storages, optimizer_storages
 from tb_memplugin.record.tensor_metadata import dense
@@ -57,6 +58,7 @@ class FakeRecording:
         """Begin the run: from here on tensors are fake."""
         stack = contextlib.ExitStack()
         try:
+            stack.enter_context(settings_kept())
             stack.callback(self._corrections.undo)
             self._corrections.apply(self.mode)
             # Autograd's device threads would need module stacks of their own. Sizes and order are the same

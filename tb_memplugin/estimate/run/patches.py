@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 
 _ABSENT = object()
@@ -34,9 +39,11 @@ class Patches:
         name, _, overload = operator.partition(".")
         op = getattr(getattr(torch.ops.aten, name), overload or "default")
         library = torch.library.Library("aten", "IMPL")
+        kernels = [kernel]  # torch never frees the last function that was registered
+        self.on_undo(kernels.clear)
         self.on_undo(op._dispatch_cache.clear)
         self.on_undo(library._destroy)
-        library.impl(operator, kernel, dispatch_key)
+        library.impl(operator, lambda *args, **kwargs: kernels[0](*args, **kwargs), dispatch_key)
         op._dispatch_cache.clear()
 
     def on_undo(self, action: Callable[[], object]) -> None:
@@ -71,3 +78,66 @@ def _restore(owner: Any, name: str, old: Any) -> None:
         delattr(owner, name)
     else:
         setattr(owner, name, old)
+
+
+@contextmanager
+def settings_kept() -> Iterator[None]:
+    """Restore what a program sets for its whole process: torch's settings, random states and global hooks."""
+    settings = [(read, write, read()) for read, write in _settings()]
+    hooks = [(hooks, dict(hooks)) for hooks in _global_hooks()]
+    random_states = (torch.get_rng_state(), random.getstate(), np.random.get_state())  # noqa: NPY002
+    try:
+        yield
+    finally:
+        for read, write, before in settings:
+            if read() != before:
+                write(before)
+        for now, earlier in hooks:
+            now.clear()
+            now.update(earlier)
+        torch.set_rng_state(random_states[0])
+        random.setstate(random_states[1])
+        np.random.set_state(random_states[2])  # noqa: NPY002
+
+
+def _settings() -> Iterator[tuple[Callable[[], Any], Callable[[Any], object]]]:
+    """Yield how each of torch's settings is read and written."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    yield _default_device, torch.set_default_device
+    yield torch.get_default_dtype, torch.set_default_dtype
+    yield torch.is_grad_enabled, torch._C._set_grad_enabled
+    yield torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly
+    yield torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+    yield torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
+    for device in ("cuda", "cpu"):
+        yield partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+        yield partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
+    for kernel in ("flash", "mem_efficient", "math", "cudnn"):
+        yield getattr(cuda, f"{kernel}_sdp_enabled"), getattr(cuda, f"enable_{kernel}_sdp")
+    for name in ("enabled", "benchmark", "deterministic", "allow_tf32"):
+        yield partial(_readable, partial(getattr, cudnn, name)), partial(setattr, cudnn, name)
+    yield partial(_readable, torch.get_float32_matmul_precision), torch.set_float32_matmul_precision
+    if hasattr(torch._C, "_get_fp32_precision_getter"):  # the newer way to say both, since PyTorch 2.9
+        for of in (("generic", "all"), *product(("cuda", "mkldnn"), ("all", "matmul", "conv", "rnn"))):
+            read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+            yield partial(read, *of), partial(write, *of)
+
+
+def _default_device() -> torch.device | None:
+    chosen = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return chosen.device if chosen is not None else None
+
+
+def _readable(read: Callable[[], Any]) -> Any:
+    """Return a setting; None where torch refuses to read it, because two ways to write it were mixed."""
+    with suppress(RuntimeError):
+        return read()
+    return None
+
+
+def _global_hooks() -> Iterator[dict[int, Any]]:
+    """Yield the hooks of all modules and of all optimizers, by their handles' numbers."""
+    for owner in (torch.nn.Module, torch.optim.Optimizer):
+        for name, hooks in vars(sys.modules[owner.__module__]).items():
+            if name.startswith("_global_") and isinstance(hooks, dict):
+                yield hooks
