@@ -57,7 +57,7 @@ def test_repeated_layers_are_one_part(shell: Any, capsys: pytest.CaptureFixture[
     shell.run_cell("import torch; from torch.nn import Linear, ReLU, Sequential")
     shell.run_cell("net = Sequential(*(Sequential(Linear(8, 8), ReLU()) for _ in range(8)))")
     assert shell.run_cell("%%memory net\nout = net(torch.ones(10, 8))").success
-    assert "the peak: *.0 2.56 KiB, *.1 2.50 KiB, " in capsys.readouterr().out
+    assert "the peak: module *.0 2.56 KiB, module *.1 2.50 KiB, " in capsys.readouterr().out
 
 
 def test_a_model_that_is_not_there_is_told(shell: Any) -> None:

@@ -86,7 +86,8 @@ def command(
             where=new,
             fix="Compare recordings of the same program on the same kind of device.",
         )
-    click.echo(LAYOUTS[layout](growths, limit))
+    shown = size_text(allowed.bytes) if limit.strip().isdecimal() else limit
+    click.echo(LAYOUTS[layout](growths, shown))
     raise SystemExit(ABOVE if any(growth.is_above for growth in growths) else 0)
 
 
@@ -110,13 +111,14 @@ def _limit(text: str) -> Limit:
         MemPluginError: it is neither.
     """
     number, percent, more = text.strip().partition("%")
-    if not percent:
+    is_fraction = not percent and "." in number and number[-1:].isdecimal()  # there is none of a byte
+    if not percent and not is_fraction:
         return Limit(bytes=0 if number == "0" else read_size(text, "--fail-above"))
     try:
         share = float(number) / 100
     except ValueError:
         share = -1.0
-    if more or not 0 <= share < float("inf"):
+    if more or is_fraction or not 0 <= share < float("inf"):
         raise MemPluginError(f"{text!r} is no limit.", where="--fail-above", fix="Give 2%, 64MiB, or bytes.")
     return Limit(share=share)
 
@@ -133,15 +135,18 @@ def _verdict(growth: PeakGrowth) -> str:
     )
 
 
-def _grown(growth: PeakGrowth) -> list[tuple[str, int]]:
-    """Return the parts that grew most, repeated layers as one, with the bytes by which they did."""
+def _grown(growth: PeakGrowth) -> list[tuple[str, str]]:
+    """Return what grew most, repeated layers as one, and the others, with their changes, which sum."""
     rows = [row for row in growth.rows if row.delta_bytes]
     names = folds([row.key for row in rows]) if growth.by == "module" else {}
     deltas = Counter[str]()
     for row in rows:
         deltas[names.get(row.key, row.key)] += row.delta_bytes
     largest = [(name, size) for name, size in deltas.most_common(SHOWN) if size > 0]
-    return [(printable(shown_key(name), LONGEST), size) for name, size in largest]
+    named = [(f"{growth.by} {printable(shown_key(name), LONGEST)}", size) for name, size in largest]
+    rest = growth.delta_bytes - sum(size for _, size in largest)
+    changes = [*named, ("others", rest)] if rest else named
+    return [(name, f"{'+' if size > 0 else '-'}{size_text(abs(size))}") for name, size in changes]
 
 
 def _text(growths: Sequence[PeakGrowth], limit: str) -> str:
@@ -150,7 +155,7 @@ def _text(growths: Sequence[PeakGrowth], limit: str) -> str:
         state = f"ABOVE the limit of {limit}" if growth.is_above else f"within the limit of {limit}"
         lines.append(f"{_verdict(growth)}, {state}")
         if growth.delta_bytes > 0:
-            lines += [f"  {growth.by} {key}: +{size_text(size)}" for key, size in _grown(growth)]
+            lines += [f"  {name}: {size}" for name, size in _grown(growth)]
     return "\n".join(lines)
 
 
@@ -165,7 +170,7 @@ def _markdown(growths: Sequence[PeakGrowth], limit: str) -> str:
     for growth in growths:
         unit = Unit.for_bytes([growth.bytes, growth.base_bytes])
         share = 100 * growth.delta_bytes / growth.base_bytes if growth.base_bytes else 0.0
-        grown = ", ".join(f"{growth.by} {_escaped(key)} +{size_text(size)}" for key, size in _grown(growth))
+        grown = ", ".join(f"{_escaped(name)} {size}" for name, size in _grown(growth))
         lines.append(
             f"| {_escaped(growth.device)} | {unit.text(growth.bytes)} | {unit.text(growth.base_bytes)} | "
             f"{share:+.2f} % | {grown} |"
@@ -182,7 +187,7 @@ def _github(growths: Sequence[PeakGrowth], limit: str) -> str:
     lines = []
     for growth in growths:
         level = "error" if growth.is_above else "notice"
-        grown = "; ".join(f"{growth.by} {key} +{size_text(size)}" for key, size in _grown(growth))
+        grown = "; ".join(f"{name} {size}" for name, size in _grown(growth))
         text = f"{_verdict(growth)}, limit {limit}{grown and f'. Grew: {grown}'}"
         data = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
         lines.append(f"::{level} title=Memory::{data}")

@@ -259,10 +259,10 @@ class RecordingTools:
         """Return a message in which paths are relative to the root."""
         return printable_lines(text.replace(f"{self._root}{os.sep}", "").replace(str(self._root), "."))
 
-    def recordings(self, folder: str = ".") -> RecordingsAnswer:
+    def recordings(self, path: str = ".") -> RecordingsAnswer:
         """List recorded runs, and files that may be recordings, below a folder. Paths are for other tools."""
-        path = self._inside(folder)
-        recordings = read_recordings(str(path))
+        folder = self._inside(path)
+        recordings = read_recordings(str(folder))
         runs: dict[str, RunRow] = {}
         for step in recordings.steps:
             run = self._run(runs, step.folder, step.metadata.worker)
@@ -274,7 +274,7 @@ class RecordingTools:
             run.monitored_steps = len(watched.figures)
             for figures in watched.figures.devices:
                 run.add_peak(figures.name, int(figures.peak.max(initial=0)))
-        files = list(self._files(path))
+        files = list(self._files(folder))
         return RecordingsAnswer(
             runs=list(runs.values())[:MOST_ROWS],
             more_runs=max(0, len(runs) - MOST_ROWS),

@@ -21,7 +21,7 @@ def printable(text: str, most: int | None = None) -> str:
 
 def key_text(key: str) -> str:
     """Return a part's key as text; a module of a Sequential is a number, which would look like a size."""
-    return f"module {key}" if key.replace(".", "").isdigit() else key or "(root)"
+    return f"module {key}" if key and not key.strip("0123456789.*") else key or "(root)"
 
 
 _LONGEST = 100

@@ -143,8 +143,12 @@ def with_later_names(
     Args:
         matched: for each sighting, the block that it saw: a row of the start state, or any other number.
     """
-    nameless = np.append(_BY_SIZE[start.category], False)
-    indices = np.flatnonzero((matched >= 0) & nameless[np.minimum(matched, len(start))])
+    before = np.append(start.category, Category.PARAMETER)[np.minimum(matched, len(start))]
+    is_state = np.array([sighting.category is Category.OPTIMIZER_STATE for sighting in sightings], bool)
+    looks_copied = (
+        before == Category.PARAMETER_COPY
+    )  # as SGD's momentum does: it has the sizes of the weights
+    indices = np.flatnonzero((matched >= 0) & (_BY_SIZE[before] | looks_copied & is_state))
     written = written_in_calls(sightings, matched)
     written = written[written < len(start)]
     if not len(indices) and not len(written):

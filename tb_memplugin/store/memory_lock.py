@@ -18,6 +18,9 @@ MOST_PARTS = 50
 """How many parts of a peak a lock names; the others are one, so that the parts sum to the peak."""
 
 MOST_BYTES = 1 << 24
+_CONFLICT = b"<<<<<<< "
+"""What git writes into a file where two branches changed it."""
+
 FIX = "Write it again with: tb-memplugin check --write memory.lock RUN"
 
 
@@ -57,7 +60,10 @@ def read_lock(path: str) -> tuple[DevicePeak, ...]:
     """
     try:
         with open(path, "rb") as stream:  # noqa: PTH123
-            document = json.loads(stream.read(MOST_BYTES))
+            text = stream.read(MOST_BYTES)
+        if _CONFLICT in text:
+            raise UnreadableFileError("Git could not merge the changes of two branches.", where=path, fix=FIX)
+        document = json.loads(text)
         version = document[KEY]
         if version != VERSION:
             raise UnreadableFileError(

@@ -65,6 +65,21 @@ def test_repeated_layers_that_grew_are_one_part_and_a_single_one_has_its_name(tm
     assert grown == ["  module layers.*.mlp: +10 B", "  module experts.1.up: +7 B"]
 
 
+def test_what_is_named_sums_to_the_change_also_where_layers_were_renamed(tmp_path: Path) -> None:
+    for name, *lines in (
+        ("base", "alloc 90 a module=old.0", "alloc 30 b module=head"),
+        ("new", "alloc 95 a module=new.0", "alloc 50 b module=head"),
+    ):
+        RunWriter(str(tmp_path / name), "rank0").write(trace("step 0", *lines))
+    result = run("check", tmp_path / "base", tmp_path / "new", "--fail-above", "7")
+    assert result.stdout.splitlines() == [
+        "cpu: peak 145 B, base 120 B: +25 B (+20.83 %), ABOVE the limit of 7 B",
+        "  module new.0: +95 B",
+        "  module head: +20 B",
+        "  others: -90 B",
+    ]
+
+
 def test_of_several_bases_the_highest_counts(files: dict[int, Path]) -> None:
     result = run("check", files[390], files[398], files[397], files[398], "--fail-above", "0")
     assert result.exit_code == 0
@@ -114,6 +129,7 @@ def test_what_cannot_be_compared_is_refused(files: dict[int, Path], tmp_path: Pa
     assert "the new recording has no cuda:0" in refused("check", lock, other, "--device-type", "xpu")
     assert "There is no base" in refused("check", other)
     assert "'2 %%' is no limit" in refused("check", other, other, "--fail-above", "2 %%")
+    assert "'1.5' is no limit" in refused("check", other, other, "--fail-above", "1.5")
     assert "'much' is not a size" in refused("check", other, other, "--fail-above", "much")
 
 
@@ -124,6 +140,7 @@ def test_what_cannot_be_compared_is_refused(files: dict[int, Path], tmp_path: Pa
         ('_lock": 1', '_lock": 2', "version 2"),
         ("390", "[]", "damaged"),
         ('"devices"', '"device"', "damaged"),
+        (' "devices"', '<<<<<<< HEAD\n "devices"', "could not merge"),
     ],
 )
 def test_a_damaged_lock_is_refused(

@@ -196,6 +196,20 @@ def training(name: str) -> Loop:
     return model, optimizer, loop
 
 
+def momentum() -> Loop:
+    """Its sizes are those of the parameters: 20 x 64 + 64 and 64 x 2 + 2 numbers."""
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def loop() -> None:
+        model(torch.ones(4, 20)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    loop()
+    return model, None, loop
+
+
 LOOPS: dict[str, Callable[[], Loop]] = {
     "cache that grows": cache_that_grows,
     "cache that grows outside": cache_that_grows_outside,
@@ -207,6 +221,7 @@ LOOPS: dict[str, Callable[[], Loop]] = {
     "moving averages": moving_averages,
     "replay buffer": replay_buffer,
     "call without gradients before": call_without_gradients_before,
+    "momentum of an optimizer that is not given": momentum,
     **{name: partial(training, name) for name in MODELS},
 }
 
@@ -302,6 +317,7 @@ EXPECTED = {
     "older cache of one size": {"cache": 2 * 2 * LENGTH * 8 * 4},
     "one cache for all layers": {"cache": 2 * 2 * LENGTH * 8 * 4},
     "moving averages": {"parameter_copy": 3 * 3_380 + 2 * 248},
+    "momentum of an optimizer that is not given": {"optimizer_state": 4 * 1_474},
     "replay buffer": {"parameter_copy": (64 * 64 + 64 + 64 * 10 + 10) * 4},
 }
 """The bytes of some categories, which follow from the loop."""

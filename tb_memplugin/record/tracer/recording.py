@@ -439,7 +439,10 @@ class StorageRecording:
             mode.leave()
 
     def _name(self, tensors: Iterable[Named], *, late: bool = True) -> None:
-        """Set the category, label and module of the tensors' storages that have none yet."""
+        """Set the category, label and module of the tensors' storages that have none yet.
+
+        The state of an optimizer may look like a copy of the weights: it has their sizes.
+        """
         ledger = self.recorded.ledger
         with ledger.lock:
             for tensor, category, module, label in tensors:
@@ -447,7 +450,10 @@ class StorageRecording:
                     if not self._is_mine(storage):
                         continue
                     [block] = ledger.blocks_of([storage], late=late)
-                    if block.category is Category.UNKNOWN:
+                    is_state = category is Category.OPTIMIZER_STATE
+                    if block.category is Category.UNKNOWN or (
+                        is_state and block.category is Category.PARAMETER_COPY
+                    ):
                         block.category, block.label, block.tensor = category, label, dense(plain)
                         block.module = module if module >= 0 else block.module
 

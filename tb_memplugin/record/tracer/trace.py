@@ -36,7 +36,7 @@ from tb_memplugin.trace import (
     start_state,
 )
 from tb_memplugin.trace.notes import Note
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, code_mask
 
 SOURCE = "MemoryTracer"
 
@@ -161,7 +161,8 @@ def _start_rows(blocks: Sequence[Block | Buffer], tables: _Tables, searched: Set
         category == [int(block.category) for block in blocks], of_known(category), Reason.IN_FORWARD
     )
     is_searched = np.array([id(block) in searched for block in blocks], bool)
-    reason[is_searched & (category != Category.PARAMETER_COPY)] = Reason.REACHABLE
+    known_later = code_mask((Category.PARAMETER_COPY, Category.OPTIMIZER_STATE))[category]
+    reason[is_searched & ~known_later] = Reason.REACHABLE
     nobody = tables.owners.not_named if any(block.module < 0 for block in blocks) else -1
     return start_state(
         [block.bytes for block in blocks],
