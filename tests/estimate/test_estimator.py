@@ -255,9 +255,10 @@ def test_what_a_program_sets_for_its_process_ends_with_the_estimate(name: str) -
 
 def test_nothing_keeps_an_estimate_alive() -> None:
     with MemoryEstimator() as estimator:
-        mode = weakref.ref(vars(nn.Linear(2, 2, device="cuda").weight)["fake_mode"])
+        weight: Any = nn.Linear(2, 2, device="cuda").weight
+        mode = weakref.ref(weight.fake_mode)
     assert mode() is not None
-    del estimator
+    del estimator, weight
     gc.collect()
     assert mode() is None
 

@@ -32,6 +32,16 @@ def _contiguous(*names: str) -> Callable[[Call], Buffers]:
     return lambda call: [copied_bytes(call[name]) for name in names]
 
 
+def _through_contiguous(*names: str) -> Callable[[Call], Buffers]:
+    """Return the function for a kernel that writes copies of results, and reads arguments, in one piece."""
+
+    def buffers(call: Call) -> Buffers:
+        results = call.out if isinstance(call.out, tuple) else (call.out,)
+        return [copied_bytes(tensor) for tensor in (*results, *(call[name] for name in names))]
+
+    return buffers
+
+
 def _converted(call: Call, *names: str) -> Buffers:
     """Return copies of arguments in the dtype of the result."""
     out = call.out
@@ -199,20 +209,45 @@ KERNELS = (
             *(f"_upsample_nearest_exact{n}d_backward" for n in (1, 2, 3)),
             "upsample_linear1d_backward",
             "upsample_bilinear2d_backward",
-            "upsample_bicubic2d_backward",
-            *(f"_upsample_{kind}2d_aa_backward" for kind in ("bilinear", "bicubic")),
             "upsample_trilinear3d_backward",
             *(f"max_pool{n}d_with_indices_backward" for n in (2, 3)),
             *(f"avg_pool{n}d_backward" for n in (2, 3)),
             *(f"_adaptive_avg_pool{n}d_backward" for n in (2, 3)),
-            *(f"adaptive_max_pool{n}d_backward" for n in (2, 3)),
-            *(f"reflection_pad{n}d_backward" for n in (1, 2, 3)),
+            "adaptive_max_pool3d_backward",
         ),
         _image,
         source=(
             "cuda/DilatedMaxPool2d.cu, cuda/AveragePool2d.cu, cuda/AdaptiveAveragePooling.cu, "
-            "cuda/UpSampleBilinear2d.cu, cuda/ReflectionPad.cu and their like: what they call contiguous on"
+            "cuda/UpSampleBilinear2d.cu and their like: what they call contiguous on"
         ),
+    ),
+    Kernel(
+        operators(
+            "upsample_bicubic2d_backward",
+            *(f"_upsample_{kind}2d_aa_backward" for kind in ("bilinear", "bicubic")),
+            *(f"reflection_pad{n}d_backward" for n in (1, 2)),
+            "nll_loss_backward",
+        ),
+        _contiguous("grad_output"),
+        source=(
+            "cuda/UpSampleBicubic2d.cu, cuda/UpSampleBilinear2d.cu, cuda/ReflectionPad.cu, "
+            "cuda/Loss.cu: what they call contiguous on"
+        ),
+    ),
+    Kernel(
+        operators("adaptive_max_pool2d_backward"),
+        _through_contiguous("grad_output", "indices"),
+        source="cuda/AdaptiveMaxPooling2d.cu:adaptive_max_pool2d_backward_out_cuda",
+    ),
+    Kernel(
+        operators(
+            "adaptive_max_pool2d",
+            *("upsample_nearest3d", "_upsample_nearest_exact3d"),
+            *(f"_upsample_{kind}2d_aa" for kind in ("bilinear", "bicubic")),
+        ),
+        _through_contiguous("self"),
+        source="cuda/AdaptiveMaxPooling2d.cu, cuda/UpSampleNearest3d.cu, cuda/UpSampleBilinear2d.cu",
+        rare="pooling and scaling in channels_last",
     ),
     Kernel(
         operators("_safe_softmax"),
@@ -238,9 +273,15 @@ KERNELS = (
         rare="unfold and fold",
     ),
     Kernel(
-        operators(*(f"reflection_pad{n}d" for n in (1, 2, 3))),
+        operators(
+            *(f"reflection_pad{n}d" for n in (1, 2, 3)),
+            *("adaptive_max_pool3d", "_adaptive_avg_pool3d", "avg_pool3d", "max_unpool2d"),
+        ),
         _contiguous("self"),
-        source="cuda/ReflectionPad.cu:reflection_pad1d_out_template, reflection_pad2d_out_template",
+        source=(
+            "cuda/ReflectionPad.cu, cuda/AdaptiveMaxPooling3d.cu, cuda/AdaptiveAveragePooling3d.cu, "
+            "cuda/AveragePool3d.cu, cuda/MaxUnpooling.cu: what they call contiguous on"
+        ),
     ),
     Kernel(operators("mm", "addmm"), _matrices, source="LinearAlgebra.cpp:addmm_impl_cpu_", on="cpu"),
     Kernel(

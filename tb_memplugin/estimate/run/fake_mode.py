@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch._prims_common import compute_required_storage_length
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import _DISPATCH_META_HANDLERS, FakeTensor, FakeTensorMode
 from torch.utils import _python_dispatch, _stats
@@ -144,6 +145,19 @@ class CountingFakeMode(FakeTensorMode):
         Nothing is compiled inside this mode, and the wrapper would slow down every operator.
         """
         return False
+
+    def _validate_output_for_cache_entry(self, *arguments: Any) -> None:
+        """Keep FakeTensorMode from caching a result within a larger storage: it would return a smaller one.
+
+        `hann_window` allocates an element more than it has.
+        """
+        super()._validate_output_for_cache_entry(*arguments)
+        func, inputs, out = arguments[2], arguments[3], arguments[-1]
+        if type(out) is not FakeTensor or func.is_view or any(out is each for each in inputs):
+            return
+        used = compute_required_storage_length(out.shape, out.stride(), 0) * out.itemsize
+        if out.untyped_storage().nbytes() > used:
+            raise fake_tensor._BypassDispatchCache("larger storage")
 
     def __torch_dispatch__(
         self,

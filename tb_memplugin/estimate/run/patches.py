@@ -1,4 +1,4 @@
-"""Replace attributes of other libraries while an estimate runs, and restore them when it ends."""
+"""Replace attributes of other libraries while an estimate runs; restore them and settings of the process."""
 
 from __future__ import annotations
 

@@ -57,6 +57,77 @@ def test_a_channels_last_input_has_the_weight_copied() -> None:
     assert sizes(train(run, *LAYER), "convolution") == [4 * MIB, WEIGHT]
 
 
+def last(given: torch.Tensor) -> torch.Tensor:
+    return given.contiguous(memory_format=torch.channels_last if given.dim() == 4 else torch.channels_last_3d)
+
+
+VOLUMES = (2, 64, 4, 32, 32)
+"""2 MiB in float32."""
+
+
+@pytest.mark.parametrize(
+    ("operator", "function", "shape", "forward", "backward"),
+    [
+        (
+            "adaptive_max_pool2d",
+            lambda x: functional.adaptive_max_pool2d(last(x), 16),
+            IMAGES,
+            [MIB // 2, MIB, MIB // 2, MIB, 2 * MIB],  # values and indices, both again, the input
+            [2 * MIB, 2 * MIB, MIB // 2, MIB],  # the gradient twice, that of the result, indices
+        ),
+        (
+            "adaptive_max_pool3d",
+            lambda x: functional.adaptive_max_pool3d(last(x), (4, 16, 16)),
+            VOLUMES,
+            [MIB // 2, MIB, 2 * MIB],
+            None,
+        ),
+        ("avg_pool3d", lambda x: functional.avg_pool3d(last(x), 2), VOLUMES, [MIB // 4, 2 * MIB], None),
+        (
+            "upsample_nearest3d",
+            lambda x: functional.interpolate(last(x), scale_factor=2),
+            VOLUMES,
+            [16 * MIB, 16 * MIB, 2 * MIB],
+            None,
+        ),
+        (
+            "_upsample_bilinear2d_aa",
+            lambda x: functional.interpolate(last(x), scale_factor=0.5, mode="bilinear", antialias=True),
+            IMAGES,
+            [MIB // 2, MIB // 2, 2 * MIB],
+            None,
+        ),
+        (
+            "reflection_pad2d",
+            lambda x: last(functional.pad(x, (16, 16, 16, 16), mode="reflect")),
+            IMAGES,
+            [8 * MIB],
+            [2 * MIB, 8 * MIB],
+        ),
+    ],
+)
+def test_kernels_without_channels_last_copy_what_they_read_and_write(
+    operator: str, function: Any, shape: tuple[int, ...], forward: list[int], backward: list[int] | None
+) -> None:
+    """As PyTorch 2.13 on the stand-in for a GPU."""
+    done = train(function, shape)
+    assert sizes(done, operator) == forward
+    assert backward is None or sizes(done, f"{operator}_backward") == backward
+
+
+def test_the_expanded_gradient_of_losses_is_copied() -> None:
+    """The kernel reads 1,024 gradients of 4 bytes in one piece; the gradient of the input has 64 KiB."""
+    rows = (1024, 16)
+
+    def losses(given: torch.Tensor) -> torch.Tensor:
+        return functional.nll_loss(
+            given, torch.zeros(1024, dtype=torch.long, device="cuda"), reduction="none"
+        )
+
+    assert sizes(train(losses, rows, wide=True), "nll_loss_backward") == [64 * KIB, 4 * KIB]
+    assert sizes(train(losses, rows), "nll_loss_backward") == [64 * KIB]
+
+
 def test_a_transposed_sequence_is_copied_before_it_is_convolved() -> None:
     """8 sequences of 1,024 x 64 numbers give 8 of 128 x 1,024."""
 

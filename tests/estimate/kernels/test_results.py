@@ -138,3 +138,13 @@ def test_rounding_as_in_training_for_quantization_keeps_a_mask() -> None:
 
     done = backward(rounded, (1024,))
     assert sizes(done, "fake_quantize_per_tensor_affine_cachemask") == [4096, 1024]
+
+
+def test_a_window_keeps_the_element_that_it_is_cut_from_each_time() -> None:
+    """PyTorch computes 1,025 numbers and cuts off the last; FakeTensorMode's cache knows only the cut."""
+
+    def run() -> list[torch.Tensor]:
+        return [torch.hann_window(1024, device="cuda") for _ in range(2)]
+
+    for _ in range(2):  # the cache outlives an estimate
+        assert sizes(estimated(run, gpu="a100"), "hann_window") == [4100, 4100]
