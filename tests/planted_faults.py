@@ -444,6 +444,9 @@ KINDS = {
 }
 """The rule that finds a fault, where its name is another."""
 
+NEEDS_OPERATORS = {"repeated_values", "one_hot_vectors", "dense_embedding_gradient", "wide_tensors"}
+"""Faults that Python stacks alone do not show."""
+
 PER_STEP = {"growth": 1 << 18}
 """Bytes of faults that grow: 65,536 float32 in every step."""
 

@@ -225,7 +225,7 @@ def _replaced(blocks: StepBlocks, rows: Int64) -> Iterator[Int64]:
 
 
 def _is_replaced(blocks: StepBlocks, old: Int64, new: Int64) -> Bool:
-    until = blocks.born[new[-1]] + SOON + 4 * len(new)
+    until = min(int(blocks.born[new[-1]]) + SOON + 4 * len(new), blocks.step.end - 1)
     replaced: Bool = (blocks.freed[old] > blocks.born[new[0]]) & (blocks.freed[old] <= until)
     return replaced
 

@@ -71,7 +71,7 @@ def unused_gradients(judged: Judged) -> Result:
     if not len(unused):
         return Fine("Every module's gradients are freed between two backwards.")
     modules = np.unique(blocks.module[unused])
-    used = np.unique(blocks.module[gradient[is_used]])
+    used = np.unique(blocks.module[gradient[is_used]]).astype(np.int64)
     rows, gone = _needless(trace, judged.device, backwards, unused, used)
     saved = step.saved(blocks.bytes[rows], gone + 1, blocks.freed[rows])
     if saved < LEAST_SHARE * step.peak_bytes:
