@@ -17,7 +17,7 @@ from tb_memplugin.trace.tables import ROOT, Int64
 LEAST_SHARE = 0.05
 """Least share of the peak that must be gone without the gradients for a finding."""
 
-BEHIND = 3
+BEHIND = 2
 """Without a graph, an activation counts as freed when so many further ones have been allocated."""
 
 
