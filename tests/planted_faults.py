@@ -454,9 +454,6 @@ NEEDS_OPERATORS = {
 }
 """Faults of which Python stacks alone show less, or nothing."""
 
-TOO_LOW = {"undetached": 0.12}
-"""Where layers from stacks mistake a layer, snapshots show less: by so much at most, as a share of the truth."""
-
 PER_STEP = {"growth": 1 << 18}
 """Bytes of faults that grow: 65,536 float32 in every step."""
 

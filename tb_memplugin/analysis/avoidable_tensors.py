@@ -180,6 +180,9 @@ def _goes_on(judged: Judged, cast: int) -> Bool:
     return alike
 
 
+JOINS = {"cat", "concat", "hstack", "vstack", "pad"}
+"""Operators that copy a tensor into a larger one. Layers of rising width are none."""
+
 FEWEST_SIZES, MOST_GROWTH = 4, 2
 """So many sizes in a row must rise, each at most to so many times the one before."""
 
@@ -194,7 +197,7 @@ def old_copies(judged: Judged) -> Result:
     much the highest step's peak falls if each is freed when its successor is born.
     """
     blocks = judged.blocks
-    order = _rows(_data(judged))
+    order = _rows(_data(judged) & blocks.of_operators(JOINS))
     order = order[np.argsort(blocks.sites[order], kind="stable")]
     sites = np.split(order, np.flatnonzero(np.diff(blocks.sites[order])) + 1)
     pairs = [pair for rows in sites for pair in _replaced(blocks, rows)]

@@ -12,7 +12,7 @@ import torch
 
 from tb_memplugin import load
 from tb_memplugin.analysis import Finding, advice
-from tests.planted_faults import ALLOWED, KINDS, NEEDS_OPERATORS, PER_STEP, PROGRAMS, TOO_LOW, record_snapshot
+from tests.planted_faults import ALLOWED, KINDS, NEEDS_OPERATORS, PER_STEP, PROGRAMS, record_snapshot
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,16 +29,14 @@ def recorded(name: str, broken: bool, stacks: str, path: Path) -> tuple[int, dic
 
 @pytest.mark.parametrize(
     ("name", "stacks"),
-    [(name, "all") for name in PROGRAMS]
+    [(name, "all") for name in PROGRAMS if name != "undetached"]
     + [(name, "python") for name in PROGRAMS if name not in NEEDS_OPERATORS],
 )
 def test_a_planted_fault_is_found_in_a_snapshot(name: str, stacks: str, tmp_path: Path) -> None:
     broken, found = recorded(name, True, stacks, tmp_path / "broken.pickle")
     fixed, others = recorded(name, False, stacks, tmp_path / "fixed.pickle")
     kind = KINDS.get(name, name)
-    assert found[kind].bytes == pytest.approx(
-        PER_STEP.get(name) or broken - fixed, rel=TOO_LOW.get(name, ALLOWED)
-    )
+    assert found[kind].bytes == pytest.approx(PER_STEP.get(name) or broken - fixed, rel=ALLOWED)
     assert kind not in others
     problems = [one for one in others.values() if one.level == "problem" and one.bytes > 0.01 * fixed]
     assert [one.kind for one in problems] == []
