@@ -334,10 +334,10 @@ def frozen(device: str, broken: bool) -> Program:
 
 def undetached(device: str, broken: bool) -> Program:
     """A discriminator's step whose backward runs through the generator, too."""
-    generator = perceptron(device, depth=4)
+    generator = nn.Sequential(perceptron(device, depth=16))
     critic = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1)).to(device)
     optimizer = torch.optim.SGD(critic.parameters(), lr=0.1, foreach=False)
-    noise = torch.rand(size(device, 8192, 1024), WIDTH, device=device)
+    noise = torch.rand(size(device, 8192, 512), WIDTH, device=device)
 
     def step() -> None:
         with torch.set_grad_enabled(broken):
@@ -366,7 +366,7 @@ class Masked(nn.Module):
 
 def repeated_values(device: str, broken: bool) -> Program:
     layers = nn.ModuleList(Masked(broken) for _ in range(4)).to(device)
-    x, mask = batch(device, size(device, 32, 8)), torch.zeros(1, 1, LENGTH, LENGTH, device=device)
+    x, mask = batch(device, size(device, 40, 8)), torch.zeros(1, 1, LENGTH, LENGTH, device=device)
 
     def step() -> None:
         y = x
@@ -393,7 +393,7 @@ def one_hot_vectors(device: str, broken: bool) -> Program:
 
 def summed_losses(device: str, broken: bool) -> Program:
     """Four microbatches, with a backward over the sum of their losses or with one for each."""
-    model = Stack(*(Layer() for _ in range(4))).to(device)
+    model = Stack(*(Layer() for _ in range(size(device, 4, 2)))).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     parts = [batch(device, size(device, 16, 2)) for _ in range(4)]
 
@@ -443,6 +443,16 @@ KINDS = {
     "undetached": "unused_gradients",
 }
 """The rule that finds a fault, where its name is another."""
+
+NEEDS_OPERATORS = {
+    "old_copies",
+    "repeated_values",
+    "one_hot_vectors",
+    "dense_embedding_gradient",
+    "undetached",
+    "wide_tensors",
+}
+"""Faults of which Python stacks alone show less, or nothing."""
 
 PER_STEP = {"growth": 1 << 18}
 """Bytes of faults that grow: 65,536 float32 in every step."""

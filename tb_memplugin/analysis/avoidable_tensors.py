@@ -68,7 +68,7 @@ def repeated_values(judged: Judged) -> Result:
 
 def _is_expanded(blocks: StepBlocks, index: int) -> bool:
     size, born = int(blocks.bytes[index]), blocks.born[index]
-    alive = (blocks.born < born) & (blocks.freed > born) & (blocks.kinds != blocks.kinds[index])
+    alive = (blocks.born < born) & (blocks.freed > born) & ~blocks.of_operators(COPIES)
     near = slice(max(index - NEAR, 0), index)
     if (blocks.bytes[alive] == size).any() or (blocks.bytes[near][alive[near]] > size).any():
         return False
@@ -100,9 +100,14 @@ def one_hot_vectors(judged: Judged) -> Result:
     )
 
 
-DENSE = {"embedding_dense_backward", "_embedding_bag_dense_backward"}
+DENSE = {
+    "embedding_dense_backward",
+    "_embedding_bag_dense_backward",
+    "EmbeddingBackward0",
+    "EmbeddingBagBackward0",
+}
 LOOK_UPS = {"embedding", "embedding_bag", "_embedding_bag"}
-"""Operators that allocate the gradient of all rows of an embedding; and what a look-up returns."""
+"""Operators and nodes that allocate the gradient of all rows of an embedding; and what a look-up returns."""
 
 LEAST_TIMES = 8
 """How many times as large as all that was looked up the gradient must be."""
@@ -145,9 +150,8 @@ def wide_tensors(judged: Judged) -> Result:
         casts = _data(judged) & blocks.of_operators(CASTS) & blocks.at_peak & ~logit_blocks(trace, blocks)
         calls = blocks.kinds * (len(trace.modules) + 1) + trace.allocations.module[blocks.rows]
         for index in _first_of_each(calls, casts).tolist():
-            before = slice(max(index - NEAR // 2, 0), index)
-            near = blocks.bytes[before][blocks.freed[before] > blocks.born[index]]
-            if 2 * near.max(initial=0) == blocks.bytes[index]:
+            before = np.flatnonzero(blocks.freed[:index] > blocks.born[index])[-1:]
+            if 2 * blocks.bytes[before].sum() == blocks.bytes[index]:
                 wide |= blocks.alike(_rows(_goes_on(judged, index)))
     chosen = _rows(wide)
     return judged.avoidable(
@@ -176,6 +180,9 @@ def _goes_on(judged: Judged, cast: int) -> Bool:
     return alike
 
 
+JOINS = {"cat", "concat", "hstack", "vstack", "pad"}
+"""Operators that copy a tensor into a larger one. Layers of rising width are none."""
+
 FEWEST_SIZES, MOST_GROWTH = 4, 2
 """So many sizes in a row must rise, each at most to so many times the one before."""
 
@@ -190,7 +197,7 @@ def old_copies(judged: Judged) -> Result:
     much the highest step's peak falls if each is freed when its successor is born.
     """
     blocks = judged.blocks
-    order = _rows(_data(judged))
+    order = _rows(_data(judged) & blocks.of_operators(JOINS))
     order = order[np.argsort(blocks.sites[order], kind="stable")]
     sites = np.split(order, np.flatnonzero(np.diff(blocks.sites[order])) + 1)
     pairs = [pair for rows in sites for pair in _replaced(blocks, rows)]
@@ -221,7 +228,7 @@ def _replaced(blocks: StepBlocks, rows: Int64) -> Iterator[Int64]:
 
 
 def _is_replaced(blocks: StepBlocks, old: Int64, new: Int64) -> Bool:
-    until = blocks.born[new[-1]] + SOON + 4 * len(new)
+    until = min(int(blocks.born[new[-1]]) + SOON + 4 * len(new), blocks.step.end - 1)
     replaced: Bool = (blocks.freed[old] > blocks.born[new[0]]) & (blocks.freed[old] <= until)
     return replaced
 

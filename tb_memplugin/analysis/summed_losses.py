@@ -12,7 +12,7 @@ from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.subcategories import is_loss
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.analysis.unused_gradients import Backwards
-from tb_memplugin.trace import Category, Phase
+from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import Int64
 
@@ -33,7 +33,7 @@ def summed_losses(judged: Judged) -> Result:
     is freed when the next one begins, and the gradients of all parameters are there from then on.
     """
     trace, blocks, step = judged.trace, judged.blocks, judged.step
-    if not any(map(_is_inside, blocks.origins)):
+    if not any(_is_inside(trace, origin) for origin in blocks.origins):
         return NotJudged("The recording contains neither modules nor their calls.")
     summed = [found for found in _forwards(judged) if len(found[-1]) > 1]
     if not summed:
@@ -66,9 +66,10 @@ def summed_losses(judged: Judged) -> Result:
     )
 
 
-def _is_inside(origin: Origin) -> bool:
-    """Return whether a module's call allocated."""
-    return origin.in_call or (not origin.frames and origin.module >= 0)
+def _is_inside(trace: MemoryTrace, origin: Origin) -> bool:
+    """Return whether a module's call allocated: by its stack or, without one, by its module."""
+    of_module = origin.module >= 0 and trace.modules[origin.module].is_module
+    return origin.in_call or (not origin.frames and of_module)
 
 
 def _gradients(judged: Judged, begin: int, end: int) -> Int64:
@@ -85,7 +86,9 @@ def _forwards(judged: Judged) -> Iterator[tuple[int, int, list[Int64]]]:
     The forwards are the last ones that are alike, the earliest first.
     """
     trace, blocks = judged.trace, judged.blocks
-    outside = blocks.of(lambda origin: not origin.is_backward and (not _is_inside(origin) or is_loss(origin)))
+    outside = blocks.of(
+        lambda origin: not origin.is_backward and (not _is_inside(trace, origin) or is_loss(origin))
+    )
     ends = np.sort(blocks.born[outside & (blocks.born >= 0) & (blocks.bytes <= SCALAR)])
     category, phase = (
         column[blocks.rows] for column in (trace.allocations.category, trace.allocations.phase)

@@ -17,7 +17,7 @@ from tb_memplugin.trace.tables import ROOT, Int64
 LEAST_SHARE = 0.05
 """Least share of the peak that must be gone without the gradients for a finding."""
 
-BEHIND = 3
+BEHIND = 2
 """Without a graph, an activation counts as freed when so many further ones have been allocated."""
 
 
@@ -71,7 +71,7 @@ def unused_gradients(judged: Judged) -> Result:
     if not len(unused):
         return Fine("Every module's gradients are freed between two backwards.")
     modules = np.unique(blocks.module[unused])
-    used = np.unique(blocks.module[gradient[is_used]].astype(np.int64))
+    used = np.unique(blocks.module[gradient[is_used]]).astype(np.int64)
     rows, gone = _needless(trace, judged.device, backwards, unused, used)
     saved = step.saved(blocks.bytes[rows], gone + 1, blocks.freed[rows])
     if saved < LEAST_SHARE * step.peak_bytes:

@@ -94,6 +94,101 @@ def test_a_loss_in_float32_keeps_copies_of_the_logits() -> None:
     assert "casts the logits to float32" in finding.title
 
 
+def masks(*, source: int, copies: int = 3, operator: str = "clone") -> MemoryTrace:
+    layers = [f"alloc 65536 m{number} operator=aten::{operator}" for number in range(copies)]
+    return trace(f"alloc {source} mask operator=aten::zeros", *layers)
+
+
+@pytest.mark.parametrize(("operator", "stored"), [("clone", 3), ("repeat", 3), ("tril", 2)])
+def test_values_that_are_stored_again_and_again(operator: str, stored: int) -> None:
+    """Three copies, each 16 times the mask; of three equal masks, one is needed."""
+    finding = found(masks(source=4096, operator=operator), "repeated_values")
+    assert (finding.bytes, finding.of_bytes) == (stored * 65536, 3 * 65536 + 4096)
+
+
+@pytest.mark.parametrize("source", [65536, 3 * 65536, 60000])
+def test_a_copy_of_a_tensor_or_of_a_part_of_one_repeats_nothing(source: int) -> None:
+    assert "No large tensor" in why(masks(source=source), "repeated_values")
+
+
+def growing(*, replaced: bool) -> MemoryTrace:
+    """Copies of 100, 110, ... 140; each is freed when the next is there, or all at the end."""
+    sizes = range(100, 150, 10)
+    free = {size: [f"free c{size - 10}"] if replaced and size > 100 else [] for size in sizes}
+    return trace(
+        *(line for size in sizes for line in (f"alloc {size} c{size} operator=aten::cat", *free[size]))
+    )
+
+
+def test_copies_that_grow_are_needed_once() -> None:
+    """130 of the old copy are beside 140 of the new one at the peak."""
+    finding = found(growing(replaced=True), "old_copies")
+    assert (finding.bytes, finding.of_bytes) == (130, 270)
+    assert "No line replaces" in why(growing(replaced=False), "old_copies")
+
+
+def looked_up(*, tied: bool) -> MemoryTrace:
+    own = ["alloc 800 t operator=MmBackward0 phase=backward", "free t"] if tied else []
+    gradient = "alloc 800 g operator=EmbeddingBackward0 phase=backward category=gradient"
+    return trace("start 800 w category=parameter", "alloc 8 e operator=aten::embedding", *own, gradient)
+
+
+def test_a_gradient_of_all_rows_where_few_were_looked_up() -> None:
+    finding = found(looked_up(tied=False), "dense_embedding_gradient")
+    assert (finding.bytes, finding.of_bytes) == (800, 1608)
+    assert "No embedding" in why(looked_up(tied=True), "dense_embedding_gradient")
+
+
+def test_what_a_cast_makes_twice_as_wide_takes_half_without_it() -> None:
+    history = trace(
+        "alloc 100 x operator=aten::linear module=a category=activation",
+        *(f"alloc 200 {name} operator=aten::{op} module=a" for name, op in (("y", "to"), ("z", "sigmoid"))),
+    )
+    assert (found(history, "wide_tensors").bytes, found(history, "wide_tensors").of_bytes) == (200, 500)
+
+
+def test_one_hot_vectors_and_their_cast_are_not_needed() -> None:
+    history = trace(
+        "start 100 w", "alloc 80 h operator=aten::one_hot", "alloc 40 f operator=aten::to", "free h"
+    )
+    assert (found(history, "one_hot_vectors").bytes, found(history, "one_hot_vectors").of_bytes) == (120, 220)
+
+
+FORWARD = (
+    "alloc 100 a# phase=forward module=net category=activation",
+    "alloc 50 b# phase=forward module=net",
+)
+
+
+def forwards(scalar: str) -> MemoryTrace:
+    gradient = "alloc 30 g phase=backward category=gradient"
+    return trace("start 400 w", *layers(*FORWARD, scalar, count=3), gradient)
+
+
+def test_forwards_that_each_have_a_loss_need_not_wait_for_one_backward() -> None:
+    """Of 3 x 154, one forward stays; the gradient of 30 is there at the peak in both."""
+    finding = found(forwards("alloc 4 l# phase=forward"), "summed_losses")
+    assert (finding.bytes, finding.of_bytes) == (2 * 154, 400 + 3 * 154 + 30)
+    assert "over 3 forwards" in finding.title
+
+
+def test_forwards_of_one_loss_wait_for_its_backward() -> None:
+    assert "No backward" in why(forwards("alloc 4 l# phase=forward module=net"), "summed_losses")
+
+
+def steps(*, frees: str) -> MemoryTrace:
+    """Two steps of two layers, whose gradients an optimizer's zero_grad frees, or of one of them."""
+    passed = ("alloc 10 x# phase=forward module=b", "alloc 100 b# phase=backward module=b category=gradient")
+    once = "alloc 60 a phase=backward module=a category=gradient"
+    return trace("alloc 10 x phase=forward module=b", once, *layers(*passed, frees, count=3))
+
+
+def test_gradients_that_stay_while_others_are_freed_are_used_by_nothing() -> None:
+    finding = found(steps(frees="free b#"), "unused_gradients")
+    assert (finding.bytes, finding.evidence[0].bytes, finding.subject) == (60, 60, "a")
+    assert "needs gradients that are freed" in why(steps(frees="alloc 1 c#"), "unused_gradients")
+
+
 SIZES = (10, 20, 30, 40)
 PARAMETERS = [f"alloc {size} w{size} category=parameter" for size in SIZES]
 MODEL, COPY = ("to model.py:5",), ("deepcopy train.py:9",)
