@@ -45,7 +45,11 @@ class MemPluginError(Exception):
 
 
 class UnflushedError(MemPluginError):
-    """What was written could not be flushed to the disk, or the fault of that goes on at the next write."""
+    """What was written could not be flushed to the disk."""
+
+
+class UndeletedError(MemPluginError):
+    """A temporary file could not be deleted."""
 
 
 class UnreadableFileError(MemPluginError):

@@ -57,14 +57,18 @@ def is_running(process: str) -> bool | None:
     return True
 
 
-def delete(path: str) -> bool:
-    """Delete a file; after a failure once more. Whether there is none of this name now."""
+def delete(path: str) -> OSError | None:
+    """Delete a file; after a failure once more. Return the error if that failed, too."""
+    failure = None
     for _ in range(2):
-        with suppress(OSError):
+        try:
             with suppress(FileNotFoundError):
                 os.unlink(path)
-            return True
-    return False
+        except OSError as error:
+            failure = error.with_traceback(None)
+        else:
+            return None
+    return failure
 
 
 def delete_left(folder: str) -> None:

@@ -9,6 +9,7 @@ nothing costs no time.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import signal
@@ -20,7 +21,7 @@ from functools import partial, wraps
 from traceback import walk_tb
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from tb_memplugin.errors import NO_DESCRIPTORS, MemPluginError, UnflushedError, fix_of
+from tb_memplugin.errors import NO_DESCRIPTORS, MemPluginError, fix_of
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 
 P = ParamSpec("P")
@@ -92,6 +93,8 @@ class Guard:
             raise error
         try:
             self._log(where, error, loss or self._loss, later=later)
+        except RecursionError:
+            _late[(self.end, where)] = None
         except Exception as second:  # a handler of the user's logging failed
             _debug("logging an error failed", second)
 
@@ -105,7 +108,7 @@ class Guard:
                 f"{loss} ({type(error).__name__}: {error}). The training continues without it.\n"
                 f"  where: {where}\n  fix: {fix_of(error, REPORT) if isinstance(error, OSError) else REPORT}"
             )
-        if later:
+        if later and not isinstance(error, RecursionError):  # it may be the end of the process
             self._waiting = message, kind
         else:
             self.warn(message, once=kind)
@@ -199,7 +202,7 @@ def entry(
             except RecursionError:  # the program's own calls may still fit below the limit
                 if not isinstance(error, RecursionError):
                     raise
-                _late.append((fail, where))
+                _late[(fail, where)] = None
             except Exception as second:  # raised by `fail` itself
                 if second is error or is_of_signal(second):
                     raise
@@ -212,17 +215,19 @@ def entry(
     return enter
 
 
-_late: list[tuple[Failed, str]] = []
+_late: dict[tuple[Failed, str], None] = {}
 
 
+@atexit.register
 def end_late() -> None:
     """End the errors that were raised too near the limit of recursion to be ended there."""
     while _late:
-        failed, where = _late.pop()
+        late, _ = _late.popitem()
+        failed, where = late
         try:
             failed(where, RecursionError("near the limit of recursion"))
         except RecursionError:  # so is this
-            _late.append((failed, where))
+            _late[late] = None
             raise
 
 
@@ -311,8 +316,7 @@ def kind_of(error: BaseException) -> str:
         if not isinstance(cause, OSError) or cause.errno is None:
             return str(error)
         is_remote = "://" in error.where  # an object store's client has several errnos for one fault
-        kind = f"{_FILE_SYSTEM} flush" if isinstance(error, UnflushedError) else _FILE_SYSTEM
-        return f"{kind} {'' if is_remote else cause.errno} {error.where}"
+        return f"{_FILE_SYSTEM} {type(error).__name__} {'' if is_remote else cause.errno} {error.where}"
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

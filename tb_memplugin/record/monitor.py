@@ -29,7 +29,7 @@ from tb_memplugin.record.steps.recording import (
     figures_of,
 )
 from tb_memplugin.record.trackers import LogTo, TrackerLog, chosen
-from tb_memplugin.store.disk_sync import not_written
+from tb_memplugin.store.disk_sync import refusal
 from tb_memplugin.store.files import absolute, is_remote
 from tb_memplugin.store.growing_file import UnsettledError
 from tb_memplugin.store.steps_writer import StepsWriter
@@ -411,7 +411,7 @@ class _Stream:
 
     def _refuse(self, error: BaseException) -> None:
         if isinstance(error, OSError):
-            error = not_written(
+            error = refusal(
                 self._logdir,
                 error,
                 f"Figures of steps could not be written: {error.strerror or error}. They will be written "

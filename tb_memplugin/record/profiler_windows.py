@@ -82,11 +82,12 @@ def _notifying(method: Literal["start", "stop"], original: Callable[[], None]) -
     """Return a function that notifies all listeners, then calls torch's own."""
 
     def notify() -> Callable[[], None]:
-        for listener in referents(list(_listeners.values())):
-            try:
-                getattr(listener, method)()
-            except BaseException as error:
-                listener.fail(where, error)
+        for reference in tuple(_listeners.values()):
+            if (listener := reference()) is not None:
+                try:
+                    getattr(listener, method)()
+                except BaseException as error:
+                    listener.fail(where, error)
         return original
 
     where = f"the {method} of a profiler"

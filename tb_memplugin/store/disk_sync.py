@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from tb_memplugin.errors import MemPluginError, UnflushedError, fix_of
+from tb_memplugin.errors import MemPluginError, UndeletedError, UnflushedError, fix_of
 from tb_memplugin.store import files
 from tb_memplugin.threads import DaemonThread
 
@@ -59,12 +59,17 @@ class DiskSync:
         self._is_running = False
         self._not_before = 0.0
 
-    def add(self, *paths: str) -> None:
-        """Flush files soon, and the folders that contain their names, if they are local."""
+    def add(self, *paths: str, settled: bool = True) -> None:
+        """Flush files soon, and the folders that contain their names, if they are local.
+
+        Args:
+            settled: whether they are known to be written, so that a fault of before has ended.
+        """
         if self._pid != os.getpid():
             self._forget()
         with self._changed:
-            _unflushed.pop(self._logdir, None)
+            if settled:
+                _faults.pop(self._logdir, None)
             for path in paths:
                 self._waiting.pop(path, None)
                 if not files.is_remote(path):
@@ -118,8 +123,9 @@ class DiskSync:
             try:
                 self._flush_file(path)
             except OSError as error:
-                _unflushed[self._logdir] = error.errno
                 self._failed(_not_flushed(self._logdir, error))
+        for left in files.left_below(self._logdir):
+            self._failed(_not_deleted(self._logdir, left))
         self._not_before = time.monotonic() + self._pause
         idle, self._idle = self._idle, lambda: None
         idle()
@@ -136,33 +142,46 @@ class DiskSync:
         self._named.add(path)
 
 
-_unflushed: dict[str, int | None] = {}
-"""By logdir: the errno of the last flush, where it failed and nothing was written since."""
+_faults: dict[str, tuple[int | None, type[MemPluginError]]] = {}
+"""By logdir, until something is written there: the errno of the last failure, and the kind that was told."""
 
 
-def not_written(logdir: str, error: OSError, what: str) -> MemPluginError:
-    """Return a failed write as an error of ours: `UnflushedError` if the fault of the last flush goes on.
+def refusal(
+    logdir: str,
+    error: OSError,
+    what: str,
+    kind: type[MemPluginError] = MemPluginError,
+    fix: str = "Choose a folder that this process can write to.",
+) -> MemPluginError:
+    """Return a failure in a logdir as an error of ours, of the kind with which its fault began.
 
-    It is of the same place for every operation, so that one fault is logged once.
+    Guards log each kind once for an errno and a place. So a fault that lasts is logged once, whatever it
+    stops, and a failure of another kind is logged after something was written.
     """
-    is_known = error.errno is not None and _unflushed.get(logdir) == error.errno
-    refusal = (UnflushedError if is_known else MemPluginError)(
-        what, where=logdir, fix=fix_of(error, "Choose a folder that this process can write to.")
-    )
-    refusal.__cause__ = error
-    return refusal
+    fault = _faults.get(logdir)
+    if fault is None or fault[0] != error.errno:
+        fault = _faults[logdir] = error.errno, kind
+    result = fault[1](what, where=logdir, fix=fix_of(error, fix))
+    result.__cause__ = error
+    return result
 
 
 def _not_flushed(logdir: str, error: OSError) -> MemPluginError:
-    """Return what a failed flush costs, and what the same fault may cost next: it is logged once."""
-    refusal = UnflushedError(
+    """Return what a failed flush costs, and what the same fault may cost next."""
+    what = (
         f"What was recorded could not be flushed to the disk: {error.strerror or error}. It may not outlive "
-        "a crash of this machine, and what follows may not be written.",
-        where=logdir,
-        fix=fix_of(error, "Choose a folder on another disk."),
+        "a crash of this machine, and what follows may not be written."
     )
-    refusal.__cause__ = error
-    return refusal
+    return refusal(logdir, error, what, UnflushedError, "Choose a folder on another disk.")
+
+
+def _not_deleted(logdir: str, error: OSError) -> MemPluginError:
+    what = (
+        f"Temporary files could not be deleted: {error.strerror or error}. What is recorded is complete. "
+        "They are deleted before a later window is written, or by the next writer in this folder."
+    )
+    fix = "Choose a folder in which this process can delete files."
+    return refusal(logdir, error, what, UndeletedError, fix)
 
 
 def in_background(run: Callable[[], object]) -> None:

@@ -32,8 +32,9 @@ VERSION_KEYS = ("ETag", "etag", "md5Hash", "mtime", "modified", "last_modified",
 PATTERN = re.compile(r"[*?[]")
 """What makes a path a pattern, as in a shell."""
 
-_left: set[str] = set()
-"""Temporary files of this process that could not be deleted."""
+_left: dict[str, OSError] = {}
+"""Files of this process that nobody needs and that could not be deleted, with the error."""
+_MOST_RETRIED = 8
 
 _READ = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0)
 """To open a pipe blocks without the last."""
@@ -95,8 +96,8 @@ def write_new(path: str, write: Callable[[BinaryIO], Result], *, flushed: bool =
         with _as_os_errors(path):
             file_system.pipe_file(inner, content.getvalue())
         return result
-    for left in tuple(_left):
-        _discard(left)
+    for left in tuple(_left)[:_MOST_RETRIED]:
+        discard(left)
     temporary = os.path.join(os.path.dirname(path), new_name())
     try:
         descriptor = os.open(temporary, _NEW, 0o666)
@@ -107,7 +108,7 @@ def write_new(path: str, write: Callable[[BinaryIO], Result], *, flushed: bool =
                 flush(descriptor)
         _link(temporary, path)
     finally:
-        _discard(temporary)
+        discard(temporary)
     if flushed:
         flush_path(os.path.dirname(path))
     return result
@@ -138,11 +139,24 @@ def folders_above(path: str) -> list[str]:
     return list(map(str, Path(path).parents))
 
 
-def _discard(temporary: str) -> None:
-    """Delete a temporary file; after a failure once more, and then before the next file is written."""
-    _left.add(temporary)
-    if delete(temporary):
-        _left.discard(temporary)
+def discard(path: str) -> None:
+    """Delete a file that nobody needs; after a failure once more, and then before the next is written."""
+    if is_remote(path):
+        with contextlib.suppress(OSError):
+            remove(path)
+        return
+    _left[path] = OSError()  # so that an interrupt leaves it noted
+    error = delete(path)
+    if error is None:
+        _left.pop(path, None)
+    else:
+        _left[path] = error
+
+
+def left_below(folder: str) -> list[OSError]:
+    """Return the errors of the files below a local folder that could not be deleted, the last one alone."""
+    below = os.path.join(folder, "")
+    return [error for path, error in tuple(_left.items()) if path.startswith(below)][-1:]
 
 
 def _link(temporary: str, path: str) -> None:

@@ -6,13 +6,12 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import pack
-from tb_memplugin.store.disk_sync import DiskSync, not_written
+from tb_memplugin.store.disk_sync import DiskSync, refusal
 from tb_memplugin.store.event_file import step_record
 from tb_memplugin.store.files import absolute
 from tb_memplugin.store.growing_file import UnsettledError
@@ -98,7 +97,7 @@ class RunWriter:
                 return self._write(trace)
             except OSError as error:
                 what = f"The memory profile could not be written: {error.strerror or error}."
-                raise not_written(self._logdir, error, what) from error
+                raise refusal(self._logdir, error, what) from error
 
     def _write(self, trace: MemoryTrace) -> WrittenWindow:
         if "\0" in self._logdir:
@@ -129,11 +128,10 @@ class RunWriter:
                     files.flush_path(above)  # before a step names the file
             event_file = folder.add_events(events)
         except UnsettledError:  # its steps may be readable, or become it: they need the side file
-            self._disk.add(side_file)
+            self._disk.add(side_file, settled=False)
             raise
         except OSError:
-            with suppress(OSError):
-                files.remove(side_file)
+            files.discard(side_file)
             raise
         if not folder.flushed:
             self._disk.add(side_file, event_file)

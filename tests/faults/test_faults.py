@@ -74,10 +74,11 @@ class Program:
 
 def record_windows(program: Program) -> None:
     """A handler's windows. As in the handler, a guard logs errors."""
-    writer, logger, messages = RunWriter(program.logdir, "rank0"), logging.Logger("handler"), Messages()
+    logger, messages = logging.Logger("handler"), Messages()
     messages.warnings = program.warnings
     logger.addHandler(messages)
     guard = Guard("", logger)
+    writer = RunWriter(program.logdir, "rank0", lambda error: guard.end("the disk", error))
     for window in WINDOWS:
         try:
             written = writer.write(window)
@@ -449,3 +450,20 @@ def test_a_failed_write_is_told_unless_the_fault_of_the_flush_before_it_goes_on(
     texts = sorted(text.partition(":")[0] for text in messages.warnings)
     expected = ["The memory profile could not be written"] * windows_between
     assert texts == [*expected, "What was recorded could not be flushed to the disk"]
+
+
+@pytest.mark.parametrize("name", RECORDERS)
+def test_where_nothing_can_be_deleted_all_is_written_that_is_told_once_and_the_next_write_deletes(
+    tmp_path, monkeypatch, name
+):
+    files = FailingFiles(str(tmp_path / "logdir"))
+    files.install(monkeypatch, flushes=True)
+    recorder = RECORDERS[name]
+    temporary = lambda: list(Path(files.root).rglob("*.tmp"))  # noqa: E731
+    for case in each_case(recorder, files, "refused", "EACCES", lasts=FOREVER, operation="unlink"):
+        assert recorder.read(files.root)["rank0"] == recorder.peaks
+        assert [text.partition(":")[0] for text in case.warnings] == ["Temporary files could not be deleted"]
+        assert temporary() != []
+        RunWriter(files.root, "rank0").write(WINDOWS[0])
+        assert temporary() == []
+        break

@@ -139,7 +139,7 @@ def test_a_weak_reference_that_is_freed_before_its_object_calls_nobody(guard):
     assert calls == []
 
 
-def beyond_the_limit(*_):
+def beyond_the_limit(*_, **__):
     raise RecursionError
 
 
@@ -162,6 +162,18 @@ def test_so_near_the_limit_of_recursion_that_no_error_can_be_ended_it_is_ended_l
     ]
     with pytest.raises(RecursionError):
         entry(lambda: [][0], beyond_the_limit, "a module's call")()
+
+
+def test_an_error_that_cannot_be_logged_near_the_limit_of_recursion_is_logged_at_the_end(
+    guard, warnings, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(guard, "_log", beyond_the_limit)
+        for _ in range(3):
+            guard.end("a window", RecursionError(), later=True)
+    assert warnings.texts == []
+    end_late()
+    assert [text.splitlines()[1] for text in warnings.texts] == ["  where: a window"]
 
 
 def test_an_error_of_what_ends_an_error_does_not_reach_the_program(guard, warnings, monkeypatch):
