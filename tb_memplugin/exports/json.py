@@ -9,13 +9,13 @@ from dataclasses import fields
 from typing import Any, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 
 from tb_memplugin.analysis.account import Account, AccountLevel, account_line, accounts
 from tb_memplugin.analysis.divisions import By, Part, breakdown
 from tb_memplugin.analysis.whole_device import moment_text, part_name, whole_name, whole_of
 from tb_memplugin.exports.output import replacing, written_by
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase, Reason, Spans, Step, WholeDevice
+from tb_memplugin.trace.result import json_value
 
 FORMAT = "tb_memplugin.trace"
 VERSION = 1
@@ -54,8 +54,8 @@ def _document(trace: MemoryTrace) -> Iterator[str]:
     yield from _columns("annotations", trace.annotations, epoch)
     yield from _columns("phases", trace.phases, epoch)
     yield from _columns("calls", trace.calls, epoch)
-    yield '"allocations": {\n"born": ' + _numbers(trace.allocations.born)
-    yield ',\n"freed": ' + _numbers(trace.allocations.freed) + "},\n"
+    yield '"allocations": {\n"born": ' + _text(trace.allocations.born)
+    yield ',\n"freed": ' + _text(trace.allocations.freed) + "},\n"
     yield from _columns("events", trace.events, epoch, last=True)
     yield "}\n"
 
@@ -264,10 +264,7 @@ def _tables(trace: MemoryTrace) -> dict[str, Any]:
         "phases": PHASES,
         "reasons": [reason.name.lower() for reason in Reason],
         "operators": trace.operators,
-        "modules": [
-            {"key": module.key, "parent": module.parent, "class_name": module.class_name}
-            for module in trace.modules
-        ],
+        "modules": trace.modules,
         "labels": trace.labels,
         "tensors": [tensor._asdict() for tensor in trace.tensors],
         "annotation_names": trace.annotation_names,
@@ -283,13 +280,9 @@ def _columns(name: str, table: Any, epoch: int, last: bool = False) -> Iterator[
     for number, field in enumerate(column.name for column in fields(table)):
         values = getattr(table, field)
         shifted = values - epoch if field in TIMES else values
-        yield f"{',' if number else ''}{_text(field)}: {_numbers(shifted)}\n"
+        yield f"{',' if number else ''}{_text(field)}: {_text(shifted)}\n"
     yield "}\n" if last else "},\n"
 
 
-def _numbers(values: npt.NDArray[np.integer]) -> str:
-    return json.dumps(values.tolist(), separators=(",", ":"))
-
-
 def _text(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return json.dumps(value, separators=(",", ":"), allow_nan=False, default=json_value)

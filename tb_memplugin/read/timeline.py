@@ -28,7 +28,7 @@ from tb_memplugin.trace import (
     events,
     start_state,
 )
-from tb_memplugin.trace.tables import NOT_NAMED, Int64, UInt8, UInt64
+from tb_memplugin.trace.tables import MOST_BYTES, NOT_NAMED, Int64, UInt8, UInt64
 
 PREEXISTING, CREATE, INCREMENT_VERSION, DESTROY = 1, 2, 3, 4
 """Values of torch.profiler._memory_profiler.Action."""
@@ -51,7 +51,7 @@ WIDTH = 4
 NANOSECONDS_FROM = 10**17
 """Times above this (the year 5138 in microseconds) are nanoseconds, which newer versions of PyTorch write."""
 
-LATEST_NS = MOST_BYTES = 1 << 62
+LATEST_NS = 1 << 62
 FIX = "Export the timeline again: prof.export_memory_timeline('timeline.raw.json.gz', device='cuda:0')."
 
 

@@ -41,6 +41,9 @@ def column(kind: type[np.generic]) -> Any:
     return field(default_factory=lambda: np.empty(0, kind))
 
 
+MOST_BYTES = 1 << 62
+"""The sum of all sizes in a trace must be below this, so that 64-bit running sums do not overflow."""
+
 OUTSIDE = "outside:"
 """Prefix of the key for bytes that no module owns; the operator's name follows."""
 

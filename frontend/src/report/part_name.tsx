@@ -1,22 +1,13 @@
 import { categoryLabel } from "../state/categories";
 import { cellText, titleText } from "../state/names";
-import { Name } from "../views/name";
+import { CutName, Name } from "../views/name";
 
 /** A key in words: categories and phases as the tab has them, of a stack its innermost frame, of a path its end. */
 export function PartName({ by, name }: { by: string; name: string }) {
   if (by === "category" || by === "phase") return <>{categoryLabel(name)}</>;
   if (by === "line" || by === "stack") {
-    const [head, tail] = fileAndLine(withoutFolders(cellText(name.split("\n", 1)[0]!)));
-    return (
-      <span class="name" title={titleText(name)} dir="ltr">
-        <span class="head">{head}</span>
-        {tail && (
-          <span class="tail">
-            <bdi dir="ltr">{tail}</bdi>
-          </span>
-        )}
-      </span>
-    );
+    const parts = fileAndLine(withoutFolders(cellText(name.split("\n", 1)[0]!)));
+    return <CutName parts={parts} title={titleText(name)} />;
   }
   return <Name text={name} module={by === "module"} />;
 }

@@ -16,7 +16,7 @@ export function Bytes({ bytes, unit, named = false }: Props) {
 }
 
 /** A cell of bytes in the unit that the table names. */
-export function BytesCell({ bytes, unit, tone }: { bytes: number; unit: Unit; tone?: "strong" | "muted" }) {
+export function BytesCell({ bytes, unit, tone }: { bytes: number; unit: Unit; tone?: "strong" | "muted" | undefined }) {
   return (
     <td class={tone ? `number ${tone}` : "number"} title={exactBytes(bytes)}>
       {inUnit(bytes, unit)}

@@ -20,9 +20,14 @@ export function Name({ text, module = false, chip = false, prose = false, title 
         {shortened(visible(label), 80)}
       </span>
     );
-  const [head, tail] = headAndTail(cellText(label));
+  return <CutName parts={headAndTail(cellText(label))} prose={prose} title={titleText(title ?? label)} />;
+}
+
+/** A name of two parts, of which the first gives way where both do not fit. */
+export function CutName({ parts, prose, title }: { parts: [string, string]; prose?: boolean; title: string }) {
+  const [head, tail] = parts;
   return (
-    <span class={prose ? "name prose" : "name"} title={titleText(title ?? label)} dir="ltr">
+    <span class={prose ? "name prose" : "name"} title={title} dir="ltr">
       <span class="head">{head}</span>
       {tail && (
         <span class="tail">

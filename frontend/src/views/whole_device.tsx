@@ -1,6 +1,7 @@
 import type { WholeJson, WholeMoment } from "../api/types";
 import { exactBytes, inUnit, percent, type Unit, unitFor, withUnit } from "../state/bytes";
 import { cellText, titleText } from "../state/names";
+import { BytesCell } from "./amount";
 
 /** The variable of each part's color, in the order of the bars. */
 const COLORS: Record<string, string> = {
@@ -63,9 +64,7 @@ export function WholeDevice({ whole }: { whole: WholeJson | null }) {
           <tr data-testid="whole-total">
             <th scope="row">sum: {titleText(whole.name)}</th>
             {whole.moments.map((moment) => (
-              <td key={moment.moment} class="number" title={exactBytes(moment.total_bytes)}>
-                {inUnit(moment.total_bytes, unit)}
-              </td>
+              <BytesCell key={moment.moment} bytes={moment.total_bytes} unit={unit} />
             ))}
           </tr>
         </tbody>

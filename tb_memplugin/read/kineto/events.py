@@ -16,7 +16,7 @@ from tb_memplugin.read.by_size import addresses_by_size
 from tb_memplugin.read.faults import Faults, Tally
 from tb_memplugin.read.kineto.fields import Column, time_column, whole_column
 from tb_memplugin.read.shared_memory import SHARED, in_shared_memory
-from tb_memplugin.trace.tables import Bool, Int64, UInt8, UInt64
+from tb_memplugin.trace.tables import MOST_BYTES, Bool, Int64, UInt8, UInt64
 
 DEVICE_TYPES = [
     *("cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan"),
@@ -25,9 +25,6 @@ DEVICE_TYPES = [
 """Device types by their number in c10/core/DeviceType.h."""
 
 DEVICE_NAME = re.compile(r"[a-z_]{1,32}(:\d{1,4})?")
-
-MOST_BYTES = 1 << 62
-"""The sum of all sizes must be below this, so that 64-bit running sums do not overflow."""
 
 MOST_DEVICES = 256
 LONGEST_PROCESS = 40

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.read.faults import Faults, Tally
-from tb_memplugin.read.snapshot.entries import MOST_BYTES
 from tb_memplugin.read.snapshot.numbers import addresses, whole_numbers
 from tb_memplugin.read.snapshot.tables import Tables
-from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64
+from tb_memplugin.trace.tables import MOST_BYTES, Int32, Int64, UInt8, UInt64
 
 LIVE_STATES = frozenset({"active_allocated", "active_pending_free", "active_awaiting_free"})
 """The states of live blocks. A block whose free waits for another stream is still live. The third state

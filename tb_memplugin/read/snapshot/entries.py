@@ -15,7 +15,7 @@ from tb_memplugin.read.snapshot.entry_columns import Column, EntryColumns, Entry
 from tb_memplugin.read.snapshot.numbers import addresses, count_none, whole_numbers
 from tb_memplugin.read.snapshot.tables import Tables, check_texts
 from tb_memplugin.trace import Kind
-from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8, UInt64
+from tb_memplugin.trace.tables import MOST_BYTES, Bool, Int32, Int64, UInt8, UInt64
 
 KINDS = {
     "alloc": Kind.ALLOC,
@@ -33,9 +33,6 @@ KINDS = {
 
 NAMED_ACTIONS = 5
 """The largest number of unknown actions per device that notes list by name."""
-
-MOST_BYTES = 1 << 62
-"""The sum of all sizes in a trace must be below this, so that 64-bit running sums do not overflow."""
 
 LATEST_US = 1 << 53
 """Times in microseconds must be below this (the year 287,000)."""

@@ -7,11 +7,11 @@ from bisect import bisect_right
 import numpy as np
 
 from tb_memplugin.read.snapshot.blocks import FinalSegments, FinalState
-from tb_memplugin.read.snapshot.entries import MOST_BYTES, Entries
+from tb_memplugin.read.snapshot.entries import Entries
 from tb_memplugin.read.snapshot.rewind import Beginning
 from tb_memplugin.read.snapshot.segments import RESERVES
 from tb_memplugin.trace import Kind
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import MOST_BYTES, Int64
 
 UNIT = 512
 """Sizes of blocks are multiples of this (kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp)."""

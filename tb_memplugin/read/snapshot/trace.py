@@ -21,14 +21,14 @@ from tb_memplugin.read.snapshot.blocks import final_states, no_state
 from tb_memplugin.read.snapshot.categories import categorised
 from tb_memplugin.read.snapshot.columns.rest import MANY
 from tb_memplugin.read.snapshot.device import SnapshotDevice
-from tb_memplugin.read.snapshot.entries import FIX, MOST_BYTES, damage_refused, read_entries
+from tb_memplugin.read.snapshot.entries import FIX, damage_refused, read_entries
 from tb_memplugin.read.snapshot.entry_columns import EntryColumns
 from tb_memplugin.read.snapshot.rounding import DIVISIONS, OFF, divisions_text
 from tb_memplugin.read.snapshot.tables import LONGEST_NAME, Tables, is_cut
 from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import MemoryTrace, Module, Note, OutOfMemory, Segments, Step, events, start_state
 from tb_memplugin.trace.kinds import Kind
-from tb_memplugin.trace.tables import EVENT_DTYPES, MODULE_MARK, Int32, Int64, compact, in_memory
+from tb_memplugin.trace.tables import EVENT_DTYPES, MODULE_MARK, MOST_BYTES, Int32, Int64, compact, in_memory
 
 MOST_DEVICES = 256
 """The largest number of devices: the trace's device column is uint8."""

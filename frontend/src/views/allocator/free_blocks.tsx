@@ -1,6 +1,7 @@
 import type { AllocatorState } from "../../api/types";
 import { exactBytes, unitFor, withUnit } from "../../state/bytes";
 import { counted, grouped } from "../../state/numbers";
+import { NumberHead, UnseenHead } from "../heads";
 
 /** Free blocks by size: many small ones serve no large request. */
 export function FreeBlocks({ state }: { state: AllocatorState }) {
@@ -20,9 +21,9 @@ export function FreeBlocks({ state }: { state: AllocatorState }) {
           <thead>
             <tr>
               <th>size of the block</th>
-              <th class="number">blocks</th>
-              <th class="number">{unit.name}</th>
-              <th scope="col"><span class="unseen">as a bar</span></th>
+              <NumberHead>blocks</NumberHead>
+              <NumberHead>{unit.name}</NumberHead>
+              <UnseenHead>as a bar</UnseenHead>
             </tr>
           </thead>
           <tbody>

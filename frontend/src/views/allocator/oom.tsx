@@ -5,6 +5,7 @@ import { counted, grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
 import { shortLine } from "./state_panel";
 import { BytesCell } from "../amount";
+import { NumberHead, UnseenHead } from "../heads";
 
 interface Props {
   report: OomReport;
@@ -81,9 +82,9 @@ function Biggest({ report }: { report: OomReport }) {
       <thead>
         <tr>
           <th>most in use, by source line</th>
-          <th class="number">blocks</th>
-          <th class="number">{unit.name}</th>
-          <th scope="col"><span class="unseen">as a bar</span></th>
+          <NumberHead>blocks</NumberHead>
+          <NumberHead>{unit.name}</NumberHead>
+          <UnseenHead>as a bar</UnseenHead>
         </tr>
       </thead>
       <tbody>

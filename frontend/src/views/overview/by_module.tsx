@@ -4,6 +4,7 @@ import { exactBytes, inUnit, percent, type Unit, unitFor, unitWithin, withUnit }
 import { type FoldedPart, foldParts, layerOf, opened } from "../../state/folding";
 import { isModule } from "../../state/names";
 import { counted, grouped } from "../../state/numbers";
+import { BytesCell } from "../amount";
 import { CategoryBar } from "../category";
 import { Fold } from "../fold";
 import { Name } from "../name";
@@ -110,9 +111,7 @@ function ModuleLine({ row, unit, full, depth = 0, within }: LineProps) {
         <td class="wide">
           <CategoryBar categories={row.categories} full={full} unit={unit} />
         </td>
-        <td class={depth > 0 ? "number muted" : "number"} title={exactBytes(row.bytes)}>
-          {inUnit(row.bytes, unit)}
-        </td>
+        <BytesCell bytes={row.bytes} unit={unit} tone={depth > 0 ? "muted" : undefined} />
       </tr>
       {layers.slice(0, MOST_INNER).map((layer) => (
         <ModuleLine key={layer.key} row={layer} unit={unit} full={full} depth={depth + 1} within={row.key} />
@@ -124,9 +123,7 @@ function ModuleLine({ row, unit, full, depth = 0, within }: LineProps) {
               {grouped(layers.length - MOST_INNER)} more in Modules
             </RouteLink>
           </td>
-          <td class="number muted" title={exactBytes(together(layers.slice(MOST_INNER)))}>
-            {inUnit(together(layers.slice(MOST_INNER)), unit)}
-          </td>
+          <BytesCell bytes={together(layers.slice(MOST_INNER))} unit={unit} tone="muted" />
         </tr>
       )}
     </>
