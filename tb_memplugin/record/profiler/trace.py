@@ -70,8 +70,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         number: the step's number if the profile has no steps.
 
     Raises:
-        NotRecordedError: the profile was not stopped, or contains no memory events.
-        MemPluginError: torch moved the times of its events.
+        MemPluginError: the profile was not stopped, has no memory events, or not the true times.
     """
     logged = Logged.of(window)
     received = OperatorTensors() if getattr(prof, "record_shapes", False) else None
@@ -149,8 +148,7 @@ def _walked(
     """Return the results of a profile, and what a walk over its event tree found.
 
     Raises:
-        NotRecordedError: the profile was not stopped, or contains no memory events.
-        MemPluginError: torch moved the times of its events.
+        MemPluginError: the profile was not stopped, has no memory events, or not the true times.
     """
     if adjusts_timestamps(getattr(prof, "experimental_config", None)):
         raise MemPluginError(
