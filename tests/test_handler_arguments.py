@@ -11,6 +11,7 @@ from torch import nn
 from torch.profiler import profile
 
 from tb_memplugin import memory_trace_handler
+from tb_memplugin.record.torch_private.profiler import ExperimentalConfig
 from tb_memplugin.store.disk_sync import DiskSync
 
 
@@ -57,3 +58,15 @@ def test_a_handler_that_has_written_is_freed_at_once(tmp_path):
         assert known() is None
     finally:
         gc.enable()
+
+
+def test_a_profile_that_moves_the_times_of_its_events_is_refused(tmp_path, caplog):
+    handler = memory_trace_handler(tmp_path)
+    written = []
+    for settings in ({"adjust_timestamps": True}, {"verbose": True}, {"adjust_timestamps": True}):
+        config = ExperimentalConfig(**settings)
+        with profile(profile_memory=True, on_trace_ready=handler, experimental_config=config):
+            torch.ones(8)
+        written.append(len(list(tmp_path.rglob("*.mem"))))
+    assert written == [0, 1, 1]
+    assert "Leave adjust_timestamps out of experimental_config" in caplog.text

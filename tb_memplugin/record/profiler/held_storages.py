@@ -63,14 +63,11 @@ class Look:
         cls,
         tensors: list[torch.Tensor],
         behind: list[torch.UntypedStorage],
+        addresses: list[int],
         owners: list[Owner],
         category: Category,
     ) -> Look:
-        """Read the storages `behind` the tensors now.
-
-        Raises:
-            RuntimeError, NotImplementedError: a tensor has no memory of its own (functorch, meta).
-        """
+        """Read the tensors, and the storages `behind` them, now."""
         return cls(
             time_ns(),
             category,
@@ -79,7 +76,7 @@ class Look:
             [tensor.dtype for tensor in tensors],
             list(map(torch.Tensor.size, tensors)),
             list(map(torch.Tensor.stride, tensors)),
-            storage_addresses(behind),
+            addresses,
             list(map(torch.UntypedStorage.nbytes, behind)),
             list(map(torch.UntypedStorage.is_shared, behind)),
         )
@@ -126,10 +123,13 @@ class Group:
         strided = [tensor for tensor, _ in plain]
         try:
             behind = list(map(torch.Tensor.untyped_storage, strided))
-            look = Look.at(strided, behind, [owner for _, owner in plain], self.category)
-        except (RuntimeError, NotImplementedError):
+            addresses = storage_addresses(behind)
+        except (RuntimeError, NotImplementedError):  # one has no memory of its own (functorch, meta)
             return [self._one_by_one(pairs)]
-        sightings: list[Sightings] = [look] if self._changed(strided, behind, look.addresses) else []
+        sightings: list[Sightings] = []
+        if self._changed(strided, behind, addresses):
+            owned_by = [owner for _, owner in plain]
+            sightings.append(Look.at(strided, behind, addresses, owned_by, self.category))
         if len(plain) < len(pairs):
             plain_ids = set(map(id, strided))
             sightings.append(self._one_by_one([pair for pair in pairs if id(pair[0]) not in plain_ids]))

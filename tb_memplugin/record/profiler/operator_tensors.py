@@ -21,13 +21,14 @@ from tb_memplugin.record.torch_private.profiler import (
     tensor_shape,
     tensor_strides,
 )
+from tb_memplugin.trace import TensorMetadata
 
 _PASSING_ON = frozenset(
     f"aten::{name}"
     for name in (
-        "as_strided", "detach", "empty", "empty_like", "empty_strided", "item", "layer_norm", "linear",
-        "reshape", "resolve_conj", "resolve_neg", "squeeze", "to", "_to_copy", "_unsafe_view", "unsqueeze",
-        "view",
+        "as_strided", "clone", "detach", "empty", "empty_like", "empty_strided", "item", "layer_norm",
+        "linear", "narrow", "reshape", "resolve_conj", "resolve_neg", "squeeze", "t", "to", "_to_copy",
+        "unsafe_chunk", "_unsafe_view", "unsqueeze", "view", "zeros",
     )
 ) | {"detach"}  # fmt: skip
 """Operators that receive no tensor, or one that others received before or receive next, whole. They are half
@@ -40,14 +41,15 @@ _OF_ENGINE = "autograd::engine::"
 class OperatorTensors:
     """The first tensor that an operator received of each allocation: what one returns is another's input.
 
-    A view of a tensor is made by an operator that received the tensor, so the first is no view. The tensors
-    are kept as torch's own objects, which the garbage collector does not count: tuples and lists of tens of
-    thousands of tensors would make it search the whole program, which takes longer than the walk.
+    A view of a tensor is made by an operator that received the tensor, so the first is no view. Each is read
+    at once: to keep torch's objects and read them later takes longer. Tuples or lists of tens of thousands of
+    tensors would make the garbage collector search the whole program, so equal ones are one object.
     """
 
     def __init__(self) -> None:
-        self._first: dict[int, Any] = {}
         self._start: dict[int, int] = {}
+        self._address: dict[int, int] = {}
+        self._tensor: dict[int, TensorMetadata] = {}
 
     def see(self, event: Event) -> None:
         """Remember what an operator received. Other events have no tensors."""
@@ -63,14 +65,15 @@ class OperatorTensors:
         for value in inputs:
             if type(value) is TensorFields:
                 number = tensor_allocation(value)
-                if start < starts.get(number, sys.maxsize) and tensor_address(value):
-                    self._first[number], starts[number] = value, start
+                if start < starts.get(number, sys.maxsize) and (address := tensor_address(value)):
+                    starts[number], self._address[number] = start, address
+                    self._tensor[number] = metadata_of(
+                        (tensor_dtype(value), tensor_shape(value), tensor_strides(value))
+                    )
             elif type(value) is list:
                 self._see(value, start)
 
     def tensors(self) -> Iterator[Seen]:
         """Yield the tensors, by time."""
         for number in sorted(self._start, key=self._start.__getitem__):
-            value = self._first[number]
-            tensor = tensor_dtype(value), tensor_shape(value), tensor_strides(value)
-            yield self._start[number], tensor_address(value), metadata_of(tensor)
+            yield self._start[number], self._address[number], self._tensor[number]

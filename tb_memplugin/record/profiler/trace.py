@@ -13,7 +13,7 @@ import numpy as np
 import numpy.ma  # np.unique imports it at its first call: better here than while a training waits
 import torch
 
-from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.read.annotations import annotations_of
 from tb_memplugin.read.python_frames import note_on_cut
 from tb_memplugin.read.tables import Names
@@ -39,6 +39,7 @@ from tb_memplugin.record.profiler.window import Window
 from tb_memplugin.record.provenance import with_later_names
 from tb_memplugin.record.storages import dtype_properties, match_sightings
 from tb_memplugin.record.tensor_metadata import seen_in, seen_tensors
+from tb_memplugin.record.torch_private.profiler import adjusts_timestamps
 from tb_memplugin.record.weight_copies import fqns, held_copies
 from tb_memplugin.record.whole_device.window import whole_devices
 from tb_memplugin.trace import (
@@ -69,7 +70,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         number: the step's number if the profile has no steps.
 
     Raises:
-        NotRecordedError: the profile was not stopped, or contains no memory events.
+        MemPluginError: the profile was not stopped, has no memory events, or not the true times.
     """
     logged = Logged.of(window)
     received = OperatorTensors() if getattr(prof, "record_shapes", False) else None
@@ -147,8 +148,14 @@ def _walked(
     """Return the results of a profile, and what a walk over its event tree found.
 
     Raises:
-        NotRecordedError: the profile was not stopped, or contains no memory events.
+        MemPluginError: the profile was not stopped, has no memory events, or not the true times.
     """
+    if adjusts_timestamps(getattr(prof, "experimental_config", None)):
+        raise MemPluginError(
+            "The profile has no true times, by which blocks get their modules and categories.",
+            where="torch.profiler.profile(...)",
+            fix="Leave adjust_timestamps out of experimental_config. It is for Vulkan.",
+        )
     results = getattr(prof.profiler, "kineto_results", None)
     if results is None:
         raise NotRecordedError(

@@ -129,3 +129,15 @@ ActiveProfilerType: Any = private(
     _NO_BUFFERS,
     instead=None,
 )
+
+
+def adjusts_timestamps(config: Any) -> bool:
+    """Whether the settings of a profile move the times of its events. Only their pickled state tells it."""
+    if ExperimentalConfig is None or not isinstance(config, ExperimentalConfig):
+        return False
+    try:
+        adjusting = ExperimentalConfig(adjust_timestamps=True)
+    except TypeError:  # a torch that cannot
+        return False
+    states = (each.__getstate__() for each in (config, adjusting, ExperimentalConfig()))
+    return any(own == moved != still for own, moved, still in zip(*states, strict=True))
