@@ -51,7 +51,7 @@ class MemoryTraceCallback(StepCallback, Callback):  # type: ignore[misc]  # a cl
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Take the module and the optimizers from the Trainer."""
         folder = logging_folder(trainer)  # every rank must ask: the Trainer broadcasts the first one's answer
-        training = Training(lambda: folder, lambda: pl_module, tuple(trainer.optimizers))
+        training = Training(lambda: folder, lambda: pl_module, lambda: tuple(trainer.optimizers))
         self._recorder.begin_training(training, _steps_done(trainer))
         if _is_named(trainer.profiler, "PyTorchProfiler"):
             self._recorder.decline(

@@ -227,12 +227,12 @@ class Training:
     Attributes:
         folder: returns the folder where it logs; called when the first window opens.
         model: returns its module, or several by name; called when the first window opens.
-        optimizers: those that already exist; others are found when they step.
+        optimizers: returns those that exist, when the first window opens; others are found when they step.
     """
 
     folder: Callable[[], str]
     model: Callable[[], nn.Module | Mapping[str, nn.Module] | None]
-    optimizers: Sequence[torch.optim.Optimizer]
+    optimizers: Callable[[], Sequence[torch.optim.Optimizer]]
 
 
 class StepRecorder:
@@ -389,7 +389,7 @@ class StepRecorder:
             folder,
             worker if times == 1 else f"{worker}_training{times}",
             model=self._training.model(),
-            optimizer=self._training.optimizers,
+            optimizer=self._training.optimizers(),
             snapshot=self._snapshot,
             durable=self._durable,
             log_to=self._log_to,

@@ -49,7 +49,7 @@ class MemoryTraceCallback(StepCallback, TrainerCallback):  # type: ignore[misc] 
         training = Training(
             folder=lambda: logging_folder(args),
             model=lambda: kwargs.get("model"),
-            optimizers=() if optimizer is None else (optimizer,),
+            optimizers=lambda: () if optimizer is None else (optimizer,),
         )
         self._recorder.begin_training(training, state.global_step)
         if not getattr(args, "eval_on_start", False):

@@ -75,7 +75,7 @@ class ProgramRecorder:
         )
         self._monitor: MemoryMonitor | None = None
         self._oom: OomRecorder | None = None
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._stepping: weakref.WeakKeyDictionary[torch.optim.Optimizer, None] = weakref.WeakKeyDictionary()
         self._counting: weakref.ref[torch.optim.Optimizer] | None = None
         self._steps_of_others = 0
         self._calls = OutermostCalls(self._called, self._returned)
@@ -136,7 +136,7 @@ class ProgramRecorder:
             self._steps.count_calls(not trains)
             self._has_begun = trains and self._steps.wants(0)
             if self._has_begun or not trains:
-                self._recorder.begin_training(Training(self._folder, self._models, ()), 0)
+                self._recorder.begin_training(Training(self._folder, self._models, self._optimizers), 0)
         self._recorder.begin_step(self._step)
 
     @guarded(_STEP)
@@ -150,7 +150,7 @@ class ProgramRecorder:
     @guarded(_STEP)
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """End a step if this optimizer counts them."""
-        self._optimizers.add(optimizer)
+        self._stepping[optimizer] = None
         counting = None if self._counting is None else self._counting()
         if counting is not optimizer:
             self._steps_of_others += 1
@@ -177,7 +177,7 @@ class ProgramRecorder:
         self._steps.count_calls(False)
         if not self._has_begun:
             self._first = self._step
-            self._recorder.begin_training(Training(self._folder, self._models, ()), self._step)
+            self._recorder.begin_training(Training(self._folder, self._models, self._optimizers), self._step)
         self._has_begun = False
         self._counting = weakref.ref(optimizer)
 
@@ -189,7 +189,10 @@ class ProgramRecorder:
         if hasattr(os, "register_at_fork") and not self._forks_safely:
             self._forks_safely = True
             os.register_at_fork(after_in_child=_end_without_destructors)
-        return models_of(self._optimizers) if self._optimizers else models_alive()
+        return models_of(self._stepping) if self._stepping else models_alive()
+
+    def _optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        return tuple(self._stepping)  # some may not step in the windows
 
     def _asked(self, _number: int, _frame: FrameType | None) -> None:
         """Record the next steps in full, because a signal asks for it."""

@@ -31,7 +31,7 @@ def step(model, optimizer):
 
 def loop(recorder, folder, model, *, first=0, steps=5, evaluate_after=(), evaluate=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    recorder.begin_training(Training(lambda: str(folder), lambda: model, [optimizer]), first)
+    recorder.begin_training(Training(lambda: str(folder), lambda: model, lambda: [optimizer]), first)
     recorder.expect(first)
     for number in range(first, first + steps):
         recorder.begin_step(number)
@@ -96,7 +96,7 @@ def test_an_evaluation_between_two_steps_is_in_neither(tmp_path, model):
 
 def test_a_window_that_a_pause_left_empty_is_not_written(tmp_path, model):
     recorder = StepRecorder([0])
-    recorder.begin_training(Training(lambda: str(tmp_path), lambda: model, []), 0)
+    recorder.begin_training(Training(lambda: str(tmp_path), lambda: model, list), 0)
     recorder.expect(0)
     assert is_profiling()
     recorder.pause()
@@ -107,7 +107,7 @@ def test_a_window_that_a_pause_left_empty_is_not_written(tmp_path, model):
 
 def test_a_step_that_was_not_finished_is_written_as_it_is(tmp_path, model):
     recorder = StepRecorder([0, 1])
-    recorder.begin_training(Training(lambda: str(tmp_path), lambda: model, []), 0)
+    recorder.begin_training(Training(lambda: str(tmp_path), lambda: model, list), 0)
     recorder.begin_step(0)
     model(torch.ones(64, 4))
     recorder.end_training()
@@ -148,7 +148,7 @@ def test_a_profiler_that_ends_ours_is_a_warning(tmp_path, model, caplog):
             pass
 
     recorder = StepRecorder([0])
-    recorder.begin_training(Training(lambda: str(tmp_path), lambda: model, []), 0)
+    recorder.begin_training(Training(lambda: str(tmp_path), lambda: model, list), 0)
     recorder.begin_step(0)
     steal()
     recorder.end_step()
@@ -162,7 +162,7 @@ def test_what_fails_on_our_side_is_told_once_and_nothing_is_raised(tmp_path, mod
         raise RuntimeError("no folder today")
 
     recorder = StepRecorder([0, 3])
-    recorder.begin_training(Training(no_folder, lambda: model, []), 0)
+    recorder.begin_training(Training(no_folder, lambda: model, list), 0)
     for number in range(5):
         recorder.begin_step(number)
         recorder.end_step()
@@ -183,7 +183,7 @@ def test_torch_still_tells_whether_a_profiler_is_on():
 def test_on_cuda_the_peak_is_the_allocators(tmp_path):
     model = torch.nn.Linear(256, 256, device="cuda")
     recorder = StepRecorder([0])
-    recorder.begin_training(Training(lambda: str(tmp_path), lambda: model, []), 0)
+    recorder.begin_training(Training(lambda: str(tmp_path), lambda: model, list), 0)
     torch.cuda.reset_peak_memory_stats()
     recorder.begin_step(0)
     model(torch.ones(64, 256, device="cuda")).sum().backward()

@@ -21,7 +21,7 @@ class RecorderSession(Session):
         super().__init__(folder, training)
         self.number = 0
         self.recorder = StepRecorder([0, 2, 4, 6], worker_name="w")
-        what = LibraryTraining(lambda: str(folder), lambda: training.model, [training.optimizer])
+        what = LibraryTraining(lambda: str(folder), lambda: training.model, lambda: [training.optimizer])
         self.recorder.begin_training(what, 0)
 
     def window(self) -> None:
