@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import Judged, Origin
+from tb_memplugin.analysis.block_origins import Judged, Origin, StepBlocks
 from tb_memplugin.analysis.findings import Fine, NotJudged, Result
 from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.subcategories import is_loss
@@ -23,7 +23,7 @@ SCALAR = 8
 """The bytes of a loss, at most."""
 
 FEWEST, ALIKE = 2, 0.5
-"""Fewest blocks that a forward keeps; least share of its bytes whose lines the last one has, too."""
+"""Fewest blocks that a forward keeps; how alike the last one it must be, in lines and in what is freed."""
 
 
 def summed_losses(judged: Judged) -> Result:
@@ -96,14 +96,23 @@ def _forwards(judged: Judged) -> Iterator[tuple[int, int, list[Int64]]]:
     forward = (phase == Phase.FORWARD) & ~np.isin(category, NOT_DATA) & (blocks.born >= 0)
     passes = Backwards.of(trace, judged.device)
     begins, last = passes.first.tolist(), passes.last.tolist()
-    for before, begin, end in zip((-1, *last), begins, last, strict=False):
+    for before, begin, end, following in zip(
+        (-1, *last), begins, last, (*begins[1:], len(trace.events)), strict=False
+    ):
         kept = forward & (blocks.born > before) & (blocks.born < begin) & (blocks.freed > begin)
         rows = np.flatnonzero(kept).astype(np.int64)
         calls = np.split(rows, np.flatnonzero(np.diff(np.searchsorted(ends, blocks.born[rows]))) + 1)
-        alike: list[Int64] = []
-        for call in reversed([call for call in calls if len(call) >= FEWEST]):
-            same = np.isin(blocks.sites[call], blocks.sites[(alike or [call])[0]])
-            if blocks.bytes[call[same]].sum() < ALIKE * blocks.bytes[call].sum():
+        calls = [call for call in calls if len(call) >= FEWEST]
+        alike = calls[-1:]
+        for call in reversed(calls[:-1]):
+            same = np.isin(blocks.sites[call], blocks.sites[alike[0]])
+            is_used = _freed(blocks, call, following) >= ALIKE * _freed(blocks, calls[-1], following)
+            if not is_used or blocks.bytes[call[same]].sum() < ALIKE * blocks.bytes[call].sum():
                 break
             alike.insert(0, call)
         yield begin, end, alike
+
+
+def _freed(blocks: StepBlocks, call: Int64, following: int) -> float:
+    """Return the share of what a forward kept that is freed before the following backward, from 0 to 1."""
+    return float(blocks.bytes[call[blocks.freed[call] < following]].sum() / blocks.bytes[call].sum())

@@ -160,9 +160,9 @@ FORWARD = (
 )
 
 
-def forwards(scalar: str) -> MemoryTrace:
+def forwards(scalar: str, *after: str) -> MemoryTrace:
     gradient = "alloc 30 g phase=backward category=gradient"
-    return trace("start 400 w", *layers(*FORWARD, scalar, count=3), gradient)
+    return trace("start 400 w", *layers(*FORWARD, scalar, count=3), gradient, *after)
 
 
 def test_forwards_that_each_have_a_loss_need_not_wait_for_one_backward() -> None:
@@ -170,6 +170,11 @@ def test_forwards_that_each_have_a_loss_need_not_wait_for_one_backward() -> None
     finding = found(forwards("alloc 4 l# phase=forward"), "summed_losses")
     assert (finding.bytes, finding.of_bytes) == (2 * 154, 400 + 3 * 154 + 30)
     assert "over 3 forwards" in finding.title
+
+
+def test_a_forward_that_its_backward_does_not_free_is_not_summed() -> None:
+    """Like kept losses: of three forwards, the first two outlive the backward that frees the last."""
+    assert "No backward" in why(forwards("alloc 4 l# phase=forward", "free a2", "free b2"), "summed_losses")
 
 
 def test_forwards_of_one_loss_wait_for_its_backward() -> None:
