@@ -103,11 +103,13 @@ def _forwards(judged: Judged) -> Iterator[tuple[int, int, list[Int64]]]:
         rows = np.flatnonzero(kept).astype(np.int64)
         calls = np.split(rows, np.flatnonzero(np.diff(np.searchsorted(ends, blocks.born[rows]))) + 1)
         calls = [call for call in calls if len(call) >= FEWEST]
-        alike = calls[-1:]
-        for call in reversed(calls[:-1]):
-            same = np.isin(blocks.sites[call], blocks.sites[alike[0]])
-            is_used = _freed(blocks, call, following) >= ALIKE * _freed(blocks, calls[-1], following)
-            if not is_used or blocks.bytes[call[same]].sum() < ALIKE * blocks.bytes[call].sum():
+        freed = [_freed(blocks, call, following) for call in calls]
+        alike: list[Int64] = []
+        for call, share in zip(reversed(calls), reversed(freed), strict=True):
+            if share < ALIKE * max(freed):  # the backward does not run over this forward
+                continue
+            same = np.isin(blocks.sites[call], blocks.sites[(alike or [call])[0]])
+            if blocks.bytes[call[same]].sum() < ALIKE * blocks.bytes[call].sum():
                 break
             alike.insert(0, call)
         yield begin, end, alike

@@ -172,9 +172,11 @@ def test_forwards_that_each_have_a_loss_need_not_wait_for_one_backward() -> None
     assert "over 3 forwards" in finding.title
 
 
-def test_a_forward_that_its_backward_does_not_free_is_not_summed() -> None:
-    """Like kept losses: of three forwards, the first two outlive the backward that frees the last."""
-    assert "No backward" in why(forwards("alloc 4 l# phase=forward", "free a2", "free b2"), "summed_losses")
+@pytest.mark.parametrize("used", [0, 2])
+def test_a_forward_that_its_backward_does_not_free_is_not_summed(used: int) -> None:
+    """Like kept losses: of three forwards, two outlive the backward that frees the third."""
+    history = forwards("alloc 4 l# phase=forward", f"free a{used}", f"free b{used}")
+    assert "No backward" in why(history, "summed_losses")
 
 
 def test_forwards_of_one_loss_wait_for_its_backward() -> None:
