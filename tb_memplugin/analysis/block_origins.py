@@ -231,7 +231,8 @@ class Judged:
             blocks.bytes[chosen] if size is None else size, since + 1, blocks.freed[chosen]
         )
         if saved < max(least_share * self.step.peak_bytes, 1):
-            return Fine(f"{fine}: without {without} the peak would be {size_text(saved)} lower.")
+            less = f": without {without} the peak would be only {size_text(saved)} lower" if saved else ""
+            return Fine(f"{fine}{less}.")
         at_peak = chosen[blocks.at_peak[chosen] & (since <= self.step.peak_event)]
         lines = line_evidence(self.trace, blocks.rows[at_peak])
         largest = int(blocks.rows[at_peak[np.argmax(blocks.bytes[at_peak])]])
