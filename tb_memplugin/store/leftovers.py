@@ -56,7 +56,7 @@ def _clear_unfinished(folder: str, side: str) -> None:
     if not windows:
         return
     last = files.join(side, windows[-1])
-    if any(_changed_ns(path) >= _changed_ns(last) for path in events):
+    if any(_changed_ns(path) > _changed_ns(last) for path in events):
         return  # the steps of a window are written after its side file
     if all(_is_silent_about(path, windows[-1]) for path in events):
         files.remove(last)

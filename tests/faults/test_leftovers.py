@@ -151,15 +151,17 @@ def run_of_an_ended_writer(folder: Path, monkeypatch) -> list[Path]:
         patched.setattr("tb_memplugin.store.worker_folder.this_process", ended_process)
         record_windows(Program(str(folder), lambda _: None))
     side = folder / "rank0/plugins/tb_memplugin"
-    later = time.time() + 60
     third = side / "window-000003.mem"
     third.write_bytes((side / "window-000002.mem").read_bytes())
-    os.utime(third, (later, later))
     return sorted(side.glob("*.mem"))
 
 
-def test_a_side_file_without_a_step_is_deleted_if_its_writer_has_ended(tmp_path, monkeypatch):
+@pytest.mark.parametrize("after_seconds", [60, 0])
+def test_a_side_file_without_a_step_is_deleted_if_its_writer_has_ended(tmp_path, monkeypatch, after_seconds):
+    """Also one that was written in the same tick of the file system's clock as the last step."""
     windows = run_of_an_ended_writer(tmp_path, monkeypatch)
+    (events,) = tmp_path.glob("rank0/*tb_memplugin")
+    os.utime(windows[3], ns=(events.stat().st_mtime_ns + after_seconds * 10**9,) * 2)
     clear_logdir(str(tmp_path))
     assert [path for path in windows if path.exists()] == windows[:3]
     os.utime(windows[2], (time.time() + 60,) * 2)
