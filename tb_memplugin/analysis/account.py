@@ -178,7 +178,7 @@ def _only(exact: Sequence[Account]) -> str:
     """Return at which moments the account is not known, if at any."""
     exact_moments = {account.moment for account in exact}
     unknown = [text for moment, text in MOMENTS.items() if moment not in exact_moments]
-    return f"; not known {' and '.join(unknown)}" if unknown else ""
+    return f"; its count {' and '.join(unknown)} is not known" if unknown else ""
 
 
 def _sentence(account: Account) -> str:

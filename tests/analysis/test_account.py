@@ -81,7 +81,7 @@ def test_a_counter_that_is_a_lower_bound_proves_only_what_is_missing():
 def test_a_moment_that_is_not_known_is_named_beside_those_that_are():
     told = line(read(START, 1000), read(PEAK, 900, at_least=True), read(END, 1100))
     assert told.level == "exact"
-    assert told.text == "accounts for 100.00 % of the allocator's bytes; not known at the peak"
+    assert told.text == "accounts for 100.00 % of the allocator's bytes; its count at the peak is not known"
 
 
 def test_frees_of_blocks_that_were_never_seen_are_missing_until_they_are_freed():
