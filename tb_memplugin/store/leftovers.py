@@ -8,14 +8,13 @@ write takes a week.
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.event_file import blobs_of
-from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name
+from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name, window_of
 from tb_memplugin.store.records import is_cut, records
 from tb_memplugin.store.worker_folder import claimed_by
 from tb_memplugin.temporary import UNKNOWN_SECONDS, age_seconds, delete_left, has_ended
@@ -50,35 +49,38 @@ def clear_folder(folder: str) -> None:
 
 
 def _clear_unfinished(folder: str, side: str) -> None:
-    """Delete the last side file if no step names it. If the event file is damaged, everything stays."""
-    windows = sorted(filter(is_side_file_name, files.names_in(side)))
+    """Delete the side files of windows of which the event file shows that they were not finished.
+
+    Steps are appended in the order of their windows. So a window that has none, before one that has some,
+    failed, and only one after them may have been killed. Where the event file is damaged, or someone else
+    changed it so that there are several, nothing is known, and everything stays.
+    """
+    windows = set(filter(is_side_file_name, files.names_in(side)))
     events = [files.join(folder, name) for name in files.names_in(folder) if name.endswith(EVENT_FILE_END)]
-    if not windows:
+    if not windows or len(events) > 1:
         return
-    last = files.join(side, windows[-1])
-    if any(_changed_ns(path) > _changed_ns(last) for path in events):
-        return  # the steps of a window are written after its side file
-    if all(_is_silent_about(path, windows[-1]) for path in events):
-        files.remove(last)
+    named = _side_files_named(events[0]) if events else set()
+    if named is None:
+        return
+    last = max(map(window_of, named), default=-1)
+    later = {name for name in windows if window_of(name) > last}
+    for name in windows - named - (later if len(later) > 1 else set()):
+        files.remove(files.join(side, name))
 
 
-def _is_silent_about(path: str, side_file: str) -> bool:
-    """Whether an event file is whole, but for a last record that was cut, and names no such side file."""
-    end = 0
+def _side_files_named(path: str) -> set[str] | None:
+    """Return the side files that an event file's steps name; None if it is damaged, but for a cut record."""
+    named = set()
     with files.open_ranges(path) as (read, size):
+        end = 0
         for data, begin, reached in records(read, size):
             if begin != end:
-                return False
+                return None
             end = reached
             try:
-                blobs = [content for tag, content, _ in blobs_of(data) if tag != STEPS_TAG]
-                steps = map(StepMetadata.FromString, blobs)
-                if any(step.side_file == side_file for step in steps):
-                    return False
+                for tag, content, _ in blobs_of(data):
+                    if tag != STEPS_TAG:
+                        named.add(StepMetadata.FromString(content).side_file)
             except DecodeError:
-                return False
-        return end > 0 and is_cut(read, size, end)
-
-
-def _changed_ns(path: str) -> int:
-    return Path(path).stat().st_mtime_ns
+                return None
+        return named if end > 0 and is_cut(read, size, end) else None

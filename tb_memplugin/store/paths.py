@@ -34,7 +34,7 @@ STEPS_TAG = "memory/steps"
 
 _LONGEST = 120
 _HOSTILE = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\ud800-\udfff]+')
-_SIDE_FILE = re.compile(r"window-[0-9]{6,}\.mem")
+_SIDE_FILE = re.compile(r"window-([0-9]{6,18})\.mem")
 
 
 def side_file_name(window: int) -> str:
@@ -44,7 +44,13 @@ def side_file_name(window: int) -> str:
 
 def is_side_file_name(name: str) -> bool:
     """Whether a name has the form of a side file's name, without folders or anything else."""
-    return _SIDE_FILE.fullmatch(name) is not None
+    return window_of(name) >= 0
+
+
+def window_of(name: str) -> int:
+    """Return the number of the window whose side file has a name; -1 if it is no side file's name."""
+    match = _SIDE_FILE.fullmatch(name)
+    return -1 if match is None else int(match[1])
 
 
 def folder_name(name: str) -> str:

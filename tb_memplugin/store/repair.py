@@ -21,7 +21,7 @@ from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import read_metadata
 from tb_memplugin.store.event_file import blobs_of, first_record, step_record
-from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name
+from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name, window_of
 from tb_memplugin.store.reader import walk_logdir
 from tb_memplugin.store.records import record, records
 from tb_memplugin.store.summary import Window
@@ -155,7 +155,7 @@ def _steps_without_record(folder: str, writer_id: str, events: Mapping[str, _Eve
     for name in filter(is_side_file_name, files.names_in(side)):
         if all_are_whole and name in named:
             continue
-        window = Window(worker, writer_id, int(name[len("window-") : -len(".mem")]), name)
+        window = Window(worker, writer_id, window_of(name), name)
         path, of = files.join(side, name), (writer_id, window.number) if writer_id else None
         try:
             with files.open_ranges(path) as (read, size):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -11,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from tb_memplugin import MemPluginError
 from tb_memplugin.exports.output import replacing
 from tb_memplugin.store import disk_sync
 from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.leftovers import clear_logdir
 from tb_memplugin.store.reader import read_recordings
+from tb_memplugin.store.records import records
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.temporary import UNKNOWN_SECONDS, has_ended, new_name, this_process
-from tests.faults.failing_files import KILLED, FailingFiles, Fault
+from tests.faults.failing_files import FOREVER, KILLED, FailingFiles, Fault
 from tests.faults.test_faults import NEW, OLD, ORIGIN, RECORDERS, WINDOWS, Program, record_windows, run_killed
 
 pytestmark = [
@@ -102,6 +105,7 @@ def test_the_empty_folder_of_an_import_killed_before_its_claim_goes_after_a_week
 def test_the_next_export_deletes_what_a_killed_one_left(tmp_path):
     code = """
 import os, sys
+from tb_memplugin import MemPluginError
 from tb_memplugin.exports.output import replacing
 with replacing(sys.argv[1]) as stream:
     stream.write(b"half")
@@ -156,17 +160,59 @@ def run_of_an_ended_writer(folder: Path, monkeypatch) -> list[Path]:
     return sorted(side.glob("*.mem"))
 
 
-@pytest.mark.parametrize("after_seconds", [60, 0])
-def test_a_side_file_without_a_step_is_deleted_if_its_writer_has_ended(tmp_path, monkeypatch, after_seconds):
-    """Also one that was written in the same tick of the file system's clock as the last step."""
+def test_a_side_file_without_a_step_is_deleted_if_its_writer_has_ended(tmp_path, monkeypatch):
     windows = run_of_an_ended_writer(tmp_path, monkeypatch)
-    (events,) = tmp_path.glob("rank0/*tb_memplugin")
-    os.utime(windows[3], ns=(events.stat().st_mtime_ns + after_seconds * 10**9,) * 2)
     clear_logdir(str(tmp_path))
     assert [path for path in windows if path.exists()] == windows[:3]
-    os.utime(windows[2], (time.time() + 60,) * 2)
+
+
+def test_the_side_file_of_a_failed_window_is_deleted_if_a_later_window_has_steps(tmp_path, monkeypatch):
+    files = FailingFiles(str(tmp_path))
+    files.install(monkeypatch)
+    unlink = os.unlink
+
+    def refused(path):
+        if str(path).endswith(".mem"):
+            raise PermissionError(errno.EACCES, "refused")
+        unlink(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tb_memplugin.store.worker_folder.this_process", ended_process)
+        patched.setattr(os, "unlink", refused)
+        writer = RunWriter(files.root, "rank0")
+        writer.write(WINDOWS[0])
+        fault = Fault("refused", errno.EIO, at=1, lasts=FOREVER, only="tfevents", operation="write")
+        with files.failing(fault), pytest.raises(MemPluginError):
+            writer.write(WINDOWS[1])
+        writer.write(WINDOWS[2])
+    assert [Path(path).name for path in leftovers(files.root)] == ["window-000001.mem"]
+    clear_logdir(files.root)
+    assert leftovers(files.root) == []
+    assert RECORDERS["handler"].read(files.root) == {"rank0": {0: 100, 1: 7, 4: 102, 5: 7}}
+
+
+@pytest.mark.parametrize("kept", ["nothing", "the first window"])
+def test_where_several_windows_at_the_end_have_no_step_their_side_files_stay(tmp_path, monkeypatch, kept):
+    """As in a copy of a folder that was written to meanwhile: `doctor --repair` makes steps of them."""
+    windows = run_of_an_ended_writer(tmp_path, monkeypatch)
+    (events,) = tmp_path.glob("rank0/*tb_memplugin")
+    content = events.read_bytes()
+    ends = [end for _, _, end in records(lambda at, size: content[at : at + size], len(content))]
+    if kept == "nothing":
+        events.unlink()
+    else:
+        os.truncate(events, ends[2])
     clear_logdir(str(tmp_path))
-    assert windows[2].exists()  # a step names it
+    assert [path for path in windows if path.exists()] == windows
+
+
+def test_beside_a_second_event_file_every_side_file_stays(tmp_path, monkeypatch):
+    """Its writer goes on in it if someone else changed the first."""
+    windows = run_of_an_ended_writer(tmp_path, monkeypatch)
+    (events,) = tmp_path.glob("rank0/*tb_memplugin")
+    (events.parent / events.name.replace(".000000.", ".000001.")).write_bytes(events.read_bytes())
+    clear_logdir(str(tmp_path))
+    assert [path for path in windows if path.exists()] == windows
 
 
 def test_beside_a_damaged_event_file_every_side_file_stays(tmp_path, monkeypatch):
