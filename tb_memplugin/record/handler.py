@@ -30,6 +30,7 @@ from tb_memplugin.record.history.merge import merge_snapshot
 from tb_memplugin.record.history.recording import HistoryWindowRecorder, window_recorder
 from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.window import LOST, WindowRecorder, watch
+from tb_memplugin.record.profiler_windows import raise_interrupt
 from tb_memplugin.record.trackers import LogTo, TrackerLog, chosen
 from tb_memplugin.store import files
 from tb_memplugin.store.writer import RunWriter
@@ -250,6 +251,7 @@ class _MemoryTraceHandler:
     @guarded("on_trace_ready")
     def __call__(self, prof: torch.profiler.profile) -> None:
         try:
+            raise_interrupt()
             self._write(prof)
         except NotRecordedError as error:
             if not self._windows or not getattr(prof, "profile_memory", False):

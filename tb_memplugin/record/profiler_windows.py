@@ -82,6 +82,8 @@ def _notifying(method: Literal["start", "stop"], original: Callable[[], None]) -
     """Return a function that notifies all listeners, then calls torch's own."""
 
     def notify() -> Callable[[], None]:
+        if method == "start":
+            raise_interrupt()
         for reference in tuple(_listeners.values()):
             if (listener := reference()) is not None:
                 try:
@@ -91,10 +93,31 @@ def _notifying(method: Literal["start", "stop"], original: Callable[[], None]) -
         return original
 
     where = f"the {method} of a profiler"
-    return entry(notify, _fail_all, where, lambda: original, calls_after=0)
+    failed = _fail_all if method == "start" else _fail_all_and_go_on
+    return entry(notify, failed, where, lambda: original, calls_after=0)
 
 
 def _fail_all(where: str, error: BaseException) -> None:
     call_all(*(partial(listener.fail, where, error) for listener in referents(list(_listeners.values()))))
     if not isinstance(error, Exception):
+        raise error
+
+
+_interrupts: list[BaseException] = []
+"""What has ended the program while a window stopped, until it is raised."""
+
+
+def _fail_all_and_go_on(where: str, error: BaseException) -> None:
+    """Let torch stop the window first: if it is interrupted, it does so a second time, and crashes."""
+    try:
+        _fail_all(where, error)
+    except BaseException as ending:
+        _interrupts.append(ending)
+
+
+def raise_interrupt() -> None:
+    """Raise what has ended the program while a window stopped, in `on_trace_ready` or as the next begins."""
+    if _interrupts:
+        error = _interrupts.pop()
+        _interrupts.clear()
         raise error

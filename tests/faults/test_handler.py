@@ -9,6 +9,7 @@ import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from tb_memplugin import combine_handlers, memory_trace_handler
+from tb_memplugin.record.profiler.window import WindowRecorder
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Kind
@@ -96,6 +97,28 @@ def test_what_ends_a_handler_within_a_schedule_reaches_the_program_and_torch_doe
     prof.stop()
     steps = [step.metadata.step for step in read_recordings(str(tmp_path)).steps]
     assert steps == ([3] if error is KeyboardInterrupt else [1, 3])
+
+
+def test_ctrl_c_while_a_window_stops_reaches_the_program_and_torch_does_not_crash(tmp_path, monkeypatch):
+    errors, stop = [KeyboardInterrupt()], WindowRecorder.stop
+
+    def interrupted(recorder):
+        if errors:
+            raise errors.pop()
+        stop(recorder)
+
+    monkeypatch.setattr(WindowRecorder, "stop", interrupted)
+    handler = memory_trace_handler(tmp_path, "w")
+    with (
+        pytest.raises(KeyboardInterrupt),
+        profile(
+            profile_memory=True, on_trace_ready=handler, schedule=schedule(wait=0, warmup=1, active=1)
+        ) as prof,
+    ):
+        train(prof, 2)
+    with profile(profile_memory=True, on_trace_ready=handler):
+        torch.ones(3)
+    assert len(read_recordings(str(tmp_path)).steps) == 1
 
 
 def train(prof: profile, steps: int) -> None:
