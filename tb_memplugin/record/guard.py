@@ -275,6 +275,30 @@ def on_free(function: Callable[[], object], failed: Failed, where: str) -> Calla
     return waiting.send
 
 
+class Ending:
+    """Calls a function when an object is freed, at the end of the process, or when it is called itself.
+
+    What the function raises reaches only who calls this object; else it is ended, see `on_free`.
+
+    Args:
+        owner: the object. The function must not have a reference to it.
+        function: called until it has returned once.
+        failed, where: see `entry`.
+    """
+
+    def __init__(self, owner: object, function: Callable[[], object], failed: Failed, where: str) -> None:
+        self._function = function
+        self._at_exit = entry(self.__call__, failed, where)
+        self._reference = weakref.ref(owner, on_free(self, failed, where))
+        atexit.register(self._at_exit)
+
+    def __call__(self) -> None:
+        """Call the function, unless it has returned before."""
+        self._function()
+        self._function = _none
+        atexit.unregister(self._at_exit)
+
+
 def call_all(*functions: Callable[[], object]) -> None:
     """Call all functions, also after one has raised. Errors are logged for debugging only.
 

@@ -6,7 +6,6 @@ import operator
 import os
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
@@ -17,7 +16,7 @@ import torch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.record.arguments import default_worker_name
-from tb_memplugin.record.guard import Guard, call_all, guarded
+from tb_memplugin.record.guard import Ending, Guard, call_all, guarded
 from tb_memplugin.record.steps.devices import counters_of
 from tb_memplugin.record.steps.recording import (
     Allowance,
@@ -146,7 +145,7 @@ class MemoryMonitor:
         self._allowance = Allowance(share)
         self._recording = StepRecording(counters_of(device, reset_peaks=reset_peaks))
         self._stream = _Stream(folder, worker_name, self._recording, seconds, self._guard, durable=durable)
-        self._end = weakref.finalize(self, self._stream.close)  # at the end of the process, too
+        self._end = Ending(self, self._stream.close, self._stream.fail_at_end, _CLOSE)
         self._begin()
 
     def __copy__(self) -> MemoryMonitor:
@@ -252,8 +251,7 @@ class MemoryMonitor:
     def fail(self, where: str, error: BaseException) -> None:
         """Lose the running step, because of an error."""
         if where == _CLOSE:
-            loss = "The last figures of steps may not be written"
-            self._guard.end(where, error, self._stream.abandon, loss=loss)
+            self._stream.fail_at_end(where, error)
             return
         if where == _FLUSH:
             self._guard.end(where, error, loss=_NOT_WRITTEN)
@@ -354,8 +352,12 @@ class _Stream:
             self.write(even_unused=True)
         call_all(self._recording.close, *([self._writer.close] if self._writer is not None else []))
 
-    def abandon(self) -> None:
+    def fail_at_end(self, where: str, error: BaseException) -> None:
         """Let the thread end. It may write until then."""
+        loss = "The last figures of steps may not be written"
+        self._guard.end(where, error, self._abandon, loss=loss)
+
+    def _abandon(self) -> None:
         self._ending.set()
         if self._thread is not None:
             self._thread.join(_LONGEST_WAIT_S)

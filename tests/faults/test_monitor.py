@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tb_memplugin import MemoryMonitor
+from tb_memplugin.store.reader import read_recordings
 from tests.faults.sweep import Session, Training, sweep
+from tests.record.signals import free_after_signal, interrupts
 
 
 class MonitorSession(Session):
@@ -30,6 +34,14 @@ class MonitorSession(Session):
 
     def close(self) -> None:
         self.monitor.close()
+
+
+def test_ctrl_c_as_an_unclosed_monitor_is_freed_reaches_the_program_and_its_steps_are_written(tmp_path):
+    monitors = [MemoryMonitor(tmp_path, "w", flush_seconds=1000)]
+    monitors[0].step()
+    with interrupts(), pytest.raises(KeyboardInterrupt):
+        free_after_signal(monitors)
+    assert [watched.figures.steps.tolist() for watched in read_recordings(str(tmp_path)).watched] == [[0]]
 
 
 def test_an_error_in_any_function_costs_at_most_that_step(tmp_path):

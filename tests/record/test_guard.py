@@ -11,7 +11,7 @@ import weakref
 import pytest
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.record.guard import Guard, end_late, entry, guarded, on_free
+from tb_memplugin.record.guard import Ending, Guard, end_late, entry, guarded, on_free
 from tests.record.signals import free_after_signal, interrupts
 
 
@@ -137,6 +137,30 @@ def test_a_weak_reference_that_is_freed_before_its_object_calls_nobody(guard):
     del reference
     objects.clear()
     assert calls == []
+
+
+def test_an_error_at_the_end_of_the_process_is_one_warning_and_what_failed_is_done_again(
+    guard, warnings, monkeypatch
+):
+    at_exit, calls = [], []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+    monkeypatch.setattr("atexit.unregister", lambda call: at_exit.__setitem__(slice(at_exit.count(call)), []))
+
+    def function():
+        calls.append("called")
+        if len(calls) < 3:
+            raise ValueError("no room")
+
+    owner = Freed()
+    ending = Ending(owner, function, guard.end, "the end")
+    with pytest.raises(ValueError, match="no room"):
+        ending()
+    at_exit[0]()
+    del owner
+    assert (len(calls), at_exit) == (3, [])
+    ending()
+    assert len(calls) == 3
+    assert [text.split(".")[0] for text in warnings.texts] == ["nothing is recorded (ValueError: no room)"]
 
 
 def beyond_the_limit(*_, **__):

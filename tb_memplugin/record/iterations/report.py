@@ -37,7 +37,7 @@ from tb_memplugin.record.arguments import (
     default_worker_name,
     referents,
 )
-from tb_memplugin.record.guard import Guard, call_all, guarded
+from tb_memplugin.record.guard import Ending, Guard, call_all, guarded
 from tb_memplugin.record.iterations.figures import PARTS, IterationMemory, TracedMemory, iteration_memory
 from tb_memplugin.record.iterations.watch import IterationWatch, Observation, compiled_modules
 from tb_memplugin.record.iterations.weights import WeightMemory
@@ -354,7 +354,7 @@ class IterationReport:
         self._shown_notes: set[str] = set()
         self._is_closed = False
         self.epoch, self.iteration, self.step = 1, 0, 0
-        self._finalizer = weakref.finalize(self, _Slot.clear, self._slot)
+        self._end = Ending(self, self._slot.clear, self._guard.end, "the end of IterationReport")
         self._watch_next()
 
     @property
