@@ -63,13 +63,13 @@ class Program:
     """A program that writes below a folder.
 
     Attributes:
-        warnings: the distinct messages that its user sees.
+        warnings: the messages that its user sees.
         after_write: called after each write, with the steps that were written if the program knows.
     """
 
     logdir: str
     after_write: Callable[[Sequence[int]], object]
-    warnings: set[str] = field(default_factory=set)
+    warnings: list[str] = field(default_factory=list)
 
 
 def record_windows(program: Program) -> None:
@@ -171,7 +171,7 @@ class Case:
 
     fault: Fault
     operation: str
-    warnings: set[str]
+    warnings: list[str]
 
 
 def each_case(
@@ -217,7 +217,7 @@ def each_case(
         if not files.hit:
             assert at > (5 if only or operation else 30)
             return
-        yield Case(fault, files.operations[at - 1], program.warnings | messages.warnings)
+        yield Case(fault, files.operations[at - 1], program.warnings + messages.warnings)
 
 
 class Messages(logging.Handler):
@@ -225,10 +225,10 @@ class Messages(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.warnings: set[str] = set()
+        self.warnings: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.warnings.add(record.getMessage())
+        self.warnings.append(record.getMessage())
 
 
 @pytest.mark.parametrize("name", RECORDERS)
@@ -425,7 +425,7 @@ def test_a_file_system_that_cannot_flush_is_no_problem(tmp_path, monkeypatch, na
     files = FailingFiles(str(tmp_path / "logdir"))
     files.install(monkeypatch, flushes=True)
     for case in each_case(RECORDERS[name], files, "refused", "EINVAL", lasts=FOREVER, operation="fsync"):
-        assert case.warnings == set()
+        assert case.warnings == []
         break
 
 

@@ -178,7 +178,7 @@ def test_what_a_recorder_wrote_stays_and_it_goes_on(store, folders, name, error,
             recorder.run(program)
             check(())
         log.removeHandler(messages)
-        warnings = program.warnings | messages.warnings
+        warnings = program.warnings + messages.warnings
         missing = recorder.peaks.keys() - read(logdir).get("rank0", {}).keys()
         assert len(warnings) <= 1, (at, warnings)
         assert warnings or not missing, at
