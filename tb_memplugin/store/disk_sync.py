@@ -7,11 +7,13 @@ own does it, which ends when nothing is left to flush.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tb_memplugin.errors import MemPluginError, UndeletedError, UnflushedError, fix_of
 from tb_memplugin.store import files
@@ -59,17 +61,19 @@ class DiskSync:
         self._is_running = False
         self._not_before = 0.0
 
-    def add(self, *paths: str, settled: bool = True) -> None:
+    def add(self, *paths: str, begin: float = -math.inf) -> None:
         """Flush files soon, and the folders that contain their names, if they are local.
 
         Args:
-            settled: whether they are known to be written, so that a fault of before has ended.
+            begin: when the write began that is known to have succeeded (`time.perf_counter`): a fault of
+                before has ended.
         """
         if self._pid != os.getpid():
             self._forget()
         with self._changed:
-            if settled:
-                _faults.pop(self._logdir, None)
+            fault = _faults.get(self._logdir)
+            if fault is not None and fault.seconds < begin:
+                del _faults[self._logdir]
             for path in paths:
                 self._waiting.pop(path, None)
                 if not files.is_remote(path):
@@ -142,8 +146,17 @@ class DiskSync:
         self._named.add(path)
 
 
-_faults: dict[str, tuple[int | None, type[MemPluginError]]] = {}
-"""By logdir, until something is written there: the errno of the last failure, and the kind that was told."""
+@dataclass(frozen=True)
+class _Fault:
+    """The errno of the last failure in a logdir, the kind of error as which it is told, and when it was."""
+
+    errno: int | None
+    kind: type[MemPluginError]
+    seconds: float
+
+
+_faults: dict[str, _Fault] = {}
+"""By logdir, until something is written there."""
 
 
 def refusal(
@@ -159,9 +172,9 @@ def refusal(
     stops, and a failure of another kind is logged after something was written.
     """
     fault = _faults.get(logdir)
-    if fault is None or fault[0] != error.errno:
-        fault = _faults[logdir] = error.errno, kind
-    result = fault[1](what, where=logdir, fix=fix_of(error, fix))
+    if fault is None or fault.errno != error.errno:
+        fault = _faults[logdir] = _Fault(error.errno, kind, time.perf_counter())
+    result = fault.kind(what, where=logdir, fix=fix_of(error, fix))
     result.__cause__ = error
     return result
 

@@ -71,6 +71,7 @@ class StepsWriter:
             OSError: the folder cannot be written. Earlier records stay readable, nothing of this one remains.
             MemPluginError: no folder for this worker is free.
         """
+        begin = time.perf_counter()
         folder = self._claimed.current()
         last = int(figures.steps[-1])
         event = Event(wall_time=time.time(), step=last, summary=Summary(value=[self._value(folder, figures)]))
@@ -81,7 +82,7 @@ class StepsWriter:
             self._count(figures)
             raise
         self._count(figures)
-        self._disk.add(path)
+        self._disk.add(path, begin=begin)
         return path
 
     def settle(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -119,7 +120,7 @@ class RunWriter:
         window = Window(folder.worker, folder.writer_id, number, side_file_name(number))
         steps = window_steps(trace, window)
         events = b"".join(step_record(metadata, blob) for metadata, blob in steps)
-        side_file = files.join(folder.path, SIDE_FOLDER, window.side_file)
+        side_file, begin = files.join(folder.path, SIDE_FOLDER, window.side_file), time.perf_counter()
         write = lambda stream: write_window(stream, trace, window.writer_id, number)  # noqa: E731
         size = files.write_new(side_file, write, flushed=folder.flushed)
         try:
@@ -128,13 +129,13 @@ class RunWriter:
                     files.flush_path(above)  # before a step names the file
             event_file = folder.add_events(events)
         except UnsettledError:  # its steps may be readable, or become it: they need the side file
-            self._disk.add(side_file, settled=False)
+            self._disk.add(side_file)
             raise
         except OSError:
             files.discard(side_file)
             raise
         if not folder.flushed:
-            self._disk.add(side_file, event_file)
+            self._disk.add(side_file, event_file, begin=begin)
         return WrittenWindow(
             folder=folder.path,
             worker=folder.worker,

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,8 +16,10 @@ import pytest
 
 import tb_memplugin.record.monitor
 from tb_memplugin import MemoryMonitor, MemPluginError
+from tb_memplugin.errors import UnflushedError
 from tb_memplugin.record.guard import Guard
 from tb_memplugin.record.steps.counters import AllocatorCounters, SharedPeaks
+from tb_memplugin.store.disk_sync import DiskSync, refusal
 from tb_memplugin.store.imports import imported_as, write_import
 from tb_memplugin.store.reader import Recordings, read_recordings
 from tb_memplugin.store.windows import read_window
@@ -450,6 +453,16 @@ def test_a_failed_write_is_told_unless_the_fault_of_the_flush_before_it_goes_on(
     texts = sorted(text.partition(":")[0] for text in messages.warnings)
     expected = ["The memory profile could not be written"] * windows_between
     assert texts == [*expected, "What was recorded could not be flushed to the disk"]
+
+
+def test_a_write_that_began_before_a_flush_failed_does_not_end_its_fault(tmp_path):
+    logdir, full = str(tmp_path), OSError(errno.ENOSPC, "full")
+    disk, begin = DiskSync(logdir, print), time.perf_counter()
+    assert type(refusal(logdir, full, "not flushed", UnflushedError)) is UnflushedError
+    disk.add(begin=begin)
+    assert type(refusal(logdir, full, "not written")) is UnflushedError
+    disk.add(begin=time.perf_counter())
+    assert type(refusal(logdir, full, "not written")) is MemPluginError
 
 
 @pytest.mark.parametrize("name", RECORDERS)
