@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import logging
+import mmap
 import pickle
+import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._traceback import CapturedTraceback
 
 import tb_memplugin
 from tb_memplugin.read.snapshot.safe_pickle import load_plain
@@ -314,3 +320,27 @@ def test_a_real_snapshot_of_an_out_of_memory_comes_into_the_tab(tmp_path, warnin
     assert len(told.ooms) > 0
     assert load_snapshot(recorder.dumps[0]).live(1).max() == 84_063_351_764
     assert len(warnings()) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="VmRSS is Linux's")
+def test_a_stack_takes_at_most_32_bytes_for_each_frame_and_keeps_its_code_alive():
+    """Torch's history keeps stacks in the same way: 16 bytes for a frame, in a vector that doubles."""
+    resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE  # noqa: E731
+
+    def stacks(depth: int, count: int) -> list[CapturedTraceback]:
+        if depth:
+            return stacks(depth - 1, count)
+        return [CapturedTraceback.extract(cpp=False) for _ in range(count)]
+
+    before = resident()
+    kept = stacks(100, 20_000)
+    frames = 100 + len(inspect.stack(0))
+    assert resident() - before < 20_000 * (1_024 + 32 * frames)
+    names = {"stacks": stacks}
+    exec("def compiled():\n    return stacks(0, 1)", names)
+    code = weakref.ref(names["compiled"].__code__)
+    kept = names.pop("compiled")()
+    assert code() is not None
+    del kept
+    gc.collect()
+    assert code() is None

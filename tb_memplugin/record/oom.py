@@ -67,7 +67,9 @@ def record_on_oom(
         worker_name: a name that is unique per process. Default: `rank<N>` under torchrun, else
             `<host>_<pid>`.
         max_entries: allocator events to keep per device. Older events are dropped, but blocks that they
-            allocated and that are still alive are kept.
+            allocated and that are still alive are kept. Each keeps its stack, about 2 kB of host memory for
+            100 frames, and the code in it: functions that a program compiles and drops stay until then.
+            torch has no limit in bytes.
         stacks: "python", or "all" to include C++ frames, with which writing takes minutes.
         most_dumps: the largest number of files per device; later failures are only counted.
 
