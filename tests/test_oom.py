@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -336,7 +337,7 @@ def test_a_stack_takes_at_most_32_bytes_for_each_frame_and_keeps_its_code_alive(
     kept = stacks(100, 20_000)
     frames = 100 + len(inspect.stack(0))
     assert resident() - before < 20_000 * (1_024 + 32 * frames)
-    names = {"stacks": stacks}
+    names: dict[str, Any] = {"stacks": stacks}
     exec("def compiled():\n    return stacks(0, 1)", names)
     code = weakref.ref(names["compiled"].__code__)
     kept = names.pop("compiled")()
