@@ -31,7 +31,7 @@ from tb_memplugin.exports.json import parts_json
 from tb_memplugin.exports.output import STDOUT
 from tb_memplugin.simulator import AllocatorSettings, FirstMiss, Replay, replay, simulated_trace
 from tb_memplugin.simulator.allocator_settings import not_followed, records_settings
-from tb_memplugin.simulator.replay_run import Failure
+from tb_memplugin.simulator.replay import Failure
 from tb_memplugin.trace import MemoryTrace
 
 

@@ -19,40 +19,28 @@ from tb_memplugin.trace.tables import Int64
 
 WHERE = "allocator settings"
 INTERVALS = 16
-LARGEST_MB = 1 << 42
-"""Larger numbers of MiB are replaced by this one, which limits nothing."""
+SMALLEST_MB, LARGEST_MB = 11, 1 << 42
+"""Smaller numbers of MiB are refused; larger ones are replaced by the largest, which limits nothing."""
 
-NOT_SIMULATED = frozenset(
-    {
-        "backend",
-        "graph_capture_record_stream_reuse",
-        "pinned_free_catch_all",
-        "pinned_max_cached_size_mb",
-        "pinned_max_round_threshold_mb",
-        "pinned_num_register_threads",
-        "pinned_reserve_segment_size_mb",
-        "pinned_use_background_threads",
-        "pinned_use_cuda_host_register",
-        "pinned_use_hip_host_register",
-        "release_lock_on_cudamalloc",
-        "release_lock_on_hipmalloc",
-        "throw_on_cudamalloc_oom",
-    }
+NOT_FOLLOWED = (
+    "graph_capture_record_stream_reuse",
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "throw_on_cudamalloc_oom",
 )
-"""Known keys that are not simulated: for host memory, locks, failures and graphs."""
+"""Known keys that are not simulated, and may change what is reserved, or when memory runs out."""
 
-
-NOT_FOLLOWED = frozenset(
-    {
-        "graph_capture_record_stream_reuse",
-        "release_lock_on_cudamalloc",
-        "release_lock_on_hipmalloc",
-        "throw_on_cudamalloc_oom",
-    }
+OF_THE_HOST = (
+    "pinned_free_catch_all",
+    "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads",
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
 )
-"""Those of these keys that may change what is reserved, or when memory runs out."""
-
-_OF_THE_HOST = frozenset(key for key in NOT_SIMULATED if key.startswith("pinned_"))
+"""Known keys for host memory."""
 
 
 def not_followed(conf: str) -> tuple[str, ...]:
@@ -60,7 +48,7 @@ def not_followed(conf: str) -> tuple[str, ...]:
     keys = [part.partition(":")[0] for part in _parts("".join(conf.split()))]
     notes = [f"{key} is not simulated; it is ignored." for key in keys if key in NOT_FOLLOWED]
     notes += [
-        f"{key} is a setting for host memory; it changes nothing here." for key in keys if key in _OF_THE_HOST
+        f"{key} is a setting for host memory; it changes nothing here." for key in keys if key in OF_THE_HOST
     ]
     if "garbage_collection_threshold" in keys and "per_process_memory_fraction" not in keys:
         notes.append(
@@ -78,31 +66,6 @@ def refused(key: str, value: str, wanted: str) -> MemPluginError:
         where=WHERE,
         fix=f"Write {key}:VALUE, where VALUE is {wanted}.",
     )
-
-
-def conf_values(conf: str) -> dict[str, Any]:
-    """Return the fields of `AllocatorSettings` that a text sets. White space is ignored, as in PyTorch.
-
-    Raises:
-        MemPluginError: PyTorch does not know a key or value, or the backend is not `native`.
-    """
-    values: dict[str, Any] = {}
-    for part in _parts("".join(conf.split())):
-        key, colon, value = part.partition(":")
-        if key not in READERS and key not in NOT_SIMULATED:
-            raise _unknown(key)
-        if not colon or not value:
-            raise refused(key, value, "not empty")
-        if key in READERS:
-            name, read = READERS[key]
-            values[name] = read(key, value)
-        elif key == "backend" and value != "native":
-            raise MemPluginError(
-                f"backend:{value[:80]} is a different allocator, which is not simulated.",
-                where=WHERE,
-                fix="Use backend:native, or leave it out.",
-            )
-    return values
 
 
 def _unknown(key: str) -> MemPluginError:
@@ -140,13 +103,10 @@ def _flag(key: str, value: str) -> bool:
     return value == "True"
 
 
-def _mebibytes(least: int) -> Callable[[str, str], int]:
-    def read(key: str, value: str) -> int:
-        if not _is_number(value) or int(value) < least:
-            raise refused(key, value, f"a whole number of MiB, at least {least}")
-        return min(int(value), LARGEST_MB) * MIB
-
-    return read
+def _mebibytes(key: str, value: str) -> int:
+    if not _is_number(value) or int(value) < SMALLEST_MB:
+        raise refused(key, value, f"a whole number of MiB, at least {SMALLEST_MB}")
+    return min(int(value), LARGEST_MB) * MIB
 
 
 def _share(key: str, value: str) -> float:
@@ -195,9 +155,9 @@ def _is_power_of_two(text: str) -> bool:
 
 READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "expandable_segments": ("expandable_segments", _flag),
-    "large_segment_size_mb": ("large_segment_bytes", _mebibytes(11)),
-    "max_split_size_mb": ("max_split_bytes", _mebibytes(11)),
-    "max_non_split_rounding_mb": ("max_rounding_bytes", _mebibytes(11)),
+    "large_segment_size_mb": ("large_segment_bytes", _mebibytes),
+    "max_split_size_mb": ("max_split_bytes", _mebibytes),
+    "max_non_split_rounding_mb": ("max_rounding_bytes", _mebibytes),
     "garbage_collection_threshold": ("gc_threshold", _share),
     "per_process_memory_fraction": ("memory_fraction", _share),
     "roundup_power2_divisions": ("divisions", _divisions),
@@ -265,13 +225,29 @@ class AllocatorSettings:
     def from_conf(cls, conf: str) -> AllocatorSettings:
         """Parse a text such as `expandable_segments:True,max_split_size_mb:128`.
 
-        Keys that are not simulated, such as `pinned_…`, are checked for their form and dropped.
+        White space is ignored, as in PyTorch. Keys that are not simulated, such as `pinned_…`, are checked
+        for their form and dropped.
 
         Raises:
             MemPluginError: PyTorch would refuse the text, or it names an unknown key or another backend.
         """
-        values = conf_values(conf)
-        settings = cls(**{name: value for name, value in values.items() if name in cls.__slots__})
+        values: dict[str, Any] = {}
+        for part in _parts("".join(conf.split())):
+            key, colon, value = part.partition(":")
+            if key not in (*READERS, *NOT_FOLLOWED, *OF_THE_HOST, "backend"):
+                raise _unknown(key)
+            if not colon or not value:
+                raise refused(key, value, "not empty")
+            if key in READERS:
+                name, read = READERS[key]
+                values[name] = read(key, value)
+            elif key == "backend" and value != "native":
+                raise MemPluginError(
+                    f"backend:{value[:80]} is a different allocator, which is not simulated.",
+                    where=WHERE,
+                    fix="Use backend:native, or leave it out.",
+                )
+        settings = cls(**values)
         least = settings.large_segment_bytes
         for key, name in (
             ("max_split_size_mb", "max_split_bytes"),

@@ -1,14 +1,15 @@
 """Simulate PyTorch's caching allocator for one device: the block that each request gets, and the segments.
 
 The rules are those of the native backend (`Block`, `BlockPool` and `try_merge_blocks` among them, in
-c10/cuda/CUDACachingAllocator.cpp); they are described in docs/design/allocator_simulator.md. Sizes and
-addresses are bytes.
+c10/cuda/CUDACachingAllocator.cpp); they are described in docs/design/allocator_simulator.md. An expandable
+segment is one range of addresses to which memory is mapped page by page (`ExpandableSegment`,
+`find_expandable_block`, `map_block` and `unmap_block` there). Sizes and addresses are bytes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tb_memplugin.simulator.allocator_settings import (
@@ -17,9 +18,10 @@ from tb_memplugin.simulator.allocator_settings import (
     UNLIMITED,
     AllocatorSettings,
 )
-from tb_memplugin.simulator.driver import GROWS, DeviceMemory, Driver
+from tb_memplugin.simulator.driver import DeviceMemory
 from tb_memplugin.trace import Kind
 from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
+from tb_memplugin.trace.kinds import GROWS
 
 FREE, LIVE, UNMAPPED = 0, 1, 2
 """States of a block. A live block may have been freed by the program and still wait for a stream."""
@@ -205,7 +207,11 @@ class CachingAllocator:
     """
 
     def __init__(
-        self, settings: AllocatorSettings | None = None, driver: Driver | None = None, *, by_age: bool = True
+        self,
+        settings: AllocatorSettings | None = None,
+        driver: DeviceMemory | None = None,
+        *,
+        by_age: bool = True,
     ) -> None:
         self.settings = settings or AllocatorSettings()
         self.driver = driver or DeviceMemory()
@@ -220,7 +226,6 @@ class CachingAllocator:
         self._age_step, self._newest = int(by_age), 0
         self.destroyed: set[PoolId] = set()
         self._pools: dict[tuple[PoolId, bool], Pool] = {}
-        self._expandable = ExpandableSegments(self.settings, self.driver, self.changed)
         self._expands = self.settings.expandable_segments
         self._max_split = self.settings.max_split_bytes
         self._collects = self.settings.gc_threshold > 0 and self._allowed is not None
@@ -247,14 +252,12 @@ class CachingAllocator:
             self._pools[pool, small] = Pool(pool, small)
         return self._pools[pool, small]
 
-    def allocate(self, size: int, home: FreeBlocks) -> Block | None:
-        """Return the block for a request of a rounded size; None when out of memory."""
-        block = self._best_fit(size, home) or self._new(size, home)
-        return None if block is None else self._cut(block, size)
+    def allocate(self, size: int, home: FreeBlocks, *, searches: bool = True) -> Block | None:
+        """Return the block for a request of a rounded size; None when out of memory.
 
-    def allocate_anew(self, size: int, home: FreeBlocks) -> Block | None:
-        """Do as `allocate`, but for a request whose search failed already, before some blocks were freed."""
-        block = self._new(size, home)
+        A request whose search failed already, before some blocks were freed, does not search again.
+        """
+        block = (self._best_fit(size, home) if searches else None) or self._new(size, home)
         return None if block is None else self._cut(block, size)
 
     def free(self, block: Block) -> None:
@@ -397,7 +400,7 @@ class CachingAllocator:
         if allowed is not None and self.reserved + segment > allowed:
             return None
         if self._expands:
-            return self._expandable.extend(home, size)
+            return self._extended(home, size)
         address = self.driver.allocate(segment)
         if address is None:
             return None
@@ -413,7 +416,7 @@ class CachingAllocator:
                 self._free_segment(block)
         for block in blocks:
             if block.origin >= 0:
-                self._expandable.release(block)
+                self._unmap_pages(block)
 
     def _free_segment(self, block: Block) -> None:
         block.home.take(block)
@@ -440,7 +443,7 @@ class CachingAllocator:
         """Free the memory of a cached block as far as possible; return the bytes freed."""
         before = self.reserved
         if block.origin >= 0:
-            self._expandable.release(block)
+            self._unmap_pages(block)
         elif block.is_whole:
             self._free_segment(block)
         return before - self.reserved
@@ -464,40 +467,7 @@ class CachingAllocator:
             if not old:
                 return
 
-
-def _room(block: Block) -> int:
-    """Return the bytes that a free block could hold if the unmapped addresses behind it were mapped."""
-    behind = block.next
-    return block.size + (behind.size if behind is not None and behind.state not in (FREE, LIVE) else 0)
-
-
-def _fixed(index: int, home: FreeBlocks) -> int:
-    """Return the next index of a block that is not expandable, for settings without expandable segments."""
-    while index < len(home.keys) and home.block(index).origin >= 0:
-        index += 1
-    return index
-
-
-Log = Callable[[Kind, int, int, FreeBlocks], None]
-"""Called for every change of the reserved memory: `log(kind, address, bytes, home)`."""
-
-
-class ExpandableSegments:
-    """Grows and shrinks the expandable segments of one allocator.
-
-    Each is one range of addresses to which memory is mapped page by page, as `ExpandableSegment`,
-    `find_expandable_block`, `map_block` and `unmap_block` in c10/cuda/CUDACachingAllocator.cpp do.
-
-    Args:
-        log: called for every change; see `Log`.
-    """
-
-    def __init__(self, settings: AllocatorSettings, driver: Driver, log: Log) -> None:
-        self._settings = settings
-        self._driver = driver
-        self._log = log
-
-    def extend(self, home: FreeBlocks, size: int) -> Block | None:
+    def _extended(self, home: FreeBlocks, size: int) -> Block | None:
         """Map pages for a free block of at least a size and return it, in no list; None when out of memory.
 
         Pages that were mapped before memory ran out stay mapped and free.
@@ -513,10 +483,10 @@ class ExpandableSegments:
         home.take(block)
         return block
 
-    def release(self, block: Block) -> None:
+    def _unmap_pages(self, block: Block) -> None:
         """Unmap the whole pages within a free block; the rest of it stays free."""
         home = block.home
-        page = self._settings.page(home.small)
+        page = self.settings.page(home.small)
         base = block.origin
         begin = base - (base - block.address) // page * page
         end = base + (block.address + block.size - base) // page * page
@@ -525,11 +495,11 @@ class ExpandableSegments:
         home.take(block)
         self._cut_off(block, begin, end)
         block.address, block.size, block.state = begin, end - begin, UNMAPPED
-        self._driver.unmap(begin, end - begin)
+        self.driver.unmap(begin, end - begin)
         join(block)
         if not block.is_whole:
             home.put(block)  # else its address space is released too
-        self._log(Kind.SEGMENT_UNMAP, begin, end - begin, home)
+        self.changed(Kind.SEGMENT_UNMAP, begin, end - begin, home)
 
     def _cut_off(self, block: Block, begin: int, end: int) -> None:
         """Split the parts of a free block before `begin` and after `end` off, as free blocks of their own."""
@@ -553,7 +523,7 @@ class ExpandableSegments:
                 block = block.prev
             if _has_room(block, size):
                 return block
-        start, space = self._driver.reserve(self._settings.page(home.small))
+        start, space = self.driver.reserve(self.settings.page(home.small))
         block = Block(start, max(space, size), home, UNMAPPED, start)
         home.put(block)
         return block
@@ -561,10 +531,10 @@ class ExpandableSegments:
     def _map(self, block: Block, size: int) -> bool:
         """Map the first pages of an unmapped block, and merge free neighbours; False when out of memory."""
         home = block.home
-        page = self._settings.page(home.small)
+        page = self.settings.page(home.small)
         size = min(-(-size // page) * page, block.size)
         start = block.address
-        if not self._driver.map(start, size):
+        if not self.driver.map(start, size):
             return False
         home.take(block)
         if size < block.size:
@@ -575,8 +545,21 @@ class ExpandableSegments:
         block.state = FREE
         join(block)
         home.put(block)
-        self._log(Kind.SEGMENT_MAP, start, size, home)
+        self.changed(Kind.SEGMENT_MAP, start, size, home)
         return True
+
+
+def _room(block: Block) -> int:
+    """Return the bytes that a free block could hold if the unmapped addresses behind it were mapped."""
+    behind = block.next
+    return block.size + (behind.size if behind is not None and behind.state not in (FREE, LIVE) else 0)
+
+
+def _fixed(index: int, home: FreeBlocks) -> int:
+    """Return the next index of a block that is not expandable, for settings without expandable segments."""
+    while index < len(home.keys) and home.block(index).origin >= 0:
+        index += 1
+    return index
 
 
 def _has_room(block: Block | None, size: int) -> bool:

@@ -6,12 +6,9 @@ from collections import deque
 from collections.abc import Set
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol
 
 from tb_memplugin.trace import Kind
-
-GROWS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
-"""The kinds of events by which the reserved memory grows."""
+from tb_memplugin.trace.kinds import GROWS, SHRINKS
 
 FIRST_ADDRESS = 0x7F00_0000_0000
 GAP = 2 << 20
@@ -19,30 +16,6 @@ GAP = 2 << 20
 
 WIDE = 1 << 40
 """Address space of an expandable segment if the device's capacity is not known, in bytes."""
-
-
-class Driver(Protocol):
-    """Allocates and frees device memory; it decides the addresses, and when memory runs out.
-
-    `capacity` is the device's memory in bytes, None if not known.
-    """
-
-    capacity: int | None
-
-    def allocate(self, size: int) -> int | None:
-        """Allocate a segment and return its address; None if there is no memory for it."""
-
-    def free(self, address: int, size: int) -> None:
-        """Free a segment."""
-
-    def reserve(self, page: int) -> tuple[int, int]:
-        """Reserve address space for an expandable segment; return its first address and its size in bytes."""
-
-    def map(self, address: int, size: int) -> bool:
-        """Map memory to a range of reserved addresses; return False if there is none."""
-
-    def unmap(self, address: int, size: int) -> None:
-        """Unmap the memory of a range of reserved addresses."""
 
 
 def space_for(capacity: int | None, page: int) -> int:
@@ -54,6 +27,8 @@ def space_for(capacity: int | None, page: int) -> int:
 class DeviceMemory:
     """A simulated device with or without a limited capacity; no address is used twice.
 
+    It decides the addresses of segments, and when memory runs out.
+
     Args:
         capacity: total bytes that the allocator can get; None for no limit.
     """
@@ -61,15 +36,13 @@ class DeviceMemory:
     def __init__(self, capacity: int | None = None, first_address: int = FIRST_ADDRESS) -> None:
         self.capacity = capacity
         self.used = 0
-        self._next = first_address
+        self._free_address = first_address
 
     def allocate(self, size: int) -> int | None:
         """Allocate a segment and return its address; None if there is no memory for it."""
-        if not self.map(0, size):
-            return None
-        return self._address_for(size)
+        return self._address_for(size) if self.map(0, size) else None
 
-    def free(self, address: int, size: int) -> None:  # noqa: ARG002  # as in `Driver`
+    def free(self, address: int, size: int) -> None:  # noqa: ARG002  # `RecordedDriver` reads it
         """Free a segment."""
         self.used -= size
 
@@ -78,20 +51,20 @@ class DeviceMemory:
         space = space_for(self.capacity, page)
         return self._address_for(space), space
 
-    def map(self, address: int, size: int) -> bool:  # noqa: ARG002  # as in `Driver`
+    def map(self, address: int, size: int) -> bool:  # noqa: ARG002  # `RecordedDriver` reads it
         """Take memory for a range of reserved addresses; return False if there is none."""
         if self.capacity is not None and self.used + size > self.capacity:
             return False
         self.used += size
         return True
 
-    def unmap(self, address: int, size: int) -> None:  # noqa: ARG002  # as in `Driver`
+    def unmap(self, address: int, size: int) -> None:  # noqa: ARG002  # `RecordedDriver` reads it
         """Unmap the memory of a range of reserved addresses."""
         self.used -= size
 
     def _address_for(self, size: int) -> int:
-        address = self._next
-        self._next += -(-size // GAP) * GAP + GAP
+        address = self._free_address
+        self._free_address += -(-size // GAP) * GAP + GAP
         return address
 
 
@@ -104,24 +77,23 @@ class RecordedChange:
     bytes: int
 
 
-class RecordedDriver:
-    """A driver that answers from `upcoming`: the changes recorded between one request and the next, in order.
+class RecordedDriver(DeviceMemory):
+    """A device that answers from `upcoming`: the changes recorded between one request and the next, in order.
 
     It provides memory if the next recorded change does. It refuses memory if the next recorded change frees
-    some, or if the request is known to fail (`fails`). A change that the recording does not have gets
-    made-up addresses and adds a sentence to `surprises`; the reader of these adds the time.
+    some, or if the request is known to fail (`fails`); its capacity does not limit memory. A change that the
+    recording does not have gets made-up addresses and adds a sentence to `surprises`; the reader of these
+    adds the time.
 
     Args:
         first_address: the first made-up address, beyond all recorded ones.
-        capacity: of the device in bytes, where it is known; it does not limit memory here.
     """
 
-    def __init__(self, first_address: int, capacity: int | None = None) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int | None, first_address: int) -> None:
+        super().__init__(capacity, first_address)
         self.upcoming: deque[RecordedChange] = deque()
         self.fails = False
         self.surprises: list[str] = []
-        self._other = DeviceMemory(first_address=first_address)
 
     def allocate(self, size: int) -> int | None:
         """Return the recorded address of the next segment; None if the recording refused it."""
@@ -136,7 +108,7 @@ class RecordedDriver:
         if self._refuses():
             return None
         self.surprise(f"the simulation made a segment of {size:,} bytes, the recording has none")
-        return self._other.allocate(size)
+        return self._address_for(size)
 
     def free(self, address: int, size: int) -> None:
         """Compare a segment that is freed with the recording."""
@@ -144,10 +116,9 @@ class RecordedDriver:
 
     def reserve(self, page: int) -> tuple[int, int]:
         """Reserve the addresses that begin at the next recorded mapping."""
-        space = space_for(self.capacity, page)
         if self.upcoming and self.upcoming[0].kind == Kind.SEGMENT_MAP:
-            return self.upcoming[0].address, space
-        return self._other.reserve(page)[0], space
+            return self.upcoming[0].address, space_for(self.capacity, page)
+        return super().reserve(page)
 
     def map(self, address: int, size: int) -> bool:
         """Return True if memory is mapped next in the recording, or was not refused there."""
@@ -170,7 +141,7 @@ class RecordedDriver:
 
     def frees_first(self) -> bool:
         """Return whether the next recorded change frees memory."""
-        return bool(self.upcoming) and self.upcoming[0].kind in (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
+        return bool(self.upcoming) and self.upcoming[0].kind in SHRINKS
 
     def collected(self, unused: Set[int]) -> list[int]:
         """Return the segments that garbage collection freed, of the unused ones, by address.
@@ -178,7 +149,8 @@ class RecordedDriver:
         Nobody recorded how much memory it left to the process. But an emptied cache and a request that finds
         no memory free all unused segments; only garbage collection frees some and keeps the others.
         """
-        freed = [change.address for change in takewhile(_is_segment_free, self.upcoming)]
+        frees = takewhile(lambda change: change.kind == Kind.SEGMENT_FREE, self.upcoming)
+        freed = [change.address for change in frees]
         return freed if set(freed) < unused else []
 
     def grows(self) -> bool:
@@ -209,7 +181,3 @@ class RecordedDriver:
             self.upcoming.remove(change)
         else:
             self.surprise(f"the simulation released {size:,} bytes at {address:#x}, the recording did not")
-
-
-def _is_segment_free(change: RecordedChange) -> bool:
-    return change.kind == Kind.SEGMENT_FREE

@@ -32,6 +32,13 @@ class Kind(IntEnum):
     MARK = 9
 
 
+GROWS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
+SHRINKS = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
+"""The kinds of events by which the reserved memory grows and shrinks."""
+
+SEGMENT_KINDS = (*GROWS, *SHRINKS)
+
+
 class Category(KeyedEnum):
     """What a block is used for. The values are written to disk: append new ones, never renumber.
 

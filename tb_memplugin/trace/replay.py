@@ -270,10 +270,13 @@ def frees_of_unknown(events: Events, blocks: Allocations) -> Int64:
     return unknown
 
 
-def live_levels(allocations: Allocations, events: int, device: int) -> Int64:
-    """Return the live bytes on a device: shape (events + 1,); entry 0 is before the first event."""
-    start = int(np.searchsorted(allocations.born, 0))
-    size, own = allocations.bytes, allocations.device == device
+def live_levels(allocations: Allocations, size: Int64, events: int, device: int) -> Int64:
+    """Return the live bytes on a device: shape (events + 1,); entry 0 is before the first event.
+
+    Args:
+        size: the bytes of each block, as requested or as the allocator rounded them.
+    """
+    start, own = int(np.searchsorted(allocations.born, 0)), allocations.device == device
     own[:start] &= allocations.freed[:start] >= 0  # of blocks at one address only the last
     if not own.all():
         size = np.where(own, size, 0)

@@ -124,7 +124,7 @@ class MemoryTrace(Tabular):
         return self._once(("live", device), lambda: self._live(device))
 
     def _live(self, device: int) -> Int64:
-        live = live_levels(self.allocations, len(self.events), device)
+        live = live_levels(self.allocations, self.allocations.bytes, len(self.events), device)
         return self.events.kept(lambda: (live,))
 
     def live_runs(self, device: int) -> Runs[np.int64]:

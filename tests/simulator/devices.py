@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tb_memplugin.simulator import AllocatorSettings, CachingAllocator, DeviceMemory
+import numpy as np
+
+from tb_memplugin.simulator import AllocatorSettings, CachingAllocator, DeviceMemory, Replay
+from tb_memplugin.trace import Kind
 
 K, M = 1 << 10, 1 << 20
 
@@ -21,3 +24,12 @@ def placed(made: CachingAllocator, *sizes: int, stream: int = 0, pool: tuple[int
 def where(*blocks):
     """Return (address, size) of each block."""
     return [(block.address, block.size) for block in blocks]
+
+
+def reserved_misses(done: Replay) -> list[int]:
+    """Events (allocations, completed frees) after which the reserved bytes differ from the recorded."""
+    events = done.source.events
+    comparable = (events.device == done.device) & (events.reserved >= 0)
+    comparable &= np.isin(events.kind, (Kind.ALLOC, Kind.FREE_COMPLETED))
+    rows = np.flatnonzero(comparable[: done.end])
+    return rows[events.reserved[rows] != done.reserved[rows + 1]].tolist()

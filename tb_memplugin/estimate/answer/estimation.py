@@ -9,12 +9,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import Unit
 from tb_memplugin.estimate.gpu_spec import MIB, GpuSpec
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
 from tb_memplugin.simulator.replay import replay
 from tb_memplugin.simulator.simulated_trace import simulated_trace
-from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
+from tb_memplugin.trace import Allocations, Category, Kind, MemoryTrace, Phase
+from tb_memplugin.trace.replay import live_levels
 from tb_memplugin.trace.tables import Int64
 
 
@@ -64,7 +66,7 @@ def _sizes(trace: MemoryTrace) -> tuple[Int64, Int64, Int64]:
     blocks = trace.allocations
     device = fullest_device(trace)
     here = np.flatnonzero(blocks.device == device)
-    size = np.where(blocks.rounded >= 0, blocks.rounded, blocks.bytes)[here]
+    size = allocated_bytes(blocks)[here]
     peak = int(np.argmax(allocated_levels(trace, device))) - 1
     alive = (blocks.born[here] <= peak) & (blocks.freed[here] > peak)
     return here, size, np.where(alive, size, 0)
@@ -73,11 +75,8 @@ def _sizes(trace: MemoryTrace) -> tuple[Int64, Int64, Int64]:
 def module_memory(trace: MemoryTrace) -> tuple[ModuleMemory, ...]:
     """Return the memory of every module, parents before children; a parent includes its children."""
     here, size, at_peak = _sizes(trace)
-    owner, count = trace.allocations.module[here], len(trace.modules)
-    live, asked, number = (
-        np.bincount(owner, weights=weights, minlength=count).astype(np.int64)
-        for weights in (at_peak, size, np.ones(len(here)))
-    )
+    owner, count = trace.allocations.module[here].astype(np.int64), len(trace.modules)
+    live, asked, number = (sums(owner, sizes, count) for sizes in (at_peak, size, np.ones_like(size)))
     peaks = _peaks(trace)
     for row in range(count - 1, -1, -1):
         parent = trace.modules[row].parent
@@ -112,16 +111,13 @@ def _peaks(trace: MemoryTrace) -> Int64:
 def tensor_creation(trace: MemoryTrace) -> tuple[TensorCreation, ...]:
     """Return the allocations of every operator, the largest total first."""
     here, size, at_peak = _sizes(trace)
-    operator, names = trace.allocations.operator[here], trace.operators
-    sums, live, number = (
-        np.bincount(operator, weights=weights, minlength=len(names)).astype(np.int64)
-        for weights in (size, at_peak, np.ones(len(here)))
-    )
+    operator, names = trace.allocations.operator[here].astype(np.int64), trace.operators
+    asked, live, number = (sums(operator, sizes, len(names)) for sizes in (size, at_peak, np.ones_like(size)))
     largest = np.zeros(len(names), np.int64)
     np.maximum.at(largest, operator, size)
-    order = np.argsort(-sums, kind="stable")
+    order = np.argsort(-asked, kind="stable")
     return tuple(
-        TensorCreation(names[row], int(number[row]), int(sums[row]), int(largest[row]), int(live[row]))
+        TensorCreation(names[row], int(number[row]), int(asked[row]), int(largest[row]), int(live[row]))
         for row in order.tolist()
         if number[row]
     )
@@ -204,14 +200,13 @@ def allocated_levels(trace: MemoryTrace, device: int) -> Int64:
 
     int64, shape (events + 1,); entry e + 1 holds after event e.
     """
-    blocks, count = trace.allocations, len(trace.events)
-    here = blocks.device == device
-    size = np.where(blocks.rounded >= 0, blocks.rounded, blocks.bytes)[here]
-    born, freed = blocks.born[here], blocks.freed[here]
-    delta = np.zeros(count + 2, np.int64)
-    np.add.at(delta, born + 1, size)
-    np.subtract.at(delta, freed[freed < count] + 1, size[freed < count])
-    return np.cumsum(delta[:-1])
+    blocks = trace.allocations
+    return live_levels(blocks, allocated_bytes(blocks), len(trace.events), device)
+
+
+def allocated_bytes(blocks: Allocations) -> Int64:
+    """Return the bytes of each block as the allocator rounded them; as requested where that is not known."""
+    return np.where(blocks.rounded >= 0, blocks.rounded, blocks.bytes)
 
 
 def simulate(trace: MemoryTrace, settings: AllocatorSettings) -> MemoryTrace:
@@ -289,9 +284,8 @@ def breakdown(trace: MemoryTrace, event: int, device: int = 0) -> tuple[tuple[st
     """Return (category, bytes) of the blocks live after an event on a device, largest first."""
     blocks = trace.allocations
     rows = blocks.alive_at(event, device)
-    size = np.where(blocks.rounded >= 0, blocks.rounded, blocks.bytes)[rows]
-    sums = np.bincount(blocks.category[rows], weights=size, minlength=len(Category)).astype(np.int64)
-    parts = [(category.key, int(sums[category])) for category in Category if sums[category]]
+    sizes = sums(blocks.category[rows].astype(np.int64), allocated_bytes(blocks)[rows], len(Category))
+    parts = [(category.key, int(sizes[category])) for category in Category if sizes[category]]
     return tuple(sorted(parts, key=lambda part: -part[1]))
 
 

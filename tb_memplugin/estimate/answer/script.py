@@ -26,8 +26,8 @@ import torch
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.workload import errors_as_refusals
+from tb_memplugin.estimate.libraries.plugins.plugin import replaced
 from tb_memplugin.estimate.run.fake_cuda import FakeGraph
-from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.main_module import run_as_main
 from tb_memplugin.record.optimizer_hooks import StepHooks
 
@@ -352,17 +352,14 @@ def _children_ended() -> Iterator[None]:
         thread.daemon = True
         start(thread)
 
-    patches = Patches()
-    patches.set(os, "fork", forks)
-    patches.set(threading.Thread, "start", starts)
-    patches.set(BaseProcess, "__init__", creates)
+    changes = (os, "fork", forks), (threading.Thread, "start", starts), (BaseProcess, "__init__", creates)
     before = set(multiprocessing.active_children())
     try:
-        yield
+        with replaced(*changes):
+            yield
     finally:
         if os.getpid() != process:
             exit_at_once(0)
-        patches.undo()
         for child in set(multiprocessing.active_children()) - before:
             child.terminate()
         for number in forked:
@@ -380,13 +377,10 @@ def _stepped(counting: _StepCount) -> Iterator[None]:
             exit_at_once(status)
         raise ProgramEnded
 
-    patches = Patches()
-    patches.set(os, "_exit", leave)
-    patches.set(FakeGraph, "replayed", staticmethod(counting.replayed))
     try:
-        yield
+        with replaced((os, "_exit", leave), (FakeGraph, "replayed", staticmethod(counting.replayed))):
+            yield
     finally:
-        patches.undo()
         hooks.remove()
 
 
@@ -411,15 +405,12 @@ def as_one_rank(program: Program, rank: int = 0) -> Iterator[list[str]]:
         notes.append(f"Of the {nprocs} processes that the program spawns, the first is estimated.")
         function(rank, *args)
 
-    patches = Patches()
-    patches.set(torch.multiprocessing, "spawn", spawn)
+    changes: list[tuple[object, str, object]] = [(torch.multiprocessing, "spawn", spawn)]
     if program.ranks is None and torch.distributed.is_available():
         for module in (torch.distributed, torch.distributed.distributed_c10d):
-            patches.set(module, "init_process_group", init_process_group)
-    try:
+            changes.append((module, "init_process_group", init_process_group))
+    with replaced(*changes):
         yield notes
-    finally:
-        patches.undo()
 
 
 @contextmanager

@@ -35,9 +35,9 @@ from tb_memplugin.estimate.answer.script import (
 )
 from tb_memplugin.estimate.answer.workload import Ran, Target, Workload, run
 from tb_memplugin.estimate.ranks import RankEstimates, estimate_ranks
-from tb_memplugin.estimate.ranks.expert_parallel import EXPERTS, even_routing
 from tb_memplugin.estimate.ranks.mesh import PIPELINE, parse_mesh
 from tb_memplugin.estimate.ranks.pipeline import Pipelining, run_stage
+from tb_memplugin.estimate.ranks.sharded_model import EXPERTS, even_routing
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -151,8 +151,7 @@ class StepEstimator:
         return StepEstimate(self.target.name, ran.workload, self.gpu, estimate, (*ran.notes, *estimate.notes))
 
     def _ranks(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:
-        in_stages = PIPELINE in parse_mesh(self.mesh or "").names
-        if "mesh" not in self.target.takes and not in_stages:
+        if "mesh" not in self.target.takes and not self._stage_ranks:
             raise MemPluginError(
                 f"{self.target.name} has no parameter named mesh, so it can only be divided into "
                 "pipeline stages.",
@@ -162,11 +161,10 @@ class StepEstimator:
                     "the model in it as your job does."
                 ),
             )
-        divided = self._is_divided and in_stages
         ran: list[Ran] = []
 
         def build(estimator: MemoryEstimator, mesh: DeviceMesh) -> None:
-            if divided:
+            if self._stage_ranks:
                 ran.append(run_stage(self.target, workload, estimator, mesh, self.pipelining))
             else:
                 ran.append(run(self.target, workload, estimator, mesh))
@@ -277,16 +275,11 @@ class StepEstimator:
     @property
     def _least_batch(self) -> int:
         """The number of which every batch is a multiple: the micro-batches of a pipeline, 1 without one."""
-        mesh = parse_mesh(self.mesh) if self.mesh is not None else None
-        if mesh is None or PIPELINE not in mesh.names or not self._is_divided:
-            return 1
-        return self.pipelining.micro_batches_on(mesh.size(PIPELINE))
+        return self.pipelining.micro_batches_on(self._stage_ranks) if self._stage_ranks else 1
 
     def _refuse_a_pipeline_in_vain(self) -> None:
         """Raise if a schedule or micro-batches are given that would have no effect."""
-        mesh = parse_mesh(self.mesh) if self.mesh is not None else None
-        in_stages = mesh is not None and PIPELINE in mesh.names and self._is_divided
-        if self.pipelining != Pipelining() and not in_stages:
+        if self.pipelining != Pipelining() and not self._stage_ranks:
             raise MemPluginError(
                 "--schedule and --micro-batches are for a pipeline, and none is divided here.",
                 where="--schedule" if self.pipelining.micro_batches is None else "--micro-batches",
@@ -294,9 +287,14 @@ class StepEstimator:
             )
 
     @property
-    def _is_divided(self) -> bool:
-        """Whether the estimator cuts pipeline stages out of the target; if not, the target does it."""
-        return isinstance(self.target, ConfigTarget) or "mesh" not in self.target.takes
+    def _stage_ranks(self) -> int:
+        """The number of ranks for which the estimator cuts pipeline stages out of the target.
+
+        It is 0 if there is no pipeline, or if the target makes the stages.
+        """
+        is_cut = isinstance(self.target, ConfigTarget) or "mesh" not in self.target.takes
+        sizes = dict(parse_mesh(self.mesh).dimensions) if is_cut and self.mesh is not None else {}
+        return sizes.get(PIPELINE, 0)
 
 
 def highest(phases: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

@@ -24,6 +24,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.attention_buffers import BLACKWELL, RECENT
+from tb_memplugin.estimate.kernels.table import HALVES
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.run.patches import Patches
@@ -53,7 +54,6 @@ CUDNN_DIMS_BLACKWELL = (192, 128)
 CUDNN_DIMS_LEARNING = ((192, 128), (256, 256))
 """The same for a backward, on Hopper and Blackwell, since `RECENT` (check_cudnn_d256_bprop_head_dim)."""
 
-_HALVES = (torch.float16, torch.bfloat16)
 SWITCHES = {"cudnn": "cudnn", "flash": "flash", "efficient": "mem_efficient", "math": "math"}
 NUMBERS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
 """Values of torch.nn.attention.SDPBackend."""
@@ -224,7 +224,7 @@ def _dense(call: AttentionCall, *, grouped: bool) -> bool:
 def _flash(call: AttentionCall) -> bool:
     sizes = {tensor.shape[-1] for tensor in (call.query, call.key, call.value)}
     size = max(sizes)
-    if call.mask is not None or len(sizes) > 1 or size > FLASH_DIM or call.query.dtype not in _HALVES:
+    if call.mask is not None or len(sizes) > 1 or size > FLASH_DIM or call.query.dtype not in HALVES:
         return False
     small_shared_memory = call.capability in ((8, 6), (8, 9), (12, 0)) and call.needs_grad
     if small_shared_memory and (192 < size <= 224 or (size > 224 and call.dropout > 0)):
@@ -236,7 +236,7 @@ def _flash(call: AttentionCall) -> bool:
 
 def _efficient(call: AttentionCall) -> bool:
     dtype = call.query.dtype
-    halves = _HALVES if call.capability >= (8, 0) else (torch.float16,)
+    halves = HALVES if call.capability >= (8, 0) else (torch.float16,)
     if dtype not in (*halves, torch.float32) or call.query.shape[-1] != call.key.shape[-1]:
         return False
     aligned = _alignment(dtype, call.capability)
@@ -256,7 +256,7 @@ def _cudnn(call: AttentionCall) -> bool:
     if call.capability < (8, 0):
         return False
     sizes = (call.query.shape[-1], call.value.shape[-1])
-    if not _sizes_suit_cudnn(call, sizes) or call.query.dtype not in _HALVES:
+    if not _sizes_suit_cudnn(call, sizes) or call.query.dtype not in HALVES:
         return False
     rows, columns = call.query.shape[-2], call.key.shape[-2]
     if columns == 1 or (rows == 1 and call.dropout > 0) or not _mask_suits_cudnn(call):

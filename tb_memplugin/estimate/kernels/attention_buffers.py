@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, Outliving, operators, tensor_bytes
+from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, Outliving, operators
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 
 aten = torch.ops.aten
@@ -278,7 +278,7 @@ def _cudnn(call: Call) -> Buffers:
 def _cudnn_backward(call: Call) -> Buffers:
     """Return the copy of a gradient whose rows are not contiguous, and the workspace."""
     gradient = call["grad_out"]
-    return [tensor_bytes(gradient) if gradient.stride(-1) != 1 else 0, _described(call).backward_bytes()]
+    return [gradient.nbytes if gradient.stride(-1) != 1 else 0, _described(call).backward_bytes()]
 
 
 def _described(call: Call) -> CudnnAttention:
@@ -288,7 +288,7 @@ def _described(call: Call) -> CudnnAttention:
 
 def _transposed_copy(tensor: torch.Tensor) -> int:
     """Return the bytes of a copy in the kernels' layout (batch, length, heads, size); 0 if there is none."""
-    return 0 if tensor.transpose(1, 2).is_contiguous() else tensor_bytes(tensor)
+    return 0 if tensor.transpose(1, 2).is_contiguous() else tensor.nbytes
 
 
 def _deterministic() -> bool:

@@ -23,7 +23,7 @@ import torch
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.reductions import Layout, reduction
-from tb_memplugin.estimate.kernels.table import ANY_GPU
+from tb_memplugin.estimate.kernels.table import ANY_GPU, HALVES
 from tb_memplugin.estimate.libraries.cudnn.convolution import Convolution, Operand
 from tb_memplugin.estimate.libraries.cudnn.questions import Cudnn, installed
 from tb_memplugin.estimate.run.correction import Correction, Target
@@ -35,7 +35,6 @@ from tb_memplugin.trace import Category
 aten = torch.ops.aten
 
 _DTYPES = {torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.float16: "HALF", torch.bfloat16: "BFLOAT16"}
-_HALF = (torch.float16, torch.bfloat16)
 _COUNTED = (
     "Convolutions: the sizes of their workspaces are those that cuDNN {} answers for a description of this "
     "GPU. On the GPU itself it may choose kernels with others (docs/gpu.md)."
@@ -337,7 +336,7 @@ def usual_bytes(data: View, weight: View, result: View) -> int:
 
     Kernels for channels-last in half precision need no copies.
     """
-    if reads_channels_last(data, weight) and data.dtype in _HALF:
+    if reads_channels_last(data, weight) and data.dtype in HALVES:
         return 0
     return data.bytes + weight.bytes + result.bytes
 

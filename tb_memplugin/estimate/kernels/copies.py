@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, operators, tensor_bytes
+from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, operators
 
 if TYPE_CHECKING:
     from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
@@ -27,7 +27,7 @@ _ELEMENTWISE = (
 """Operators that compute an element from one of each operand, in the operands' common dtype."""
 
 
-def _contiguous(*names: str) -> Callable[[Call], Buffers]:
+def contiguous_copies(*names: str) -> Callable[[Call], Buffers]:
     """Return the function for a kernel that makes contiguous copies of the arguments of these names."""
     return lambda call: [copied_bytes(call[name]) for name in names]
 
@@ -57,12 +57,12 @@ def _running(call: Call) -> Buffers:
 
 
 def _complex(call: Call) -> Buffers:
-    return [tensor_bytes(call["self"])] if call["self"].dtype.is_complex else ()
+    return [call["self"].nbytes] if call["self"].dtype.is_complex else ()
 
 
 def _weighted(call: Call) -> Buffers:
     """Return the product of gradient and result, which the kernel reads."""
-    return [tensor_bytes(call["grad_output"])]
+    return [call["grad_output"].nbytes]
 
 
 def _masked_rows(call: Call) -> Buffers:
@@ -80,17 +80,18 @@ def _rolled(call: Call) -> Buffers:
     dimensions = len(call["dims"])
     on_gpu = call.out.device.type == "cuda"
     copied = not call["self"].is_contiguous() and (not dimensions or on_gpu)
-    return [tensor_bytes(call.out)] * max(dimensions - 1, copied)
+    return [call.out.nbytes] * max(dimensions - 1, copied)
 
 
 def _absolute(call: Call) -> Buffers:
-    return [tensor_bytes(call["self"])] if call["self"].is_floating_point() else ()
+    """Return the absolute values, or the difference, which are reduced or compared."""
+    return [call["self"].nbytes] if call["self"].is_floating_point() else ()
 
 
 def _columns(call: Call) -> Buffers:
     """Return a copy of an input that is not contiguous, and what the result is before it grows."""
     tensor = call["self"]
-    small = tensor_bytes(tensor) if tensor.numel() < call.out.numel() else 0
+    small = tensor.nbytes if tensor.numel() < call.out.numel() else 0
     return [small, copied_bytes(tensor)]
 
 
@@ -123,7 +124,7 @@ def _matrices(call: Call) -> Buffers:
     matrices = [
         argument for argument in call.args if isinstance(argument, torch.Tensor) and argument.dim() == 2
     ]
-    return [tensor_bytes(matrix) for matrix in matrices if not is_read_by_blas(matrix)]
+    return [matrix.nbytes for matrix in matrices if not is_read_by_blas(matrix)]
 
 
 def is_read_by_blas(matrix: torch.Tensor) -> bool:
@@ -153,37 +154,34 @@ def _promoted(call: Call) -> Buffers:
 KERNELS = (
     Kernel(
         operators("_softmax", "_log_softmax"),
-        _contiguous("self"),
+        contiguous_copies("self"),
         source="SoftMax.cpp:softmax_cpu_out, cuda/SoftMax.cu:host_softmax",
         on="",
     ),
     Kernel(
-        operators("_log_softmax_backward_data"),
-        _contiguous("grad_output", "output"),
-        source="SoftMax.cpp:log_softmax_backward_cpu_out",
-        on="cpu",
-    ),
-    Kernel(
-        operators("_softmax_backward_data"),
-        _contiguous("grad_output", "output"),
-        source="SoftMax.cpp:softmax_backward_cpu_out",
+        operators("_softmax_backward_data", "_log_softmax_backward_data"),
+        contiguous_copies("grad_output", "output"),
+        source="SoftMax.cpp:softmax_backward_cpu_out, log_softmax_backward_cpu_out",
         on="cpu",
     ),
     Kernel(
         operators("_softmax_backward_data"), _weighted, source="cuda/SoftMax.cu:softmax_backward_cuda_out"
     ),
     Kernel(
-        operators("native_layer_norm"), _contiguous("input"), source="layer_norm.cpp:layer_norm_cpu", on="cpu"
+        operators("native_layer_norm"),
+        contiguous_copies("input"),
+        source="layer_norm.cpp:layer_norm_cpu",
+        on="cpu",
     ),
     Kernel(
         operators("native_layer_norm_backward"),
-        _contiguous("grad_out", "input"),
+        contiguous_copies("grad_out", "input"),
         source="layer_norm.cpp:layer_norm_backward_cpu",
         on="cpu",
     ),
     Kernel(
         operators("embedding_dense_backward"),
-        _contiguous("grad_output"),
+        contiguous_copies("grad_output"),
         source="Embedding.cpp:embedding_dense_backward_cpu",
         on="cpu",
     ),
@@ -228,7 +226,7 @@ KERNELS = (
             *(f"reflection_pad{n}d_backward" for n in (1, 2)),
             "nll_loss_backward",
         ),
-        _contiguous("grad_output"),
+        contiguous_copies("grad_output"),
         source=(
             "cuda/UpSampleBicubic2d.cu, cuda/UpSampleBilinear2d.cu, cuda/ReflectionPad.cu, "
             "cuda/Loss.cu: what they call contiguous on"
@@ -264,6 +262,7 @@ KERNELS = (
         rare="shifted windows, as Swin has them",
     ),
     Kernel(operators("isinf"), _absolute, source="TensorCompare.cpp:isinf", on=""),
+    Kernel(operators("dist"), _absolute, source="Distance.cpp:dist", on="", rare="torch.dist"),
     Kernel(
         operators("im2col", "col2im"),
         _columns,
@@ -277,7 +276,7 @@ KERNELS = (
             *(f"reflection_pad{n}d" for n in (1, 2, 3)),
             *("adaptive_max_pool3d", "_adaptive_avg_pool3d", "avg_pool3d", "max_unpool2d"),
         ),
-        _contiguous("self"),
+        contiguous_copies("self"),
         source=(
             "cuda/ReflectionPad.cu, cuda/AdaptiveMaxPooling3d.cu, cuda/AdaptiveAveragePooling3d.cu, "
             "cuda/AveragePool3d.cu, cuda/MaxUnpooling.cu: what they call contiguous on"

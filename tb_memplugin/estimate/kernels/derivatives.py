@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
+from tb_memplugin.estimate.kernels.table import HALVES
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.run.patches import Patches
@@ -97,7 +98,7 @@ def _cast(tensor: Any) -> Any:
     """Return a tensor in float32 under autocast, which computes this loss so."""
     if tensor is None or not torch.is_autocast_enabled(tensor.device.type):
         return tensor
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return tensor.float() if tensor.dtype in HALVES else tensor
 
 
 class _WithLogits(torch.autograd.Function):

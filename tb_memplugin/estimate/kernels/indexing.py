@@ -7,7 +7,7 @@ from math import prod
 import torch
 
 from tb_memplugin.estimate.kernels.sorting import sort_bytes
-from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, operators, tensor_bytes
+from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, operators
 
 _WITHOUT_SORTING = 3072
 """With at most this many indices, an embedding's gradient needs no buffers for sorting."""
@@ -58,7 +58,7 @@ def _bags(call: Call) -> Buffers:
     gradient, indices = call["grad"], call["indices"]
     if call["mode"] == _MAXIMUM:
         return [copied_bytes(gradient)]
-    counts = [tensor_bytes(indices)] * call["scale_grad_by_freq"]
+    counts = [indices.nbytes] * call["scale_grad_by_freq"]
     return [copied_bytes(gradient), *counts, *_sorted(indices, call["num_weights"], gradient)]
 
 
@@ -67,7 +67,7 @@ def _embedding(call: Call) -> Buffers:
     gradient, indices, by_frequency = call["grad_output"], call["indices"], call["scale_grad_by_freq"]
     if indices.numel() <= _WITHOUT_SORTING and not by_frequency:
         return [copied_bytes(gradient)]
-    counts = [tensor_bytes(indices)] * bool(by_frequency)
+    counts = [indices.nbytes] * bool(by_frequency)
     return [copied_bytes(gradient), *counts, *_sorted(indices, call["num_weights"], gradient)]
 
 
@@ -84,7 +84,7 @@ def _averaged(call: Call) -> Buffers:
     if call["reduce"] != "mean":
         return ()
     out = call.out
-    return [tensor_bytes(out), call["src"].numel() * out.element_size(), out.numel()]
+    return [out.nbytes, call["src"].numel() * out.element_size(), out.numel()]
 
 
 def _searched(call: Call) -> Buffers:
@@ -127,7 +127,7 @@ def _probabilities(call: Call) -> Buffers:
 def _drawn(call: Call) -> Buffers:
     """Return random numbers for each probability and the largest, or three tensors of probabilities."""
     probabilities, several = call["self"], call["num_samples"] > 1
-    size = tensor_bytes(probabilities)
+    size = probabilities.nbytes
     if call["replacement"] and several:
         return [size] * 3
     return [size, call.out.numel() * probabilities.element_size() * several]

@@ -17,7 +17,7 @@ from torch.utils._mode_utils import no_dispatch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.kernels.copies import within
 from tb_memplugin.estimate.kernels.reductions import Layout, reduction
-from tb_memplugin.estimate.kernels.table import ANY_GPU, Buffers, Call, Kernel, operators, tensor_bytes
+from tb_memplugin.estimate.kernels.table import ANY_GPU, Buffers, Call, Kernel, operators
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.known_values import values_of
 from tb_memplugin.estimate.run.patches import Patches
@@ -69,7 +69,7 @@ def _with_logits(call: Call) -> Buffers:
 
 def _exponentials(call: Call) -> Buffers:
     """Return `-target` and its product with the input. The exponentials die before the result is made."""
-    return [tensor_bytes(call.out)] * 2
+    return [call.out.nbytes] * 2
 
 
 class CtcLoss(Correction):
@@ -141,7 +141,7 @@ def _ctc_buffers(call: Call) -> Buffers:
     """Return lengths and offsets of targets on the GPU; in backward first the probabilities from behind."""
     rows = [8 * call["log_probs"].shape[1]] * 3
     alpha = call.get("log_alpha")
-    return rows if alpha is None else [tensor_bytes(alpha), *rows]
+    return rows if alpha is None else [alpha.nbytes, *rows]
 
 
 KERNELS = (

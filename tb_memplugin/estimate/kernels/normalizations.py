@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.estimate.kernels.reductions import Layout, moments
-from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, no_buffers, operators
+from tb_memplugin.estimate.kernels.reductions import Layout, greatest_power, moments
+from tb_memplugin.estimate.kernels.table import HALVES, Buffers, Call, Kernel, no_buffers, operators
 
 aten = torch.ops.aten
 
@@ -18,7 +18,7 @@ _HAS_FLOAT_MOMENTS = torch.torch_version.TorchVersion(torch.__version__) >= "2.1
 def _group_norm(call: Call) -> Buffers:
     """Return a factor and a term for each channel; moments in float32 for half precision."""
     data, rows = call["input"], call["N"]
-    half = _HAS_FLOAT_MOMENTS and data.dtype in (torch.float16, torch.bfloat16)
+    half = _HAS_FLOAT_MOMENTS and data.dtype in HALVES
     size = max(4, data.element_size())
     affine = call["HxW"] > 1 and not (call["weight"] is None and call["bias"] is None)
     return [rows * call["group"] * size] * (2 * half) + [rows * call["C"] * size] * (2 * affine)
@@ -87,23 +87,18 @@ def _exchanged(data: Any, numbers: int) -> list[int]:
     """
     channels = data.shape[1]
     rows = data.numel() // max(1, channels)
-    across = min(_power(channels), 32)
-    down = min(_power(-(-rows // 16)), 512 // across)
+    across = min(greatest_power(channels), 32)
+    down = min(greatest_power(-(-rows // 16)), 512 // across)
     if across * down != 512:
-        across = min(_power(channels), 512 // down)
+        across = min(greatest_power(channels), 512 // down)
     blocks = min(-(-rows // (down * 16)), 128)
     return [numbers * channels * blocks * 4, -(-channels // across) * 4] if blocks >= 8 else []
-
-
-def _power(number: int) -> int:
-    """Return the largest power of two up to a number."""
-    return 1 << (number.bit_length() - 1) if number > 0 else 1
 
 
 def _by_channel(mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: Any) -> tuple[Any, Any]:
     """Return a mean and an inverse deviation of each channel."""
     data = args[0]
-    dtype = torch.float32 if data.dtype in (torch.float16, torch.bfloat16) else data.dtype
+    dtype = torch.float32 if data.dtype in HALVES else data.dtype
     with mode:
         first, second = (torch.empty(data.shape[1], dtype=dtype, device=data.device) for _ in range(2))
     return first, second

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 
-from tb_memplugin.estimate.kernels.table import Kernel, copied_bytes, no_buffers, operators
+from tb_memplugin.estimate.kernels.table import ANY_GPU, Kernel, copied_bytes, no_buffers, operators
 from tb_memplugin.estimate.program.packed_sequences import values_of
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_ledger import Block, Scope
@@ -62,8 +62,6 @@ _NOTE = (
     "LSTM, GRU and RNN: what cuDNN keeps for backward (its reserve) and its workspaces are counted as "
     "cuDNN 9.20 sizes them."
 )
-_DEFAULT_CAPABILITY, _DEFAULT_PROCESSORS = (8, 0), 108
-"""Those of an A100, if no GPU was given."""
 
 
 class Recurrent(Correction):
@@ -159,7 +157,7 @@ class Recurrent(Correction):
         kind, hidden, projected, layers, batch_first, dropout, train, both, batch_sizes = settings[:9]
         packed = bool(batch_sizes)
         steps, sequences = data.shape[:2] if not batch_first else (data.shape[1], data.shape[0])
-        gpu = self.target.gpu
+        gpu = self.target.gpu or ANY_GPU
         call = RecurrentCall(
             kind=kind,
             directions=2 if both else 1,
@@ -174,11 +172,10 @@ class Recurrent(Correction):
             packed=packed,
             element_bytes=data.element_size(),
             persistent=False,
-            capability=gpu.compute_capability if gpu is not None else _DEFAULT_CAPABILITY,
+            capability=gpu.compute_capability,
         )
-        processors = gpu.processors if gpu is not None else _DEFAULT_PROCESSORS
         half = data.dtype is torch.float16
-        return replace(call, persistent=is_persistent(call, processors, is_half=half, forward=forward))
+        return replace(call, persistent=is_persistent(call, gpu.processors, is_half=half, forward=forward))
 
 
 def _allocate(mode: CountingFakeMode, func: Any, size: int, scope: Scope, row: int) -> Block | None:

@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, operators, tensor_bytes
+from tb_memplugin.estimate.kernels.table import HALVES, Buffers, Call, Kernel, operators
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_HALVES = (torch.float16, torch.bfloat16)
 
 _FEWEST_VALUES, _MOST_VALUES = 16, 256
 """Values that a thread reduces: min_values_per_thread and max_values_per_thread."""
@@ -203,13 +201,14 @@ def _vector_of_outputs(dimensions: list[_Dimension], reduced: int, offset: int) 
 
 def _block(threads: int, wide: int, tall: int) -> tuple[int, int]:
     """Return the width and height of a block, both powers of two (set_block_dimension)."""
-    across, down = (min(_power(size), threads) for size in (wide, tall))
+    across, down = (min(greatest_power(size), threads) for size in (wide, tall))
     width = min(across, _WARP)
     height = min(down, threads // width)
     return min(across, threads // height), height
 
 
-def _power(number: int) -> int:
+def greatest_power(number: int) -> int:
+    """Return the largest power of two up to a number, at least 1."""
     return 1 << (number.bit_length() - 1) if number > 0 else 1
 
 
@@ -273,7 +272,7 @@ def reduction(
     partial = partial or _number(layout.dtype)
     kernels = reduction_buffers(layout, reduced, partial, gpu)
     parts = []
-    if len(kernels) > 1 and not (layout.dtype not in _HALVES if accumulates is None else accumulates):
+    if len(kernels) > 1 and not (layout.dtype not in HALVES if accumulates is None else accumulates):
         parts = [partial * prod(size for row, size in enumerate(layout.shape) if row not in reduced)]
     return [*before, *parts, *kernels]
 
@@ -300,7 +299,7 @@ def _reduced(partial: Partial, call: Call) -> Buffers:
     layout = copied or Layout.of(tensor)
     pair = len(schema.returns) == 2 and partial is _element
     size = 16 if pair else partial(layout.dtype)
-    halved = layout.dtype in _HALVES and out.dtype in _HALVES and size > 2
+    halved = layout.dtype in HALVES and out.dtype in HALVES and size > 2
     return reduction(
         layout,
         call.gpu,
@@ -328,17 +327,12 @@ def _of_each(call: Call) -> Buffers:
 
 def _logsumexp(call: Call) -> Buffers:
     """Return the largest element of each row, and the exponentials of all elements."""
-    return [tensor_bytes(call.out), call["self"].numel() * call.out.element_size()]
-
-
-def _difference(call: Call) -> Buffers:
-    """Return the difference that is reduced."""
-    return [tensor_bytes(call["self"])] if call["self"].is_floating_point() else ()
+    return [call.out.nbytes, call["self"].numel() * call.out.element_size()]
 
 
 def _is_copied(dtype: torch.dtype, out: torch.dtype) -> bool:
     """Whether an input is copied in the dtype of the result; a GPU sums half precision in float32 without."""
-    return dtype is not out and not (dtype in _HALVES and out is torch.float32)
+    return dtype is not out and not (dtype in HALVES and out is torch.float32)
 
 
 def _reducing(partial_bytes: Partial, source: str, *names: str) -> Kernel:
@@ -372,5 +366,4 @@ KERNELS = (
         source="cuda/ForeachReduceOp.cu:foreach_tensor_norm_cuda",
     ),
     Kernel(operators("logsumexp"), _logsumexp, source="ReduceOps.cpp:logsumexp_out_impl", on=""),
-    Kernel(operators("dist"), _difference, source="Distance.cpp:dist", on="", rare="torch.dist"),
 )

@@ -15,6 +15,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
+from tb_memplugin.estimate.kernels.copies import contiguous_copies
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, no_buffers, operators
 from tb_memplugin.estimate.program.values import make_one_hot
 from tb_memplugin.estimate.run.correction import Correction
@@ -165,10 +166,6 @@ def _with_a_mask(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwarg
     )
 
 
-def _copied_twice(call: Call) -> Buffers:
-    return [copied_bytes(call["grad_output"]), copied_bytes(call["output"])]
-
-
 def _copied_before(call: Call) -> Buffers:
     """Return a contiguous copy of the input, which is made before the results."""
     return [copied_bytes(call["input"]), *call.out]
@@ -219,7 +216,7 @@ KERNELS = (
     ),
     Kernel(
         operators("_log_softmax_backward_data"),
-        _copied_twice,
+        contiguous_copies("grad_output", "output"),
         source="cuda/SoftMax.cu:host_softmax_backward",
         results=_contiguous,
     ),

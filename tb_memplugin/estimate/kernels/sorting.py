@@ -12,7 +12,7 @@ from math import ceil, log, log2
 import torch
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, operators, tensor_bytes
+from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, operators
 
 _SMALL = 4096
 """Rows of up to this many elements are sorted in place (should_use_small_sort)."""
@@ -64,7 +64,7 @@ def _topk(call: Call) -> Buffers:
     if not call["sorted"] or values.shape[along] <= _SMALL:
         return [buffers]
     ordered = [_INDEX * indices.numel()]
-    held = [tensor_bytes(indices), tensor_bytes(values)]
+    held = [indices.nbytes, values.nbytes]
     return [buffers, [*held, _sorting(values, along, values, call.gpu), ordered]]
 
 

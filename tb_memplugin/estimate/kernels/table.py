@@ -17,6 +17,8 @@ from tb_memplugin.estimate.gpu_spec import GpuSpec
 ANY_GPU = GpuSpec.named("a100")
 """The GPU whose properties count if no particular GPU is given."""
 
+HALVES = (torch.float16, torch.bfloat16)
+
 READ = "2.13.0"
 """The PyTorch whose sources the rows were read from, where a row does not say otherwise."""
 
@@ -131,9 +133,4 @@ def operators(*names: str) -> list[Any]:
 
 def copied_bytes(tensor: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> int:
     """Return the bytes of a copy in a memory format, 0 if the tensor is in it already."""
-    return 0 if tensor.is_contiguous(memory_format=memory_format) else tensor_bytes(tensor)
-
-
-def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of all elements."""
-    return tensor.numel() * tensor.element_size()
+    return 0 if tensor.is_contiguous(memory_format=memory_format) else tensor.nbytes

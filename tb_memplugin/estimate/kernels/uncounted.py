@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from tb_memplugin.estimate.kernels.table import operators
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
-
-aten = torch.ops.aten
 
 _EFFICIENT = (
     "scaled_dot_product_attention uses the memory-efficient kernel. The workspace of its backward is "
@@ -29,27 +26,16 @@ _SOLVERS = (
 )
 _BILINEAR = "nn.Bilinear: the products of its inputs, which its kernel holds for a moment, are not counted."
 
-_MET: dict[str, tuple[Any, ...]] = {
-    _EFFICIENT: (aten._scaled_dot_product_efficient_attention_backward.default,),
-    _BATCH_NORM: (aten.cudnn_batch_norm.default,),
-    _SELECTING: (aten._unique2.default, aten.nonzero.default, aten.masked_select.default),
-    _BILINEAR: (aten._trilinear.default,),
-    FOURIER: (aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default),
+_MET: dict[str, tuple[str, ...]] = {
+    _EFFICIENT: ("_scaled_dot_product_efficient_attention_backward",),
+    _BATCH_NORM: ("cudnn_batch_norm",),
+    _SELECTING: ("_unique2", "nonzero", "masked_select"),
+    _BILINEAR: ("_trilinear",),
+    FOURIER: ("_fft_r2c", "_fft_c2r", "_fft_c2c"),
     _SOLVERS: (
-        aten.linalg_cholesky_ex.default,
-        aten.cholesky_inverse.default,
-        aten.cholesky_solve.default,
-        aten._linalg_eigh.default,
-        aten.linalg_eig.default,
-        aten.linalg_inv_ex.default,
-        aten.linalg_lu_factor_ex.default,
-        aten.linalg_lu_solve.default,
-        aten._linalg_det.default,
-        aten._linalg_slogdet.default,
-        aten._linalg_solve_ex.default,
-        aten._linalg_svd.default,
-        aten.linalg_lstsq.default,
-        aten.linalg_qr.default,
+        *("linalg_cholesky_ex", "cholesky_inverse", "cholesky_solve", "_linalg_eigh", "linalg_eig"),
+        *("linalg_inv_ex", "linalg_lu_factor_ex", "linalg_lu_solve", "_linalg_det", "_linalg_slogdet"),
+        *("_linalg_solve_ex", "_linalg_svd", "linalg_lstsq", "linalg_qr"),
     ),
 }
 
@@ -75,7 +61,9 @@ class Unknown(Correction):
 
     def after(self) -> dict[Any, After]:
         """Return a function for each operator that such kernels compute; it adds the note."""
-        return {operator: self._noting(note) for note, operators in _MET.items() for operator in operators}
+        return {
+            operator: self._noting(note) for note, names in _MET.items() for operator in operators(*names)
+        }
 
     def _noting(self, note: str) -> After:
         def tell(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:

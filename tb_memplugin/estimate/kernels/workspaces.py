@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.kernels.copies import is_read_by_blas
+from tb_memplugin.estimate.kernels.table import HALVES
 from tb_memplugin.estimate.run.correction import Correction, Target
 from tb_memplugin.estimate.run.fake_ledger import Block, Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
@@ -42,7 +43,6 @@ _WITH_A_BIAS = ("aten::addmm", "aten::_addmm_activation")
 """Products that cuBLASLt computes if the operands suit it; it computes `_scaled_mm` always."""
 
 _BY_CUBLASLT = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class Workspaces(Correction):
@@ -81,7 +81,7 @@ class Workspaces(Correction):
             return
         row = mode.ledger.device_row(device)
         copies = [
-            mode.allocate(matrix.numel() * matrix.element_size(), func, scope, Category.TEMPORARY, row)
+            mode.allocate(matrix.nbytes, func, scope, Category.TEMPORARY, row)
             for matrix in matrices
             if matrix.dim() >= 2 and not is_read_by_blas(matrix)
         ]
@@ -136,5 +136,5 @@ def _suits_cublaslt(name: str, matrices: Sequence[torch.Tensor]) -> bool:
     if right.dtype not in _BY_CUBLASLT or min(right.shape) < 2:
         return False
     row = bias.is_contiguous() and bias.squeeze().dim() == 1 and bias.shape[-1] == right.shape[1]
-    matrix = bias.shape == (left.shape[0], right.shape[1]) and right.dtype in _HALF
+    matrix = bias.shape == (left.shape[0], right.shape[1]) and right.dtype in HALVES
     return row or matrix or name == "aten::_addmm_activation"

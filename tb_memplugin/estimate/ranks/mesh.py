@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from tb_memplugin.errors import MemPluginError
 
@@ -49,11 +50,7 @@ class Mesh:
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Return a rank's coordinate, one number for each dimension."""
-        coordinate = []
-        for size in reversed(self.shape):
-            rank, index = divmod(rank, size)
-            coordinate.append(index)
-        return tuple(reversed(coordinate))
+        return tuple(map(int, np.unravel_index(rank, self.shape)))
 
     @property
     def corners(self) -> tuple[int, ...]:
@@ -64,13 +61,7 @@ class Mesh:
         stages run different programs.
         """
         ends = [range(size) if name == PIPELINE else sorted({0, size - 1}) for name, size in self.dimensions]
-        return tuple(sorted(self._rank(coordinate) for coordinate in itertools.product(*ends)))
-
-    def _rank(self, coordinate: tuple[int, ...]) -> int:
-        rank = 0
-        for size, here in zip(self.shape, coordinate, strict=True):
-            rank = rank * size + here
-        return rank
+        return tuple(np.ravel_multi_index(np.ix_(*ends), self.shape).ravel().tolist())
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.dimensions)

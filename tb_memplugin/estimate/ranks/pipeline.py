@@ -7,10 +7,12 @@ tied head is a copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -26,27 +28,26 @@ from tb_memplugin.estimate.answer.workload import (
     checkpoint_model,
     default_dtype,
     errors_as_refusals,
+    loss_of,
     optimizer_of,
     refuse_what_it_does_not_take,
 )
-from tb_memplugin.estimate.ranks.expert_parallel import EXPERTS, divided_experts, shard_experts
 from tb_memplugin.estimate.ranks.mesh import PIPELINE
 from tb_memplugin.estimate.ranks.sharded_model import (
+    EXPERTS,
     NOTE,
     by_tensors,
+    divided_experts,
     fully_sharded,
     in_data_parallel,
     refuse_other_dimensions,
+    shard_experts,
 )
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from tb_memplugin.estimate.answer.estimator import MemoryEstimator
-import copy
-from collections.abc import Callable
-
-from tb_memplugin.estimate.answer.workload import loss_of
 
 PARTS_OF_A_DECODER = {"embed_tokens", "layers", "norm"}
 """The module names that a config's `base_model_pp_plan` must have."""
@@ -84,9 +85,7 @@ def shares(layers: int, parts: int) -> list[range]:
             where="--mesh",
             fix="Use fewer stages.",
         )
-    each, more = divmod(layers, parts)
-    ends = [(part + 1) * each + min(part + 1, more) for part in range(parts)]
-    return [range(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    return [range(part[0], part[-1] + 1) for part in np.array_split(range(layers), parts)]
 
 
 def stage_of(model: nn.Module, index: int, count: int) -> Stage:

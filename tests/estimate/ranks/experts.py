@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from tb_memplugin.estimate.answer.workload import Built
-from tb_memplugin.estimate.ranks.expert_parallel import by_experts
 from tb_memplugin.estimate.ranks.mesh import parse_mesh
 from tb_memplugin.estimate.ranks.pipeline import fed, sharded_stage
+from tb_memplugin.estimate.ranks.sharded_model import by_experts
 
 WIDTH = 128
 SENT = ((5, 11), (9, 7))

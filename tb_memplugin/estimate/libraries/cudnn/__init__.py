@@ -5,6 +5,6 @@ choose, and how much workspace they take. It needs no GPU and no driver.
 
 Start with `questions.py`, which asks from the estimate, and describes the GPU. cuDNN runs in a process of its
 own (`answers.py`), so whatever it does cannot end the estimate. There, `library.py` calls cuDNN and takes the
-plan that PyTorch would take, and `convolution.py` describes what is asked about. `header.py` holds the
-numbers of cuDNN's header. Attention needs no answers: kernels/attention_buffers.py knows its sizes.
+plan that PyTorch would take, and `convolution.py` describes what is asked about. Attention needs no answers:
+kernels/attention_buffers.py knows its sizes.
 """

@@ -1,6 +1,6 @@
 """The process in which cuDNN is asked: `python -m tb_memplugin.estimate.libraries.cudnn.answers FD PATH`.
 
-It reads (description of the GPU, question) pairs from a connection and sends one `Answer` for each, until
+It reads (description of the GPU, convolution) pairs from a connection and sends one `Answer` for each, until
 the connection is closed. The first answer comes without a question and has cuDNN's version.
 """
 
@@ -9,20 +9,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Protocol
 
+from tb_memplugin.estimate.libraries.cudnn.convolution import Convolution
 from tb_memplugin.estimate.libraries.cudnn.library import CudnnError, Descriptors, Library, device_descriptor
-
-
-class Question(Protocol):
-    """What one can ask about: a frozen dataclass of plain values, in a module that does not import torch."""
-
-    def workspace_bytes(self, descriptors: Descriptors, device: int) -> int:
-        """Return the bytes of the workspace on a device.
-
-        Raises:
-            CudnnError: cuDNN refuses.
-        """
 
 
 @dataclass(frozen=True)
@@ -33,7 +22,7 @@ class Answer:
     refusal: str = ""
 
 
-def answer(library: Library, description: str, question: Question) -> Answer:
+def answer(library: Library, description: str, question: Convolution) -> Answer:
     """Return what cuDNN answers for a described GPU."""
     try:
         with Descriptors(library) as descriptors:

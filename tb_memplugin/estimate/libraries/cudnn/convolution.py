@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tb_memplugin.estimate.libraries.cudnn.header import (
+from tb_memplugin.estimate.libraries.cudnn.library import (
     CROSS_CORRELATION,
     DataType,
     Descriptor,
-    HeurMode,
+    Descriptors,
     NumericalNote,
+    workspaces,
 )
-from tb_memplugin.estimate.libraries.cudnn.library import Descriptors, workspaces
 
 OPERATIONS = {
     "forward": (Descriptor.OPERATION_CONVOLUTION_FORWARD, "FORWARD_", "W", "X", "Y"),
@@ -83,8 +83,7 @@ class Convolution:
         operation = descriptors.make(
             kind, **{f"OPERATION_CONVOLUTION_{prefix}{name}": value for name, value in values.items()}
         )
-        modes = (HeurMode.INSTANT, HeurMode.FALLBACK)
-        sizes = workspaces(descriptors, device, [operation], modes, _unwanted(self))
+        sizes = workspaces(descriptors, device, operation, _unwanted(self))
         if self.fits_bytes is None:
             return next(sizes)
         return max((size for size in sizes if size <= self.fits_bytes), default=0)

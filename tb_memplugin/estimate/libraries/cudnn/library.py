@@ -1,27 +1,132 @@
 """Load cuDNN, make the descriptors of its backend API, and choose the plan that PyTorch would run.
 
-Imports no torch: this runs in a process of its own (`answers.py`).
+Imports no torch: this runs in a process of its own (`answers.py`). Values of cuDNN's header cudnn_graph.h
+(version 9) have the names there without CUDNN_.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tb_memplugin.estimate.libraries.cudnn.header import (
-    ATTRIBUTES,
-    C_TYPES,
-    DataType,
-    Descriptor,
-    HeurMode,
-    NumericalNote,
-)
-
 FIRST_VERSION = 90800
 """The first version that answers for a described device."""
+
+
+class Descriptor(IntEnum):
+    """cudnnBackendDescriptorType_t: CUDNN_BACKEND_..._DESCRIPTOR."""
+
+    CONVOLUTION = 1
+    ENGINE = 2
+    ENGINECFG = 3
+    ENGINEHEUR = 4
+    EXECUTION_PLAN = 5
+    OPERATION_CONVOLUTION_FORWARD = 10
+    OPERATION_CONVOLUTION_BACKWARD_FILTER = 11
+    OPERATION_CONVOLUTION_BACKWARD_DATA = 12
+    OPERATIONGRAPH = 15
+    TENSOR = 17
+    DEVICEPROP = 38
+
+
+class DataType(IntEnum):
+    """cudnnDataType_t: CUDNN_DATA_..."""
+
+    FLOAT = 0
+    DOUBLE = 1
+    HALF = 2
+    BFLOAT16 = 9
+
+
+class HeurMode(IntEnum):
+    """cudnnBackendHeurMode_t: CUDNN_HEUR_MODE_..., in the order in which PyTorch asks them."""
+
+    INSTANT = 0
+    FALLBACK = 2
+
+
+class NumericalNote(IntEnum):
+    """cudnnBackendNumericalNote_t: CUDNN_NUMERICAL_NOTE_..."""
+
+    TENSOR_CORE = 0
+    DOWN_CONVERT_INPUTS = 1
+    NONDETERMINISTIC = 4
+    TYPE_COUNT = 10
+
+
+CROSS_CORRELATION = 1
+"""CUDNN_CROSS_CORRELATION of cudnnConvolutionMode_t."""
+
+
+class Type(IntEnum):
+    """cudnnBackendAttributeType_t: CUDNN_TYPE_..."""
+
+    DATA_TYPE = 1
+    INT64 = 3
+    FLOAT = 4
+    CONVOLUTION_MODE = 7
+    HEUR_MODE = 8
+    NUMERICAL_NOTE = 11
+    BACKEND_DESCRIPTOR = 15
+    CHAR = 24
+
+
+C_TYPES: dict[Type, Any] = {
+    Type.INT64: ctypes.c_int64,
+    Type.FLOAT: ctypes.c_float,
+    Type.BACKEND_DESCRIPTOR: ctypes.c_void_p,
+    Type.CHAR: ctypes.c_char,
+}
+"""The types of C for values; all others are enumerations, so `c_int`."""
+
+ATTRIBUTES = {
+    "CONVOLUTION_COMP_TYPE": (100, Type.DATA_TYPE),
+    "CONVOLUTION_CONV_MODE": (101, Type.CONVOLUTION_MODE),
+    "CONVOLUTION_DILATIONS": (102, Type.INT64),
+    "CONVOLUTION_FILTER_STRIDES": (103, Type.INT64),
+    "CONVOLUTION_POST_PADDINGS": (104, Type.INT64),
+    "CONVOLUTION_PRE_PADDINGS": (105, Type.INT64),
+    "CONVOLUTION_SPATIAL_DIMS": (106, Type.INT64),
+    "ENGINEHEUR_MODE": (200, Type.HEUR_MODE),
+    "ENGINEHEUR_OPERATION_GRAPH": (201, Type.BACKEND_DESCRIPTOR),
+    "ENGINEHEUR_RESULTS": (202, Type.BACKEND_DESCRIPTOR),
+    "ENGINEHEUR_DEVICEPROP": (204, Type.BACKEND_DESCRIPTOR),
+    "ENGINECFG_ENGINE": (300, Type.BACKEND_DESCRIPTOR),
+    "EXECUTION_PLAN_ENGINE_CONFIG": (401, Type.BACKEND_DESCRIPTOR),
+    "EXECUTION_PLAN_WORKSPACE_SIZE": (402, Type.INT64),
+    "EXECUTION_PLAN_DEVICEPROP": (407, Type.BACKEND_DESCRIPTOR),
+    "OPERATION_CONVOLUTION_FORWARD_ALPHA": (700, Type.FLOAT),
+    "OPERATION_CONVOLUTION_FORWARD_BETA": (701, Type.FLOAT),
+    "OPERATION_CONVOLUTION_FORWARD_CONV_DESC": (702, Type.BACKEND_DESCRIPTOR),
+    "OPERATION_CONVOLUTION_FORWARD_W": (703, Type.BACKEND_DESCRIPTOR),
+    "OPERATION_CONVOLUTION_FORWARD_X": (704, Type.BACKEND_DESCRIPTOR),
+    "OPERATION_CONVOLUTION_FORWARD_Y": (705, Type.BACKEND_DESCRIPTOR),
+    "OPERATION_CONVOLUTION_BWD_DATA_ALPHA": (706, Type.FLOAT),
+    "OPERATION_CONVOLUTION_BWD_DATA_BETA": (707, Type.FLOAT),
+    "OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC": (708, Type.BACKEND_DESCRIPTOR),
+    "OPERATION_CONVOLUTION_BWD_DATA_W": (709, Type.BACKEND_DESCRIPTOR),
+    "OPERATION_CONVOLUTION_BWD_DATA_DX": (710, Type.BACKEND_DESCRIPTOR),
+    "OPERATION_CONVOLUTION_BWD_DATA_DY": (711, Type.BACKEND_DESCRIPTOR),
+    "OPERATION_CONVOLUTION_BWD_FILTER_ALPHA": (712, Type.FLOAT),
+    "OPERATION_CONVOLUTION_BWD_FILTER_BETA": (713, Type.FLOAT),
+    "OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC": (714, Type.BACKEND_DESCRIPTOR),
+    "OPERATION_CONVOLUTION_BWD_FILTER_DW": (715, Type.BACKEND_DESCRIPTOR),
+    "OPERATION_CONVOLUTION_BWD_FILTER_X": (716, Type.BACKEND_DESCRIPTOR),
+    "OPERATION_CONVOLUTION_BWD_FILTER_DY": (717, Type.BACKEND_DESCRIPTOR),
+    "OPERATIONGRAPH_OPS": (801, Type.BACKEND_DESCRIPTOR),
+    "TENSOR_BYTE_ALIGNMENT": (900, Type.INT64),
+    "TENSOR_DATA_TYPE": (901, Type.DATA_TYPE),
+    "TENSOR_DIMENSIONS": (902, Type.INT64),
+    "TENSOR_STRIDES": (903, Type.INT64),
+    "TENSOR_UNIQUE_ID": (906, Type.INT64),
+    "ENGINE_NUMERICAL_NOTE": (1303, Type.NUMERICAL_NOTE),
+    "DEVICEPROP_JSON_REPRESENTATION": (2702, Type.CHAR),
+}
+"""cudnnBackendAttributeName_t: CUDNN_ATTR_..., each with the type of its values."""
 
 
 class CudnnError(Exception):
@@ -183,24 +288,19 @@ def device_descriptor(descriptors: Descriptors, description: str) -> int:
 
 
 def workspaces(
-    descriptors: Descriptors,
-    device: int,
-    operations: Sequence[int],
-    modes: Iterable[HeurMode],
-    unwanted: frozenset[NumericalNote] = frozenset(),
+    descriptors: Descriptors, device: int, operation: int, unwanted: frozenset[NumericalNote]
 ) -> Iterator[int]:
-    """Yield the workspace's bytes of each plan for a graph of operations that cuDNN can make, in its order.
+    """Yield the workspace's bytes of each plan for an operation that cuDNN can make, in its order.
 
     Args:
-        modes: the heuristics to ask, one after the other.
         unwanted: engines with one of these notes are passed over.
 
     Raises:
         CudnnError: there is no plan.
     """
-    graph = descriptors.make(Descriptor.OPERATIONGRAPH, OPERATIONGRAPH_OPS=operations)
+    graph = descriptors.make(Descriptor.OPERATIONGRAPH, OPERATIONGRAPH_OPS=operation)
     refusal, plans = "cuDNN has no plan", 0
-    for mode in modes:
+    for mode in HeurMode:
         try:
             heuristics = descriptors.make(
                 Descriptor.ENGINEHEUR,

@@ -23,7 +23,8 @@ from threading import Lock
 from typing import Any
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.libraries.cudnn.answers import Answer, Question
+from tb_memplugin.estimate.libraries.cudnn.answers import Answer
+from tb_memplugin.estimate.libraries.cudnn.convolution import Convolution
 from tb_memplugin.estimate.libraries.cudnn.library import version_name
 
 CLOCKS = {"h100": (1980, 2619), "h100-nvl": (1785, 2619), "h200": (1980, 3201)}
@@ -90,7 +91,7 @@ class Cudnn:
         self.version = ""
         self.refusal = f"{VARIABLE}=none" if setting == "none" else "it is not installed"
         self._lock = Lock()
-        self._answers: dict[tuple[str, Question], Answer] = {}
+        self._answers: dict[tuple[str, Convolution], Answer] = {}
         self._connection: Connection[Any, Any] | None = None
         for path in libraries(setting):
             self._connection = _started(path)
@@ -101,7 +102,7 @@ class Cudnn:
                 break
             self._connection = None
 
-    def workspace_bytes(self, gpu: GpuSpec, question: Question) -> int | None:
+    def workspace_bytes(self, gpu: GpuSpec, question: Convolution) -> int | None:
         """Return the bytes of the workspace that cuDNN takes for a question; None if it does not say."""
         key = (described(gpu), question)
         with self._lock:
@@ -115,7 +116,7 @@ class Cudnn:
             return None
         return answer.number
 
-    def _asked(self, key: tuple[str, Question]) -> Answer:
+    def _asked(self, key: tuple[str, Convolution]) -> Answer:
         assert self._connection is not None
         with suppress(OSError):  # it ended, so there is nothing to receive
             self._connection.send(key)

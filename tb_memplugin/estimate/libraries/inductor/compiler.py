@@ -23,14 +23,12 @@ from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.kernels.table import ANY_GPU
 from tb_memplugin.estimate.libraries.inductor.wrapper_code import CompiledCodeError, FakeModule
 from tb_memplugin.estimate.run.fake_cuda import properties_of
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.record.torch_private.dispatch import without_modes
-
-_ANY = GpuSpec.named("a100")
-"""The GPU whose properties are used if none is named."""
 
 _CPU = torch.device("cpu")
 
@@ -61,7 +59,7 @@ def describe_gpu(patches: Patches, gpu: GpuSpec | None) -> None:
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
     from torch.utils import _triton
 
-    spec = gpu or _ANY
+    spec = gpu or ANY_GPU
     major, minor = spec.compute_capability
     properties = properties_of(spec)
     _forget_devices()

@@ -1,10 +1,12 @@
-"""Plugins for libraries that need help to run on fake tensors: one in each file, all on by default."""
+"""Plugins for libraries that need help to run on fake tensors; all are on by default."""
 
-from tb_memplugin.estimate.libraries.plugins.device_mesh import DeviceMeshes
-from tb_memplugin.estimate.libraries.plugins.distributed import Distributed
-from tb_memplugin.estimate.libraries.plugins.fully_sharded import FullySharded
+from tb_memplugin.estimate.libraries.plugins.distributed import (
+    DeviceMeshes,
+    Distributed,
+    FullySharded,
+    Pipelining,
+)
 from tb_memplugin.estimate.libraries.plugins.megatron import Megatron
-from tb_memplugin.estimate.libraries.plugins.pipelining import Pipelining
 from tb_memplugin.estimate.libraries.plugins.plugin import Plugin, replaced
 from tb_memplugin.estimate.libraries.plugins.transformer_engine import TransformerEngine
 

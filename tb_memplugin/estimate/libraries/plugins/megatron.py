@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -30,20 +30,18 @@ class Megatron:
         """Return whether megatron.core is imported."""
         return "megatron.core" in sys.modules
 
-    @contextmanager
-    def patch(self) -> Iterator[None]:
+    def patch(self) -> AbstractContextManager[None]:
         """Let stages know shapes without communication, and leave random states alone."""
         p2p: Any = importlib.import_module(_P2P)
         random: Any = importlib.import_module(_RANDOM)
         communicator = p2p.P2PCommunicator
-        with replaced(
+        return replaced(
             (communicator, "_communicate", _with_its_shape(communicator._communicate)),
             (communicator, "_communicate_shapes", _shapes),
             (random, "_get_cuda_rng_state", _no_state),
             (random, "_set_cuda_rng_state", _nothing),
             (random.CudaRNGStatesTracker, "fork", _no_fork),
-        ):
-            yield
+        )
 
 
 def _with_its_shape(communicate: Any) -> Any:

@@ -259,20 +259,12 @@ class Kernels:
 
 def layernorm_bwd(dz: Any, x: Any, _mean: Any, _rsigma: Any, gamma: torch.Tensor, *_: Any) -> list[Any]:
     """Return the gradients of [input, gamma, beta]."""
-    dz, x = dz.contiguous(), x.contiguous()
-    grads = [torch.empty_like(x), torch.empty_like(gamma), torch.empty_like(gamma)]
-    workspace = _partial_sums(gamma, 2)
-    del workspace
-    return grads
+    return _norm_gradients(dz, x, gamma, 2)
 
 
 def rmsnorm_bwd(dz: Any, x: Any, _rsigma: Any, gamma: torch.Tensor, *_: Any) -> list[Any]:
     """Return the gradients of [input, gamma]."""
-    dz, x = dz.contiguous(), x.contiguous()
-    grads = [torch.empty_like(x), torch.empty_like(gamma)]
-    workspace = _partial_sums(gamma, 1)
-    del workspace
-    return grads
+    return _norm_gradients(dz, x, gamma, 1)
 
 
 def fp8_transpose(data: torch.Tensor, _dtype: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -322,13 +314,19 @@ def _row_values(x: Any) -> torch.Tensor:
     return torch.empty(_flat(x)[0], dtype=torch.float32, device=x.device)
 
 
-def _partial_sums(gamma: torch.Tensor, parameters: int) -> torch.Tensor:
-    """Return the workspace of a norm's backward: float32 sums of each multiprocessor, for each parameter.
+def _norm_gradients(dz: Any, x: Any, gamma: torch.Tensor, parameters: int) -> list[Any]:
+    """Return the gradients of a norm's input and parameters.
 
-    The kernel is taken to run one block on each multiprocessor. Only the GPU knows how many there are.
+    The workspace has float32 sums of each multiprocessor, for each parameter. The kernel is taken to run one
+    block on each. Only the GPU knows how many there are.
     """
+    dz, x = dz.contiguous(), x.contiguous()
+    gradients = [torch.empty_like(x), *(torch.empty_like(gamma) for _ in range(parameters))]
     processors: int = torch.cuda.get_device_properties(gamma.device).multi_processor_count
-    return torch.empty(parameters * processors * gamma.numel(), dtype=torch.float32, device=gamma.device)
+    sums = parameters * processors * gamma.numel()
+    workspace = torch.empty(sums, dtype=torch.float32, device=gamma.device)
+    del workspace
+    return gradients
 
 
 def _tile_sums(matrix: torch.Tensor) -> torch.Tensor:
