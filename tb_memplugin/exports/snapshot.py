@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from tb_memplugin.analysis.layout import Layout, layout, pending_since, rounded_by_rule
+from tb_memplugin.analysis.layout import Layout, layout, pending_since
 from tb_memplugin.exports.output import replacing, written_by
 from tb_memplugin.trace import Kind, MemoryTrace, Phase
+from tb_memplugin.trace.allocator import RESERVE_SIGN, rounded_by_rule
 from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.tables import MODULE_MARK, Bool, Int64
 
@@ -343,10 +344,7 @@ class Entries:
         reserved = self._trace.reserved(device)
         if reserved is None or final_reserve(self._trace, device) is None or not len(rows):
             return {}
-        sign = np.zeros(len(Kind), np.int64)
-        sign[[Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP]] = 1
-        sign[[Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP]] = -1
-        explained = sign[events.kind[rows]] * events.bytes[rows]
+        explained = RESERVE_SIGN[events.kind[rows]] * events.bytes[rows]
         level = reserved[rows + 1]
         start = self._trace.devices[device].reserved_at_start
         change = np.diff(level, prepend=level[0] - explained[0] if start is None else start) - explained

@@ -9,9 +9,7 @@ from itertools import takewhile
 from typing import Protocol
 
 from tb_memplugin.trace import Kind
-
-GROWS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
-"""The kinds of events by which the reserved memory grows."""
+from tb_memplugin.trace.kinds import GROWS
 
 FIRST_ADDRESS = 0x7F00_0000_0000
 GAP = 2 << 20

@@ -143,7 +143,7 @@ def replay(
         MemPluginError: the trace's own settings cannot be simulated.
     """
     follow = settings is None and capacity is None if recorded is None else recorded
-    follow = follow and _records_segments(trace, device)
+    follow = follow and trace.records_segments(device)
     chosen = recorded_settings(trace) if settings is None else settings
     result = _with_longer_blocks(_replay(trace, device, chosen, capacity, follow))
     if result.first_miss is None:
@@ -195,10 +195,3 @@ def _replay(
         capacity=capacity,
         follows_record=follow,
     )
-
-
-def _records_segments(trace: MemoryTrace, device: int) -> bool:
-    """Whether a trace records the addresses of a device's segments."""
-    moved = (trace.events.kind >= Kind.SEGMENT_ALLOC) & (trace.events.kind <= Kind.SEGMENT_UNMAP)
-    recorded = (trace.segments.device == device).any() or (moved & (trace.events.device == device)).any()
-    return bool(recorded)

@@ -16,9 +16,6 @@ import numpy as np
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.simulator.allocator_settings import (
-    LARGEST_SMALL,
-    SMALL_SEGMENT,
-    SMALLEST_BLOCK,
     UNLIMITED,
     AllocatorSettings,
     recorded_settings,
@@ -34,14 +31,14 @@ from tb_memplugin.simulator.caching_allocator import (
 )
 from tb_memplugin.simulator.driver import (
     FIRST_ADDRESS,
-    GROWS,
     DeviceMemory,
     RecordedChange,
     RecordedDriver,
     space_for,
 )
 from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
+from tb_memplugin.trace.allocator import DEFAULT_POOL, SMALL_REQUEST, SMALL_SEGMENT, SMALLEST_BLOCK, PoolId
+from tb_memplugin.trace.kinds import GROWS, SEGMENT_KINDS, SHRINKS
 from tb_memplugin.trace.tables import Bool, Int64, UInt64
 
 
@@ -115,7 +112,7 @@ def longer_block(
         return None
     row, end = int(before[np.argmax(start.address[before])]), int(ends[home[0]])
     address, size = int(start.address[row]), int(start.bytes[row])
-    if start.rounded[row] >= 0 or address < table.address[home[0]] or gap - address - size > LARGEST_SMALL:
+    if start.rounded[row] >= 0 or address < table.address[home[0]] or gap - address - size > SMALL_REQUEST:
         return None
     if len(behind) and int(start.address[behind].min()) < end:
         following = int(behind[np.argmin(start.address[behind])])
@@ -123,7 +120,7 @@ def longer_block(
             return None
         end = int(start.address[following])
     least = end - request + SMALLEST_BLOCK - address
-    return (row, least) if 0 < least - size <= LARGEST_SMALL else None
+    return (row, least) if 0 < least - size <= SMALL_REQUEST else None
 
 
 class _Layout:
@@ -165,7 +162,7 @@ class _Layout:
             return segment.end - segment.address == SMALL_SEGMENT
         largest = max(self._requests.largest(segment), max((block.size for block in inside), default=0))
         if largest:
-            return largest <= LARGEST_SMALL
+            return largest <= SMALL_REQUEST
         return bool((segment.end - segment.address) % self._allocator.settings.large_segment_bytes)
 
     def _filled(
@@ -200,10 +197,10 @@ class _Layout:
         if live.size_recorded or splits or settings.expandable_segments:
             return size
         behind = self._requests.first_behind(live, limit)
-        if size <= behind - live.address <= size + LARGEST_SMALL:
+        if size <= behind - live.address <= size + SMALL_REQUEST:
             return behind - live.address
         size = max(size, self._least.get(live.row, 0))
-        return room if room - size <= LARGEST_SMALL or size >= settings.max_split_bytes else size
+        return room if room - size <= SMALL_REQUEST or size >= settings.max_split_bytes else size
 
     def _bridge(
         self, before: tuple[SegmentAtStart, Block] | None, segment: SegmentAtStart | None, first: Block | None
@@ -315,7 +312,6 @@ APART = 1 << 40
 MOST_SURPRISES = 1_000
 """Above this number of surprises, a replay keeps no more of them."""
 
-SEGMENT_KINDS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
 ALLOC, FREE_COMPLETED, FREE_REQUESTED, OOM = map(
     int, (Kind.ALLOC, Kind.FREE_COMPLETED, Kind.FREE_REQUESTED, Kind.OOM)
 )
@@ -611,7 +607,7 @@ def _destroyed_pools(trace: MemoryTrace, device: int) -> deque[tuple[int, PoolId
     """Return (event, pool) of the events that free memory of a private pool: it was destroyed by then."""
     events = trace.events
     private = np.array([pool != DEFAULT_POOL for pool in trace.pools] + [False], bool)
-    rows = np.flatnonzero(np.isin(events.kind, SEGMENT_KINDS[1::2]) & (events.device == device))
+    rows = np.flatnonzero(np.isin(events.kind, SHRINKS) & (events.device == device))
     rows = rows[private[events.pool[rows]]]  # pool -1 (not known) picks the last entry, False
     return deque((row, pool_of(trace, int(events.pool[row]))) for row in rows.tolist())
 
@@ -649,7 +645,7 @@ def _homes(
 ) -> list[FreeBlocks]:
     """Return the free blocks of the pool and stream of each request; other events get any."""
     pool, stream = trace.events.pool[rows].astype(np.int64), trace.events.stream[rows].astype(np.int64)
-    small = (size <= LARGEST_SMALL).astype(np.int64)
+    small = (size <= SMALL_REQUEST).astype(np.int64)
     code = np.where(asks, ((pool + 1) * (len(trace.streams) + 1) + stream + 1) * 2 + small, -1)
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     homes = [
@@ -659,9 +655,6 @@ def _homes(
         for row in first.tolist()
     ]
     return [homes[home] for home in inverse.tolist()]
-
-
-GIVES_BACK = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
 
 
 def emptied_by_hand(trace: MemoryTrace, device: int, rows: Int64, kind: Int64) -> Int64:
@@ -676,7 +669,7 @@ def emptied_by_hand(trace: MemoryTrace, device: int, rows: Int64, kind: Int64) -
     Args:
         rows, kind: the device's events and their kinds, shape (n,).
     """
-    gives_back = np.isin(kind, GIVES_BACK)
+    gives_back = np.isin(kind, SHRINKS)
     last = np.flatnonzero(gives_back & ~np.append(gives_back[1:], False))
     first = np.flatnonzero(gives_back & ~np.append(False, gives_back[:-1]))
     eager, level = _frees_eagerly(trace), trace.events.reserved[rows]

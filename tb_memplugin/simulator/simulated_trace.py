@@ -25,6 +25,7 @@ from tb_memplugin.trace import (
     StartState,
     at_every_moment,
 )
+from tb_memplugin.trace.kinds import GROWS, SEGMENT_KINDS, SHRINKS
 from tb_memplugin.trace.tables import EVENT_DTYPES, Int64, UInt64
 
 T = TypeVar("T")
@@ -58,7 +59,6 @@ class Ranges:
         return first, bisect_left(self.rows, end, lo=first, key=itemgetter(0))
 
 
-MOVES = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
 FREES = (Kind.FREE_COMPLETED, Kind.FREE_REQUESTED, Kind.STORAGE_FREE)
 
 BEFORE, AFTER = 0, 2
@@ -143,7 +143,7 @@ class _Simulated:
         kept = np.arange(len(events)) < self._end
         for replay in self._replays:
             mine = events.device == replay.device
-            kept &= ~(mine & np.isin(events.kind, MOVES))
+            kept &= ~(mine & np.isin(events.kind, SEGMENT_KINDS))
             kept &= ~(mine & np.isin(events.kind, FREES) & (self._owner(replay) < 0))
             dropped = [row for _, row, _ in replay.early if row >= 0]
             kept[[*dropped, *replay.rescued]] = False
@@ -235,7 +235,7 @@ class _Simulated:
         """Fill in the reserved bytes after each event of a device."""
         mine = columns["device"] == replay.device
         kind, size = columns["kind"][mine], columns["bytes"][mine]
-        sign = np.isin(kind, MOVES[::2]).astype(np.int64) - np.isin(kind, MOVES[1::2])
+        sign = np.isin(kind, GROWS).astype(np.int64) - np.isin(kind, SHRINKS)
         columns["reserved"][mine] = _reserved_at_start(replay) + np.cumsum(sign * size)
 
     def _start(self) -> StartState:
@@ -258,7 +258,7 @@ class _Simulated:
                 owner = int(source.stream[row]), int(source.pool[row]), int(source.expandable[row])
                 ranges.add(start, start + size, owner)
             for change in replay.changes:
-                if change.clock < 0 and change.kind in MOVES[::2]:
+                if change.clock < 0 and change.kind in GROWS:
                     home = _row(self._streams, change.stream), _row(self._pools, change.pool)
                     end = change.address + change.bytes
                     ranges.add(change.address, end, (*home, int(change.kind == Kind.SEGMENT_MAP)))

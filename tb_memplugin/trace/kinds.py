@@ -32,6 +32,13 @@ class Kind(IntEnum):
     MARK = 9
 
 
+SEGMENT_KINDS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
+"""The kinds of events that change the reserved memory."""
+
+GROWS, SHRINKS, EXPANDS = SEGMENT_KINDS[::2], SEGMENT_KINDS[1::2], SEGMENT_KINDS[2:]
+"""Those by which it grows, by which it shrinks, and those of expandable segments."""
+
+
 class Category(KeyedEnum):
     """What a block is used for. The values are written to disk: append new ones, never renumber.
 

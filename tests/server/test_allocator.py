@@ -359,7 +359,7 @@ def test_a_replay_is_made_once_and_goes_with_its_window():
     copy = replace(BIGGER)
     other = replay_of(Opened(copy, 0, opened.device, 0))
     assert other is not replay_of(opened)
-    gone = weakref.ref(other.placement)
+    gone = weakref.ref(other.history.placement)
     del copy, other
     gc.collect()
     assert gone() is None

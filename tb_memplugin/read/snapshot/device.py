@@ -12,8 +12,9 @@ from tb_memplugin.read.snapshot.blocks import FinalState
 from tb_memplugin.read.snapshot.entries import Entries
 from tb_memplugin.read.snapshot.rewind import Beginning, reserved_levels, rewind
 from tb_memplugin.read.snapshot.rounding import extents_at_birth, rounded_surely
-from tb_memplugin.read.snapshot.segments import RESERVES, first_segments, pools_of
+from tb_memplugin.read.snapshot.segments import first_segments, pools_of
 from tb_memplugin.trace import Counter, CounterReading, Device, Kind, Moment, Note
+from tb_memplugin.trace.kinds import SEGMENT_KINDS
 from tb_memplugin.trace.notes import NO_TIMES, OUT_OF_MEMORY
 from tb_memplugin.trace.tables import Bool, Int64, UInt8, pieces_of
 
@@ -193,7 +194,7 @@ class SnapshotDevice:
             )
         beyond = self._beyond_reserve()
         if len(beyond):
-            reserve_recorded = np.isin(self.entries.kind, RESERVES).any()
+            reserve_recorded = np.isin(self.entries.kind, SEGMENT_KINDS).any()
             why = (
                 "entries are missing, or sizes are wrong"
                 if reserve_recorded
@@ -266,7 +267,7 @@ class SnapshotDevice:
 
 def _without_segments(entries: Entries) -> Entries:
     """Return the entries with those of segments as marks: the ranges that they join or cut are not known."""
-    kind = np.where(np.isin(entries.kind, RESERVES), np.uint8(Kind.MARK), entries.kind)
+    kind = np.where(np.isin(entries.kind, SEGMENT_KINDS), np.uint8(Kind.MARK), entries.kind)
     return replace(entries, kind=kind)
 
 

@@ -10,6 +10,7 @@ from tb_memplugin.read.faults import Faults, Tally
 from tb_memplugin.read.snapshot.blocks import FinalState
 from tb_memplugin.read.snapshot.entries import Entries
 from tb_memplugin.trace import Kind
+from tb_memplugin.trace.allocator import RESERVE_SIGN
 from tb_memplugin.trace.replay import address_order
 from tb_memplugin.trace.tables import Bool, Int64, UInt64, compact
 
@@ -92,10 +93,7 @@ def reserved_levels(entries: Entries, final: FinalState) -> tuple[int, Int64]:
     They are computed backward from the final sum of segment sizes, by segment allocs and frees and by maps
     and unmaps of expandable segments (torch: c10/cuda/CUDACachingAllocator.cpp).
     """
-    sign = np.zeros(len(Kind), np.int64)
-    sign[[Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP]] = 1
-    sign[[Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP]] = -1
-    change = np.cumsum(sign[entries.kind] * entries.bytes)
+    change = np.cumsum(RESERVE_SIGN[entries.kind] * entries.bytes)
     start = final.reserved - (int(change[-1]) if len(change) else 0)
     change += start
     return start, compact(change)

@@ -9,15 +9,9 @@ import numpy as np
 from tb_memplugin.read.snapshot.blocks import FinalSegments
 from tb_memplugin.read.snapshot.entries import Entries
 from tb_memplugin.trace import Kind
+from tb_memplugin.trace.allocator import cut_ranges
+from tb_memplugin.trace.kinds import EXPANDS, GROWS, SEGMENT_KINDS
 from tb_memplugin.trace.tables import Int32, Int64, UInt64
-
-GROWS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
-SHRINKS = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
-RESERVES = GROWS + SHRINKS
-EXPANDABLE = (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
-
-MOST_PIECES = 1 << 24
-"""More pieces than this occur only if segments overlap in an invalid way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +28,17 @@ class FirstSegments:
 def first_segments(entries: Entries, final: FinalSegments) -> FirstSegments:
     """Return the ranges reserved before the first entry of one device.
 
-    Ranges are cut wherever one begins or ends, so that each piece between two cuts is allocated and freed
-    whole. The first row of a piece shows whether it was reserved at the start: it was if the row is a free
+    The first row of a piece of them shows whether it was reserved at the start: it was if the row is a free
     or a final segment, and was not if the row is an alloc.
 
     Raises:
         ValueError: the ranges overlap in an invalid way.
     """
-    rows = np.flatnonzero(np.isin(entries.kind, RESERVES))
+    rows = np.flatnonzero(np.isin(entries.kind, SEGMENT_KINDS))
     ranges = _ranges(entries, rows, final)
     is_alloc = np.isin(entries.kind[rows], GROWS)
     is_alloc = np.concatenate((is_alloc, np.zeros(len(final.address), bool)))
-    cuts, piece, owner = _pieces(ranges)
+    cuts, piece, owner = cut_ranges(ranges.address, ranges.bytes)
     size, allocates = np.diff(cuts)[piece], is_alloc[owner]
     same = piece[1:] == piece[:-1]
     # Each allocated piece must be freed or be there at the end; allocs and frees of a piece must alternate.
@@ -65,28 +58,8 @@ def _ranges(entries: Entries, rows: Int64, final: FinalSegments) -> FinalSegment
         bytes=np.concatenate((entries.bytes[rows], final.bytes)),
         stream=np.concatenate((entries.stream[rows], final.stream)),
         pool=np.concatenate((entries.pool[rows], final.pool)),
-        expandable=np.concatenate((np.isin(entries.kind[rows], EXPANDABLE), final.expandable)).astype(
-            np.uint8
-        ),
+        expandable=np.concatenate((np.isin(entries.kind[rows], EXPANDS), final.expandable)).astype(np.uint8),
     )
-
-
-def _pieces(ranges: FinalSegments) -> tuple[UInt64, Int64, Int64]:
-    """Return all edges of ranges, and (piece, range) for each piece between two edges in each range.
-
-    They are sorted by piece (the index of its lower edge), and then in the order of the ranges.
-    """
-    size = ranges.bytes.astype(np.uint64)
-    end = ranges.address + np.minimum(size, ~ranges.address)  # a range beyond 2**64 ends there
-    cuts = np.unique(np.concatenate((ranges.address, end)))
-    first = np.searchsorted(cuts, ranges.address)
-    count = np.searchsorted(cuts, end) - first
-    if int(count.sum()) > MOST_PIECES:
-        raise ValueError(f"segments cut one another into {int(count.sum()):,} pieces")
-    owner = np.repeat(np.arange(len(count)), count)
-    piece = np.arange(len(owner)) + np.repeat(first - (np.cumsum(count) - count), count)
-    order = np.argsort(piece, kind="stable")
-    return cuts, piece[order], owner[order]
 
 
 def _joined(ranges: FinalSegments, cuts: UInt64, piece: Int64, owner: Int64) -> FinalSegments:

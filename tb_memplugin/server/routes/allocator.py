@@ -12,21 +12,17 @@ from typing import Literal, TypedDict
 import numpy as np
 
 from tb_memplugin.analysis.allocator import (
+    AllocatorHistory,
     LevelRuns,
-    Levels,
     PoolState,
     Ratio,
-    fragmentation_of,
-    knows_segments,
-    levels,
-    pools_of,
     reserve_curve,
     split_moments,
     unused_levels,
 )
 from tb_memplugin.analysis.columns import Cuts, extremes
 from tb_memplugin.analysis.divisions import By
-from tb_memplugin.analysis.layout import Layout, Placement, pending_since
+from tb_memplugin.analysis.layout import Layout
 from tb_memplugin.analysis.moments import live_allocation
 from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.segments import (
@@ -66,14 +62,11 @@ _REPLAYS = Cache(256 * MIB)
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One device of a window. `pending_since` is that of `analysis.layout`."""
+    """One device of a window, and how much of its reserve is unused."""
 
-    levels: Levels
+    history: AllocatorHistory
     unused: Ratio | None
     runs: LevelRuns
-    placement: Placement
-    pending_since: Int64
-    knows_segments: bool
 
 
 def replay_of(opened: Opened) -> Replay:
@@ -88,19 +81,12 @@ def replay_of(opened: Opened) -> Replay:
 
 
 def _replay(trace: MemoryTrace, device: int) -> Replay:
-    memory = levels(trace, device)
-    unused = unused_levels(trace, memory)
+    history = AllocatorHistory(trace, device)
+    unused = unused_levels(trace, history.levels)
     runs = LevelRuns(
         trace.live_runs(device), trace.reserved_runs(device), None if unused is None else runs_of(unused)
     )
-    return Replay(
-        memory,
-        unused,
-        runs,
-        Placement(trace, device),
-        pending_since(trace, device),
-        knows_segments(trace, device),
-    )
+    return Replay(history, unused, runs)
 
 
 class FreeBlocks(TypedDict):
@@ -162,26 +148,23 @@ def answer(session: Session, request: Request) -> AllocatorState:
     """Answer from the side file."""
     opened = session.opened(session.chosen(request))
     event = requested_event(request, opened)
-    replay = replay_of(opened)
-    layout = replay.placement.at(event)
+    history = replay_of(opened).history
+    layout = history.placement.at(event)
     blocks = opened.trace.allocations
-    since, has_segments = replay.pending_since, replay.knows_segments
-    pools = pools_of(opened.trace, opened.device, event, layout, since, has_segments)
-    waste = fragmentation_of(replay.levels, layout if has_segments else None, event)
-    histogram = free_histogram(layout) if has_segments else ()
+    histogram = free_histogram(layout) if history.knows_segments else ()
     return shape_of(
         AllocatorState,
-        waste,
+        history.fragmentation(event, layout),
         event=event,
         time_ns=opened.time_ns(event),
         **neighbors_shape(opened, event),
         what=_what_shape(opened, event),
-        active_bytes=int(replay.levels.active[event + 1]),
-        pending_bytes=int(replay.levels.pending[event + 1]),
+        active_bytes=int(history.levels.active[event + 1]),
+        pending_bytes=int(history.levels.pending[event + 1]),
         free=[{"from_bytes": least, "count": count, "bytes": size} for least, count, size in histogram],
-        pools=pools,
+        pools=history.pools(opened.trace, event, layout),
         outside={"bytes": int(blocks.bytes[layout.misfits].sum()), "count": len(layout.misfits)},
-        knows_segments=has_segments,
+        knows_segments=history.knows_segments,
         settings=dict(opened.trace.properties),
     )
 
@@ -254,7 +237,7 @@ def answer_curve(session: Session, request: Request) -> ReserveCurve:
     part = stretch(request, opened)
     replay = replay_of(opened)
     cuts = part.cuts(opened, columns)
-    memory, runs = replay.levels, replay.runs
+    memory, runs = replay.history.levels, replay.runs
     drawn = reserve_curve(memory, replay.unused, cuts, runs)
     unused = None if drawn.unused is None else drawn.unused.tolist()
     reserved = memory.reserved
@@ -267,20 +250,20 @@ def answer_curve(session: Session, request: Request) -> ReserveCurve:
         t1=part.t1,
         px=columns,
         unused=unused and [None if math.isnan(ratio) else ratio for ratio in unused],
-        split=_split_shape(opened, replay, cuts),
+        split=_split_shape(opened, replay.history, cuts),
         peak=_mark(opened, replay, memory.active, runs.active),
         reserved_peak=None if reserved is None else _mark(opened, replay, reserved, runs.reserved),
         first_event=first_event,
         last_event=last_event,
         ooms=ooms_shape(opened),
-        knows_segments=replay.knows_segments,
+        knows_segments=replay.history.knows_segments,
     )
 
 
-def _split_shape(opened: Opened, replay: Replay, cuts: Cuts) -> list[tuple[int, int, float]]:
-    if not replay.knows_segments:
+def _split_shape(opened: Opened, history: AllocatorHistory, cuts: Cuts) -> list[tuple[int, int, float]]:
+    if not history.knows_segments:
         return []
-    moments = split_moments(replay.placement, cuts)
+    moments = split_moments(history.placement, cuts)
     return [(event, opened.time_ns(event), ratio) for event, ratio in moments]
 
 
@@ -354,8 +337,8 @@ def answer_segments(session: Session, request: Request) -> SegmentsAnswer:
     by, order = request.choice("by", DIVISIONS, "category"), request.choice("order", ORDERS, "pool")
     opened = session.opened(session.chosen(request))
     event = requested_event(request, opened)
-    replay, blocks = replay_of(opened), opened.trace.allocations
-    layout = replay.placement.at(event)
+    history, blocks = replay_of(opened).history, opened.trace.allocations
+    layout = history.placement.at(event)
     rows = segment_order(layout, order)
     size = blocks.bytes[layout.rows]
     key, keys = keys_of(opened, layout.rows, size, by, by, SHOWN_KEYS)
@@ -363,7 +346,7 @@ def answer_segments(session: Session, request: Request) -> SegmentsAnswer:
         address=blocks.address[layout.rows],
         requested=size,
         key=key,
-        pending=replay.pending_since[layout.rows] <= event,
+        pending=history.pending_since[layout.rows] <= event,
     )
     last = max(len(rows) - 1, 0)
     first, last = request.number("first", 0, 0), min(request.number("last", last, 0), last)
@@ -445,12 +428,12 @@ def answer_block(session: Session, request: Request) -> BlockAnswer:
     trace, blocks = opened.trace, opened.trace.allocations
     event = requested_event(request, opened)
     row = request.number("row", None, 0, len(blocks) - 1)
-    replay = replay_of(opened)
+    history = replay_of(opened).history
     born, freed = int(blocks.born[row]), int(blocks.freed[row])
-    since = int(replay.pending_since[row])
+    since = int(history.pending_since[row])
     context = int(blocks.context[row])
     alive = born <= event < freed
-    layout = replay.placement.at(event)
+    layout = history.placement.at(event)
     index = next(iter(np.flatnonzero(layout.rows == row).tolist()), None)
     return {
         **allocation_shape(live_allocation(trace, row), opened.epoch_ns),
