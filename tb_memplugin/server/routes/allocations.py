@@ -10,14 +10,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.allocations import (
-    alive_between,
-    bands,
-    divided_rest,
-    in_order,
-    rows_with_text,
-    versions,
-)
+from tb_memplugin.analysis.allocations import bands, divided_rest, in_order, rows_with_text, versions
 from tb_memplugin.analysis.annotations import innermost_at_birth
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.analysis.moments import live_allocation
@@ -96,7 +89,7 @@ def answer(session: Session, request: Request) -> AllocationsAnswer:
     inside = (int(edges[0]), int(edges[-1]))
     text, sort = request.text("find", "").strip()[:LONGEST], request.text("sort", "bytes")
     key = ("allocations", device, inside)
-    alive = ZOOMS.of_window(trace, key, lambda: alive_between(trace, device, *inside))
+    alive = ZOOMS.of_window(trace, key, lambda: trace.allocations.alive_between(*inside, device))
     matching = ZOOMS.of_window(
         trace, (*key, text), lambda: rows_with_text(trace, alive, text, _versions(trace))
     )
