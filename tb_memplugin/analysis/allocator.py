@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from tb_memplugin.analysis.layout import Layout, Placement, extents, pending_sin
 from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.indexes import Runs
+from tb_memplugin.trace.indexes import Runs, runs_of
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Int64, pieces_of
 
@@ -131,6 +132,39 @@ class AllocatorHistory:
         self.pending_since = pending_since(trace, device)
         self.levels = _levels(trace, device, self.pending_since)
         self.knows_segments = knows_segments(trace, device)
+        self.active_runs, self.reserved_runs = trace.live_runs(device), trace.reserved_runs(device)
+        self._kept = trace.events.kept
+
+    @cached_property
+    def unused(self) -> Ratio | None:
+        """(reserved - allocated) / reserved after every event; -inf if nothing is reserved then."""
+        reserved, allocated = self.levels.reserved, self.levels.allocated
+        if reserved is None:
+            return None
+        return self._kept(
+            lambda: (_unused(reserved[rows], allocated[rows]) for rows in pieces_of(len(reserved)))
+        )
+
+    @cached_property
+    def unused_runs(self) -> Runs[np.float64] | None:
+        """The runs of `unused`."""
+        return None if self.unused is None else runs_of(self.unused)
+
+    def curve(self, cuts: Cuts) -> ReserveCurve:
+        """Reduce the levels to columns that keep the highest and lowest of each.
+
+        Args:
+            cuts: the result of `time_cuts` or `event_cuts`.
+        """
+        memory = self.levels
+        low, high, at = extremes(memory.active, cuts, self.active_runs)
+        reserved = unused = None
+        if memory.reserved is not None and self.unused is not None:
+            reserved = highest(memory.reserved, cuts, self.reserved_runs)
+            unused = highest(self.unused, cuts, self.unused_runs)
+            unused = np.where(np.isneginf(unused), np.nan, unused)
+        pending = memory.pending[at]
+        return ReserveCurve(low, high - pending, pending, reserved, unused)
 
     def fragmentation(self, event: int, placed: Layout) -> Fragmentation:
         """Return how much of the reserved memory is unused after an event, whose layout is `placed`."""
@@ -253,26 +287,10 @@ SAMPLED_MOMENTS = 200
 """How many layouts a curve computes at most: 200 layouts of a million events take less than a second."""
 
 
-def unused_levels(trace: MemoryTrace, memory: Levels) -> Ratio | None:
-    """Return (reserved - allocated) / reserved after every event; -inf if nothing is reserved then."""
-    if memory.reserved is None:
-        return None
-    reserved, allocated = memory.reserved, memory.allocated
-    return trace.events.kept(
-        lambda: (_unused(reserved[rows], allocated[rows]) for rows in pieces_of(len(reserved)))
-    )
-
-
 def _unused(reserved: Int64, allocated: Int64) -> Ratio:
     ratio = np.full(len(reserved), -np.inf)
     np.divide(reserved - allocated, reserved, out=ratio, where=reserved > 0)
     return ratio
-
-
-def highest_unused(ratio: Ratio, cuts: Cuts, runs: Runs[np.float64] | None = None) -> Ratio:
-    """Return the highest of `unused_levels` in each column; NaN where nothing is reserved."""
-    top = highest(ratio, cuts, runs)
-    return np.where(np.isneginf(top), np.nan, top)
 
 
 def sampled_events(cuts: Cuts, moments: int = SAMPLED_MOMENTS) -> Int64:
@@ -298,39 +316,6 @@ class ReserveCurve:
     pending: Int64
     reserved: Int64 | None
     unused: Ratio | None
-
-
-@dataclass(frozen=True, slots=True)
-class LevelRuns:
-    """The runs of `Levels.active` and `Levels.reserved`, and of `unused_levels`."""
-
-    active: Runs[np.int64]
-    reserved: Runs[np.int64] | None
-    unused: Runs[np.float64] | None
-
-
-def reserve_curve(
-    memory: Levels, unused: Ratio | None, cuts: Cuts, runs: LevelRuns | None = None
-) -> ReserveCurve:
-    """Reduce a device's levels to columns that keep the highest and lowest of each.
-
-    Args:
-        unused: the result of `unused_levels` for it.
-        cuts: the result of `time_cuts` or `event_cuts`.
-        runs: theirs, if they are known: then long columns are not read value by value.
-    """
-    of_active, of_reserved, of_unused = (
-        (None, None, None) if runs is None else (runs.active, runs.reserved, runs.unused)
-    )
-    low, high, at = extremes(memory.active, cuts, of_active)
-    pending = memory.pending[at]
-    return ReserveCurve(
-        low=low,
-        allocated=high - pending,
-        pending=pending,
-        reserved=None if memory.reserved is None else highest(memory.reserved, cuts, of_reserved),
-        unused=None if unused is None else highest_unused(unused, cuts, of_unused),
-    )
 
 
 def split_moments(placement: Placement, cuts: Cuts) -> tuple[tuple[int, float], ...]:

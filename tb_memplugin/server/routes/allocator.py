@@ -6,20 +6,11 @@ What needs a replay of the window is computed once per window and device, and us
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.allocator import (
-    AllocatorHistory,
-    LevelRuns,
-    PoolState,
-    Ratio,
-    reserve_curve,
-    split_moments,
-    unused_levels,
-)
+from tb_memplugin.analysis.allocator import AllocatorHistory, PoolState, Ratio, split_moments
 from tb_memplugin.analysis.columns import Cuts, extremes
 from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.layout import Layout
@@ -52,41 +43,27 @@ from tb_memplugin.server.stretch import (
     step_events,
     stretch,
 )
-from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.indexes import Runs, runs_of
+from tb_memplugin.trace import Kind
+from tb_memplugin.trace.indexes import Runs
 from tb_memplugin.trace.tables import Int64, Rows
 
 _REPLAYS = Cache(256 * MIB)
 """One result for each device and window; of long windows almost all of it is in scratch files."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """One device of a window, and how much of its reserve is unused."""
-
-    history: AllocatorHistory
-    unused: Ratio | None
-    runs: LevelRuns
-
-
-def replay_of(opened: Opened) -> Replay:
+def history_of(opened: Opened) -> AllocatorHistory:
     """Return the replay of an opened window's device.
 
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    return _REPLAYS.of_window(
-        opened.trace, ("replay", opened.device), lambda: _replay(opened.trace, opened.device)
-    )
 
+    def compute() -> AllocatorHistory:
+        history = AllocatorHistory(opened.trace, opened.device)
+        _ = history.unused_runs  # before it is weighed
+        return history
 
-def _replay(trace: MemoryTrace, device: int) -> Replay:
-    history = AllocatorHistory(trace, device)
-    unused = unused_levels(trace, history.levels)
-    runs = LevelRuns(
-        trace.live_runs(device), trace.reserved_runs(device), None if unused is None else runs_of(unused)
-    )
-    return Replay(history, unused, runs)
+    return _REPLAYS.of_window(opened.trace, ("replay", opened.device), compute)
 
 
 class FreeBlocks(TypedDict):
@@ -148,7 +125,7 @@ def answer(session: Session, request: Request) -> AllocatorState:
     """Answer from the side file."""
     opened = session.opened(session.chosen(request))
     event = requested_event(request, opened)
-    history = replay_of(opened).history
+    history = history_of(opened)
     layout = history.placement.at(event)
     blocks = opened.trace.allocations
     histogram = free_histogram(layout) if history.knows_segments else ()
@@ -235,10 +212,10 @@ def answer_curve(session: Session, request: Request) -> ReserveCurve:
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     opened = session.opened(session.chosen(request))
     part = stretch(request, opened)
-    replay = replay_of(opened)
+    history = history_of(opened)
     cuts = part.cuts(opened, columns)
-    memory, runs = replay.history.levels, replay.runs
-    drawn = reserve_curve(memory, replay.unused, cuts, runs)
+    memory = history.levels
+    drawn = history.curve(cuts)
     unused = None if drawn.unused is None else drawn.unused.tolist()
     reserved = memory.reserved
     first_event, last_event = step_events(opened)
@@ -250,13 +227,15 @@ def answer_curve(session: Session, request: Request) -> ReserveCurve:
         t1=part.t1,
         px=columns,
         unused=unused and [None if math.isnan(ratio) else ratio for ratio in unused],
-        split=_split_shape(opened, replay.history, cuts),
-        peak=_mark(opened, replay, memory.active, runs.active),
-        reserved_peak=None if reserved is None else _mark(opened, replay, reserved, runs.reserved),
+        split=_split_shape(opened, history, cuts),
+        peak=_mark(opened, history.unused, memory.active, history.active_runs),
+        reserved_peak=None
+        if reserved is None
+        else _mark(opened, history.unused, reserved, history.reserved_runs),
         first_event=first_event,
         last_event=last_event,
         ooms=ooms_shape(opened),
-        knows_segments=replay.history.knows_segments,
+        knows_segments=history.knows_segments,
     )
 
 
@@ -267,10 +246,9 @@ def _split_shape(opened: Opened, history: AllocatorHistory, cuts: Cuts) -> list[
     return [(event, opened.time_ns(event), ratio) for event, ratio in moments]
 
 
-def _mark(opened: Opened, replay: Replay, level: Int64, runs: Runs[np.int64] | None) -> Mark:
+def _mark(opened: Opened, ratio: Ratio | None, level: Int64, runs: Runs[np.int64] | None) -> Mark:
     """Return the highest moment of the step or window, including the state at its beginning."""
     event = int(extremes(level, np.array(opened.events()), runs)[2][0]) - 1
-    ratio = replay.unused
     unused = None if ratio is None or np.isneginf(ratio[event + 1]) else float(ratio[event + 1])
     return {
         "event": event,
@@ -337,7 +315,7 @@ def answer_segments(session: Session, request: Request) -> SegmentsAnswer:
     by, order = request.choice("by", DIVISIONS, "category"), request.choice("order", ORDERS, "pool")
     opened = session.opened(session.chosen(request))
     event = requested_event(request, opened)
-    history, blocks = replay_of(opened).history, opened.trace.allocations
+    history, blocks = history_of(opened), opened.trace.allocations
     layout = history.placement.at(event)
     rows = segment_order(layout, order)
     size = blocks.bytes[layout.rows]
@@ -428,7 +406,7 @@ def answer_block(session: Session, request: Request) -> BlockAnswer:
     trace, blocks = opened.trace, opened.trace.allocations
     event = requested_event(request, opened)
     row = request.number("row", None, 0, len(blocks) - 1)
-    history = replay_of(opened).history
+    history = history_of(opened)
     born, freed = int(blocks.born[row]), int(blocks.freed[row])
     since = int(history.pending_since[row])
     context = int(blocks.context[row])
