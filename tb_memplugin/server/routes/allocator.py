@@ -14,7 +14,6 @@ from tb_memplugin.analysis.allocator import AllocatorHistory, PoolState, Ratio, 
 from tb_memplugin.analysis.columns import Cuts, extremes
 from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.layout import Layout
-from tb_memplugin.analysis.moments import live_allocation
 from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.segments import (
     ORDERS,
@@ -31,16 +30,16 @@ from tb_memplugin.analysis.source_lines import lines_of
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.server.grouping import keys_of
+from tb_memplugin.server.routes.allocations import Detailed, detailed_shape
 from tb_memplugin.server.routes.oom import FailedRequest, ooms_shape
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
-from tb_memplugin.server.shapes import Allocation, LabeledPart, Sum, allocation_shape, shape_of
+from tb_memplugin.server.shapes import LabeledPart, Sum, shape_of
 from tb_memplugin.server.stretch import (
+    Drawn,
     Neighbors,
-    Over,
     neighbors_shape,
     requested_event,
-    step_events,
     stretch,
 )
 from tb_memplugin.trace import Kind
@@ -175,14 +174,9 @@ class Mark(TypedDict):
     """(reserved - allocated) / reserved, or null."""
 
 
-class ReserveCurve(TypedDict):
+class ReserveCurve(Drawn):
     """Allocated, pending, reserved and unused memory of a stretch."""
 
-    over: Over
-    t0: int
-    t1: int
-    px: int
-    """The stretch."""
     low: list[int]
     """Lowest active bytes of each column."""
     allocated: list[int]
@@ -200,9 +194,6 @@ class ReserveCurve(TypedDict):
     """The highest active and reserved bytes of the step."""
     ooms: list[FailedRequest]
     """Failed requests of the device in the whole window."""
-    first_event: int
-    last_event: int
-    """The device's first and last event in the step; -1 and -1 if it has none."""
     knows_segments: bool
     """Whether the recording has segments."""
 
@@ -218,22 +209,16 @@ def answer_curve(session: Session, request: Request) -> ReserveCurve:
     drawn = history.curve(cuts)
     unused = None if drawn.unused is None else drawn.unused.tolist()
     reserved = memory.reserved
-    first_event, last_event = step_events(opened)
     return shape_of(
         ReserveCurve,
         drawn,
-        over=part.over,
-        t0=part.t0,
-        t1=part.t1,
-        px=columns,
+        **part.drawn_shape(opened, columns),
         unused=unused and [None if math.isnan(ratio) else ratio for ratio in unused],
         split=_split_shape(opened, history, cuts),
         peak=_mark(opened, history.unused, memory.active, history.active_runs),
         reserved_peak=None
         if reserved is None
         else _mark(opened, history.unused, reserved, history.reserved_runs),
-        first_event=first_event,
-        last_event=last_event,
         ooms=ooms_shape(opened),
         knows_segments=history.knows_segments,
     )
@@ -376,7 +361,7 @@ class InSegment(TypedDict):
     """Where the block begins in it."""
 
 
-class BlockAnswer(Allocation):
+class BlockAnswer(Detailed):
     """One allocation in its segment."""
 
     rounded_bytes: int | None
@@ -387,15 +372,9 @@ class BlockAnswer(Allocation):
     """Or null."""
     state: Literal["allocated", "pending", "gone"]
     """At the moment."""
-    born_event: int | None
-    freed_event: int | None
     pending_event: int | None
     pending_ns: int | None
     """Or null."""
-    pool: str
-    stream: str
-    context: str | None
-    """Where it was allocated."""
     stack: list[str]
     """Frames, innermost first."""
 
@@ -409,23 +388,17 @@ def answer_block(session: Session, request: Request) -> BlockAnswer:
     history = history_of(opened)
     born, freed = int(blocks.born[row]), int(blocks.freed[row])
     since = int(history.pending_since[row])
-    context = int(blocks.context[row])
     alive = born <= event < freed
     layout = history.placement.at(event)
     index = next(iter(np.flatnonzero(layout.rows == row).tolist()), None)
     return {
-        **allocation_shape(live_allocation(trace, row), opened.epoch_ns),
+        **detailed_shape(opened, row),
         "rounded_bytes": None if index is None else int(layout.extent[index]),
         "by_rule": None if index is None else bool(layout.by_rule[index]),
         "segment": None if index is None else _segment_shape(opened, layout, index),
         "state": ("pending" if since <= event else "allocated") if alive else "gone",
-        "born_event": born if born >= 0 else None,
-        "freed_event": freed if freed < len(trace.events) else None,
         "pending_event": since if 0 <= since < freed else None,
         "pending_ns": opened.time_ns(since) if 0 <= since < freed else None,
-        "pool": pool_name(trace, int(blocks.pool[row])),
-        "stream": stream_name(trace, int(blocks.stream[row])),
-        "context": trace.contexts[context] if context >= 0 else None,
         "stack": list(trace.stack(int(blocks.stack[row]))),
     }
 

@@ -10,7 +10,7 @@ from tb_memplugin.analysis.ranks import MISSING, RankPeak, RankSteps, rank_colum
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import shape_of
+from tb_memplugin.server.shapes import RankBytes, shape_of
 from tb_memplugin.server.worker_steps import WorkerSteps, device_kind
 from tb_memplugin.trace.tables import Int64
 
@@ -22,14 +22,9 @@ Measure = Literal["allocated", "reserved"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 
-class MedianRank(TypedDict):
+class MedianRank(RankBytes):
     """The rank in the middle of all that have the step of the highest, the lower one of two."""
 
-    worker: str
-    device: str
-    """Which it is."""
-    bytes: int
-    """What it has in that step."""
     recorded: bool
     """Whether that step is recorded in full."""
 
