@@ -10,9 +10,14 @@ import numpy as np
 from tb_memplugin.read.faults import Tally, notes_on
 from tb_memplugin.read.snapshot.blocks import FinalState
 from tb_memplugin.read.snapshot.entries import Entries
-from tb_memplugin.read.snapshot.rewind import Beginning, reserved_levels, rewind
+from tb_memplugin.read.snapshot.rewind import (
+    Beginning,
+    first_segments,
+    pools_of,
+    reserved_levels,
+    rewind,
+)
 from tb_memplugin.read.snapshot.rounding import extents_at_birth, rounded_surely
-from tb_memplugin.read.snapshot.segments import first_segments, pools_of
 from tb_memplugin.trace import Counter, CounterReading, Device, Kind, Moment, Note
 from tb_memplugin.trace.kinds import SEGMENT_KINDS
 from tb_memplugin.trace.notes import NO_TIMES, OUT_OF_MEMORY
