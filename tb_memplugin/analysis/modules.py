@@ -240,8 +240,7 @@ def _highest(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int)
         event[owners] = moment[top[rows]]
         then = event[ancestor[deep]]
         alive = deep[(born[deep] <= then) & (then < freed[deep])]
-        of = ancestor[alive] * _CATEGORIES + category[alive]
-        highest += sums(of, size[alive], tree.size * _CATEGORIES).reshape(highest.shape)
+        highest += _by_owner_and_category(tree, ancestor[alive], category[alive], size[alive])
     return highest, event
 
 

@@ -82,24 +82,21 @@ def segments_of(trace: MemoryTrace, placed: Layout, pending: Bool) -> ResultTabl
 
 def _live(trace: MemoryTrace, placed: Layout, pending: Bool) -> list[tuple[int, BlockState]]:
     rows = placed.rows
+    states: list[BlockKind] = ["pending" if waits else "allocated" for waits in pending[rows].tolist()]
     columns = zip(
         placed.segment.tolist(),
         trace.allocations.address[rows].tolist(),
         trace.allocations.bytes[rows].tolist(),
         placed.extent.tolist(),
         placed.by_rule.tolist(),
-        pending[rows].tolist(),
+        states,
         rows.tolist(),
         strict=True,
     )
     return [
-        (segment, BlockState(address, size, extent, None if rule else extent, _kind(is_pending), row))
-        for segment, address, size, extent, rule, is_pending, row in columns
+        (segment, BlockState(address, size, extent, None if rule else extent, state, row))
+        for segment, address, size, extent, rule, state, row in columns
     ]
-
-
-def _kind(is_pending: bool) -> BlockKind:
-    return "pending" if is_pending else "allocated"
 
 
 def _free(placed: Layout) -> list[tuple[int, BlockState]]:

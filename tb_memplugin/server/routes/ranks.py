@@ -136,7 +136,9 @@ def _shape(
     row = int(np.searchsorted(rank.steps, peak.highest_step))
     median = None
     if peak.median_rank is not None and peak.median_bytes is not None:
-        median = _median(ranks[peak.median_rank], peak.highest_step, peak.median_bytes)
+        other = ranks[peak.median_rank]
+        recorded = bool(other.recorded[np.searchsorted(other.steps, peak.highest_step)])
+        median = shape_of(MedianRank, other, bytes=peak.median_bytes, recorded=recorded)
     return shape_of(
         Rank,
         peak,
@@ -149,11 +151,6 @@ def _shape(
         bytes=high,
         steps=steps,
     )
-
-
-def _median(rank: WorkerSteps, step: int, size: int) -> MedianRank:
-    row = int(np.searchsorted(rank.steps, step))
-    return shape_of(MedianRank, rank, bytes=size, recorded=bool(rank.recorded[row]))
 
 
 def _values(row: Int64) -> _Column:
