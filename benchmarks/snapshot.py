@@ -24,7 +24,7 @@ from tb_memplugin.analysis.curves import curve
 from tb_memplugin.analysis.moments import peak
 from tb_memplugin.analysis.stacks import stack_table
 from tb_memplugin.loading import load
-from tb_memplugin.read.snapshot.safe_pickle import load_plain
+from tb_memplugin.read.snapshot.safe_pickle import read_pickle
 from tb_memplugin.trace import MemoryTrace
 
 EVENTS, STACKS, DEPTH, FRAMES = 1_000_000, 400, 30, 900
@@ -66,7 +66,7 @@ def _inputs() -> Iterator[tuple[str, float, object]]:
     yield "1M events, lists shared as by PyTorch", 0.55, synthetic(shares=True)
     yield f"{FEW:,} events, lists shared as by PyTorch", 1.5, synthetic(FEW, shares=True)
     for path in sorted(STRANGERS.glob("07_*")):
-        content = load_plain(path.read_bytes(), path.name)
+        content = read_pickle(path.read_bytes(), path.name)[0]
         yield "20,128 events of a stranger's training", 1.5, content
         yield "the same, repeated to 1M events", 0.55, _repeated(content)
 

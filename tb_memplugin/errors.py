@@ -60,6 +60,12 @@ class NotRecordedError(MemPluginError):
     """The requested run, worker, step or device was not recorded."""
 
 
+def cannot_read(what: str, error: OSError, where: str) -> UnreadableFileError:
+    """Return the error of a file or folder, such as "The event file", that cannot be read."""
+    message = f"{what} cannot be read: {error.strerror or error}."
+    return UnreadableFileError(message, where=where, fix=fix_of(error, PERMIT))
+
+
 def fix_of(error: OSError, otherwise: str) -> str:
     """Return what the user can do about an error of a file system: by its errno, where that tells it."""
     if isinstance(error, (IsADirectoryError, io.UnsupportedOperation)):  # a folder, or a pipe

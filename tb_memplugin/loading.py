@@ -27,9 +27,14 @@ from tb_memplugin.read.content import (
 )
 from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.snapshot.columns.rest import read_columns
-from tb_memplugin.read.snapshot.from_json import as_pickled, check_not_shared
 from tb_memplugin.read.snapshot.safe_pickle import RefusedPickleError, read_pickle
-from tb_memplugin.read.snapshot.trace import from_traces, is_snapshot, trace_from_snapshot
+from tb_memplugin.read.snapshot.trace import (
+    as_pickled,
+    check_not_shared,
+    from_traces,
+    is_snapshot,
+    trace_from_snapshot,
+)
 from tb_memplugin.store import files
 from tb_memplugin.store.paths import HEAD_MAGIC
 from tb_memplugin.trace import MemoryTrace, Note

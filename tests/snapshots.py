@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from tb_memplugin.read.snapshot.safe_pickle import load_plain
+from tb_memplugin.read.snapshot.safe_pickle import read_pickle
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import MemoryTrace
 
@@ -39,6 +39,11 @@ def entries(*lines: str) -> list[dict[str, Any]]:
 
 def snapshot(segments: list[dict[str, Any]], *traces: list[dict[str, Any]]) -> dict[str, Any]:
     return {"segments": segments, "device_traces": list(traces)}
+
+
+def load_plain(source: BinaryIO | bytes, where: str) -> object:
+    """The object in a pickle of plain data."""
+    return read_pickle(source, where)[0]
 
 
 def load_snapshot(path: str | Path) -> MemoryTrace:

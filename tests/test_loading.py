@@ -12,7 +12,7 @@ import pytest
 from tb_memplugin import MemPluginError, load
 from tb_memplugin.analysis.moments import peak
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.read.snapshot.from_json import as_pickled
+from tb_memplugin.read.snapshot.trace import as_pickled
 from tb_memplugin.store.writer import RunWriter
 from tests.mutations.kinds import kineto
 from tests.snapshots import block, entries, segment, snapshot

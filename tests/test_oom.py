@@ -18,7 +18,6 @@ import torch
 from torch.utils._traceback import CapturedTraceback
 
 import tb_memplugin
-from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.record import oom
 from tb_memplugin.record.history.allocators import HistorySwitch
 from tb_memplugin.record.oom import OomRecorder, record_on_oom
@@ -28,7 +27,7 @@ from tb_memplugin.trace import DevicePart, Kind, Moment
 from tests.allocators import StandIn
 from tests.read.layers.stacks import CALL, MAIN, modules, snapshot_of
 from tests.read.snapshot.test_real import path_of, real
-from tests.snapshots import load_snapshot
+from tests.snapshots import load_plain, load_snapshot
 
 
 @pytest.fixture

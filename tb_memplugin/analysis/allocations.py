@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tb_memplugin.analysis.columns import extremes
 from tb_memplugin.analysis.moments import tensor_name
 from tb_memplugin.analysis.reasons import why
-from tb_memplugin.analysis.sums import sums
+from tb_memplugin.analysis.sums import levels_of_groups
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.frames import distinct
@@ -38,12 +38,6 @@ def versions(trace: MemoryTrace) -> Int64:
     versions_by_row = np.empty(len(order), np.int64)
     versions_by_row[order] = version
     return versions_by_row
-
-
-def alive_between(trace: MemoryTrace, device: int, first: int, end: int) -> Rows:
-    """Return the rows of allocations on a device that were alive between the events first and end."""
-    blocks = trace.allocations
-    return np.flatnonzero((blocks.device == device) & (blocks.born < end) & (blocks.freed >= first))
 
 
 def rows_with_text(trace: MemoryTrace, rows: Rows, text: str, version: Int64) -> Rows:
@@ -302,6 +296,7 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
     order = np.lexsort((rows, np.where(blocks.born[rows] < 0, blocks.category[rows], len(Category))))
     chosen, rows, top = chosen[order], rows[order], int(np.argmax(high))
     _, first, end = alive.of(chosen)
+    in_bands = levels_of_groups(np.zeros(len(rows), np.int64), size[chosen], first, end, (1, len(at)))
     return Bands(
         low=low,
         high=high,
@@ -309,7 +304,7 @@ def bands(trace: MemoryTrace, device: int, cuts: Int64, most: int) -> Bands:
         bytes=size[chosen],
         first=first,
         last=end - 1,
-        rest=high - _stacked(np.zeros(len(rows), np.int64), size[chosen], first, end, (1, len(at)))[0],
+        rest=high - in_bands[0],
         alive=alive,
         alive_bytes=size,
         chosen=chosen,
@@ -326,7 +321,7 @@ def divided_rest(drawn: Bands, part: Int64, parts: int) -> Int64:
     """
     size = drawn.alive_bytes.copy()
     size[drawn.chosen] = 0
-    return _stacked(part, size, drawn.alive.first, drawn.alive.end, (parts, len(drawn.rest)))
+    return levels_of_groups(part, size, drawn.alive.first, drawn.alive.end, (parts, len(drawn.rest)))
 
 
 def _largest(size: Int64, rows: Rows, most: int) -> Rows:
@@ -337,15 +332,6 @@ def _largest(size: Int64, rows: Rows, most: int) -> Rows:
     larger, equal = np.flatnonzero(size > least), np.flatnonzero(size == least)
     equal = equal[np.argsort(rows[equal])]
     return np.concatenate((larger, equal[: most - len(larger)]))
-
-
-def _stacked(part: Int64, size: Int64, first: Int32, end: Int32, shape: tuple[int, int]) -> Int64:
-    """Return the bytes of each part in each column: int64, of this shape."""
-    parts, width = shape[0], shape[1] + 1
-    change = sums(part * width + first, size, parts * width)
-    change -= sums(part * width + end, size, parts * width)
-    stacked: Int64 = np.cumsum(change.reshape(parts, width), axis=1)[:, :-1]
-    return stacked
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.columns import Cuts, extremes, highest
-from tb_memplugin.analysis.layout import Layout, Placement, layout, pending_since, rounded_by_rule
+from tb_memplugin.analysis.layout import Layout, Placement, extents, pending_since
 from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.sums import sums
-from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.indexes import Runs
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.indexes import Runs, runs_of
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Int64, pieces_of
 
@@ -96,8 +97,11 @@ class PeakSplit(AnalysisResult):
 
 def levels(trace: MemoryTrace, device: int) -> Levels:
     """Return the active, pending, allocated and reserved bytes of a device after every event of a trace."""
+    return _levels(trace, device, pending_since(trace, device))
+
+
+def _levels(trace: MemoryTrace, device: int, since: Int64) -> Levels:
     blocks, count = trace.allocations, len(trace.events)
-    since = pending_since(trace, device)
     waits = np.flatnonzero(since < blocks.freed)
     if not len(waits):
         none = np.broadcast_to(np.int64(0), count + 1)
@@ -110,38 +114,118 @@ def levels(trace: MemoryTrace, device: int) -> Levels:
     return Levels(active, kept(lambda: (pending,)), allocated, trace.reserved(device))
 
 
+class AllocatorHistory:
+    """A device's levels and layouts. What needs a replay of the window is computed once, for all events.
+
+    It does not hold the trace, so that it may be cached for as long as that is in memory.
+
+    Attributes:
+        knows_segments: as the function of this name.
+        pending_since: that of `analysis.layout`.
+
+    Raises:
+        UnreadableFileError: the segment events contradict each other beyond what can be replayed.
+    """
+
+    def __init__(self, trace: MemoryTrace, device: int) -> None:
+        self.placement = Placement(trace, device)
+        self.pending_since = pending_since(trace, device)
+        self.levels = _levels(trace, device, self.pending_since)
+        self.knows_segments = knows_segments(trace, device)
+        self.active_runs, self.reserved_runs = trace.live_runs(device), trace.reserved_runs(device)
+        self._kept = trace.events.kept
+
+    @cached_property
+    def unused(self) -> Ratio | None:
+        """(reserved - allocated) / reserved after every event; -inf if nothing is reserved then."""
+        reserved, allocated = self.levels.reserved, self.levels.allocated
+        if reserved is None:
+            return None
+        return self._kept(
+            lambda: (_unused(reserved[rows], allocated[rows]) for rows in pieces_of(len(reserved)))
+        )
+
+    @cached_property
+    def unused_runs(self) -> Runs[np.float64] | None:
+        """The runs of `unused`."""
+        return None if self.unused is None else runs_of(self.unused)
+
+    def curve(self, cuts: Cuts) -> ReserveCurve:
+        """Reduce the levels to columns that keep the highest and lowest of each.
+
+        Args:
+            cuts: the result of `time_cuts` or `event_cuts`.
+        """
+        memory = self.levels
+        low, high, at = extremes(memory.active, cuts, self.active_runs)
+        reserved = unused = None
+        if memory.reserved is not None and self.unused is not None:
+            reserved = highest(memory.reserved, cuts, self.reserved_runs)
+            unused = highest(self.unused, cuts, self.unused_runs)
+            unused = np.where(np.isneginf(unused), np.nan, unused)
+        pending = memory.pending[at]
+        return ReserveCurve(low, high - pending, pending, reserved, unused)
+
+    def fragmentation(self, event: int, placed: Layout) -> Fragmentation:
+        """Return how much of the reserved memory is unused after an event, whose layout is `placed`."""
+        memory = self.levels
+        reserved = None if memory.reserved is None else int(memory.reserved[event + 1])
+        allocated = int(memory.allocated[event + 1])
+        total = largest = None
+        if self.knows_segments:
+            total, largest = int(placed.free_bytes.sum()), int(placed.free_bytes.max(initial=0))
+        return Fragmentation(
+            reserved_bytes=reserved,
+            allocated_bytes=allocated,
+            unused=(reserved - allocated) / reserved if reserved else None,
+            free_bytes=total,
+            largest_free_bytes=largest,
+            split=1 - largest / total if total and largest else None,
+        )
+
+    def pools(self, trace: MemoryTrace, event: int, placed: Layout) -> ResultTable[PoolState]:
+        """Return every pool and stream after an event, whose layout is `placed`, largest first."""
+        homes, of_segment, of_block = _homes(trace, placed)
+        rows, count = np.concatenate((placed.rows, placed.misfits)), len(homes)
+        of_misfits, by_rule = extents(trace.allocations, placed.misfits)
+        rounded = np.concatenate((placed.extent, of_misfits))
+        rule = np.concatenate((placed.by_rule, by_rule))
+        pending = self.pending_since[rows] <= event
+        size = trace.allocations.bytes[rows]
+        columns = [
+            sums(of_block, np.where(pending, 0, size), count),
+            sums(of_block, np.where(pending, size, 0), count),
+            sums(of_block, rounded, count),
+            sums(of_block, np.where(rule, rounded, 0), count),
+        ]
+        columns += _reserve_of(placed, of_segment, count) if self.knows_segments else ()
+        states = [
+            PoolState(
+                pool_name(trace, pool),
+                stream_name(trace, stream),
+                *numbers,
+                *(() if self.knows_segments else (None,) * 4),
+            )
+            for (pool, stream), *numbers in zip(homes, *(column.tolist() for column in columns), strict=True)
+        ]
+        return ResultTable(
+            sorted(states, key=lambda state: (-(state.reserved_bytes or 0), -state.active_bytes))
+        )
+
+
 def fragmentation(trace: MemoryTrace, device: int, event: int) -> Fragmentation:
     """Return how much of a device's reserved memory is unused after an event (-1: before the first).
 
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    placed = layout(trace, device, event) if knows_segments(trace, device) else None
-    return fragmentation_of(levels(trace, device), placed, event)
-
-
-def fragmentation_of(memory: Levels, placed: Layout | None, event: int) -> Fragmentation:
-    """Return `fragmentation` of known levels and a known layout, None if the segments are not known."""
-    reserved = None if memory.reserved is None else int(memory.reserved[event + 1])
-    allocated = int(memory.allocated[event + 1])
-    free = None if placed is None else placed.free_bytes
-    total, largest = (None, None) if free is None else (int(free.sum()), int(free.max(initial=0)))
-    return Fragmentation(
-        reserved_bytes=reserved,
-        allocated_bytes=allocated,
-        unused=(reserved - allocated) / reserved if reserved else None,
-        free_bytes=total,
-        largest_free_bytes=largest,
-        split=1 - largest / total if total and largest else None,
-    )
+    history = AllocatorHistory(trace, device)
+    return history.fragmentation(event, history.placement.at(event))
 
 
 def knows_segments(trace: MemoryTrace, device: int) -> bool:
     """Return whether the trace has segments or segment events of a device, or it never held any memory."""
-    kind = trace.events.kind
-    is_segment_event = (kind >= Kind.SEGMENT_ALLOC) & (kind <= Kind.SEGMENT_UNMAP)
-    has_segments = (trace.segments.device == device).any()
-    if has_segments or (is_segment_event & (trace.events.device == device)).any():
+    if trace.records_segments(device):
         return True
     reserved = trace.reserved(device)
     return reserved is not None and not reserved.any() and not trace.live(device).any()
@@ -153,46 +237,8 @@ def pools(trace: MemoryTrace, device: int, event: int) -> ResultTable[PoolState]
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    return pools_of(trace, device, event, layout(trace, device, event))
-
-
-def pools_of(
-    trace: MemoryTrace,
-    device: int,
-    event: int,
-    placed: Layout,
-    since: Int64 | None = None,
-    has_segments: bool | None = None,
-) -> ResultTable[PoolState]:
-    """Return `pools` of a known layout.
-
-    `since` and `has_segments` are `pending_since` and `knows_segments` of the device, if these are known.
-    """
-    homes, of_segment, of_block = _homes(trace, placed)
-    rows, count = np.concatenate((placed.rows, placed.misfits)), len(homes)
-    rounded = np.concatenate((placed.extent, _rounded(trace, placed.misfits)))
-    rule = np.concatenate((placed.by_rule, trace.allocations.rounded[placed.misfits] < 0))
-    since = pending_since(trace, device) if since is None else since
-    pending = since[rows] <= event
-    size = trace.allocations.bytes[rows]
-    columns = [
-        sums(of_block, np.where(pending, 0, size), count),
-        sums(of_block, np.where(pending, size, 0), count),
-        sums(of_block, rounded, count),
-        sums(of_block, np.where(rule, rounded, 0), count),
-    ]
-    has_segments = knows_segments(trace, device) if has_segments is None else has_segments
-    columns += _reserve_of(placed, of_segment, count) if has_segments else ()
-    states = [
-        PoolState(
-            pool_name(trace, pool),
-            stream_name(trace, stream),
-            *numbers,
-            *(() if has_segments else (None,) * 4),
-        )
-        for (pool, stream), *numbers in zip(homes, *(column.tolist() for column in columns), strict=True)
-    ]
-    return ResultTable(sorted(states, key=lambda state: (-(state.reserved_bytes or 0), -state.active_bytes)))
+    history = AllocatorHistory(trace, device)
+    return history.pools(trace, event, history.placement.at(event))
 
 
 def _homes(trace: MemoryTrace, placed: Layout) -> tuple[list[tuple[int, int]], Int64, Int64]:
@@ -212,12 +258,6 @@ def _homes(trace: MemoryTrace, placed: Layout) -> tuple[list[tuple[int, int]], I
     pairs = [(home // width - 1, home % width - 1) for home in homes.tolist()]
     home_of = home_of.astype(np.int64)
     return pairs, home_of[: len(segments)], home_of[len(segments) :]
-
-
-def _rounded(trace: MemoryTrace, rows: np.ndarray) -> Int64:
-    recorded = trace.allocations.rounded[rows]
-    rounded: Int64 = np.where(recorded >= 0, recorded, rounded_by_rule(trace.allocations.bytes[rows]))
-    return rounded
 
 
 def _reserve_of(placed: Layout, of_segment: Int64, count: int) -> tuple[Int64, Int64, Int64, Int64]:
@@ -247,26 +287,10 @@ SAMPLED_MOMENTS = 200
 """How many layouts a curve computes at most: 200 layouts of a million events take less than a second."""
 
 
-def unused_levels(trace: MemoryTrace, memory: Levels) -> Ratio | None:
-    """Return (reserved - allocated) / reserved after every event; -inf if nothing is reserved then."""
-    if memory.reserved is None:
-        return None
-    reserved, allocated = memory.reserved, memory.allocated
-    return trace.events.kept(
-        lambda: (_unused(reserved[rows], allocated[rows]) for rows in pieces_of(len(reserved)))
-    )
-
-
 def _unused(reserved: Int64, allocated: Int64) -> Ratio:
     ratio = np.full(len(reserved), -np.inf)
     np.divide(reserved - allocated, reserved, out=ratio, where=reserved > 0)
     return ratio
-
-
-def highest_unused(ratio: Ratio, cuts: Cuts, runs: Runs[np.float64] | None = None) -> Ratio:
-    """Return the highest of `unused_levels` in each column; NaN where nothing is reserved."""
-    top = highest(ratio, cuts, runs)
-    return np.where(np.isneginf(top), np.nan, top)
 
 
 def sampled_events(cuts: Cuts, moments: int = SAMPLED_MOMENTS) -> Int64:
@@ -292,39 +316,6 @@ class ReserveCurve:
     pending: Int64
     reserved: Int64 | None
     unused: Ratio | None
-
-
-@dataclass(frozen=True, slots=True)
-class LevelRuns:
-    """The runs of `Levels.active` and `Levels.reserved`, and of `unused_levels`."""
-
-    active: Runs[np.int64]
-    reserved: Runs[np.int64] | None
-    unused: Runs[np.float64] | None
-
-
-def reserve_curve(
-    memory: Levels, unused: Ratio | None, cuts: Cuts, runs: LevelRuns | None = None
-) -> ReserveCurve:
-    """Reduce a device's levels to columns that keep the highest and lowest of each.
-
-    Args:
-        unused: the result of `unused_levels` for it.
-        cuts: the result of `time_cuts` or `event_cuts`.
-        runs: theirs, if they are known: then long columns are not read value by value.
-    """
-    of_active, of_reserved, of_unused = (
-        (None, None, None) if runs is None else (runs.active, runs.reserved, runs.unused)
-    )
-    low, high, at = extremes(memory.active, cuts, of_active)
-    pending = memory.pending[at]
-    return ReserveCurve(
-        low=low,
-        allocated=high - pending,
-        pending=pending,
-        reserved=None if memory.reserved is None else highest(memory.reserved, cuts, of_reserved),
-        unused=None if unused is None else highest_unused(unused, cuts, of_unused),
-    )
 
 
 def split_moments(placement: Placement, cuts: Cuts) -> tuple[tuple[int, float], ...]:

@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tb_memplugin.analysis.allocator import (
+    AllocatorHistory,
     Fragmentation,
     PeakSplit,
     PoolState,
-    fragmentation_of,
-    knows_segments,
-    levels,
     peak_split,
-    pools_of,
 )
-from tb_memplugin.analysis.layout import layout
 from tb_memplugin.analysis.oom import OomReport, failed_requests, oom_reports
-from tb_memplugin.analysis.segments import SegmentState, free_histogram, segments_at
+from tb_memplugin.analysis.segments import SegmentState, free_histogram, segments_of
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.result import AnalysisResult
 
@@ -67,9 +63,9 @@ def device_state(trace: MemoryTrace, device: int, event: int) -> DeviceState:
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    memory, placed = levels(trace, device), layout(trace, device, event)
-    pools = pools_of(trace, device, event, placed)
-    has_segments, reserves = knows_segments(trace, device), trace.devices[device].has_reserved
+    history = AllocatorHistory(trace, device)
+    memory, placed = history.levels, history.placement.at(event)
+    pools, has_segments = history.pools(trace, event, placed), history.knows_segments
     failed = failed_requests(trace, device)
     return DeviceState(
         trace=trace,
@@ -78,14 +74,16 @@ def device_state(trace: MemoryTrace, device: int, event: int) -> DeviceState:
         allocated_bytes=int(memory.allocated[event + 1]),
         pending_bytes=int(memory.pending[event + 1]),
         active_bytes=int(memory.active[event + 1]),
-        rounded_bytes=sum(pool.rounded_bytes for pool in pools) if reserves else None,
+        rounded_bytes=sum(pool.rounded_bytes for pool in pools)
+        if trace.devices[device].has_reserved
+        else None,
         rounded_exact=all(pool.rounded_exact for pool in pools),
         reserved_bytes=None if memory.reserved is None else int(memory.reserved[event + 1]),
         peak_reserved_bytes=None if memory.reserved is None else int(memory.reserved.max()),
         peak=peak_split(trace, device),
-        fragmentation=fragmentation_of(memory, placed if has_segments else None, event),
+        fragmentation=history.fragmentation(event, placed),
         pools=pools,
-        segments=segments_at(trace, device, event) if has_segments else None,
+        segments=segments_of(trace, placed, history.pending_since <= event) if has_segments else None,
         free_blocks=free_histogram(placed) if has_segments else (),
         ooms=oom_reports(trace, device, failed[-MOST_OOMS:]),
         failed_requests=len(failed),

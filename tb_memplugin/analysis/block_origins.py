@@ -266,8 +266,8 @@ class Judged:
 
 def _step_blocks(judged: Judged) -> StepBlocks:
     step, blocks = judged.step, judged.trace.allocations
-    own = (blocks.device == judged.device) & (blocks.born < step.end) & (blocks.freed >= step.first)
-    return _blocks(judged.trace, step, np.flatnonzero(own).astype(np.int64))
+    rows = blocks.alive_between(step.first, step.end, judged.device)
+    return _blocks(judged.trace, step, rows.astype(np.int64))
 
 
 def window_blocks(trace: MemoryTrace, device: int) -> StepBlocks:

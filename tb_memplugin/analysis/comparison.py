@@ -300,7 +300,12 @@ def compare_segments(
 
 def _device_segments(base: MemoryTrace, other: MemoryTrace, names: tuple[str, str]) -> SegmentComparison:
     before, after = (
-        {(segment.address, segment.bytes, segment.stream): segment for segment in _at_end(trace, name)}
+        {
+            (segment.address, segment.bytes, segment.stream): segment
+            for segment in segments_at(trace, trace.device_row(name), len(trace.events) - 1)
+        }
+        if name
+        else {}
         for trace, name in zip((base, other), names, strict=True)
     )
     deltas = [_segment_delta(before.get(key), after.get(key)) for key in before | after]
@@ -314,10 +319,6 @@ def _device_segments(base: MemoryTrace, other: MemoryTrace, names: tuple[str, st
             sorted(deltas, key=lambda delta: (order.index(delta.status), -delta.bytes, delta.address))
         ),
     )
-
-
-def _at_end(trace: MemoryTrace, name: str) -> tuple[SegmentState, ...]:
-    return segments_at(trace, trace.device_row(name), len(trace.events) - 1) if name else ()
 
 
 def _segment_delta(before: SegmentState | None, after: SegmentState | None) -> SegmentDelta:

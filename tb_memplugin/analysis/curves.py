@@ -10,7 +10,7 @@ from tb_memplugin.analysis.columns import Cuts, event_cuts, extremes, highest, t
 from tb_memplugin.analysis.divisions import DIVISIONS, Chosen, Divided, codes
 from tb_memplugin.analysis.module_groups import MOST_GROUPS, OTHER_MODULES, ModuleGroups
 from tb_memplugin.analysis.rules import Rules
-from tb_memplugin.analysis.sums import sums
+from tb_memplugin.analysis.sums import levels_of_groups, sums
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.indexes import INDEXED, LEAST_BITS, PartSums
 from tb_memplugin.trace.result import Column, Tabular
@@ -144,10 +144,7 @@ def _stacks_of_blocks(
         at_top = np.where((enter <= top) & (top < leave), size, 0)
         key_of, names = _folded(sums(part, at_top, len(names)), names, by)
         part = key_of[part]
-    width = len(at) + 1
-    delta = sums(part * width + enter, size, len(names) * width)
-    delta -= sums(part * width + leave, size, len(names) * width)
-    return np.cumsum(delta.reshape(len(names), width), axis=1)[:, :-1], names
+    return levels_of_groups(part, size, enter, leave, (len(names), len(at))), names
 
 
 def _folds(names: tuple[str, ...], by: Divided) -> bool:

@@ -67,7 +67,7 @@ def lanes(ran: Ran, t0_ns: int, t1_ns: int, columns: int) -> Lanes:
         shown.pop()
     return Lanes(
         steps=tuple(step for step in ran.steps if step.start_ns <= t1_ns and step.end_ns >= t0_ns),
-        phases=_rows(ran.phases, _touching(ran.phases, t0_ns, t1_ns)),
+        phases=_rows(ran.phases, (ran.phases.start_ns <= t1_ns) & (ran.phases.end_ns >= t0_ns)),
         modules=tuple(shown),
         omitted=omitted,
     )
@@ -132,10 +132,6 @@ def _not_deeper(parent: Int64, levels: int) -> Int64:
         depth.append(depth[above] + 1 if above >= 0 else 0)
         kept.append(row if depth[row] < levels else kept[above])
     return np.array(kept, np.int64)
-
-
-def _touching(spans: Spans, t0_ns: int, t1_ns: int) -> Int64:
-    return np.flatnonzero((spans.start_ns <= t1_ns) & (spans.end_ns >= t0_ns))
 
 
 def _by_depth(calls: Spans, rows: Int64) -> list[Spans]:

@@ -9,19 +9,11 @@ from itertools import pairwise
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace import Allocations, Kind, MemoryTrace
+from tb_memplugin.trace.allocator import SMALL_REQUEST, SMALL_SEGMENT, cut_ranges, rounded_by_rule
+from tb_memplugin.trace.kinds import EXPANDS, GROWS, SEGMENT_KINDS
 from tb_memplugin.trace.replay import address_order, match_frees
 from tb_memplugin.trace.tables import Bool, Int32, Int64, Rows, UInt64, ranges
-
-SMALLEST_BLOCK = 512
-"""Blocks are multiples of this (kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp)."""
-
-SMALL_SEGMENT = 2 << 20
-"""A segment of this size serves requests up to `SMALL_REQUEST` and no others (kSmallBuffer)."""
-
-SMALL_REQUEST = 1 << 20
-"""Requests above this size are served from large segments (kSmallSize). A large segment that is not
-expandable has no block of this size or less: so small a remainder is not split off (should_split)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +167,14 @@ class Placement:
         inside[inside] = address[inside] - start < segments.bytes[segment[inside]].astype(np.uint64)
         fit, segment = rows[inside], segment[inside].astype(np.int64)
         offset = (address[inside] - segments.address[segment]).astype(np.int64)
-        recorded = self._blocks.rounded[fit]
-        size = np.where(recorded >= 0, recorded, rounded_by_rule(self._blocks.bytes[fit]))
-        return _Placed(segments, inside, segment, offset, size, recorded < 0)
+        return _Placed(segments, inside, segment, offset, *extents(self._blocks, fit))
+
+
+def extents(blocks: Allocations, rows: Rows) -> tuple[Int64, Bool]:
+    """Return what the allocator uses for blocks, and whether that follows from the rule of rounding alone."""
+    recorded = blocks.rounded[rows]
+    by_rule: Bool = recorded < 0
+    return np.where(by_rule, rounded_by_rule(blocks.bytes[rows]), recorded), by_rule
 
 
 def layout(trace: MemoryTrace, device: int, event: int) -> Layout:
@@ -208,17 +205,6 @@ def faults(trace: MemoryTrace, device: int, event: int) -> tuple[str, ...]:
     return tuple(
         f"{trace.devices[device].name}: {count:,} {fault}." for fault, count in counts.items() if count
     )
-
-
-def rounded_by_rule(requested: Int64) -> Int64:
-    """Round requests up to multiples of 512 bytes: the least that the allocator sets aside for them.
-
-    A block may be larger: a remainder that is too small to be split off stays with it, and the setting
-    `roundup_power2_divisions` rounds up further (round_size and should_split in
-    c10/cuda/CUDACachingAllocator.cpp).
-    """
-    units: Int64 = np.maximum(-(-requested // SMALLEST_BLOCK), 1)
-    return units * SMALLEST_BLOCK
 
 
 def _segments(reserve: Reserve, event: int) -> SegmentColumns:
@@ -302,13 +288,6 @@ def _laid_out(placed: _Placed, rows: Rows) -> Layout:
     )
 
 
-GIVES = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
-EXPANDS = (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
-
-MOST_PIECES = 1 << 25
-"""More pieces than this arise only from segment events that overlap in a way no allocator produces."""
-
-
 @dataclass(frozen=True, slots=True)
 class Reserve:
     """Pieces of one device's reserved memory in address order, in columns of equal length.
@@ -337,11 +316,11 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """The segments at the start, then the segment events, in time order. Ends are exclusive."""
+    """The segments at the start, then the segment events, in time order."""
 
     event: Int64
     address: UInt64
-    end: UInt64
+    bytes: Int64
     gives: Bool
     expandable: Bool
     stream: Int32
@@ -351,32 +330,25 @@ class _Changes:
 def reserve(trace: MemoryTrace, device: int) -> Reserve:
     """Return every piece of address space that a device's allocator reserved at some time in the window.
 
-    Expandable segments are mapped and unmapped in parts. So all ranges are cut at every address where one
-    begins or ends: a piece between two cuts is reserved and released as a whole, like a block.
+    Expandable segments are mapped and unmapped in parts: see `cut_ranges`.
 
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
     changes = _changes(trace, device)
-    cuts = np.unique(np.concatenate((changes.address, changes.end)))
-    first = np.searchsorted(cuts, changes.address)
-    count = np.searchsorted(cuts, changes.end) - first
-    pieces = int(count.sum())
-    if pieces > MOST_PIECES:
+    try:
+        cuts, piece, origin = cut_ranges(changes.address, changes.bytes)
+    except ValueError as error:
         raise UnreadableFileError(
-            f"The segment events of {trace.devices[device].name} cut its reserved memory into {pieces:,} "
-            "pieces.",
+            f"The segment events of {trace.devices[device].name} contradict each other: {error}.",
             where=trace.source,
             fix="Take the snapshot again: segments in this one overlap in a way that no allocator produces.",
-        )
-    origin = np.repeat(np.arange(len(count)), count)
-    piece = np.arange(pieces) + np.repeat(first - (np.cumsum(count) - count), count)
-    gives = changes.gives[origin]
-    began, ended, strays = match_frees(cuts[piece], np.zeros(pieces, np.uint8), gives)
-    freed = np.full(pieces, len(trace.events), np.int64)
-    freed[began] = changes.event[origin[ended]]
+        ) from error
+    gives, same = changes.gives[origin], piece[1:] == piece[:-1]
+    ends = gives[:-1] & same
+    freed = np.full(len(piece), len(trace.events), np.int64)
+    freed[:-1][ends] = changes.event[origin[1:][ends]]
     reserving = np.flatnonzero(gives)
-    reserving = reserving[np.argsort(piece[reserving], kind="stable")]
     cut, origin = piece[reserving], origin[reserving]
     return Reserve(
         address=cuts[cut],
@@ -387,8 +359,8 @@ def reserve(trace: MemoryTrace, device: int) -> Reserve:
         pool=changes.pool[origin],
         expandable=changes.expandable[origin],
         origin=origin.astype(np.int64),
-        doubled=int(np.count_nonzero(gives[ended])),
-        strays=int(np.count_nonzero(strays)),
+        doubled=int(np.count_nonzero(ends & gives[1:])),
+        strays=int(np.count_nonzero(~gives) - np.count_nonzero(ends & ~gives[1:])),
     )
 
 
@@ -396,15 +368,13 @@ def _changes(trace: MemoryTrace, device: int) -> _Changes:
     segments, events = trace.segments, trace.events
     start = np.flatnonzero((segments.device == device) & (segments.bytes > 0))
     kind = events.kind
-    rows = np.flatnonzero((kind >= Kind.SEGMENT_ALLOC) & (kind <= Kind.SEGMENT_UNMAP))
+    rows = np.flatnonzero(np.isin(kind, SEGMENT_KINDS))
     rows = rows[(events.device[rows] == device) & (events.bytes[rows] > 0)]
-    address = np.concatenate((segments.address[start], events.address[rows]))
-    size = np.concatenate((segments.bytes[start], events.bytes[rows])).astype(np.uint64)
     return _Changes(
         event=np.concatenate((np.full(len(start), -1, np.int64), rows)),
-        address=address,
-        end=address + np.minimum(size, ~address),  # a range beyond 2**64 ends there
-        gives=np.concatenate((np.ones(len(start), bool), np.isin(kind[rows], GIVES))),
+        address=np.concatenate((segments.address[start], events.address[rows])),
+        bytes=np.concatenate((segments.bytes[start], events.bytes[rows])),
+        gives=np.concatenate((np.ones(len(start), bool), np.isin(kind[rows], GROWS))),
         expandable=np.concatenate((segments.expandable[start] != 0, np.isin(kind[rows], EXPANDS))),
         stream=np.concatenate((segments.stream[start], events.stream[rows])),
         pool=np.concatenate((segments.pool[start], events.pool[rows])),

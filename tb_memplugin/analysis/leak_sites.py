@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.source_lines import NO_STACK
-from tb_memplugin.analysis.sums import sums
+from tb_memplugin.analysis.sums import levels_of_groups, sums
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.frames import MODULE_CALL
 from tb_memplugin.trace.labels import HELD_BY, HELD_BY_A_LOCAL, IN_CYCLE, any_element
@@ -87,9 +87,7 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> Res
     if len(bounds) <= FEWEST_STEPS:
         return ResultTable()
     blocks = trace.allocations
-    rows = np.flatnonzero(
-        (blocks.device == device) & (blocks.born < bounds[-1]) & (blocks.freed >= bounds[0])
-    )
+    rows = blocks.alive_between(bounds[0], bounds[-1], device)
     sites, site_of = np.unique(_sites(trace, rows), return_inverse=True)
     site_of = site_of.astype(np.int64)
     level = _levels_at(trace, rows, site_of, len(sites), bounds)
@@ -225,13 +223,10 @@ def _key(trace: MemoryTrace, site: int) -> tuple[str, tuple[str, ...]]:
 
 def _levels_at(trace: MemoryTrace, rows: Int64, site: Int64, site_count: int, bounds: Int64) -> Int64:
     """Return the live bytes of each site at each bound: int64, shape (sites, bounds)."""
-    blocks, width = trace.allocations, len(bounds) + 1
+    blocks = trace.allocations
     enter = np.searchsorted(bounds, blocks.born[rows], side="right")
     leave = np.searchsorted(bounds, blocks.freed[rows], side="right")
-    change = sums(site * width + enter, blocks.bytes[rows], site_count * width)
-    change -= sums(site * width + leave, blocks.bytes[rows], site_count * width)
-    level: Int64 = np.cumsum(change.reshape(site_count, width), axis=1)[:, :-1]
-    return level
+    return levels_of_groups(site, blocks.bytes[rows], enter, leave, (site_count, len(bounds)))
 
 
 def _kept(

@@ -215,7 +215,7 @@ def _inside(trace: MemoryTrace, tree: _Tree, device: int, step: int) -> tuple[In
 def _highest(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int) -> tuple[Int64, Int64]:
     """Return `highest` and `highest_event` of a step; the moment before its first event counts."""
     blocks = trace.allocations
-    overlaps = np.flatnonzero((blocks.device == device) & (blocks.born < end) & (blocks.freed >= first))
+    overlaps = blocks.alive_between(first, end, device)
     born, freed = np.maximum(blocks.born[overlaps], first - 1), np.minimum(blocks.freed[overlaps], end)
     size, category = blocks.bytes[overlaps], blocks.category[overlaps]
     highest = np.zeros((tree.size, _CATEGORIES), np.int64)
@@ -240,8 +240,7 @@ def _highest(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int)
         event[owners] = moment[top[rows]]
         then = event[ancestor[deep]]
         alive = deep[(born[deep] <= then) & (then < freed[deep])]
-        of = ancestor[alive] * _CATEGORIES + category[alive]
-        highest += sums(of, size[alive], tree.size * _CATEGORIES).reshape(highest.shape)
+        highest += _by_owner_and_category(tree, ancestor[alive], category[alive], size[alive])
     return highest, event
 
 

@@ -8,13 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from tb_memplugin.analysis.allocator import PoolState, knows_segments, levels, pools_of
+from tb_memplugin.analysis.allocator import AllocatorHistory, PoolState
 from tb_memplugin.analysis.divisions import Part, parts_of
-from tb_memplugin.analysis.layout import SMALL_REQUEST, SMALL_SEGMENT, Layout, Placement, pending_since
+from tb_memplugin.analysis.layout import Layout
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_name, stream_name
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.allocator import SMALL_REQUEST, new_segment_bytes
 from tb_memplugin.trace.result import AnalysisResult
 from tb_memplugin.trace.tables import Bool
 
@@ -23,13 +24,6 @@ Cause = Literal["full", "fragmented", "elsewhere", "limit", "not split", "unknow
 one piece. elsewhere: enough is free, but in other pools, streams or size classes. limit: the device had
 enough; the process was not allowed more. not split: a free block is large enough, but the allocator may
 not use it for this request. unknown: the segments, or the free bytes of the device, are not known."""
-
-LARGE_SEGMENT = 20 << 20
-"""The size of a segment for a request above `SMALL_REQUEST` and below `SERVED_ALONE` (kLargeBuffer)."""
-
-SERVED_ALONE = 10 << 20
-"""From this size on, a request gets a segment of its own size, rounded up to a multiple of `SMALL_SEGMENT`
-(kMinLargeAlloc)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +100,7 @@ def oom_report(trace: MemoryTrace, number: int = 0) -> OomReport:
             if trace.ooms
             else "No request failed while it was recorded.",
         )
-    return _report(trace, number, _History(trace, int(trace.events.device[trace.ooms[number].event])))
+    return _report(trace, number, AllocatorHistory(trace, int(trace.events.device[trace.ooms[number].event])))
 
 
 def failed_requests(trace: MemoryTrace, device: int) -> list[int]:
@@ -127,27 +121,17 @@ def oom_reports(trace: MemoryTrace, device: int, rows: Sequence[int]) -> tuple[O
     """
     if not rows:
         return ()
-    history = _History(trace, device)
+    history = AllocatorHistory(trace, device)
     return tuple(_report(trace, row, history) for row in rows)
 
 
-class _History:
-    """A device's levels and layouts over time, computed once for all reports of the device."""
-
-    def __init__(self, trace: MemoryTrace, device: int) -> None:
-        self.levels = levels(trace, device)
-        self.placement = Placement(trace, device)
-        self.pending_since = pending_since(trace, device)
-        self.segments_known = knows_segments(trace, device)
-
-
-def _report(trace: MemoryTrace, number: int, history: _History) -> OomReport:
+def _report(trace: MemoryTrace, number: int, history: AllocatorHistory) -> OomReport:
     failed = trace.ooms[number]
     event, device = failed.event, int(trace.events.device[failed.event])
     memory, placed = history.levels, history.placement.at(event)
     room = (
         _room(trace, event, placed, failed.requested_bytes, failed.free_bytes)
-        if history.segments_known
+        if history.knows_segments
         else _Room(failed.free_bytes)
     )
     alive = trace.allocations.alive_at(event, device)
@@ -178,21 +162,8 @@ def _report(trace: MemoryTrace, number: int, history: _History) -> OomReport:
         why=_why(cause, failed.requested_bytes, new_segment, active, reserved, room, _home(pool, stream)),
         parts=parts_of(trace, alive, "category"),
         stacks=parts_of(trace, alive, "stack"),
-        pools=pools_of(trace, device, event, placed, history.pending_since),
+        pools=history.pools(trace, event, placed),
     )
-
-
-def new_segment_bytes(request: int) -> int:
-    """Return the size of the segment that a request needs if no free block can serve it.
-
-    The rule is `get_allocation_size` in c10/cuda/CUDACachingAllocator.cpp. An expandable segment may need
-    less.
-    """
-    if request <= SMALL_REQUEST:
-        return SMALL_SEGMENT
-    if request < SERVED_ALONE:
-        return LARGE_SEGMENT
-    return -(-request // SMALL_SEGMENT) * SMALL_SEGMENT
 
 
 def _room(trace: MemoryTrace, event: int, placed: Layout, request: int, on_device: int | None) -> _Room:

@@ -63,10 +63,12 @@ def segments_at(trace: MemoryTrace, device: int, event: int) -> ResultTable[Segm
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    placed = layout(trace, device, event)
-    blocks = sorted(
-        (*_live(trace, device, event, placed), *_free(placed)), key=lambda item: (item[0], item[1].address)
-    )
+    return segments_of(trace, layout(trace, device, event), pending_since(trace, device) <= event)
+
+
+def segments_of(trace: MemoryTrace, placed: Layout, pending: Bool) -> ResultTable[SegmentState]:
+    """Return the segments of a layout, in address order; `pending` is a mask of `trace.allocations`."""
+    blocks = sorted((*_live(trace, placed, pending), *_free(placed)), key=lambda item: item[1].address)
     inside: list[list[BlockState]] = [[] for _ in range(len(placed.segments))]
     for segment, block in blocks:
         inside[segment].append(block)
@@ -78,27 +80,23 @@ def segments_at(trace: MemoryTrace, device: int, event: int) -> ResultTable[Segm
     )
 
 
-def _live(trace: MemoryTrace, device: int, event: int, placed: Layout) -> list[tuple[int, BlockState]]:
+def _live(trace: MemoryTrace, placed: Layout, pending: Bool) -> list[tuple[int, BlockState]]:
     rows = placed.rows
-    pending = pending_since(trace, device)[rows] <= event
+    states: list[BlockKind] = ["pending" if waits else "allocated" for waits in pending[rows].tolist()]
     columns = zip(
         placed.segment.tolist(),
         trace.allocations.address[rows].tolist(),
         trace.allocations.bytes[rows].tolist(),
         placed.extent.tolist(),
         placed.by_rule.tolist(),
-        pending.tolist(),
+        states,
         rows.tolist(),
         strict=True,
     )
     return [
-        (segment, BlockState(address, size, extent, None if rule else extent, _kind(is_pending), row))
-        for segment, address, size, extent, rule, is_pending, row in columns
+        (segment, BlockState(address, size, extent, None if rule else extent, state, row))
+        for segment, address, size, extent, rule, state, row in columns
     ]
-
-
-def _kind(is_pending: bool) -> BlockKind:
-    return "pending" if is_pending else "allocated"
 
 
 def _free(placed: Layout) -> list[tuple[int, BlockState]]:

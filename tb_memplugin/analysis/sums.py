@@ -1,10 +1,10 @@
-"""Exact sums by group, and the groups of many keys."""
+"""Exact sums and levels by group, and the groups of many keys."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.trace.tables import Int64, Rows
+from tb_memplugin.trace.tables import Int32, Int64, Rows
 
 
 def sums(group: Int64, size: Int64, groups: int) -> Int64:
@@ -12,6 +12,21 @@ def sums(group: Int64, size: Int64, groups: int) -> Int64:
     total = np.zeros(groups, np.int64)
     np.add.at(total, group, size)
     return total
+
+
+def levels_of_groups(
+    group: Int64, size: Int64, first: Int64 | Int32, end: Int64 | Int32, shape: tuple[int, int]
+) -> Int64:
+    """Return the bytes that each group has at each moment: int64, of this shape.
+
+    Each has `size` bytes in its group at the moments from `first` to before `end`, which may be the number of
+    moments.
+    """
+    groups, width = shape[0], shape[1] + 1
+    change = sums(group * width + first, size, groups * width)
+    change -= sums(group * width + end, size, groups * width)
+    levels: Int64 = np.cumsum(change.reshape(groups, width), axis=1)[:, :-1]
+    return levels
 
 
 MOST_COUNTED = 1 << 22

@@ -118,7 +118,7 @@ def drawn(trace: MemoryTrace, device: int, plot: Plot | None = None) -> Drawn:
     plot = plot or Plot()
     blocks, count = trace.allocations, len(trace.events)
     first, end = min(plot.first, count), min(plot.last, count - 1) + 1
-    rows = np.flatnonzero((blocks.device == device) & (blocks.born < end) & (blocks.freed >= first))
+    rows = blocks.alive_between(first, end, device)
     born = np.where(blocks.born[rows] < first, -1, blocks.born[rows])
     freed = np.where(blocks.freed[rows] >= end, count, blocks.freed[rows])
     if plot.sampling_rate > 1:

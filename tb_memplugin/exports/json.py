@@ -49,15 +49,13 @@ def _document(trace: MemoryTrace) -> Iterator[str]:
         yield f"{_text(name)}: {_text(value)},\n"
     epoch = trace.first_time_ns
     yield '"tables": {\n' + ",\n".join(f"{_text(k)}: {_text(v)}" for k, v in _tables(trace).items()) + "},\n"
-    yield from _columns("start", trace.start, epoch)
-    yield from _columns("segments", trace.segments, epoch)
-    yield from _columns("annotations", trace.annotations, epoch)
-    yield from _columns("phases", trace.phases, epoch)
-    yield from _columns("calls", trace.calls, epoch)
+    for name in ("start", "segments", "annotations", "phases", "calls"):
+        yield from _columns(name, getattr(trace, name), epoch)
+        yield ",\n"
     yield '"allocations": {\n"born": ' + _text(trace.allocations.born)
     yield ',\n"freed": ' + _text(trace.allocations.freed) + "},\n"
-    yield from _columns("events", trace.events, epoch, last=True)
-    yield "}\n"
+    yield from _columns("events", trace.events, epoch)
+    yield "\n}\n"
 
 
 def _head(trace: MemoryTrace) -> dict[str, Any]:
@@ -275,13 +273,13 @@ def _tables(trace: MemoryTrace) -> dict[str, Any]:
     }
 
 
-def _columns(name: str, table: Any, epoch: int, last: bool = False) -> Iterator[str]:
+def _columns(name: str, table: Any, epoch: int) -> Iterator[str]:
     yield f"{_text(name)}: {{\n"
     for number, field in enumerate(column.name for column in fields(table)):
         values = getattr(table, field)
         shifted = values - epoch if field in TIMES else values
         yield f"{',' if number else ''}{_text(field)}: {_text(shifted)}\n"
-    yield "}\n" if last else "},\n"
+    yield "}"
 
 
 def _text(value: Any) -> str:

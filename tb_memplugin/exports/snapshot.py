@@ -11,16 +11,17 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from tb_memplugin.analysis.layout import Layout, layout, pending_since, rounded_by_rule
+from tb_memplugin.analysis.layout import Layout, layout, pending_since
 from tb_memplugin.exports.output import replacing, written_by
 from tb_memplugin.trace import Kind, MemoryTrace, Phase
+from tb_memplugin.trace.allocator import RESERVE_SIGN, rounded_by_rule
 from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.tables import MODULE_MARK, Bool, Int64
 
@@ -247,11 +248,10 @@ class Entries:
             {"action": actions[kind], "addr": address, "size": size, "frames": stack, "user_metadata": text}
             for kind, address, size, stack, text in zip(*columns, strict=True)
         ]
-        self._add_known(entries, "stream", self._trace.streams)
-        self._add_known(entries, "pool_id", [tuple(pool) for pool in self._trace.pools])
-        self._add_times(entries)
-        self._add_contexts(entries)
-        self._add_forward(entries)
+        for field, values in self._known_fields():
+            for entry, value in zip(entries, values, strict=True):
+                if value is not None:
+                    entry[field] = value
         self._mend_ooms(entries)
         return entries
 
@@ -280,30 +280,18 @@ class Entries:
             labels[label] if label >= 0 else modules[module] if module >= 0 else "" for label, module in pairs
         ]
 
-    def _add_known(self, entries: list[Json], field: str, table: Sequence[Any]) -> None:
-        """Add the stream or the pool to entries for which it is known."""
-        column = self._trace.events.stream if field == "stream" else self._trace.events.pool
-        for entry, row in zip(entries, column[self._events].tolist(), strict=True):
-            if row >= 0:
-                entry[field] = table[row]
-
-    def _add_times(self, entries: list[Json]) -> None:
+    def _known_fields(self) -> Iterator[tuple[str, Iterable[Any]]]:
+        """Yield fields that not all entries have, with the value of each entry, None where it has none."""
+        trace, events, rows = self._trace, self._trace.events, self._events
+        streams, pools = (*trace.streams, None), (*map(tuple, trace.pools), None)
+        yield "stream", map(streams.__getitem__, events.stream[rows].tolist())
+        yield "pool_id", map(pools.__getitem__, events.pool[rows].tolist())
         if self._timed:
-            times = (self._trace.events.time_ns[self._events] // 1_000).tolist()
-            for entry, time in zip(entries, times, strict=True):
-                entry["time_us"] = time
-
-    def _add_contexts(self, entries: list[Json]) -> None:
-        if self._trace.contexts:
-            names = (*self._trace.contexts, "N/A")
-            rows = self._trace.events.context[self._events].tolist()
-            for entry, row in zip(entries, rows, strict=True):
-                entry["compile_context"] = names[row]
-
-    def _add_forward(self, entries: list[Json]) -> None:
-        rows = self._trace.events.forward[self._events]
-        for index in np.flatnonzero(rows >= 0).tolist():
-            entries[index]["forward_frames"] = list(self._trace.stacks[rows[index]])
+            yield "time_us", (events.time_ns[rows] // 1_000).tolist()
+        if trace.contexts:
+            yield "compile_context", map((*trace.contexts, "N/A").__getitem__, events.context[rows].tolist())
+        forward = events.forward[rows].tolist()
+        yield "forward_frames", (list(trace.stacks[row]) if row >= 0 else None for row in forward)
 
     def _mend_ooms(self, entries: list[Json]) -> None:
         """Give `oom` entries no address, but the free bytes of the device if they are known."""
@@ -343,10 +331,7 @@ class Entries:
         reserved = self._trace.reserved(device)
         if reserved is None or final_reserve(self._trace, device) is None or not len(rows):
             return {}
-        sign = np.zeros(len(Kind), np.int64)
-        sign[[Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP]] = 1
-        sign[[Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP]] = -1
-        explained = sign[events.kind[rows]] * events.bytes[rows]
+        explained = RESERVE_SIGN[events.kind[rows]] * events.bytes[rows]
         level = reserved[rows + 1]
         start = self._trace.devices[device].reserved_at_start
         change = np.diff(level, prepend=level[0] - explained[0] if start is None else start) - explained

@@ -100,13 +100,17 @@ def keys_of(
         shown = used[:most]
     key_of = np.full(len(names), len(shown), np.int64)
     key_of[shown] = np.arange(len(shown))
-    labels = labels_of([names[row] for row in shown.tolist()], by)
-    keys: list[LabeledPart] = [
-        {"key": names[row], "label": label, "bytes": int(total[row]), "count": int(count[row])}
-        for row, label in zip(shown.tolist(), labels, strict=True)
-    ]
+    parts = [Part(names[row], int(total[row]), int(count[row])) for row in shown.tolist()]
     rest = used[len(shown) :]
     if len(rest):
-        others = int(total[rest].sum())
-        keys.append({"key": OTHERS, "label": OTHERS, "bytes": others, "count": int(count[rest].sum())})
-    return key_of[part], keys
+        parts.append(Part(OTHERS, int(total[rest].sum()), int(count[rest].sum())))
+    return key_of[part], labeled(parts, by)
+
+
+def labeled(parts: Sequence[Part], by: By) -> list[LabeledPart]:
+    """Return parts with what to show for them."""
+    labels = labels_of([part.key for part in parts], by)
+    return [
+        {"key": part.key, "label": label, "bytes": part.bytes, "count": part.count}
+        for part, label in zip(parts, labels, strict=True)
+    ]

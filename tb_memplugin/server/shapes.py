@@ -64,6 +64,16 @@ class NamedSum(Sum):
     """Their name."""
 
 
+class RankBytes(TypedDict):
+    """Bytes of a rank."""
+
+    worker: str
+    device: str
+    """Which it is."""
+    bytes: int
+    """What it has."""
+
+
 class Part(NamedSum, total=False):
     """A part of memory, by any division."""
 

@@ -98,6 +98,25 @@ Over = Literal["time", "event"]
 OVER: tuple[Over, ...] = get_args(Over)
 
 
+class OfStretch(TypedDict):
+    """A part of a step or window."""
+
+    over: Over
+    t0: int
+    t1: int
+    """The stretch: nanoseconds, or events; event e spans e to e + 1."""
+
+
+class Drawn(OfStretch):
+    """A part of a step or window in columns."""
+
+    px: int
+    """How many columns."""
+    first_event: int
+    last_event: int
+    """The device's first and last event in the step; -1 and -1 if it has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """From `t0` to `t1`: nanoseconds since the window's start, or events; event e spans e to e + 1."""
@@ -105,6 +124,15 @@ class Stretch:
     over: Over
     t0: int
     t1: int
+
+    def shape(self) -> OfStretch:
+        """Return the fields with which answers about the stretch begin."""
+        return {"over": self.over, "t0": self.t0, "t1": self.t1}
+
+    def drawn_shape(self, opened: Opened, columns: int) -> Drawn:
+        """Return the fields with which charts of the stretch begin."""
+        first, last = step_events(opened)
+        return {**self.shape(), "px": columns, "first_event": first, "last_event": last}
 
     def cuts(self, opened: Opened, columns: int) -> Cuts:
         """Return how many events come before each edge of equally wide columns."""

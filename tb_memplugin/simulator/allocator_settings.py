@@ -15,6 +15,13 @@ import numpy as np
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace.allocator import (
+    LARGE_SEGMENT,
+    SMALL_SEGMENT,
+    SMALLEST_BLOCK,
+    new_segment_bytes,
+    rounded_by_rule,
+)
 from tb_memplugin.trace.tables import Int64
 
 WHERE = "allocator settings"
@@ -169,9 +176,6 @@ MIB = 1 << 20
 UNLIMITED = 1 << 62
 """The value of `max_split_bytes` that means no limit."""
 
-SMALLEST_BLOCK = 512
-"""Block sizes are multiples of this (kMinBlockSize)."""
-
 OF_SETTINGS = frozenset(
     {
         "PYTORCH_CUDA_ALLOC_CONF",
@@ -182,18 +186,6 @@ OF_SETTINGS = frozenset(
     }
 )
 """Properties of a snapshot that record its allocator's settings."""
-
-LARGEST_SMALL = MIB
-"""Requests whose rounded size is at most this come from the small pool (kSmallSize)."""
-
-SMALL_SEGMENT = 2 * MIB
-"""The size of a segment of the small pool, and of a page of its expandable segments (kSmallBuffer)."""
-
-OWN_SEGMENT = 10 * MIB
-"""Requests of at least this size get a segment of their own size (kMinLargeAlloc)."""
-
-SEGMENT_STEP = 2 * MIB
-"""The size of such a segment is rounded up to a multiple of this (kRoundLarge)."""
 
 FIRST_INTERVAL = 20
 """`divisions` has 16 intervals of sizes; the first begins at 2 to this power, 1 MiB."""
@@ -210,7 +202,7 @@ class AllocatorSettings:
         divisions: into how many steps sizes between two powers of two are rounded; 16 intervals, 0 for none.
         gc_threshold: the share of the allowed memory above which unused segments are freed; 0 for never.
         memory_fraction: the share of the device that may be reserved; None where no limit was set.
-        large_segment_bytes: the size of the segment for requests of the large pool below `OWN_SEGMENT`.
+        large_segment_bytes: the size of the segment for requests of the large pool below `SERVED_ALONE`.
     """
 
     expandable_segments: bool = False
@@ -219,7 +211,7 @@ class AllocatorSettings:
     divisions: tuple[int, ...] = (0,) * 16
     gc_threshold: float = 0.0
     memory_fraction: float | None = None
-    large_segment_bytes: int = 20 * MIB
+    large_segment_bytes: int = LARGE_SEGMENT
 
     @classmethod
     def from_conf(cls, conf: str) -> AllocatorSettings:
@@ -285,21 +277,15 @@ class AllocatorSettings:
 
     def rounded_all(self, requested: Int64) -> Int64:
         """Apply `rounded` to many requests: int64, of the same shape."""
-        units = np.maximum(-(-requested // SMALLEST_BLOCK), 1)
-        plain: Int64 = units * SMALLEST_BLOCK
         if max(self.divisions) <= 1:
-            return plain
+            return rounded_by_rule(requested)
         sizes, inverse = np.unique(requested, return_inverse=True)
         rounded = np.array([self.rounded(size) for size in sizes.tolist()], np.int64)
         return rounded[inverse].reshape(requested.shape)
 
     def segment_size(self, rounded: int) -> int:
         """Return the size of a new segment for a request of a rounded size (get_allocation_size)."""
-        if rounded <= LARGEST_SMALL:
-            return SMALL_SEGMENT
-        if rounded < OWN_SEGMENT:
-            return self.large_segment_bytes
-        return -(-rounded // SEGMENT_STEP) * SEGMENT_STEP
+        return new_segment_bytes(rounded, self.large_segment_bytes)
 
     def page(self, small: bool) -> int:
         """Return the size of the pages in which an expandable segment is mapped, in bytes."""

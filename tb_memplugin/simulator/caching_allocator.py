@@ -12,15 +12,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tb_memplugin.simulator.allocator_settings import (
-    LARGEST_SMALL,
-    SMALLEST_BLOCK,
-    UNLIMITED,
-    AllocatorSettings,
-)
+from tb_memplugin.simulator.allocator_settings import UNLIMITED, AllocatorSettings
 from tb_memplugin.simulator.driver import DeviceMemory
 from tb_memplugin.trace import Kind
-from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
+from tb_memplugin.trace.allocator import DEFAULT_POOL, SMALL_REQUEST, SMALLEST_BLOCK, PoolId
 from tb_memplugin.trace.kinds import GROWS
 
 FREE, LIVE, UNMAPPED = 0, 1, 2
@@ -244,7 +239,7 @@ class CachingAllocator:
 
     def home(self, rounded: int, stream: int = 0, pool: PoolId = DEFAULT_POOL) -> FreeBlocks:
         """Return the free blocks from which a request of a rounded size is served."""
-        return self.half(pool, rounded <= LARGEST_SMALL).on(stream)
+        return self.half(pool, rounded <= SMALL_REQUEST).on(stream)
 
     def half(self, pool: PoolId, small: bool) -> Pool:
         """Return the small or the large half of a pool."""
@@ -326,7 +321,7 @@ class CachingAllocator:
         home = block.home
         rest = block.size - size
         if rest >= SMALLEST_BLOCK and (
-            home.small or self._expands or (rest > LARGEST_SMALL and size < self._max_split)
+            home.small or self._expands or (rest > SMALL_REQUEST and size < self._max_split)
         ):
             front = Block(block.address, size, home, LIVE, block.origin, block.age)
             front.put_before(block)

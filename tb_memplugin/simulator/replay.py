@@ -14,7 +14,6 @@ import numpy as np
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.simulator.allocator_settings import (
-    LARGEST_SMALL,
     UNLIMITED,
     AllocatorSettings,
     recorded_settings,
@@ -23,7 +22,7 @@ from tb_memplugin.simulator.caching_allocator import Block, CachingAllocator, Fr
 from tb_memplugin.simulator.driver import FIRST_ADDRESS, DeviceMemory, RecordedChange, RecordedDriver
 from tb_memplugin.simulator.start_layout import lay_out, longer_block, pool_of, stream_of
 from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
+from tb_memplugin.trace.allocator import DEFAULT_POOL, SMALL_REQUEST, PoolId
 from tb_memplugin.trace.kinds import GROWS, SEGMENT_KINDS, SHRINKS
 from tb_memplugin.trace.tables import Bool, Int64, UInt64
 
@@ -189,7 +188,7 @@ def replay(
         MemPluginError: the trace's own settings cannot be simulated.
     """
     follow = settings is None and capacity is None if recorded is None else recorded
-    follow = follow and _records_segments(trace, device)
+    follow = follow and trace.records_segments(device)
     chosen = recorded_settings(trace) if settings is None else settings
     result = _with_longer_blocks(_Run(trace, device, chosen, capacity, follow).replay())
     if result.first_miss is None:
@@ -496,7 +495,7 @@ def _homes(
 ) -> list[FreeBlocks]:
     """Return the free blocks of the pool and stream of each request; other events get any."""
     pool, stream = trace.events.pool[rows].astype(np.int64), trace.events.stream[rows].astype(np.int64)
-    small = (size <= LARGEST_SMALL).astype(np.int64)
+    small = (size <= SMALL_REQUEST).astype(np.int64)
     code = np.where(asks, ((pool + 1) * (len(trace.streams) + 1) + stream + 1) * 2 + small, -1)
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     homes = [
@@ -543,10 +542,3 @@ def _frees_eagerly(trace: MemoryTrace) -> bool:
     except MemPluginError:
         return False
     return settings.max_split_bytes < UNLIMITED or settings.gc_threshold > 0
-
-
-def _records_segments(trace: MemoryTrace, device: int) -> bool:
-    """Whether a trace records the addresses of a device's segments."""
-    moved = (trace.events.kind >= Kind.SEGMENT_ALLOC) & (trace.events.kind <= Kind.SEGMENT_UNMAP)
-    recorded = (trace.segments.device == device).any() or (moved & (trace.events.device == device)).any()
-    return bool(recorded)

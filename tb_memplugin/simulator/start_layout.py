@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tb_memplugin.simulator.allocator_settings import LARGEST_SMALL, SMALL_SEGMENT, SMALLEST_BLOCK
 from tb_memplugin.simulator.caching_allocator import FREE, LIVE, UNMAPPED, Block, CachingAllocator, FreeBlocks
 from tb_memplugin.simulator.driver import space_for
 from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
+from tb_memplugin.trace.allocator import DEFAULT_POOL, SMALL_REQUEST, SMALL_SEGMENT, SMALLEST_BLOCK, PoolId
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ def longer_block(
         return None
     row, end = int(before[np.argmax(start.address[before])]), int(ends[home[0]])
     address, size = int(start.address[row]), int(start.bytes[row])
-    if start.rounded[row] >= 0 or address < table.address[home[0]] or gap - address - size > LARGEST_SMALL:
+    if start.rounded[row] >= 0 or address < table.address[home[0]] or gap - address - size > SMALL_REQUEST:
         return None
     if len(behind) and int(start.address[behind].min()) < end:
         following = int(behind[np.argmin(start.address[behind])])
@@ -98,7 +97,7 @@ def longer_block(
             return None
         end = int(start.address[following])
     least = end - request + SMALLEST_BLOCK - address
-    return (row, least) if 0 < least - size <= LARGEST_SMALL else None
+    return (row, least) if 0 < least - size <= SMALL_REQUEST else None
 
 
 class _Layout:
@@ -140,7 +139,7 @@ class _Layout:
             return segment.end - segment.address == SMALL_SEGMENT
         largest = max(self._requests.largest(segment), max((block.size for block in inside), default=0))
         if largest:
-            return largest <= LARGEST_SMALL
+            return largest <= SMALL_REQUEST
         return bool((segment.end - segment.address) % self._allocator.settings.large_segment_bytes)
 
     def _filled(
@@ -175,10 +174,10 @@ class _Layout:
         if live.size_recorded or splits or settings.expandable_segments:
             return size
         behind = self._requests.first_behind(live, limit)
-        if size <= behind - live.address <= size + LARGEST_SMALL:
+        if size <= behind - live.address <= size + SMALL_REQUEST:
             return behind - live.address
         size = max(size, self._least.get(live.row, 0))
-        return room if room - size <= LARGEST_SMALL or size >= settings.max_split_bytes else size
+        return room if room - size <= SMALL_REQUEST or size >= settings.max_split_bytes else size
 
     def _bridge(
         self, before: tuple[SegmentAtStart, Block] | None, segment: SegmentAtStart | None, first: Block | None

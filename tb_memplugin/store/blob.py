@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import StepBlob, StepSummary
-from tb_memplugin.store.envelope import RERECORD, check_version
+from tb_memplugin.store.envelope import RERECORD, check_version, unpacked
 from tb_memplugin.store.summary_check import check_summary
 from tb_memplugin.trace import Category
 
@@ -45,17 +45,8 @@ def read_summary(blob: bytes, where: str = "", described: StepMetadata | None = 
     try:
         outer = StepBlob.FromString(blob)
         check_version(_SUBJECT, outer.version, SCHEMA_VERSION, where)
-        most = max(SUMMARY_OF_ANY_BLOB, SUMMARY_PER_BYTE * len(outer.summary))
-        if outer.raw_size > min(MOST_SUMMARY_BYTES, most):
-            raise UnreadableFileError(
-                "A step's summary claims an impossible size.", where=where, fix=RERECORD
-            )
-        if zstandard.get_frame_parameters(outer.summary).content_size != outer.raw_size:
-            raise UnreadableFileError(
-                "A step's summary is damaged: its size is wrong.", where=where, fix=RERECORD
-            )
-        raw = zstandard.ZstdDecompressor().decompress(outer.summary, max_output_size=outer.raw_size)
-        summary = StepSummary.FromString(raw)
+        most = min(MOST_SUMMARY_BYTES, max(SUMMARY_OF_ANY_BLOB, SUMMARY_PER_BYTE * len(outer.summary)))
+        summary = StepSummary.FromString(unpacked(outer.summary, outer.raw_size, most))
         _widen(summary)
         check_summary(summary)
         if described is not None and summary.metadata != described:

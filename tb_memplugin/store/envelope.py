@@ -44,6 +44,20 @@ def check_version(subject: str, version: int, newest: int, where: str) -> None:
         raise UnreadableFileError(message, where=where, fix=UPGRADE)
 
 
+def unpacked(packed: bytes, size: int, most: int) -> bytes:
+    """Return the decompressed bytes of a message that says that it has `size` of them.
+
+    Raises:
+        ValueError: it says more than `most`, or has another size.
+        ZstdError: it is damaged.
+    """
+    if size > most:
+        raise ValueError("it claims an impossible size")
+    if zstandard.get_frame_parameters(packed).content_size != size:
+        raise ValueError("its size is wrong")
+    return zstandard.ZstdDecompressor().decompress(packed, max_output_size=size)
+
+
 class EnvelopeWriter:
     """Writes chunks one after another, then the footer that contains their positions."""
 

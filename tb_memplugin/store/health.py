@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from tb_memplugin.errors import PERMIT, UnreadableFileError, fix_of
+from tb_memplugin.errors import UnreadableFileError, cannot_read
 from tb_memplugin.store import files
 from tb_memplugin.store.envelope import KEEP, RERECORD, EnvelopeReader
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER
@@ -61,9 +61,7 @@ def unreadable_files(logdir: str, most_side_files: int = MOST_SIDE_FILES) -> tup
 def unlisted_folder(error: OSError) -> Iterator[UnreadableFileError]:
     """Yield the error of a folder that cannot be listed; nothing if it was deleted meanwhile."""
     if not isinstance(error, FileNotFoundError):
-        message = f"The folder cannot be read: {error.strerror or error}."
-        fix = fix_of(error, PERMIT)
-        yield UnreadableFileError(message, where=str(error.filename or ""), fix=fix)
+        yield cannot_read("The folder", error, str(error.filename or ""))
 
 
 def _is_event_file(folder: str, name: str) -> bool:
@@ -91,8 +89,7 @@ def _checked(path: Path, until: float) -> Iterator[UnreadableFileError]:
     except FileNotFoundError:  # deleted meanwhile
         return
     except OSError as error:
-        message = f"The file cannot be read: {error.strerror or error}."
-        yield UnreadableFileError(message, where=str(path), fix=fix_of(error, PERMIT))
+        yield cannot_read("The file", error, str(path))
 
 
 @lru_cache(maxsize=100_000)

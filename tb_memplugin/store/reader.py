@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from tb_memplugin.analysis.account import Account
 from tb_memplugin.analysis.divisions import By, Part, merged
 from tb_memplugin.analysis.moments import LiveAllocation
-from tb_memplugin.errors import PERMIT, MemPluginError, UnreadableFileError, fix_of
+from tb_memplugin.errors import PERMIT, MemPluginError, UnreadableFileError, cannot_read, fix_of
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import DeviceSummary, ModuleTable, Parts, StepSummary
 from tb_memplugin.store import files
@@ -100,8 +100,7 @@ def load_window(path: str, step: StepMetadata | None = None) -> MemoryTrace:
             message, where=path, fix="Copy it here, or record the window again."
         ) from error
     except OSError as error:
-        message = f"The side file cannot be read: {error.strerror or error}."
-        raise UnreadableFileError(message, where=path, fix=fix_of(error, PERMIT)) from error
+        raise cannot_read("The side file", error, path) from error
     if step is not None and step.epoch_ns != epoch_of(trace):
         raise of_another_window(path)
     return trace
@@ -265,9 +264,7 @@ def read_recordings(path: str) -> Recordings:
             except UnreadableFileError as error:
                 problems.append(error)
             except OSError as error:
-                message = f"The event file cannot be read: {error.strerror or error}."
-                where, fix = files.join(folder, name), fix_of(error, PERMIT)
-                problems.append(UnreadableFileError(message, where=where, fix=fix))
+                problems.append(cannot_read("The event file", error, files.join(folder, name)))
     steps = list(by_key.values())
     replaced = superseded({step.folder: step.metadata.worker for step in steps})
     steps = [step for step in steps if step.folder not in replaced]

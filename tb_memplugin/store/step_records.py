@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto import step_figures_pb2 as pb
-from tb_memplugin.store.envelope import RERECORD, check_version
+from tb_memplugin.store.envelope import RERECORD, check_version, unpacked
 from tb_memplugin.store.paths import readable
 from tb_memplugin.trace.notes import OTHER, Note
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseBytes, PhaseFigures, StepFigures
@@ -68,11 +68,7 @@ def read_figures(data: bytes, where: str = "") -> StepFigures:
     try:
         outer = pb.StepRecord.FromString(data)
         check_version(_SUBJECT, outer.version, VERSION, where)
-        if outer.raw_size > MOST_FIGURES_BYTES:
-            raise ValueError("it claims to be too large")
-        if zstandard.get_frame_parameters(outer.figures).content_size != outer.raw_size:
-            raise ValueError("its size is wrong")
-        raw = zstandard.ZstdDecompressor().decompress(outer.figures, max_output_size=outer.raw_size)
+        raw = unpacked(outer.figures, outer.raw_size, MOST_FIGURES_BYTES)
         return _figures(pb.StepFigures.FromString(raw))
     except (DecodeError, zstandard.ZstdError, ValueError, OverflowError) as error:
         message = f"A record of steps' figures is damaged ({error})."

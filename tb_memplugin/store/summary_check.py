@@ -74,9 +74,8 @@ def _sums(device: DeviceSummary) -> Iterator[tuple[str, int, int]]:
     """Yield what parts are called, their sum, and the whole, in bytes."""
     peak, curve = device.peak, device.curve
     yield "the bytes of the peak", peak.bytes, device.stats.peak_bytes
-    yield "the peak's bytes by category", sum(peak.by_category.bytes), peak.bytes
-    yield "the peak's bytes by operator", sum(peak.by_operator.bytes), peak.bytes
-    yield "the peak's bytes by phase", sum(peak.by_phase.bytes), peak.bytes
+    for by in ("category", "operator", "phase"):
+        yield f"the peak's bytes by {by}", sum(getattr(peak, f"by_{by}").bytes), peak.bytes
     yield "the peak's bytes by module", sum(device.modules.own), peak.bytes
     if curve.columns:
         # Each row consists of differences from column to column.

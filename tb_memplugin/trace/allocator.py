@@ -1,4 +1,7 @@
-"""Tables that only an allocator's history can fill: segments, annotations, failed allocations."""
+"""Tables that only an allocator's history can fill, and the sizes of PyTorch's caching allocator.
+
+The sizes are those of c10/cuda/CUDACachingAllocator.cpp.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,87 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64, column
+from tb_memplugin.trace.kinds import GROWS, SHRINKS, Kind
+from tb_memplugin.trace.tables import Int32, Int64, UInt8, UInt64, column, ranges
 
 PoolId = tuple[int, int]
 """The id of a pool of the caching allocator, as torch counts them."""
 
 DEFAULT_POOL: PoolId = (0, 0)
 """The id of the pool that serves every allocation outside CUDA graphs and `torch.cuda.MemPool`."""
+
+SMALLEST_BLOCK = 512
+"""Blocks are multiples of this (kMinBlockSize)."""
+
+SMALL_REQUEST = 1 << 20
+"""Requests up to this size are served from small segments (kSmallSize). From a block of a large segment that
+is not expandable, a remainder of this size or less is not split off (should_split)."""
+
+SMALL_SEGMENT = 2 << 20
+"""The size of a small segment and of a page of an expandable one (kSmallBuffer), and of what larger segments
+are multiples of (kRoundLarge)."""
+
+LARGE_SEGMENT = 20 << 20
+"""The size of a segment for a request above `SMALL_REQUEST` and below `SERVED_ALONE` (kLargeBuffer)."""
+
+SERVED_ALONE = 10 << 20
+"""From this size on, a request gets a segment of its own size, rounded up to a multiple of `SMALL_SEGMENT`
+(kMinLargeAlloc)."""
+
+RESERVE_SIGN = np.zeros(len(Kind), np.int64)
+"""By kind of event: 1 where its bytes are added to the reserved memory, -1 where they are removed."""
+RESERVE_SIGN[[*GROWS]], RESERVE_SIGN[[*SHRINKS]] = 1, -1
+
+
+def rounded_by_rule(requested: Int64) -> Int64:
+    """Round requests up to multiples of 512 bytes: the least that the allocator sets aside for them.
+
+    A block may be larger: a remainder that is too small to be split off stays with it, and the setting
+    `roundup_power2_divisions` rounds up further (round_size and should_split).
+    """
+    units: Int64 = np.maximum(-(-requested // SMALLEST_BLOCK), 1)
+    return units * SMALLEST_BLOCK
+
+
+def new_segment_bytes(request: int, large: int = LARGE_SEGMENT) -> int:
+    """Return the size of the segment that a request needs if no free block can serve it.
+
+    The rule is `get_allocation_size`; `large` is a setting. An expandable segment may need less.
+    """
+    if request <= SMALL_REQUEST:
+        return SMALL_SEGMENT
+    if request < SERVED_ALONE:
+        return large
+    return -(-request // SMALL_SEGMENT) * SMALL_SEGMENT
+
+
+MOST_PIECES = 1 << 25
+"""More pieces than this arise only from ranges that overlap in a way no allocator produces."""
+
+
+def cut_ranges(address: UInt64, size: Int64) -> tuple[UInt64, Int64, Int64]:
+    """Cut ranges of addresses wherever one begins or ends, so that each piece is reserved and released whole.
+
+    Args:
+        address, size: where the ranges begin, and their bytes. A range beyond 2**64 ends there.
+
+    Returns:
+        All edges, ascending. For each piece of each range, the index of its lower edge, and its range; sorted
+        by piece, and then in the order of the ranges.
+
+    Raises:
+        ValueError: there would be more than `MOST_PIECES`.
+    """
+    end = address + np.minimum(size.astype(np.uint64), ~address)
+    cuts = np.unique(np.concatenate((address, end)))
+    first = np.searchsorted(cuts, address)
+    count = np.searchsorted(cuts, end) - first
+    if int(count.sum()) > MOST_PIECES:
+        raise ValueError(f"segments cut one another into {int(count.sum()):,} pieces")
+    owner = np.repeat(np.arange(len(count)), count)
+    piece = ranges(first, first + count)
+    order = np.argsort(piece, kind="stable")
+    return cuts, piece[order], owner[order]
 
 
 @dataclass(frozen=True, slots=True)

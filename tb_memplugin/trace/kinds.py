@@ -32,11 +32,11 @@ class Kind(IntEnum):
     MARK = 9
 
 
-GROWS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
-SHRINKS = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
-"""The kinds of events by which the reserved memory grows and shrinks."""
+SEGMENT_KINDS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
+"""The kinds of events that change the reserved memory."""
 
-SEGMENT_KINDS = (*GROWS, *SHRINKS)
+GROWS, SHRINKS, EXPANDS = SEGMENT_KINDS[::2], SEGMENT_KINDS[1::2], SEGMENT_KINDS[2:]
+"""Those by which it grows, by which it shrinks, and those of expandable segments."""
 
 
 class Category(KeyedEnum):

@@ -121,6 +121,11 @@ class Allocations:
             return rows
         return np.sort(self.alive_after(np.array([event], np.int64), device).rows)
 
+    def alive_between(self, first: int, end: int, device: int) -> Rows:
+        """Return the rows of the blocks on a device that were live between the events first and end."""
+        rows: Rows = np.flatnonzero((self.device == device) & (self.born < end) & (self.freed >= first))
+        return rows
+
     def alive_after(self, events: Int64, device: int) -> Alive:
         """Return the blocks on a device that are live after any of some events, in no order.
 

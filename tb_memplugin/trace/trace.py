@@ -14,6 +14,7 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace.allocator import Annotations, OutOfMemory, PoolId, Segments
 from tb_memplugin.trace.counters import CounterReading
 from tb_memplugin.trace.indexes import PartSums, Runs, runs_of
+from tb_memplugin.trace.kinds import SEGMENT_KINDS
 from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.replay import Allocations, live_levels, pair, reserved_levels, window_levels
 from tb_memplugin.trace.result import Column, Tabular
@@ -279,6 +280,11 @@ class MemoryTrace(Tabular):
             bool((own != 1_000 * np.arange(len(own))).any())
             for own in (time[self.events.device == row] for row in range(len(self.devices)))
         )
+
+    def records_segments(self, device: int) -> bool:
+        """Return whether segments of a device, or events of them, are recorded."""
+        changes = np.isin(self.events.kind, SEGMENT_KINDS) & (self.events.device == device)
+        return bool((self.segments.device == device).any() or changes.any())
 
     def is_used(self, device: int) -> bool:
         """Return whether a device has any allocation, event or segment."""

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tb_memplugin.analysis.allocations import (
-    alive_between,
     bands,
     divided_rest,
     in_order,
@@ -105,9 +104,9 @@ def test_an_order_that_does_not_exist_is_refused():
 
 def test_what_was_alive_in_a_stretch():
     sizes = PROGRAM.allocations.bytes
-    assert sizes[alive_between(PROGRAM, 0, 0, 6)].tolist() == [400, 100, 50, 70]
-    assert sizes[alive_between(PROGRAM, 0, 2, 3)].tolist() == [400, 50]
-    assert sizes[alive_between(PROGRAM, 1, 2, 4)].tolist() == [9]
+    assert sizes[PROGRAM.allocations.alive_between(0, 6, 0)].tolist() == [400, 100, 50, 70]
+    assert sizes[PROGRAM.allocations.alive_between(2, 3, 0)].tolist() == [400, 50]
+    assert sizes[PROGRAM.allocations.alive_between(2, 4, 1)].tolist() == [9]
 
 
 def test_divisions_that_hold_nothing_are_not_offered():

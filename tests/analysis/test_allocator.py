@@ -8,16 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tb_memplugin.analysis.allocator import (
+    AllocatorHistory,
     ReserveCurve,
     fragmentation,
-    highest_unused,
     levels,
     peak_split,
     pools,
-    reserve_curve,
     sampled_events,
     split_moments,
-    unused_levels,
 )
 from tb_memplugin.analysis.allocator_state import device_state
 from tb_memplugin.analysis.columns import Cuts, event_cuts, time_cuts
@@ -209,9 +207,9 @@ def test_the_peak_is_what_was_there_and_what_came() -> None:
 
 
 def unused_columns(history: MemoryTrace, t0_ns: int, t1_ns: int, columns: int) -> list[float]:
-    unused = unused_levels(history, levels(history, 0))
+    unused = AllocatorHistory(history, 0).curve(time_cuts(history, t0_ns, t1_ns, columns)).unused
     assert unused is not None
-    return highest_unused(unused, time_cuts(history, t0_ns, t1_ns, columns)).tolist()
+    return unused.tolist()
 
 
 def test_columns_keep_the_highest_unused_share() -> None:
@@ -233,7 +231,7 @@ def test_no_more_moments_are_sampled_than_asked() -> None:
 
 def test_a_device_without_a_reserve_has_no_unused_share() -> None:
     history = trace("alloc 5 a")
-    assert unused_levels(history, levels(history, 0)) is None
+    assert AllocatorHistory(history, 0).unused is None
 
 
 def test_a_reserve_of_nothing_has_no_share() -> None:
@@ -273,8 +271,7 @@ def history() -> MemoryTrace:
 
 
 def drawn(trace: MemoryTrace, cuts: Cuts) -> ReserveCurve:
-    memory = levels(trace, 0)
-    return reserve_curve(memory, unused_levels(trace, memory), cuts)
+    return AllocatorHistory(trace, 0).curve(cuts)
 
 
 def test_one_column_an_event() -> None:

@@ -17,11 +17,10 @@ from tb_memplugin.analysis.leak_sites import leaks
 from tb_memplugin.analysis.oom import oom_report
 from tb_memplugin.analysis.pool_names import NOT_KNOWN, pool_key, stream_key
 from tb_memplugin.analysis.segments import segments_at
-from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.simulator import replay, simulated_trace
 from tb_memplugin.trace import MemoryTrace
 from tests.read.snapshot.test_real import FILES, path_of, real
-from tests.snapshots import load_snapshot
+from tests.snapshots import load_plain, load_snapshot
 
 STATES = {"active_allocated": "allocated", "active_pending_free": "pending", "inactive": "free"}
 SAMPLES = 25

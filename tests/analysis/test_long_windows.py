@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tb_memplugin import load
 from tb_memplugin.analysis import curves
 from tb_memplugin.analysis.allocations import bands, turnover
-from tb_memplugin.analysis.allocator import levels, reserve_curve, split_moments
+from tb_memplugin.analysis.allocator import AllocatorHistory, split_moments
 from tb_memplugin.analysis.columns import event_cuts
 from tb_memplugin.analysis.curves import event_curve
 from tb_memplugin.analysis.divisions import By
@@ -122,7 +122,7 @@ def test_recordings_say_the_same_with_the_index(path: Path, monkeypatch: pytest.
         cuts = event_cuts(trace, count // 4, count, 7)
         for device in range(len(trace.devices)):
             drawn = event_curve(trace, device, count // 4, count, 7)
-            reserved = reserve_curve(levels(trace, device), None, cuts)
+            reserved = AllocatorHistory(trace, device).curve(cuts)
             alive = [trace.allocations.alive_at(event, device).tolist() for event in range(-1, count, 97)]
             splits = split_moments(Placement(trace, device), cuts)
             by_module = event_curve(trace, device, 0, count, 50, "module")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tb_memplugin.analysis.oom import new_segment_bytes, oom_report, oom_reports
+from tb_memplugin.analysis.oom import oom_report, oom_reports
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import OutOfMemory, Segments
+from tb_memplugin.trace.allocator import new_segment_bytes
 from tests.analysis.histories import M, allocator_trace
 from tests.snapshots import block, segment
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tb_memplugin.analysis import segments as module
-from tb_memplugin.analysis.layout import MOST_PIECES, Layout, faults, layout, reserve, rounded_by_rule
+from tb_memplugin.analysis.layout import Layout, faults, layout, reserve
 from tb_memplugin.analysis.segments import (
     ALLOCATED,
     FREE,
@@ -25,6 +25,7 @@ from tb_memplugin.analysis.segments import (
 )
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.allocator import MOST_PIECES, rounded_by_rule
 from tests.analysis.histories import K, M, allocator_trace
 
 

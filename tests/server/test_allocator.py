@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 import tb_memplugin
-from tb_memplugin.server.routes.allocator import replay_of
+from tb_memplugin.server.routes.allocator import history_of
 from tb_memplugin.server.session import Opened
 from tb_memplugin.store.writer import RunWriter
 from tests.read.snapshot.test_real import path_of, real
@@ -355,10 +355,10 @@ def test_a_real_files_moments_sum_up(tmp_path, number):
 
 def test_a_replay_is_made_once_and_goes_with_its_window():
     opened = Opened(BIGGER, 0, BIGGER.device_row("cuda:0"), 0)
-    assert replay_of(opened) is replay_of(opened)
+    assert history_of(opened) is history_of(opened)
     copy = replace(BIGGER)
-    other = replay_of(Opened(copy, 0, opened.device, 0))
-    assert other is not replay_of(opened)
+    other = history_of(Opened(copy, 0, opened.device, 0))
+    assert other is not history_of(opened)
     gone = weakref.ref(other.placement)
     del copy, other
     gc.collect()

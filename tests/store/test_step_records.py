@@ -120,7 +120,7 @@ def test_what_is_damaged_or_newer_is_refused():
             read_figures(whole[:cut] if cut else b"\xff")
     with pytest.raises(UnreadableFileError, match="version 99"):
         read_figures(pb.StepRecord(version=99).SerializeToString())
-    with pytest.raises(UnreadableFileError, match="too large"):
+    with pytest.raises(UnreadableFileError, match="impossible size"):
         read_figures(pb.StepRecord(version=1, raw_size=1 << 40).SerializeToString())
     with pytest.raises(UnreadableFileError):
         read_series(b"\xff\xff")

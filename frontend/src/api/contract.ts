@@ -378,14 +378,18 @@ export interface Rank {
 }
 
 /** The rank in the middle of all that have the step of the highest, the lower one of two. */
-export interface MedianRank {
+export interface MedianRank extends RankBytes {
+  /** Whether that step is recorded in full. */
+  recorded: boolean;
+}
+
+/** Bytes of a rank. */
+export interface RankBytes {
   /** Which it is. */
   worker: string;
   device: string;
-  /** What it has in that step. */
+  /** What it has. */
   bytes: number;
-  /** Whether that step is recorded in full. */
-  recorded: boolean;
 }
 
 /** All runs. */
@@ -412,12 +416,12 @@ export interface FleetRun {
   at_least: boolean;
   /** The memory of the device. */
   capacity_bytes: number | null;
-  /** Null if no other rank has the step. */
-  median: RankMedian | null;
+  /** The rank in the middle of all that have the step, the lower one of two. Null if no other has it. */
+  median: RankBytes | null;
   /** By how many bytes per step memory rises on the rank where it rises most; 0 if on none, null if none has enough steps to tell. */
   growth_bytes: number | null;
-  /** The rank that grows most. */
-  growing: RankGrowth | null;
+  /** The rank that grows most, and by how many bytes per step what is left after a step rises, by the rules of [Advice](advice.md). */
+  growing: RankBytes | null;
   /** Null if no request failed, or that was not recorded. */
   failed: RunFailed | null;
   /** Whether failed requests were recorded on any rank. */
@@ -428,24 +432,6 @@ export interface FleetRun {
   last: number;
   /** The highest of its peaks in each of at most 48 columns of steps, in thousandths of the peak. */
   curve: number[];
-}
-
-/** The rank in the middle of all that have the step of the highest, the lower one of two. */
-export interface RankMedian {
-  /** Which it is. */
-  worker: string;
-  device: string;
-  /** What it has in that step. */
-  bytes: number;
-}
-
-/** A rank whose memory grows. */
-export interface RankGrowth {
-  /** Which it is. */
-  worker: string;
-  device: string;
-  /** By how many bytes per step what is left after a step rises, by the rules of [Advice](advice.md). */
-  bytes: number;
 }
 
 /** The requests for memory that failed in a run, and the last of them. */
@@ -540,11 +526,8 @@ export interface CurveAnswer extends CoarseCurve {
 }
 
 /** Live bytes over time, as exact as the summary has them. */
-export interface CoarseCurve {
-  /** The stretch. */
-  over: "time" | "event";
-  t0: number;
-  t1: number;
+export interface CoarseCurve extends OfStretch {
+  /** How many columns. */
   px: number;
   /** Lowest and highest live bytes of each column. */
   min: number[];
@@ -560,6 +543,14 @@ export interface CoarseCurve {
   peak: Highest;
   /** False without the side file: then the curve is coarse, and has none of the fields below. */
   exact: boolean;
+}
+
+/** A part of a step or window. */
+export interface OfStretch {
+  /** The stretch: nanoseconds, or events; event e spans e to e + 1. */
+  over: "time" | "event";
+  t0: number;
+  t1: number;
 }
 
 /** The highest moment of a chart. */
@@ -648,11 +639,7 @@ export interface Since {
 }
 
 /** What happened in a stretch. Its end has `start_bytes` plus `allocated` minus `freed`. */
-export interface StretchAnswer {
-  /** The stretch. */
-  over: "time" | "event";
-  t0: number;
-  t1: number;
+export interface StretchAnswer extends OfStretch {
   /** Live bytes on the device before its first event and after its last. */
   start_bytes: number;
   end_bytes: number;
@@ -670,11 +657,7 @@ export interface StretchAnswer {
 }
 
 /** What ran during a stretch. */
-export interface LanesAnswer {
-  /** The stretch. */
-  over: "time" | "event";
-  t0: number;
-  t1: number;
+export interface LanesAnswer extends OfStretch {
   /** In order of time. */
   steps: Span[];
   phases: Span[];
@@ -869,12 +852,7 @@ export interface FreeBlocks {
 }
 
 /** Allocated, pending, reserved and unused memory of a stretch. */
-export interface ReserveCurve {
-  /** The stretch. */
-  over: "time" | "event";
-  t0: number;
-  t1: number;
-  px: number;
+export interface ReserveCurve extends Drawn {
   /** Lowest active bytes of each column. */
   low: number[];
   /** At the highest active bytes of each column; they sum to it. Pending: the free is requested and not completed. */
@@ -891,11 +869,17 @@ export interface ReserveCurve {
   reserved_peak: Mark | null;
   /** Failed requests of the device in the whole window. */
   ooms: FailedRequest[];
+  /** Whether the recording has segments. */
+  knows_segments: boolean;
+}
+
+/** A part of a step or window in columns. */
+export interface Drawn extends OfStretch {
+  /** How many columns. */
+  px: number;
   /** The device's first and last event in the step; -1 and -1 if it has none. */
   first_event: number;
   last_event: number;
-  /** Whether the recording has segments. */
-  knows_segments: boolean;
 }
 
 /** The highest moment of a step. */
@@ -986,7 +970,7 @@ export interface Pieces {
 }
 
 /** One allocation in its segment. */
-export interface BlockAnswer extends Allocation {
+export interface BlockAnswer extends Detailed {
   /** What it takes of its segment, and whether that follows from the rule of rounding. Null outside of one. */
   rounded_bytes: number | null;
   by_rule: boolean | null;
@@ -995,16 +979,21 @@ export interface BlockAnswer extends Allocation {
   /** At the moment. */
   state: "allocated" | "pending" | "gone";
   /** Or null. */
-  born_event: number | null;
-  freed_event: number | null;
   pending_event: number | null;
   pending_ns: number | null;
-  /** Where it was allocated. */
+  /** Frames, innermost first. */
+  stack: string[];
+}
+
+/** An allocation, and where it was allocated. */
+export interface Detailed extends Allocation {
+  /** Where it was allocated; the last or null. */
   pool: string;
   stream: string;
   context: string | null;
-  /** Frames, innermost first. */
-  stack: string[];
+  /** Events, or null. */
+  born_event: number | null;
+  freed_event: number | null;
 }
 
 /** The segment of a block. */
@@ -1323,12 +1312,7 @@ export interface RuleTableAnswer extends Whole {
 }
 
 /** The largest allocations, each as a band over time, and all others as one band. */
-export interface BandsAnswer {
-  /** The stretch. */
-  over: "time" | "event";
-  t0: number;
-  t1: number;
-  px: number;
+export interface BandsAnswer extends Drawn {
   /** Lowest and highest live bytes of each column. */
   min: number[];
   max: number[];
@@ -1344,9 +1328,6 @@ export interface BandsAnswer {
   parts: number[][] | null;
   /** The highest moment of the stretch. */
   peak: Highest;
-  /** The device's first and last event in the step; -1 and -1 if it has none. */
-  first_event: number;
-  last_event: number;
 }
 
 /** Bands, in order of allocation, as columns of equal length. */
@@ -1392,17 +1373,11 @@ export interface Listed extends Allocation {
 }
 
 /** Everything that is known about one allocation. */
-export interface AllocationAnswer extends Listed {
+export interface AllocationAnswer extends Listed, Detailed {
   /** What the allocator used for it, or null. */
   rounded_bytes: number | null;
-  /** Where it was allocated; the last two or null. */
-  pool: string;
-  stream: string;
-  context: string | null;
+  /** The range in which it was allocated, or null. */
   annotation: string | null;
-  /** Events, or null. */
-  born_event: number | null;
-  freed_event: number | null;
   /** Its life within the window. */
   first_ns: number;
   last_ns: number;

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -24,8 +24,6 @@ OTHER_NAMES = {
     "mosaic_get_memory": "mosaic_get_memory_profile",
     "mosaic_usage_by_annotation_stage": "mosaic_get_memory_usage_by_annotation_stage",
 }
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class MosaicGroup(click.Group):
@@ -46,13 +44,13 @@ class MosaicGroup(click.Group):
             raise SystemExit(2) from error
 
 
-def option(name: str, parameter: str = "", **settings: Any) -> Callable[[Command], Command]:
+def option(name: str, parameter: str = "", **settings: Any) -> Callable[[click.Command], click.Command]:
     """Return an option that may be written with `_` or with `-`, for the parameter of its name or another."""
     spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
     return click.option(*spellings, parameter or name, **settings)
 
 
-def flag(name: str) -> Callable[[Command], Command]:
+def flag(name: str) -> Callable[[click.Command], click.Command]:
     """Return an option without a value."""
     return option(name, is_flag=True)
 
@@ -67,72 +65,57 @@ def main() -> None:
     """Mosaic's commands, with its options."""
 
 
-@main.command("mosaic_get_memory_profile")
-@snapshot
-@option("out_path", default="snapshot_graph.html", show_default=True)
-@option("profile", type=click.Choice([*entry_point.PROFILES, entry_point.CUSTOM]), default="categories")
-@option("custom_profile", help="JSON of names and patterns, or a file of it.")
-@option("plotter_sampling_rate", "sampling_rate", type=int, default=1, show_default=True)
-@option("plotter_start_idx", "start_idx", type=int, default=0, show_default=True)
-@option("plotter_end_idx", "end_idx", type=int, default=sys.maxsize)
-@flag("preserve_allocation_order")
-def get_memory_profile(**options: Any) -> None:
-    """Write a page of memory over time."""
-    entry_point.get_memory_profile(**options)
+def add_command(
+    function: Callable[..., Any], about: str, *options: Callable[[click.Command], click.Command]
+) -> None:
+    """Add the command of one of Mosaic's functions: it has the function's name, and these options."""
+    command = click.Command(f"mosaic_{function.__name__}", callback=function, help=about)
+    for add_option in options:
+        add_option(command)
+    main.add_command(command)
 
 
-@main.command("mosaic_get_json_snapshot")
-@snapshot
-@option("output_file", default="/tmp/snapshot.json", show_default=True)
-@flag("upload_result")
-def get_json_snapshot(**options: Any) -> None:
-    """Write a snapshot as JSON."""
-    entry_point.get_json_snapshot(**options)
-
-
-@main.command("mosaic_get_memory_usage")
-@snapshot
-@option("trace", default="")
-@option("allocation", required=True)
-@action
-@print_stack
-@flag("paste")
-def get_memory_usage(**options: Any) -> None:
-    """Print the live bytes after an event."""
-    entry_point.get_memory_usage(**options)
-
-
-@main.command("mosaic_get_memory_usage_peak")
-@snapshot
-@option("trace", default="")
-@option("allocation", default="")
-@action
-@print_stack
-@flag("paste")
-@flag("upload_result")
-@option("start_time", type=int)
-@option("end_time", type=int)
-def get_memory_usage_peak(**options: Any) -> None:
-    """Print the peak, and what was alive then."""
-    entry_point.get_memory_usage_peak(**options)
-
-
-@main.command("mosaic_get_memory_usage_diff")
-@option("snapshot_base", required=True)
-@option("snapshot_diff", required=True)
-@flag("paste")
-def get_memory_usage_diff(**options: Any) -> None:
-    """Print what the peak of a snapshot has more than that of another."""
-    entry_point.get_memory_usage_diff(**options)
-
-
-@main.command("mosaic_get_memory_usage_by_annotation_stage")
-@snapshot
-@option("annotation", multiple=True)
-@flag("paste")
-def get_memory_usage_by_annotation_stage(**options: Any) -> None:
-    """Print the live bytes at the START and END of annotations."""
-    entry_point.get_memory_usage_by_annotation_stage(**options)
+add_command(
+    entry_point.get_memory_profile,
+    "Write a page of memory over time.",
+    snapshot,
+    option("out_path", default="snapshot_graph.html", show_default=True),
+    option("profile", type=click.Choice([*entry_point.PROFILES, entry_point.CUSTOM]), default="categories"),
+    option("custom_profile", help="JSON of names and patterns, or a file of it."),
+    option("plotter_sampling_rate", "sampling_rate", type=int, default=1, show_default=True),
+    option("plotter_start_idx", "start_idx", type=int, default=0, show_default=True),
+    option("plotter_end_idx", "end_idx", type=int, default=sys.maxsize),
+    flag("preserve_allocation_order"),
+)
+add_command(
+    entry_point.get_json_snapshot,
+    "Write a snapshot as JSON.",
+    snapshot,
+    option("output_file", default="/tmp/snapshot.json", show_default=True),
+    flag("upload_result"),
+)
+add_command(
+    entry_point.get_memory_usage,
+    "Print the live bytes after an event.",
+    *(snapshot, option("trace", default=""), option("allocation", required=True), action, print_stack),
+    flag("paste"),
+)
+add_command(
+    entry_point.get_memory_usage_peak,
+    "Print the peak, and what was alive then.",
+    *(snapshot, option("trace", default=""), option("allocation", default=""), action, print_stack),
+    *(flag("paste"), flag("upload_result"), option("start_time", type=int), option("end_time", type=int)),
+)
+add_command(
+    entry_point.get_memory_usage_diff,
+    "Print what the peak of a snapshot has more than that of another.",
+    *(option("snapshot_base", required=True), option("snapshot_diff", required=True), flag("paste")),
+)
+add_command(
+    entry_point.get_memory_usage_by_annotation_stage,
+    "Print the live bytes at the START and END of annotations.",
+    *(snapshot, option("annotation", multiple=True), flag("paste")),
+)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from tb_memplugin.record.tensor_metadata import Dense
-from tb_memplugin.simulator.allocator_settings import SMALLEST_BLOCK
 from tb_memplugin.trace import Category, Phase
-from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
+from tb_memplugin.trace.allocator import DEFAULT_POOL, SMALLEST_BLOCK, PoolId
 
 FIRST_ADDRESS = 1 << 44
 """The first made-up address. Each is used once, to tell blocks apart; the simulator assigns the real ones."""

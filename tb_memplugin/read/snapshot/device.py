@@ -10,10 +10,16 @@ import numpy as np
 from tb_memplugin.read.faults import Tally, notes_on
 from tb_memplugin.read.snapshot.blocks import FinalState
 from tb_memplugin.read.snapshot.entries import Entries
-from tb_memplugin.read.snapshot.rewind import Beginning, reserved_levels, rewind
+from tb_memplugin.read.snapshot.rewind import (
+    Beginning,
+    first_segments,
+    pools_of,
+    reserved_levels,
+    rewind,
+)
 from tb_memplugin.read.snapshot.rounding import extents_at_birth, rounded_surely
-from tb_memplugin.read.snapshot.segments import RESERVES, first_segments, pools_of
 from tb_memplugin.trace import Counter, CounterReading, Device, Kind, Moment, Note
+from tb_memplugin.trace.kinds import SEGMENT_KINDS
 from tb_memplugin.trace.notes import NO_TIMES, OUT_OF_MEMORY
 from tb_memplugin.trace.tables import Bool, Int64, UInt8, pieces_of
 
@@ -144,69 +150,65 @@ class SnapshotDevice:
 
     def notes(self) -> Iterator[Note]:
         """Yield notes on contradictions, on what is not known, and on failed allocations."""
+        return (note.of(self.name) for note in (*self._notes(), *self._ooms()))
+
+    def _notes(self) -> Iterator[Note]:
         for faults in (self.final.faults, self.entries.faults, self.start.anomalies):
-            yield from (note.of(self.name) for note in notes_on(faults))
+            yield from notes_on(faults)
         if (early := self._taken_as_completed).count:
             yield Note(
-                f"{self.name}: {early.count:,} frees ({early.bytes:,} bytes) were requested, and the "
+                f"{early.count:,} frees ({early.bytes:,} bytes) were requested, and the "
                 "snapshot has no completed frees (skip_actions); they are taken as completed at once.",
                 "no_completed_frees",
                 early.bytes,
-                device=self.name,
             )
         kind = self.entries.kind
         if (kind == Kind.FREE_COMPLETED).any() and not (kind == Kind.ALLOC).any():
             yield Note(
-                f"{self.name}: the snapshot has frees but no allocations. If skip_actions left them out, "
+                f"the snapshot has frees but no allocations. If skip_actions left them out, "
                 "what was allocated after the first entry is shown as if it had been there before: up to "
                 f"{int(self.start.bytes.sum()):,} bytes.",
                 "no_allocations",
                 int(self.start.bytes.sum()),
-                device=self.name,
             )
         below = int(np.count_nonzero(self.reserved < 0))
         if below or self.reserved_at_start < 0:
             lowest = min(self.reserved_at_start, int(self.reserved.min(initial=0)))
             yield Note(
-                f"{self.name}: reserved memory falls below zero after {below:,} entries, by up to "
+                f"reserved memory falls below zero after {below:,} entries, by up to "
                 f"{-lowest:,} bytes; shown as 0.",
                 "reserved_below_zero",
                 -lowest,
-                device=self.name,
             )
         if self.segments.contradictions:
             yield Note(
-                f"{self.name}: segment entries and final segments differ by "
+                f"segment entries and final segments differ by "
                 f"{self.segments.contradictions:,} bytes, so the positions of free blocks are not "
                 "certain.",
                 "segments_differ",
                 self.segments.contradictions,
-                device=self.name,
             )
         if len(self) and not self.entries.timed:
             yield Note(
-                f"{self.name}: the snapshot tells no times (PyTorch before 2.2). The index of an entry "
+                "the snapshot tells no times (PyTorch before 2.2). The index of an entry "
                 "is shown as its time, in microseconds, and the order of entries of different devices "
                 "is not known.",
                 NO_TIMES,
-                device=self.name,
             )
         beyond = self._beyond_reserve()
         if len(beyond):
-            reserve_recorded = np.isin(self.entries.kind, RESERVES).any()
+            reserve_recorded = np.isin(self.entries.kind, SEGMENT_KINDS).any()
             why = (
                 "entries are missing, or sizes are wrong"
                 if reserve_recorded
                 else "no entry says how the reserved memory changed"
             )
             yield Note(
-                f"{self.name}: after {len(beyond):,} entries, more is live than reserved, by up to "
+                f"after {len(beyond):,} entries, more is live than reserved, by up to "
                 f"{int(beyond.max()):,} bytes: {why}.",
                 "more_live_than_reserved",
                 int(beyond.max()),
-                device=self.name,
             )
-        yield from self._ooms()
 
     def _beyond_reserve(self) -> Int64:
         """Return by how many bytes the live bytes exceed the reserve, for each entry after which they do."""
@@ -229,18 +231,16 @@ class SnapshotDevice:
             rest = f" with {free:,} bytes free on the device" if free is not None else ""
             asked = int(self.entries.bytes[index])
             yield Note(
-                f"{self.name}: out of memory at entry {index}: {asked:,} bytes requested{rest}.",
+                f"out of memory at entry {index}: {asked:,} bytes requested{rest}.",
                 OUT_OF_MEMORY,
                 asked,
-                device=self.name,
             )
         if len(ooms) > LISTED_OOMS:
             most = int(self.entries.bytes[ooms].max())
             yield Note(
-                f"{self.name}: out of memory {len(ooms)} times in all, at requests of up to {most:,} bytes.",
+                f"out of memory {len(ooms)} times in all, at requests of up to {most:,} bytes.",
                 OUT_OF_MEMORY,
                 most,
-                device=self.name,
             )
 
     def _pending(self) -> UInt8:
@@ -266,7 +266,7 @@ class SnapshotDevice:
 
 def _without_segments(entries: Entries) -> Entries:
     """Return the entries with those of segments as marks: the ranges that they join or cut are not known."""
-    kind = np.where(np.isin(entries.kind, RESERVES), np.uint8(Kind.MARK), entries.kind)
+    kind = np.where(np.isin(entries.kind, SEGMENT_KINDS), np.uint8(Kind.MARK), entries.kind)
     return replace(entries, kind=kind)
 
 

@@ -9,15 +9,10 @@ import numpy as np
 from tb_memplugin.read.snapshot.blocks import FinalSegments, FinalState
 from tb_memplugin.read.snapshot.entries import Entries
 from tb_memplugin.read.snapshot.rewind import Beginning
-from tb_memplugin.read.snapshot.segments import RESERVES
 from tb_memplugin.trace import Kind
+from tb_memplugin.trace.allocator import SMALL_REQUEST, rounded_by_rule
+from tb_memplugin.trace.kinds import EXPANDS, SEGMENT_KINDS
 from tb_memplugin.trace.tables import MOST_BYTES, Int64
-
-UNIT = 512
-"""Sizes of blocks are multiples of this (kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp)."""
-
-SMALL_REQUEST = 1 << 20
-"""From a block for a larger request, a remainder of this size or less is not split off (kSmallSize)."""
 
 DIVISIONS = "roundup_power2_divisions"
 OFF = "off"
@@ -56,15 +51,9 @@ def rounded_surely(requested: Int64, entries: Entries, final: FinalState) -> Int
     has_fixed = np.isin(entries.kind, (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)).any()
     expandable = bool(len(final.segments.expandable) and final.segments.expandable.all() and not has_fixed)
     sure = (final.bytes <= SMALL_REQUEST) | expandable
-    if (final.rounded[sure] != round_up(final.bytes[sure])).any():
+    if (final.rounded[sure] != rounded_by_rule(final.bytes[sure])).any():
         return np.full(len(requested), -1, np.int64)
-    return np.where((requested <= SMALL_REQUEST) | expandable, round_up(requested), -1)
-
-
-def round_up(requested: Int64) -> Int64:
-    """Return the least multiples of `UNIT` for requests, in bytes."""
-    units: Int64 = np.maximum(-(-requested // UNIT), 1)
-    return units * UNIT
+    return np.where((requested <= SMALL_REQUEST) | expandable, rounded_by_rule(requested), -1)
 
 
 MOST_EDGES = 1 << 13
@@ -88,11 +77,11 @@ def extents_at_birth(entries: Entries, start: Beginning, first: FinalSegments, f
         block.
     """
     unknown = np.full(len(entries.kind), -1, np.int64)
-    if first.expandable.any() or np.isin(entries.kind, (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)).any():
+    if first.expandable.any() or np.isin(entries.kind, EXPANDS).any():
         return unknown
     room = _rooms(entries, start, first)
     large = np.flatnonzero((entries.kind == Kind.ALLOC) & (entries.bytes > SMALL_REQUEST))
-    least = round_up(entries.bytes[large])
+    least = rounded_by_rule(entries.bytes[large])
     if room is None or (room[large] < least).any():
         return unknown
     extents = unknown.copy()
@@ -107,7 +96,7 @@ def _rooms(entries: Entries, start: Beginning, first: FinalSegments) -> Int64 | 
 
     Edges are the live blocks above `SMALL_REQUEST` and the ends of segments.
     """
-    reserves = np.isin(entries.kind, RESERVES)
+    reserves = np.isin(entries.kind, SEGMENT_KINDS)
     blocks = np.isin(entries.kind, (Kind.ALLOC, Kind.FREE_COMPLETED)) & (entries.bytes > SMALL_REQUEST)
     rows = np.flatnonzero(reserves | blocks)
     size = np.where(reserves[rows], entries.bytes[rows], 0).astype(np.uint64)

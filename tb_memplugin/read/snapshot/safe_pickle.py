@@ -46,11 +46,6 @@ class RefusedPickleError(UnreadableFileError):
     """A pickle refers to something outside itself, which could run code."""
 
 
-def load_plain(source: BinaryIO | bytes, where: str) -> object:
-    """Return the object in a pickle of plain data; see `read_pickle`."""
-    return read_pickle(source, where)[0]
-
-
 def read_pickle(source: BinaryIO | bytes, where: str) -> tuple[object, tuple[Note, ...]]:
     """Return the object in a pickle of plain data: numbers, strings, bytes, lists, tuples, sets, dicts.
 

@@ -11,13 +11,13 @@ import numpy as np
 from tb_memplugin.read.categories import of_known
 from tb_memplugin.read.cublas import LT_WORKSPACE, MOST_WORKSPACES, LtWorkspace, lt_needs_cublas, lt_workspace
 from tb_memplugin.read.shared_memory import SHARED
-from tb_memplugin.read.snapshot.rounding import SMALL_REQUEST, UNIT
 from tb_memplugin.read.tables import Names, Owners
 from tb_memplugin.record.profiler.memory_events import MemoryEvents
 from tb_memplugin.record.profiler.window import Window
 from tb_memplugin.record.storages import Sighting
 from tb_memplugin.trace import Category, Note, Reason, StartState
 from tb_memplugin.trace import start_state as as_start_state
+from tb_memplugin.trace.allocator import SMALL_REQUEST, SMALLEST_BLOCK
 from tb_memplugin.trace.labels import BUCKET
 from tb_memplugin.trace.replay import match_frees
 from tb_memplugin.trace.tables import Bool
@@ -188,7 +188,7 @@ def _name_by_size(rows: Sequence[_Row], size: int, most: int, labels: Names) -> 
 def _name_buckets(rows: Sequence[_Row], buckets: Sequence[tuple[int, int]], labels: Names) -> None:
     """Mark blocks of the sizes of buckets as communication, in place, unless there are too many of a size."""
     for size, most in Counter(size for _, size in buckets).items():
-        rounded = size + -size % UNIT
+        rounded = size + -size % SMALLEST_BLOCK
         spare = SMALL_REQUEST if size > SMALL_REQUEST else 0
         matching = [
             row

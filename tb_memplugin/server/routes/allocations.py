@@ -10,14 +10,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.allocations import (
-    alive_between,
-    bands,
-    divided_rest,
-    in_order,
-    rows_with_text,
-    versions,
-)
+from tb_memplugin.analysis.allocations import bands, divided_rest, in_order, rows_with_text, versions
 from tb_memplugin.analysis.annotations import innermost_at_birth
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.analysis.moments import live_allocation
@@ -29,7 +22,7 @@ from tb_memplugin.server.grouping import divided, keys_of
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import Allocation, Highest, LabeledPart, allocation_shape
-from tb_memplugin.server.stretch import Over, step_events, stretch
+from tb_memplugin.server.stretch import Drawn, stretch
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.tables import Int64, Rows
 
@@ -65,19 +58,25 @@ class AllocationsAnswer(TypedDict):
     """Those of this page."""
 
 
-class AllocationAnswer(Listed):
+class Detailed(Allocation):
+    """An allocation, and where it was allocated."""
+
+    pool: str
+    stream: str
+    context: str | None
+    """Where it was allocated; the last or null."""
+    born_event: int | None
+    freed_event: int | None
+    """Events, or null."""
+
+
+class AllocationAnswer(Listed, Detailed):
     """Everything that is known about one allocation."""
 
     rounded_bytes: int | None
     """What the allocator used for it, or null."""
-    pool: str
-    stream: str
-    context: str | None
     annotation: str | None
-    """Where it was allocated; the last two or null."""
-    born_event: int | None
-    freed_event: int | None
-    """Events, or null."""
+    """The range in which it was allocated, or null."""
     first_ns: int
     last_ns: int
     """Its life within the window."""
@@ -96,7 +95,7 @@ def answer(session: Session, request: Request) -> AllocationsAnswer:
     inside = (int(edges[0]), int(edges[-1]))
     text, sort = request.text("find", "").strip()[:LONGEST], request.text("sort", "bytes")
     key = ("allocations", device, inside)
-    alive = ZOOMS.of_window(trace, key, lambda: alive_between(trace, device, *inside))
+    alive = ZOOMS.of_window(trace, key, lambda: trace.allocations.alive_between(*inside, device))
     matching = ZOOMS.of_window(
         trace, (*key, text), lambda: rows_with_text(trace, alive, text, _versions(trace))
     )
@@ -117,25 +116,34 @@ def answer_one(session: Session, request: Request) -> AllocationAnswer:
     opened = session.opened(session.chosen(request))
     trace, blocks = opened.trace, opened.trace.allocations
     row = request.number("row", None, 0, len(blocks) - 1)
-    born, freed, rounded = int(blocks.born[row]), int(blocks.freed[row]), int(blocks.rounded[row])
-    context = int(blocks.context[row])
+    rounded = int(blocks.rounded[row])
     start, end = opened.window_span()
     table = FrameTable()
     listed = _listed(opened, np.array([row], np.intp))[0]
     return {
+        **detailed_shape(opened, row),
         **listed,
         "rounded_bytes": rounded if rounded >= 0 else None,
-        "pool": pool_name(trace, int(blocks.pool[row])),
-        "stream": stream_name(trace, int(blocks.stream[row])),
-        "context": trace.contexts[context] if context >= 0 else None,
         "annotation": _annotation(trace, row),
-        "born_event": born if born >= 0 else None,
-        "freed_event": freed if freed < len(trace.events) else None,
         "first_ns": start - opened.epoch_ns if listed["born_ns"] is None else listed["born_ns"],
         "last_ns": end - opened.epoch_ns if listed["freed_ns"] is None else listed["freed_ns"],
         "stack": table.rows(trace.stack(int(blocks.stack[row]))),
         "forward": table.rows(trace.stack(int(blocks.forward[row]))),
         "frames": table.shape(),
+    }
+
+
+def detailed_shape(opened: Opened, row: int) -> Detailed:
+    """Return an allocation (its row) and where it was allocated."""
+    trace, blocks = opened.trace, opened.trace.allocations
+    born, freed, context = int(blocks.born[row]), int(blocks.freed[row]), int(blocks.context[row])
+    return {
+        **allocation_shape(live_allocation(trace, row), opened.epoch_ns),
+        "pool": pool_name(trace, int(blocks.pool[row])),
+        "stream": stream_name(trace, int(blocks.stream[row])),
+        "context": trace.contexts[context] if context >= 0 else None,
+        "born_event": born if born >= 0 else None,
+        "freed_event": freed if freed < len(trace.events) else None,
     }
 
 
@@ -190,14 +198,9 @@ class BandColumns(TypedDict):
     """What lies in it; null where it is not known."""
 
 
-class BandsAnswer(TypedDict):
+class BandsAnswer(Drawn):
     """The largest allocations, each as a band over time, and all others as one band."""
 
-    over: Over
-    t0: int
-    t1: int
-    px: int
-    """The stretch."""
     min: list[int]
     max: list[int]
     """Lowest and highest live bytes of each column."""
@@ -215,9 +218,6 @@ class BandsAnswer(TypedDict):
     """For each key, its part of `rest` in every column. Null if nothing is in `rest`."""
     peak: Highest
     """The highest moment of the stretch."""
-    first_event: int
-    last_event: int
-    """The device's first and last event in the step; -1 and -1 if it has none."""
 
 
 def answer_bands(session: Session, request: Request) -> BandsAnswer:
@@ -233,15 +233,11 @@ def answer_bands(session: Session, request: Request) -> BandsAnswer:
         ("bands", device, part, columns, most),
         lambda: bands(trace, device, part.cuts(opened, columns), most),
     )
-    first_event, last_event = step_events(opened)
     division, others = divided(request, opened, by), len(drawn.alive.rows) - len(drawn.rows)
     key, keys = keys_of(opened, drawn.alive.rows, drawn.alive_bytes, by, division, SHOWN_KEYS)
     parts = divided_rest(drawn, key, len(keys)) if others else None
     return {
-        "over": part.over,
-        "t0": part.t0,
-        "t1": part.t1,
-        "px": columns,
+        **part.drawn_shape(opened, columns),
         "min": drawn.low.tolist(),
         "max": drawn.high.tolist(),
         "bands": {
@@ -265,6 +261,4 @@ def answer_bands(session: Session, request: Request) -> BandsAnswer:
             "bytes": int(drawn.high[drawn.peak_column]),
             "column": drawn.peak_column,
         },
-        "first_event": first_event,
-        "last_event": last_event,
     }

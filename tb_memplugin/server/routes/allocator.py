@@ -6,28 +6,14 @@ What needs a replay of the window is computed once per window and device, and us
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 import numpy as np
 
-from tb_memplugin.analysis.allocator import (
-    LevelRuns,
-    Levels,
-    PoolState,
-    Ratio,
-    fragmentation_of,
-    knows_segments,
-    levels,
-    pools_of,
-    reserve_curve,
-    split_moments,
-    unused_levels,
-)
+from tb_memplugin.analysis.allocator import AllocatorHistory, PoolState, Ratio, split_moments
 from tb_memplugin.analysis.columns import Cuts, extremes
 from tb_memplugin.analysis.divisions import By
-from tb_memplugin.analysis.layout import Layout, Placement, pending_since
-from tb_memplugin.analysis.moments import live_allocation
+from tb_memplugin.analysis.layout import Layout
 from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.segments import (
     ORDERS,
@@ -44,63 +30,39 @@ from tb_memplugin.analysis.source_lines import lines_of
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.server.grouping import keys_of
+from tb_memplugin.server.routes.allocations import Detailed, detailed_shape
 from tb_memplugin.server.routes.oom import FailedRequest, ooms_shape
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Opened, Session
-from tb_memplugin.server.shapes import Allocation, LabeledPart, Sum, allocation_shape, shape_of
+from tb_memplugin.server.shapes import LabeledPart, Sum, shape_of
 from tb_memplugin.server.stretch import (
+    Drawn,
     Neighbors,
-    Over,
     neighbors_shape,
     requested_event,
-    step_events,
     stretch,
 )
-from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.indexes import Runs, runs_of
+from tb_memplugin.trace import Kind
+from tb_memplugin.trace.indexes import Runs
 from tb_memplugin.trace.tables import Int64, Rows
 
 _REPLAYS = Cache(256 * MIB)
 """One result for each device and window; of long windows almost all of it is in scratch files."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """One device of a window. `pending_since` is that of `analysis.layout`."""
-
-    levels: Levels
-    unused: Ratio | None
-    runs: LevelRuns
-    placement: Placement
-    pending_since: Int64
-    knows_segments: bool
-
-
-def replay_of(opened: Opened) -> Replay:
+def history_of(opened: Opened) -> AllocatorHistory:
     """Return the replay of an opened window's device.
 
     Raises:
         UnreadableFileError: the segment events contradict each other beyond what can be replayed.
     """
-    return _REPLAYS.of_window(
-        opened.trace, ("replay", opened.device), lambda: _replay(opened.trace, opened.device)
-    )
 
+    def compute() -> AllocatorHistory:
+        history = AllocatorHistory(opened.trace, opened.device)
+        _ = history.unused_runs  # before it is weighed
+        return history
 
-def _replay(trace: MemoryTrace, device: int) -> Replay:
-    memory = levels(trace, device)
-    unused = unused_levels(trace, memory)
-    runs = LevelRuns(
-        trace.live_runs(device), trace.reserved_runs(device), None if unused is None else runs_of(unused)
-    )
-    return Replay(
-        memory,
-        unused,
-        runs,
-        Placement(trace, device),
-        pending_since(trace, device),
-        knows_segments(trace, device),
-    )
+    return _REPLAYS.of_window(opened.trace, ("replay", opened.device), compute)
 
 
 class FreeBlocks(TypedDict):
@@ -162,26 +124,23 @@ def answer(session: Session, request: Request) -> AllocatorState:
     """Answer from the side file."""
     opened = session.opened(session.chosen(request))
     event = requested_event(request, opened)
-    replay = replay_of(opened)
-    layout = replay.placement.at(event)
+    history = history_of(opened)
+    layout = history.placement.at(event)
     blocks = opened.trace.allocations
-    since, has_segments = replay.pending_since, replay.knows_segments
-    pools = pools_of(opened.trace, opened.device, event, layout, since, has_segments)
-    waste = fragmentation_of(replay.levels, layout if has_segments else None, event)
-    histogram = free_histogram(layout) if has_segments else ()
+    histogram = free_histogram(layout) if history.knows_segments else ()
     return shape_of(
         AllocatorState,
-        waste,
+        history.fragmentation(event, layout),
         event=event,
         time_ns=opened.time_ns(event),
         **neighbors_shape(opened, event),
         what=_what_shape(opened, event),
-        active_bytes=int(replay.levels.active[event + 1]),
-        pending_bytes=int(replay.levels.pending[event + 1]),
+        active_bytes=int(history.levels.active[event + 1]),
+        pending_bytes=int(history.levels.pending[event + 1]),
         free=[{"from_bytes": least, "count": count, "bytes": size} for least, count, size in histogram],
-        pools=pools,
+        pools=history.pools(opened.trace, event, layout),
         outside={"bytes": int(blocks.bytes[layout.misfits].sum()), "count": len(layout.misfits)},
-        knows_segments=has_segments,
+        knows_segments=history.knows_segments,
         settings=dict(opened.trace.properties),
     )
 
@@ -215,14 +174,9 @@ class Mark(TypedDict):
     """(reserved - allocated) / reserved, or null."""
 
 
-class ReserveCurve(TypedDict):
+class ReserveCurve(Drawn):
     """Allocated, pending, reserved and unused memory of a stretch."""
 
-    over: Over
-    t0: int
-    t1: int
-    px: int
-    """The stretch."""
     low: list[int]
     """Lowest active bytes of each column."""
     allocated: list[int]
@@ -240,9 +194,6 @@ class ReserveCurve(TypedDict):
     """The highest active and reserved bytes of the step."""
     ooms: list[FailedRequest]
     """Failed requests of the device in the whole window."""
-    first_event: int
-    last_event: int
-    """The device's first and last event in the step; -1 and -1 if it has none."""
     knows_segments: bool
     """Whether the recording has segments."""
 
@@ -252,42 +203,37 @@ def answer_curve(session: Session, request: Request) -> ReserveCurve:
     columns = request.number("px", DEFAULT_COLUMNS, 1, MOST_COLUMNS)
     opened = session.opened(session.chosen(request))
     part = stretch(request, opened)
-    replay = replay_of(opened)
+    history = history_of(opened)
     cuts = part.cuts(opened, columns)
-    memory, runs = replay.levels, replay.runs
-    drawn = reserve_curve(memory, replay.unused, cuts, runs)
+    memory = history.levels
+    drawn = history.curve(cuts)
     unused = None if drawn.unused is None else drawn.unused.tolist()
     reserved = memory.reserved
-    first_event, last_event = step_events(opened)
     return shape_of(
         ReserveCurve,
         drawn,
-        over=part.over,
-        t0=part.t0,
-        t1=part.t1,
-        px=columns,
+        **part.drawn_shape(opened, columns),
         unused=unused and [None if math.isnan(ratio) else ratio for ratio in unused],
-        split=_split_shape(opened, replay, cuts),
-        peak=_mark(opened, replay, memory.active, runs.active),
-        reserved_peak=None if reserved is None else _mark(opened, replay, reserved, runs.reserved),
-        first_event=first_event,
-        last_event=last_event,
+        split=_split_shape(opened, history, cuts),
+        peak=_mark(opened, history.unused, memory.active, history.active_runs),
+        reserved_peak=None
+        if reserved is None
+        else _mark(opened, history.unused, reserved, history.reserved_runs),
         ooms=ooms_shape(opened),
-        knows_segments=replay.knows_segments,
+        knows_segments=history.knows_segments,
     )
 
 
-def _split_shape(opened: Opened, replay: Replay, cuts: Cuts) -> list[tuple[int, int, float]]:
-    if not replay.knows_segments:
+def _split_shape(opened: Opened, history: AllocatorHistory, cuts: Cuts) -> list[tuple[int, int, float]]:
+    if not history.knows_segments:
         return []
-    moments = split_moments(replay.placement, cuts)
+    moments = split_moments(history.placement, cuts)
     return [(event, opened.time_ns(event), ratio) for event, ratio in moments]
 
 
-def _mark(opened: Opened, replay: Replay, level: Int64, runs: Runs[np.int64] | None) -> Mark:
+def _mark(opened: Opened, ratio: Ratio | None, level: Int64, runs: Runs[np.int64] | None) -> Mark:
     """Return the highest moment of the step or window, including the state at its beginning."""
     event = int(extremes(level, np.array(opened.events()), runs)[2][0]) - 1
-    ratio = replay.unused
     unused = None if ratio is None or np.isneginf(ratio[event + 1]) else float(ratio[event + 1])
     return {
         "event": event,
@@ -354,8 +300,8 @@ def answer_segments(session: Session, request: Request) -> SegmentsAnswer:
     by, order = request.choice("by", DIVISIONS, "category"), request.choice("order", ORDERS, "pool")
     opened = session.opened(session.chosen(request))
     event = requested_event(request, opened)
-    replay, blocks = replay_of(opened), opened.trace.allocations
-    layout = replay.placement.at(event)
+    history, blocks = history_of(opened), opened.trace.allocations
+    layout = history.placement.at(event)
     rows = segment_order(layout, order)
     size = blocks.bytes[layout.rows]
     key, keys = keys_of(opened, layout.rows, size, by, by, SHOWN_KEYS)
@@ -363,7 +309,7 @@ def answer_segments(session: Session, request: Request) -> SegmentsAnswer:
         address=blocks.address[layout.rows],
         requested=size,
         key=key,
-        pending=replay.pending_since[layout.rows] <= event,
+        pending=history.pending_since[layout.rows] <= event,
     )
     last = max(len(rows) - 1, 0)
     first, last = request.number("first", 0, 0), min(request.number("last", last, 0), last)
@@ -415,7 +361,7 @@ class InSegment(TypedDict):
     """Where the block begins in it."""
 
 
-class BlockAnswer(Allocation):
+class BlockAnswer(Detailed):
     """One allocation in its segment."""
 
     rounded_bytes: int | None
@@ -426,15 +372,9 @@ class BlockAnswer(Allocation):
     """Or null."""
     state: Literal["allocated", "pending", "gone"]
     """At the moment."""
-    born_event: int | None
-    freed_event: int | None
     pending_event: int | None
     pending_ns: int | None
     """Or null."""
-    pool: str
-    stream: str
-    context: str | None
-    """Where it was allocated."""
     stack: list[str]
     """Frames, innermost first."""
 
@@ -445,26 +385,20 @@ def answer_block(session: Session, request: Request) -> BlockAnswer:
     trace, blocks = opened.trace, opened.trace.allocations
     event = requested_event(request, opened)
     row = request.number("row", None, 0, len(blocks) - 1)
-    replay = replay_of(opened)
+    history = history_of(opened)
     born, freed = int(blocks.born[row]), int(blocks.freed[row])
-    since = int(replay.pending_since[row])
-    context = int(blocks.context[row])
+    since = int(history.pending_since[row])
     alive = born <= event < freed
-    layout = replay.placement.at(event)
+    layout = history.placement.at(event)
     index = next(iter(np.flatnonzero(layout.rows == row).tolist()), None)
     return {
-        **allocation_shape(live_allocation(trace, row), opened.epoch_ns),
+        **detailed_shape(opened, row),
         "rounded_bytes": None if index is None else int(layout.extent[index]),
         "by_rule": None if index is None else bool(layout.by_rule[index]),
         "segment": None if index is None else _segment_shape(opened, layout, index),
         "state": ("pending" if since <= event else "allocated") if alive else "gone",
-        "born_event": born if born >= 0 else None,
-        "freed_event": freed if freed < len(trace.events) else None,
         "pending_event": since if 0 <= since < freed else None,
         "pending_ns": opened.time_ns(since) if 0 <= since < freed else None,
-        "pool": pool_name(trace, int(blocks.pool[row])),
-        "stream": stream_name(trace, int(blocks.stream[row])),
-        "context": trace.contexts[context] if context >= 0 else None,
         "stack": list(trace.stack(int(blocks.stack[row]))),
     }
 

@@ -20,19 +20,16 @@ from tb_memplugin.server.grouping import Group, divided, groups_shape
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import CATEGORIES, Highest
-from tb_memplugin.server.stretch import Over, Stretch, step_events, stretch
+from tb_memplugin.server.stretch import OfStretch, Stretch, step_events, stretch
 
 DEFAULT_COLUMNS = 1_000
 
 
-class CoarseCurve(TypedDict):
+class CoarseCurve(OfStretch):
     """Live bytes over time, as exact as the summary has them."""
 
-    over: Over
-    t0: int
-    t1: int
     px: int
-    """The stretch."""
+    """How many columns."""
     min: list[int]
     max: list[int]
     """Lowest and highest live bytes of each column."""

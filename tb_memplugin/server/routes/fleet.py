@@ -14,32 +14,12 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.server.rule_search import first_matches
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import shape_of
+from tb_memplugin.server.shapes import RankBytes, shape_of
 from tb_memplugin.server.worker_steps import WorkerSteps, device_kind, in_order
 
 CURVE_COLUMNS = 48
 FULL = 1_000
 LONGEST_PATTERN = 1_000
-
-
-class RankGrowth(TypedDict):
-    """A rank whose memory grows."""
-
-    worker: str
-    device: str
-    """Which it is."""
-    bytes: int
-    """By how many bytes per step what is left after a step rises, by the rules of [Advice](advice.md)."""
-
-
-class RankMedian(TypedDict):
-    """The rank in the middle of all that have the step of the highest, the lower one of two."""
-
-    worker: str
-    device: str
-    """Which it is."""
-    bytes: int
-    """What it has in that step."""
 
 
 class RunFailed(TypedDict):
@@ -73,13 +53,14 @@ class FleetRun(TypedDict):
     """Whether it may have been higher."""
     capacity_bytes: int | None
     """The memory of the device."""
-    median: RankMedian | None
-    """Null if no other rank has the step."""
+    median: RankBytes | None
+    """The rank in the middle of all that have the step, the lower one of two. Null if no other has it."""
     growth_bytes: int | None
     """By how many bytes per step memory rises on the rank where it rises most; 0 if on none, null if none has
     enough steps to tell."""
-    growing: RankGrowth | None
-    """The rank that grows most."""
+    growing: RankBytes | None
+    """The rank that grows most, and by how many bytes per step what is left after a step rises, by the rules
+    of [Advice](advice.md)."""
     failed: RunFailed | None
     """Null if no request failed, or that was not recorded."""
     failed_known: bool
@@ -122,10 +103,10 @@ def _row(run: str, every: Sequence[WorkerSteps]) -> FleetRun:
     rank, peak = ranks[row], peaks[row]
     growths = [rank.growth for rank in ranks if rank.growth is not None]
     growing = max(ranks, key=lambda rank: rank.growth or 0)
-    median: RankMedian | None = None
+    median: RankBytes | None = None
     if peak.median_rank is not None and peak.median_bytes is not None:
         other = ranks[peak.median_rank]
-        median = shape_of(RankMedian, other, bytes=peak.median_bytes)
+        median = shape_of(RankBytes, other, bytes=peak.median_bytes)
     return {
         "run": run,
         "ranks": len(ranks),
@@ -137,7 +118,7 @@ def _row(run: str, every: Sequence[WorkerSteps]) -> FleetRun:
         "capacity_bytes": rank.capacity,
         "median": median,
         "growth_bytes": max(growths, default=None),
-        "growing": shape_of(RankGrowth, growing, bytes=growing.growth) if growing.growth else None,
+        "growing": shape_of(RankBytes, growing, bytes=growing.growth) if growing.growth else None,
         "failed": _failed(every),
         "failed_known": any(rank.failed is not None for rank in every),
         "steps": len(rank.steps),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 import numpy as np
 
 from tb_memplugin.analysis.lanes import Ran, lanes, over_events, what_ran
@@ -13,19 +11,15 @@ from tb_memplugin.proto import summary_pb2
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Chosen, Session
-from tb_memplugin.server.stretch import Over, Stretch, requested_axis, stretch, stretch_within
+from tb_memplugin.server.stretch import OfStretch, Stretch, requested_axis, stretch, stretch_within
 from tb_memplugin.trace import MemoryTrace, Module, Spans, Step
 
 DEFAULT_COLUMNS = 1_000
 
 
-class LanesAnswer(TypedDict):
+class LanesAnswer(OfStretch):
     """What ran during a stretch."""
 
-    over: Over
-    t0: int
-    t1: int
-    """The stretch."""
     steps: list[Span]
     phases: list[Span]
     """In order of time."""
@@ -57,9 +51,7 @@ def answer(session: Session, request: Request) -> LanesAnswer:
     keys = [module.key for module in modules]
     shown = lanes(ran, part.t0 + epoch, part.t1 + epoch, columns)
     return {
-        "over": part.over,
-        "t0": part.t0,
-        "t1": part.t1,
+        **part.shape(),
         "steps": [step_json(step, f"Step {step.number}", epoch) for step in shown.steps],
         "phases": spans_json(shown.phases, PHASES, epoch),
         "modules": [spans_json(level, keys, epoch) for level in shown.modules],

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, cast
+from typing import cast
 
 import numpy as np
 
@@ -13,8 +13,8 @@ from tb_memplugin.analysis.allocations import turnover
 from tb_memplugin.analysis.curves import OTHERS
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS, shortened
 from tb_memplugin.analysis.moments import Moment, largest_rows, live_allocation, moment
-from tb_memplugin.server.frames import labels_of, lines_at
-from tb_memplugin.server.grouping import divided
+from tb_memplugin.server.frames import lines_at
+from tb_memplugin.server.grouping import divided, labeled
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Opened, Session
 from tb_memplugin.server.shapes import (
@@ -28,7 +28,7 @@ from tb_memplugin.server.shapes import (
 )
 from tb_memplugin.server.stretch import (
     Neighbors,
-    Over,
+    OfStretch,
     Since,
     neighbors_shape,
     requested_event,
@@ -123,24 +123,15 @@ def _largest(opened: Opened, rows: Rows, most: int) -> list[LargeAllocation]:
 def _requested_parts(request: Request, opened: Opened, state: Moment) -> list[LabeledPart]:
     """Return the parts of the division that a request names: the largest, and all others as one."""
     by = request.choice("by", ALL_DIVISIONS)
-    shown = shortened(state.parts(divided(request, opened, by)), MOST_PARTS, OTHERS)
-    labels = labels_of([part.key for part in shown], by)
-    return [
-        {"key": part.key, "label": label, "bytes": part.bytes, "count": part.count}
-        for part, label in zip(shown, labels, strict=True)
-    ]
+    return labeled(shortened(state.parts(divided(request, opened, by)), MOST_PARTS, OTHERS), by)
 
 
 LARGEST_STAYED = 10
 
 
-class StretchAnswer(TypedDict):
+class StretchAnswer(OfStretch):
     """What happened in a stretch. Its end has `start_bytes` plus `allocated` minus `freed`."""
 
-    over: Over
-    t0: int
-    t1: int
-    """The stretch."""
     start_bytes: int
     end_bytes: int
     """Live bytes on the device before its first event and after its last."""
@@ -165,9 +156,7 @@ def answer_stretch(session: Session, request: Request) -> StretchAnswer:
     moved = turnover(opened.trace, opened.device, first, end)
     live = opened.trace.live(opened.device)
     return {
-        "over": part.over,
-        "t0": part.t0,
-        "t1": part.t1,
+        **part.shape(),
         "start_bytes": int(live[first]),
         "end_bytes": int(live[end]),
         "highest_bytes": moved.highest_bytes,

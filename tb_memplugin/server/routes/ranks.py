@@ -10,7 +10,7 @@ from tb_memplugin.analysis.ranks import MISSING, RankPeak, RankSteps, rank_colum
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import shape_of
+from tb_memplugin.server.shapes import RankBytes, shape_of
 from tb_memplugin.server.worker_steps import WorkerSteps, device_kind
 from tb_memplugin.trace.tables import Int64
 
@@ -22,14 +22,9 @@ Measure = Literal["allocated", "reserved"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 
-class MedianRank(TypedDict):
+class MedianRank(RankBytes):
     """The rank in the middle of all that have the step of the highest, the lower one of two."""
 
-    worker: str
-    device: str
-    """Which it is."""
-    bytes: int
-    """What it has in that step."""
     recorded: bool
     """Whether that step is recorded in full."""
 
@@ -141,7 +136,9 @@ def _shape(
     row = int(np.searchsorted(rank.steps, peak.highest_step))
     median = None
     if peak.median_rank is not None and peak.median_bytes is not None:
-        median = _median(ranks[peak.median_rank], peak.highest_step, peak.median_bytes)
+        other = ranks[peak.median_rank]
+        recorded = bool(other.recorded[np.searchsorted(other.steps, peak.highest_step)])
+        median = shape_of(MedianRank, other, bytes=peak.median_bytes, recorded=recorded)
     return shape_of(
         Rank,
         peak,
@@ -154,11 +151,6 @@ def _shape(
         bytes=high,
         steps=steps,
     )
-
-
-def _median(rank: WorkerSteps, step: int, size: int) -> MedianRank:
-    row = int(np.searchsorted(rank.steps, step))
-    return shape_of(MedianRank, rank, bytes=size, recorded=bool(rank.recorded[row]))
 
 
 def _values(row: Int64) -> _Column:

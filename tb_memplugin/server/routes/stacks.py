@@ -81,8 +81,7 @@ class Allocated:
             "of": self.of,
             "event": self.event,
             "time_ns": None if self.event is None else self.opened.time_ns(self.event),
-            "bytes": sum(row.bytes for row in rows),
-            "count": sum(row.calls for row in rows),
+            **_total(rows),
             "found": found,
         }
 
@@ -183,8 +182,11 @@ def matches_shape(rows: Sequence[StackRow], finder: Finder) -> Sum | None:
     """Return the sum of the stacks that contain the text; None if the text is empty."""
     if not finder:
         return None
-    matching = [row for row in rows if finder.has(row.frames)]
-    return {"bytes": sum(row.bytes for row in matching), "count": sum(row.calls for row in matching)}
+    return _total([row for row in rows if finder.has(row.frames)])
+
+
+def _total(rows: Sequence[StackRow | LineRow]) -> Sum:
+    return {"bytes": sum(row.bytes for row in rows), "count": sum(row.calls for row in rows)}
 
 
 def knows_stacks(opened: Opened) -> bool:
@@ -223,9 +225,9 @@ SORTS = ("bytes", "count", "per_call", "line", "-bytes", "-count", "-per_call", 
 MOST_ROWS = 500
 DEFAULT_ROWS = 200
 
-Row = TypeVar("Row")
-Named = tuple[str, KindOfLine, StackRow]
-"""The leading line of a stack, the kind of its code, and the row."""
+Row = TypeVar("Row", StackRow, LineRow)
+Named = tuple[str, KindOfLine, Row]
+"""A source line, the kind of its code, and what it, or a stack that it leads, allocated."""
 
 
 class StackLine(TypedDict):
@@ -294,13 +296,7 @@ def answer_table(session: Session, request: Request) -> StackTableAnswer:
     stacks = chosen.stacks()
     rows = chosen.cached("named", lambda: _named(stacks))
     rows = [row for row in rows if not finder or finder.has(row[2].frames)]
-    keys: dict[str, Callable[[Named], Any]] = {
-        "bytes": lambda row: row[2].bytes,
-        "count": lambda row: row[2].calls,
-        "per_call": lambda row: row[2].bytes_per_call,
-        "line": lambda row: row[0],
-    }
-    first, page = _page(request, rows, keys)
+    first, page = _page(request, rows, lambda row: row.bytes_per_call)
     table = FrameTable()
     shown = [_stack_shape(row, table) for row in page]
     return {
@@ -316,28 +312,21 @@ def answer_lines(session: Session, request: Request) -> LineTableAnswer:
     """Answer `line_table` from the side file."""
     chosen, finder = _requested(session, request)
     lines = chosen.cached("lines", lambda: _kinds(lines_of_rows(chosen.opened.trace, chosen.rows())))
-    rows = [row for row in lines if not finder or finder.has((row[0].key,))]
-    keys: dict[str, Callable[[tuple[LineRow, KindOfLine]], Any]] = {
-        "bytes": lambda row: row[0].bytes,
-        "count": lambda row: row[0].calls,
-        "per_call": lambda row: row[0].median_bytes,
-        "line": lambda row: row[0].key,
-    }
-    first, page = _page(request, rows, keys)
-    total: Sum = {"bytes": sum(row.bytes for row, _ in rows), "count": sum(row.calls for row, _ in rows)}
+    rows = [row for row in lines if not finder or finder.has((row[0],))]
+    first, page = _page(request, rows, lambda row: row.median_bytes)
     return {
-        **chosen.shape(chosen.stacks(), total if finder else None),
+        **chosen.shape(chosen.stacks(), _total([row for _, _, row in rows]) if finder else None),
         "rows_found": len(rows),
         "first": first,
         "rows": [
             {
-                "line": row.key[:LONGEST],
+                "line": line[:LONGEST],
                 "kind": kind,
                 "bytes": row.bytes,
                 "count": row.calls,
                 "median": row.median_bytes,
             }
-            for row, kind in page
+            for line, kind, row in page
         ],
     }
 
@@ -356,22 +345,30 @@ def _requested(session: Session, request: Request) -> tuple[Allocated, Finder]:
     return allocated(request, opened), Finder(request.text("find", ""))
 
 
-def _named(rows: Sequence[StackRow]) -> list[Named]:
+def _named(rows: Sequence[StackRow]) -> list[Named[StackRow]]:
     line, keys = lines_of([row.frames for row in rows])
     lines = [(key, kind_of_line(key)) for key in keys]
     return [(*lines[number], row) for number, row in zip(line.tolist(), rows, strict=True)]
 
 
-def _kinds(rows: Sequence[LineRow]) -> list[tuple[LineRow, KindOfLine]]:
-    return [(row, kind_of_line(row.key)) for row in rows]
+def _kinds(rows: Sequence[LineRow]) -> list[Named[LineRow]]:
+    return [(row.key, kind_of_line(row.key), row) for row in rows]
 
 
-def _page(request: Request, rows: list[Row], keys: dict[str, Callable[[Row], Any]]) -> tuple[int, list[Row]]:
+def _page(
+    request: Request, rows: list[Named[Row]], per_call: Callable[[Row], float]
+) -> tuple[int, list[Named[Row]]]:
     """Return where the page begins that a request asks for, and its sorted rows; equal rows keep their
     order.
     """
     sort = request.choice("sort", SORTS, "bytes")
     by = sort.removeprefix("-")
+    keys: dict[str, Callable[[Named[Row]], Any]] = {
+        "bytes": lambda row: row[2].bytes,
+        "count": lambda row: row[2].calls,
+        "per_call": lambda row: per_call(row[2]),
+        "line": lambda row: row[0],
+    }
     descending = sort.startswith("-") if by == "line" else not sort.startswith("-")
     ordered = sorted(rows, key=keys[by], reverse=descending)
     first = request.number("first", 0, 0)
@@ -379,7 +376,7 @@ def _page(request: Request, rows: list[Row], keys: dict[str, Callable[[Row], Any
     return first, ordered[first : first + count]
 
 
-def _stack_shape(named: Named, table: FrameTable) -> StackLine:
+def _stack_shape(named: Named[StackRow], table: FrameTable) -> StackLine:
     line, kind, row = named
     return {
         "line": line[:LONGEST],

@@ -13,10 +13,10 @@ import pytest
 from tb_memplugin.analysis.divisions import breakdown
 from tb_memplugin.analysis.moments import peak
 from tb_memplugin.read.layers.inferred import with_inferred_layers
-from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import Category, Kind, MemoryTrace
 from tests.read.test_recordings import DATA, LABELLED
+from tests.snapshots import load_plain
 
 FORWARD_OF_BLOCK = "return x + self.down"
 

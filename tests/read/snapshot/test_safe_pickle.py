@@ -24,7 +24,7 @@ import pytest
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.snapshot import safe_pickle
-from tb_memplugin.read.snapshot.safe_pickle import load_plain
+from tests.snapshots import load_plain
 
 PLAIN: dict[str, Any] = {
     "segments": [{"device": 0, "pool": (0, 0), "big": 1 << 80, "path": "C:\\run\\train.py", "none": None}],

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tb_memplugin.read.snapshot import pickle_reader
-from tb_memplugin.read.snapshot.safe_pickle import load_plain
+from tb_memplugin.read.snapshot.safe_pickle import read_pickle
 
 HUGE = struct.pack("<I", 0xF0000000)
 FRAMED = b"Nr" + HUGE + b"."
@@ -28,11 +28,11 @@ PICKLES = {
 TRY = """
 import resource, sys
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.read.snapshot.safe_pickle import load_plain
+from tb_memplugin.read.snapshot.safe_pickle import read_pickle
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    load_plain(sys.stdin.buffer.read(), "a.pickle")
+    read_pickle(sys.stdin.buffer.read(), "a.pickle")
 except UnreadableFileError as error:
     assert "more memory than there is" not in error.what, error
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
@@ -56,4 +56,4 @@ def test_bytes_that_look_like_the_opcodes_come_back(
     monkeypatch.setattr(pickle_reader, "CHUNK_BYTES", chunk)
     value = [["r" * n, f"p{n}00000000", n * 0x7272727272, {"\x95": n}] for n in range(60)]
     raw = [b"r\xff\xff\xff\xff" * n + b"\x95" + b"\0" * 8 for n in range(60)] if protocol > 2 else []
-    assert load_plain(pickle.dumps([value, raw], protocol), "a.pickle") == [value, raw]
+    assert read_pickle(pickle.dumps([value, raw], protocol), "a.pickle")[0] == [value, raw]

@@ -18,8 +18,8 @@ from typing import Any
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.snapshot.columns.rest import read_columns
 from tb_memplugin.read.snapshot.entry_columns import FIELDS, EntryColumns
-from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tests.mutations.damage import bytes_damaged
+from tests.snapshots import load_plain
 
 PROTOCOLS = (2, 3, 4, 5)
 KINDS = (0, 1, 2, 3, 4, 5, 5, 5, 6, 7, 8)

@@ -21,11 +21,11 @@ from tb_memplugin.read.snapshot.columns import scan
 from tb_memplugin.read.snapshot.columns.rest import read_columns
 from tb_memplugin.read.snapshot.columns.scan import Scan
 from tb_memplugin.read.snapshot.entry_columns import EntryColumns, joined_objects
-from tb_memplugin.read.snapshot.safe_pickle import load_plain
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import MemoryTrace
 from tests.read.snapshot.columns.mutants import PROTOCOLS, difference, example, fault, framed, mutants
 from tests.read.snapshot.test_real import SNAPSHOTS, real
+from tests.snapshots import load_plain
 
 OWN = sorted(Path(__file__).parents[3].joinpath("data").glob("*/*.pickle.gz"))
 
