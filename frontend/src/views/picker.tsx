@@ -15,7 +15,7 @@ const MOST_IN_SELECT = 12;
 
 /** A native select: quick, reachable by keyboard, and never longer than it may be. */
 export function Picker({ label, testid, value, options, onPick, name = (v) => v }: Props) {
-  const shown = (option: string): string => shortened(visible(name(option)), 60);
+  const shown = (option: string): string => shortened(visible(name(option)), 32);
   if (options.length > MOST_IN_SELECT) {
     const title = titleText(value);
     return <SearchPicker {...{ label, testid, value, options, onPick, shown, title }} />;

@@ -84,9 +84,9 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
 
 /** The same change by another division: what of it is gone, smaller, new or larger. */
 function Reasons({ by, sides, unit }: { by: CompareBy; sides: Record<string, string | number>; unit: Unit }) {
-  const { data } = useRemote<CompareAnswer>(address("compare", { by, ...sides }));
+  const { data, loading } = useRemote<CompareAnswer>(address("compare", { by, ...sides }));
   return (
-    <p class="lead" data-testid={`reasons-${by}`} aria-busy={!data}>
+    <p class="lead" data-testid={`reasons-${by}`} aria-busy={loading}>
       By {divisionLabel(by).toLowerCase()}:{" "}
       {data && <Sentence pieces={reasons(data.rows, unit, (row) => partLabel(by, row.label))} />}
     </p>

@@ -9,7 +9,7 @@ import { CategoryBar } from "../category";
 import { Fold } from "../fold";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
-import { walkRows } from "../row_keys";
+import { useRowKeys } from "../row_keys";
 import { NumberHead, UnseenHead } from "../heads";
 
 const FEW = 10;
@@ -24,6 +24,7 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
   const shown = all ? rows.slice(0, 300) : rows.slice(0, FEW);
   const rest = rows.slice(shown.length);
   const full = rows[0]?.bytes ?? 0;
+  const keys = useRowKeys();
   return (
     <section class="card" data-testid="by-module">
       <h2>In the peak, by module</h2>
@@ -35,7 +36,7 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
             <NumberHead>{unit.name}</NumberHead>
           </tr>
         </thead>
-        <tbody onKeyDown={walkRows}>
+        <tbody {...keys}>
           {shown.map((row) => (
             <ModuleLine key={row.key} row={row} unit={unit} full={full} />
           ))}

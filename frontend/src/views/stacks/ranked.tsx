@@ -8,7 +8,7 @@ import { exactBytes, percent, type Unit, unitFor, unitWithin, withUnit } from ".
 import { lineParts } from "../../state/frames";
 import { cellText, titleText } from "../../state/names";
 import { counted, grouped } from "../../state/numbers";
-import { walkRows } from "../row_keys";
+import { useRowKeys } from "../row_keys";
 import { ShareBar } from "../share_bar";
 import { NumberHead, UnseenHead } from "../heads";
 import { SortedHead } from "../sorted_head";
@@ -64,6 +64,7 @@ export function Ranked<Row extends RankedRow, Answer extends RankedAnswer<Row> =
   const path = address(`${what}_table`, { ...query, find: search || undefined, sort, first, count: PAGE });
   const answer = useRemote<Answer>(path, search ? 80 : 0, SAME_RUN);
   const data = answer.data;
+  const keys = useRowKeys();
   if (answer.failure) return <p class="nothing">{titleText(answer.failure.what)}</p>;
   if (!data) return <p class="loading">Reading the {what}s …</p>;
   const unit = unitFor(data.bytes);
@@ -90,7 +91,7 @@ export function Ranked<Row extends RankedRow, Answer extends RankedAnswer<Row> =
               <Head id="per_call" label={sizeUnit === unit ? size[0] : `${size[0]}, ${sizeUnit.name}`} title={size[1]} />
             </tr>
           </thead>
-          <tbody onKeyDown={walkRows}>{data.rows.map(props.rows(data, scale))}</tbody>
+          <tbody {...keys}>{data.rows.map(props.rows(data, scale))}</tbody>
         </table>
       </div>
       {data.rows.length === 0 && (
