@@ -1,5 +1,5 @@
 import type { Unit } from "../state/bytes";
-import { NumberHead, UnseenHead } from "./heads";
+import { Heads } from "./heads";
 
 interface Props {
   share: number;
@@ -22,14 +22,6 @@ export function ShareBar({ share, kind = "library", background }: Props) {
 /** The head of a table with such bars: what a row is, its share, bytes, percent and allocations. */
 export function ShareHead({ name, unit }: { name: string; unit: Unit }) {
   return (
-    <thead>
-      <tr>
-        <th scope="col">{name}</th>
-        <UnseenHead>share</UnseenHead>
-        <NumberHead>{unit.name}</NumberHead>
-        <NumberHead>%</NumberHead>
-        <NumberHead>allocations</NumberHead>
-      </tr>
-    </thead>
+    <Heads columns={[name, { unseen: "share" }, { number: unit.name }, { number: "%" }, { number: "allocations" }]} />
   );
 }

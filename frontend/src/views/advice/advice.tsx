@@ -6,7 +6,7 @@ import { adviceHeadline, unfound } from "../../state/advice";
 import { counted } from "../../state/numbers";
 import { HowToRecord } from "../monitored/only_figures";
 import { OtherRanks } from "../other_ranks";
-import { Sentence } from "../sentence";
+import { Headline } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { FindingCard } from "./finding_card";
 import { Judgements } from "./judgements";
@@ -21,9 +21,7 @@ export function Advice() {
   if (!data) return <Loading what="the advice" />;
   return (
     <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
-      <h1 class="headline" data-testid="headline">
-        <Sentence pieces={adviceHeadline(data, alone.value)} />
-      </h1>
+      <Headline pieces={adviceHeadline(data, alone.value)} />
       <p class="lead" data-testid="advice-lead">
         {lead(data)}
       </p>

@@ -8,7 +8,7 @@ import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { FindingAction, FindingHead } from "./finding_text";
 import { Levels } from "./levels";
-import { NumberHead, UnseenHead } from "../heads";
+import { Heads } from "../heads";
 
 /** One thing to act on: what, how much, the evidence, what to do about it, and where to see it. */
 export function FindingCard({ finding }: { finding: Finding }) {
@@ -38,13 +38,7 @@ function EvidenceTable({ rows }: { rows: Evidence[] }) {
   const unit = unitFor(...rows.map((row) => row.bytes));
   return (
     <table class="plain evidence">
-      <thead>
-        <tr>
-          <th scope="col">evidence</th>
-          <NumberHead>{unit.name}</NumberHead>
-          <UnseenHead>detail</UnseenHead>
-        </tr>
-      </thead>
+      <Heads columns={["evidence", { number: unit.name }, { unseen: "detail" }]} />
       <tbody>
         {rows.map((row, i) => (
           <Row key={i} row={row} unit={unit} />

@@ -7,7 +7,7 @@ import { titleText } from "../../state/names";
 import { Bytes } from "../amount";
 import { Category } from "../category";
 import { Name } from "../name";
-import { NumberHead } from "../heads";
+import { Heads } from "../heads";
 
 /** Who fills the peak: parts that sum to it. */
 export function PeakCard({ peak }: { peak: PeakHolders }) {
@@ -18,17 +18,7 @@ export function PeakCard({ peak }: { peak: PeakHolders }) {
         Who fills the peak of {alone.value ? "the whole window" : `step ${peak.step}`}: {withUnit(peak.bytes)}
       </h2>
       <table class="plain evidence holders">
-        <thead>
-          <tr>
-            <th scope="col">{peak.by}</th>
-            <NumberHead>{unit.name}</NumberHead>
-            <NumberHead>share</NumberHead>
-            <th scope="col" class="after-number">
-              category
-            </th>
-            <NumberHead>blocks</NumberHead>
-          </tr>
-        </thead>
+        <Heads columns={[peak.by, { number: unit.name }, { number: "share" }, { text: "category", look: "after-number" }, { number: "blocks" }]} />
         <tbody>
           {peak.holders.map((holder, i) => (
             <Row key={i} holder={holder} of={peak.bytes} unit={unit} />

@@ -19,8 +19,8 @@ const ROW = 31;
 /** Browsers stop at some tens of millions of pixels; nobody scrolls further than this. */
 const MOST = 400_000;
 
+const SORTING = { by: "listed", orders: ["bytes", "born", "lifetime", "address"], usual: "bytes", testid: "list" } as const;
 const COLUMNS = [
-  ["bytes", "bytes", "The largest first"],
   ["born", "allocated", "When it was made, since the step began"],
   ["lifetime", "lives", "How long it lived, as far as the window shows it"],
   ["address", "address", "Its address, and after _ how many were there before it"],
@@ -99,12 +99,12 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
           </colgroup>
           <thead>
             <tr>
-              <Sorts column={COLUMNS[0]} now={listed} label={unit.name} />
+              <SortedHead sorting={SORTING} id="bytes" label={unit.name} title="The largest first" />
               {withCode && <th scope="col">code</th>}
               {withWhat && <th scope="col">what</th>}
               <th scope="col">category</th>
-              {COLUMNS.slice(1).map((column) => (
-                <Sorts key={column[0]} column={column} now={listed} label={column[1]} />
+              {COLUMNS.map(([id, label, title]) => (
+                <SortedHead key={id} sorting={SORTING} id={id} label={label} title={title} />
               ))}
             </tr>
           </thead>
@@ -131,12 +131,6 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
         )}
       </div>
     </section>
-  );
-}
-
-function Sorts({ column: [id, , title], now, label }: { column: (typeof COLUMNS)[number]; now: string; label: string }) {
-  return (
-    <SortedHead id={id} label={label} title={title} testid={`list-${id}`} now={now} by="listed" usual="bytes" />
   );
 }
 

@@ -11,7 +11,7 @@ import { asPartOfPeak } from "../../state/part_of_peak";
 import type { Piece } from "../../state/sentences";
 import { divisionLabel, useDivisions } from "../divisions";
 import { Segmented } from "../segmented";
-import { Sentence } from "../sentence";
+import { Headline } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { lacksShapes } from "../tensor";
 import { AllocationPanel } from "./allocation_panel";
@@ -61,9 +61,7 @@ export function Allocations() {
   return (
     <>
       {data && (
-        <h1 class="headline" data-testid="headline">
-          <Sentence pieces={headline(data, zoom !== undefined, shown.name)} />
-        </h1>
+        <Headline pieces={headline(data, zoom !== undefined, shown.name)} />
       )}
       <div class="tools">
         <Segmented label="Over" testid="over" options={OVERS} value={over} onPick={(to) => navigate({ over: to })} />

@@ -7,7 +7,7 @@ import { navigate, route, stretch } from "../../state/app";
 import { grouped } from "../../state/numbers";
 import { overOf, OVERS, wholeOf, zoomOf, zoomPatch } from "../../state/over";
 import { Segmented } from "../segmented";
-import { Sentence } from "../sentence";
+import { Headline, Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { FreeBlocks } from "./free_blocks";
 import { Key } from "./key";
@@ -57,15 +57,10 @@ export function Allocator() {
     <>
       {shown && (
         <>
-          <h1 class="headline" data-testid="allocator-headline">
-            <Sentence
-              pieces={headline(
-                pick.device,
-                shown,
-                oom.data?.reports.find((one) => part.whole || one.step === pick.step),
-              )}
-            />
-          </h1>
+          <Headline
+            testid="allocator-headline"
+            pieces={headline(pick.device, shown, oom.data?.reports.find((one) => part.whole || one.step === pick.step))}
+          />
           <p class="lead" data-testid="allocator-lead">
             {state && <Sentence pieces={atMoment(state)} />}
           </p>

@@ -1,7 +1,7 @@
 import type { AllocatorState } from "../../api/types";
 import { exactBytes, unitFor, withUnit } from "../../state/bytes";
 import { counted, grouped } from "../../state/numbers";
-import { NumberHead, UnseenHead } from "../heads";
+import { Heads } from "../heads";
 
 /** Free blocks by size: many small ones serve no large request. */
 export function FreeBlocks({ state }: { state: AllocatorState }) {
@@ -18,14 +18,7 @@ export function FreeBlocks({ state }: { state: AllocatorState }) {
       </h2>
       {count > 0 && (
         <table class="plain free-blocks">
-          <thead>
-            <tr>
-              <th>size of the block</th>
-              <NumberHead>blocks</NumberHead>
-              <NumberHead>{unit.name}</NumberHead>
-              <UnseenHead>as a bar</UnseenHead>
-            </tr>
-          </thead>
+          <Heads columns={["size of the block", { number: "blocks" }, { number: unit.name }, { unseen: "as a bar" }]} />
           <tbody>
             {state.free.map((row) => (
               <tr key={row.from_bytes} data-testid="free-row" data-key={row.from_bytes}>

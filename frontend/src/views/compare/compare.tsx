@@ -8,7 +8,7 @@ import { comparison, comparisonDetail, namesModules, reasons } from "../../state
 import { AnotherRun } from "../another_run";
 import { divisionLabel, partLabel, useDivisions } from "../divisions";
 import { Segmented } from "../segmented";
-import { Sentence } from "../sentence";
+import { Headline, Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { Curves } from "./curves";
 import { Changes } from "./changes";
@@ -44,9 +44,7 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
   const over = route.value.curves === "over";
   return (
     <>
-      <h1 class="headline" data-testid="headline">
-        <Sentence pieces={comparison(answer, unit)} />
-      </h1>
+      <Headline pieces={comparison(answer, unit)} />
       <p class="lead" data-testid="compare-detail">
         <Sentence pieces={comparisonDetail(answer, unit)} />
       </p>

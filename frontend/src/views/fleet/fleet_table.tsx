@@ -2,7 +2,7 @@ import type { ComponentChildren } from "preact";
 import type { FleetRun } from "../../api/types";
 import { picked, route } from "../../state/app";
 import { exactBytes, percent } from "../../state/bytes";
-import { causeOf, type FleetOrder, headroom, readFleetOrder } from "../../state/fleet";
+import { causeOf, FLEET_ORDERS, headroom } from "../../state/fleet";
 import { grouped } from "../../state/numbers";
 import type { RoutePatch } from "../../state/route";
 import { runName } from "../../state/run_name";
@@ -17,6 +17,7 @@ import { type Findings, FirstFinding, keyOf, useFindings } from "./findings";
 
 const ROW = 35;
 const COLUMNS = 8;
+const SORTING = { by: "ordered", orders: FLEET_ORDERS, usual: "cause", testid: "fleet-order" } as const;
 const WIDTHS = [136, 92, 118, 104, 66, 72];
 
 /** A row a run, at the rank that peaks highest. Only the rows in sight are rendered. */
@@ -39,14 +40,14 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
         </colgroup>
         <thead>
           <tr>
-            <Head by="run" label="run" title="By name and number" words />
+            <SortedHead sorting={SORTING} id="run" label="run" title="By name and number" words />
             <th scope="col">peaks of its steps</th>
-            <Head by="peak" label="peak" title="The highest of all steps and ranks: allocated memory" />
-            <Head by="headroom" label="headroom" title="What the device has beyond the peak; PyTorch's reserve and other programs take of it, too. The least first" />
-            <Head by="growth" label="growth" title="By how many bytes per step what is left after a step rises, on the rank where it rises most; judged as by Advice" />
-            <Head by="cause" label="cause" title="Out of memory first, then growth; of other runs the first finding of Advice, if asked for" />
-            <Head by="ranks" label="ranks" title="Devices of this kind, on all workers" />
-            <Head by="steps" label="steps" title="Steps of the rank that peaks highest" />
+            <SortedHead sorting={SORTING} id="peak" label="peak" title="The highest of all steps and ranks: allocated memory" />
+            <SortedHead sorting={SORTING} id="headroom" label="headroom" title="What the device has beyond the peak; PyTorch's reserve and other programs take of it, too. The least first" />
+            <SortedHead sorting={SORTING} id="growth" label="growth" title="By how many bytes per step what is left after a step rises, on the rank where it rises most; judged as by Advice" />
+            <SortedHead sorting={SORTING} id="cause" label="cause" title="Out of memory first, then growth; of other runs the first finding of Advice, if asked for" />
+            <SortedHead sorting={SORTING} id="ranks" label="ranks" title="Devices of this kind, on all workers" />
+            <SortedHead sorting={SORTING} id="steps" label="steps" title="Steps of the rank that peaks highest" />
           </tr>
         </thead>
         <RowsInSight sight={sight} columns={COLUMNS}>
@@ -57,29 +58,6 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
       </table>
       {rows.length === 0 && <p class="muted nothing">No run matches.</p>}
     </div>
-  );
-}
-
-interface HeadProps {
-  by: FleetOrder;
-  label: string;
-  title: string;
-  words?: boolean;
-}
-
-function Head({ by, label, title, words = false }: HeadProps) {
-  const now = readFleetOrder(route.value.ordered);
-  return (
-    <SortedHead
-      id={by}
-      label={label}
-      title={title}
-      testid={`fleet-order-${by}`}
-      now={now.turned ? `-${now.by}` : now.by}
-      by="ordered"
-      usual="cause"
-      words={words}
-    />
   );
 }
 

@@ -11,7 +11,7 @@ import { matcher, matches, type Order, visibleRows } from "../../state/module_ro
 import { largestModule, stepName } from "../../state/sentences";
 import { CategoryKey } from "../category";
 import { Segmented, Toggle } from "../segmented";
-import { Sentence } from "../sentence";
+import { Headline } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { aboutModules, aboutTimes } from "../times";
 import { type At, categoriesAt, type Column, columnsOf, nextSorting, readSorting, type Sorting } from "./columns";
@@ -40,9 +40,7 @@ export function Modules() {
   return (
     <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
       {largest ? (
-        <h1 class="headline" data-testid="headline">
-          <Sentence pieces={largest} />
-        </h1>
+        <Headline pieces={largest} />
       ) : (
         <h1 class="unseen">Memory by module, {stepName(pick.step, alone.value)}</h1>
       )}

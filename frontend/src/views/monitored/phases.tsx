@@ -4,7 +4,7 @@ import { grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
 import { Name } from "../name";
 import { ShareBar } from "../share_bar";
-import { NumberHead, UnseenHead } from "../heads";
+import { Heads } from "../heads";
 import { BytesCell } from "../amount";
 
 /** The step's named phases, in the order in which they first ended. */
@@ -16,16 +16,14 @@ export function Phases({ answer }: { answer: StepFiguresAnswer }) {
     <section class="card" data-testid="phases">
       <h2>Phases of the step</h2>
       <table class="plain phases">
-        <thead>
-          <tr>
-            <th scope="col">phase</th>
-            <UnseenHead>share of the step's peak</UnseenHead>
-            <NumberHead>peak, {unit.name}</NumberHead>
-            <NumberHead>at its end, {unit.name}</NumberHead>
-            <NumberHead>time</NumberHead>
-            <NumberHead>runs</NumberHead>
-          </tr>
-        </thead>
+        <Heads columns={[
+            "phase",
+            { unseen: "share of the step's peak" },
+            { number: `peak, ${unit.name}` },
+            { number: `at its end, ${unit.name}` },
+            { number: "time" },
+            { number: "runs" },
+          ]} />
         <tbody>
           {phases.map((phase) => (
             <tr key={phase.name} data-testid="phase-row" data-key={phase.name}>

@@ -4,7 +4,7 @@ import { grouped } from "../../state/numbers";
 import { categoryLabel } from "../../state/categories";
 import { CategoryBar, Swatch } from "../category";
 import { RouteLink } from "../route_link";
-import { NumberHead } from "../heads";
+import { Heads } from "../heads";
 import { BytesCell } from "../amount";
 
 /** The peak's categories: one bar, and the same as a table that sums to it. */
@@ -17,14 +17,7 @@ export function ByCategory({ peak }: { peak: StepAnswer["peak"] }) {
       <h2>In the peak, by category</h2>
       <CategoryBar categories={categories} full={peak.bytes} unit={unit} tall />
       <table class="plain">
-        <thead>
-          <tr>
-            <th scope="col">category</th>
-            <NumberHead>{unit.name}</NumberHead>
-            <NumberHead>share</NumberHead>
-            <NumberHead>allocations</NumberHead>
-          </tr>
-        </thead>
+        <Heads columns={["category", { number: unit.name }, { number: "share" }, { number: "allocations" }]} />
         <tbody>
           {peak.by_category.map((part) => (
             <tr key={part.key} data-testid="category-row" data-key={part.key}>

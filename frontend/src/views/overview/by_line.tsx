@@ -9,7 +9,7 @@ import { RouteLink } from "../route_link";
 import { ShareBar } from "../share_bar";
 import { Line } from "../stacks/ranked";
 import { ByModule } from "./by_module";
-import { NumberHead, UnseenHead } from "../heads";
+import { Heads } from "../heads";
 import { BytesCell } from "../amount";
 
 const FEW = 10;
@@ -31,13 +31,7 @@ export function ByLine({ peak }: { peak: StepAnswer["peak"] }) {
     <section class="card" data-testid="by-line">
       <h2>In the peak, by source line</h2>
       <table class="plain modules-short lines">
-        <thead>
-          <tr>
-            <th scope="col">source line</th>
-            <UnseenHead wide>share</UnseenHead>
-            <NumberHead>{unit.name}</NumberHead>
-          </tr>
-        </thead>
+        <Heads columns={["source line", { unseen: "share", wide: true }, { number: unit.name }]} />
         <tbody>
           {data.rows.map((row) => (
             <tr key={row.line} data-testid="line-row" data-key={row.line}>

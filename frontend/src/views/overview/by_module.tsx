@@ -10,7 +10,7 @@ import { Fold } from "../fold";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { useRowKeys } from "../row_keys";
-import { NumberHead, UnseenHead } from "../heads";
+import { Heads } from "../heads";
 
 const FEW = 10;
 
@@ -29,13 +29,7 @@ export function ByModule({ peak }: { peak: StepAnswer["peak"] }) {
     <section class="card" data-testid="by-module">
       <h2>In the peak, by module</h2>
       <table class="plain modules-short">
-        <thead>
-          <tr>
-            <th scope="col">module</th>
-            <UnseenHead wide>categories</UnseenHead>
-            <NumberHead>{unit.name}</NumberHead>
-          </tr>
-        </thead>
+        <Heads columns={["module", { unseen: "categories", wide: true }, { number: unit.name }]} />
         <tbody {...keys}>
           {shown.map((row) => (
             <ModuleLine key={row.key} row={row} unit={unit} full={full} />

@@ -8,7 +8,7 @@ import { useFailed } from "../failed";
 import { Notes } from "../notices";
 import { OtherRanks } from "../other_ranks";
 import { PeakOfAllSteps } from "../steps/peak_of_all_steps";
-import { Sentence } from "../sentence";
+import { Headline } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { aboutModules, hasOnlyFigures } from "../times";
 import { WholeDevice } from "../whole_device";
@@ -38,9 +38,7 @@ export function Overview() {
   if (!answer) return <Loading what={`step ${pick.step}`} />;
   return (
     <div class={step.stale ? "stale" : undefined} aria-busy={step.stale}>
-      <h1 class="headline" data-testid="headline">
-        <Sentence pieces={headline(answer, alone.value)} />
-      </h1>
+      <Headline pieces={headline(answer, alone.value)} />
       <Change answer={answer} />
       <OtherRanks />
       <OutOfMemory failed={failed} stats={answer.stats} />

@@ -11,7 +11,7 @@ import { HowToRecord } from "../monitored/only_figures";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Segmented } from "../segmented";
-import { Sentence } from "../sentence";
+import { Headline } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { overMedian } from "./cell_tip";
 import { HeatMap } from "./heat_map";
@@ -35,9 +35,7 @@ export function Ranks() {
   const unit = unitFor(highestRank(data.rows).highest_bytes);
   return (
     <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
-      <h1 class="headline" data-testid="headline">
-        <Sentence pieces={ranksSentence(data, unit)} />
-      </h1>
+      <Headline pieces={ranksSentence(data, unit)} />
       {data.of === "allocated" && <Why rows={data.rows} run={run} unit={unit} />}
       <Map answer={data} />
       <RankTable answer={data} run={run} unit={unit} />
