@@ -6,6 +6,7 @@ import {
   colorRange,
   figuresOf,
   ordered,
+  ORDERS,
   overMedian,
   rankName,
   ranksSentence,
