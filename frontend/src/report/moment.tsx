@@ -7,7 +7,7 @@ import { EventButtons } from "../views/event_buttons";
 import type { State } from "./levels";
 import { PartName } from "./part_name";
 import type { AxisName, Device } from "./recording";
-import { Heads } from "../views/heads";
+import { Heads } from "../views/table";
 
 interface Props {
   device: Device;

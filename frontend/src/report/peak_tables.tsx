@@ -9,7 +9,7 @@ import { Name } from "../views/name";
 import { Tensor } from "../views/tensor";
 import { PartName } from "./part_name";
 import type { Device, Division, Largest } from "./recording";
-import { Heads } from "../views/heads";
+import { Heads } from "../views/table";
 import { BytesCell } from "../views/amount";
 
 /** What the peak is made of: every part, and the largest single allocations. */

@@ -1,12 +1,13 @@
 /** The state of the whole tab: the route, the runs, and what both together pick. */
 import { computed, effect, signal } from "@preact/signals";
-import type { PackedRuns, RunsAnswer } from "../api/types";
 import { forgetAnswers } from "../api/remote";
 import { type Failure, failureOf, reachable, request } from "../api/request";
 import { unpackedRuns } from "../api/runs";
+import type { PackedRuns, RunsAnswer } from "../api/types";
 import { onAddressEdited, readAddress, writeAddress } from "../host/address";
 import { onDataChanged, onShown, whileShown } from "../host/refresh";
 import { comeBack, leave } from "../host/scroll";
+import { asPartOf } from "./bytes";
 import { patched, type Route, type RoutePatch } from "./route";
 import { logdir } from "./run_name";
 import { missingBase, type Pick, resolveBase, resolveSelection } from "./selection";
@@ -131,4 +132,9 @@ export function start(): void {
   onDataChanged(() => void loadRuns());
   effect(() => (lacking.value ? whileShown(() => void loadRuns(), LOOK_EVERY) : undefined));
   void loadRuns();
+}
+
+/** A size in the unit of the peak that is on show, as in the sentences and tables around it. */
+export function asPartOfPeak(bytes: number): string {
+  return asPartOf(stretch.value!.peak.bytes, bytes);
 }

@@ -7,7 +7,7 @@ import { sharpness } from "../../draw/surface";
 import { exactBytes, withUnit } from "../../state/bytes";
 import { cellText } from "../../state/names";
 import { grouped } from "../../state/numbers";
-import { asPartOfPeak } from "../../state/part_of_peak";
+import { asPartOfPeak } from "../../state/app";
 import { partLabel } from "../divisions";
 import { usePaint, useSurface, useWheel, zoomedByKey } from "../canvas";
 import { useDrag } from "../timeline/drag";

@@ -5,7 +5,7 @@ import { counted, grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
 import { shortLine } from "./state_panel";
 import { BytesCell } from "../amount";
-import { Heads } from "../heads";
+import { Heads } from "../table";
 
 interface Props {
   report: OomReport;

@@ -7,7 +7,7 @@ import { EventButtons } from "../event_buttons";
 import type { ShownMoment } from "./moment";
 import { BytesCell } from "../amount";
 import { Fact } from "../fact";
-import { Heads } from "../heads";
+import { Heads } from "../table";
 
 interface Props {
   moment: ShownMoment;

@@ -1,13 +1,12 @@
 import { useMemo, useState } from "preact/hooks";
-import { FREE } from "../../api/codes";
-import type { Home, SegmentsAnswer } from "../../api/types";
+import { FREE, type Home, type SegmentsAnswer } from "../../api/types";
 import { drawFrame, drawTape, LINE } from "../../draw/paint_tape";
 import { readPalette } from "../../draw/palette";
 import { prepare } from "../../draw/surface";
 import { lastLine, pieceAt, pieceStarts, segmentAt, type Tape } from "../../draw/tape";
 import { exactBytes } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
-import { asPartOfPeak } from "../../state/part_of_peak";
+import { asPartOfPeak } from "../../state/app";
 import { usePaint, useSurface } from "../canvas";
 import { Tip } from "../tip";
 

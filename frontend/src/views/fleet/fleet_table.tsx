@@ -1,19 +1,23 @@
 import type { ComponentChildren } from "preact";
-import type { FleetRun } from "../../api/types";
+import { useEffect, useState } from "preact/hooks";
+import { useRemote } from "../../api/remote";
+import { address } from "../../api/request";
+import type { AdviceAnswer, Finding, FleetRun } from "../../api/types";
+import { titleOf } from "../../state/advice";
 import { picked, route } from "../../state/app";
-import { exactBytes, percent } from "../../state/bytes";
+import { asPartOf, exactBytes, percent } from "../../state/bytes";
 import { causeOf, FLEET_ORDERS, headroom } from "../../state/fleet";
-import { grouped } from "../../state/numbers";
+import { titleText } from "../../state/names";
+import { counted, grouped } from "../../state/numbers";
 import type { RoutePatch } from "../../state/route";
 import { runName } from "../../state/run_name";
 import { InOwnUnit } from "../amount";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
+import { Sentence } from "../sentence";
 import { SortedHead } from "../sorted_head";
 import { RowsInSight, useRowsInSight } from "../windowed";
 import { CauseText } from "./causes";
-import { Curve } from "./curve";
-import { type Findings, FirstFinding, keyOf, useFindings } from "./findings";
 
 const ROW = 35;
 const COLUMNS = 8;
@@ -138,6 +142,72 @@ function Why({ row }: { row: FleetRun }) {
   return (
     <RouteLink to={{ view: row.failed ? "allocator" : "advice", run: row.run, worker, device, step }} class="plain-link" testid="fleet-cause">
       <CauseText cause={cause} line={row.failed?.line ?? null} />
+    </RouteLink>
+  );
+}
+
+const WIDTH = 120;
+const HEIGHT = 22;
+const FULL = 1000;
+
+/** The peaks of a run's steps, from 0 to the highest, which is marked. The numbers are in the columns beside it. */
+function Curve({ row: { curve, first, last, steps } }: { row: FleetRun }) {
+  const wide = WIDTH / curve.length;
+  const y = (value: number): number => HEIGHT - ((HEIGHT - 3) * value) / FULL;
+  const top = curve.indexOf(FULL);
+  const outline = curve.map((value, i) => `H${(i * wide).toFixed(1)}V${y(value).toFixed(1)}H${((i + 1) * wide).toFixed(1)}`);
+  return (
+    <svg class="spark" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} width={WIDTH} height={HEIGHT} aria-hidden="true" data-testid="spark">
+      <title>{first === last ? `step ${first}` : `${counted(steps, "step")}, ${first} to ${last}`}</title>
+      <path class="spark-area" d={`M0 ${HEIGHT}${outline.join("")}V${HEIGHT}Z`} />
+      <circle class="spark-peak" cx={Math.min(WIDTH - 2.5, Math.max(2.5, (top + 0.5) * wide))} cy={y(FULL)} r="2.5" />
+    </svg>
+  );
+}
+
+/** By run, its first finding; null where Advice finds nothing. */
+export type Findings = ReadonlyMap<string, Finding | null | "not judged">;
+
+/** Asks Advice for runs without a cause, one after the other: its rules read all events of a window. */
+function useFindings(rows: FleetRun[], on: boolean): Findings {
+  const [known, learn] = useState<Findings>(new Map());
+  const next = on ? rows.find((row) => causeOf(row) === null && !known.has(keyOf(row))) : undefined;
+  const answer = useRemote<AdviceAnswer>(next ? address("advice", placeOf(next)) : null);
+  const { data, failure } = answer;
+  useEffect(() => {
+    if (!next || !(data || failure)) return;
+    learn(new Map(known).set(keyOf(next), failure ? "not judged" : (data!.findings[0] ?? null)));
+  }, [data, failure]);
+  return known;
+}
+
+/** A step more is another recording. */
+export function keyOf({ run, step, last }: FleetRun): string {
+  return JSON.stringify([run, step, last]);
+}
+
+function placeOf({ run, worker, device, step }: FleetRun) {
+  return { run, worker, device, step };
+}
+
+/** The first finding of a run, and the way to its Advice; empty while it is asked for. */
+function FirstFinding({ row, finding }: { row: FleetRun; finding: Finding | null | "not judged" | undefined }) {
+  if (finding === undefined) return <span aria-busy="true" />;
+  if (finding === null || finding === "not judged") return <span class="muted">{finding ?? "nothing found"}</span>;
+  const { bytes, of_bytes, measure, title } = finding;
+  return (
+    <RouteLink
+      to={{ view: "advice", ...placeOf(row), step: String(row.step) }}
+      class="plain-link"
+      title={`${titleText(title)} ${exactBytes(bytes)} ${measure}`}
+      testid="fleet-finding"
+    >
+      <span class="finding-bytes">
+        {asPartOf(of_bytes, bytes)} {measure}:
+      </span>{" "}
+      <span class="muted">
+        <Sentence pieces={titleOf(finding)} />
+      </span>
     </RouteLink>
   );
 }

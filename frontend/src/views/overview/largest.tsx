@@ -10,7 +10,7 @@ import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Line } from "../stacks/ranked";
 import { lacksShapes, ShapesAreRecorded, Tensor } from "../tensor";
-import { Heads } from "../heads";
+import { Heads } from "../table";
 import { BytesCell } from "../amount";
 
 const MOST = 8;

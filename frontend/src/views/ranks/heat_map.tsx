@@ -4,12 +4,13 @@ import { cellAt, cellPixels, columnLeft, type HeatLayout, layHeatMap, ramp } fro
 import { readPalette } from "../../draw/palette";
 import { prepare } from "../../draw/surface";
 import { dark } from "../../host/theme";
-import { visible } from "../../state/names";
-import { counted } from "../../state/numbers";
-import { type Cell, cellOf, colorRange, highestRank, nounOf, oneStep, rankName, shortNames } from "../../state/ranks";
-import { drawCell, drawHeatMap, type Picture } from "./paint";
+import { deltaWithUnit, exactBytes, percent, unitFor, withUnit } from "../../state/bytes";
+import { cellText, visible } from "../../state/names";
+import { counted, grouped } from "../../state/numbers";
+import { type Cell, type CellFigures, cellOf, colorRange, figuresOf, highestRank, nounOf, oneStep, rankName, shortNames } from "../../state/ranks";
 import { usePaint, useSurface } from "../canvas";
-import { CellTip } from "./cell_tip";
+import { Tip } from "../tip";
+import { drawCell, drawHeatMap, type Picture } from "./paint";
 
 interface Props {
   answer: RanksAnswer;
@@ -175,4 +176,54 @@ function spoken(answer: RanksAnswer): string {
     `highest is ${visible(rankName(top, rows))}${oneStep(rows) ? "" : ` at step ${top.highest_step}`}. ` +
     "Arrow keys go from cell to cell, Enter picks one."
   );
+}
+
+interface TipProps {
+  answer: RanksAnswer;
+  cell: Cell;
+  x: number;
+  y: number;
+}
+
+/** What one cell is: whose, when, exactly how many bytes, and how far from the median rank. */
+function CellTip({ answer, cell, x, y }: TipProps) {
+  const figures = figuresOf(answer, cell);
+  const { rank, bytes, first, last } = figures;
+  const noun = nounOf(answer.rows);
+  return (
+    <Tip x={x} y={y} testid="ranks-tip">
+      <div>
+        <b class="mono">{cellText(rank.worker)}</b> {cellText(rank.device)}
+        {!oneStep(answer.rows) && ` · ${columnWords(first, last)}`}
+      </div>
+      {bytes === null ? (
+        <div>{first === last ? "Not recorded" : "None of them recorded"} on this {noun}.</div>
+      ) : (
+        <>
+          <div class="tip-bytes">
+            <strong>{withUnit(bytes)}</strong> · {exactBytes(bytes)}
+          </div>
+          {first !== last && <div>the highest of them, in step {figures.step}</div>}
+          <div>{overMedian(figures, noun)}</div>
+          {rank.capacity_bytes !== null && (
+            <div>
+              {percent(bytes, rank.capacity_bytes)} of {withUnit(rank.capacity_bytes)}
+            </div>
+          )}
+        </>
+      )}
+    </Tip>
+  );
+}
+
+function columnWords(first: number, last: number): string {
+  return first === last ? `step ${first}` : `steps ${first} to ${last}`;
+}
+
+/** Against the ranks or devices of the same column. */
+export function overMedian({ bytes, median, ranks }: CellFigures, noun: "rank" | "device"): string {
+  if (bytes === null || median === null) return `no other ${noun} has it`;
+  const of = `the median of ${grouped(ranks)} ${noun}s`;
+  if (bytes === median) return `as much as ${of}`;
+  return `${deltaWithUnit(bytes - median, unitFor(bytes, median))} against ${of} (${exactBytes(bytes - median)})`;
 }

@@ -14,7 +14,7 @@ import { Name } from "../name";
 import { useChange } from "./change";
 import type { Cursor } from "./cursor";
 import { useGroupFocus, wantFocus } from "./group_focus";
-import { Heads } from "../heads";
+import { Heads } from "../table";
 
 const MOST = 14;
 const OTHERS = ["(other modules)", "(others)"];

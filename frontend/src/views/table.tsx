@@ -1,4 +1,5 @@
 import type { ComponentChildren } from "preact";
+import type { Unit } from "../state/bytes";
 
 /** The head of a column of numbers that is not sorted by. */
 export function NumberHead({ title, children }: { title?: string; children: ComponentChildren }) {
@@ -18,7 +19,7 @@ export function UnseenHead({ wide = false, children }: { wide?: boolean; childre
   );
 }
 
-/** Words, and columns of numbers, that the eye needs no head for, or with a look of their own. */
+/** Words, numbers, what the eye needs no head for, or a look of its own; nothing where it is false. */
 type Column = string | false | { number: string } | { unseen: string; wide?: boolean } | { text: string; look: string; title?: string };
 
 /** The head of a table that is not sorted by anything. */
@@ -38,5 +39,30 @@ function Head({ column }: { column: Exclude<Column, false> }) {
     <th scope="col" class={column.look} title={column.title}>
       {column.text}
     </th>
+  );
+}
+
+interface BarProps {
+  share: number;
+  /** Of frames and lines, whose code they are. */
+  kind?: string;
+  background?: string;
+}
+
+/** A bar as long as a share of the row's width. */
+export function ShareBar({ share, kind = "library", background }: BarProps) {
+  return (
+    <span class="share-bar" aria-hidden="true">
+      {share > 0 && (
+        <i class={background ? undefined : `flame-${kind}`} style={{ width: `${(100 * share).toFixed(2)}%`, background }} />
+      )}
+    </span>
+  );
+}
+
+/** The head of a table with such bars: what a row is, its share, bytes, percent and allocations. */
+export function ShareHead({ name, unit }: { name: string; unit: Unit }) {
+  return (
+    <Heads columns={[name, { unseen: "share" }, { number: unit.name }, { number: "%" }, { number: "allocations" }]} />
   );
 }
