@@ -192,6 +192,22 @@ def test_allocations_are_walked_and_kept_by_keys(tab):
     tab.wait_until(lambda: f"block={chosen}" in tab.page.url, "the allocation in the address")
 
 
+def test_the_tab_key_stops_at_one_row_of_a_long_table_and_comes_back_to_it(tab):
+    tab.open_anew("allocations", run="stacks")
+    rows = tab("allocation-row")
+    rows.first.wait_for()
+    tab.settle()
+    rows.first.get_by_role("button").focus()
+    tab.page.keyboard.press("ArrowDown")
+    row = "() => document.activeElement.closest('tbody tr')?.getAttribute('aria-rowindex') ?? null"
+    body = tab.frame.locator("body")
+    assert body.evaluate(row) == "3"  # the head is row 1
+    tab.page.keyboard.press("Tab")
+    assert body.evaluate(row) is None
+    tab.page.keyboard.press("Shift+Tab")
+    assert body.evaluate(row) == "3"
+
+
 def test_the_number_of_a_watched_step_can_be_typed(tab):
     tab.open_anew("overview", run="monitored", step=30)
     tab("picker-step").fill("77")

@@ -50,6 +50,19 @@ def test_a_narrow_window_needs_no_sideways_scrolling(open_tab, server):
         assert box["x"] + box["width"] <= 700
 
 
+def test_a_phone_shows_every_choice_and_the_open_views_tab(open_tab, server):
+    tab = open_tab(server.url)
+    tab.page.set_viewport_size({"width": 320, "height": 700})
+    for view in ("timeline", "fleet"):
+        tab.open_anew(view, **PAIR)
+        tab.settle()
+        outside = tab.frame.locator(f"html, .segmented button, [data-testid=tab-{view}]").evaluate_all(
+            "all => all.filter((one) => one.getBoundingClientRect().right > 321 || one.scrollWidth > 320)"
+            ".map((one) => one.outerHTML.slice(0, 80))"
+        )
+        assert outside == [], view
+
+
 def test_at_twice_the_size_all_views_are_in_one_line_and_rows_stay_one_line_high(open_tab, server):
     tab = open_tab(server.url)
     tab.page.set_viewport_size({"width": 640, "height": 500})  # what 1280 pixels at 200 % leave

@@ -18,6 +18,9 @@ GIB = 1 << 30
 LONG = f"{'encoder_of_a_model_' * 8}.layers"
 
 
+ALIKE = "n" * 79
+
+
 def on_a_gpu(size: int, module: str = "layer") -> list[str]:
     """One allocation of a module within a reserve of 60 GiB."""
     here = f"device=cuda:0 module={module} reserved={60 * GIB}"
@@ -35,10 +38,12 @@ def server(tmp_path_factory):
     weights = f"start {2 * GIB} weights device=cuda:0 category=parameter reserved={60 * GIB}"
     RunWriter(str(folder / "another"), "rank0").write(trace(weights, *on_a_gpu(GIB)))
     RunWriter(str(folder / "imported"), "imported").write(trace(weights))
+    for end in "AB":  # the last of 80 characters
+        RunWriter(str(folder / f"{ALIKE}{end}"), "rank0").write(trace(weights))
     hollow: dict[str, Any] = {"segments": [], "device_traces": [[]]}
     RunWriter(str(folder / "hollow"), "rank0").write(tb_memplugin.load(hollow))
     with tensorboard(folder) as running:
-        running.wait_for("runs", lambda answer: sum(len(run["workers"]) for run in answer["runs"]) == 7)
+        running.wait_for("runs", lambda answer: sum(len(run["workers"]) for run in answer["runs"]) == 9)
         yield running
 
 
@@ -135,6 +140,25 @@ def test_names_that_begin_alike_are_told_apart_by_their_ends(tab, fold):
     assert max(cut) <= 0  # every end stands there whole
     ends = rows.locator(".tail").all_inner_texts()
     assert len(set(ends)) == len(ends)
+
+
+def test_a_long_run_is_picked_and_compared_by_its_end(tab):
+    tab.open_anew("compare", run=f"{ALIKE}B", base_run=f"{ALIKE}A")
+    tab("curve-side").first.wait_for()
+    shown, room = tab("picker-run").evaluate(
+        """(picker) => {
+            const pen = document.createElement("canvas").getContext("2d");
+            pen.font = getComputedStyle(picker).font;
+            const label = picker.selectedOptions[0].label;
+            const { paddingLeft, paddingRight } = getComputedStyle(picker);
+            const padding = parseFloat(paddingLeft) + parseFloat(paddingRight);
+            return [pen.measureText(label).width, picker.clientWidth - padding];
+        }"""
+    )
+    assert shown <= room + 1
+    assert tab.picked()["run"].endswith("nB")
+    widths = tab.frame.locator("html").evaluate("(page) => [page.scrollWidth, page.clientWidth]")
+    assert widths[0] <= widths[1]
 
 
 def filled(tab):

@@ -25,6 +25,7 @@ BROKEN = {
         HEAD.pack(HEAD_MAGIC, VERSION + 1, 0) + path.read_bytes()[HEAD.size :]
     ),
 }
+ROUTES = "**/data/plugin/tb_memplugin/*"
 REASONS = {
     "truncated": "truncated",
     "foreign": "not a tb_memplugin side file",
@@ -115,6 +116,44 @@ def test_an_empty_logdir_says_what_to_do_and_shows_what_is_written_while_it_runs
         expect(tab("headline")).to_contain_text(f"Step {steps[1]} peaked")
         peak = recorded(logdir, step=steps[1]).stats.peak_bytes
         assert exact(tab("headline").locator(".amount")) == peak
+
+
+def test_a_server_that_went_and_came_back_is_told_and_asked_again(server, open_tab):
+    tab = open_tab(server.url)
+    tab.page.clock.install()
+    tab.open("overview", run="baseline", worker="rank0", step=2)
+    tab.settle()
+    tab.page.route(ROUTES, lambda route: route.abort("connectionrefused"))
+    tab("tab-modules").click()
+    expect(tab("error-state")).to_contain_text("TensorBoard did not answer.")
+    tab("tab-overview").click()  # what was loaded stays
+    expect(tab("headline")).to_contain_text("Step 2 peaked")
+    tab.page.unroute(ROUTES)
+    tab("tab-modules").click()
+    tab.page.clock.fast_forward(5_000)
+    tab("module-row").first.wait_for()
+    expect(tab("trouble")).to_have_count(0)
+    tab.wrong.clear()  # what Chromium says of refused connections
+
+
+def test_a_part_of_a_view_that_cannot_be_read_is_named_and_tried_again(server, open_tab):
+    tab = open_tab(server.url)
+    tab.page.route(ROUTES, lambda route: fail_some(route, "advice", "fleet"))
+    tab.open("overview", run="baseline", worker="rank0", step=2)
+    expect(tab("trouble")).to_contain_text("status 500")
+    for part in ("advice", "fleet"):
+        expect(tab("trouble")).to_contain_text(part)
+    expect(tab("headline")).to_contain_text("Step 2 peaked")
+    tab.page.unroute(ROUTES)
+    tab("trouble").get_by_role("button").click()
+    tab("findings").wait_for()
+    expect(tab("trouble")).to_have_count(0)
+    tab.wrong.clear()
+
+
+def fail_some(route, *parts):
+    path = route.request.url.partition("?")[0]
+    return route.fulfill(status=500, body="") if path.endswith(parts) else route.continue_()
 
 
 def has_steps(count, answer):

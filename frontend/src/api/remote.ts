@@ -1,7 +1,7 @@
 /** A server's answer inside a component: kept while the next one loads, aborted when nobody waits for it. */
-import { signal } from "@preact/signals";
+import { effect, signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { type Failure, failureOf, request, RequestFailed, without } from "./request";
+import { type Failure, failureOf, reachable, request, RequestFailed, without } from "./request";
 
 export interface Remote<T> {
   /** The newest answer; it belongs to another path while `stale`. */
@@ -16,12 +16,29 @@ export interface Remote<T> {
 const LARGEST_CACHE = 60;
 const cache = new Map<string, unknown>();
 
-/** Rises whenever the runs changed on disk: every shown answer is asked for anew. */
+/** Rises whenever what is shown and not kept is to be asked for anew. */
 const generation = signal(0);
 
+export function askAgain(): void {
+  generation.value = generation.peek() + 1;
+}
+
+/** Called when the runs changed on disk. */
 export function forgetAnswers(): void {
   cache.clear();
-  generation.value += 1;
+  askAgain();
+}
+
+effect(() => {
+  if (reachable.value) askAgain();
+});
+
+/** What the server could not answer, of all that the page waits for. Refusals (4xx) are told where they were asked for. */
+export const failing = signal<readonly Failure[]>([]);
+
+function tell(failure: Failure): () => void {
+  failing.value = [...failing.peek(), failure];
+  return () => void (failing.value = failing.peek().filter((other) => other !== failure));
 }
 
 /** What is under way, and how many wait for it: parts of a page that ask the same share one request. */
@@ -109,6 +126,10 @@ export function useRemote<T>(path: string | null, wait = 0, mayDiffer: readonly 
     if (cached !== undefined && last.current.path !== path)
       settle({ path, data: cached, failure: undefined, status: 200 });
   }, [path, cached]);
+
+  const { failure, status } = settled;
+  const broken = failure && settled.path === path && (status === 0 || status >= 500) ? failure : undefined;
+  useEffect(() => broken && tell(broken), [broken]);
 
   const retry = (): void => setAttempt((n) => n + 1);
   if (cached !== undefined)

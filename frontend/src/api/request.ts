@@ -1,6 +1,11 @@
 /** One request to the plugin's routes: the answer, or what went wrong, where, and what to do. */
 
+import { signal } from "@preact/signals";
 import { titleText } from "../state/names";
+
+/** Whether the last request reached TensorBoard: a proxy or a tunnel may answer in its place. */
+export const reachable = signal(true);
+const PROXIES: readonly number[] = [502, 503, 504];
 
 export interface Failure {
   what: string;
@@ -47,8 +52,11 @@ export async function request<T>(path: string, signal?: AbortSignal): Promise<T>
     response = await fetch(path, { headers: { Accept: "application/json" }, ...(signal ? { signal } : {}) });
   } catch (error) {
     if (signal?.aborted) throw error;
+    reachable.value = false;
     throw new RequestFailed(unreachable(where), 0);
   }
+  reachable.value = !PROXIES.includes(response.status);
+  if (!reachable.value) throw new RequestFailed(unreachable(where), response.status);
   const body = await bodyOf(response);
   signal?.throwIfAborted();
   if (!response.ok) throw new RequestFailed(failureIn(body, where, response.status), response.status);
@@ -84,7 +92,7 @@ function unreachable(where: string): Failure {
   return {
     what: "TensorBoard did not answer.",
     where,
-    fix: "Check that the TensorBoard process still runs and that this machine can reach it, then try again.",
+    fix: "Check that its process still runs and that this machine can reach it. This page asks again every 5 seconds.",
   };
 }
 

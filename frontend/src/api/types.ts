@@ -6,7 +6,6 @@ export type * from "./contract";
 export type Categories = Record<string, number>;
 export type Over = contract.LanesAnswer["over"];
 export type Kind = contract.Listed["kind"];
-export type Measure = contract.RanksAnswer["of"];
 export type Verdict = contract.Judgement["verdict"];
 export type Order = contract.SegmentsAnswer["order"];
 export type ColorBy = contract.SegmentsAnswer["by"];
@@ -62,3 +61,12 @@ export interface CompareAnswer extends contract.CompareAnswer {
   base: CompareSide;
   other: CompareSide;
 }
+
+/** Numbers in answers that stand for something: states of `Pieces`, labels of `Nodes`. */
+
+export const ALLOCATED = 0;
+export const PENDING = 1;
+export const FREE = 2;
+
+export const ROOT = -1;
+export const WITHOUT = -2;

@@ -1,6 +1,5 @@
 /** Draws the lines of a tape that are in sight: free space, blocks in their colors, pending ones hatched. */
-import { ALLOCATED, FREE, PENDING } from "../api/codes";
-import type { Home, SegmentsAnswer } from "../api/types";
+import { ALLOCATED, FREE, type Home, PENDING, type SegmentsAnswer } from "../api/types";
 import { boxes, pieceAt, segmentsBetween, type Tape } from "./tape";
 import { colorVariable, diagonals, type Palette } from "./palette";
 import { fitted } from "./surface";

@@ -7,7 +7,7 @@ import { EventButtons } from "../views/event_buttons";
 import type { State } from "./levels";
 import { PartName } from "./part_name";
 import type { AxisName, Device } from "./recording";
-import { NumberHead } from "../views/heads";
+import { Heads } from "../views/table";
 
 interface Props {
   device: Device;
@@ -81,15 +81,7 @@ function Parts({ by, label, state, peak, unit, atPeak }: PartsProps) {
     .reverse();
   return (
     <table class="plain">
-      <thead>
-        <tr>
-          <th scope="col">{label}</th>
-          <NumberHead>{unit.name}</NumberHead>
-          {!atPeak && (
-            <NumberHead>vs peak</NumberHead>
-          )}
-        </tr>
-      </thead>
+      <Heads columns={[label, { number: unit.name }, !atPeak && { number: "vs peak" }]} />
       <tbody>
         {rows.map((part) => (
           <tr key={part.key} data-testid="moment-row" data-key={part.key}>

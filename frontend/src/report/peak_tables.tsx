@@ -9,7 +9,7 @@ import { Name } from "../views/name";
 import { Tensor } from "../views/tensor";
 import { PartName } from "./part_name";
 import type { Device, Division, Largest } from "./recording";
-import { NumberHead } from "../views/heads";
+import { Heads } from "../views/table";
 import { BytesCell } from "../views/amount";
 
 /** What the peak is made of: every part, and the largest single allocations. */
@@ -31,18 +31,7 @@ function Parts({ device, division }: { device: Device; division: Division }) {
       <h2>At the peak, by {division.label.toLowerCase()}</h2>
       <div class="scroller">
         <table class="plain">
-          <thead>
-            <tr>
-              <th scope="col">{division.label}</th>
-              <NumberHead>{unit.name}</NumberHead>
-              <th scope="col" class="number few">
-                %
-              </th>
-              <th scope="col" class="number few">
-                blocks
-              </th>
-            </tr>
-          </thead>
+          <Heads columns={[division.label, { number: unit.name }, { text: "%", look: "number few" }, { text: "blocks", look: "number few" }]} />
           <tbody>
             {division.peak.map(([key, size, blocks]) => (
               <tr key={key} data-testid="peak-row" data-key={key}>
@@ -103,14 +92,7 @@ function LargestAlive({ device, timed }: { device: Device; timed: boolean }) {
       <h2>Largest alive at the peak</h2>
       <div class="scroller">
         <table class="plain">
-          <thead>
-            <tr>
-              <NumberHead>{unit.name}</NumberHead>
-              <th scope="col">what</th>
-              <th scope="col">category</th>
-              <NumberHead>lives</NumberHead>
-            </tr>
-          </thead>
+          <Heads columns={[{ number: unit.name }, "what", "category", { number: "lives" }]} />
           <tbody>
             {device.largest.map((item, i) => (
               <tr key={i}>

@@ -1,6 +1,5 @@
 /** What the page was given, unpacked: every allocation and free of each device, in time order. */
 import type { Allocation, Finding, LanesAnswer } from "../api/types";
-import { type Packed, unpack, unpackSteps } from "./packed";
 
 export interface ReportData {
   version: number;
@@ -51,7 +50,7 @@ export interface Peak {
 }
 
 /** A finding without evidence: nothing on this page leads to it. */
-export type BriefFinding = Omit<Finding, "evidence" | "levels" | "where">;
+type BriefFinding = Omit<Finding, "evidence" | "levels" | "where">;
 
 export type Largest = Omit<Allocation, "address"> & { address: string | null; line: string | null };
 
@@ -102,4 +101,42 @@ export function wholeOf(data: ReportData, device: Device, axis: AxisName): [numb
   const first = Math.min(device.time[0] ?? 0, lanes?.t0 ?? Infinity, device.reserved?.time[0] ?? Infinity);
   const last = Math.max(device.time.at(-1) ?? 0, lanes?.t1 ?? 0, device.reserved?.time.at(-1) ?? 0);
   return [first, Math.max(last, first + 1)];
+}
+
+/** Columns as tb_memplugin/exports/html.py packs them: byte planes of integers, deflated, in base64. */
+
+interface Packed {
+  count: number;
+  width: number;
+  data: string;
+}
+
+/** The integers, exact up to 2^53. */
+export async function unpack(column: Packed): Promise<Float64Array> {
+  const planes = await inflated(column.data);
+  const { count, width } = column;
+  const values = new Float64Array(count);
+  for (let plane = 0; plane < width; plane++) {
+    const weight = 256 ** plane;
+    const last = plane === width - 1; // its highest bit is the sign
+    const from = plane * count;
+    for (let i = 0; i < count; i++) {
+      const byte = planes[from + i]!;
+      values[i]! += weight * (last && byte > 127 ? byte - 256 : byte);
+    }
+  }
+  return values;
+}
+
+/** Differences, summed up again. */
+export async function unpackSteps(column: Packed): Promise<Float64Array> {
+  const values = await unpack(column);
+  for (let i = 1; i < values.length; i++) values[i]! += values[i - 1]!;
+  return values;
+}
+
+async function inflated(data: string): Promise<Uint8Array> {
+  const packed = Uint8Array.from(atob(data), (sign) => sign.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
 }

@@ -5,10 +5,10 @@ import { dark } from "../host/theme";
 import { unitFor, withUnit } from "../state/bytes";
 import { titleText, visible } from "../state/names";
 import { grouped } from "../state/numbers";
+import { FindingAction, FindingHead } from "../views/advice/finding_text";
 import { Segmented } from "../views/segmented";
 import { Chart } from "../views/timeline/chart";
 import { countTo, curveOf, Levels, neighbor, stateAfter, stateAt } from "./levels";
-import { Findings } from "./findings";
 import { Moment } from "./moment";
 import { PeakTables } from "./peak_tables";
 import { type AxisName, type Device, openDevice, type ReportData, wholeOf } from "./recording";
@@ -209,4 +209,20 @@ function lanesByEvent(data: ReportData, device: Device): LanesAnswer | null {
       .map((span) => ({ ...span, start_ns: place(span.start_ns), end_ns: place(span.end_ns) }))
       .filter((span) => span.end_ns > span.start_ns);
   return { ...lanes, steps: moved(lanes.steps), phases: moved(lanes.phases), modules: lanes.modules.map(moved) };
+}
+
+/** What Advice says of the device. The page has no other views, so what is said leads nowhere. */
+export function Findings({ device }: { device: Device }) {
+  const { heading, findings } = device.advice;
+  return (
+    <section data-testid="advice" aria-label="Advice">
+      <h2 class="report-advice">Advice: {heading}</h2>
+      {findings.map((finding) => (
+        <section key={finding.kind} class={`card finding ${finding.level}`} data-testid="finding" data-key={finding.kind}>
+          <FindingHead finding={finding} />
+          <FindingAction finding={finding} />
+        </section>
+      ))}
+    </section>
+  );
 }

@@ -1,12 +1,13 @@
 /** The state of the whole tab: the route, the runs, and what both together pick. */
-import { computed, signal } from "@preact/signals";
-import type { PackedRuns, RunsAnswer } from "../api/types";
+import { computed, effect, signal } from "@preact/signals";
 import { forgetAnswers } from "../api/remote";
-import { type Failure, failureOf, request } from "../api/request";
+import { type Failure, failureOf, reachable, request } from "../api/request";
 import { unpackedRuns } from "../api/runs";
+import type { PackedRuns, RunsAnswer } from "../api/types";
 import { onAddressEdited, readAddress, writeAddress } from "../host/address";
-import { onDataChanged, onShown } from "../host/refresh";
+import { onDataChanged, onShown, whileShown } from "../host/refresh";
 import { comeBack, leave } from "../host/scroll";
+import { asPartOf } from "./bytes";
 import { patched, type Route, type RoutePatch } from "./route";
 import { logdir } from "./run_name";
 import { missingBase, type Pick, resolveBase, resolveSelection } from "./selection";
@@ -112,6 +113,12 @@ export async function loadRuns(): Promise<void> {
   }
 }
 
+/** Milliseconds between looks for what is not here; TensorBoard itself looks every 5 s. */
+const LOOK_EVERY = 5_000;
+
+/** Whether TensorBoard, all runs or what the address asks for is not here. */
+const lacking = computed(() => !reachable.value || selection.value === null || missing.value.length > 0);
+
 /** Called once by render(). */
 export function start(): void {
   route.value = readAddress();
@@ -123,5 +130,11 @@ export function start(): void {
   });
   onShown(() => route.value.run !== undefined && writeSoon());
   onDataChanged(() => void loadRuns());
+  effect(() => (lacking.value ? whileShown(() => void loadRuns(), LOOK_EVERY) : undefined));
   void loadRuns();
+}
+
+/** A size in the unit of the peak that is on show, as in the sentences and tables around it. */
+export function asPartOfPeak(bytes: number): string {
+  return asPartOf(stretch.value!.peak.bytes, bytes);
 }

@@ -3,6 +3,7 @@ import type { FleetRun } from "../api/types";
 import { asPartOf, percent, unitFor, withUnit } from "./bytes";
 import { counted, grouped } from "./numbers";
 import { EQUAL } from "./ranks";
+import { readOrder } from "./route";
 import { runName } from "./run_name";
 import { inOrder } from "./selection";
 import type { Piece } from "./sentences";
@@ -93,15 +94,9 @@ const VALUES: Record<Exclude<FleetOrder, "run">, (row: FleetRun) => number> = {
   steps: (row) => row.steps,
 };
 
-/** "peak" is the largest first, "-peak" the smallest; runs go by name and number. */
-export function readFleetOrder(text = ""): { by: FleetOrder; turned: boolean } {
-  const by = FLEET_ORDERS.find((order) => order === text.replace(/^-/, ""));
-  return by ? { by, turned: text.startsWith("-") } : { by: "cause", turned: false };
-}
-
-/** Rows in an order; equal ones by cause, then the highest first. */
+/** Rows in an order, numbers from the largest; equal ones by cause, then the highest first. */
 export function inFleetOrder(rows: FleetRun[], text?: string): FleetRun[] {
-  const { by, turned } = readFleetOrder(text);
+  const { by, turned } = readOrder(text, FLEET_ORDERS, "cause");
   const names = (a: FleetRun, b: FleetRun): number => inOrder(a.run, b.run);
   const keys = (a: FleetRun, b: FleetRun): number => (by === "cause" ? inOrder(causeKey(a) ?? "", causeKey(b) ?? "") : 0);
   const compare = by === "run" ? names : (a: FleetRun, b: FleetRun) => VALUES[by](b) - VALUES[by](a) || 0;

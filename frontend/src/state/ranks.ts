@@ -3,6 +3,7 @@ import type { Rank, RanksAnswer } from "../api/types";
 import { changeWithUnit, percent, type Unit, withUnit } from "./bytes";
 import { shortened, visible } from "./names";
 import { grouped } from "./numbers";
+import { readOrder } from "./route";
 import type { Piece } from "./sentences";
 import { inOrder } from "./selection";
 
@@ -163,15 +164,9 @@ export function overMedian({ highest_bytes, median }: Rank): number | null {
   return median ? highest_bytes - median.bytes : null;
 }
 
-/** "highest" is largest first, "-highest" smallest first; workers go by name and number. */
-export function readOrder(text = ""): { by: Order; turned: boolean } {
-  const by = ORDERS.find((order) => order === text.replace(/^-/, ""));
-  return by ? { by, turned: text.startsWith("-") } : { by: "highest", turned: false };
-}
-
-/** Rows of the answer in an order; equal ones by name. */
+/** Rows of the answer in an order, numbers from the largest; equal ones by name. */
 export function ordered(rows: Rank[], text?: string): Rank[] {
-  const { by, turned } = readOrder(text);
+  const { by, turned } = readOrder(text, ORDERS, "highest");
   const names = (a: Rank, b: Rank): number => inOrder(a.worker, b.worker) || inOrder(a.device, b.device);
   const value = by === "worker" ? null : VALUES[by];
   const compare = value ? (a: Rank, b: Rank) => descending(value(a), value(b)) : names;

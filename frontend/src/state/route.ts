@@ -130,6 +130,12 @@ export function patched(route: Route, patch: RoutePatch): Route {
   );
 }
 
+/** "peak" is the usual way round, "-peak" the other; what names no order is the usual one. */
+export function readOrder<T extends string>(text: string | undefined, orders: readonly T[], usual: T): { by: T; turned: boolean } {
+  const by = orders.find((order) => order === text?.replace(/^-/, ""));
+  return by ? { by, turned: text!.startsWith("-") } : { by: usual, turned: false };
+}
+
 function decoded(text: string): string {
   try {
     return decodeURIComponent(text);

@@ -1,10 +1,10 @@
 import type { ComponentChildren } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { type Flame, layFlame, neighbor, nodeAt, type Tree } from "../draw/flame";
 import { type Bar, drawFlame, type Paints } from "../draw/paint_flame";
 import { readPalette } from "../draw/palette";
-import { prepare, watchWidth } from "../draw/surface";
-import { dark } from "../host/theme";
+import { prepare } from "../draw/surface";
+import { usePaint, useSurface } from "./canvas";
 import { Tip } from "./tip";
 
 const TALLEST = 640;
@@ -31,13 +31,10 @@ interface Props {
 
 /** A tree that hangs from its root, as wide as its bytes: hover tells, click and Enter zoom in, Esc zooms out. */
 export function FlameChart({ testid, tree, level, zoom, look, label, tip, tipKey, fresh, onZoom }: Props) {
-  const box = useRef<HTMLDivElement>(null);
-  const canvas = useRef<HTMLCanvasElement>(null);
-  const [width, setWidth] = useState(0);
+  const { box, canvas, width } = useSurface();
   const [top, setTop] = useState(0);
   const [hover, setHover] = useState<{ place: number; x: number; y: number } | null>(null);
   const [focused, setFocused] = useState(-1);
-  const theme = dark.value;
   const flame = useMemo(() => layFlame(tree, zoom), [tree, zoom]);
   const count = tree.id.length;
   const levels = flame.levels.length;
@@ -45,17 +42,17 @@ export function FlameChart({ testid, tree, level, zoom, look, label, tip, tipKey
   const height = levels > most ? most * level - (level >> 1) : levels * level; // half a level says that there is more
   const shownNode = focused >= 0 && focused < count ? focused : -1;
 
-  useEffect(() => watchWidth(box.current!, setWidth), []);
   useEffect(() => {
     setFocused(-1);
     setHover(null);
   }, fresh);
-  useEffect(() => {
-    const context = canvas.current && prepare(canvas.current, { width, height });
+  const paint = (to: HTMLCanvasElement): void => {
+    const context = prepare(to, { width, height });
     if (!context) return;
-    const paints = paintsOf(canvas.current!, context);
+    const paints = paintsOf(to, context);
     drawFlame(context, { flame, level, width, top, height, hovered: hover?.place ?? -1, focused: shownNode }, look(paints), paints);
-  }, [flame, level, look, width, top, height, theme, hover?.place, shownNode]);
+  };
+  usePaint(canvas, paint, [flame, level, look, width, top, height, hover?.place, shownNode]);
 
   const under = (event: PointerEvent | MouseEvent): number =>
     nodeAt(flame, Math.floor((event.offsetY + top) / level), event.offsetX / Math.max(1, width));

@@ -1,5 +1,5 @@
 import { exactBytes } from "../state/bytes";
-import { type Piece } from "../state/sentences";
+import type { Piece } from "../state/sentences";
 import { Name } from "./name";
 
 /** A sentence with its numbers strong and its names in monospace. */
@@ -16,5 +16,14 @@ export function Sentence({ pieces }: { pieces: Piece[] }) {
         );
       })}
     </>
+  );
+}
+
+/** The sentence that opens a view. */
+export function Headline({ pieces, testid = "headline" }: { pieces: Piece[]; testid?: string }) {
+  return (
+    <h1 class="headline" data-testid={testid}>
+      <Sentence pieces={pieces} />
+    </h1>
   );
 }

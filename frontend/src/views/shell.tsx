@@ -1,4 +1,5 @@
 import { useEffect, useRef } from "preact/hooks";
+import { askAgain, failing } from "../api/remote";
 import type { Failure } from "../api/request";
 import type { RunsAnswer } from "../api/types";
 import { arrive } from "../host/scroll";
@@ -42,7 +43,7 @@ const ALSO_OF_FIGURES: ReadonlySet<View> = new Set(["ranks", "fleet", "advice"])
 export function Shell() {
   const answer = runs.value;
   const failure = runsFailure.value;
-  const again = (): void => void loadRuns();
+  const again = (): void => (askAgain(), void loadRuns());
   if (!answer)
     return (
       <main class="content">
@@ -85,14 +86,7 @@ function Views({ answer, failure, again }: Props) {
       </header>
       <main class="content" ref={content} tabIndex={-1} data-testid={`view-${view}`}>
         <Problems problems={answer.problems} />
-        {failure && (
-          <Notice level="warning" testid="stale-runs">
-            {failure.what} Showing what was loaded before. {failure.fix}{" "}
-            <button type="button" class="quiet" onClick={again}>
-              Try again
-            </button>
-          </Notice>
-        )}
+        <Trouble failures={failure ? [failure, ...failing.value] : failing.value} again={again} />
         <MissingPicks />
         {selection.value!.stats || ALSO_OF_FIGURES.has(view) ? CONTENT[view]() : view === "overview" ? <MonitoredOverview /> : <OnlyFigures />}
       </main>
@@ -100,9 +94,27 @@ function Views({ answer, failure, again }: Props) {
   );
 }
 
-function Tabs({ current }: { current: View }) {
+/** What of the view could not be read, where the view does not say it itself. */
+function Trouble({ failures, again }: { failures: readonly Failure[]; again: () => void }) {
+  const [first] = failures;
+  if (!first) return null;
   return (
-    <nav class="tabs" aria-label="Views">
+    <div class="trouble over-cards">
+      <Notice level="warning" testid="trouble">
+        {first.what} What is shown may be old or lack parts: {[...new Set(failures.map(({ where }) => where))].join(", ")}. {first.fix}{" "}
+        <button type="button" class="quiet" onClick={again}>
+          Try again
+        </button>
+      </Notice>
+    </div>
+  );
+}
+
+function Tabs({ current }: { current: View }) {
+  const tabs = useRef<HTMLElement>(null);
+  useEffect(() => tabs.current!.querySelector(".current")!.scrollIntoView({ block: "nearest", inline: "nearest" }), [current]);
+  return (
+    <nav class="tabs" aria-label="Views" ref={tabs}>
       {VIEWS.map((view) => (
         <RouteLink key={view} to={{ view }} class={view === current ? "tab current" : "tab"} testid={`tab-${view}`}>
           <span aria-current={view === current ? "page" : undefined}>

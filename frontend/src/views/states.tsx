@@ -1,12 +1,7 @@
-import { useEffect } from "preact/hooks";
 import type { Failure } from "../api/request";
-import { whileShown } from "../host/refresh";
 import { titleText } from "../state/names";
 import { grouped } from "../state/numbers";
 import { Fact } from "./fact";
-
-/** Milliseconds between looks at a log directory that holds nothing yet; TensorBoard itself looks every 5 s. */
-const LOOK_EVERY = 5_000;
 
 /** The five lines; the folder is one below the log directory that was looked in. */
 function recording(logdir: string): string {
@@ -52,7 +47,6 @@ export function FailureState({ failure, onRetry }: { failure: Failure; onRetry: 
 
 /** No run yet, or none that holds memory: how to record one, and how to find out why none shows. */
 export function EmptyState({ logdir, empty, onRetry }: { logdir: string; empty: number; onRetry: () => void }) {
-  useEffect(() => whileShown(onRetry, LOOK_EVERY), []);
   return (
     <section class="state" data-testid="empty-state">
       <h1>No memory has been recorded here yet.</h1>

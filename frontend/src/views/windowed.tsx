@@ -1,7 +1,7 @@
 /** Which rows of a long table are in sight; every row is equally high, so no measuring. */
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { walkRows } from "./row_keys";
+import { useRowKeys } from "./row_keys";
 
 export interface InSight {
   first: number;
@@ -52,7 +52,7 @@ export function useRowsInSight(count: number, rowHeight: number) {
 /** A table's body: the rows in sight, and space for the others. */
 export function RowsInSight({ sight, columns, children }: { sight: InSight; columns: number; children: ComponentChildren }) {
   return (
-    <tbody onKeyDown={walkRows}>
+    <tbody {...useRowKeys()}>
       <Spacer height={sight.above} columns={columns} />
       {children}
       <Spacer height={sight.below} columns={columns} />

@@ -1,6 +1,6 @@
 import { deflateSync } from "node:zlib";
 import { expect, it } from "vitest";
-import { unpack, unpackSteps } from "../../src/report/packed";
+import { unpack, unpackSteps } from "../../src/report/recording";
 
 function packed(planes: number[], count: number) {
   return { count, width: planes.length / count, data: deflateSync(Uint8Array.from(planes)).toString("base64") };

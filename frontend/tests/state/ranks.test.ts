@@ -6,12 +6,13 @@ import {
   colorRange,
   figuresOf,
   ordered,
+  ORDERS,
   overMedian,
   rankName,
   ranksSentence,
-  readOrder,
   shortNames,
 } from "../../src/state/ranks";
+import { readOrder } from "../../src/state/route";
 import { plain } from "../../src/state/sentences";
 
 const GIB = 1 << 30;
@@ -127,7 +128,7 @@ describe("the order of the table", () => {
     expect(names("spread")).toEqual(["rank10", "rank0", "rank2"]);
   });
   it("puts what is not known last", () => expect(names("median")).toEqual(["rank0", "rank2", "rank10"]));
-  it("bears whatever an address says", () => expect(readOrder("-nonsense")).toEqual({ by: "highest", turned: false }));
+  it("bears whatever an address says", () => expect(readOrder("-nonsense", ORDERS, "highest")).toEqual({ by: "highest", turned: false }));
   it("knows what is above the median", () => expect(rows.map(overMedian)).toEqual([GIB, 0, null]));
 });
 

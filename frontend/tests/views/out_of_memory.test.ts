@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { withoutFailures } from "../../src/views/overview/out_of_memory";
+import { withoutFailures } from "../../src/views/overview/overview";
 import type { Failure } from "../../src/views/failed";
 import type { Note } from "../../src/api/types";
 

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { eventUnder, placeOf, momentIn } from "../../src/views/timeline/place";
+import { eventUnder, momentIn, placeOf } from "../../src/views/timeline/cursor";
 
 describe("a moment on an axis", () => {
   it("stands at its time, or in the middle of its event", () => {

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { matching } from "../../src/views/search_picker";
+import { matching } from "../../src/views/picker";
 
 const RUNS = ["sweep/lr1/run7", "sweep/lr2/run7", "sweep/lr2/run17", "."];
 const shown = (run: string): string => (run === "." ? "(top folder)" : run);

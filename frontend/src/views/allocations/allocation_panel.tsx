@@ -1,10 +1,9 @@
 import type { Remote } from "../../api/remote";
 import type { AllocationAnswer } from "../../api/types";
-import { navigate, selection } from "../../state/app";
+import { asPartOfPeak, navigate, selection } from "../../state/app";
 import { exactBytes } from "../../state/bytes";
 import { moduleLabel, NOT_NAMED, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
-import { asPartOfPeak } from "../../state/part_of_peak";
 import { duration, exactTime } from "../../state/time";
 import { Category } from "../category";
 import { Name } from "../name";

@@ -1,5 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
-import type { Listed } from "../../api/types";
+import { type Remote, useRemote } from "../../api/remote";
+import { address, type Query } from "../../api/request";
+import type { AllocationsAnswer, Listed } from "../../api/types";
 import { navigate, route, stretch } from "../../state/app";
 import { exactBytes, inUnit, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
 import { allocationName, titleText } from "../../state/names";
@@ -8,19 +10,18 @@ import type { Stretch } from "../../state/stretch";
 import { duration, exactTime } from "../../state/time";
 import { Category } from "../category";
 import { Name } from "../name";
-import { Tensor } from "../tensor";
-import { SortedHead } from "../sorted_head";
-import { FailureState } from "../states";
 import { Line } from "../stacks/ranked";
-import { reusedKey, RowsInSight, useRowsInSight } from "../windowed";
-import { usePages } from "./pages";
+import { FailureState } from "../states";
+import { SortedHead } from "../sorted_head";
+import { Tensor } from "../tensor";
+import { type InSight, reusedKey, RowsInSight, useRowsInSight } from "../windowed";
 
 const ROW = 31;
 /** Browsers stop at some tens of millions of pixels; nobody scrolls further than this. */
 const MOST = 400_000;
 
+const SORTING = { by: "listed", orders: ["bytes", "born", "lifetime", "address"], usual: "bytes", testid: "list" } as const;
 const COLUMNS = [
-  ["bytes", "bytes", "The largest first"],
   ["born", "allocated", "When it was made, since the step began"],
   ["lifetime", "lives", "How long it lived, as far as the window shows it"],
   ["address", "address", "Its address, and after _ how many were there before it"],
@@ -99,12 +100,12 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
           </colgroup>
           <thead>
             <tr>
-              <Sorts column={COLUMNS[0]} now={listed} label={unit.name} />
+              <SortedHead sorting={SORTING} id="bytes" label={unit.name} title="The largest first" />
               {withCode && <th scope="col">code</th>}
               {withWhat && <th scope="col">what</th>}
               <th scope="col">category</th>
-              {COLUMNS.slice(1).map((column) => (
-                <Sorts key={column[0]} column={column} now={listed} label={column[1]} />
+              {COLUMNS.map(([id, label, title]) => (
+                <SortedHead key={id} sorting={SORTING} id={id} label={label} title={title} />
               ))}
             </tr>
           </thead>
@@ -131,12 +132,6 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
         )}
       </div>
     </section>
-  );
-}
-
-function Sorts({ column: [id, , title], now, label }: { column: (typeof COLUMNS)[number]; now: string; label: string }) {
-  return (
-    <SortedHead id={id} label={label} title={title} testid={`list-${id}`} now={now} by="listed" usual="bytes" />
   );
 }
 
@@ -216,4 +211,35 @@ function Row({ one, index, unit, withCode, withWhat, columns, origin, selected }
       </td>
     </tr>
   );
+}
+
+/** Rows of a long list, asked for page by page as they come into sight. */
+export const PAGE = 200;
+
+/** What of a query may differ for old rows to stay on show: the page, the search, the order and the zoom. */
+const SAME_STEP = ["first", "find", "sort", "t0", "t1", "over"];
+
+export interface Pages {
+  /** The newest answer of any page: counts and sums are the same in all. */
+  any: Remote<AllocationsAnswer>;
+  at: (index: number) => Listed | undefined;
+}
+
+/** A screen of rows lies within two pages at most. */
+function usePages(query: Query, sight: Pick<InSight, "first" | "last">, wait: number): Pages {
+  const low = Math.floor(sight.first / PAGE) * PAGE;
+  const high = Math.floor(Math.max(sight.first, sight.last - 1) / PAGE) * PAGE;
+  const path = (first: number): string => address("allocations", { ...query, first, count: PAGE });
+  const one = useRemote<AllocationsAnswer>(path(low), wait, SAME_STEP);
+  const two = useRemote<AllocationsAnswer>(high === low ? null : path(high), wait, SAME_STEP);
+  return {
+    any: one,
+    at: (index) => {
+      for (const page of [one, two]) {
+        const row = page.data && !page.stale ? page.data.rows[index - page.data.first] : undefined;
+        if (row && page.data && index >= page.data.first) return row;
+      }
+      return undefined;
+    },
+  };
 }

@@ -1,23 +1,24 @@
 import { useState } from "preact/hooks";
-import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
+import { address } from "../../api/request";
 import type { AllocationAnswer, BandsAnswer, StepAnswer } from "../../api/types";
 import { columnsIn } from "../../draw/axes";
 import { halfOf } from "../../draw/bands";
-import { navigate, route, stretch } from "../../state/app";
-import { grouped } from "../../state/numbers";
+import { asPartOfPeak, navigate, route, stretch } from "../../state/app";
+import { exactBytes, percent, withUnit } from "../../state/bytes";
+import { counted, grouped } from "../../state/numbers";
 import { overOf, OVERS, wholeOf, zoomOf, zoomPatch } from "../../state/over";
-import { asPartOfPeak } from "../../state/part_of_peak";
 import type { Piece } from "../../state/sentences";
-import { divisionLabel, useDivisions } from "../divisions";
+import { Swatch } from "../category";
+import { divisionLabel, partLabel, useDivisions } from "../divisions";
+import { Name } from "../name";
 import { Segmented } from "../segmented";
-import { Sentence } from "../sentence";
+import { Headline } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { lacksShapes } from "../tensor";
 import { AllocationPanel } from "./allocation_panel";
 import { AllocationTable } from "./allocation_table";
 import { BandsChart } from "./bands_chart";
-import { BandsKey } from "./bands_key";
 
 /** Bands: the paint takes them all, a screen has fewer pixels than that from top to bottom. */
 const MOST = 3000;
@@ -61,9 +62,7 @@ export function Allocations() {
   return (
     <>
       {data && (
-        <h1 class="headline" data-testid="headline">
-          <Sentence pieces={headline(data, zoom !== undefined, shown.name)} />
-        </h1>
+        <Headline pieces={headline(data, zoom !== undefined, shown.name)} />
       )}
       <div class="tools">
         <Segmented label="Over" testid="over" options={OVERS} value={over} onPick={(to) => navigate({ over: to })} />
@@ -159,4 +158,47 @@ function largestAtPeak({ bands, peak }: BandsAnswer): number | null {
 function rowOf(text: string | undefined): number | null {
   const row = Number(text);
   return text !== undefined && Number.isSafeInteger(row) && row >= 0 ? row : null;
+}
+
+interface Props {
+  answer: BandsAnswer;
+  color: string;
+  /** How many allocations were alive in what is drawn; null while that is not known. */
+  alive: number | null;
+}
+
+/** The colors, what share of the highest moment the small ones are, and how many are not drawn. */
+function BandsKey({ answer, color, alive }: Props) {
+  const { rest, peak, bands, others } = answer;
+  const small = rest[peak.column] ?? 0;
+  return (
+    <>
+      <ul class="legend" data-testid="bands-key">
+        {answer.keys.map(
+          (part, i) =>
+            part.count > 0 && (
+              <li key={part.key} title={`${exactBytes(part.bytes)} in ${grouped(part.count)} of the allocations shown`}>
+                <Swatch by={color} of={part.key} index={i} />
+                <Name text={partLabel(color, part.label)} prose />
+              </li>
+            ),
+        )}
+      </ul>
+      <p class="foot" data-testid="bands-sum" title={others > 0 ? `${exactBytes(small)} in the smaller ones` : undefined}>
+        {counted(bands.row.length, "allocation is", "allocations are")} drawn one by one
+        {others > 0
+          ? `; ${grouped(others)} others, none of them larger, lie on top in paler piles by ${divisionLabel(color).toLowerCase()}: ${withUnit(small)}, ${percent(small, peak.bytes)} of the highest moment shown`
+          : ""}
+        {alive !== null && absent(alive - bands.row.length - others, others > 0)}
+        .
+      </p>
+    </>
+  );
+}
+
+/** Of what lives between the highest moments of two columns, no column shows anything. */
+function absent(count: number, piles: boolean): string {
+  if (count <= 0) return piles ? "" : ": these are all";
+  const which = piles ? counted(count, "more lives", "more live") : counted(count, "other lives", "others live");
+  return `; ${which} too briefly to show here`;
 }

@@ -1,16 +1,15 @@
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useMemo, useRef, useState } from "preact/hooks";
 import type { AllocationAnswer, BandsAnswer } from "../../api/types";
 import { across, EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
 import { NOTHING, ownerAt, ownersOf } from "../../draw/bands";
-import { kept, panned, turned, zoomed } from "../../draw/stack";
-import { sharpness, watchWidth } from "../../draw/surface";
-import { dark } from "../../host/theme";
+import { kept, turned } from "../../draw/stack";
+import { sharpness } from "../../draw/surface";
 import { exactBytes, withUnit } from "../../state/bytes";
 import { cellText } from "../../state/names";
 import { grouped } from "../../state/numbers";
-import { asPartOfPeak } from "../../state/part_of_peak";
+import { asPartOfPeak } from "../../state/app";
 import { partLabel } from "../divisions";
-import { useWheel } from "../timeline/chart";
+import { usePaint, useSurface, useWheel, zoomedByKey } from "../canvas";
 import { useDrag } from "../timeline/drag";
 import { usePlotHeight } from "../plot_height";
 import { Tip } from "../tip";
@@ -37,13 +36,10 @@ interface Props {
 /** Bands over time or events. Pointing tells which allocation it is, a click keeps it, dragging zooms. */
 export function BandsChart(props: Props) {
   const { answer, window, whole, origin, selected, onZoom } = props;
-  const stage = useRef<HTMLDivElement>(null);
-  const canvas = useRef<HTMLCanvasElement>(null);
+  const { box: stage, canvas, width } = useSurface(props.onWidth);
   const marks = useRef<HTMLCanvasElement>(null);
-  const [width, setWidth] = useState(0);
   const [hovered, setHovered] = useState(NOTHING);
   const [at, setAt] = useState({ x: 0, y: 0 });
-  const theme = dark.value;
   const height = usePlotHeight(OTHERS, 300, 620);
   const bottom = bottomOf(height);
   const over = answer?.over ?? "time";
@@ -60,13 +56,9 @@ export function BandsChart(props: Props) {
   const picture = answer && owners && width > 0 ? { answer, owners, top, x, width, height, axis, origin, color: props.color } : undefined;
   const band = answer && selected !== null ? answer.bands.row.indexOf(selected) : NOTHING;
 
-  useEffect(() => watchWidth(stage.current!, (w) => (setWidth(w), props.onWidth(w))), []);
-  useEffect(() => {
-    if (canvas.current && picture) paintBands(canvas.current, picture);
-  }, [answer, owners, width, theme, drawn[0], drawn[1]]);
-  useEffect(() => {
-    if (marks.current && picture) paintMarks(marks.current, picture, { hovered, selected: band, life: props.life });
-  }, [answer, owners, width, theme, drawn[0], drawn[1], hovered, band, props.life]);
+  usePaint(canvas, picture && ((to) => paintBands(to, picture)), [answer, owners, width, ...drawn]);
+  const marked = { hovered, selected: band, life: props.life };
+  usePaint(marks, picture && ((to) => paintMarks(to, picture, marked)), [answer, owners, width, ...drawn, ...Object.values(marked)]);
 
   /** How far through the answer's columns a place is. */
   const shareAt = (px: number): number => (x.invert(px) - shown[0]) / Math.max(1, shown[1] - shown[0]);
@@ -92,12 +84,9 @@ export function BandsChart(props: Props) {
   });
   const keys = (event: KeyboardEvent): void => {
     if (!answer || !window || !whole) return;
-    const middle = (window[0] + window[1]) / 2;
-    if (event.key === "Escape") (onZoom(whole), props.onPick(null));
-    else if (event.key === "+" || event.key === "=") onZoom(zoomed(window, middle, 0.5, whole, least));
-    else if (event.key === "-") onZoom(zoomed(window, middle, 2, whole, least));
-    else if (event.shiftKey && event.key === "ArrowLeft") onZoom(panned(window, -0.1, whole));
-    else if (event.shiftKey && event.key === "ArrowRight") onZoom(panned(window, 0.1, whole));
+    const nearer = zoomedByKey(event, window, whole, (window[0] + window[1]) / 2, least);
+    if (nearer) onZoom(nearer);
+    else if (event.key === "Escape") (onZoom(whole), props.onPick(null));
     else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
       const next = band < 0 ? largestOf(answer) : band + (event.key === "ArrowRight" ? 1 : -1);
       const row = answer.bands.row[next];

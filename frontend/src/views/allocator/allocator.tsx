@@ -1,24 +1,22 @@
 import { useState } from "preact/hooks";
-import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
+import { address } from "../../api/request";
 import type { FailedRequests, ReserveCurve } from "../../api/types";
 import { columnsIn } from "../../draw/axes";
 import { navigate, route, stretch } from "../../state/app";
+import { cellText, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { overOf, OVERS, wholeOf, zoomOf, zoomPatch } from "../../state/over";
+import { KeyEntry } from "../key_entry";
 import { Segmented } from "../segmented";
-import { Sentence } from "../sentence";
+import { Headline, Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
-import { FreeBlocks } from "./free_blocks";
-import { Key } from "./key";
 import { SAME_WINDOW, useMoment } from "./moment";
-import { NotRecorded } from "./not_recorded";
 import { Oom } from "./oom";
-import { Pools } from "./pools";
+import { FreeBlocks, Pools } from "./pools";
 import { ReserveChart } from "./reserve_chart";
 import { Segments } from "./segments";
 import { atMoment, headline } from "./sentences";
-import { Settings } from "./settings";
 import { StatePanel } from "./state_panel";
 
 /** What the allocator held at any moment: its reserve, the blocks in it, what lies free, and why a request failed. */
@@ -57,15 +55,10 @@ export function Allocator() {
     <>
       {shown && (
         <>
-          <h1 class="headline" data-testid="allocator-headline">
-            <Sentence
-              pieces={headline(
-                pick.device,
-                shown,
-                oom.data?.reports.find((one) => part.whole || one.step === pick.step),
-              )}
-            />
-          </h1>
+          <Headline
+            testid="allocator-headline"
+            pieces={headline(pick.device, shown, oom.data?.reports.find((one) => part.whole || one.step === pick.step))}
+          />
           <p class="lead" data-testid="allocator-lead">
             {state && <Sentence pieces={atMoment(state)} />}
           </p>
@@ -138,5 +131,84 @@ export function Allocator() {
         </>
       )}
     </>
+  );
+}
+
+/** What the chart's colors and lines mean. */
+export function Key({ curve }: { curve: ReserveCurve | undefined }) {
+  const pending = curve?.pending.some((bytes) => bytes > 0);
+  return (
+    <span class="keys" aria-hidden="true">
+      <KeyEntry look="swatch level-allocated">allocated</KeyEntry>
+      {pending && (
+        <KeyEntry look="swatch level-pending">pending</KeyEntry>
+      )}
+      {curve?.reserved && (
+        <>
+          <KeyEntry look="line dashes">reserved</KeyEntry>
+          <KeyEntry look="swatch level-unused" title="(reserved − allocated) / reserved">
+            unused, below as a share
+          </KeyEntry>
+        </>
+      )}
+      {curve !== undefined && curve.split.length > 0 && (
+        <KeyEntry look="dots" title="1 − largest free block / all free memory">
+          free, but in pieces
+        </KeyEntry>
+      )}
+    </span>
+  );
+}
+
+/** What to record, where a window has no reserved memory or no segments. */
+function NotRecorded({ device, reserve }: { device: string; reserve: boolean }) {
+  const cpu = !/^(cuda|xpu|hip)/.test(device);
+  return (
+    <section class="state" data-testid="no-segments">
+      <h1>
+        {reserve
+          ? "This window shows how much was reserved, but not where: its segments were not recorded."
+          : `This window has no record of reserved memory on ${titleText(device)}.`}
+      </h1>
+      {cpu && (
+        <p>
+          The CPU's allocator does not keep reserved memory: it asks the system for each block, so nothing can be
+          fragmented. Pick a GPU to see its segments.
+        </p>
+      )}
+      <p>
+        To see segments, blocks and free gaps of a CUDA or XPU device, record the allocator's history too:
+      </p>
+      <pre class="code" data-testid="snapshot-code">
+        {`handler = memory_trace_handler("runs/first", model=model, optimizer=optimizer, snapshot=True)`}
+      </pre>
+      <p>
+        or import a snapshot that <span class="mono">torch.cuda.memory._dump_snapshot()</span> wrote, from any machine:
+      </p>
+      <pre class="code">tb-memplugin import snapshot.pickle --logdir LOGDIR</pre>
+    </section>
+  );
+}
+
+/** What the source tells of the allocator's settings and of itself. */
+function Settings({ settings }: { settings: Record<string, string> }) {
+  const rows = Object.entries(settings).filter(([, value]) => value !== "");
+  if (rows.length === 0) return null;
+  return (
+    <section class="card" data-testid="settings" aria-label="Settings">
+      <h2>Settings</h2>
+      <dl class="settings">
+        {rows.map(([name, value]) => (
+          <div key={name}>
+            <dt class="mono" title={titleText(name)}>
+              {cellText(name)}
+            </dt>
+            <dd class="mono breaking" title={titleText(value)}>
+              {cellText(value)}
+            </dd>
+          </div>
+        ))}
+      </dl>
+    </section>
   );
 }

@@ -1,12 +1,11 @@
 import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import { FREE } from "../../api/codes";
-import type { BlockAnswer, SegmentsAnswer } from "../../api/types";
+import { type BlockAnswer, FREE, type SegmentsAnswer } from "../../api/types";
 import { exactBytes } from "../../state/bytes";
 import { moduleLabel, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
-import { asPartOfPeak } from "../../state/part_of_peak";
+import { asPartOfPeak } from "../../state/app";
 import type { Pick } from "../../state/selection";
 import { duration, exactTime } from "../../state/time";
 import { Category } from "../category";

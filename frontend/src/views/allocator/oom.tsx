@@ -5,7 +5,7 @@ import { counted, grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
 import { shortLine } from "./state_panel";
 import { BytesCell } from "../amount";
-import { NumberHead, UnseenHead } from "../heads";
+import { Heads } from "../table";
 
 interface Props {
   report: OomReport;
@@ -79,14 +79,7 @@ function Biggest({ report }: { report: OomReport }) {
   const others = report.other_lines.lines + hidden.length;
   return (
     <table class="plain biggest">
-      <thead>
-        <tr>
-          <th>most in use, by source line</th>
-          <NumberHead>blocks</NumberHead>
-          <NumberHead>{unit.name}</NumberHead>
-          <UnseenHead>as a bar</UnseenHead>
-        </tr>
-      </thead>
+      <Heads columns={["most in use, by source line", { number: "blocks" }, { number: unit.name }, { unseen: "as a bar" }]} />
       <tbody>
         {report.lines.slice(0, LINES).map((line) => (
           <tr key={line.line} data-testid="oom-line" data-key={line.line}>

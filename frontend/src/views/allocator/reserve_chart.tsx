@@ -1,15 +1,13 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import type { Over, ReserveCurve } from "../../api/types";
 import { across, EVENT_AXIS, TIME_AXIS } from "../../draw/axes";
 import { CHART_HEIGHT, paintReserve } from "../../draw/reserve";
-import { columnAt, panned, turned, zoomed } from "../../draw/stack";
-import { watchWidth } from "../../draw/surface";
-import { dark } from "../../host/theme";
+import { columnAt, turned } from "../../draw/stack";
 import { percent, unitFor, withUnit } from "../../state/bytes";
 import { failedInWords } from "../../state/failures";
 import { grouped } from "../../state/numbers";
 import { duration } from "../../state/time";
-import { useWheel } from "../timeline/chart";
+import { usePaint, useSurface, useWheel, zoomedByKey } from "../canvas";
 import { Tip } from "../tip";
 
 interface Props {
@@ -31,19 +29,14 @@ interface Props {
 /** Levels over time or events. Pointing tells, clicking and dragging choose the moment, the wheel zooms. */
 export function ReserveChart(props: Props) {
   const { curve, over, window, whole, origin, highest, at } = props;
-  const stage = useRef<HTMLDivElement>(null);
-  const canvas = useRef<HTMLCanvasElement>(null);
+  const { box: stage, canvas, width } = useSurface(props.onWidth);
   const dragging = useRef(false);
-  const [width, setWidth] = useState(0);
   const [hovered, setHovered] = useState<number | null>(null);
-  const theme = dark.value;
   const x = across(window ?? [0, 1], width);
   const drawn = curve && window && curve.over === over ? curve : undefined;
 
-  useEffect(() => watchWidth(stage.current!, (w) => (setWidth(w), props.onWidth(w))), []);
-  useEffect(() => {
-    if (canvas.current && drawn) paintReserve(canvas.current, { curve: drawn, over, x, width, origin, highest });
-  }, [drawn, width, theme, highest, window?.[0], window?.[1]]);
+  const picture = drawn && { curve: drawn, over, x, width, origin, highest };
+  usePaint(canvas, picture && ((to) => paintReserve(to, picture)), [drawn, width, highest, window?.[0], window?.[1]]);
   useWheel(canvas, (event) => {
     if (!window || !whole || width === 0) return;
     const least = over === "event" ? 8 : 1000;
@@ -57,14 +50,11 @@ export function ReserveChart(props: Props) {
     scrub(Math.min(Math.max(x.invert(inside(event.offsetX)), from), over === "event" ? to - 1 : to));
   };
   const keys = (event: KeyboardEvent): void => {
-    const way = event.key === "ArrowRight" ? 1 : -1;
-    if (window && whole && event.shiftKey && event.key.startsWith("Arrow")) props.onZoom(panned(window, way / 10, whole));
+    const next = window && whole && zoomedByKey(event, window, whole, at ?? window[0]);
+    if (next) props.onZoom(next);
     else if (event.key === "ArrowRight") props.onStep(1);
     else if (event.key === "ArrowLeft") props.onStep(-1);
     else if (event.key === "Escape") props.onReset();
-    else if (window && whole && (event.key === "+" || event.key === "="))
-      props.onZoom(zoomed(window, at ?? window[0], 0.5, whole));
-    else if (window && whole && event.key === "-") props.onZoom(zoomed(window, at ?? window[0], 2, whole));
     else return;
     event.preventDefault();
   };

@@ -1,8 +1,7 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
-import { PENDING } from "../../api/codes";
-import type { ColorBy, Home, SegmentsAnswer } from "../../api/types";
+import { type ColorBy, type Home, PENDING, type SegmentsAnswer } from "../../api/types";
 import { isUnknown, LINE } from "../../draw/paint_tape";
 import { layTape, segmentsBetween, type Tape } from "../../draw/tape";
 import { sharpness } from "../../draw/surface";

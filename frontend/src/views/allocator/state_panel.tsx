@@ -7,6 +7,7 @@ import { EventButtons } from "../event_buttons";
 import type { ShownMoment } from "./moment";
 import { BytesCell } from "../amount";
 import { Fact } from "../fact";
+import { Heads } from "../table";
 
 interface Props {
   moment: ShownMoment;
@@ -52,13 +53,7 @@ export function StatePanel({ moment, peak, origin }: Props) {
       </div>
       <What state={state} />
       <table class="plain">
-        <thead>
-          <tr>
-            <th>of which</th>
-            <th class="number">{unit.name}</th>
-            <th class="number">share</th>
-          </tr>
-        </thead>
+        <Heads columns={["of which", { number: unit.name }, { number: "share" }]} />
         <tbody>
           {partsOf(state).map(({ key, label, bytes, title }) => (
             <tr key={key} data-testid="allocator-part" data-key={key}>

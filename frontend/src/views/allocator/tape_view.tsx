@@ -1,14 +1,13 @@
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { FREE } from "../../api/codes";
-import type { Home, SegmentsAnswer } from "../../api/types";
+import { useMemo, useState } from "preact/hooks";
+import { FREE, type Home, type SegmentsAnswer } from "../../api/types";
 import { drawFrame, drawTape, LINE } from "../../draw/paint_tape";
 import { readPalette } from "../../draw/palette";
-import { prepare, watchWidth } from "../../draw/surface";
+import { prepare } from "../../draw/surface";
 import { lastLine, pieceAt, pieceStarts, segmentAt, type Tape } from "../../draw/tape";
-import { dark } from "../../host/theme";
 import { exactBytes } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
-import { asPartOfPeak } from "../../state/part_of_peak";
+import { asPartOfPeak } from "../../state/app";
+import { usePaint, useSurface } from "../canvas";
 import { Tip } from "../tip";
 
 /** A piece under the pointer or under the keyboard's cursor: an index into the answer's pieces. */
@@ -35,11 +34,9 @@ interface Props {
 /** The tape in a box that scrolls; only the lines in sight are drawn. */
 export function TapeView(props: Props) {
   const { answer, tape, by, height, selected } = props;
-  const box = useRef<HTMLDivElement>(null);
-  const canvas = useRef<HTMLCanvasElement>(null);
+  const { box, canvas } = useSurface(props.onWidth);
   const [top, setTop] = useState(0);
   const [hovered, setHovered] = useState<Place | null>(null);
-  const theme = dark.value;
   const starts = useMemo(
     () => (answer ? pieceStarts(answer.pieces, answer.segments.bytes.length) : undefined),
     [answer],
@@ -50,13 +47,12 @@ export function TapeView(props: Props) {
   );
   const whole = (tape?.lines ?? 0) * LINE + 6;
 
-  useEffect(() => watchWidth(box.current!, props.onWidth), []);
-  useEffect(() => {
-    if (!canvas.current || !answer || !tape || !starts) return;
-    const context = prepare(canvas.current, { width: tape.width, height });
+  const paint = (to: HTMLCanvasElement): void => {
+    if (!answer || !tape || !starts) return;
+    const context = prepare(to, { width: tape.width, height });
     if (!context) return;
-    const palette = readPalette(canvas.current, context);
-    const style = getComputedStyle(canvas.current);
+    const palette = readPalette(to, context);
+    const style = getComputedStyle(to);
     const [free, unknown] = ["--free", "--cat-unknown"].map((name) => style.getPropertyValue(name).trim()) as [
       string,
       string,
@@ -69,7 +65,8 @@ export function TapeView(props: Props) {
     ] as const)
       if (piece >= 0 && piece < answer.pieces.bytes.length)
         drawFrame(context, picture, placeOf(answer, piece), { line, halo: palette.ground });
-  }, [answer, tape, starts, top, height, theme, hovered?.piece, kept, by]);
+  };
+  usePaint(canvas, paint, [answer, tape, starts, top, height, hovered?.piece, kept, by]);
 
   const show = (place: Place | null): void => (setHovered(place), props.onHover(place));
   const point = (event: PointerEvent | MouseEvent): Place | null => {

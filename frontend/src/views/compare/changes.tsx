@@ -4,7 +4,7 @@ import { navigate, route } from "../../state/app";
 import { deltaWithUnit, exactBytes, inUnit, type Unit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import { categoryLabel } from "../../state/categories";
-import { type FoldedChange, foldChanges, mainCategory, openedChange, unfolded } from "../../state/change_folding";
+import { foldChanges, type FoldedChange, mainCategory, openedChange, unfolded } from "../../state/change_folding";
 import { toldApart } from "../../state/frames";
 import { layerOf } from "../../state/folding";
 import { openedGroups, withFlipped } from "../../state/module_groups";
@@ -18,7 +18,7 @@ import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Segmented, Toggle } from "../segmented";
 import { reusedKey, RowsInSight, useRowsInSight } from "../windowed";
-import { NumberHead, UnseenHead } from "../heads";
+import { NumberHead, UnseenHead } from "../table";
 
 const ROW = 31;
 

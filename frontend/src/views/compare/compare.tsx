@@ -8,7 +8,7 @@ import { comparison, comparisonDetail, namesModules, reasons } from "../../state
 import { AnotherRun } from "../another_run";
 import { divisionLabel, partLabel, useDivisions } from "../divisions";
 import { Segmented } from "../segmented";
-import { Sentence } from "../sentence";
+import { Headline, Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { Curves } from "./curves";
 import { Changes } from "./changes";
@@ -44,9 +44,7 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
   const over = route.value.curves === "over";
   return (
     <>
-      <h1 class="headline" data-testid="headline">
-        <Sentence pieces={comparison(answer, unit)} />
-      </h1>
+      <Headline pieces={comparison(answer, unit)} />
       <p class="lead" data-testid="compare-detail">
         <Sentence pieces={comparisonDetail(answer, unit)} />
       </p>
@@ -84,9 +82,9 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
 
 /** The same change by another division: what of it is gone, smaller, new or larger. */
 function Reasons({ by, sides, unit }: { by: CompareBy; sides: Record<string, string | number>; unit: Unit }) {
-  const { data } = useRemote<CompareAnswer>(address("compare", { by, ...sides }));
+  const { data, loading } = useRemote<CompareAnswer>(address("compare", { by, ...sides }));
   return (
-    <p class="lead" data-testid={`reasons-${by}`} aria-busy={!data}>
+    <p class="lead" data-testid={`reasons-${by}`} aria-busy={loading}>
       By {divisionLabel(by).toLowerCase()}:{" "}
       {data && <Sentence pieces={reasons(data.rows, unit, (row) => partLabel(by, row.label))} />}
     </p>

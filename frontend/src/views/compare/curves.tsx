@@ -1,16 +1,14 @@
-import { useEffect, useRef, useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CompareAnswer, CurveAnswer } from "../../api/types";
 import { reserveFits } from "../../draw/stack";
-import { watchWidth } from "../../draw/surface";
-import { dark } from "../../host/theme";
 import { type Unit, withUnit } from "../../state/bytes";
 import { CATEGORIES } from "../../state/categories";
 import { duration } from "../../state/time";
 import { capital } from "../../state/names";
 import type { Pick } from "../../state/selection";
 import { sideName } from "../../state/sentences";
+import { usePaint, useSurface } from "../canvas";
 import { Name } from "../name";
 import { Notice } from "../notices";
 import { RouteLink } from "../route_link";
@@ -166,14 +164,8 @@ function Picture({
   paint: ((canvas: HTMLCanvasElement, width: number) => void) | undefined;
   deps: unknown[];
 }) {
-  const box = useRef<HTMLDivElement>(null);
-  const canvas = useRef<HTMLCanvasElement>(null);
-  const [width, setWidth] = useState(0);
-  const theme = dark.value;
-  useEffect(() => watchWidth(box.current!, setWidth), []);
-  useEffect(() => {
-    if (canvas.current && width > 0) paint?.(canvas.current, width);
-  }, [...deps, width, theme]);
+  const { box, canvas, width } = useSurface();
+  usePaint(canvas, width > 0 && paint && ((to) => paint(to, width)), [...deps, width]);
   return (
     <div ref={box} class="stage" style={{ height: `${SIDE_HEIGHT}px`, overflow: "hidden" }} aria-busy={!paint}>
       <canvas ref={canvas} role="img" aria-label={label} data-testid={testid} />

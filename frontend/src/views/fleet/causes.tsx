@@ -1,9 +1,9 @@
 import { useState } from "preact/hooks";
 import { navigate, route } from "../../state/app";
-import { type CauseGroup } from "../../state/fleet";
+import type { CauseGroup } from "../../state/fleet";
 import { counted, grouped } from "../../state/numbers";
 import { Name } from "../name";
-import { ShareBar } from "../share_bar";
+import { ShareBar } from "../table";
 
 const MOST = 5;
 

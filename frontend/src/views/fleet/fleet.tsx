@@ -9,7 +9,7 @@ import { grouped } from "../../state/numbers";
 import { Name } from "../name";
 import { Notice } from "../notices";
 import { Toggle } from "../segmented";
-import { Sentence } from "../sentence";
+import { Headline, Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { Causes } from "./causes";
 import { FleetTable } from "./fleet_table";
@@ -35,7 +35,7 @@ export function Fleet() {
   const busy = every.stale || (isPattern && matching.loading);
   return (
     <div class={busy ? "stale" : undefined} aria-busy={busy}>
-      <Headline rows={rows} />
+      <Summary rows={rows} />
       {host !== "" && <Hosts host={host} shown={all?.length} of={every.data?.count} failure={every.failure?.what} />}
       <Causes groups={causeGroups(rows)} of={rows.length} />
       <section class="card">
@@ -51,13 +51,11 @@ export function Fleet() {
   );
 }
 
-function Headline({ rows }: { rows: FleetRun[] }) {
+function Summary({ rows }: { rows: FleetRun[] }) {
   if (rows.length === 0) return <h1 class="headline" data-testid="headline">No run matches.</h1>;
   return (
     <>
-      <h1 class="headline" data-testid="headline">
-        <Sentence pieces={fleetSentence(rows)} />
-      </h1>
+      <Headline pieces={fleetSentence(rows)} />
       <p class="lead" data-testid="fleet-highest">
         <Sentence pieces={highestSentence(rows)} />
       </p>

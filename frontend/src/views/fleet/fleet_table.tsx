@@ -1,22 +1,27 @@
 import type { ComponentChildren } from "preact";
-import type { FleetRun } from "../../api/types";
+import { useEffect, useState } from "preact/hooks";
+import { useRemote } from "../../api/remote";
+import { address } from "../../api/request";
+import type { AdviceAnswer, Finding, FleetRun } from "../../api/types";
+import { titleOf } from "../../state/advice";
 import { picked, route } from "../../state/app";
-import { exactBytes, percent } from "../../state/bytes";
-import { causeOf, type FleetOrder, headroom, readFleetOrder } from "../../state/fleet";
-import { grouped } from "../../state/numbers";
+import { asPartOf, exactBytes, percent } from "../../state/bytes";
+import { causeOf, FLEET_ORDERS, headroom } from "../../state/fleet";
+import { titleText } from "../../state/names";
+import { counted, grouped } from "../../state/numbers";
 import type { RoutePatch } from "../../state/route";
 import { runName } from "../../state/run_name";
 import { InOwnUnit } from "../amount";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
+import { Sentence } from "../sentence";
 import { SortedHead } from "../sorted_head";
 import { RowsInSight, useRowsInSight } from "../windowed";
 import { CauseText } from "./causes";
-import { Curve } from "./curve";
-import { type Findings, FirstFinding, keyOf, useFindings } from "./findings";
 
 const ROW = 35;
 const COLUMNS = 8;
+const SORTING = { by: "ordered", orders: FLEET_ORDERS, usual: "cause", testid: "fleet-order" } as const;
 const WIDTHS = [136, 92, 118, 104, 66, 72];
 
 /** A row a run, at the rank that peaks highest. Only the rows in sight are rendered. */
@@ -39,14 +44,14 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
         </colgroup>
         <thead>
           <tr>
-            <Head by="run" label="run" title="By name and number" words />
+            <SortedHead sorting={SORTING} id="run" label="run" title="By name and number" words />
             <th scope="col">peaks of its steps</th>
-            <Head by="peak" label="peak" title="The highest of all steps and ranks: allocated memory" />
-            <Head by="headroom" label="headroom" title="What the device has beyond the peak; PyTorch's reserve and other programs take of it, too. The least first" />
-            <Head by="growth" label="growth" title="By how many bytes per step what is left after a step rises, on the rank where it rises most; judged as by Advice" />
-            <Head by="cause" label="cause" title="Out of memory first, then growth; of other runs the first finding of Advice, if asked for" />
-            <Head by="ranks" label="ranks" title="Devices of this kind, on all workers" />
-            <Head by="steps" label="steps" title="Steps of the rank that peaks highest" />
+            <SortedHead sorting={SORTING} id="peak" label="peak" title="The highest of all steps and ranks: allocated memory" />
+            <SortedHead sorting={SORTING} id="headroom" label="headroom" title="What the device has beyond the peak; PyTorch's reserve and other programs take of it, too. The least first" />
+            <SortedHead sorting={SORTING} id="growth" label="growth" title="By how many bytes per step what is left after a step rises, on the rank where it rises most; judged as by Advice" />
+            <SortedHead sorting={SORTING} id="cause" label="cause" title="Out of memory first, then growth; of other runs the first finding of Advice, if asked for" />
+            <SortedHead sorting={SORTING} id="ranks" label="ranks" title="Devices of this kind, on all workers" />
+            <SortedHead sorting={SORTING} id="steps" label="steps" title="Steps of the rank that peaks highest" />
           </tr>
         </thead>
         <RowsInSight sight={sight} columns={COLUMNS}>
@@ -57,29 +62,6 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
       </table>
       {rows.length === 0 && <p class="muted nothing">No run matches.</p>}
     </div>
-  );
-}
-
-interface HeadProps {
-  by: FleetOrder;
-  label: string;
-  title: string;
-  words?: boolean;
-}
-
-function Head({ by, label, title, words = false }: HeadProps) {
-  const now = readFleetOrder(route.value.ordered);
-  return (
-    <SortedHead
-      id={by}
-      label={label}
-      title={title}
-      testid={`fleet-order-${by}`}
-      now={now.turned ? `-${now.by}` : now.by}
-      by="ordered"
-      usual="cause"
-      words={words}
-    />
   );
 }
 
@@ -160,6 +142,72 @@ function Why({ row }: { row: FleetRun }) {
   return (
     <RouteLink to={{ view: row.failed ? "allocator" : "advice", run: row.run, worker, device, step }} class="plain-link" testid="fleet-cause">
       <CauseText cause={cause} line={row.failed?.line ?? null} />
+    </RouteLink>
+  );
+}
+
+const WIDTH = 120;
+const HEIGHT = 22;
+const FULL = 1000;
+
+/** The peaks of a run's steps, from 0 to the highest, which is marked. The numbers are in the columns beside it. */
+function Curve({ row: { curve, first, last, steps } }: { row: FleetRun }) {
+  const wide = WIDTH / curve.length;
+  const y = (value: number): number => HEIGHT - ((HEIGHT - 3) * value) / FULL;
+  const top = curve.indexOf(FULL);
+  const outline = curve.map((value, i) => `H${(i * wide).toFixed(1)}V${y(value).toFixed(1)}H${((i + 1) * wide).toFixed(1)}`);
+  return (
+    <svg class="spark" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} width={WIDTH} height={HEIGHT} aria-hidden="true" data-testid="spark">
+      <title>{first === last ? `step ${first}` : `${counted(steps, "step")}, ${first} to ${last}`}</title>
+      <path class="spark-area" d={`M0 ${HEIGHT}${outline.join("")}V${HEIGHT}Z`} />
+      <circle class="spark-peak" cx={Math.min(WIDTH - 2.5, Math.max(2.5, (top + 0.5) * wide))} cy={y(FULL)} r="2.5" />
+    </svg>
+  );
+}
+
+/** By run, its first finding; null where Advice finds nothing. */
+export type Findings = ReadonlyMap<string, Finding | null | "not judged">;
+
+/** Asks Advice for runs without a cause, one after the other: its rules read all events of a window. */
+function useFindings(rows: FleetRun[], on: boolean): Findings {
+  const [known, learn] = useState<Findings>(new Map());
+  const next = on ? rows.find((row) => causeOf(row) === null && !known.has(keyOf(row))) : undefined;
+  const answer = useRemote<AdviceAnswer>(next ? address("advice", placeOf(next)) : null);
+  const { data, failure } = answer;
+  useEffect(() => {
+    if (!next || !(data || failure)) return;
+    learn(new Map(known).set(keyOf(next), failure ? "not judged" : (data!.findings[0] ?? null)));
+  }, [data, failure]);
+  return known;
+}
+
+/** A step more is another recording. */
+export function keyOf({ run, step, last }: FleetRun): string {
+  return JSON.stringify([run, step, last]);
+}
+
+function placeOf({ run, worker, device, step }: FleetRun) {
+  return { run, worker, device, step };
+}
+
+/** The first finding of a run, and the way to its Advice; empty while it is asked for. */
+function FirstFinding({ row, finding }: { row: FleetRun; finding: Finding | null | "not judged" | undefined }) {
+  if (finding === undefined) return <span aria-busy="true" />;
+  if (finding === null || finding === "not judged") return <span class="muted">{finding ?? "nothing found"}</span>;
+  const { bytes, of_bytes, measure, title } = finding;
+  return (
+    <RouteLink
+      to={{ view: "advice", ...placeOf(row), step: String(row.step) }}
+      class="plain-link"
+      title={`${titleText(title)} ${exactBytes(bytes)} ${measure}`}
+      testid="fleet-finding"
+    >
+      <span class="finding-bytes">
+        {asPartOf(of_bytes, bytes)} {measure}:
+      </span>{" "}
+      <span class="muted">
+        <Sentence pieces={titleOf(finding)} />
+      </span>
     </RouteLink>
   );
 }

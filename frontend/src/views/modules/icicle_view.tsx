@@ -1,13 +1,14 @@
 import { useMemo } from "preact/hooks";
+import type { Categories } from "../../api/types";
+import type { Bar, Paints } from "../../draw/paint_flame";
 import { navigate, route } from "../../state/app";
 import { asPartOf, exactBytes, percent, withUnit } from "../../state/bytes";
 import { inStackingOrder, total } from "../../state/categories";
 import { type Icicle, icicleOf, wayTo } from "../../state/module_icicle";
 import type { ModuleNode } from "../../state/module_tree";
-import { moduleLabel, shortened, titleText, visible } from "../../state/names";
+import { cellText, moduleLabel, shortened, titleText, visible } from "../../state/names";
 import { Category } from "../category";
 import { FlameChart } from "../flame_chart";
-import { moduleBars } from "./module_bars";
 
 interface Props {
   roots: ModuleNode[];
@@ -129,4 +130,39 @@ function spoken(icicle: Icicle): string {
     .slice(0, 6)
     .map((place) => `${visible(icicle.node[place]!.label).slice(0, 60)} ${percent(total(icicle.categories[place]!), all)}`);
   return `Modules, ${withUnit(all)} (${exactBytes(all)}) at the peak. ${widest.join(", ")}. Arrow keys walk, Enter zooms.`;
+}
+
+/** How modules look in the icicle: tinted like their largest category, and split by category along the edge. */
+const TINT = 0.3;
+
+type Filter = ((node: ModuleNode) => boolean) | null;
+
+function moduleBars(icicle: Icicle, filter: Filter): (paints: Paints) => (place: number) => Bar {
+  // Once, not on every movement of the pointer.
+  const all = icicle.categories.map(sharesOf);
+  const words = icicle.node.map((node, place) => ({
+    name: cellText(icicle.name[place]!),
+    more: cellText(node?.className ?? ""),
+    found: filter && node ? filter(node) : undefined,
+  }));
+  return ({ read, category }) =>
+    (place) => {
+      const node = icicle.node[place]!;
+      const { shares, largest } = all[place]!;
+      return {
+        fill: node ? category(largest) : read("--flame-root"),
+        ...(node && { tint: TINT }),
+        split: shares.map(([key, share]) => [category(key), share]),
+        ...words[place]!,
+        strong: node === null,
+        ink: read("--text"),
+      };
+    };
+}
+
+function sharesOf(categories: Categories): { shares: [string, number][]; largest: string } {
+  const parts = inStackingOrder(categories);
+  const whole = parts.reduce((sum, [, bytes]) => sum + bytes, 0);
+  const [largest] = parts.reduce((top, part) => (part[1] > top[1] ? part : top), ["unknown", 0]);
+  return { shares: parts.map(([key, bytes]) => [key, bytes / whole]), largest };
 }

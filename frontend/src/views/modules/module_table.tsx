@@ -12,7 +12,7 @@ import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { reusedKey, RowsInSight, useRowsInSight } from "../windowed";
 import { type At, categoriesAt, type Column, isKnown, type Sorting } from "./columns";
-import { UnseenHead } from "../heads";
+import { UnseenHead } from "../table";
 
 const ROW = 31;
 const NAME_AND_BAR = 292;

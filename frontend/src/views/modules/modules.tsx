@@ -1,23 +1,25 @@
 import { useMemo } from "preact/hooks";
-import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
+import { address } from "../../api/request";
 import type { ModulesAnswer, StepAnswer } from "../../api/types";
 import { alone, navigate, picked, route, selection } from "../../state/app";
 import { exactBytes, type Unit, unitFor, unitWithin, withUnit } from "../../state/bytes";
-import { counted } from "../../state/numbers";
 import { layersAsOne } from "../../state/module_icicle";
-import { buildFlat, buildTree, type ModuleNode } from "../../state/module_tree";
 import { matcher, matches, type Order, visibleRows } from "../../state/module_rows";
+import { buildFlat, buildTree, type ModuleNode } from "../../state/module_tree";
+import { titleText } from "../../state/names";
+import { counted } from "../../state/numbers";
 import { largestModule, stepName } from "../../state/sentences";
 import { CategoryKey } from "../category";
+import { Notice } from "../notices";
+import { RouteLink } from "../route_link";
 import { Segmented, Toggle } from "../segmented";
-import { Sentence } from "../sentence";
+import { Headline } from "../sentence";
 import { FailureState, Loading } from "../states";
-import { aboutModules, aboutTimes } from "../times";
+import { aboutModules, aboutTimes, hasOnlyFigures } from "../times";
 import { type At, categoriesAt, type Column, columnsOf, nextSorting, readSorting, type Sorting } from "./columns";
 import { IcicleView } from "./icicle_view";
 import { ModuleTable } from "./module_table";
-import { NoModules } from "./no_modules";
 
 const SHAPES = [
   ["tree", "Tree"],
@@ -40,9 +42,7 @@ export function Modules() {
   return (
     <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
       {largest ? (
-        <h1 class="headline" data-testid="headline">
-          <Sentence pieces={largest} />
-        </h1>
+        <Headline pieces={largest} />
       ) : (
         <h1 class="unseen">Memory by module, {stepName(pick.step, alone.value)}</h1>
       )}
@@ -186,3 +186,34 @@ function orderBy({ id, descending }: Sorting, columns: Column[], at: At): Order 
   const column = columns.find((c) => c.id === id) ?? columns[0]!;
   return { value: (node) => column.value(node, at) ?? -1, descending };
 }
+
+/** Where a recording names no module: what the rows are then, and how the next one names them. */
+function NoModules({ step, operators }: { step: StepAnswer | undefined; operators: boolean }) {
+  if (hasOnlyFigures(step))
+    return (
+      <div class="over-cards">
+        <Notice level="warning" testid="only-figures">
+          Only the figures of this step are here: the side file with its modules{" "}
+          <span class="mono">{titleText(step!.source.side_file)} </span>
+          cannot be read. Copy the run's folder plugins/tb_memplugin from the machine that recorded it, then reload.
+        </Notice>
+      </div>
+    );
+  return (
+    <div class="over-cards">
+      <Notice level="info" testid="no-modules">
+        This recording names no modules
+        {operators ? ", so its rows stand for the operators that allocated" : " and no operators, so all is in one row"}.{" "}
+        <RouteLink to={{ view: "stacks" }}>Stacks</RouteLink> and{" "}
+        <RouteLink to={{ view: "timeline" }}>Timeline</RouteLink> show what else it knows. To see modules:{" "}
+        <span class="mono">{HOW[step?.source.kind ?? ""] ?? "memory_trace_handler(DIR, model=model, optimizer=optimizer)"}</span>
+      </Notice>
+    </div>
+  );
+}
+
+const HOW: Record<string, string> = {
+  snapshot: "memory_trace_handler(DIR, model=model, optimizer=optimizer, snapshot=True)",
+  MemoryTracer: "tracer.trace(model, optimizer)",
+  LineTracer: "MemoryTracer().trace(model, optimizer)",
+};

@@ -1,22 +1,23 @@
 import type { ComponentChildren } from "preact";
 import { STEPS_JOINED } from "../../api/contract";
-import type { Note, StepFiguresAnswer } from "../../api/types";
-import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
+import { address } from "../../api/request";
+import type { Note, StepFiguresAnswer } from "../../api/types";
 import { picked, selection } from "../../state/app";
-import { exactBytes, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
+import { exactBytes, inUnit, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { cellText } from "../../state/names";
 import { decimals, grouped } from "../../state/numbers";
 import { duration, exactTime } from "../../state/time";
-import { Bytes, Delta } from "../amount";
+import { Bytes, BytesCell, Delta } from "../amount";
+import { Name } from "../name";
 import { Notes } from "../notices";
 import { OtherRanks } from "../other_ranks";
 import { RouteLink } from "../route_link";
 import { FailureState, Loading } from "../states";
-import { HowToRecord } from "./only_figures";
-import { PeakOfAllSteps } from "../steps/peak_of_all_steps";
+import { PeakOfAllSteps } from "../steps/peaks";
+import { Heads, ShareBar } from "../table";
 import { WholeDevice } from "../whole_device";
-import { Phases } from "./phases";
+import { HowToRecord } from "./only_figures";
 
 /** A step of which there are figures alone: what peaked, and how it stands among all steps. */
 export function MonitoredOverview() {
@@ -180,4 +181,47 @@ function notesOf(answer: StepFiguresAnswer): Shown[] {
     notes.push({ level: "info", text });
   }
   return notes;
+}
+
+/** The step's named phases, in the order in which they first ended. */
+export function Phases({ answer }: { answer: StepFiguresAnswer }) {
+  const { phases, peak_bytes } = answer;
+  if (phases.length === 0) return null;
+  const unit = unitFor(peak_bytes);
+  return (
+    <section class="card" data-testid="phases">
+      <h2>Phases of the step</h2>
+      <table class="plain phases">
+        <Heads columns={[
+            "phase",
+            { unseen: "share of the step's peak" },
+            { number: `peak, ${unit.name}` },
+            { number: `at its end, ${unit.name}` },
+            { number: "time" },
+            { number: "runs" },
+          ]} />
+        <tbody>
+          {phases.map((phase) => (
+            <tr key={phase.name} data-testid="phase-row" data-key={phase.name}>
+              <th scope="row">
+                <Name text={phase.name} />
+              </th>
+              <td>
+                <ShareBar share={phase.peak_bytes / peak_bytes} />
+              </td>
+              <td class="number strong" title={exactBytes(phase.peak_bytes)}>
+                {phase.at_least && "≥ "}
+                {inUnit(phase.peak_bytes, unit)}
+              </td>
+              <BytesCell bytes={phase.end_bytes} unit={unit} />
+              <td class="number" title={exactTime(phase.duration_ns)}>
+                {duration(phase.duration_ns)}
+              </td>
+              <td class="number muted">{grouped(phase.count)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </section>
+  );
 }

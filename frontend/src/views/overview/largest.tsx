@@ -10,7 +10,7 @@ import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Line } from "../stacks/ranked";
 import { lacksShapes, ShapesAreRecorded, Tensor } from "../tensor";
-import { NumberHead } from "../heads";
+import { Heads } from "../table";
 import { BytesCell } from "../amount";
 
 const MOST = 8;
@@ -28,15 +28,7 @@ export function Largest({ pick, answer: { peak, source } }: { pick: Pick; answer
         <RouteLink to={{ view: "allocations" }}>All allocations</RouteLink>
       </div>
       <table class="plain largest">
-        <thead>
-          <tr>
-            <NumberHead>{unit.name}</NumberHead>
-            <th scope="col">what</th>
-            <th scope="col">category</th>
-            <th scope="col">made by</th>
-            <NumberHead>lives</NumberHead>
-          </tr>
-        </thead>
+        <Heads columns={[{ number: unit.name }, "what", "category", "made by", { number: "lives" }]} />
         <tbody>
           {rows.slice(0, MOST).map((a, i) => (
             <tr key={i}>

@@ -1,27 +1,29 @@
-import { address } from "../../api/request";
+import { OUT_OF_MEMORY } from "../../api/contract";
 import { useRemote } from "../../api/remote";
-import type { StepAnswer } from "../../api/types";
-import { alone, picked, runs, selection } from "../../state/app";
+import { address } from "../../api/request";
+import type { AccountJson, AccountMoment, CompareAnswer, Note, StepAnswer, StepStats } from "../../api/types";
+import { alone, base, isAlone, picked, runs, selection } from "../../state/app";
+import { exactBytes, unitFor, withUnit } from "../../state/bytes";
 import { cellText, isModule, titleText } from "../../state/names";
-import { headline } from "../../state/sentences";
-import { useFailed } from "../failed";
-import { Notes } from "../notices";
+import { grouped } from "../../state/numbers";
+import type { Pick } from "../../state/selection";
+import { changeSince, headline } from "../../state/sentences";
+import { duration } from "../../state/time";
+import { CAUSES } from "../allocator/sentences";
+import { AnotherRun } from "../another_run";
+import { type Failure, useFailed } from "../failed";
+import { Notes, Notice } from "../notices";
 import { OtherRanks } from "../other_ranks";
-import { PeakOfAllSteps } from "../steps/peak_of_all_steps";
-import { Sentence } from "../sentence";
+import { RouteLink } from "../route_link";
+import { Headline, Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
+import { PeakOfAllSteps, PeakOfEachStep } from "../steps/peaks";
 import { aboutModules, hasOnlyFigures } from "../times";
 import { WholeDevice } from "../whole_device";
-import { AccountLine } from "./account";
 import { Cards } from "./cards";
-import { Change } from "./change";
-import { ByCategory } from "./by_category";
-import { ByLine } from "./by_line";
-import { ByModule } from "./by_module";
 import { Findings } from "./findings";
 import { Largest } from "./largest";
-import { OutOfMemory, withoutFailures } from "./out_of_memory";
-import { PeakOfEachStep } from "../steps/peak_of_each_step";
+import { ByCategory, ByLine, ByModule } from "./peak_parts";
 
 /** Whether the recording itself says which module each block is of; what is inferred from stacks is in Modules. */
 function namesModules(answer: StepAnswer): boolean {
@@ -38,9 +40,7 @@ export function Overview() {
   if (!answer) return <Loading what={`step ${pick.step}`} />;
   return (
     <div class={step.stale ? "stale" : undefined} aria-busy={step.stale}>
-      <h1 class="headline" data-testid="headline">
-        <Sentence pieces={headline(answer, alone.value)} />
-      </h1>
+      <Headline pieces={headline(answer, alone.value)} />
       <Change answer={answer} />
       <OtherRanks />
       <OutOfMemory failed={failed} stats={answer.stats} />
@@ -93,4 +93,93 @@ function Source({ answer }: { answer: StepAnswer }) {
       {present}.
     </p>
   );
+}
+
+/** How the window's bytes agree with the allocator's own; the numbers of each moment on hover. */
+function AccountLine({ account }: { account: AccountJson }) {
+  return (
+    <p class={`account ${account.level}`} data-testid="account" title={account.moments.map(momentText).join("\n")}>
+      <span class="kind">Account of the window:</span> {titleText(account.text)}
+    </p>
+  );
+}
+
+function momentText({ moment, counted_bytes, allocator_bytes, at_least }: AccountMoment): string {
+  const counted = `${moment}: ${exactBytes(counted_bytes)} recorded`;
+  if (allocator_bytes === null) return counted;
+  return `${counted}, ${at_least ? "at least " : ""}${exactBytes(allocator_bytes)} by the counter`;
+}
+
+/** Without the notes that say the same of this device; those of other devices stay. */
+export function withoutFailures(notes: Note[], { device }: Pick, failed: Failure[]): Note[] {
+  return failed.length === 0 ? notes : notes.filter((note) => note.code !== OUT_OF_MEMORY || note.device !== device);
+}
+
+/** Where a request failed in this step, that comes before all numbers. */
+function OutOfMemory({ failed, stats }: { failed: Failure[]; stats: StepStats }) {
+  const [first] = failed;
+  if (!first) return null;
+  const why = CAUSES[first.cause ?? ""];
+  return (
+    <div class="over-cards">
+      <Notice level="warning" testid="out-of-memory">
+        Out of memory {duration(first.time_ns - stats.step_start_ns)} after the start: a request of{" "}
+        <strong title={exactBytes(first.requested_bytes)}>{withUnit(first.requested_bytes)}</strong> failed
+        {why && <>, because {why}</>}
+        {failed.length > 1 && <>, and {grouped(failed.length - 1)} more after it</>}.{" "}
+        <RouteLink to={{ view: "allocator", t: String(first.time_ns), event: String(first.event) }}>
+          What there was, and why it did not fit
+        </RouteLink>
+      </Notice>
+    </div>
+  );
+}
+
+/** What is different from what "Compare with" says, and the way to another run. */
+export function Change({ answer }: { answer: StepAnswer }) {
+  const basis = base.value;
+  return (
+    <p class="lead" data-testid="change">
+      {basis ? (
+        <Since answer={answer} basis={basis} />
+      ) : (
+        `The only ${alone.value ? "recording" : "step"} here: there is nothing to compare it with.`
+      )}
+      {(basis === null || basis.run === answer.run) && <AnotherRun lead=" · " />}
+    </p>
+  );
+}
+
+function Since({ answer, basis }: { answer: StepAnswer; basis: Pick }) {
+  const { run, worker, device, step } = answer;
+  const sides = { base_run: basis.run, base_worker: basis.worker, base_step: basis.step, base_device: basis.device };
+  const change = useRemote<CompareAnswer>(address("compare", { by: "module", run, worker, device, step, ...sides }));
+  const link = {
+    view: "compare",
+    base_run: basis.run,
+    base_worker: basis.worker,
+    base_step: String(basis.step),
+    what: "module",
+  } as const;
+  const same = change.data?.rows.every((row) => row.delta_bytes === 0);
+  return (
+    <>
+      {change.data ? (
+        <Sentence pieces={changeSince(named(change.data), unitFor(answer.peak.bytes))} />
+      ) : change.failure ? (
+        change.failure.what
+      ) : (
+        "Comparing …"
+      )}{" "}
+      {!same && (
+        <RouteLink to={link} testid="show-difference">
+          Show the difference
+        </RouteLink>
+      )}
+    </>
+  );
+}
+
+function named(answer: CompareAnswer): CompareAnswer {
+  return { ...answer, base: { ...answer.base, alone: isAlone(answer.base) } };
 }

@@ -2,13 +2,15 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { RanksAnswer } from "../../api/types";
 import { cellAt, cellPixels, columnLeft, type HeatLayout, layHeatMap, ramp } from "../../draw/heat_map";
 import { readPalette } from "../../draw/palette";
-import { prepare, watchWidth } from "../../draw/surface";
+import { prepare } from "../../draw/surface";
 import { dark } from "../../host/theme";
-import { visible } from "../../state/names";
-import { counted } from "../../state/numbers";
-import { type Cell, cellOf, colorRange, highestRank, nounOf, oneStep, rankName, shortNames } from "../../state/ranks";
+import { deltaWithUnit, exactBytes, percent, unitFor, withUnit } from "../../state/bytes";
+import { cellText, visible } from "../../state/names";
+import { counted, grouped } from "../../state/numbers";
+import { type Cell, type CellFigures, cellOf, colorRange, figuresOf, highestRank, nounOf, oneStep, rankName, shortNames } from "../../state/ranks";
+import { usePaint, useSurface } from "../canvas";
+import { Tip } from "../tip";
 import { drawCell, drawHeatMap, type Picture } from "./paint";
-import { CellTip } from "./cell_tip";
 
 interface Props {
   answer: RanksAnswer;
@@ -33,10 +35,8 @@ const STOPS = ["--ramp-0", "--ramp-1", "--ramp-2", "--ramp-3", "--ramp-4"] as co
 
 /** A row a rank, a column a step, the color its peak. Only what is in sight is drawn. */
 export function HeatMap({ answer, shares, kept, onPick, onZoom }: Props) {
-  const box = useRef<HTMLDivElement>(null);
-  const canvas = useRef<HTMLCanvasElement>(null);
+  const { box, canvas, width } = useSurface();
   const pressed = useRef<number | null>(null);
-  const [width, setWidth] = useState(0);
   const [scrolled, setScrolled] = useState(0);
   const [at, setAt] = useState<Cell | null>(null);
   const [dragged, setDragged] = useState<[number, number] | null>(null);
@@ -53,20 +53,19 @@ export function HeatMap({ answer, shares, kept, onPick, onZoom }: Props) {
     return cellOf(answer, { ...rank, step: rank.highest_step });
   }, [answer]);
 
-  useEffect(() => watchWidth(box.current!, setWidth), []);
   useEffect(() => setAt(null), [answer]);
-  useEffect(() => {
-    if (!canvas.current || width === 0 || first.length === 0) return;
-    const context = prepare(canvas.current, { width, height: TOP + shown + AXIS });
+  const paint = (to: HTMLCanvasElement): void => {
+    const context = first.length > 0 && prepare(to, { width, height: TOP + shown + AXIS });
     if (!context) return;
-    const colors = readPalette(canvas.current, context);
+    const colors = readPalette(to, context);
     const missing = colors.fill("category", "unknown", 0);
     const picture: Picture = { layout, cells, names, first, last: answer.last, alone: oneStep(rows), scrolled, shown, colors, missing };
     drawHeatMap(context, picture);
     if (kept) drawCell(context, picture, kept, colors.text, 3);
     if (top) drawCell(context, picture, top, colors.peak, 0);
     if (at) drawCell(context, picture, at, colors.accent, 0);
-  }, [answer, cells, width, scrolled, kept?.row, kept?.column, at?.row, at?.column, theme]);
+  };
+  usePaint(canvas, paint, [answer, cells, width, scrolled, kept?.row, kept?.column, at?.row, at?.column]);
 
   const under = (event: PointerEvent): Cell | null => cellAt(layout, event.offsetX, event.offsetY + scrolled);
   const columnAt = (x: number): number => cellAt(layout, clamp(x, layout.left, layout.left + layout.width - 1), TOP)!.column;
@@ -177,4 +176,54 @@ function spoken(answer: RanksAnswer): string {
     `highest is ${visible(rankName(top, rows))}${oneStep(rows) ? "" : ` at step ${top.highest_step}`}. ` +
     "Arrow keys go from cell to cell, Enter picks one."
   );
+}
+
+interface TipProps {
+  answer: RanksAnswer;
+  cell: Cell;
+  x: number;
+  y: number;
+}
+
+/** What one cell is: whose, when, exactly how many bytes, and how far from the median rank. */
+function CellTip({ answer, cell, x, y }: TipProps) {
+  const figures = figuresOf(answer, cell);
+  const { rank, bytes, first, last } = figures;
+  const noun = nounOf(answer.rows);
+  return (
+    <Tip x={x} y={y} testid="ranks-tip">
+      <div>
+        <b class="mono">{cellText(rank.worker)}</b> {cellText(rank.device)}
+        {!oneStep(answer.rows) && ` · ${columnWords(first, last)}`}
+      </div>
+      {bytes === null ? (
+        <div>{first === last ? "Not recorded" : "None of them recorded"} on this {noun}.</div>
+      ) : (
+        <>
+          <div class="tip-bytes">
+            <strong>{withUnit(bytes)}</strong> · {exactBytes(bytes)}
+          </div>
+          {first !== last && <div>the highest of them, in step {figures.step}</div>}
+          <div>{overMedian(figures, noun)}</div>
+          {rank.capacity_bytes !== null && (
+            <div>
+              {percent(bytes, rank.capacity_bytes)} of {withUnit(rank.capacity_bytes)}
+            </div>
+          )}
+        </>
+      )}
+    </Tip>
+  );
+}
+
+function columnWords(first: number, last: number): string {
+  return first === last ? `step ${first}` : `steps ${first} to ${last}`;
+}
+
+/** Against the ranks or devices of the same column. */
+export function overMedian({ bytes, median, ranks }: CellFigures, noun: "rank" | "device"): string {
+  if (bytes === null || median === null) return `no other ${noun} has it`;
+  const of = `the median of ${grouped(ranks)} ${noun}s`;
+  if (bytes === median) return `as much as ${of}`;
+  return `${deltaWithUnit(bytes - median, unitFor(bytes, median))} against ${of} (${exactBytes(bytes - median)})`;
 }

@@ -4,18 +4,18 @@ import { useRemote } from "../../api/remote";
 import type { Rank, RanksAnswer, StepAnswer } from "../../api/types";
 import { navigate, picked, route } from "../../state/app";
 import { exactBytes, inUnit, percent, type Unit } from "../../state/bytes";
-import { highestRank, measured, nounOf, oneStep, type Order, ordered, overMedian, rankName, readOrder } from "../../state/ranks";
+import { highestRank, measured, nounOf, oneStep, ordered, ORDERS, overMedian, rankName } from "../../state/ranks";
 import { Delta } from "../amount";
 import { CategoryBar, CategoryKey } from "../category";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
-import { ShareBar } from "../share_bar";
-import { NumberHead, UnseenHead } from "../heads";
+import { NumberHead, ShareBar, UnseenHead } from "../table";
 import { SortedHead } from "../sorted_head";
 import { RowsInSight, useRowsInSight } from "../windowed";
 import { canCompare, comparing } from "./why";
 
 const ROW = 31;
+const SORTING = { by: "ordered", orders: ORDERS, usual: "highest", testid: "order" } as const;
 const WIDTHS = { highest: 92, "at step": 82, "vs median": 100, "%": 84, median: 150, spread: 84 };
 
 interface Props {
@@ -55,12 +55,13 @@ export function RankTable({ answer, run, unit }: Props) {
           </colgroup>
           <thead>
             <tr>
-              <Head by="worker" label={noun} title="By name and number" />
+              <SortedHead sorting={SORTING} id="worker" label={noun} title="By name and number" words />
               <UnseenHead wide>what it consists of</UnseenHead>
-              <Head by="highest" label="highest" title={`Highest of all steps: ${measured(answer)}`} />
-              {!alone && <Head by="step" label="at step" title="The step of the highest; the first of several" />}
-              <Head
-                by="median"
+              <SortedHead sorting={SORTING} id="highest" label="highest" title={`Highest of all steps: ${measured(answer)}`} />
+              {!alone && <SortedHead sorting={SORTING} id="step" label="at step" title="The step of the highest; the first of several" />}
+              <SortedHead
+                sorting={SORTING}
+                id="median"
                 label="vs median"
                 title={`Against the median of all ${noun}s that have this step; of an even number, the lower of the two`}
               />
@@ -68,7 +69,7 @@ export function RankTable({ answer, run, unit }: Props) {
               <th scope="col" class="after-number">
                 median {noun}
               </th>
-              {steps > 1 && <Head by="spread" label="spread" title="From its lowest to its highest step" />}
+              {steps > 1 && <SortedHead sorting={SORTING} id="spread" label="spread" title="From its lowest to its highest step" />}
             </tr>
           </thead>
           <RowsInSight sight={sight} columns={8}>
@@ -91,22 +92,6 @@ export function RankTable({ answer, run, unit }: Props) {
       </div>
       {drawn.size > 0 && <CategoryKey keys={drawn} />}
     </section>
-  );
-}
-
-function Head({ by, label, title }: { by: Order; label: string; title: string }) {
-  const now = readOrder(route.value.ordered);
-  return (
-    <SortedHead
-      id={by}
-      label={label}
-      title={title}
-      testid={`order-${by}`}
-      now={now.turned ? `-${now.by}` : now.by}
-      by="ordered"
-      usual="highest"
-      words={by === "worker"}
-    />
   );
 }
 

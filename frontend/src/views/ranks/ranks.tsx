@@ -1,24 +1,23 @@
 import { useState } from "preact/hooks";
-import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
+import { address } from "../../api/request";
 import type { Rank, RanksAnswer } from "../../api/types";
 import { navigate, picked, route, selection } from "../../state/app";
 import { exactBytes, inUnit, percent, unitFor, withUnit } from "../../state/bytes";
+import { titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { stepsZoom } from "../../state/over";
 import { cellOf, colorRange, figuresOf, highestRank, nounOf, oneStep, rankName, ranksSentence } from "../../state/ranks";
+import { KeyEntry } from "../key_entry";
 import { HowToRecord } from "../monitored/only_figures";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Segmented } from "../segmented";
-import { Sentence } from "../sentence";
+import { Headline } from "../sentence";
 import { FailureState, Loading } from "../states";
-import { overMedian } from "./cell_tip";
-import { HeatMap } from "./heat_map";
-import { OneRank } from "./one_rank";
+import { HeatMap, overMedian } from "./heat_map";
 import { RankTable } from "./rank_table";
 import { Why } from "./why";
-import { KeyEntry } from "../key_entry";
 
 /** Which rank peaks highest, when, how far from the others, and why: all workers of the picked run side by side. */
 export function Ranks() {
@@ -35,9 +34,7 @@ export function Ranks() {
   const unit = unitFor(highestRank(data.rows).highest_bytes);
   return (
     <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
-      <h1 class="headline" data-testid="headline">
-        <Sentence pieces={ranksSentence(data, unit)} />
-      </h1>
+      <Headline pieces={ranksSentence(data, unit)} />
       {data.of === "allocated" && <Why rows={data.rows} run={run} unit={unit} />}
       <Map answer={data} />
       <RankTable answer={data} run={run} unit={unit} />
@@ -150,5 +147,27 @@ function Picked({ answer }: { answer: RanksAnswer }) {
         </>
       )}
     </p>
+  );
+}
+
+/** With one rank there is nothing to put side by side: what would fill the view, and the way to what there is. */
+function OneRank({ rank }: { rank: Rank }) {
+  return (
+    <section class="state wide-state" data-testid="one-rank">
+      <h1>Only one rank is here: {titleText(rank.worker)}. There is nothing to compare it with.</h1>
+      <p>
+        With several, this view says which peaks highest, when, and how far above the others. Let every process write into
+        the same folder; torchrun names them, otherwise name them yourself:
+      </p>
+      <pre class="code" data-testid="record-code">
+        {`handler = memory_trace_handler(FOLDER, f"rank{rank}", model=model, optimizer=optimizer)  # a few steps in full
+monitor = MemoryMonitor(FOLDER, f"rank{rank}")  # every step, figures only`}
+      </pre>
+      <p>Ranks that have not run yet can be estimated, without their GPUs:</p>
+      <pre class="code">tb-memplugin estimate train.py:make --gpu h100 --mesh dp=8</pre>
+      <p>
+        <RouteLink to={{ view: "overview" }}>The Overview shows this rank's peaks.</RouteLink>
+      </p>
+    </section>
   );
 }

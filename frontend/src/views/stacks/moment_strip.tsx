@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useRef } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import type { CurveAnswer, MomentAnswer } from "../../api/types";
@@ -6,32 +6,27 @@ import { drawLayers, drawOutline } from "../../draw/area";
 import { readPalette } from "../../draw/palette";
 import { linear } from "../../draw/scale";
 import { ceiling } from "../../draw/stack";
-import { prepare, sharpness, watchWidth } from "../../draw/surface";
-import { dark } from "../../host/theme";
+import { prepare, sharpness } from "../../draw/surface";
 import { navigate, stretch } from "../../state/app";
 import { withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import type { Pick } from "../../state/selection";
 import { duration } from "../../state/time";
+import { usePaint, useSurface } from "../canvas";
 
 const HEIGHT = 54;
 
 /** The step's curve in a strip: a click or a drag on it chooses the moment, the arrow keys step through events. */
 export function MomentStrip({ pick, event, time }: { pick: Pick; event: number | null; time: number | null }) {
-  const stage = useRef<HTMLDivElement>(null);
-  const canvas = useRef<HTMLCanvasElement>(null);
+  const { box: stage, canvas, width } = useSurface();
   const dragging = useRef(false);
-  const [width, setWidth] = useState(0);
   const { from, to, peak } = stretch.value!;
   const px = Math.min(4000, Math.max(1, Math.round(width * sharpness())));
   const curve = useRemote<CurveAnswer>(width > 0 ? address("curve", { ...pick, by: "category", px }) : null);
   const near = useRemote<MomentAnswer>(event === null ? null : address("moment", { ...pick, event, by: "category" }), 120, ["event"]);
-  const theme = dark.value;
   const x = linear([from, to], [0, Math.max(1, width)]);
-  useEffect(() => watchWidth(stage.current!, setWidth), []);
-  useEffect(() => {
-    if (canvas.current && curve.data) paint(canvas.current, curve.data, x, width, peak.time);
-  }, [curve.data, width, theme]);
+  const { data } = curve;
+  usePaint(canvas, data && ((to) => paint(to, data, x, width, peak.time)), [data, width]);
   const choose = (pointer: PointerEvent): void => {
     const at = Math.min(Math.max(pointer.offsetX, 0), width);
     navigate({ of: undefined, t: String(Math.round(x.invert(at))), event: undefined });

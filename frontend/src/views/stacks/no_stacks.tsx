@@ -13,7 +13,7 @@ import { divisionLabel } from "../divisions";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
 import { Segmented } from "../segmented";
-import { ShareBar, ShareHead } from "../share_bar";
+import { ShareBar, ShareHead } from "../table";
 import { ESTIMATOR } from "../times";
 import { choice } from "./choice";
 import { BytesCell } from "../amount";

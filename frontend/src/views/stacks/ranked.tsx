@@ -8,14 +8,14 @@ import { exactBytes, percent, type Unit, unitFor, unitWithin, withUnit } from ".
 import { lineParts } from "../../state/frames";
 import { cellText, titleText } from "../../state/names";
 import { counted, grouped } from "../../state/numbers";
-import { walkRows } from "../row_keys";
-import { ShareBar } from "../share_bar";
-import { NumberHead, UnseenHead } from "../heads";
+import { useRowKeys } from "../row_keys";
+import { NumberHead, ShareBar, UnseenHead } from "../table";
 import { SortedHead } from "../sorted_head";
 import { choice, SAME_RUN } from "./choice";
 import { BytesCell } from "../amount";
 
 const PAGE = 100;
+const SORTING = { by: "ranked", orders: ["line", "bytes", "count", "per_call"], usual: "bytes", testid: "rank" } as const;
 
 interface RankedRow {
   kind: Kind;
@@ -64,6 +64,7 @@ export function Ranked<Row extends RankedRow, Answer extends RankedAnswer<Row> =
   const path = address(`${what}_table`, { ...query, find: search || undefined, sort, first, count: PAGE });
   const answer = useRemote<Answer>(path, search ? 80 : 0, SAME_RUN);
   const data = answer.data;
+  const keys = useRowKeys();
   if (answer.failure) return <p class="nothing">{titleText(answer.failure.what)}</p>;
   if (!data) return <p class="loading">Reading the {what}s …</p>;
   const unit = unitFor(data.bytes);
@@ -82,15 +83,15 @@ export function Ranked<Row extends RankedRow, Answer extends RankedAnswer<Row> =
         <table class="plain ranked">
           <thead>
             <tr>
-              <Head id="line" label={name[0]} title={name[1]} number={false} />
+              <SortedHead sorting={SORTING} id="line" label={name[0]} title={name[1]} words />
               <UnseenHead>share</UnseenHead>
-              <Head id="bytes" label={choice().of === "step" ? "allocated" : "alive"} title="Bytes" />
+              <SortedHead sorting={SORTING} id="bytes" label={choice().of === "step" ? "allocated" : "alive"} title="Bytes" />
               <NumberHead>%</NumberHead>
-              <Head id="count" label="allocations" title="How many allocations" />
-              <Head id="per_call" label={sizeUnit === unit ? size[0] : `${size[0]}, ${sizeUnit.name}`} title={size[1]} />
+              <SortedHead sorting={SORTING} id="count" label="allocations" title="How many allocations" />
+              <SortedHead sorting={SORTING} id="per_call" label={sizeUnit === unit ? size[0] : `${size[0]}, ${sizeUnit.name}`} title={size[1]} />
             </tr>
           </thead>
-          <tbody onKeyDown={walkRows}>{data.rows.map(props.rows(data, scale))}</tbody>
+          <tbody {...keys}>{data.rows.map(props.rows(data, scale))}</tbody>
         </table>
       </div>
       {data.rows.length === 0 && (
@@ -118,30 +119,6 @@ export function RankedCells({ row, size, scale }: { row: RankedRow; size: number
       <td class="number muted">{grouped(row.count)}</td>
       <BytesCell bytes={size} unit={scale.sizeUnit} tone="muted" />
     </>
-  );
-}
-
-interface HeadProps {
-  id: string;
-  label: string;
-  title: string;
-  number?: boolean;
-}
-
-/** A column's head. Lines begin at A. */
-function Head({ id, label, title, number = true }: HeadProps) {
-  const now = route.value.ranked ?? "bytes";
-  return (
-    <SortedHead
-      id={id}
-      label={label}
-      title={title}
-      testid={`rank-${id}`}
-      now={now}
-      by="ranked"
-      usual="bytes"
-      words={!number}
-    />
   );
 }
 

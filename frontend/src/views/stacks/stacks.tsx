@@ -10,7 +10,7 @@ import type { Piece } from "../../state/sentences";
 import { duration } from "../../state/time";
 import { Notice } from "../notices";
 import { Segmented } from "../segmented";
-import { Sentence } from "../sentence";
+import { Headline } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { choice, SAME_RUN } from "./choice";
 import { FlameView, FRAMES } from "./flame_view";
@@ -55,9 +55,7 @@ export function Stacks() {
   };
   return (
     <>
-      <h1 class="headline" data-testid="headline">
-        <Sentence pieces={headline(data, top.data, when, shown.name, origin)} />
-      </h1>
+      <Headline pieces={headline(data, top.data, when, shown.name, origin)} />
       <div class="tools">
         <Segmented label="Which allocations" testid="when" options={WHENS(shown.whole)} value={when} onPick={pickWhen} />
         <Segmented

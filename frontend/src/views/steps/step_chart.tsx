@@ -1,11 +1,10 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { StepsAnswer } from "../../api/types";
 import { across } from "../../draw/axes";
-import { watchWidth } from "../../draw/surface";
-import { dark } from "../../host/theme";
 import { navigate } from "../../state/app";
 import { exactBytes, withUnit } from "../../state/bytes";
 import { counted } from "../../state/numbers";
+import { usePaint, useSurface } from "../canvas";
 import { KeyEntry } from "../key_entry";
 import { useDrag } from "../timeline/drag";
 import { Tip } from "../tip";
@@ -23,14 +22,11 @@ interface Props {
 
 /** The peaks of steps, few or very many; a click picks a step. */
 export function StepChart({ data, marks, zooms = false }: Props) {
-  const box = useRef<HTMLDivElement>(null);
-  const canvas = useRef<HTMLCanvasElement>(null);
+  const { box, canvas, width } = useSurface();
   const height = useRef(0);
-  const [width, setWidth] = useState(0);
   const [at, setAt] = useState<number | undefined>(undefined);
   const x = across([data.first[0]!, Math.max(data.last.at(-1)!, data.first[0]! + 1)], width);
   const y = useMemo(() => heights(data), [data]);
-  const theme = dark.value;
   const drag = useDrag(x, width, {
     onHover: (step) => setAt(step === undefined ? undefined : nearest(data.high_step, step)),
     onClick: (step) => {
@@ -42,11 +38,8 @@ export function StepChart({ data, marks, zooms = false }: Props) {
       if (zooms && last > first) navigate({ s0: String(first), s1: String(last) });
     },
   });
-  useEffect(() => watchWidth(box.current!, setWidth), []);
   useEffect(() => setAt(undefined), [data]);
-  useEffect(() => {
-    if (canvas.current && width > 0) paintSteps(canvas.current, width, { data, marks, x, y, at });
-  }, [data, JSON.stringify(marks), at, width, theme]);
+  usePaint(canvas, width > 0 && ((to) => paintSteps(to, width, { data, marks, x, y, at })), [data, JSON.stringify(marks), at, width]);
   const low = data.low.reduce((a, b) => Math.min(a, b), Infinity);
   const words = `Peak of ${counted(data.count, "step")}, from ${withUnit(low)} to ${withUnit(highest(data.high))}; step ${marks.step} is picked.`;
   return (

@@ -14,7 +14,7 @@ import { Name } from "../name";
 import { useChange } from "./change";
 import type { Cursor } from "./cursor";
 import { useGroupFocus, wantFocus } from "./group_focus";
-import { NumberHead } from "../heads";
+import { Heads } from "../table";
 
 const MOST = 14;
 const OTHERS = ["(other modules)", "(others)"];
@@ -55,15 +55,13 @@ export function Breakdown({ by, parts, exact, unit, cursor, alone }: Props) {
   const restDelta = change?.rest(shown) ?? 0;
   return (
     <table class={change ? "plain compared" : "plain"}>
-      <thead>
-        <tr>
-          <th scope="col">{divisionLabel(by).toLowerCase()}</th>
-          <NumberHead>{unit.name}</NumberHead>
-          <th scope="col" class="number" title={change ? `vs ${change.against}` : "share of what is alive"}>
-            {change ? `vs ${shortened(visible(change.short), 12)}` : "share"}
-          </th>
-        </tr>
-      </thead>
+      <Heads columns={[
+          divisionLabel(by).toLowerCase(),
+          { number: unit.name },
+          change
+            ? { look: "number", text: `vs ${shortened(visible(change.short), 12)}`, title: `vs ${change.against}` }
+            : { look: "number", text: "share", title: "share of what is alive" },
+        ]} />
       <tbody ref={body}>
         {shown.map((part) => (
           <tr

@@ -1,15 +1,14 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import type { CurveAnswer, LanesAnswer } from "../../api/types";
 import { across, type Axis, TIME_AXIS } from "../../draw/axes";
 import { type Lane, laneRows, lanesHeight, spanAt, spanLabel } from "../../draw/lanes";
 import type { Scale } from "../../draw/scale";
-import { kept, panned, turned, zoomed } from "../../draw/stack";
-import { watchWidth } from "../../draw/surface";
-import { dark } from "../../host/theme";
+import { kept, turned, zoomed } from "../../draw/stack";
 import { unitFor, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
 import { failedInWords } from "../../state/failures";
 import { moduleLabel, shortened, visible } from "../../state/names";
+import { usePaint, useSurface, useWheel, zoomedByKey } from "../canvas";
 import { Tip } from "../tip";
 import type { Cursor } from "./cursor";
 import { type Failed, paintCurve, paintLanes } from "./paint";
@@ -48,26 +47,21 @@ const OTHERS = 424;
 export function Chart(props: ChartProps) {
   const { curve, lanes, window, whole, cursor, onZoom } = props;
   const { words, place, least } = props.axis ?? TIME_AXIS;
-  const stage = useRef<HTMLDivElement>(null);
-  const main = useRef<HTMLCanvasElement>(null);
+  const { box: stage, canvas: main, width } = useSurface(props.onWidth);
   const lower = useRef<HTMLCanvasElement>(null);
-  const [width, setWidth] = useState(0);
   const [walked, setWalked] = useState<Walked | null>(null);
   const [tip, setTip] = useState<{ x: number; y: number; text: string } | null>(null);
-  const theme = dark.value;
   const height = usePlotHeight(OTHERS, 280, 960);
   const reserve = props.reserve ?? true;
   const rows: Lane[] = lanes ? laneRows(lanes) : [];
   const lowerHeight = lanesHeight(rows);
   const x = across(window, width);
 
-  useEffect(() => watchWidth(stage.current!, (w) => (setWidth(w), props.onWidth(w))), []);
-  useEffect(() => {
-    if (main.current && curve) paintCurve(main.current, { ...props, curve, x, width, height, reserve });
-  }, [curve, props.strip, width, height, theme, reserve, props.by, props.axis, props.failed, window[0], window[1]]);
-  useEffect(() => {
-    if (lower.current) paintLanes(lower.current, rows, x, width);
-  }, [lanes, width, theme, window[0], window[1]]);
+  const { by, axis, strip, failed } = props;
+  const picture = curve && { ...props, curve, x, width, height, reserve };
+  const changes = [curve, strip, width, height, reserve, by, axis, failed, ...window];
+  usePaint(main, picture && ((canvas) => paintCurve(canvas, picture)), changes);
+  usePaint(lower, (canvas) => paintLanes(canvas, rows, x, width), [lanes, width, ...window]);
 
   const drag = useDrag(x, width, {
     onHover: cursor.hover,
@@ -79,16 +73,13 @@ export function Chart(props: ChartProps) {
     onZoom(turned(event, window, x.invert(event.offsetX), whole, least));
   });
   const keys = (event: KeyboardEvent): void => {
-    if (props.canZoom && event.shiftKey && event.key === "ArrowRight") onZoom(panned(window, 0.1, whole));
-    else if (props.canZoom && event.shiftKey && event.key === "ArrowLeft") onZoom(panned(window, -0.1, whole));
+    const next = props.canZoom && zoomedByKey(event, window, whole, cursor.place ?? middle(window), least);
+    if (next) onZoom(next);
     else if (event.key === "Home") cursor.pin(undefined);
     else if (event.key === "ArrowRight") cursor.step(1);
     else if (event.key === "ArrowLeft") cursor.step(-1);
     else if (event.key.toLowerCase() === "m" && cursor.flipMark && !event.ctrlKey && !event.metaKey) cursor.flipMark();
     else if (event.key === "Escape") (onZoom(whole), cursor.pin(undefined));
-    else if (props.canZoom && (event.key === "+" || event.key === "="))
-      onZoom(zoomed(window, cursor.place ?? middle(window), 0.5, whole, least));
-    else if (props.canZoom && event.key === "-") onZoom(zoomed(window, cursor.place ?? middle(window), 2, whole, least));
     else return;
     event.preventDefault();
   };
@@ -254,16 +245,4 @@ function spokenLanes(rows: Lane[], words: Axis["words"]): string {
   const counts = rows.map((row) => `${row.spans.length} ${row.label || "inner modules"}`);
   const phases = rows.find((row) => row.kind === "phase")?.spans.map((s) => `${s.name} ${words(s.end_ns - s.start_ns)}`) ?? [];
   return `Lanes: ${counts.join(", ")}. ${phases.slice(0, 8).join(", ")}`;
-}
-
-/** Wheel listeners must be able to keep the page from scrolling, so they are added by hand. */
-export function useWheel(target: { current: HTMLElement | null }, callback: (event: WheelEvent) => void): void {
-  const latest = useRef(callback);
-  latest.current = callback;
-  useEffect(() => {
-    const element = target.current;
-    const turn = (event: WheelEvent): void => (event.preventDefault(), latest.current(event));
-    element?.addEventListener("wheel", turn, { passive: false });
-    return () => element?.removeEventListener("wheel", turn);
-  }, []);
 }

@@ -1,12 +1,12 @@
-import { useEffect, useRef } from "preact/hooks";
+import { useRef } from "preact/hooks";
 import type { CurveAnswer } from "../../api/types";
 import { columnEdges, drawLayers, drawOutline, drawReserved, fillBetween } from "../../draw/area";
 import { across } from "../../draw/axes";
 import { readPalette } from "../../draw/palette";
 import { linear } from "../../draw/scale";
-import { ceiling, kept, panned, zoomed } from "../../draw/stack";
+import { ceiling, kept, panned } from "../../draw/stack";
 import { prepare } from "../../draw/surface";
-import { dark } from "../../host/theme";
+import { usePaint, zoomedByKey } from "../canvas";
 
 interface Props {
   curve: CurveAnswer | undefined;
@@ -31,12 +31,9 @@ type Grip = { kind: "move" | "left" | "right" | "new"; time: number; window: [nu
 export function Strip({ curve, window, whole, width, enabled, least, by, reserve, onZoom }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const grip = useRef<Grip | null>(null);
-  const theme = dark.value;
   const x = across(whole, width);
-  useEffect(() => {
-    const drawn = curve && !reserve ? { ...curve, reserved: null } : curve;
-    if (canvas.current && drawn) paintStrip(canvas.current, drawn, by, window, x, width);
-  }, [curve, by, width, theme, reserve, window[0], window[1]]);
+  const drawn = curve && !reserve ? { ...curve, reserved: null } : curve;
+  usePaint(canvas, drawn && ((to) => paintStrip(to, drawn, by, window, x, width)), [curve, by, width, reserve, ...window]);
 
   const down = (event: PointerEvent): void => {
     if (!enabled) return;
@@ -66,11 +63,10 @@ export function Strip({ curve, window, whole, width, enabled, least, by, reserve
     }
   };
   const keys = (event: KeyboardEvent): void => {
-    const center = (window[0] + window[1]) / 2;
-    if (event.key === "ArrowLeft") onZoom(panned(window, -0.1, whole));
+    const next = zoomedByKey(event, window, whole, (window[0] + window[1]) / 2, least);
+    if (next) onZoom(next);
+    else if (event.key === "ArrowLeft") onZoom(panned(window, -0.1, whole));
     else if (event.key === "ArrowRight") onZoom(panned(window, 0.1, whole));
-    else if (event.key === "+" || event.key === "=") onZoom(zoomed(window, center, 0.5, whole, least));
-    else if (event.key === "-") onZoom(zoomed(window, center, 2, whole, least));
     else if (event.key === "Escape") onZoom(whole);
     else return;
     event.preventDefault();

@@ -1,29 +1,30 @@
 import { useMemo, useState } from "preact/hooks";
-import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
+import { address } from "../../api/request";
 import type { CurveAnswer, CurveBy, LanesAnswer, Over, StepAnswer } from "../../api/types";
 import { columnsIn, EVENT_AXIS, plotWidth, TIME_AXIS } from "../../draw/axes";
 import { DEEPEST } from "../../draw/lanes";
 import { kept, reserveFits } from "../../draw/stack";
 import { alone, navigate, picked, route, selection } from "../../state/app";
 import { unitFor } from "../../state/bytes";
+import { categoryLabel } from "../../state/categories";
 import { openedGroups, withClosed } from "../../state/module_groups";
 import { shortened, titleText, visible } from "../../state/names";
 import { counted } from "../../state/numbers";
 import { overOf, OVERS, wholeOf, zoomOf, zoomPatch } from "../../state/over";
 import { stepName } from "../../state/sentences";
-import { divisionLabel, useDivisions } from "../divisions";
+import { Swatch } from "../category";
+import { divisionLabel, isOurs, partLabel, useDivisions } from "../divisions";
 import { useFailed } from "../failed";
+import { Name } from "../name";
 import { Notice } from "../notices";
 import { Segmented, Toggle } from "../segmented";
 import { FailureState, Loading } from "../states";
 import { aboutTimes } from "../times";
 import { Chart } from "./chart";
-import { useCursor } from "./cursor";
+import { type Moment, placeOf, useCursor } from "./cursor";
 import { wantFocus } from "./group_focus";
-import { Legend } from "./legend";
 import { MomentPanel } from "./moment_panel";
-import { type Moment, placeOf } from "./place";
 import { StretchPanel } from "./stretch_panel";
 
 /** Offered until it is known what the window can be divided by. */
@@ -246,4 +247,24 @@ function within(zoom: [number, number] | undefined, whole: [number, number] | un
 function placeWithin(peak: Moment, over: Over, whole: [number, number]): number | undefined {
   const place = placeOf(peak, over);
   return place === undefined ? undefined : Math.max(whole[0], place);
+}
+
+/** What every color of the picture is, from its bottom: also of parts that are not alive at the cursor. */
+export function Legend({ curve, by, reserve }: { curve: CurveAnswer; by: string; reserve: boolean }) {
+  const drawn = curve.keys.flatMap((key, index) => (curve.stacks[index]?.some((bytes) => bytes > 0) ? [{ key, index }] : []));
+  return (
+    <ul class="legend" data-testid="timeline-key" aria-label="Colors of the picture">
+      {drawn.map(({ key, index }) => (
+        <li key={key} data-key={key}>
+          <Swatch by={by} of={key} index={index} />
+          {isOurs(by) ? categoryLabel(key) : <Name text={partLabel(by, curve.labels?.[index] ?? key)} module={by === "module"} />}
+        </li>
+      ))}
+      {curve.reserved && reserve && (
+        <li>
+          <span class="line dashes" aria-hidden="true" /> reserved
+        </li>
+      )}
+    </ul>
+  );
 }
