@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 
@@ -11,10 +12,14 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import part_text, size_text
 from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.tables import Int64
 
 LEAST_SHARE = 0.25
 """Least share of the peak that must be optimizer state for a finding."""
+
+LEAST_REPLACED = 0.05
+"""The same of state of an optimizer that another replaced."""
 
 DTYPE_BYTES = "dtype_bytes."
 """Prefix of trace properties with the bytes of storages by dtype: `dtype_bytes.CATEGORY.DEVICE.DTYPE`."""
@@ -44,6 +49,8 @@ def optimizer_state(judged: Judged) -> Result:
         )
     alive = blocks.alive_at(step.peak_event, device)
     state = alive[blocks.category[alive] == Category.OPTIMIZER_STATE]
+    if (replaced := _replaced(judged, state)) is not None:
+        return replaced
     state_bytes = int(blocks.bytes[state].sum())
     dtypes = _dtypes(trace, Category.OPTIMIZER_STATE, judged.name)
     if state_bytes < LEAST_SHARE * step.peak_bytes:
@@ -76,6 +83,45 @@ def optimizer_state(judged: Judged) -> Result:
         state=[("sort", "optimizer")],
         measure="less with 8-bit state",
         price=PRICE,
+    )
+
+
+def _replaced(judged: Judged, state: Int64) -> Finding | None:
+    """Report state (rows) of which one line of an optimizer made more blocks than there are parameters.
+
+    The oldest are those of an optimizer that another replaced. The finding's bytes are by how much the
+    highest step's peak falls if each is freed when its successor is born.
+    """
+    trace, blocks = judged.trace, judged.trace.allocations
+    alive = blocks.alive_at(judged.step.peak_event, judged.device)
+    parameters = Counter(blocks.bytes[alive[blocks.category[alive] == Category.PARAMETER]].tolist())
+    made: dict[tuple[str, int], list[int]] = {}
+    for row in state[blocks.stack[state] >= 0].tolist():
+        line = next((text for text in trace.stack(int(blocks.stack[row])) if read_frame(text).is_python), "")
+        made.setdefault((line, int(blocks.bytes[row])), []).append(row)
+    pairs = [
+        pair
+        for (_, size), rows in made.items()
+        if parameters[size]
+        for pair in zip(rows, rows[parameters[size] :], strict=False)
+    ]
+    old, new = np.array(pairs, np.int64).reshape(-1, 2).T
+    saved = judged.step.saved(blocks.bytes[old], blocks.born[new] + 1, blocks.freed[old])
+    if saved < LEAST_REPLACED * judged.step.peak_bytes:
+        return None
+    return judged.finding(
+        "optimizer_state",
+        "problem",
+        "The state of an optimizer stays after another took its place.",
+        saved,
+        (
+            Evidence("state of parameters that have newer state", int(blocks.bytes[old].sum()), name=False),
+            judged.without("it", saved),
+        ),
+        "Before the first step of the new optimizer, free the old one and what else holds it, such as a "
+        "scheduler; or change the param_groups of the old one.",
+        view="allocations",
+        state=[("block", str(int(old[0])))],
     )
 
 

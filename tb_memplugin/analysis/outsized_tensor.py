@@ -39,7 +39,7 @@ KNOWN = (
     old_copies,
     wide_tensors,
 )
-"""Rules that know what such a tensor is, and say more of it."""
+"""Rules that know what such a tensor is, and say more of it: if their finding has most of its bytes."""
 
 
 def outsized_tensor(judged: Judged) -> Result:
@@ -62,7 +62,8 @@ def outsized_tensor(judged: Judged) -> Result:
     saved = blocks.saved(data & is_large)
     if not few or not smaller or largest < TIMES * smaller or saved < LEAST_SHARE * judged.step.peak_bytes:
         return Fine(f"No few tensors are more than {TIMES} times as large as all others of the step.")
-    if any(isinstance(judged.result(rule), Finding) for rule in KNOWN):
+    known = (judged.result(rule) for rule in KNOWN)
+    if any(isinstance(result, Finding) and 4 * result.bytes > 3 * saved for result in known):
         return Fine("Another finding says what the largest tensor is.")
     at_peak = blocks.rows[forward & is_large & blocks.at_peak]
     lines = line_evidence(trace, at_peak)
