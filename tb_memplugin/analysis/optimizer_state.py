@@ -18,9 +18,6 @@ from tb_memplugin.trace.tables import Int64
 LEAST_SHARE = 0.25
 """Least share of the peak that must be optimizer state for a finding."""
 
-LEAST_REPLACED = 0.05
-"""The same of state of an optimizer that another replaced."""
-
 DTYPE_BYTES = "dtype_bytes."
 """Prefix of trace properties with the bytes of storages by dtype: `dtype_bytes.CATEGORY.DEVICE.DTYPE`."""
 
@@ -49,7 +46,7 @@ def optimizer_state(judged: Judged) -> Result:
         )
     alive = blocks.alive_at(step.peak_event, device)
     state = alive[blocks.category[alive] == Category.OPTIMIZER_STATE]
-    if (replaced := _replaced(judged, state)) is not None:
+    if isinstance(replaced := _replaced(judged), Finding):
         return replaced
     state_bytes = int(blocks.bytes[state].sum())
     dtypes = _dtypes(trace, Category.OPTIMIZER_STATE, judged.name)
@@ -86,43 +83,42 @@ def optimizer_state(judged: Judged) -> Result:
     )
 
 
-def _replaced(judged: Judged, state: Int64) -> Finding | None:
-    """Report state (rows) of which one line of an optimizer made more blocks than there are parameters.
+def _replaced(judged: Judged) -> Result:
+    """Find state of which one line of an optimizer made more blocks than there are parameters of their size.
 
     The oldest are those of an optimizer that another replaced. The finding's bytes are by how much the
     highest step's peak falls if each is freed when its successor is born.
     """
-    trace, blocks = judged.trace, judged.trace.allocations
-    alive = blocks.alive_at(judged.step.peak_event, judged.device)
-    parameters = Counter(blocks.bytes[alive[blocks.category[alive] == Category.PARAMETER]].tolist())
-    made: dict[tuple[str, int], list[int]] = {}
-    for row in state[blocks.stack[state] >= 0].tolist():
-        line = next((text for text in trace.stack(int(blocks.stack[row])) if read_frame(text).is_python), "")
-        made.setdefault((line, int(blocks.bytes[row])), []).append(row)
+    trace, blocks = judged.trace, judged.blocks
+    category = trace.allocations.category[blocks.rows]
+    parameters = Counter(blocks.bytes[(category == Category.PARAMETER) & blocks.at_peak].tolist())
+    of_line: dict[tuple[str, int], list[int]] = {}
+    for index in np.flatnonzero((category == Category.OPTIMIZER_STATE) & blocks.at_peak).tolist():
+        stack = trace.stack(blocks.origins[blocks.origin[index]].stack)
+        line, size = next(filter(_is_python, stack), ""), int(blocks.bytes[index])
+        if line and parameters[size]:
+            of_line.setdefault((line, size), []).append(index)
     pairs = [
         pair
-        for (_, size), rows in made.items()
-        if parameters[size]
-        for pair in zip(rows, rows[parameters[size] :], strict=False)
+        for (_, size), made in of_line.items()
+        for pair in zip(made, made[parameters[size] :], strict=False)
     ]
-    old, new = np.array(pairs, np.int64).reshape(-1, 2).T
-    saved = judged.step.saved(blocks.bytes[old], blocks.born[new] + 1, blocks.freed[old])
-    if saved < LEAST_REPLACED * judged.step.peak_bytes:
-        return None
-    return judged.finding(
+    old, new = np.array(sorted(pairs), np.int64).reshape(-1, 2).T
+    return judged.avoidable(
         "optimizer_state",
         "problem",
-        "The state of an optimizer stays after another took its place.",
-        saved,
-        (
-            Evidence("state of parameters that have newer state", int(blocks.bytes[old].sum()), name=False),
-            judged.without("it", saved),
-        ),
+        old,
+        "The state of an optimizer stays after another took its place: {name}.",
+        "No optimizer took the place of another",
         "Before the first step of the new optimizer, free the old one and what else holds it, such as a "
         "scheduler; or change the param_groups of the old one.",
-        view="allocations",
-        state=[("block", str(int(old[0])))],
+        gone=blocks.born[new],
+        without="the old state",
     )
+
+
+def _is_python(text: str) -> bool:
+    return read_frame(text).is_python
 
 
 def _finding_by_size(judged: Judged, state: Int64) -> Finding:

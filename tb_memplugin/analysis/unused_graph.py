@@ -8,17 +8,12 @@ from collections import Counter
 import numpy as np
 
 from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks
-from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
+from tb_memplugin.analysis.findings import Fine, NotJudged, Result
 from tb_memplugin.analysis.leak_sites import LOSS
-from tb_memplugin.analysis.lines import line_evidence
-from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.analysis.unused_gradients import Backwards
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
 from tb_memplugin.trace.frames import MODULE_CALL, read_frame
 from tb_memplugin.trace.tables import Bool, Int64
-
-LEAST_SHARE = 0.05
-"""Least share of the peak that must be gone without the graph for a finding."""
 
 FEWEST, FEWEST_SITES = 8, 4
 """Fewest blocks that are freed together, and different sites among them: outputs in a list have one."""
@@ -46,7 +41,7 @@ def unused_graph(judged: Judged) -> Result:
     how much the highest step's peak falls if each block is freed when `BEHIND` further ones have been
     allocated; if their backward ran (see `_ran`), evenly while it runs, the last one first.
     """
-    trace, blocks, step = judged.trace, judged.blocks, judged.step
+    trace, blocks = judged.trace, judged.blocks
     if not blocks.are_known:
         return UNKNOWN_ORIGINS
     unused = without_backward(trace, blocks) | _freed_outside(trace, blocks)
@@ -64,29 +59,18 @@ def unused_graph(judged: Judged) -> Result:
         if ran
         else np.append(blocks.born[graph[BEHIND:]], blocks.freed[graph[-BEHIND:]])
     )
-    saved = step.saved(blocks.bytes[graph], needed_until + 1, blocks.freed[graph])
-    if saved < LEAST_SHARE * step.peak_bytes:
-        return Fine(f"Without what is kept for a backward, the peak would be only {size_text(saved)} lower.")
-    freed = Evidence(
-        "activations freed all at once", int(blocks.bytes[graph].sum()), counted(len(graph), "block"), False
-    )
-    return judged.finding(
+    when = "after their backward" if ran else "for a backward that never runs"
+    return judged.avoidable(
         "unused_graph",
         "problem",
-        "A forward keeps its activations after their backward."
-        if ran
-        else "A forward keeps its activations for a backward that never runs.",
-        saved,
-        (
-            freed,
-            *line_evidence(trace, blocks.rows[graph], "of them"),
-            judged.without("a graph", saved, "by replay"),
-        ),
+        graph,
+        f"A forward keeps its activations {when}: of {{name}}.",
+        "No forward keeps its activations longer than needed",
         "Call the last backward() of a loss without retain_graph=True, and detach() what it does not train."
         if ran
         else "Run it in torch.inference_mode() or torch.no_grad(): there, nothing is kept.",
-        view="allocations",
-        state=judged.at_peak,
+        gone=needed_until,
+        without="a graph",
     )
 
 
