@@ -501,24 +501,30 @@ def test_results_that_are_freed_before_the_next_forward_are_as_they_should_be() 
 CALL = "forward model.py:20"
 
 
-def loop(*, layers: int) -> MemoryTrace:
+def loop(*, layers: int, of: str = "phase=forward category=activation") -> MemoryTrace:
     """Each layer keeps 300 inside and 100 as its output; backward frees the last layer first."""
     born = [
         line.replace("#", str(at))
         for at in range(layers)
         for line in (
-            "alloc 300 a# phase=forward category=activation",
-            "alloc 100 b# phase=forward category=activation",
+            f"alloc 300 a# {of}",
+            f"alloc 100 b# {of}",
         )
     ]
     freed = [f"free {name}{at}" for at in reversed(range(layers)) for name in "ba"]
     inner = [("forward layer.py:5", CALL), ("forward layer.py:6", CALL)]
-    return stacked(trace(*born, *freed), *inner * layers)
+    return stacked(trace(*born, *freed, "alloc 5 g phase=backward"), *inner * layers, ())
 
 
-def test_calls_of_a_line_are_recomputed_where_modules_are_not_known() -> None:
-    """The last layer runs while the outputs of the other three are kept: 3 x 100 + 400 of 4 x 400."""
-    finding = found(loop(layers=4), "checkpointing")
+@pytest.mark.parametrize(
+    "of", ["phase=forward category=activation", "phase=backward category=recomputed"], ids=["kept", "at once"]
+)
+def test_calls_of_a_line_are_recomputed_where_modules_are_not_known(of: str) -> None:
+    """The last layer runs while the outputs of the other three are kept: 3 x 100 + 400 of 4 x 400.
+
+    So it is where one checkpoint around all layers recomputes them at once.
+    """
+    finding = found(loop(layers=4, of=of), "checkpointing")
     assert (finding.bytes, finding.of_bytes) == (1600 - 700, 1600)
     assert finding.subject == "model.py:20 (forward)"
     assert "4 calls" in finding.title
@@ -527,8 +533,14 @@ def test_calls_of_a_line_are_recomputed_where_modules_are_not_known() -> None:
 def test_a_line_of_a_library_that_only_passes_calls_on_is_not_to_be_recomputed() -> None:
     history = loop(layers=4)
     passed_on = "wrapped_func /lib/transformers/utils/deprecation.py:173"
-    stacks = tuple((stack[0], passed_on, *stack[1:]) for stack in history.stacks)
+    stacks = tuple((*stack[:1], passed_on, *stack[1:]) for stack in history.stacks)
     assert found(replace(history, stacks=stacks), "checkpointing").subject == "model.py:20 (forward)"
+
+
+def test_without_a_backward_nothing_is_recomputed_in_it() -> None:
+    kept = [f"alloc {size} x{size} phase=forward category=activation" for size in (300, 100)]
+    history = stacked(trace(*kept), ("forward layer.py:5", CALL), ("forward layer.py:6", CALL))
+    assert why(history, "checkpointing") == "The recording has no backward."
 
 
 def test_one_call_has_nothing_to_recompute() -> None:
