@@ -10,6 +10,8 @@ import numpy as np
 from tb_memplugin.analysis.block_origins import Judged, StepBlocks
 from tb_memplugin.analysis.findings import Result
 from tb_memplugin.analysis.subcategories import CASTS, logit_blocks
+from tb_memplugin.analysis.unused_gradients import Backwards
+from tb_memplugin.trace import Category, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import Bool, Int64
 
@@ -135,15 +137,17 @@ def dense_embedding_gradient(judged: Judged) -> Result:
     )
 
 
+FLOAT64_BYTES = 8
+
+
 def wide_tensors(judged: Judged) -> Result:
-    """Find tensors of float64, or that a cast made twice as wide and that the same module goes on with.
+    """Find tensors of float64 (see `_float64`), or that a cast widened and the same module goes on with.
 
     The finding's bytes are by how much the highest step's peak falls if they take half. Logits in a loss do
     not count.
     """
     trace, blocks = judged.trace, judged.blocks
-    dtypes = np.array([*(tensor.dtype for tensor in trace.tensors), ""], object)
-    wide = dtypes[trace.allocations.tensor[blocks.rows]] == "float64"
+    wide = _float64(judged)
     title = "float64 takes much of the peak: {name}."
     if not wide.any():
         title = "A cast makes tensors twice as wide, and what follows stays so: {name}."
@@ -166,6 +170,29 @@ def wide_tensors(judged: Judged) -> Result:
         least_share=0.1,
         price="other numerics",
     )
+
+
+def _float64(judged: Judged) -> Bool:
+    """Return the mask of the blocks in float64 by their tensors, or if every backward begins with 8 bytes.
+
+    The gradient of such a loss is float64. So is everything where no backward casts, as of a model in
+    float64; else what the program computes in the sizes of the gradients that are cast, as after a product
+    with an array of NumPy.
+    """
+    trace, blocks = judged.trace, judged.blocks
+    category = trace.allocations.category[blocks.rows]
+    dtypes = np.array([*(tensor.dtype for tensor in trace.tensors), ""], object)
+    wide: Bool = dtypes[trace.allocations.tensor[blocks.rows]] == "float64"
+    begins = np.isin(blocks.born, Backwards.of(trace, judged.device).first)
+    begins &= blocks.of_operators({"ones_like"})
+    if not begins.any() or (blocks.bytes[begins] != FLOAT64_BYTES).any():
+        return wide
+    casts = (trace.allocations.phase[blocks.rows] == Phase.BACKWARD) & blocks.of_operators(CASTS)
+    if not casts.any():
+        return ~np.isin(category, (Category.WORKSPACE, Category.COMMUNICATION))
+    is_loss = ~blocks.of(lambda origin: origin.in_call) & ~np.isin(category, NOT_DATA)
+    wide |= is_loss & np.isin(blocks.bytes, 2 * blocks.bytes[casts])
+    return wide
 
 
 def _goes_on(judged: Judged, cast: int) -> Bool:

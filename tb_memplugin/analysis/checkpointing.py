@@ -365,6 +365,8 @@ def by_stack(judged: Judged) -> Result:
             "This rule needs the modules' forward and backward calls (pass the model to the recorder), or "
             "activations with call stacks."
         )
+    if not trace.ooms and not (trace.allocations.phase == Phase.BACKWARD).any():
+        return NotJudged("The recording has no backward.")
     called = _CalledFrames.of(trace, blocks, kept)
     estimates = [calls for text in called.largest() if (calls := _calls(trace, blocks, kept, called, text))]
     most = max((estimate.saved_bytes for estimate in estimates), default=0)
@@ -399,13 +401,17 @@ def by_stack(judged: Judged) -> Result:
 
 
 def _kept(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
-    """Return the blocks (indices) of forward that are alive at the peak, and their like in other steps."""
+    """Return the blocks (indices) of forward that are alive at the peak, and their like in other steps.
+
+    What one checkpoint around several calls recomputes counts, too.
+    """
     rows = blocks.rows
     category = trace.allocations.category[rows]
-    chosen = blocks.at_peak & (blocks.born >= 0) & np.isin(category, KEPT)
-    chosen &= ~blocks.of(lambda origin: origin.is_backward)
+    chosen = np.isin(category, KEPT) & ~blocks.of(lambda origin: origin.is_backward)
     chosen &= blocks.of(lambda origin: origin.in_call) | (category != Category.UNKNOWN)
     chosen &= ~np.isin(trace.allocations.phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER))
+    chosen |= category == Category.RECOMPUTED
+    chosen &= blocks.at_peak & (blocks.born >= 0)
     return np.flatnonzero(blocks.alike(np.flatnonzero(chosen).astype(np.int64))).astype(np.int64)
 
 

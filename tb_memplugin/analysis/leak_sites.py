@@ -316,10 +316,14 @@ FEWEST_CALLS = 4
 """Fewer whole calls are no evidence of a loop."""
 
 FREED_SHARE, OFTEN = 0.5, 0.75
-"""Least share of a call's bytes that is freed before the next, and of the calls of which this holds.
+"""Least share of a call's bytes that is freed before the next unless a loss is allocated outside of module
+calls, and of the calls of which this holds.
 
 The layers of one forward, whose activations are kept for backward, look like calls that free almost nothing.
 """
+
+LOSS = 8
+"""The most bytes of a loss: one element of float64."""
 
 
 def call_bounds(trace: MemoryTrace, device: int) -> Int64:
@@ -345,6 +349,7 @@ def call_bounds(trace: MemoryTrace, device: int) -> Int64:
     total = sums(caller[at], blocks.bytes[rows], len(callers))
     total[outside if outside >= 0 else len(total) :][:1] = 0
     inside = caller[at] == int(np.argmax(total))
+    losses = blocks.born[rows[(caller[at] == outside) & (blocks.bytes[rows] <= LOSS)]]
     rows, at = rows[inside], at[inside]
     allocations = np.bincount(at)[at]
     if int(allocations.max()) <= FEWEST_CALLS:
@@ -355,7 +360,7 @@ def call_bounds(trace: MemoryTrace, device: int) -> Int64:
     bounds: Int64 = blocks.born[rows[begins]].astype(np.int64)
     last = rows[(blocks.born[rows] >= bounds[-2:].min()) & (blocks.born[rows] < bounds[-1])]
     in_loop = _shared_frames(trace, last) > _shared_frames(trace, rows)
-    return bounds if not in_loop and _mostly_free(trace, rows, bounds) else bounds[:0]
+    return bounds if not in_loop and _are_steps(trace, rows, bounds, losses) else bounds[:0]
 
 
 def _shared_frames(trace: MemoryTrace, rows: Int64) -> int:
@@ -373,8 +378,12 @@ def _caller(stack: tuple[str, ...]) -> tuple[str, ...]:
     return stack[calls[-1] + 1 :] if calls else ()
 
 
-def _mostly_free(trace: MemoryTrace, rows: Int64, bounds: Int64) -> bool:
-    """Return whether there are enough calls and most of them free most of what they allocate."""
+def _are_steps(trace: MemoryTrace, rows: Int64, bounds: Int64, losses: Int64) -> bool:
+    """Return whether there are enough calls, and most of them free most of what they allocate or have a loss.
+
+    Args:
+        losses: the births of what may be losses, ascending.
+    """
     count = len(bounds) - 1
     if count < FEWEST_CALLS:
         return False
@@ -383,4 +392,5 @@ def _mostly_free(trace: MemoryTrace, rows: Int64, bounds: Int64) -> bool:
     rows, call = rows[(call >= 0) & (call < count)], call[(call >= 0) & (call < count)]
     size, is_freed = blocks.bytes[rows], blocks.freed[rows] <= bounds[call + 1]
     freed = sums(call[is_freed], size[is_freed], count)
-    return bool(np.mean(freed >= FREED_SHARE * sums(call, size, count)) >= OFTEN)
+    has_loss = np.diff(np.searchsorted(losses, bounds)) > 0
+    return bool(np.mean(has_loss | (freed >= FREED_SHARE * sums(call, size, count))) >= OFTEN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, R
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import part_text, size_text
 from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.tables import Int64
 
 LEAST_SHARE = 0.25
@@ -44,6 +46,8 @@ def optimizer_state(judged: Judged) -> Result:
         )
     alive = blocks.alive_at(step.peak_event, device)
     state = alive[blocks.category[alive] == Category.OPTIMIZER_STATE]
+    if isinstance(replaced := _replaced(judged), Finding):
+        return replaced
     state_bytes = int(blocks.bytes[state].sum())
     dtypes = _dtypes(trace, Category.OPTIMIZER_STATE, judged.name)
     if state_bytes < LEAST_SHARE * step.peak_bytes:
@@ -77,6 +81,44 @@ def optimizer_state(judged: Judged) -> Result:
         measure="less with 8-bit state",
         price=PRICE,
     )
+
+
+def _replaced(judged: Judged) -> Result:
+    """Find state of which one line of an optimizer made more blocks than there are parameters of their size.
+
+    The oldest are those of an optimizer that another replaced. The finding's bytes are by how much the
+    highest step's peak falls if each is freed when its successor is born.
+    """
+    trace, blocks = judged.trace, judged.blocks
+    category = trace.allocations.category[blocks.rows]
+    parameters = Counter(blocks.bytes[(category == Category.PARAMETER) & blocks.at_peak].tolist())
+    of_line: dict[tuple[str, int], list[int]] = {}
+    for index in np.flatnonzero((category == Category.OPTIMIZER_STATE) & blocks.at_peak).tolist():
+        stack = trace.stack(blocks.origins[blocks.origin[index]].stack)
+        line, size = next(filter(_is_python, stack), ""), int(blocks.bytes[index])
+        if line and parameters[size]:
+            of_line.setdefault((line, size), []).append(index)
+    pairs = [
+        pair
+        for (_, size), made in of_line.items()
+        for pair in zip(made, made[parameters[size] :], strict=False)
+    ]
+    old, new = np.array(sorted(pairs), np.int64).reshape(-1, 2).T
+    return judged.avoidable(
+        "optimizer_state",
+        "problem",
+        old,
+        "The state of an optimizer stays after another took its place: {name}.",
+        "No optimizer took the place of another",
+        "Before the first step of the new optimizer, free the old one and what else holds it, such as a "
+        "scheduler; or change the param_groups of the old one.",
+        gone=blocks.born[new],
+        without="the old state",
+    )
+
+
+def _is_python(text: str) -> bool:
+    return read_frame(text).is_python
 
 
 def _finding_by_size(judged: Judged, state: Int64) -> Finding:

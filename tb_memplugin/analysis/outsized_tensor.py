@@ -14,7 +14,6 @@ from tb_memplugin.analysis.avoidable_tensors import (
 from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged
 from tb_memplugin.analysis.findings import Finding, Fine, Result
 from tb_memplugin.analysis.large_temporary import large_temporary
-from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.loss_logits import loss_logits
 from tb_memplugin.analysis.previous_result import previous_result
 from tb_memplugin.analysis.units import counted, size_text
@@ -39,7 +38,7 @@ KNOWN = (
     old_copies,
     wide_tensors,
 )
-"""Rules that know what such a tensor is, and say more of it."""
+"""Rules that know what such a tensor is, and say more of it: if their finding has most of its bytes."""
 
 
 def outsized_tensor(judged: Judged) -> Result:
@@ -59,24 +58,24 @@ def outsized_tensor(judged: Judged) -> Result:
     is_large = 2 * blocks.bytes >= largest
     smaller = int(blocks.bytes[forward & ~is_large].max(initial=0))
     few = int((forward & is_large & blocks.at_peak).sum()) <= MOST and (forward & ~is_large).sum() >= FEWEST
-    saved = blocks.saved(data & is_large)
-    if not few or not smaller or largest < TIMES * smaller or saved < LEAST_SHARE * judged.step.peak_bytes:
+    if not few or not smaller or largest < TIMES * smaller:
         return Fine(f"No few tensors are more than {TIMES} times as large as all others of the step.")
-    if any(isinstance(judged.result(rule), Finding) for rule in KNOWN):
-        return Fine("Another finding says what the largest tensor is.")
-    at_peak = blocks.rows[forward & is_large & blocks.at_peak]
-    lines = line_evidence(trace, at_peak)
-    return judged.finding(
+    count = int((forward & is_large & blocks.at_peak).sum())
+    result = judged.avoidable(
         "outsized_tensor",
         "option",
-        f"{counted(len(at_peak), 'tensor')} of up to {size_text(largest)} by {lines[0].what}: "
+        np.flatnonzero(data & is_large).astype(np.int64),
+        f"{counted(count, 'tensor')} of up to {size_text(largest)} by {{name}}: "
         f"{largest // smaller:,} times as large as all others.",
-        saved,
-        (*lines, judged.without("them", saved)),
+        "The largest tensors are not at the peak",
         "Compute only what is used, such as the logits of the last token, or in parts. Broadcast a mask "
         "instead of expanding it, use torch.cdist for distances, and keep a data set on the CPU.",
-        view="allocations",
-        state=judged.at_peak,
-        subject=lines[0].what,
+        least_share=LEAST_SHARE,
         price="a change to the code",
     )
+    if not isinstance(result, Finding):
+        return result
+    known = (judged.result(rule) for rule in KNOWN)
+    if any(isinstance(other, Finding) and 4 * other.bytes > 3 * result.bytes for other in known):
+        return Fine("Another finding says what the largest tensor is.")
+    return result

@@ -5,15 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks
-from tb_memplugin.analysis.findings import Evidence, Fine, Result
-from tb_memplugin.analysis.units import counted, size_text
+from tb_memplugin.analysis.findings import Result
 from tb_memplugin.analysis.unused_graph import MOST_OF_TWO, without_backward
 from tb_memplugin.trace import MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import Bool, Int64
-
-LEAST_SHARE = 0.05
-"""Least share of the peak that must be gone without the results for a finding."""
 
 SOON = 16
 """A variable was bound again if its old block is freed within so many events of the new one's birth."""
@@ -42,27 +38,18 @@ def previous_result(judged: Judged) -> Result:
         (bound, _next_forwards(blocks, np.flatnonzero(forward).astype(np.int64), bound)),
         _piled_up(trace, blocks, forward),
     )
-    savings = [step.saved(blocks.bytes[kept], begun, blocks.freed[kept]) for kept, begun in tried]
-    saved = max(savings)
-    kept, begun = tried[savings.index(saved)]
-    if saved < LEAST_SHARE * step.peak_bytes:
-        return Fine(f"Results of earlier forwards raise the peak by only {size_text(saved)}.")
-    at_peak = kept[blocks.at_peak[kept] & (begun <= step.peak_event + 1)]
-    largest = int(at_peak[np.argmax(blocks.bytes[at_peak])])
-    origin, size = blocks.origins[blocks.origin[largest]], int(blocks.bytes[at_peak].sum())
-    name = origin.line or ", ".join(sorted(origin.names))
-    blocks_text = f"{counted(len(at_peak), 'block')} of an earlier forward, alive at the peak"
-    return judged.finding(
+    kept, begun = max(
+        tried, key=lambda both: step.saved(blocks.bytes[both[0]], both[1], blocks.freed[both[0]])
+    )
+    return judged.avoidable(
         "previous_result",
         "problem",
-        f"What {name} returned is still alive while the next forward runs.",
-        saved,
-        (Evidence(name, size, blocks_text), judged.without("them", saved)),
+        kept,
+        "What {name} returned is still alive while the next forward runs.",
+        "No result of an earlier forward raises the peak",
         "Delete the result (del output), move it to the CPU, or leave the function that holds it before the "
         "next forward. If only the last token's logits are used, compute no others.",
-        view="allocations",
-        state=[("block", str(int(blocks.rows[largest])))],
-        subject=name,
+        gone=begun - 1,
     )
 
 

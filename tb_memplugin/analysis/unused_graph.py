@@ -1,19 +1,19 @@
-"""Advice: a forward that keeps its activations for a backward that never runs."""
+"""Advice: a forward that keeps its activations for a backward that never runs, or that ran already."""
 
 from __future__ import annotations
+
+import re
+from collections import Counter
 
 import numpy as np
 
 from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks
-from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
-from tb_memplugin.analysis.lines import line_evidence
-from tb_memplugin.analysis.units import counted, size_text
+from tb_memplugin.analysis.findings import Fine, NotJudged, Result
+from tb_memplugin.analysis.leak_sites import LOSS
+from tb_memplugin.analysis.unused_gradients import Backwards
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
 from tb_memplugin.trace.frames import MODULE_CALL, read_frame
 from tb_memplugin.trace.tables import Bool, Int64
-
-LEAST_SHARE = 0.05
-"""Least share of the peak that must be gone without the graph for a finding."""
 
 FEWEST, FEWEST_SITES = 8, 4
 """Fewest blocks that are freed together, and different sites among them: outputs in a list have one."""
@@ -27,18 +27,24 @@ BEHIND = 3
 DATA = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
 
 
+_NODE = re.compile(r"Backward\d*$")
+
+AUTOGRAD = "torch/autograd/"
+"""The folder of the Python code that runs a backward."""
+
+
 def unused_graph(judged: Judged) -> Result:
-    """Find activations of a forward that are freed all at once, before any backward.
+    """Find activations of a forward that are freed all at once, and not by a backward.
 
     If the recording has a backward at all, only what is freed outside of module calls counts, by the stacks
     of the frees: a function of a model may end and free what it kept for itself. The finding's bytes are by
     how much the highest step's peak falls if each block is freed when `BEHIND` further ones have been
-    allocated.
+    allocated; if their backward ran (see `_ran`), evenly while it runs, the last one first.
     """
-    trace, blocks, step = judged.trace, judged.blocks, judged.step
+    trace, blocks = judged.trace, judged.blocks
     if not blocks.are_known:
         return UNKNOWN_ORIGINS
-    unused = without_backward(trace, blocks)
+    unused = without_backward(trace, blocks) | _freed_outside(trace, blocks)
     if not (unused & blocks.at_peak).any():
         return Fine("The recording has a backward or an optimizer step, or memory of one.")
     if trace.ooms:
@@ -46,28 +52,54 @@ def unused_graph(judged: Judged) -> Result:
     graph = _freed_together(trace, blocks, unused)
     if len(graph) < FEWEST or not _is_graph(trace, blocks, graph):
         return Fine("No activations of a forward were kept until all of them were freed at once.")
+    ran = _ran(judged, graph)
     graph = np.flatnonzero(blocks.alike(graph) & unused).astype(np.int64)
-    needed_until = np.append(blocks.born[graph[BEHIND:]], blocks.freed[graph[-BEHIND:]])
-    saved = step.saved(blocks.bytes[graph], needed_until + 1, blocks.freed[graph])
-    if saved < LEAST_SHARE * step.peak_bytes:
-        return Fine(f"Without what is kept for a backward, the peak would be only {size_text(saved)} lower.")
-    freed = Evidence(
-        "activations freed all at once", int(blocks.bytes[graph].sum()), counted(len(graph), "block"), False
+    needed_until = (
+        _needed_by_backward(judged, blocks.born[graph])
+        if ran
+        else np.append(blocks.born[graph[BEHIND:]], blocks.freed[graph[-BEHIND:]])
     )
-    return judged.finding(
+    when = "after their backward" if ran else "for a backward that never runs"
+    return judged.avoidable(
         "unused_graph",
         "problem",
-        "A forward keeps its activations for a backward that never runs.",
-        saved,
-        (
-            freed,
-            *line_evidence(trace, blocks.rows[graph], "of them"),
-            judged.without("a graph", saved, "by replay"),
-        ),
-        "Run it in torch.inference_mode() or torch.no_grad(): there, nothing is kept.",
-        view="allocations",
-        state=judged.at_peak,
+        graph,
+        f"A forward keeps its activations {when}: of {{name}}.",
+        "No forward keeps its activations longer than needed",
+        "Call the last backward() of a loss without retain_graph=True, and detach() what it does not train."
+        if ran
+        else "Run it in torch.inference_mode() or torch.no_grad(): there, nothing is kept.",
+        gone=needed_until,
+        without="a graph",
     )
+
+
+def _needed_by_backward(judged: Judged, born: Int64) -> Int64:
+    """Return the event until which the next backward needs blocks of a graph, by their births, ascending."""
+    backwards, last = Backwards.of(judged.trace, judged.device), len(judged.trace.events)
+    own = np.searchsorted(backwards.first, born)
+    until = np.full(len(born), last)
+    for number in np.unique(own[own < len(backwards.first)]).tolist():
+        first, last = int(backwards.first[number]), int(backwards.last[number])
+        until[own == number] = np.linspace(last, first, int((own == number).sum()))
+    return until
+
+
+def _ran(judged: Judged, graph: Int64) -> bool:
+    """Return whether a backward ran and allocated more than for the graphs that it freed, if that is known.
+
+    Of each operator in the graph, but for losses, the blocks of its node count: of AddmmBackward0 for addmm.
+    """
+    blocks = judged.blocks
+    during = (blocks.born >= blocks.born[graph[0]]) & (blocks.born < blocks.freed[graph].max())
+    during[graph] = False
+    others = Counter(name for row in blocks.origin[during].tolist() for name in blocks.origins[row].names)
+    nodes = {_NODE.sub("", name).lower(): count for name, count in others.items() if _NODE.search(name)}
+    large = np.unique(blocks.origin[graph[blocks.bytes[graph] > LOSS]]).tolist()
+    own = {name for row in large for name in blocks.origins[row].names}
+    counts = [(nodes.get(name.replace("_", ""), 0), others[name]) for name in own]
+    has_backward = (judged.trace.allocations.phase[blocks.rows[during]] == Phase.BACKWARD).any()
+    return bool(has_backward) and all(of_node > of_operator for of_node, of_operator in counts if of_node)
 
 
 def without_backward(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
@@ -83,17 +115,23 @@ def without_backward(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
     backward = np.isin(phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER)) & (blocks.born >= 0)
     backward |= blocks.of(lambda origin: origin.is_backward or not origin.is_known) & (blocks.born >= 0)
     count = np.searchsorted(np.sort(blocks.born[backward]), np.stack((blocks.born, blocks.freed)))
-    unused: Bool = (count[0] == count[1]) & (blocks.freed < len(trace.events)) & ~backward
-    stack = trace.events.stack[np.where(unused, blocks.freed, 0)]
-    is_outside = {row: _is_outside_calls(trace.stack(row)) for row in np.unique(stack[unused]).tolist()}
-    unused[unused] = [is_outside[row] for row in stack[unused].tolist()]
+    unused: Bool = (count[0] == count[1]) & ~backward & _freed_outside(trace, blocks)
     return unused
 
 
+def _freed_outside(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
+    """Return the mask of the blocks that Python code outside of module calls and autograd freed."""
+    is_freed = blocks.freed < len(trace.events)
+    stack = trace.events.stack[np.where(is_freed, blocks.freed, 0)]
+    is_outside = {row: _is_outside_calls(trace.stack(row)) for row in np.unique(stack[is_freed]).tolist()}
+    is_freed[is_freed] = [is_outside[row] for row in stack[is_freed].tolist()]
+    return is_freed
+
+
 def _is_outside_calls(stack: tuple[str, ...]) -> bool:
-    """Return whether a stack has Python frames and none of `nn.Module`'s calls."""
+    """Return whether a stack has Python frames and none of `nn.Module`'s calls or of autograd."""
     has_python = any(read_frame(text).is_python for text in stack)
-    return has_python and not any(text.startswith(MODULE_CALL) for text in stack)
+    return has_python and not any(text.startswith(MODULE_CALL) or AUTOGRAD in text for text in stack)
 
 
 def _freed_together(trace: MemoryTrace, blocks: StepBlocks, unused: Bool) -> Int64:

@@ -64,6 +64,17 @@ def test_results_that_a_server_keeps_grow_by_their_size() -> None:
     assert (finding.level, finding.bytes, finding.subject) == ("problem", 40, "model.py:9 (forward)")
 
 
+def test_a_validation_whose_losses_keep_their_graphs_grows_by_them() -> None:
+    """Six calls of 100 and 40 bytes that free nothing, each with a loss of 4, by one stack each."""
+    stacks = (EMBED, HEAD, ("cross_entropy torch/nn/functional.py:9", "serve server.py:9"))
+    sizes = (100, 40, 4)
+    history = trace("start 50 w", *(f"alloc {size} {size}.{n}" for n in range(6) for size in sizes))
+    rows = np.tile(np.arange(3, dtype=np.int32), 6)
+    history = replace(history, events=replace(history.events, stack=rows), stacks=stacks)
+    (finding,) = (one for one in advice(history).findings if one.kind == "growth")
+    assert (finding.bytes, finding.subject) == (144, "model.py:3 (forward)")
+
+
 def test_layers_of_one_call_that_keep_their_caches_are_no_growth() -> None:
     """An encoder runs once, without a graph: each layer frees 100 and keeps 40 of keys and values."""
     lines = [

@@ -289,13 +289,20 @@ def test_gradients_that_are_alive_in_a_forward_after_an_optimizer_step_are_kept(
     assert found(accumulated(*STEPPED), "kept_gradients").bytes == 100
 
 
-def graph(*, count: int, end: tuple[str, ...] = ()) -> MemoryTrace:
+def forward(name: str, count: int, size: int) -> list[str]:
     operators = ("linear", "gelu", "layer_norm", "add")
-    lines = [
-        f"alloc 100 a{number} phase=forward category=activation operator=aten::{operators[number % 4]}"
-        for number in range(count)
+    return [
+        f"alloc {size} {name}{n} phase=forward category=activation operator=aten::{operators[n % 4]}"
+        for n in range(count)
     ]
-    return trace(*lines, *(f"free a{number}" for number in range(count)), *end)
+
+
+def freed(name: str, count: int) -> list[str]:
+    return [f"free {name}{n}" for n in range(count)]
+
+
+def graph(*, count: int, end: tuple[str, ...] = ()) -> MemoryTrace:
+    return trace(*forward("a", count, 100), *freed("a", count), *end)
 
 
 def test_activations_that_are_freed_together_without_a_backward() -> None:
@@ -332,11 +339,74 @@ def test_a_validation_beside_a_training_keeps_a_graph_that_is_freed_outside_of_i
         assert "has a backward" in why(history, "unused_graph")
 
 
-def test_what_a_backward_ends_was_used() -> None:
-    """The backward begins between the last allocation and the first free."""
-    lines = [f"alloc 100 a{n} phase=forward category=activation operator=aten::op{n % 4}" for n in range(12)]
-    history = trace(*lines, *TRAINED, *(f"free a{n}" for n in range(12)))
-    assert "has a backward" in why(freed_in(history, "train train.py:9"), "unused_graph")
+def test_what_is_freed_right_after_its_backward_costs_no_more_than_that() -> None:
+    """Without what the backward used, only its 5 bytes are less."""
+    history = trace(*forward("a", 12, 100), *TRAINED, *freed("a", 12))
+    assert "only 5 B lower" in why(freed_in(history, "train train.py:9"), "unused_graph")
+
+
+def test_a_graph_that_outlives_its_backward_is_kept() -> None:
+    """It is alive while the next forward allocates the same."""
+    first, second = (forward(name, 12, 100) for name in "ab")
+    history = trace(*first, *TRAINED, *second, *freed("a", 12), *TRAINED, *freed("b", 12))
+    finding = found(freed_in(history, "train train.py:9"), "unused_graph")
+    assert (finding.bytes, finding.of_bytes) == (1200, 2400)
+    assert "after their backward" in finding.title
+
+
+def test_a_graph_beside_a_backward_of_another_was_never_used() -> None:
+    """A teacher of 12 and a student of 4 blocks, and one block of backward for each of the student's.
+
+    Of the teacher three blocks are needed, and 4 x 50 and 5 of the student and its backward.
+    """
+    nodes = ("Linear", "Gelu", "LayerNorm", "Add")
+    backward = [
+        line
+        for name in nodes
+        for line in (f"alloc 5 {name} phase=backward operator=autograd::{name}Backward0", f"free {name}")
+    ]
+    history = trace(
+        *forward("t", 12, 100), *forward("s", 4, 50), *backward, *freed("s", 4), *STEPPED, *freed("t", 12)
+    )
+    finding = found(freed_in(history, "train train.py:9"), "unused_graph")
+    assert (finding.bytes, finding.of_bytes) == (1405 - 505, 1405)
+    assert "never runs" in finding.title
+
+
+@pytest.mark.parametrize(("loss", "wide"), [(8, 808), (4, 0)])
+def test_a_loss_of_eight_bytes_is_of_a_model_in_float64(loss: int, wide: int) -> None:
+    """Its backward casts nothing, so everything takes half."""
+    history = trace(
+        "start 400 w category=parameter",
+        "alloc 400 a phase=forward category=activation operator=aten::linear",
+        f"alloc {loss} g phase=backward operator=aten::ones_like",
+    )
+    if wide:
+        assert found(history, "wide_tensors").bytes == wide // 2
+    else:
+        assert "No float64" in why(history, "wide_tensors")
+
+
+def test_a_product_with_float64_makes_a_loss_wide_up_to_the_cast_of_its_gradient() -> None:
+    """Of 300, 800 and 8 bytes, the cast gradient says that the 800 are in float64."""
+    history = trace(
+        "start 300 w category=parameter",
+        "alloc 800 p phase=forward operator=aten::mul",
+        "alloc 8 g phase=backward operator=aten::ones_like",
+        "free p",
+        "alloc 400 c phase=backward operator=aten::_to_copy",
+    )
+    assert (found(history, "wide_tensors").bytes, found(history, "wide_tensors").of_bytes) == (400, 1108)
+
+
+@pytest.mark.parametrize(("parameters", "is_found"), [(1, True), (2, False)])
+def test_state_of_an_optimizer_that_another_replaced(parameters: int, is_found: bool) -> None:
+    """Two blocks of state by one line: of one parameter after the other, or of the same."""
+    start = [f"start 100 w{n} category=parameter" for n in range(parameters)]
+    history = trace(*start, *(f"alloc 100 m{n} category=optimizer_state phase=optimizer" for n in range(2)))
+    history = stacked(history, ("_init_group torch/optim/adam.py:166", "train train.py:9"))
+    problems = [one for one in advice(history).findings if one.level == "problem"]
+    assert [(one.kind, one.bytes) for one in problems] == [("optimizer_state", 100)] * is_found
 
 
 def test_results_in_a_list_are_no_graph() -> None:
@@ -363,7 +433,7 @@ def test_results_that_a_list_keeps_pile_up() -> None:
     finding = found(stacked(history, *stacks), "previous_result")
     assert (finding.bytes, finding.of_bytes, finding.evidence[0].bytes) == (1200, 1700, 1200)
     trained = stacked(trace(*lines, "alloc 5 g phase=backward category=gradient"), *stacks)
-    assert "by only 0 B" in why(trained, "previous_result")
+    assert "No result of an earlier forward" in why(trained, "previous_result")
 
 
 def results(*, kept: bool) -> MemoryTrace:
@@ -425,30 +495,36 @@ def test_other_large_tensors_are_as_they_should_be(history: MemoryTrace) -> None
 
 
 def test_results_that_are_freed_before_the_next_forward_are_as_they_should_be() -> None:
-    assert "by only 0 B" in why(results(kept=False), "previous_result")
+    assert "No result of an earlier forward" in why(results(kept=False), "previous_result")
 
 
 CALL = "forward model.py:20"
 
 
-def loop(*, layers: int) -> MemoryTrace:
+def loop(*, layers: int, of: str = "phase=forward category=activation") -> MemoryTrace:
     """Each layer keeps 300 inside and 100 as its output; backward frees the last layer first."""
     born = [
         line.replace("#", str(at))
         for at in range(layers)
         for line in (
-            "alloc 300 a# phase=forward category=activation",
-            "alloc 100 b# phase=forward category=activation",
+            f"alloc 300 a# {of}",
+            f"alloc 100 b# {of}",
         )
     ]
     freed = [f"free {name}{at}" for at in reversed(range(layers)) for name in "ba"]
     inner = [("forward layer.py:5", CALL), ("forward layer.py:6", CALL)]
-    return stacked(trace(*born, *freed), *inner * layers)
+    return stacked(trace(*born, *freed, "alloc 5 g phase=backward"), *inner * layers, ())
 
 
-def test_calls_of_a_line_are_recomputed_where_modules_are_not_known() -> None:
-    """The last layer runs while the outputs of the other three are kept: 3 x 100 + 400 of 4 x 400."""
-    finding = found(loop(layers=4), "checkpointing")
+@pytest.mark.parametrize(
+    "of", ["phase=forward category=activation", "phase=backward category=recomputed"], ids=["kept", "at once"]
+)
+def test_calls_of_a_line_are_recomputed_where_modules_are_not_known(of: str) -> None:
+    """The last layer runs while the outputs of the other three are kept: 3 x 100 + 400 of 4 x 400.
+
+    So it is where one checkpoint around all layers recomputes them at once.
+    """
+    finding = found(loop(layers=4, of=of), "checkpointing")
     assert (finding.bytes, finding.of_bytes) == (1600 - 700, 1600)
     assert finding.subject == "model.py:20 (forward)"
     assert "4 calls" in finding.title
@@ -457,8 +533,14 @@ def test_calls_of_a_line_are_recomputed_where_modules_are_not_known() -> None:
 def test_a_line_of_a_library_that_only_passes_calls_on_is_not_to_be_recomputed() -> None:
     history = loop(layers=4)
     passed_on = "wrapped_func /lib/transformers/utils/deprecation.py:173"
-    stacks = tuple((stack[0], passed_on, *stack[1:]) for stack in history.stacks)
+    stacks = tuple((*stack[:1], passed_on, *stack[1:]) for stack in history.stacks)
     assert found(replace(history, stacks=stacks), "checkpointing").subject == "model.py:20 (forward)"
+
+
+def test_without_a_backward_nothing_is_recomputed_in_it() -> None:
+    kept = [f"alloc {size} x{size} phase=forward category=activation" for size in (300, 100)]
+    history = stacked(trace(*kept), ("forward layer.py:5", CALL), ("forward layer.py:6", CALL))
+    assert why(history, "checkpointing") == "The recording has no backward."
 
 
 def test_one_call_has_nothing_to_recompute() -> None:
