@@ -1003,8 +1003,8 @@ export interface BlockAnswer extends Allocation {
   pool: string;
   stream: string;
   context: string | null;
-  /** Frames, innermost first. */
-  stack: string[];
+  /** Its call stack, innermost first. */
+  stack: Frame[];
 }
 
 /** The segment of a block. */
@@ -1014,6 +1014,20 @@ export interface InSegment {
   bytes: number;
   /** Where the block begins in it. */
   offset: number;
+}
+
+/** A frame of a call stack. */
+export interface Frame {
+  /** The frame as it was recorded. */
+  text: string;
+  /** Its parts. */
+  function: string;
+  file: string;
+  line: number;
+  /** `user`: Python that the user wrote; `library`: other Python. */
+  kind: "user" | "library" | "native";
+  /** The node of a compiled graph, or "". */
+  fx: string;
 }
 
 /** The requests that failed on a device, in the whole window. */
@@ -1230,20 +1244,6 @@ export interface Whole {
   count: number;
   /** What `find` finds, each allocation once. Null without `find`. */
   found: Sum | null;
-}
-
-/** A frame of a call stack. */
-export interface Frame {
-  /** The frame as it was recorded. */
-  text: string;
-  /** Its parts. */
-  function: string;
-  file: string;
-  line: number;
-  /** `user`: Python that the user wrote; `library`: other Python. */
-  kind: "user" | "library" | "native";
-  /** The node of a compiled graph, or "". */
-  fx: string;
 }
 
 /** Nodes of the tree, as columns of equal length: parents first, siblings largest first, `(no stack)` last. The root and what is above `node` are always among them. */

@@ -43,6 +43,7 @@ from tb_memplugin.analysis.segments import (
 from tb_memplugin.analysis.source_lines import lines_of
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.server.cache import MIB, Cache
+from tb_memplugin.server.frames import Frame, frame_shape
 from tb_memplugin.server.grouping import keys_of
 from tb_memplugin.server.routes.oom import FailedRequest, ooms_shape
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
@@ -435,8 +436,8 @@ class BlockAnswer(Allocation):
     stream: str
     context: str | None
     """Where it was allocated."""
-    stack: list[str]
-    """Frames, innermost first."""
+    stack: list[Frame]
+    """Its call stack, innermost first."""
 
 
 def answer_block(session: Session, request: Request) -> BlockAnswer:
@@ -465,7 +466,7 @@ def answer_block(session: Session, request: Request) -> BlockAnswer:
         "pool": pool_name(trace, int(blocks.pool[row])),
         "stream": stream_name(trace, int(blocks.stream[row])),
         "context": trace.contexts[context] if context >= 0 else None,
-        "stack": list(trace.stack(int(blocks.stack[row]))),
+        "stack": [frame_shape(text) for text in trace.stack(int(blocks.stack[row]))],
     }
 
 
