@@ -46,7 +46,7 @@ class FrameTable:
 
     def shape(self) -> list[Frame]:
         """Return the frames, in order of their rows."""
-        return [_frame_shape(text) for text in self._row_of]
+        return [frame_shape(text) for text in self._row_of]
 
 
 KindOfLine = Literal["user", "library", "native", "none"]
@@ -58,11 +58,12 @@ def kind_of_line(line: str) -> KindOfLine:
         return "none"
     frame = frame_of_line(line)
     text = line if frame is None else f"{frame.function} {frame.file}:{frame.line}"
-    return _frame_shape(text)["kind"]
+    return frame_shape(text)["kind"]
 
 
 @lru_cache(maxsize=65_536)
-def _frame_shape(text: str) -> Frame:
+def frame_shape(text: str) -> Frame:
+    """Return the parts of a frame."""
     frame = read_frame(text)
     return {
         "text": text[:LONGEST],

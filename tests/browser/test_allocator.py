@@ -253,8 +253,8 @@ def test_pointing_at_a_block_tells_all_of_it(tab, made):
     expect(panel).to_have_attribute("data-exact", "true")
     assert exact(tab("block-bytes")) == first.bytes
     assert exact(tab("block-rounded")) == first.extent_bytes
-    expect(tab("block-stack")).to_contain_text("model.py:31")
-    expect(tab("block-stack")).not_to_contain_text("empty_cuda")
+    expect(tab("frames")).to_contain_text("model.py:31")
+    expect(tab("frames")).not_to_contain_text("empty_cuda")
     tab("block-panel").get_by_role("button", name="C++ frame").wait_for()
     tab.page.mouse.move(5, 5)
     expect(panel).to_have_attribute("data-kind", "none")
@@ -346,7 +346,7 @@ def test_without_segments_it_says_what_to_record(tab):
 def test_hostile_names_are_text(tab):
     ready(tab, run="names", order="address", colour="line")
     point_at_tape(tab, 12, 0)
-    expect(tab("block-stack")).to_contain_text("<script>")
+    expect(tab("frames")).to_contain_text("<script>")
     tab.settle()
     expect(tab("settings")).to_contain_text("<script>")
     assert tab.frame.locator("main script, header script, img, [onerror]").count() == 0

@@ -237,7 +237,9 @@ def test_all_that_is_known_of_a_block(tab, chosen):
     assert (answer["rounded_bytes"], answer["by_rule"]) == (8 * M, True)
     assert answer["segment"] == {"address": hex(SECOND), "bytes": 20 * M, "offset": 0}
     assert (answer["pool"], answer["stream"]) == ("private (0, 1)", "stream 0xabc")
-    assert answer["stack"][1] == "forward /home/me/model.py:12"
+    frame = answer["stack"][1]
+    assert frame["text"] == "forward /home/me/model.py:12"
+    assert (frame["function"], frame["line"], frame["kind"]) == ("forward", 12, "user")
     gone = tab.get("allocator_block", **chosen, event=5, row=pieces["row"][0])
     assert (gone["state"], gone["segment"], gone["rounded_bytes"]) == ("gone", None, None)
 

@@ -981,8 +981,8 @@ export interface BlockAnswer extends Detailed {
   /** Or null. */
   pending_event: number | null;
   pending_ns: number | null;
-  /** Frames, innermost first. */
-  stack: string[];
+  /** Its call stack, innermost first. */
+  stack: Frame[];
 }
 
 /** An allocation, and where it was allocated. */
@@ -1003,6 +1003,20 @@ export interface InSegment {
   bytes: number;
   /** Where the block begins in it. */
   offset: number;
+}
+
+/** A frame of a call stack. */
+export interface Frame {
+  /** The frame as it was recorded. */
+  text: string;
+  /** Its parts. */
+  function: string;
+  file: string;
+  line: number;
+  /** `user`: Python that the user wrote; `library`: other Python. */
+  kind: "user" | "library" | "native";
+  /** The node of a compiled graph, or "". */
+  fx: string;
 }
 
 /** The requests that failed on a device, in the whole window. */
@@ -1219,20 +1233,6 @@ export interface Whole {
   count: number;
   /** What `find` finds, each allocation once. Null without `find`. */
   found: Sum | null;
-}
-
-/** A frame of a call stack. */
-export interface Frame {
-  /** The frame as it was recorded. */
-  text: string;
-  /** Its parts. */
-  function: string;
-  file: string;
-  line: number;
-  /** `user`: Python that the user wrote; `library`: other Python. */
-  kind: "user" | "library" | "native";
-  /** The node of a compiled graph, or "". */
-  fx: string;
 }
 
 /** Nodes of the tree, as columns of equal length: parents first, siblings largest first, `(no stack)` last. The root and what is above `node` are always among them. */

@@ -1,4 +1,5 @@
 /** The geometry of a flame graph that hangs from its root: pure numbers, no canvas. */
+import { bisect } from "./bisect";
 
 /** Columns of one length, parents first. `parent` is a place in them, -1 of the root; siblings stand as they are drawn. */
 export interface Tree {
@@ -54,16 +55,8 @@ export function layFlame(nodes: Tree, zoom: number): Flame {
 export function nodeAt(flame: Flame, depth: number, share: number): number {
   const level = flame.levels[depth];
   if (!level) return -1;
-  let low = 0;
-  let high = level.length - 1;
-  while (low <= high) {
-    const middle = (low + high) >> 1;
-    const place = level[middle]!;
-    if (share < flame.left[place]!) high = middle - 1;
-    else if (share >= flame.right[place]!) low = middle + 1;
-    else return place;
-  }
-  return -1;
+  const place = level[bisect(level.length, (i) => flame.right[level[i]!]! > share)];
+  return place !== undefined && flame.left[place]! <= share ? place : -1;
 }
 
 /** Where an arrow key leads from a node: to its caller, its first callee, its neighbors at the same depth. */

@@ -3,6 +3,7 @@
  * end of a line. Pure numbers, no canvas. A line may hold many small segments, and a segment may fill many lines.
  */
 import type { Pieces } from "../api/types";
+import { bisect } from "./bisect";
 
 export interface Tape {
   /** Bytes of a pixel. */
@@ -118,16 +119,4 @@ export function pieceStarts(pieces: Pieces, segments: number): Int32Array {
 export function pieceAt(pieces: Pieces, starts: Int32Array, segment: number, offset: number): number {
   const [first, end] = [starts[segment] ?? 0, starts[segment + 1] ?? 0];
   return first === end ? -1 : first + Math.max(0, bisect(end - first, (i) => pieces.offset[first + i]! > offset) - 1);
-}
-
-/** The first index for which a condition holds that, once true, stays true; `count` where it never does. */
-function bisect(count: number, holds: (index: number) => boolean): number {
-  let low = 0;
-  let high = count;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (holds(middle)) high = middle;
-    else low = middle + 1;
-  }
-  return low;
 }

@@ -1,5 +1,6 @@
 /** Levels from changes: the state at any moment, and curves that never miss a peak. */
 import type { CurveAnswer } from "../api/types";
+import { bisect } from "../draw/bisect";
 import type { AxisName, Device, Division, Steps } from "./recording";
 
 const EVERY = 1024;
@@ -35,13 +36,7 @@ export class Levels {
 
 /** How many values lie at or before (or, if `open`, before) a place on an axis. */
 export function countTo(places: Float64Array, place: number, open = false): number {
-  let [low, high] = [0, places.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (open ? places[middle]! < place : places[middle]! <= place) low = middle + 1;
-    else high = middle;
-  }
-  return low;
+  return bisect(places.length, (i) => (open ? places[i]! >= place : places[i]! > place));
 }
 
 /**

@@ -29,6 +29,7 @@ from tb_memplugin.analysis.segments import (
 from tb_memplugin.analysis.source_lines import lines_of
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.server.cache import MIB, Cache
+from tb_memplugin.server.frames import Frame, frame_shape
 from tb_memplugin.server.grouping import keys_of
 from tb_memplugin.server.routes.allocations import Detailed, detailed_shape
 from tb_memplugin.server.routes.oom import FailedRequest, ooms_shape
@@ -375,8 +376,8 @@ class BlockAnswer(Detailed):
     pending_event: int | None
     pending_ns: int | None
     """Or null."""
-    stack: list[str]
-    """Frames, innermost first."""
+    stack: list[Frame]
+    """Its call stack, innermost first."""
 
 
 def answer_block(session: Session, request: Request) -> BlockAnswer:
@@ -399,7 +400,7 @@ def answer_block(session: Session, request: Request) -> BlockAnswer:
         "state": ("pending" if since <= event else "allocated") if alive else "gone",
         "pending_event": since if 0 <= since < freed else None,
         "pending_ns": opened.time_ns(since) if 0 <= since < freed else None,
-        "stack": list(trace.stack(int(blocks.stack[row]))),
+        "stack": [frame_shape(text) for text in trace.stack(int(blocks.stack[row]))],
     }
 
 

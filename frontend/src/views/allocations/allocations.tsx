@@ -12,7 +12,7 @@ import type { Piece } from "../../state/sentences";
 import { Swatch } from "../category";
 import { divisionLabel, partLabel, useDivisions } from "../divisions";
 import { Name } from "../name";
-import { Segmented } from "../segmented";
+import { RouteChoice } from "../route_choice";
 import { Headline } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { lacksShapes } from "../tensor";
@@ -65,7 +65,7 @@ export function Allocations() {
         <Headline pieces={headline(data, zoom !== undefined, shown.name)} />
       )}
       <div class="tools">
-        <Segmented label="Over" testid="over" options={OVERS} value={over} onPick={(to) => navigate({ over: to })} />
+        <RouteChoice of="over" label="Over" testid="over" options={OVERS} value={over} />
         <label class="choose">
           <span>Color by</span>
           <select

@@ -8,7 +8,7 @@ import { cellText, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import { overOf, OVERS, wholeOf, zoomOf, zoomPatch } from "../../state/over";
 import { KeyEntry } from "../key_entry";
-import { Segmented } from "../segmented";
+import { RouteChoice } from "../route_choice";
 import { Headline, Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { SAME_WINDOW, useMoment } from "./moment";
@@ -84,13 +84,7 @@ export function Allocator() {
         />
       ))}
       <div class="tools over-tools">
-        <Segmented
-          label="Over"
-          testid="over"
-          options={OVERS}
-          value={over}
-          onPick={(value) => navigate({ over: value })}
-        />
+        <RouteChoice of="over" label="Over" testid="over" options={OVERS} value={over} />
         {window && (
           <button type="button" class="toggle" data-testid="reset-zoom" onClick={() => whole && zoom(whole)}>
             Whole {part.whole ? "window" : "step"}

@@ -1,4 +1,3 @@
-import { useState } from "preact/hooks";
 import { address } from "../../api/request";
 import { useRemote } from "../../api/remote";
 import { type BlockAnswer, FREE, type SegmentsAnswer } from "../../api/types";
@@ -10,6 +9,7 @@ import type { Pick } from "../../state/selection";
 import { duration, exactTime } from "../../state/time";
 import { Category } from "../category";
 import { Name } from "../name";
+import { FrameList } from "../stacks/frame_list";
 import { SAME_WINDOW, type ShownMoment } from "./moment";
 import type { Place } from "./tape_view";
 import { Fact } from "../fact";
@@ -164,7 +164,7 @@ function Details({ block, moment, origin, stale }: DetailsProps) {
           <Fact of="compiled graph" class="breaking">{titleText(block.context)}</Fact>
         )}
       </dl>
-      <Stack frames={block.stack} />
+      <FrameList title="Call stack" frames={block.stack} />
     </aside>
   );
 }
@@ -184,53 +184,5 @@ function When({ event, time, none, moment, origin }: WhenProps) {
     <button type="button" class="quiet" title={exactTime(time - origin)} onClick={() => moment.show(event, time)}>
       {duration(time - origin)}, event {grouped(event)}
     </button>
-  );
-}
-
-const PYTHON = /\.pyx?:-?\d+( \[fx .*\])?$|<[^>]*>:-?\d+/s;
-const SHOWN = 40;
-
-/** The frames, innermost first; those of C++ on demand where Python's tell more. */
-function Stack({ frames }: { frames: string[] }) {
-  const [all, setAll] = useState(false);
-  if (frames.length === 0) return <p class="muted">Its call stack was not recorded.</p>;
-  const python = frames.filter((frame) => PYTHON.test(frame));
-  const hidden = python.length > 0 ? frames.length - python.length : 0;
-  const shown = (all || python.length === 0 ? frames : python).slice(0, SHOWN);
-  return (
-    <>
-      <h3>
-        Call stack, innermost first{" "}
-        {hidden > 0 && (
-          <button type="button" class="quiet" onClick={() => setAll(!all)}>
-            {all ? "Python only" : `show ${grouped(hidden)} C++ ${hidden === 1 ? "frame" : "frames"}`}
-          </button>
-        )}
-      </h3>
-      <ol class="stack" data-testid="block-stack">
-        {shown.map((frame, i) => (
-          <li key={i} class="mono" title={titleText(frame)}>
-            <Frame text={frame} />
-          </li>
-        ))}
-        {frames.length > SHOWN && shown.length === SHOWN && <li class="muted">and more</li>}
-      </ol>
-    </>
-  );
-}
-
-/** `function file:line` as two lines: what and where. */
-function Frame({ text }: { text: string }) {
-  const cut = text.indexOf(" ");
-  const [what, where] = cut > 0 ? [text.slice(0, cut), text.slice(cut + 1)] : [text, ""];
-  return (
-    <>
-      <Name text={what} />
-      {where && where !== "??:0" && (
-        <span class="place">
-          <Name text={where} />
-        </span>
-      )}
-    </>
   );
 }

@@ -12,7 +12,7 @@ import { cellText, moduleLabel, titleText } from "../../state/names";
 import { counted, grouped } from "../../state/numbers";
 import type { Pick } from "../../state/selection";
 import { Swatch } from "../category";
-import { Segmented } from "../segmented";
+import { RouteChoice } from "../route_choice";
 import { FailureState } from "../states";
 import { BlockPanel } from "./block_panel";
 import { SAME_WINDOW, type ShownMoment } from "./moment";
@@ -97,20 +97,8 @@ export function Segments({ pick, moment, highest, origin }: Props) {
         </span>
       </div>
       <div class="tools">
-        <Segmented
-          label="Color by"
-          testid="color"
-          options={BYS}
-          value={by}
-          onPick={(value) => navigate({ colour: value })}
-        />
-        <Segmented
-          label="Order"
-          testid="order"
-          options={ORDERS}
-          value={order}
-          onPick={(value) => navigate({ order: value })}
-        />
+        <RouteChoice of="colour" label="Color by" testid="color" options={BYS} value={by} />
+        <RouteChoice of="order" label="Order" testid="order" options={ORDERS} value={order} />
         <span class="hint">point at a block · click to keep it · ← → to the next</span>
       </div>
       {remote.failure && <FailureState failure={remote.failure} onRetry={remote.retry} />}

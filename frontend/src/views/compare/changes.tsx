@@ -16,7 +16,8 @@ import { divisionLabel, isOurs, partLabel } from "../divisions";
 import { Fold } from "../fold";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
-import { Segmented, Toggle } from "../segmented";
+import { RouteChoice } from "../route_choice";
+import { Toggle } from "../segmented";
 import { reusedKey, RowsInSight, useRowsInSight } from "../windowed";
 import { NumberHead, UnseenHead } from "../table";
 
@@ -55,12 +56,13 @@ export function Changes({
     <section class={stale ? "card stale" : "card"} style={{ marginTop: "14px" }}>
       <div class="tools">
         <h2>What changed</h2>
-        <Segmented
+        <RouteChoice
+          of="what"
           label="Rows"
           testid="what"
           options={whats.map((what) => [what, divisionLabel(what)] as const)}
           value={by}
-          onPick={(v) => navigate({ what: v === usual ? undefined : v })}
+          usual={usual}
         />
         {by === "module" && (
           <Toggle

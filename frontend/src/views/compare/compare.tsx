@@ -7,11 +7,16 @@ import type { Pick } from "../../state/selection";
 import { comparison, comparisonDetail, namesModules, reasons } from "../../state/sentences";
 import { AnotherRun } from "../another_run";
 import { divisionLabel, partLabel, useDivisions } from "../divisions";
-import { Segmented } from "../segmented";
+import { RouteChoice } from "../route_choice";
 import { Headline, Sentence } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { Curves } from "./curves";
 import { Changes } from "./changes";
+
+const CURVES = [
+  ["beside", "Side by side"],
+  ["over", "Overlaid"],
+] as const;
 
 /** Two steps: which peaks higher, by how much, and what makes the difference. */
 export function Compare() {
@@ -53,18 +58,7 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
           (by) => by !== usual && whats.includes(by) && <Reasons key={by} by={by as CompareBy} sides={sides} unit={unit} />,
         )}
       <div class="tools">
-        <Segmented
-          label="Curves"
-          testid="curves"
-          options={
-            [
-              ["beside", "Side by side"],
-              ["over", "Overlaid"],
-            ] as const
-          }
-          value={over ? "over" : "beside"}
-          onPick={(v) => navigate({ curves: v === "beside" ? undefined : v })}
-        />
+        <RouteChoice of="curves" label="Curves" testid="curves" options={CURVES} value={over ? "over" : "beside"} usual="beside" />
         <button type="button" class="toggle" data-testid="swap" onClick={() => swap(pick, basis)}>
           Swap sides
         </button>

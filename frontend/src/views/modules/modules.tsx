@@ -13,7 +13,8 @@ import { largestModule, stepName } from "../../state/sentences";
 import { CategoryKey } from "../category";
 import { Notice } from "../notices";
 import { RouteLink } from "../route_link";
-import { Segmented, Toggle } from "../segmented";
+import { RouteChoice } from "../route_choice";
+import { Toggle } from "../segmented";
 import { Headline } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { aboutModules, aboutTimes, hasOnlyFigures } from "../times";
@@ -25,6 +26,10 @@ const SHAPES = [
   ["tree", "Tree"],
   ["flat", "Flat"],
   ["icicle", "Icicle"],
+] as const;
+const MOMENTS = [
+  ["peak", "At the peak"],
+  ["highest", "Each at its highest"],
 ] as const;
 type Shape = (typeof SHAPES)[number][0];
 
@@ -94,33 +99,14 @@ function Table({ answer, step, sentences }: { answer: ModulesAnswer; step: numbe
           maxLength={400}
           onInput={(e) => navigate({ find: e.currentTarget.value || undefined })}
         />
-        <Segmented
-          label="Shape"
-          testid="shape"
-          options={SHAPES}
-          value={shape}
-          onPick={(v) => navigate({ shape: v === "tree" ? undefined : v })}
-        />
+        <RouteChoice of="shape" label="Shape" testid="shape" options={SHAPES} value={shape} usual="tree" />
         <Toggle
           text="Fold layers"
           testid="fold-layers"
           on={fold}
           onFlip={() => navigate({ fold: fold ? "off" : undefined })}
         />
-        {known && shape === "tree" && (
-          <Segmented
-            label="Moment"
-            testid="at"
-            options={
-              [
-                ["peak", "At the peak"],
-                ["highest", "Each at its highest"],
-              ] as const
-            }
-            value={at}
-            onPick={(v) => navigate({ at: v === "peak" ? undefined : v })}
-          />
-        )}
+        {known && shape === "tree" && <RouteChoice of="at" label="Moment" testid="at" options={MOMENTS} value={at} usual="peak" />}
         <span class="hint" data-testid="modules-caption">
           {caption(unit.name, stepName(step, alone.value), at, flat)}
         </span>

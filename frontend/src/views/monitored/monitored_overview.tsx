@@ -1,4 +1,3 @@
-import type { ComponentChildren } from "preact";
 import { STEPS_JOINED } from "../../api/contract";
 import { useRemote } from "../../api/remote";
 import { address } from "../../api/request";
@@ -11,6 +10,7 @@ import { duration, exactTime } from "../../state/time";
 import { Bytes, BytesCell, Delta } from "../amount";
 import { Name } from "../name";
 import { Notes } from "../notices";
+import { Card } from "../overview/cards";
 import { OtherRanks } from "../other_ranks";
 import { RouteLink } from "../route_link";
 import { FailureState, Loading } from "../states";
@@ -95,7 +95,7 @@ function Cards({ answer, unit }: { answer: StepFiguresAnswer; unit: Unit }) {
   const together = isJoined ? answer.step - previous_step : 1;
   return (
     <div class="cards">
-      <Figure
+      <Card
         id="peak"
         label={answer.kind === "process" ? "Peak resident" : "Peak allocated"}
         value={<Bytes bytes={answer.peak_bytes} unit={unit} named />}
@@ -107,31 +107,31 @@ function Cards({ answer, unit }: { answer: StepFiguresAnswer; unit: Unit }) {
             {percent(answer.peak_bytes, answer.capacity_bytes)} of the device
           </span>
         )}
-      </Figure>
+      </Card>
       {answer.peak_reserved_bytes !== null && (
-        <Figure id="reserved" label="Peak reserved" value={<Bytes bytes={answer.peak_reserved_bytes} unit={unit} named />}>
+        <Card id="reserved" label="Peak reserved" value={<Bytes bytes={answer.peak_reserved_bytes} unit={unit} named />}>
           {decimals(100 * (answer.fragmentation ?? 0), 1)} % of the reserve unused at the end
-        </Figure>
+        </Card>
       )}
-      <Figure id="left" label="Left after the step" value={<Bytes bytes={answer.end_bytes} unit={unit} named />}>
+      <Card id="left" label="Left after the step" value={<Bytes bytes={answer.end_bytes} unit={unit} named />}>
         <Since now={answer.end_bytes} before={previous?.end_bytes} step={previous_step} unit={unit} />
-      </Figure>
-      <Figure
+      </Card>
+      <Card
         id="time"
         label={together > 1 ? `Time of ${grouped(together)} steps` : "Step time"}
         value={<span title={exactTime(answer.duration_ns)}>{duration(answer.duration_ns)}</span>}
       >
         {duration(whole.duration_ns / whole.count)} a step on average
-      </Figure>
+      </Card>
       {answer.allocations !== null && (
-        <Figure id="allocations" label="Allocations" value={grouped(answer.allocations)}>
+        <Card id="allocations" label="Allocations" value={grouped(answer.allocations)}>
           <span title={exactBytes(answer.allocated_bytes ?? 0)}>{withUnit(answer.allocated_bytes ?? 0)} in total</span>
-        </Figure>
+        </Card>
       )}
       {answer.retries !== null && (
-        <Figure id="retries" label="Retries · out of memory" value={`${grouped(answer.retries)} · ${grouped(answer.ooms ?? 0)}`}>
+        <Card id="retries" label="Retries · out of memory" value={`${grouped(answer.retries)} · ${grouped(answer.ooms ?? 0)}`}>
           {grouped(whole.retries ?? 0)} · {grouped(whole.ooms ?? 0)} in all steps
-        </Figure>
+        </Card>
       )}
     </div>
   );
@@ -144,23 +144,6 @@ function Since({ now, before, step, unit }: { now: number; before: number | unde
     <>
       <Delta bytes={now - before} unit={unit} named /> since step {step}
     </>
-  );
-}
-
-interface FigureProps {
-  id: string;
-  label: string;
-  value: ComponentChildren;
-  children: ComponentChildren;
-}
-
-function Figure({ id, label, value, children }: FigureProps) {
-  return (
-    <div class="card tile still" data-testid={`card-${id}`}>
-      <span class="label">{label}</span>
-      <span class="value">{value}</span>
-      <span class="under">{children}</span>
-    </div>
   );
 }
 

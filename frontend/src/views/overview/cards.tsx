@@ -113,24 +113,33 @@ function Against({ answer, unit }: { answer: StepAnswer; unit: Unit }) {
   );
 }
 
-function Card({
-  id,
-  label,
-  value,
-  to,
-  children,
-}: {
+interface CardProps {
   id: string;
   label: string;
   value: ComponentChildren;
-  to: RoutePatch;
+  /** Where a click leads. */
+  to?: RoutePatch;
   children: ComponentChildren;
-}) {
-  return (
-    <RouteLink to={to} class="card tile" testid={`card-${id}`}>
+}
+
+/** A number that is worth a look, under what it is and above what else is known of it. */
+export function Card({ id, label, value, to, children }: CardProps) {
+  const words = (
+    <>
       <span class="label">{label}</span>
       <span class="value">{value}</span>
       <span class="under">{children}</span>
-    </RouteLink>
+    </>
+  );
+  if (to)
+    return (
+      <RouteLink to={to} class="card tile" testid={`card-${id}`}>
+        {words}
+      </RouteLink>
+    );
+  return (
+    <div class="card tile still" data-testid={`card-${id}`}>
+      {words}
+    </div>
   );
 }

@@ -12,7 +12,7 @@ import { KeyEntry } from "../key_entry";
 import { HowToRecord } from "../monitored/only_figures";
 import { Name } from "../name";
 import { RouteLink } from "../route_link";
-import { Segmented } from "../segmented";
+import { RouteChoice } from "../route_choice";
 import { Headline } from "../sentence";
 import { FailureState, Loading } from "../states";
 import { HeatMap, overMedian } from "./heat_map";
@@ -56,12 +56,13 @@ function Map({ answer }: { answer: RanksAnswer }) {
       <div class="tools">
         <h2>Peak of each {nounOf(answer.rows)}{oneStep(answer.rows) ? "" : " in each step"}</h2>
         {options.length > 1 && (
-          <Segmented
+          <RouteChoice
+            of="measure"
             label="Color"
             testid="measure"
             options={options.map((option) => [option, LABELS[option]] as const)}
             value={shares ? "capacity" : answer.of}
-            onPick={(measure) => navigate({ measure: measure === "allocated" ? undefined : measure })}
+            usual="allocated"
           />
         )}
         {stepsZoom(route.value) && (

@@ -9,6 +9,7 @@ import { counted } from "../../state/numbers";
 import type { Piece } from "../../state/sentences";
 import { duration } from "../../state/time";
 import { Notice } from "../notices";
+import { RouteChoice } from "../route_choice";
 import { Segmented } from "../segmented";
 import { Headline } from "../sentence";
 import { FailureState, Loading } from "../states";
@@ -58,13 +59,7 @@ export function Stacks() {
       <Headline pieces={headline(data, top.data, when, shown.name, origin)} />
       <div class="tools">
         <Segmented label="Which allocations" testid="when" options={WHENS(shown.whole)} value={when} onPick={pickWhen} />
-        <Segmented
-          label="Frames"
-          testid="frames"
-          options={FRAMES}
-          value={frames}
-          onPick={(to) => navigate({ frames: to === "folded" ? undefined : to })}
-        />
+        <RouteChoice of="frames" label="Frames" testid="frames" options={FRAMES} value={frames} usual="folded" />
         <input
           class="search"
           type="search"

@@ -18,6 +18,7 @@ import { divisionLabel, isOurs, partLabel, useDivisions } from "../divisions";
 import { useFailed } from "../failed";
 import { Name } from "../name";
 import { Notice } from "../notices";
+import { RouteChoice } from "../route_choice";
 import { Segmented, Toggle } from "../segmented";
 import { FailureState, Loading } from "../states";
 import { aboutTimes } from "../times";
@@ -104,12 +105,12 @@ export function Timeline() {
     <>
       <h1 class="unseen">Memory over time, {what}</h1>
       <div class="tools">
-        <Segmented
+        <RouteChoice
+          of="by"
           label="Color by"
           testid="by"
           options={divisions.map((one) => [one, divisionLabel(one)] as const)}
           value={by}
-          onPick={(value) => navigate({ by: value })}
         />
         {!coarse && <Segmented label="Over" testid="over" options={OVERS} value={over} onPick={turn} />}
         {by === "module" && (
