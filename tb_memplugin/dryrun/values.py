@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import _tensor_str
 
 from tb_memplugin.dryrun.build import values_library
 from tb_memplugin.estimate.answer.hints import (
@@ -70,7 +69,7 @@ class Values:
     def start(self, patches: Patches) -> None:
         """Begin to compute values; ends with the process."""
         patches.register("_local_scalar_dense", self._item, "CUDA")
-        printed: Any = _tensor_str._str
+        printed: Any = torch.Tensor.__repr__
 
         def print_ones(*args: Any, **kwargs: Any) -> Any:
             self._prints = True
@@ -79,7 +78,7 @@ class Values:
             finally:
                 self._prints = False
 
-        patches.set(_tensor_str, "_str", print_ones)
+        patches.set(torch.Tensor, "__repr__", print_ones)
         self._library.tb_memplugin_values_start(*self._functions)
         self._standin.standin_size_recurrent_layers(self._recurrent)
 

@@ -77,8 +77,8 @@ _EQUAL, _DIFFERENT = (aten.eq.Tensor, aten.eq.Scalar), (aten.ne.Tensor, aten.ne.
 
 _CHOSEN, _COMPARED, _COUNTED, _SELECTS = "chosen", "compared", "counted", "selects"
 """Attributes of fake tensors: among how many their elements are chosen, 0 if not known; the truth of a
-comparison with 1.0; the most that their elements can be, which count those of a mask or are some of a few; and the most elements
-that a mask selects, with the tensor's version at that time."""
+comparison with 1.0; the most that their elements can be, which count those of a mask or are some of known
+ones; and the most elements that a mask selects, with the tensor's version at that time."""
 
 _CHOICES_OF = "choices_of"
 """The attribute of a mask that is True where one of so many choices was chosen, as parts of `one_hot` are."""
