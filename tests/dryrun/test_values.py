@@ -26,38 +26,35 @@ def test_small_values_are_computed_and_others_are_asked_for(capfd: pytest.Captur
     assert caught.value.where == f"{IDIOMS}:{LAST_LINE}"
     assert f"--hint idioms.py:{LAST_LINE}=True" in (caught.value.fix or "")
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("SAID")]
-    assert (
-        json.loads(line.removeprefix("SAID "))
-        == {
-            "randint": True,
-            "isfinite": True,
-            "mask": True,
-            "maximum": 5,
-            "nonzero": [[1], [3]],
-            "selected": [1, 2],
-            "unique": [0, 1, 2],
-            "counts": [2, 1, 1],
-            "rows": [[0]],
-            "repeated": [1, 3, 3],
-            "bincount": [2, 1, 1],
-            "equal": [True, False],
-            "allclose": True,
-            "cumsum": [0, 1, 1, 3],
-            "scatter": [2.0, 1.0, 1.0, 0.0],
-            "scaled": 65536.0,
-            "drawn": 4,
-            "fourier": [4.0, 0.0, 0.0],
-            "column": [5.0, 5.0, 5.0, 5.0],
-            "learns": True,
-            "host's numbers stay": True,
-            "new memory": [1.0, 1.0],
-            "large": [1.0, [[1.0, 1.0]], 0],
-            "large rows": [[2048, 2048], [2048, 2048]],
-            "printed": "tensor([1., 1.]",
-            "normal": [2048, 2048],
-            "reserve": 161_152,  # in blocks of 512 bytes: 134,656 kept by cuDNN, 22,528 of results, 3,584 of the state; 384 of the input
-        }
-    )
+    assert json.loads(line.removeprefix("SAID ")) == {
+        "randint": True,
+        "isfinite": True,
+        "mask": True,
+        "maximum": 5,
+        "nonzero": [[1], [3]],
+        "selected": [1, 2],
+        "unique": [0, 1, 2],
+        "counts": [2, 1, 1],
+        "rows": [[0]],
+        "repeated": [1, 3, 3],
+        "bincount": [2, 1, 1],
+        "equal": [True, False],
+        "allclose": True,
+        "cumsum": [0, 1, 1, 3],
+        "scatter": [2.0, 1.0, 1.0, 0.0],
+        "scaled": 65536.0,
+        "drawn": 4,
+        "fourier": [4.0, 0.0, 0.0],
+        "column": [5.0, 5.0, 5.0, 5.0],
+        "learns": True,
+        "host's numbers stay": True,
+        "new memory": [1.0, 1.0],
+        "large": [1.0, [[1.0, 1.0]], 0],
+        "large rows": [[2048, 2048], [2048, 2048]],
+        "printed": "tensor([1., 1.]",
+        "normal": [2048, 2048],
+        "reserve": 134_656 + 22_528 + 3_584 + 384,  # cuDNN's, results, last state; 512s of the input
+    }
 
 
 def test_a_hint_answers_what_was_not_computed() -> None:
