@@ -149,7 +149,7 @@ def _build(folder: Path, site: Path, cuda: Path) -> None:
     driver = folder / "lib" / "libcuda.so.1"
     driver.parent.mkdir(parents=True)
     options = [
-        *(*include, *numbers, f'-DSTANDIN_RECURRENT_SIZES="{SOURCES / "recurrent_sizes.txt"}"'),
+        *(*include, *numbers),
         f'-DSTANDIN_CUDNN_LIBRARY="{site / "nvidia/cudnn/lib/libcudnn.so.9"}"',
     ]
     wanting = [torch / "lib" / f"{name}.so" for name in _LINKED]

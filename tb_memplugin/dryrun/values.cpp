@@ -87,10 +87,11 @@ const std::unordered_set<std::string> kSkipped = {
 const std::unordered_set<std::string> kOnlyWrites = {
     "aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_",
     "aten::exponential_", "aten::geometric_", "aten::cauchy_", "aten::log_normal_"};
-// Operators that read a number on the host to know how large their results are; `equal` returns it.
+// Operators that read a number on the host to know how large their results are; `equal` returns it, and `normal` checks
+// that no deviation is negative.
 const std::unordered_set<std::string> kReadFirst = {"aten::nonzero", "aten::_unique2", "aten::unique_consecutive",
                                                     "aten::unique_dim", "aten::unique_dim_consecutive", "aten::_coalesce",
-                                                    "aten::equal"};
+                                                    "aten::equal", "aten::normal"};
 // Operators that choose indices.
 const std::unordered_set<std::string> kChooses = {"aten::argmax", "aten::argmin", "aten::multinomial", "aten::max",
                                                   "aten::min", "aten::topk", "aten::sort"};
@@ -293,7 +294,9 @@ bool under_a_mode() {
 }
 
 // Tell the host's reads within the operator what its kernels would have counted.
-void answer_first(Observed& it, const Tensor& mask) {
+void answer_first(Observed& it, const IValue& first_input) {
+    if (it.op->name == "aten::normal") return answer_reads(1, 1);
+    const Tensor& mask = first_input.toTensor();
     if (mask.layout() == c10::kSparse) {
         Apart apart;
         const Tensor indices = mask._indices();
@@ -353,7 +356,7 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
         if (dim >= -first.dim() && dim < first.dim()) it->choices = first.size(dim);
         if (op->name.rfind("aten::unique_dim", 0) == 0) { it->along = dim; it->selectable = it->choices; }
     }
-    if (kReadFirst.count(op->name)) answer_first(*it, inputs[0].toTensor());
+    if (kReadFirst.count(op->name)) answer_first(*it, inputs[0]);
     return it;
 }
 

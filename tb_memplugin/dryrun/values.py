@@ -26,6 +26,7 @@ from tb_memplugin.estimate.answer.hints import (
     unanswered,
     went_on,
 )
+from tb_memplugin.estimate.kernels.recurrent import SIZED, RecurrentCall, reserve_bytes, workspace_bytes
 from tb_memplugin.estimate.kernels.uncounted import FOURIER
 from tb_memplugin.estimate.program.checks import going_on, passing
 from tb_memplugin.estimate.run.patches import Patches
@@ -35,17 +36,15 @@ _SELECTED = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, ctypes.c_long)
 _READ = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_char_p, ctypes.c_long)
 _CHOSEN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _FINITE = ctypes.CFUNCTYPE(None)
+_SIZES = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t))
 
 MOST_KEPT = 1 << 20
 """The most bytes of a saved tensor whose values are kept."""
 
 GRADIENTS_ARE_FINITE = "Scaled gradients are assumed to be finite: every optimizer step is taken."
 
-
-RECURRENT = (
-    "Not counted: cuDNN's reserve and workspaces of recurrent layers of these sizes, which are not recorded. "
-    "--engine fake counts them."
-)
+_ELEMENT_BYTES = {1: 8, 2: 2, 9: 2}
+"""By cudnnDataType_t, for all but those of four bytes."""
 
 
 class Values:
@@ -54,6 +53,7 @@ class Values:
     def __init__(self, hints: Mapping[str, Any] | None, note: Callable[[str], None]) -> None:
         self._hints, self._note = checked(hints), note
         self._evaluations = 0
+        self._prints = False
         self._library = ctypes.CDLL(str(values_library()), mode=ctypes.RTLD_GLOBAL)
         self._standin = ctypes.CDLL(None)
         self._known = self._library.tb_memplugin_values_known
@@ -64,16 +64,26 @@ class Values:
             _CHOSEN(self._chosen),
             _FINITE(lambda: note(GRADIENTS_ARE_FINITE)),
         )
+        self._recurrent = _SIZES(self._size_recurrent)
 
     def start(self, patches: Patches) -> None:
         """Begin to compute values; ends with the process."""
         patches.register("_local_scalar_dense", self._item, "CUDA")
+        printed: Any = torch.Tensor.__repr__
+
+        def print_ones(*args: Any, **kwargs: Any) -> Any:
+            self._prints = True
+            try:
+                return printed(*args, **kwargs)
+            finally:
+                self._prints = False
+
+        patches.set(torch.Tensor, "__repr__", print_ones)
         self._library.tb_memplugin_values_start(*self._functions)
+        self._standin.standin_size_recurrent_layers(self._recurrent)
 
     def note_what_is_not_counted(self) -> None:
         """Say which sizes the stand-in did not know; called once the program has run."""
-        if self._standin.standin_unknown_recurrent():
-            self._note(RECURRENT)
         if self._standin.standin_fourier_plans():
             self._note(FOURIER)
 
@@ -97,6 +107,29 @@ class Values:
         elif tensor.device.type == "cpu":
             tensor.zero_()
 
+    def _size_recurrent(self, call: bytes, sizes: Any) -> None:
+        """Write the bytes of the workspace and reserve of a recurrent layer (line_of in recurrent.cpp)."""
+        self._note(SIZED)
+        capability, train, algorithm, kind, _, directions, dtype, _, _, *rest = map(int, call.split())
+        features, hidden, projected, layers, drops, _, packed, steps, sequences, rows = rest
+        layer = RecurrentCall(
+            kind=kind,
+            directions=directions,
+            features=features,
+            hidden=hidden,
+            projected=projected,
+            layers=layers,
+            drops=bool(drops),
+            steps=steps,
+            sequences=sequences,
+            rows=rows,
+            packed=bool(packed),
+            element_bytes=_ELEMENT_BYTES.get(dtype, 4),
+            persistent=bool(algorithm),
+            capability=divmod(capability, 10),
+        )
+        sizes[0], sizes[1] = workspace_bytes(layer, train=bool(train)), reserve_bytes(layer)
+
     def _item(self, tensor: torch.Tensor) -> Any:
         """Answer `tensor.item()`, and what asks for the truth of a tensor."""
         size, kind = tensor.element_size(), tensor.dtype
@@ -109,6 +142,8 @@ class Values:
             return torch.frombuffer(read, dtype=kind)[0].item()
         if _looks_for_zeros():
             return 0
+        if self._prints:
+            return torch.tensor(kind is not torch.bool, dtype=kind).item()
         caller = _caller()
         asked = question(_kind(kind), "item", tensor, caller)
         hint = answer(self._hints, asked)
@@ -135,6 +170,8 @@ class Values:
         """Return how many elements a mask selects, or how many are different."""
         if _looks_for_zeros():
             return 0
+        if self._prints:
+            return elements
         asked = self._question("share", operator.decode(), elements, torch.bool)
         hint = answer(self._hints, asked)
         if hint is None:
@@ -147,6 +184,8 @@ class Values:
 
     def _read(self, dtype: bytes, elements: int) -> float:
         """Return what a copy on the host has in place of values that were not computed."""
+        if self._prints:
+            return 1.0
         kind = getattr(torch, dtype.decode().lower(), torch.float32)
         asked = self._question(_kind(kind), "copy_", elements, kind)
         hint = answer(self._hints, asked)

@@ -51,6 +51,13 @@ said["new memory"] = torch.empty(1024, device=d)[:2].tolist()
 large = torch.randn(2048, 2048, device=d)
 said["large"] = [large.mean().item(), large[:1, :2].tolist(), large.argmax().item()]
 said["large rows"] = [list(torch.unique(large, dim=dim).shape) for dim in (0, 1)]
+said["printed"] = str(large[0, :2]).partition(", d")[0]
+said["normal"] = list(torch.normal(0.0, large.exp()).shape)
+before = torch.cuda.memory_allocated()
+layer = torch.nn.GRU(96, 160).to(d)
+weights = torch.cuda.memory_allocated() - before
+result = layer(torch.ones(7, 5, 96, device=d))[0]
+said["reserve"] = torch.cuda.memory_allocated() - before - weights - 7 * 5 * 96 * 4
 print("SAID", json.dumps(said), flush=True)
 if (large > 0).any():
     print("not here")

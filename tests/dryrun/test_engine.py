@@ -19,6 +19,7 @@ from tb_memplugin.dryrun.engine import environment, estimate_program
 from tb_memplugin.estimate.answer.script import read_program
 from tb_memplugin.estimate.answer.step_estimate import StepEstimate
 from tb_memplugin.estimate.gpu_spec import GpuSpec
+from tb_memplugin.estimate.kernels.recurrent import SIZED
 from tests.cli import CliRunner
 from tests.estimate.test_programs import ENDS, PEAKS, PROGRAMS, TRAINING
 
@@ -90,9 +91,9 @@ def test_backward_knows_what_forward_selected_and_finds_no_zero(
 
 
 @needs_cuda_build
-def test_recurrent_layers_of_sizes_that_are_not_known_are_noted(tmp_path: Path) -> None:
+def test_recurrent_layers_of_any_size_take_what_the_rule_says(tmp_path: Path) -> None:
     text = "import torch\ntorch.nn.GRU(77, 33).cuda()(torch.ones(5, 3, 77).cuda())"
-    assert any("recurrent layers of these sizes" in note for note in dry_run(tmp_path, text).notes)
+    assert SIZED in dry_run(tmp_path, text).notes
 
 
 SPAWNS = """

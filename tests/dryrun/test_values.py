@@ -51,6 +51,9 @@ def test_small_values_are_computed_and_others_are_asked_for(capfd: pytest.Captur
         "new memory": [1.0, 1.0],
         "large": [1.0, [[1.0, 1.0]], 0],
         "large rows": [[2048, 2048], [2048, 2048]],
+        "printed": "tensor([1., 1.]",
+        "normal": [2048, 2048],
+        "reserve": 134_656 + 22_528 + 3_584 + 384,  # cuDNN's, results, last state; 512s of the input
     }
 
 

@@ -227,6 +227,15 @@ def test_constants_on_the_gpu_are_compiled() -> None:
     assert not any("could not be compiled" in note for note in done.estimate().notes)
 
 
+def test_attention_of_any_length_is_compiled() -> None:
+    def run() -> None:
+        attend: Any = torch.compile(F.scaled_dot_product_attention, dynamic=True)
+        heads = torch.ones(2, 4, 48, 32, device="cuda", dtype=torch.float16)
+        attend(heads, heads, heads, is_causal=True)
+
+    assert not any("could not be compiled" in note for note in estimated(run).estimate().notes)
+
+
 def test_other_backends_are_estimated_uncompiled() -> None:
     def run() -> Any:
         compiled: Any = torch.compile(chain, backend="aot_eager")

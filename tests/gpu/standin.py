@@ -14,6 +14,7 @@ from tb_memplugin.estimate.gpu_spec import GpuSpec
 ASKS_CUDNN = os.environ.get("STANDIN_CUDNN_WORKSPACES") == "1"
 ASKED = {} if ASKS_CUDNN else {"TB_MEMPLUGIN_CUDNN": "none"}
 """Estimates count workspaces of cuDNN where the stand-in has them."""
+RECURRENT = {"STANDIN_RECURRENT_SIZES": str(Path(__file__).with_name("recurrent_sizes.txt"))}
 
 
 def main() -> None:
@@ -23,7 +24,8 @@ def main() -> None:
         gpu = gpu.with_memory(int(size))
     devices = int(os.environ.get("STANDIN_DEVICES", "1"))
     with tempfile.TemporaryDirectory(prefix="standin") as folder:
-        variables = environment(stand_in(), gpu, Path(folder), devices=devices, asks_cudnn=ASKS_CUDNN) | ASKED
+        variables = environment(stand_in(), gpu, Path(folder), devices=devices, asks_cudnn=ASKS_CUDNN)
+        variables |= ASKED | RECURRENT
         sys.exit(os.spawnve(os.P_WAIT, sys.executable, [sys.executable, *sys.argv[1:]], variables))
 
 

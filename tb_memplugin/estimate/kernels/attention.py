@@ -212,8 +212,8 @@ def _dense(call: AttentionCall, *, grouped: bool) -> bool:
     if any(tensor.dim() != 4 for tensor in tensors):
         return False
     heads = [tensor.shape[1] for tensor in tensors]
-    same_batch = len({tensor.shape[0] for tensor in tensors}) == 1
-    alike = len(set(heads)) == 1
+    same_batch = all(tensor.shape[0] == call.query.shape[0] for tensor in tensors)
+    alike = heads[0] == heads[1] == heads[2]
     fewer = heads[1] == heads[2] and heads[0] % max(heads[1], 1) == 0
     allowed = (call.grouped and grouped) or (RECENT and heads[1] == 1)
     contiguous = all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
@@ -222,9 +222,9 @@ def _dense(call: AttentionCall, *, grouped: bool) -> bool:
 
 
 def _flash(call: AttentionCall) -> bool:
-    sizes = {tensor.shape[-1] for tensor in (call.query, call.key, call.value)}
-    size = max(sizes)
-    if call.mask is not None or len(sizes) > 1 or size > FLASH_DIM or call.query.dtype not in HALVES:
+    size = call.query.shape[-1]
+    alike = size == call.key.shape[-1] == call.value.shape[-1]
+    if call.mask is not None or not alike or size > FLASH_DIM or call.query.dtype not in HALVES:
         return False
     small_shared_memory = call.capability in ((8, 6), (8, 9), (12, 0)) and call.needs_grad
     if small_shared_memory and (192 < size <= 224 or (size > 224 and call.dropout > 0)):

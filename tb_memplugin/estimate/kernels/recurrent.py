@@ -58,7 +58,7 @@ _HEADER = 256
 
 MODES = {"rnn_relu": RELU, "rnn_tanh": TANH, "lstm": LSTM, "gru": GRU}
 
-_NOTE = (
+SIZED = (
     "LSTM, GRU and RNN: what cuDNN keeps for backward (its reserve) and its workspaces are counted as "
     "cuDNN 9.20 sizes them."
 )
@@ -84,7 +84,7 @@ class Recurrent(Correction):
         return {aten._cudnn_rnn.default: self._forward, aten._cudnn_rnn_backward.default: self._backward}
 
     def _forward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        self.target.note(_NOTE)
+        self.target.note(SIZED)
         data, weights, stride, _, hx, cx, kind, hidden, projected, _, batch_first, _, train, *_ = args
         call = self._call(data, args[6:], forward=True)
         scope, row = mode.layers.scope(), mode.ledger.device_row(data.device)

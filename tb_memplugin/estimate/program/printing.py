@@ -34,11 +34,11 @@ class Printing(Asking):
 
     def _array(self, mode: CountingFakeMode, tensor: torch.Tensor, *, force: bool) -> Any:
         """Return an array of the known values; else filled with the hint's value, with ones for floats, with
-        zeros for chosen indices.
+        zeros for chosen indices and for bytes, as of pictures.
 
         Raises:
             TypeError, RuntimeError: as for a real tensor on a device, or one that requires grad.
-            MemPluginError: the tensor holds integers or booleans, and there is no hint.
+            MemPluginError: the tensor holds other integers or booleans, and there is no hint.
         """
         if not force:
             _refuse_as_torch_does(tensor)
@@ -52,7 +52,7 @@ class Printing(Asking):
                 return values.detach().clone().numpy()
         fill = answer(self._hints, asked)
         if fill is None:
-            if not real and not is_chosen(tensor):
+            if not real and not is_chosen(tensor) and tensor.dtype is not torch.uint8:
                 raise unanswered(asked)
             fill = 1.0 if real else 0
             self.target.note(

@@ -77,8 +77,8 @@ _EQUAL, _DIFFERENT = (aten.eq.Tensor, aten.eq.Scalar), (aten.ne.Tensor, aten.ne.
 
 _CHOSEN, _COMPARED, _COUNTED, _SELECTS = "chosen", "compared", "counted", "selects"
 """Attributes of fake tensors: among how many their elements are chosen, 0 if not known; the truth of a
-comparison with 1.0; the most that their elements can be, which count those of a mask; and the most elements
-that a mask selects, with the tensor's version at that time."""
+comparison with 1.0; the most that their elements can be, which count those of a mask or are some of known
+ones; and the most elements that a mask selects, with the tensor's version at that time."""
 
 _CHOICES_OF = "choices_of"
 """The attribute of a mask that is True where one of so many choices was chosen, as parts of `one_hot` are."""
@@ -273,12 +273,15 @@ class Values(Asking):
         return vars(tensor).get(_COMPARED, False)
 
     def _nonzero(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return as many indices as are assumed to be selected: the first ones, if they are few."""
         (tensor,) = args
         with mode:
-            rows = torch.empty(
-                (tensor.dim(), self._selected(mode, func, tensor)), dtype=torch.int64, device=tensor.device
-            )
-            return rows.t()
+            count = self._selected(mode, func, tensor)
+            rows = torch.empty((tensor.dim(), count), dtype=torch.int64, device=tensor.device).t()
+        if tensor.numel() <= MOST:
+            with no_dispatch():
+                mode.keep_values(rows, (torch.arange(tensor.numel()) < count).view(tensor.shape).nonzero())
+        return rows
 
     def _left_aligned(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> bool:
         self.target.note(
@@ -451,6 +454,8 @@ def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, 
     same = func.overloadpacket in _COPIES
     if same and (choices := _attribute(inputs[0], _CHOICES_OF)):
         setattr(out, _CHOICES_OF, choices)
+    if same and (most := _greatest(inputs[0])) is not None:
+        setattr(out, _COUNTED, most)
     if any(map(is_chosen, inputs)):
         choices = _attribute(inputs[0], _CHOSEN) if same else None
         setattr(out if out._base is None else out._base, _CHOSEN, choices or 0)
@@ -458,6 +463,13 @@ def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, 
         _as_counted(mode, func, args, out, scope)
     elif func is aten._to_copy.default and args[0].dtype is torch.bool:
         setattr(out, _COUNTED, 1)
+
+
+def _greatest(tensor: torch.Tensor) -> int | None:
+    """Return the most that whole numbers can be of which values or a bound are known."""
+    values = values_of(tensor)
+    with no_dispatch():
+        return _attribute(tensor, _COUNTED) if values is None or not values.numel() else int(values.max())
 
 
 def _succeeded(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:

@@ -521,6 +521,38 @@ def test_an_array_of_numbers_is_ones_or_the_hint() -> None:
     assert read == [[1.0] * 3, [2.5] * 3]
 
 
+def test_a_picture_is_an_array_of_zeros() -> None:
+    pictures: list[Any] = []
+    done = estimated(lambda: pictures.append(unknown(2, 3).mul(255).byte().cpu().numpy().tolist()))
+    assert pictures == [[[0, 0, 0], [0, 0, 0]]]
+    assert any("assumed to be 0" in note for note in done.estimate().notes)
+
+
+def test_the_indices_of_a_mask_are_those_that_it_is_assumed_to_select() -> None:
+    read: list[Any] = []
+
+    def run() -> None:
+        mask = unknown(2, 3) > 0
+        read.append(mask.nonzero().tolist())
+
+    estimated(run)
+    estimated(run, hints={"share": 2})
+    assert read == [[[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]], [[0, 0], [0, 1]]]
+
+
+def test_some_of_known_numbers_are_no_larger_than_the_largest() -> None:
+    sizes: list[int] = []
+
+    def run() -> None:
+        graphs = torch.tensor([0, 0, 1, 4, 4], device="cuda")
+        kept = graphs[unknown(5).topk(3).indices]
+        sizes.append(int(kept.max()) + 1)
+
+    done = estimated(run)
+    assert sizes == [5]
+    assert any("4 is assumed" in note for note in done.estimate().notes)
+
+
 def test_arrays_that_a_real_run_would_refuse_are_refused() -> None:
     with pytest.raises(TypeError, match="cpu"):
         estimated(lambda: unknown(3).numpy())
