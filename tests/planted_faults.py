@@ -411,6 +411,75 @@ def summed_losses(device: str, broken: bool) -> Program:
     return Program(step, model, optimizer)
 
 
+def teacher_graph(device: str, broken: bool) -> Program:
+    """A student learns what a teacher returns, detached; but the teacher records a graph."""
+    teacher = Stack(*(Layer() for _ in range(12))).to(device)
+    student = Stack(*(Layer() for _ in range(4))).to(device)
+    x = batch(device, size(device, 32, 1))
+
+    def step() -> None:
+        with torch.set_grad_enabled(broken):
+            aim = teacher(x)
+        F.mse_loss(student(x), aim.detach()).backward()
+        student.zero_grad()
+
+    return Program(step, nn.ModuleList([teacher, student]))
+
+
+def retained_graph(device: str, broken: bool) -> Program:
+    """The last loss is kept, with a graph that backward retained or without."""
+    model = Stack(*(Layer() for _ in range(8))).to(device)
+    x = batch(device, size(device, 32, 1))
+    last: list[Tensor] = []
+
+    def step() -> None:
+        loss = model(x).square().mean()
+        loss.backward(retain_graph=broken)
+        last[:] = [loss]
+        model.zero_grad()
+
+    return Program(step, model, steps=3)
+
+
+def float64_model(device: str, broken: bool) -> Program:
+    dtype = torch.float64 if broken else torch.float32
+    return training(perceptron(device, dtype, depth=24), torch.rand(4096, WIDTH, device=device, dtype=dtype))
+
+
+def replaced_optimizer(device: str, broken: bool) -> Program:
+    """From the second step on, a new Adam updates the parameters, and the old one stays alive."""
+    model = perceptron(device, depth=24)
+    optimizers = [torch.optim.Adam(model.parameters(), foreach=False) for _ in range(1 + broken)]
+    number = 0
+
+    def step() -> None:
+        nonlocal number
+        model(torch.rand(8192, WIDTH, device=device)).square().mean().backward()
+        optimizers[min(number, len(optimizers) - 1)].step()
+        model.zero_grad()
+        number += 1
+
+    return Program(step, model, optimizers[-1], steps=2)
+
+
+class Whole(nn.Module):
+    """Layers in one checkpoint."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(self.layers, x, use_reentrant=False)
+        return y
+
+
+def one_checkpoint(device: str, broken: bool) -> Program:
+    """All layers in one checkpoint, or each in one."""
+    layers = Stack(*(Layer(wide=8) for _ in range(12)), recompute=not broken)
+    return training((Whole(layers) if broken else layers).to(device), batch(device, size(device, 32, 1)))
+
+
 PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "attention_scores": attention_scores,
     "loss_logits": loss_logits,
@@ -430,6 +499,11 @@ PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "repeated_values": repeated_values,
     "one_hot_vectors": one_hot_vectors,
     "summed_losses": summed_losses,
+    "teacher_graph": teacher_graph,
+    "retained_graph": retained_graph,
+    "float64_model": float64_model,
+    "replaced_optimizer": replaced_optimizer,
+    "one_checkpoint": one_checkpoint,
 }
 
 
@@ -441,6 +515,11 @@ KINDS = {
     "master_weights": "parameter_copies",
     "frozen": "unused_gradients",
     "undetached": "unused_gradients",
+    "teacher_graph": "unused_graph",
+    "retained_graph": "unused_graph",
+    "float64_model": "wide_tensors",
+    "replaced_optimizer": "optimizer_state",
+    "one_checkpoint": "checkpointing",
 }
 """The rule that finds a fault, where its name is another."""
 
@@ -451,6 +530,10 @@ NEEDS_OPERATORS = {
     "dense_embedding_gradient",
     "undetached",
     "wide_tensors",
+    "teacher_graph",
+    "retained_graph",
+    "float64_model",
+    "one_checkpoint",
 }
 """Faults of which Python stacks alone show less, or nothing."""
 

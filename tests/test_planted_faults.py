@@ -36,7 +36,14 @@ def peak(trace: MemoryTrace) -> int:
     return int(trace.live(trace.device_row("cpu")).max())
 
 
-NEEDS_STACKS = {"previous_result"}
+NEEDS_STACKS = {
+    "previous_result",
+    "teacher_graph",
+    "retained_graph",
+    "float64_model",
+    "replaced_optimizer",
+    "one_checkpoint",
+}
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NEEDS_STACKS])

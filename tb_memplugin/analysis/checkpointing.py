@@ -14,6 +14,7 @@ from tb_memplugin.analysis.source_lines import line_key
 from tb_memplugin.analysis.steps import HighestStep
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import Unit, counted, part_text, size_text
+from tb_memplugin.analysis.unused_graph import trains
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.frames import FX, read_frame
 from tb_memplugin.trace.tables import ROOT, Bool, Int64
@@ -365,8 +366,8 @@ def by_stack(judged: Judged) -> Result:
             "This rule needs the modules' forward and backward calls (pass the model to the recorder), or "
             "activations with call stacks."
         )
-    if not trace.ooms and not (trace.allocations.phase == Phase.BACKWARD).any():
-        return NotJudged("The recording has no backward.")
+    if not trace.ooms and not trains(trace, blocks):
+        return Fine("The recording has no backward or optimizer step, or memory of one.")
     called = _CalledFrames.of(trace, blocks, kept)
     estimates = [calls for text in called.largest() if (calls := _calls(trace, blocks, kept, called, text))]
     most = max((estimate.saved_bytes for estimate in estimates), default=0)

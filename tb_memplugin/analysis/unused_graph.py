@@ -102,17 +102,23 @@ def _ran(judged: Judged, graph: Int64) -> bool:
     return bool(has_backward) and all(of_node > of_operator for of_node, of_operator in counts if of_node)
 
 
+def trains(trace: MemoryTrace, blocks: StepBlocks) -> bool:
+    """Return whether the recording has a backward or an optimizer step, or memory of one."""
+    own = trace.allocations
+    is_of_training = np.isin(own.phase, (Phase.BACKWARD, Phase.OPTIMIZER))
+    is_of_training |= np.isin(own.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
+    return bool(is_of_training.any() or blocks.of(lambda origin: origin.is_backward).any())
+
+
 def without_backward(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
     """Return the mask of the blocks that no backward needs.
 
     In a training these are the ones that were freed before any backward, and outside of module calls.
     """
-    rows, phase = blocks.rows, trace.allocations.phase
-    trains = (phase == Phase.BACKWARD) | (phase == Phase.OPTIMIZER)
-    trains |= np.isin(trace.allocations.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
-    if not trains.any() and not blocks.of(lambda origin: origin.is_backward).any():
-        return np.ones(len(rows), bool)
-    backward = np.isin(phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER)) & (blocks.born >= 0)
+    if not trains(trace, blocks):
+        return np.ones(len(blocks.rows), bool)
+    phase = trace.allocations.phase[blocks.rows]
+    backward = np.isin(phase, (Phase.BACKWARD, Phase.OPTIMIZER)) & (blocks.born >= 0)
     backward |= blocks.of(lambda origin: origin.is_backward or not origin.is_known) & (blocks.born >= 0)
     count = np.searchsorted(np.sort(blocks.born[backward]), np.stack((blocks.born, blocks.freed)))
     unused: Bool = (count[0] == count[1]) & ~backward & _freed_outside(trace, blocks)

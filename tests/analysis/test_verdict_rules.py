@@ -540,7 +540,7 @@ def test_a_line_of_a_library_that_only_passes_calls_on_is_not_to_be_recomputed()
 def test_without_a_backward_nothing_is_recomputed_in_it() -> None:
     kept = [f"alloc {size} x{size} phase=forward category=activation" for size in (300, 100)]
     history = stacked(trace(*kept), ("forward layer.py:5", CALL), ("forward layer.py:6", CALL))
-    assert why(history, "checkpointing") == "The recording has no backward."
+    assert "has no backward" in why(history, "checkpointing")
 
 
 def test_one_call_has_nothing_to_recompute() -> None:
