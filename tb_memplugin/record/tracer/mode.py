@@ -434,10 +434,11 @@ class _Flags:
 
     def look_for_dynamo(self) -> None:
         """Have compiled functions run uncompiled, from when dynamo is loaded."""
-        if not self._knows_dynamo and is_loaded():
-            with self._lock:
-                if not self._knows_dynamo and self._users:
-                    self._knows_dynamo, self._stance = True, eager_stance()
+        if self._knows_dynamo or not is_loaded():
+            return
+        with self._lock:
+            if self._users and self._stance is None:
+                self._knows_dynamo, self._stance = True, eager_stance()
 
     def down(self) -> None:
         with self._lock:
