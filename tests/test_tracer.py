@@ -14,9 +14,11 @@ import pytest
 import torch
 from rich.console import Console
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.utils import _python_dispatch as dispatch
 
-from tb_memplugin import MemoryTracer, MemPluginError
+from tb_memplugin import LineTracer, MemoryTracer, MemPluginError
+from tb_memplugin.record.tracer import mode
 from tb_memplugin.store.reader import load_window
 from tests.exports.test_speedscope import check
 from tests.watched import is_watched
@@ -354,6 +356,36 @@ def test_a_compiled_function_inside_the_block_runs_uncompiled_and_right():
     made = [one.size_bytes for one in tracer.events if one.event_type == "alloc"]
     assert made.count(40) == 3  # the ones, the product, the sine; beside them the number 2 as a tensor
     assert torch.equal(compiled(torch.ones(10)), expected)
+
+
+@pytest.mark.parametrize("recorder", [lambda: MemoryTracer().trace(mlp()), LineTracer])
+def test_a_function_that_must_be_one_graph_runs_uncompiled_inside_and_compiled_after(recorder):
+    counts = CompileCounter()
+    first = torch.compile(lambda x: x.sin() + 1, backend=counts, fullgraph=True)
+    second = torch.compile(lambda x: x.cos() + 1, backend=counts, fullgraph=True)
+    ones = torch.ones(10)
+    assert torch.equal(first(ones), ones.sin() + 1)
+    before = torch._dynamo.eval_frame._stance
+    with recorder():
+        assert torch.equal(first(ones), ones.sin() + 1)
+        assert torch.equal(second(ones), ones.cos() + 1)
+    assert counts.frame_count == 1
+    assert torch._dynamo.eval_frame._stance is before
+    assert torch.equal(second(ones), ones.cos() + 1)
+    assert torch.equal(first(ones), ones.sin() + 1)
+    assert counts.frame_count == 2
+
+
+def test_dynamo_that_is_loaded_inside_a_block_compiles_nothing_there(monkeypatch):
+    counts = CompileCounter()
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=counts, fullgraph=True)
+    monkeypatch.setattr(mode, "is_loaded", lambda: False)
+    with MemoryTracer().trace(mlp()):
+        torch.ones(2)
+        monkeypatch.undo()
+        assert torch.equal(compiled(torch.ones(2)), torch.ones(2).sin() + 1)
+    compiled(torch.ones(2))
+    assert counts.frame_count == 1
 
 
 def test_compiled_code_works_again_after_a_block():

@@ -63,6 +63,11 @@ ENTRY = name(
     "torch calls it where compiled code begins, and where it ends",
     "patches of a recording stay on in compiled code, which may be compiled again for them",
 )
+STANCE = name(
+    "torch._dynamo.eval_frame._stance",
+    "what a call of a compiled function does: compile, or run uncompiled",
+    "compiled functions that must be one graph raise an error where a tracer records",
+)
 
 
 def is_loaded() -> bool:
@@ -87,3 +92,24 @@ def callbacks_and_frames() -> tuple[Any, Any] | None:
     handler = getattr(sys.modules.get(_CALLBACKS), "callback_handler", None)
     frames = sys.modules.get(_EVAL_FRAME)
     return None if handler is None or frames is None else (handler, frames)
+
+
+def eager_stance() -> tuple[Any, Any] | None:
+    """Have compiled functions run uncompiled. Return what `restore_stance` needs, None if nothing changed.
+
+    A dispatch mode alone has the same effect, but there a function that must be one graph raises an error.
+    """
+    frames = sys.modules.get(_EVAL_FRAME)
+    before = getattr(frames, STANCE, None)
+    if before is None or before.stance != "default":
+        return None
+    eager = type(before)("force_eager")
+    setattr(frames, STANCE, eager)
+    return before, eager
+
+
+def restore_stance(before: Any, eager: Any) -> None:
+    """Undo `eager_stance`, unless the program has set a stance since."""
+    frames = sys.modules[_EVAL_FRAME]
+    if getattr(frames, STANCE, None) is eager:
+        setattr(frames, STANCE, before)

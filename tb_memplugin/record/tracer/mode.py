@@ -23,7 +23,7 @@ from tb_memplugin.record.guard import entry, guarded
 from tb_memplugin.record.storage_lifetimes import Block, Ledger
 from tb_memplugin.record.storages import allocated_by_torch, storages_and_tensors
 from tb_memplugin.record.torch_private.autograd import current_graph_task, current_node
-from tb_memplugin.record.torch_private.compiler import is_loaded
+from tb_memplugin.record.torch_private.compiler import eager_stance, is_loaded, restore_stance
 from tb_memplugin.record.torch_private.dispatch import (
     OPERATOR_FILE,
     HiddenFromDynamo,
@@ -223,6 +223,7 @@ class StorageMode(TorchDispatchMode):
 
     def _settle_all(self) -> None:
         """Note what happened since the operator before."""
+        FLAGS.look_for_dynamo()
         self._effects.settle()
         if self._ledger.freed or self._here.numbers.waiting:
             with self._ledger.lock:
@@ -419,6 +420,8 @@ class _Flags:
         self._users = 0
         self._lock = threading.Lock()
         self._holder: TorchDispatchMode | None = None
+        self._stance: tuple[Any, Any] | None = None
+        self._knows_dynamo = False
 
     def up(self) -> None:
         with self._lock:
@@ -427,6 +430,15 @@ class _Flags:
                 self._holder = TorchDispatchMode()
                 self._holder.__enter__()
                 pop_mode()
+        self.look_for_dynamo()
+
+    def look_for_dynamo(self) -> None:
+        """Have compiled functions run uncompiled, from when dynamo is loaded."""
+        if self._knows_dynamo or not is_loaded():
+            return
+        with self._lock:
+            if self._users and self._stance is None:
+                self._knows_dynamo, self._stance = True, eager_stance()
 
     def down(self) -> None:
         with self._lock:
@@ -435,6 +447,9 @@ class _Flags:
                 push_mode(self._holder)
                 self._holder.__exit__(None, None, None)
                 self._holder = None
+                if self._stance is not None:
+                    restore_stance(*self._stance)
+                self._knows_dynamo, self._stance = False, None
 
 
 FLAGS = _Flags()
