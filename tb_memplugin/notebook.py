@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -94,15 +95,34 @@ def _measured_cell(shell: Any) -> Any:
         name = line.strip()
         if name and name not in shell.user_ns:
             raise MemPluginError("There is no such variable.", where=f"%%memory {name}", fix="Give a model.")
+        if _loop_runs() and shell.should_run_async(cell, transformed_cell=shell.transform_cell(cell)):
+            raise MemPluginError(
+                "A notebook cannot wait within a magic.",
+                where="%%memory",
+                fix="Await in a cell of its own, or record the window with memory_trace_handler.",
+            )
         with MeasuredMemory(shell.user_ns.get(name)) as used:
-            shell.run_cell(cell)
+            result = shell.run_cell(cell)
         for device, size in used.peak_bytes_of().items():
             parts = used.largest("module" if name else "category", device, SHOWN)
             largest = ", ".join(f"{key_text(part.key)} {size_text(part.bytes)}" for part in parts)
             sys.stdout.write(f"{device}: at most {size_text(size)} more than before; the peak: {largest}\n")
+        error = result.error_before_exec or result.error_in_exec
+        if error is not None:
+            error._render_traceback_ = list  # IPython has shown it
+            raise error
         return used.trace
 
     return memory
+
+
+def _loop_runs() -> bool:
+    """Whether an event loop runs in this thread, as in Jupyter; IPython cannot start a second one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 MOST_ROWS, MOST_CHARACTERS = 100, 120

@@ -62,12 +62,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     from tb_memplugin.callbacks.measured import MeasuredMemory
 
     with MeasuredMemory() as used:
-        for _ in range(steps):
-            item.runtest()
-            gc.collect()  # what is in reference cycles would stay for some time
-            used.step()
         result = yield
-        gc.collect()
+        gc.collect()  # what is in reference cycles would stay for some time
+        for _ in range(steps):
+            if getattr(item, "_excinfo", None):  # of a unittest.TestCase, whose run raises nothing
+                break
+            used.step()
+            item.runtest()
+            gc.collect()
     with _errors_in_words(item):
         item.user_properties.append(("peak_memory_bytes", used.peak_bytes))
         for limit in limits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from html import unescape
 from typing import Any
@@ -63,6 +64,27 @@ def test_repeated_layers_are_one_part(shell: Any, capsys: pytest.CaptureFixture[
 def test_a_model_that_is_not_there_is_told(shell: Any) -> None:
     with pytest.raises(Exception, match="There is no such variable"):
         shell.run_cell("%%memory nothing\n1").raise_error()
+
+
+def test_an_error_in_a_cell_ends_it_and_is_shown_once(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    result = shell.run_cell("%%memory\nimport torch\nkept = torch.ones(1000)\n1 / 0")
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+    printed = "".join(capsys.readouterr())
+    assert printed.count("division by zero") == 1
+    assert "cpu: at most 3.91 KiB more than before" in printed
+
+
+def test_a_cell_that_waits_is_refused_where_a_loop_runs(shell: Any) -> None:
+    cell = "%%memory\nimport asyncio\nawait asyncio.sleep(0)\nfinished = 1"
+
+    async def kernel() -> Any:
+        return shell.run_cell(cell)
+
+    error = asyncio.run(kernel()).error_in_exec
+    assert "A notebook cannot wait within a magic" in str(error)
+    assert "finished" not in shell.user_ns
+    shell.run_cell(cell)
+    assert shell.user_ns["finished"] == 1
 
 
 def test_results_are_short_as_text() -> None:

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 BEGIN = """
+import unittest
 import pytest
 import torch
 
@@ -108,8 +109,25 @@ def test_a_failure_of_the_test_itself_stays_what_it_is(tmp_path: Path) -> None:
 def test_wrong():
     torch.ones(1000)
     raise KeyError("own")
+
+class TestOfUnittest(unittest.TestCase):
+    @pytest.mark.no_memory_growth
+    def test_wrong(self):
+        kept.append(1)
+        self.fail("once")
+
+    @pytest.mark.no_memory_growth(steps=1)
+    def test_later(self):
+        kept.append(2)
+        self.assertLess(kept.count(2), 2, "later")
+
+    @classmethod
+    def tearDownClass(cls):
+        print("runs", kept)
 """
-    printed = run(tmp_path, tests)
+    printed = run(tmp_path, tests, "-s")
+    assert "3 failed in" in printed  # without errors
+    assert "runs [2, 2, 1]" in printed
     assert "KeyError: 'own'" in printed
     assert "its limit" not in printed
 

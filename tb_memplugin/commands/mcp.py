@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, wraps
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -597,10 +598,22 @@ def server_of(tools: RecordingTools) -> Any:
     Raises:
         MemPluginError: the package mcp is not installed.
     """
-    server = library("mcp.server.mcpserver", "mcp").MCPServer(
+    failure = library("mcp.server.mcpserver.exceptions", "mcp").ToolError
+    known = {tool.__name__: list(signature(tool).parameters) for tool in tools.all()}
+
+    class Server(library("mcp.server.mcpserver", "mcp").MCPServer):  # type: ignore[misc]  # found at run time
+        async def call_tool(self, name: str, arguments: dict[str, Any], *more: Any) -> Any:
+            """Refuse arguments that the tool does not have: the SDK would ignore them."""
+            if unknown := [each for each in arguments if name in known and each not in known[name]]:
+                where = f"{name} {printable(', '.join(unknown), LONGEST)}"
+                raise failure(
+                    str(MemPluginError("There is no such argument.", where=where, fix=f"Give {known[name]}."))
+                )
+            return await super().call_tool(name, arguments, *more)
+
+    server = Server(
         "tb_memplugin", instructions=INSTRUCTIONS, version=version("tb-memplugin"), log_level="WARNING"
     )
-    failure = library("mcp.server.mcpserver.exceptions", "mcp").ToolError
     annotations = library("mcp.types", "mcp").ToolAnnotations(readOnlyHint=True, openWorldHint=False)
     for tool in tools.all():
         answering = _with_errors(tool, tools, failure)

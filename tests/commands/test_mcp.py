@@ -200,9 +200,12 @@ def test_the_real_client_gets_the_answer_of_the_tool(root: Path, tools: Recordin
             await client.call_tool("recordings", {}),
             await client.call_tool("peak", {"path": "../secret.pickle"}),
             await client.call_tool("peak", {"path": "one.pickle", "by": "colour"}),
+            await client.call_tool("peak", {"path": "runs/job", "rank": "rank0", "by": "line"}),
         ]
 
-    peak, recordings, outside, wrong = asked(root, talk)
+    peak, recordings, outside, wrong, misspelt = asked(root, talk)
+    assert misspelt.is_error
+    assert "There is no such argument.\n  where: peak rank" in misspelt.content[0].text
     assert peak.structured_content == asdict(tools.peak("one.pickle", "line"))
     assert recordings.structured_content == asdict(tools.recordings())
     assert outside.is_error
