@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import weakref
+from collections.abc import Callable
 
 import pytest
 
@@ -142,7 +143,8 @@ def test_a_weak_reference_that_is_freed_before_its_object_calls_nobody(guard):
 def test_an_error_at_the_end_of_the_process_is_one_warning_and_what_failed_is_done_again(
     guard, warnings, monkeypatch
 ):
-    at_exit, calls = [], []
+    at_exit: list[Callable[[], object]] = []
+    calls: list[str] = []
     monkeypatch.setattr("atexit.register", at_exit.append)
     monkeypatch.setattr("atexit.unregister", lambda call: at_exit.__setitem__(slice(at_exit.count(call)), []))
 
