@@ -32,8 +32,8 @@ VERSION_KEYS = ("ETag", "etag", "md5Hash", "mtime", "modified", "last_modified",
 PATTERN = re.compile(r"[*?[]")
 """What makes a path a pattern, as in a shell."""
 
-_left: dict[str, OSError] = {}
-"""Files of this process that nobody needs and that could not be deleted, with the error."""
+_left: dict[str, OSError | None] = {}
+"""Files of this process that nobody needs, with the error of deleting them; None before it is known."""
 _MOST_RETRIED = 8
 
 _READ = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0)
@@ -145,7 +145,7 @@ def discard(path: str) -> None:
         with contextlib.suppress(OSError):
             remove(path)
         return
-    _left[path] = OSError()  # so that an interrupt leaves it noted
+    _left.setdefault(path, None)  # so that an interrupt leaves it noted
     error = delete(path)
     if error is None:
         _left.pop(path, None)
@@ -156,7 +156,7 @@ def discard(path: str) -> None:
 def left_below(folder: str) -> list[OSError]:
     """Return the errors of the files below a local folder that could not be deleted, the last one alone."""
     below = os.path.join(folder, "")
-    return [error for path, error in tuple(_left.items()) if path.startswith(below)][-1:]
+    return [error for path, error in tuple(_left.items()) if error and path.startswith(below)][-1:]
 
 
 def _link(temporary: str, path: str) -> None:

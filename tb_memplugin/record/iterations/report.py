@@ -25,7 +25,7 @@ from rich.text import Text
 from torch import nn
 
 from tb_memplugin.analysis.units import counted, size_text
-from tb_memplugin.errors import MemPluginError, fix_of
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.csv import cell
 from tb_memplugin.exports.terminal import printable
 from tb_memplugin.logs import instance_logger
@@ -468,17 +468,16 @@ class IterationReport:
             )
 
     def _safely(self, work: Callable[[], Any]) -> Any:
-        """Run `work`; report an error in it once instead of raising it, so that the training continues."""
+        """Run `work`; end an error in it, so that what else is reported is."""
         try:
             with without_torch_functions():
                 return work()
-        except (Exception, SystemExit) as error:  # rich exits if its output is a broken pipe
-            self._logger.debug("an iteration's report failed", exc_info=error)
-            self._warn(*_failure(error))
+        except BaseException as error:
+            if isinstance(error.__context__, BrokenPipeError):  # for which rich raises SystemExit
+                error = error.__context__
+            loss = "The report of an iteration is not complete"
+            self._guard.end("IterationReport", error, self._slot.clear, loss=loss)
             return None
-        except BaseException:
-            call_all(self._slot.clear)
-            raise
 
     def _warn(self, kind: str, message: str) -> None:
         self._guard.warn(message, once=kind)
@@ -560,23 +559,6 @@ def _as_step(trace: MemoryTrace, memory: IterationMemory) -> MemoryTrace:
         )
     steps = tuple(Step(memory.step, step.start_ns, step.end_ns) for step in trace.steps)
     return replace(trace, source=SOURCE, steps=steps, notes=(Note(note, "iteration"), *trace.notes))
-
-
-def _failure(error: BaseException) -> tuple[str, str]:
-    """Return a key for an error, so that it is reported once, and the message."""
-    if isinstance(error, MemPluginError):
-        return error.what, f"{error}\n  The training continues without this report."
-    if isinstance(error, OSError):
-        reason = error.strerror or type(error).__name__
-        return reason, (
-            f"The iteration report could not be written: {reason}. The training continues.\n  where: "
-            f"{error.filename or 'console or CSV files'}\n  fix: "
-            f"{fix_of(error, 'Choose a folder that this process can write to.')}"
-        )
-    return type(error).__name__, (
-        f"The iteration report failed ({type(error).__name__}: {error}). The training continues.\n  "
-        "fix: set the logger tb_memplugin to DEBUG to get the traceback, and report it."
-    )
 
 
 def _folder(csv: Any) -> str | None:
