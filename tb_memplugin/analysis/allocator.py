@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +13,7 @@ from tb_memplugin.analysis.columns import Cuts, extremes, highest
 from tb_memplugin.analysis.layout import Layout, Placement, extents, pending_since
 from tb_memplugin.analysis.pool_names import pool_name, stream_name
 from tb_memplugin.analysis.sums import sums
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace import Allocations, MemoryTrace
 from tb_memplugin.trace.indexes import Runs, runs_of
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Int64, pieces_of
@@ -97,21 +98,21 @@ class PeakSplit(AnalysisResult):
 
 def levels(trace: MemoryTrace, device: int) -> Levels:
     """Return the active, pending, allocated and reserved bytes of a device after every event of a trace."""
-    return _levels(trace, device, pending_since(trace, device))
+    kept, since = trace.events.kept, pending_since(trace, device)
+    return _levels(trace.allocations, since, trace.live(device), trace.reserved(device), kept)
 
 
-def _levels(trace: MemoryTrace, device: int, since: Int64) -> Levels:
-    blocks, count = trace.allocations, len(trace.events)
-    waits = np.flatnonzero(since < blocks.freed)
+def _levels(
+    blocks: Allocations, since: Int64, active: Int64, reserved: Int64 | None, kept: Callable[..., Int64]
+) -> Levels:
+    waits, moments = np.flatnonzero(since < blocks.freed), len(active)
     if not len(waits):
-        none = np.broadcast_to(np.int64(0), count + 1)
-        return Levels(trace.live(device), none, trace.live(device), trace.reserved(device))
-    change = sums(since[waits] + 1, blocks.bytes[waits], count + 2)
-    change -= sums(blocks.freed[waits] + 1, blocks.bytes[waits], count + 2)
-    active, pending = trace.live(device), np.cumsum(change)[: count + 1]
-    kept = trace.events.kept
-    allocated = kept(lambda: (active[rows] - pending[rows] for rows in pieces_of(count + 1)))
-    return Levels(active, kept(lambda: (pending,)), allocated, trace.reserved(device))
+        return Levels(active, np.broadcast_to(np.int64(0), moments), active, reserved)
+    change = sums(since[waits] + 1, blocks.bytes[waits], moments + 1)
+    change -= sums(blocks.freed[waits] + 1, blocks.bytes[waits], moments + 1)
+    pending = np.cumsum(change)[:moments]
+    allocated = kept(lambda: (active[rows] - pending[rows] for rows in pieces_of(moments)))
+    return Levels(active, kept(lambda: (pending,)), allocated, reserved)
 
 
 class AllocatorHistory:
@@ -130,10 +131,15 @@ class AllocatorHistory:
     def __init__(self, trace: MemoryTrace, device: int) -> None:
         self.placement = Placement(trace, device)
         self.pending_since = pending_since(trace, device)
-        self.levels = _levels(trace, device, self.pending_since)
         self.knows_segments = knows_segments(trace, device)
         self.active_runs, self.reserved_runs = trace.live_runs(device), trace.reserved_runs(device)
-        self._kept = trace.events.kept
+        self._blocks, self._kept = trace.allocations, trace.events.kept
+        self._live, self._reserved = trace.live(device), trace.reserved(device)
+
+    @cached_property
+    def levels(self) -> Levels:
+        """The device's levels."""
+        return _levels(self._blocks, self.pending_since, self._live, self._reserved, self._kept)
 
     @cached_property
     def unused(self) -> Ratio | None:

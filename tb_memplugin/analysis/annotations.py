@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -36,19 +36,14 @@ class AnnotationRange(AnalysisResult):
 
 
 @dataclass(slots=True)
-class _Nesting:
-    """Ranges in order of their start, with the rows that start and end them (None if not recorded).
+class _Range:
+    """A range, with the rows that start and end it (None if not recorded)."""
 
-    `innermost`: the most recent open range after each row, `NONE` if none is open; its first entry is the
-    range open before the first row.
-    """
-
-    names: list[int] = field(default_factory=list)
-    starts: list[int | None] = field(default_factory=list)
-    ends: list[int | None] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    innermost: list[int] = field(default_factory=list)
+    name: int
+    start: int | None
+    depth: int
+    parent: int
+    end: int | None = None
 
 
 def annotation_ranges(trace: MemoryTrace, device: int) -> ResultTable[AnnotationRange]:
@@ -59,20 +54,19 @@ def annotation_ranges(trace: MemoryTrace, device: int) -> ResultTable[Annotation
     """
     annotations = trace.annotations
     rows = np.flatnonzero(annotations.device == device)
-    nesting = _nested(annotations.name[rows].tolist(), annotations.ends[rows].tolist())
+    nested, _ = _nested(annotations.name[rows].tolist(), annotations.ends[rows].tolist())
     time_ns, event = annotations.time_ns[rows].tolist(), annotations.event[rows].tolist()
-    columns = (nesting.names, nesting.starts, nesting.ends, nesting.depths, nesting.parents)
     return ResultTable(
         AnnotationRange(
-            name=trace.annotation_names[name],
-            start_ns=None if start is None else time_ns[start],
-            end_ns=None if end is None else time_ns[end],
-            start_event=None if start is None else event[start],
-            end_event=None if end is None else event[end],
-            depth=depth,
-            parent=parent,
+            name=trace.annotation_names[each.name],
+            start_ns=None if each.start is None else time_ns[each.start],
+            end_ns=None if each.end is None else time_ns[each.end],
+            start_event=None if each.start is None else event[each.start],
+            end_event=None if each.end is None else event[each.end],
+            depth=each.depth,
+            parent=each.parent,
         )
-        for name, start, end, depth, parent in zip(*columns, strict=True)
+        for each in nested
     )
 
 
@@ -87,50 +81,47 @@ def innermost_at_birth(trace: MemoryTrace, rows: Rows | slice) -> Int64:
     innermost = np.full(len(born), NONE, np.int64)
     for row in np.unique(annotations.device).tolist():
         own = np.flatnonzero(annotations.device == row)
-        nesting = _nested(annotations.name[own].tolist(), annotations.ends[own].tolist())
-        names = np.array([*nesting.names, NONE], np.int64)  # index NONE (-1) reads the last entry
+        nested, latest = _nested(annotations.name[own].tolist(), annotations.ends[own].tolist())
+        names = np.array([*(each.name for each in nested), NONE], np.int64)  # index NONE (-1) reads the last
         births = np.flatnonzero((device == row) & (born >= 0))
         # An annotation comes after its event, so it applies to allocations at later events only.
         earlier = np.searchsorted(annotations.event[own], born[births], side="left")
-        innermost[births] = names[np.array(nesting.innermost, np.int64)[earlier]]
+        innermost[births] = names[np.array(latest, np.int64)[earlier]]
     return innermost
 
 
-def _nested(names: list[int], is_end: list[int]) -> _Nesting:
-    """Match starts and ends. A loop is fast enough: there are far fewer annotations than events."""
-    nesting = _Nesting()
+def _nested(names: list[int], is_end: list[int]) -> tuple[list[_Range], list[int]]:
+    """Match starts and ends. A loop is fast enough: there are far fewer annotations than events.
+
+    Returns:
+        The ranges in order of their start; and the most recent open range after each row, `NONE` if none is
+        open, whose first entry is the range open before the first row.
+    """
+    nested: list[_Range] = []
     opened: list[int] = []  # open ranges, most recent last; ranges below the last may already be closed
-    closed: list[bool] = []
     of_name: defaultdict[int, list[int]] = defaultdict(list)
     count = 0
 
     def begin(name: int, row: int | None) -> None:
-        nesting.names.append(name)
-        nesting.starts.append(row)
-        nesting.ends.append(None)
-        nesting.depths.append(count)
-        nesting.parents.append(opened[-1] if opened else NONE)
-        closed.append(False)
-        opened.append(len(closed) - 1)
-        of_name[name].append(len(closed) - 1)
+        of_name[name].append(len(nested))
+        nested.append(_Range(name, row, count, opened[-1] if opened else NONE))
+        opened.append(len(nested) - 1)
 
     for name in reversed(_ends_alone(names, is_end)):  # the range that ends last was opened first
         begin(name, None)
         count += 1
-    nesting.innermost.append(opened[-1] if opened else NONE)
+    innermost = [opened[-1] if opened else NONE]
     for row, (name, ending) in enumerate(zip(names, is_end, strict=True)):
         if ending:
-            index = of_name[name].pop()
-            nesting.ends[index] = row
-            closed[index] = True
-            while opened and closed[opened[-1]]:
+            nested[of_name[name].pop()].end = row
+            while opened and nested[opened[-1]].end is not None:
                 opened.pop()
             count -= 1
         else:
             begin(name, row)
             count += 1
-        nesting.innermost.append(opened[-1] if opened else NONE)
-    return nesting
+        innermost.append(opened[-1] if opened else NONE)
+    return nested, innermost
 
 
 def _ends_alone(names: list[int], is_end: list[int]) -> list[int]:

@@ -55,7 +55,7 @@ def extremes(
     values, starts, at = level[cuts[0] : cuts[-1] + 1], cuts[:-1] - cuts[0], cuts[1:].copy()
     low = np.minimum(np.minimum.reduceat(values, starts), level[at])
     high = _highest_values(level, cuts)
-    column, position = _first_hits(values, starts, high)
+    column, position = first_hits(values, starts, high)
     at[column] = cuts[0] + position
     return low, high, at
 
@@ -89,9 +89,9 @@ def _extremes_by_runs(
     low[long] = np.minimum(low[long], np.minimum.reduceat(lowest, edges)[::2])
     high[long] = np.maximum(high[long], np.maximum.reduceat(highest, edges)[::2])
     at = np.full(len(first), len(level), np.int64)
-    column, position = _first_hits(values, starts, high)
+    column, position = first_hits(values, starts, high)
     at[column] = index[position]
-    group, position = _first_hits(highest, edges, np.repeat(high[long], 2)[: len(edges)])
+    group, position = first_hits(highest, edges, np.repeat(high[long], 2)[: len(edges)])
     is_column = group % 2 == 0  # every second group are the runs between two columns
     column, begins = long[group[is_column] // 2], (run[0] + position[is_column]) * RUN
     in_run = begins + level[begins[:, None] + np.arange(RUN)].argmax(axis=1)
@@ -99,7 +99,7 @@ def _extremes_by_runs(
     return low, high, at
 
 
-def _first_hits(
+def first_hits(
     values: npt.NDArray[Number], starts: Int64, highest: npt.NDArray[Number]
 ) -> tuple[Int64, Int64]:
     """Return the groups that reach `highest`, and the index of the first value of each that does.

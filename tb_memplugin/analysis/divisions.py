@@ -19,9 +19,6 @@ from tb_memplugin.trace.labels import fields_of
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, Int64, Rows, code_mask
 
-WITHOUT = "(none)"
-"""Key of allocations whose label does not have the key, or that have no label."""
-
 
 @dataclass(frozen=True, slots=True)
 class LabelKey:
@@ -36,7 +33,7 @@ class LabelKey:
             MemPluginError: no label has the key.
         """
         fields = [fields_of(label) for label in trace.labels]
-        parts = {WITHOUT: 0}
+        parts = {NONE: 0}
         for values in fields:
             if self.name in values:
                 parts.setdefault(values[self.name], len(parts))
@@ -44,7 +41,7 @@ class LabelKey:
             raise MemPluginError(
                 f"No label has the key {self.name[:80]!r}.", where="label:KEY", fix=_choices(fields)
             )
-        rows = [parts[values.get(self.name, WITHOUT)] for values in fields]
+        rows = [parts[values.get(self.name, NONE)] for values in fields]
         return np.array([*rows, 0], np.int64), tuple(parts)
 
 
@@ -89,7 +86,8 @@ BEFORE_WINDOW = "(before the window)"
 """Operator, context and annotation key of blocks allocated before the window, for which none is known."""
 
 NONE = "(none)"
-"""Key of blocks allocated in the window outside any annotation, or without a compile context or a label."""
+"""Key of blocks allocated in the window outside any annotation, or without a compile context, a label, or the
+key of labels that is asked for."""
 
 Chosen = By | Rules | LabelKey
 """What a user may divide memory by."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tb_memplugin.analysis.columns import first_hits
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Bool, Int64
@@ -235,9 +236,7 @@ def _highest(trace: MemoryTrace, tree: _Tree, device: int, first: int, end: int)
         starts = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
         lengths = np.diff(np.append(starts, len(key)))
         level -= np.repeat(np.concatenate(([0], level[starts[1:] - 1])), lengths)
-        top = np.flatnonzero(level == np.repeat(np.maximum.reduceat(level, starts), lengths))
-        owners, rows = np.unique(key[top], return_index=True)
-        event[owners] = moment[top[rows]]
+        event[key[starts]] = moment[first_hits(level, starts, np.maximum.reduceat(level, starts))[1]]
         then = event[ancestor[deep]]
         alive = deep[(born[deep] <= then) & (then < freed[deep])]
         highest += _by_owner_and_category(tree, ancestor[alive], category[alive], size[alive])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tb_memplugin.analysis.columns import first_hits
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.replay import window_levels
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
@@ -217,15 +218,12 @@ def step_series(figures: StepFigures, device: int, first: int, last: int, column
     peak = peak[begin:end]
     starts, ends = step_columns(len(steps), columns)
     high = np.maximum.reduceat(peak, starts)
-    column = np.repeat(np.arange(len(starts)), ends + 1 - starts)
-    highest = np.flatnonzero(peak == high[column])
-    _, first_highest = np.unique(column[highest], return_index=True)
     return StepSeries(
         first=steps[starts],
         last=steps[ends],
         low=np.minimum.reduceat(peak, starts),
         high=high,
-        high_step=steps[highest[first_highest]],
+        high_step=steps[first_hits(peak, starts, high)[1]],
         reserved=None if reserved is None else np.maximum.reduceat(reserved[begin:end], starts),
         count=len(steps),
     )

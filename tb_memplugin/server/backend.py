@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tensorboard.backend import http_util
 from tensorboard.errors import PublicError
 from tensorboard.plugins.base_plugin import TBContext
 from werkzeug import wrappers
@@ -194,9 +193,7 @@ class Backend:
         def respond(request: wrappers.Request) -> wrappers.Response:
             client, gone = _client(request), lambda: has_gone(request)
             body = self._answers.body(route, answer, Request.of(request), client, gone)
-            response: wrappers.Response = http_util.Respond(
-                request, body, "application/json", content_encoding="gzip"
-            )
+            response = static_files.respond(request, body, "application/json", content_encoding="gzip")
             self._freed_memory.give_back_soon()
             return response
 
@@ -260,6 +257,6 @@ def _status(error: Exception, path: str) -> int:
 
 
 def _json(request: wrappers.Request, code: int, body: Json) -> wrappers.Response:
-    text = json.dumps(body, separators=(",", ":"))
-    response: wrappers.Response = http_util.Respond(request, text, "application/json", code=code)
-    return response
+    return static_files.respond(
+        request, json.dumps(body, separators=(",", ":")), "application/json", code=code
+    )

@@ -54,7 +54,11 @@ class Cache:
         """Bytes of results that went with their windows, which `_bytes` still counts."""
 
     def get(
-        self, key: Hashable, compute: Callable[[], Result], weigh: Callable[[Result], int] | None = None
+        self,
+        key: Hashable,
+        compute: Callable[[], Result],
+        weigh: Callable[[Result], int] | None = None,
+        window: MemoryTrace | None = None,
     ) -> Result:
         """Return the result of a key, or compute it. A failure is not kept.
 
@@ -62,12 +66,17 @@ class Cache:
 
         Args:
             weigh: returns its bytes, `size_of` by default.
+            window: with what the result is dropped.
         """
-        return self._get(key, None, compute, weigh or size_of)
+        slot = self._slot(key, window)
+        with holding(slot.lock):
+            if not slot.is_computed:
+                self._compute(key, slot, compute, weigh or size_of)
+            return cast(Result, slot.result)
 
     def of_window(self, window: MemoryTrace, key: Hashable, compute: Callable[[], Result]) -> Result:
         """Return `get`, for a result that is dropped with a window; the cache keeps no window in memory."""
-        return self._get((id(window), key), window, compute, size_of)
+        return self.get((id(window), key), compute, window=window)
 
     def kept(self, key: Hashable) -> object:
         """Return the result of a key if it is kept, else None."""
@@ -85,19 +94,6 @@ class Cache:
         """Return how many bytes all results have together."""
         with self._lock:
             return self._total()
-
-    def _get(
-        self,
-        key: Hashable,
-        window: MemoryTrace | None,
-        compute: Callable[[], Result],
-        weigh: Callable[[Result], int],
-    ) -> Result:
-        slot = self._slot(key, window)
-        with holding(slot.lock):
-            if not slot.is_computed:
-                self._compute(key, slot, compute, weigh)
-            return cast(Result, slot.result)
 
     def _slot(self, key: Hashable, window: MemoryTrace | None) -> _Slot:
         with self._lock:

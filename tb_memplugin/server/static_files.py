@@ -31,6 +31,14 @@ export function render() {
 """
 
 
+def respond(
+    request: wrappers.Request, content: str | bytes, content_type: str, **options: Any
+) -> wrappers.Response:
+    """Return an answer in TensorBoard's own way; `options` are those of `http_util.Respond`."""
+    response: wrappers.Response = http_util.Respond(request, content, content_type, **options)
+    return response
+
+
 def message_script(*lines: str) -> str:
     """Return an ES module whose `render` shows lines of text, the first as a heading."""
     return _SCRIPT % json.dumps(lines).replace("<", "\\u003c")
@@ -42,8 +50,7 @@ def message_app(*lines: str) -> Any:
 
     @wrappers.Request.application
     def app(request: wrappers.Request) -> wrappers.Response:
-        response: wrappers.Response = http_util.Respond(request, script, "text/javascript")
-        return response
+        return respond(request, script, "text/javascript")
 
     return app
 
@@ -82,13 +89,12 @@ def serve(request: wrappers.Request, root: Path = BUNDLE) -> wrappers.Response:
     name = request.path.rpartition("/static/")[2]
     path = find(name, root)
     if path is None and name == "index.js":
-        return _respond(request, message_script(*NOT_BUILT).encode(), "text/javascript", 200, 0)
+        return respond(request, message_script(*NOT_BUILT), "text/javascript")
     if path is None:
-        return _respond(request, b"No such file in the Memory tab's bundle.", "text/plain", 404, 0)
+        return respond(request, "No such file in the Memory tab's bundle.", "text/plain", code=404)
     expires = _YEAR if _HASHED.search(path.name) else 0
-    return _respond(
-        request, _content(path, path.stat().st_mtime_ns), CONTENT_TYPES[path.suffix], 200, expires
-    )
+    content = _content(path, path.stat().st_mtime_ns)
+    return respond(request, content, CONTENT_TYPES[path.suffix], expires=expires)
 
 
 def find(name: str, root: Path = BUNDLE) -> Path | None:
@@ -107,12 +113,3 @@ def find(name: str, root: Path = BUNDLE) -> Path | None:
 @cache
 def _content(path: Path, changed_ns: int) -> bytes:  # noqa: ARG001  # cache key: a new build is read again
     return path.read_bytes()
-
-
-def _respond(
-    request: wrappers.Request, content: bytes, content_type: str, code: int, expires: int
-) -> wrappers.Response:
-    response: wrappers.Response = http_util.Respond(
-        request, content, content_type, code=code, expires=expires
-    )
-    return response

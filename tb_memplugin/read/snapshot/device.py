@@ -74,6 +74,9 @@ class SnapshotDevice:
     def event_columns(self) -> dict[str, np.ndarray]:
         """Return the columns of `Events` that a snapshot contains."""
         entries = self.entries
+        reserved = np.broadcast_to(np.int64(-1), len(self))
+        if self.final.recorded:
+            reserved = np.maximum(self.reserved, 0) if (self.reserved < 0).any() else self.reserved
         return {
             "time_ns": entries.time_ns,
             "kind": entries.kind,
@@ -82,7 +85,7 @@ class SnapshotDevice:
             "bytes": entries.bytes,
             "label": entries.label,
             "stack": entries.stack,
-            "reserved": self._reserved(),
+            "reserved": reserved,
             "stream": entries.stream,
             "pool": self.pool,
             "context": entries.context,
@@ -90,25 +93,18 @@ class SnapshotDevice:
             "rounded": self._rounded_at_birth(),
         }
 
-    def _reserved(self) -> Int64:
-        if not self.final.recorded:
-            return np.broadcast_to(np.int64(-1), len(self))
-        return np.maximum(self.reserved, 0) if (self.reserved < 0).any() else self.reserved
-
     def _rounded_at_birth(self) -> Int64:
         """Return what the allocator used for each alloc, in bytes; -1 where that is not certain."""
         entries, start, final = self.entries, self.start, self.final
         rounded = self._rounded(entries.bytes)
         rounded[entries.kind != Kind.ALLOC] = -1
-        if self._rounds_plainly and self._splits_all and not self._contradicts_itself():
+        contradictions = sum(tally.count for tally in start.anomalies.values())
+        if self._rounds_plainly and self._splits_all and not contradictions + self.segments.contradictions:
             large = extents_at_birth(entries, start, self.segments.segments, final)
             rounded = np.where(large >= 0, large, rounded)
         in_trace = start.alloc >= 0
         rounded[start.alloc[in_trace]] = final.rounded[in_trace]
         return rounded
-
-    def _contradicts_itself(self) -> bool:
-        return any(tally.count for tally in self.start.anomalies.values()) or self.segments.contradictions > 0
 
     def start_columns(self) -> dict[str, np.ndarray]:
         """Return the columns of `StartState`; stream and pool of freed blocks come from the freeing entry."""

@@ -34,11 +34,17 @@ class Tables:
 
     def label_rows(self, written: Sequence[Any]) -> Int32:
         """Return the rows of `user_metadata`, -1 for none."""
-        return _text_rows(written, "user_metadata or category", self._label_row)
+        return _text_rows(
+            written, "user_metadata or category", lambda label: self.labels.add(cut(label)) if label else -1
+        )
 
     def context_rows(self, written: Sequence[Any]) -> Int32:
         """Return the rows of `compile_context`, -1 for none; PyTorch writes N/A if nothing is compiled."""
-        return _text_rows(written, "compile_context", self._context_row)
+        return _text_rows(
+            written,
+            "compile_context",
+            lambda context: self.contexts.add(cut(context)) if context and context != "N/A" else -1,
+        )
 
     def stream_rows(self, written: Sequence[Any] | Int64) -> Int32:
         """Return the rows of stream pointers, -1 for none."""
@@ -58,12 +64,6 @@ class Tables:
             raise TypeError("a pool id is not a pair of numbers")
         first, second = addresses(list(chain.from_iterable(written)), "a pool id").reshape(-1, 2).T
         return rows_of_numbers([first, second], lambda a, b: _row(self.pools, (a, b)))
-
-    def _label_row(self, label: str | None) -> int:
-        return self.labels.add(cut(label)) if label else -1
-
-    def _context_row(self, context: str | None) -> int:
-        return self.contexts.add(cut(context)) if context and context != "N/A" else -1
 
 
 def cut(name: str) -> str:

@@ -17,7 +17,7 @@ from tb_memplugin.exports.json import WholeJson, whole_json
 from tb_memplugin.server.monitored import Series
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import Note
+from tb_memplugin.server.shapes import Note, shape_of
 from tb_memplugin.trace.result import json_fields
 from tb_memplugin.trace.step_figures import DeviceFigures, PhaseFigures, StepFigures
 from tb_memplugin.trace.tables import Int64
@@ -206,10 +206,7 @@ def answer_figures(session: Session, request: Request) -> StepFiguresAnswer:
         "phases": [_phase_shape(phase, device, row) for phase in figures.phases if phase.counts[row]],
         "whole_device": _whole_device(device_figures, row),
         "whole": whole_shape(figures, device),
-        "notes": [
-            {"code": note.code, "level": note.level, "bytes": note.bytes, "device": note.device, "text": note}
-            for note in figures.notes
-        ],
+        "notes": [shape_of(Note, note, text=note) for note in figures.notes],
     }
 
 
