@@ -15,9 +15,8 @@ import torch
 from torch.utils._mode_utils import no_dispatch
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.kernels.copies import within
+from tb_memplugin.estimate.kernels.copies import contiguous_like_the_input, within
 from tb_memplugin.estimate.kernels.reductions import Layout, reduction
-from tb_memplugin.estimate.kernels.results import contiguous_like_the_input
 from tb_memplugin.estimate.kernels.table import ANY_GPU, Buffers, Call, Kernel, operators
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.known_values import values_of

@@ -15,7 +15,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from tb_memplugin.estimate.kernels.copies import contiguous_copies
+from tb_memplugin.estimate.kernels.copies import contiguous_copies, contiguous_like_the_input
 from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, operators
 from tb_memplugin.estimate.program.values import make_one_hot
 from tb_memplugin.estimate.run.correction import Correction
@@ -90,11 +90,6 @@ def _first_contiguous(
     """Return contiguous gradients of the input; fake tensors lay them out like the gradient of the result."""
     first, *rest = mode.quietly(func, *args, **kwargs)
     return (first if first is None else _laid_out(mode, first, torch.contiguous_format), *rest)
-
-
-def contiguous_like_the_input(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Return a contiguous gradient of the input, which is the operator's second argument."""
-    return mode.quietly(aten.empty_like.default, args[1], memory_format=torch.contiguous_format)
 
 
 def _of_two(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
