@@ -100,14 +100,14 @@ class RecordedDriver(DeviceMemory):
         change = self._next(Kind.SEGMENT_ALLOC)
         if change is not None:
             if change.bytes != size:
-                self.surprise(
+                self.surprises.append(
                     f"the simulation made a segment of {size:,} bytes, the recording has one of "
                     f"{change.bytes:,}"
                 )
             return change.address
         if self._refuses():
             return None
-        self.surprise(f"the simulation made a segment of {size:,} bytes, the recording has none")
+        self.surprises.append(f"the simulation made a segment of {size:,} bytes, the recording has none")
         return self._address_for(size)
 
     def free(self, address: int, size: int) -> None:
@@ -125,14 +125,14 @@ class RecordedDriver(DeviceMemory):
         change = self._next(Kind.SEGMENT_MAP)
         if change is not None:
             if (change.address, change.bytes) != (address, size):
-                self.surprise(
+                self.surprises.append(
                     f"the simulation mapped {size:,} bytes at {address:#x}, the recording "
                     f"{change.bytes:,} at {change.address:#x}"
                 )
             return True
         if self._refuses():
             return False
-        self.surprise(f"the simulation mapped {size:,} bytes at {address:#x}, the recording nothing")
+        self.surprises.append(f"the simulation mapped {size:,} bytes at {address:#x}, the recording nothing")
         return True
 
     def unmap(self, address: int, size: int) -> None:
@@ -160,14 +160,10 @@ class RecordedDriver(DeviceMemory):
     def finish(self) -> None:
         """End a request: note the recorded changes that did not happen here, and clear them."""
         for change in self.upcoming:
-            self.surprise(
+            self.surprises.append(
                 f"the recording has a {change.kind.name} of {change.bytes:,} bytes that did not happen"
             )
         self.upcoming.clear()
-
-    def surprise(self, difference: str) -> None:
-        """Note a difference from the recording."""
-        self.surprises.append(difference)
 
     def _next(self, kind: Kind) -> RecordedChange | None:
         return self.upcoming.popleft() if self.upcoming and self.upcoming[0].kind == kind else None
@@ -180,4 +176,6 @@ class RecordedDriver(DeviceMemory):
         if change in self.upcoming:
             self.upcoming.remove(change)
         else:
-            self.surprise(f"the simulation released {size:,} bytes at {address:#x}, the recording did not")
+            self.surprises.append(
+                f"the simulation released {size:,} bytes at {address:#x}, the recording did not"
+            )

@@ -20,7 +20,7 @@ from tb_memplugin.simulator.allocator_settings import (
 )
 from tb_memplugin.simulator.caching_allocator import Block, CachingAllocator, FreeBlocks, SegmentChange
 from tb_memplugin.simulator.driver import FIRST_ADDRESS, DeviceMemory, RecordedChange, RecordedDriver
-from tb_memplugin.simulator.start_layout import lay_out, longer_block, pool_of, stream_of
+from tb_memplugin.simulator.start_layout import StartLayout, longer_block, pool_of, stream_of
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.allocator import DEFAULT_POOL, SMALL_REQUEST, PoolId
 from tb_memplugin.trace.kinds import GROWS, SEGMENT_KINDS, SHRINKS
@@ -228,7 +228,7 @@ def first_made_up_address(trace: MemoryTrace) -> int:
 
 
 class _Run:
-    """One pass over a device's events. `by_age`, `least`: see `CachingAllocator` and `lay_out`."""
+    """One pass over a device's events. `by_age`, `least`: see `CachingAllocator` and `StartLayout`."""
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ class _Run:
         """Lay out the start state. Blocks without a known place are allocated before the first event."""
         trace, allocator, start = self._trace, self._allocator, self._trace.start
         allocator.clock = -1
-        placed = lay_out(trace, self._device, allocator, self._least)
+        placed = StartLayout(trace, self._device, allocator, self._least).put()
         self._reserved_at_start = allocator.reserved
         if self._recorded is None:
             self._make_room()

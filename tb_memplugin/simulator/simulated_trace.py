@@ -185,17 +185,8 @@ class _Simulated:
         for clock, _, recorded in replay.early:
             at_address = (blocks.address == recorded) & (blocks.device == replay.device)
             row = int(np.flatnonzero(at_address & (blocks.born < clock) & (blocks.freed > clock))[-1])
-            home = (int(blocks.stream[row]), int(blocks.pool[row]))
-            added.append(
-                _Event(
-                    clock,
-                    Kind.FREE_COMPLETED,
-                    replay.device,
-                    int(address[row]),
-                    int(blocks.bytes[row]),
-                    *home,
-                )
-            )
+            numbers = (address[row], blocks.bytes[row], blocks.stream[row], blocks.pool[row])
+            added.append(_Event(clock, Kind.FREE_COMPLETED, replay.device, *map(int, numbers)))
         for change in replay.changes:
             if 0 <= change.clock <= self._end:
                 home = _row(self._streams, change.stream), _row(self._pools, change.pool)

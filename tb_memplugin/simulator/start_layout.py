@@ -53,20 +53,6 @@ def stream_of(trace: MemoryTrace, row: int) -> int:
     return trace.streams[row] if row >= 0 else 0
 
 
-def lay_out(
-    trace: MemoryTrace, device: int, allocator: CachingAllocator, least: Mapping[int, int]
-) -> dict[int, Block]:
-    """Put a trace's start state into an empty allocator.
-
-    Args:
-        least: the least bytes of some blocks, by row of `trace.start`; see `longer_block`.
-
-    Returns:
-        The blocks by row of `trace.start`. A row is missing if it has no address, or no segment contains it.
-    """
-    return _Layout(trace, device, allocator, least).build()
-
-
 def longer_block(
     trace: MemoryTrace, device: int, gap: int, event: int, request: int
 ) -> tuple[int, int] | None:
@@ -100,7 +86,13 @@ def longer_block(
     return (row, least) if 0 < least - size <= SMALL_REQUEST else None
 
 
-class _Layout:
+class StartLayout:
+    """A trace's start state, to be put into an empty allocator.
+
+    Args:
+        least: the least bytes of some blocks, by row of `trace.start`; see `longer_block`.
+    """
+
     def __init__(
         self, trace: MemoryTrace, device: int, allocator: CachingAllocator, least: Mapping[int, int]
     ) -> None:
@@ -112,8 +104,13 @@ class _Layout:
         self._requests = _Requests(trace, device, allocator)
         self._placed: dict[int, Block] = {}
 
-    def build(self) -> dict[int, Block]:
-        """Lay out every segment, in address order, and return the blocks by row."""
+    def put(self) -> dict[int, Block]:
+        """Lay out every segment, in address order.
+
+        Returns:
+            The blocks by row of `trace.start`. A row is missing if it has no address, or no segment contains
+            it.
+        """
         allocator = self._allocator
         before: tuple[SegmentAtStart, Block] | None = None
         for segment in self._segments:

@@ -57,13 +57,6 @@ class Lifetimes:
         ]
         """Long blocks by that bit, in order of allocation and so of their runs, and where each run begins."""
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the index, without the columns that it was made from."""
-        return self._near.nbytes + sum(
-            rows.nbytes + freed.nbytes + begins.nbytes for _, rows, freed, begins in self._filed
-        )
-
     def alive_at(self, moments: Int64) -> Alive:
         """Return all blocks that are alive at any of some moments, in no order.
 

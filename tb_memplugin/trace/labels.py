@@ -43,9 +43,7 @@ def fields_of(label: str) -> dict[str, str]:
     """Return the keys and values of a label's JSON objects as text; {} where it has none."""
     fields: dict[str, str] = {}
     for text in (label, *label.split(JOIN)):
-        if text.startswith("{") and not fields:
-            fields = _object(text)
-        elif text.startswith("{"):
+        if text.startswith("{"):
             fields |= _object(text)
     return fields
 

@@ -8,7 +8,7 @@ by running PyTorch's own code with cuDNN 9.20's answers for an A100, an H100 and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,14 +200,12 @@ class CudnnAttention:
     gpu: GpuSpec
 
     @classmethod
-    def of(
-        cls, tensors: Sequence[torch.Tensor], dropout: float, causal: bool, gpu: GpuSpec
-    ) -> CudnnAttention:
-        """Return those of a call. The tensors are query, key and value: (batch, heads, length, size)."""
-        query, key, value = tensors
-        batch, heads, queries, size = query.shape
+    def of(cls, call: Call) -> CudnnAttention:
+        """Return those of a call. Query, key and value have shape (batch, heads, length, size)."""
+        key, value = call["key"], call["value"]
+        batch, heads, queries, size = call["query"].shape
         numbers = (batch, heads, key.shape[1], queries, key.shape[2], size, value.shape[3])
-        return cls(*numbers, causal=causal, drops=dropout > 0, gpu=gpu)
+        return cls(*numbers, causal=call["is_causal"], drops=call["dropout_p"] > 0, gpu=call.gpu)
 
     def forward_bytes(self) -> int:
         """Return the workspace of the forward."""
@@ -272,18 +270,13 @@ def _cudnn_results(
 def _cudnn(call: Call) -> Buffers:
     """Return the random state, the result, the sums of rows, and the workspace while it is alive."""
     out, sums, seed, offset = (call.out[row] for row in (0, 1, 6, 7))
-    return [seed, offset, out, sums, _described(call).forward_bytes()]
+    return [seed, offset, out, sums, CudnnAttention.of(call).forward_bytes()]
 
 
 def _cudnn_backward(call: Call) -> Buffers:
     """Return the copy of a gradient whose rows are not contiguous, and the workspace."""
     gradient = call["grad_out"]
-    return [gradient.nbytes if gradient.stride(-1) != 1 else 0, _described(call).backward_bytes()]
-
-
-def _described(call: Call) -> CudnnAttention:
-    tensors = [call[name] for name in ("query", "key", "value")]
-    return CudnnAttention.of(tensors, call["dropout_p"], call["is_causal"], call.gpu)
+    return [gradient.nbytes if gradient.stride(-1) != 1 else 0, CudnnAttention.of(call).backward_bytes()]
 
 
 def _transposed_copy(tensor: torch.Tensor) -> int:

@@ -108,6 +108,11 @@ def within(mode: CountingFakeMode, out: torch.Tensor, elements: int) -> Any:
     return mode.quietly(torch.ops.aten.resize_.default, buffer, out.shape)
 
 
+def contiguous_like_the_input(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Return a contiguous gradient of the input, which is the operator's second argument."""
+    return mode.quietly(torch.ops.aten.empty_like.default, args[1], memory_format=torch.contiguous_format)
+
+
 def _image(call: Call) -> Buffers:
     """Return a copy of the first argument in the memory format of the second, or in its own."""
     read = call.args[0]

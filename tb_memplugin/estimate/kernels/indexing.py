@@ -55,28 +55,29 @@ def _scattered(call: Call) -> Buffers:
 
 def _bags(call: Call) -> Buffers:
     """Return a copy of the gradient, and what sums and means of bags sort."""
-    gradient, indices = call["grad"], call["indices"]
-    if call["mode"] == _MAXIMUM:
-        return [copied_bytes(gradient)]
-    counts = [indices.nbytes] * call["scale_grad_by_freq"]
-    return [copied_bytes(gradient), *counts, *_sorted(indices, call["num_weights"], gradient)]
+    gradient = call["grad"]
+    return [copied_bytes(gradient), *(_sorted(call, gradient) if call["mode"] != _MAXIMUM else ())]
 
 
 def _embedding(call: Call) -> Buffers:
-    """Return the sorted indices, segments of equal indices, and a float32 row for each partial sum."""
-    gradient, indices, by_frequency = call["grad_output"], call["indices"], call["scale_grad_by_freq"]
-    if indices.numel() <= _WITHOUT_SORTING and not by_frequency:
-        return [copied_bytes(gradient)]
-    counts = [indices.nbytes] * bool(by_frequency)
-    return [copied_bytes(gradient), *counts, *_sorted(indices, call["num_weights"], gradient)]
+    """Return a copy of the gradient, and what many indices are sorted with."""
+    gradient = call["grad_output"]
+    sorts = call["indices"].numel() > _WITHOUT_SORTING or call["scale_grad_by_freq"]
+    return [copied_bytes(gradient), *(_sorted(call, gradient) if sorts else ())]
 
 
-def _sorted(indices: torch.Tensor, weights: int, gradient: torch.Tensor) -> list[int]:
+def _sorted(call: Call, gradient: torch.Tensor) -> list[int]:
+    """Return the sorted indices, segments of equal indices, and a float32 row for each partial sum.
+
+    Gradients that are scaled by how often an index occurs need these numbers first.
+    """
+    indices = call["indices"]
     count, width, index = indices.numel(), gradient.shape[-1], indices.element_size()
-    segments = min(count, weights)
+    counts = [indices.nbytes] * bool(call["scale_grad_by_freq"])
+    segments = min(count, call["num_weights"])
     partial = count // _ROWS_A_THREAD + segments
     sums = partial * width * max(4, gradient.element_size())
-    return [count * index] * 3 + [8, segments * index, segments * index, 8, partial * index, sums]
+    return [*counts, *[count * index] * 3, 8, segments * index, segments * index, 8, partial * index, sums]
 
 
 def _averaged(call: Call) -> Buffers:

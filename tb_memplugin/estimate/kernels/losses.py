@@ -15,7 +15,7 @@ import torch
 from torch.utils._mode_utils import no_dispatch
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.kernels.copies import within
+from tb_memplugin.estimate.kernels.copies import contiguous_like_the_input, within
 from tb_memplugin.estimate.kernels.reductions import Layout, reduction
 from tb_memplugin.estimate.kernels.table import ANY_GPU, Buffers, Call, Kernel, operators
 from tb_memplugin.estimate.run.correction import Correction
@@ -132,11 +132,6 @@ def _ctc(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mappi
         return log_probs.new_empty(batch), alpha
 
 
-def _ctc_backward(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    with mode:
-        return torch.empty_like(args[1], memory_format=torch.contiguous_format)
-
-
 def _ctc_buffers(call: Call) -> Buffers:
     """Return lengths and offsets of targets on the GPU; in backward first the probabilities from behind."""
     rows = [8 * call["log_probs"].shape[1]] * 3
@@ -152,7 +147,7 @@ KERNELS = (
         operators("_ctc_loss_backward"),
         _ctc_buffers,
         source="cuda/LossCTC.cu:ctc_loss_backward_gpu_template",
-        results=_ctc_backward,
+        results=contiguous_like_the_input,
     ),
     Kernel(
         operators("mse_loss", "smooth_l1_loss"),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.kernels.reductions import Layout, greatest_power, moments
-from tb_memplugin.estimate.kernels.table import HALVES, Buffers, Call, Kernel, no_buffers, operators
+from tb_memplugin.estimate.kernels.table import HALVES, Buffers, Call, Kernel, operators
 
 aten = torch.ops.aten
 
@@ -124,19 +124,16 @@ def _sums_by_channel(mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: Any)
 KERNELS = (
     Kernel(
         operators("batch_norm_stats", "batch_norm_gather_stats_with_counts"),
-        no_buffers,
         source="cuda/Normalization.cu:batch_norm_stats_cuda, batch_norm_gather_stats_cuda_template",
         results=_by_channel,
     ),
     Kernel(
         operators("batch_norm_elemt", "batch_norm_backward_elemt"),
-        no_buffers,
         source="cuda/Normalization.cu:batch_norm_elemt_cuda, batch_norm_backward_elemt_cuda",
         results=_like_the_input,
     ),
     Kernel(
         operators("batch_norm_backward_reduce"),
-        no_buffers,
         source="cuda/Normalization.cu:batch_norm_backward_reduce_cuda",
         results=_sums_by_channel,
     ),

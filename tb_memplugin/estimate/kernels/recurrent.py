@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 
-from tb_memplugin.estimate.kernels.table import ANY_GPU, Kernel, copied_bytes, no_buffers, operators
+from tb_memplugin.estimate.kernels.table import ANY_GPU, Kernel, copied_bytes, operators
 from tb_memplugin.estimate.program.packed_sequences import values_of
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_ledger import Block, Scope
@@ -487,14 +487,12 @@ def _suits_static(call: RecurrentCall, processors: int) -> bool:
 KERNELS = (
     Kernel(
         operators("_thnn_fused_gru_cell"),
-        no_buffers,
         source="cuda/RNN.cu:_thnn_fused_gru_cell_cuda",
         results=_gru_cell,
         rare="nn.GRUCell",
     ),
     Kernel(
         operators("_thnn_fused_gru_cell_backward"),
-        no_buffers,
         source="cuda/RNN.cu:_thnn_fused_gru_cell_backward_cuda",
         results=_gru_cell_backward,
         rare="nn.GRUCell in training",

@@ -15,8 +15,8 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from tb_memplugin.estimate.kernels.copies import contiguous_copies
-from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, no_buffers, operators
+from tb_memplugin.estimate.kernels.copies import contiguous_copies, contiguous_like_the_input
+from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, copied_bytes, operators
 from tb_memplugin.estimate.program.values import make_one_hot
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
@@ -73,10 +73,6 @@ class OneHot(Correction):
         patches.set(functional, "one_hot", one_hot)
 
 
-def _mish_backward(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    return mode.quietly(aten.silu_backward.default, *args, **kwargs)  # its result has the same shape
-
-
 def _rms_norm(
     mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Any]:
@@ -94,10 +90,6 @@ def _first_contiguous(
     """Return contiguous gradients of the input; fake tensors lay them out like the gradient of the result."""
     first, *rest = mode.quietly(func, *args, **kwargs)
     return (first if first is None else _laid_out(mode, first, torch.contiguous_format), *rest)
-
-
-def _contiguous_like_the_input(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    return mode.quietly(aten.empty_like.default, args[1], memory_format=torch.contiguous_format)
 
 
 def _of_two(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -179,10 +171,9 @@ def _copied_around(call: Call) -> Buffers:
 KERNELS = (
     Kernel(
         operators("mish_backward"),
-        no_buffers,
         source="Activation.cpp:mish_backward",
         on="",
-        results=_mish_backward,
+        results=_of_two,
     ),
     Kernel(
         operators("_fused_rms_norm") if HAS_RMS_NORM else (),
@@ -204,13 +195,11 @@ KERNELS = (
             *("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"),
             *("multi_margin_loss_backward", "multilabel_margin_loss_backward"),
         ),
-        no_buffers,
         source="Loss.cpp:mse_loss_backward and its like: zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)",
-        results=_contiguous_like_the_input,
+        results=contiguous_like_the_input,
     ),
     Kernel(
         operators("elu_backward", "softplus_backward", "hardswish_backward", "hardsigmoid_backward"),
-        no_buffers,
         source="Activation.cpp: TensorIterator lays the result out like its first operand, the gradient",
         results=_of_two,
     ),
@@ -222,19 +211,16 @@ KERNELS = (
     ),
     Kernel(
         operators("log_sigmoid_backward"),
-        no_buffers,
         source="Activation.cpp:log_sigmoid_backward_cuda",
         results=_like_the_gradient,
     ),
     Kernel(
         operators("pixel_unshuffle"),
-        no_buffers,
         source="PixelShuffle.cpp:pixel_unshuffle",
         results=_contiguous,
     ),
     Kernel(
         operators("upsample_bilinear2d"),
-        no_buffers,
         source="UpSample.h:upsample_2d_common_check",
         results=_in_the_format_of_the_input,
     ),
@@ -245,7 +231,6 @@ KERNELS = (
             "fake_quantize_per_channel_affine_cachemask",
             "_fused_moving_avg_obs_fq_helper",
         ),
-        no_buffers,
         source="quantized/FakeQuantPerTensorAffine.cpp, FakeQuantPerChannelAffine.cpp",
         on="",
         results=_with_a_mask,
@@ -253,7 +238,6 @@ KERNELS = (
     ),
     Kernel(
         operators("_grouped_mm"),
-        no_buffers,
         source="GroupedMMUtils.h:_grouped_mm_fallback",
         on="",
         results=_product,

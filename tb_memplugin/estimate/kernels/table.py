@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Union
 
@@ -78,7 +78,7 @@ class Kernel:
 
     Attributes:
         operators: the operators that it computes; those that the installed torch lacks are left out.
-        buffers: from a call to its buffers.
+        buffers: from a call to its buffers; without it, the row is there for its results.
         source: the file in aten/src/ATen/native and the function in it, or what else was read.
         on: the type of device, "" for every one.
         read: the PyTorch that was read.
@@ -87,17 +87,12 @@ class Kernel:
     """
 
     operators: Iterable[Any]
-    buffers: Callable[[Call], Buffers]
-    source: str
+    buffers: Callable[[Call], Buffers] = lambda call: ()
+    source: str = field(kw_only=True)
     on: str = "cuda"
     read: str = READ
     results: Callable[..., Any] | None = None
     rare: str = ""
-
-
-def no_buffers(call: Call) -> Buffers:
-    """Return nothing: the row is there for its results."""
-    return ()
 
 
 class Table(dict[Any, Kernel]):

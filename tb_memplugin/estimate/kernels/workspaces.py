@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.kernels.copies import is_read_by_blas
-from tb_memplugin.estimate.kernels.table import HALVES
+from tb_memplugin.estimate.kernels.table import HALVES, operators
 from tb_memplugin.estimate.run.correction import Correction, Target
 from tb_memplugin.estimate.run.fake_ledger import Block, Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode
@@ -65,12 +65,7 @@ class Workspaces(Correction):
 
     def after(self) -> dict[Any, After]:
         """Return a function for every operator that cuBLAS computes."""
-        functions: dict[Any, After] = {}
-        for name in _PRODUCTS:
-            packet = getattr(torch.ops.aten, name, None)
-            for overload in packet.overloads() if packet is not None else ():
-                functions[getattr(packet, overload)] = self._product
-        return functions
+        return dict.fromkeys(operators(*(f"{name}.*" for name in _PRODUCTS)), self._product)
 
     def _product(
         self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope

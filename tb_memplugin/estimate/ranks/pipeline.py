@@ -57,14 +57,6 @@ Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """One part of a model. `description` names its contents for notes."""
-
-    module: nn.Module
-    description: str
-
-
-@dataclass(frozen=True, slots=True)
 class Fed:
     """The inputs of a whole step for the first stage, and the target and loss for the last stage."""
 
@@ -88,7 +80,7 @@ def shares(layers: int, parts: int) -> list[range]:
     return [range(part[0], part[-1] + 1) for part in np.array_split(range(layers), parts)]
 
 
-def stage_of(model: nn.Module, index: int, count: int) -> Stage:
+def stage_of(model: nn.Module, index: int, count: int) -> nn.Module:
     """Return one stage of a model. The parts of other stages are removed from the model.
 
     Raises:
@@ -96,7 +88,7 @@ def stage_of(model: nn.Module, index: int, count: int) -> Stage:
     """
     if isinstance(model, nn.Sequential):
         own = shares(len(model), count)[index]
-        return Stage(model[own.start : own.stop], f"children {_range_text(own)}")
+        return model[own.start : own.stop]
     base = getattr(model, getattr(model, "base_model_prefix", ""), None)
     plan = getattr(getattr(model, "config", None), "base_model_pp_plan", None) or {}
     if base is None or base is model or set(plan) != PARTS_OF_A_DECODER:
@@ -150,7 +142,7 @@ class DecoderStage(nn.Module):
         return getattr(self.model(**{self._takes: micro_batch}), self._gives)
 
 
-def _decoder_stage(model: Any, base: Any, index: int, count: int) -> Stage:
+def _decoder_stage(model: Any, base: Any, index: int, count: int) -> nn.Module:
     own, first, last = shares(len(base.layers), count)[index], index == 0, index == count - 1
     # A layer looks its type up by its index among the layers of this stage.
     base.config = copy.deepcopy(base.config)
@@ -158,20 +150,11 @@ def _decoder_stage(model: Any, base: Any, index: int, count: int) -> Stage:
     if getattr(base.config, "layer_types", None):
         base.config.layer_types = list(base.config.layer_types)[own.start : own.stop]
     base.layers = base.layers[own.start : own.stop]
-    parts = [f"layers {_range_text(own)}"]
-    if first:
-        parts.insert(0, "the embedding")
-    else:
+    if not first:
         base.embed_tokens = None
-    if last:
-        parts.append("the norm and the head")
-    else:
+    if not last:
         base.norm = nn.Identity()
-    return Stage(DecoderStage(model if last else base, first, last), ", ".join(parts))
-
-
-def _range_text(own: range) -> str:
-    return f"{own.start} to {own.stop - 1}" if len(own) > 1 else str(own.start)
+    return DecoderStage(model if last else base, first, last)
 
 
 SCHEDULES = {
@@ -240,7 +223,7 @@ def _settled(target: Target, workload: Workload, micro_batches: int) -> Workload
 
 def _stages(
     target: Target, workload: Workload, mesh: DeviceMesh, each: int, micro_batches: int
-) -> tuple[list[Stage], Fed, tuple[str, ...]]:
+) -> tuple[list[nn.Module], Fed, tuple[str, ...]]:
     """Build each stage of this rank: a whole model is built for it, and its other parts are freed at once."""
     group = mesh[PIPELINE]
     stages, feeds, count = [], [], each * group.size()
@@ -257,31 +240,30 @@ def _stages(
     return stages, feeds[-1], (note,) * bool(note)
 
 
-def sharded_stage(model: nn.Module, index: int, count: int, mesh: DeviceMesh) -> tuple[Stage, str]:
+def sharded_stage(model: nn.Module, index: int, count: int, mesh: DeviceMesh) -> tuple[nn.Module, str]:
     """Return a rank's part of a stage of a whole model, and a sentence on how it was sharded, "" if not."""
     names = mesh.mesh_dim_names or ()
     if EXPERTS in names:
         ranks, experts = divided_experts(model, mesh)
         stage = stage_of(model, index, count)
-        shard_experts(stage.module, experts, ranks)
-        fully_sharded(stage.module, ranks.dense)
+        shard_experts(stage, experts, ranks)
+        fully_sharded(stage, ranks.dense)
         return stage, f"{NOTE}In each stage: {ranks.description}"
     ways = [by_tensors(model, mesh)] if "tp" in names else []
-    stage = stage_of(model, index, count)
-    module, more = in_data_parallel(stage.module, mesh)
+    stage, more = in_data_parallel(stage_of(model, index, count), mesh)
     sharding = ", ".join([*ways, *more])
-    return replace(stage, module=module), f"{NOTE}Each stage is sharded by {sharding}." if sharding else ""
+    return stage, f"{NOTE}Each stage is sharded by {sharding}." if sharding else ""
 
 
 def _train(
-    stages: Sequence[Stage],
+    stages: Sequence[nn.Module],
     feed: Fed,
     workload: Workload,
     estimator: MemoryEstimator,
     group: DeviceMesh,
     how: Pipelining,
 ) -> str | None:
-    modules = nn.ModuleList(stage.module for stage in stages)
+    modules = nn.ModuleList(stages)
     name, optimizer = optimizer_of(Built(modules), workload)
     estimator.watch(modules, optimizer)
     schedule = _schedule(stages, feed, estimator, group, how)
@@ -299,14 +281,14 @@ def _train(
 
 
 def _schedule(
-    stages: Sequence[Stage], feed: Fed, estimator: MemoryEstimator, group: DeviceMesh, how: Pipelining
+    stages: Sequence[nn.Module], feed: Fed, estimator: MemoryEstimator, group: DeviceMesh, how: Pipelining
 ) -> Any:
     from torch.distributed import pipelining
 
     kind, each = SCHEDULES[how.schedule]
     pipeline_stages = [
         pipelining.PipelineStage(
-            stage.module,
+            stage,
             group.get_local_rank() + turn * group.size(),
             each * group.size(),
             estimator.device,

@@ -206,9 +206,11 @@ def refusing_old_transformers() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ExpertMesh:
-    """The number of ranks along each dimension; `views` is transformers' mesh of the same ranks."""
+    """The number of ranks along each dimension of a stage; `views` is transformers' mesh of the same ranks.
 
-    stages: int
+    It has two meshes: one for sharded layers, one for divided experts.
+    """
+
     replicas: int
     shards: int
     experts: int
@@ -225,10 +227,18 @@ class ExpertMesh:
         with refusing_old_transformers():
             from transformers.distributed.expert_parallel import apply_expert_parallelism  # noqa: F401
             from transformers.distributed.utils import TransformersDeviceMesh
+        from torch.distributed.device_mesh import init_device_mesh
+
         sizes = dict(zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=True))
         stages, replicas, shards, experts, tensors = (sizes.get(name, 1) for name in ORDER)
-        views = _views(mesh.device_type, stages, replicas, shards, experts, tensors)
-        return cls(stages, replicas, shards, experts, tensors, TransformersDeviceMesh(*views))
+        dense = (stages, replicas, shards * experts, tensors)
+        divided = (stages, replicas, shards, experts * tensors)
+        device = mesh.device_type
+        views = TransformersDeviceMesh(
+            init_device_mesh(device, dense, mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp")),
+            init_device_mesh(device, divided, mesh_dim_names=("pp", "dp_replicate", "efsdp", EXPERTS)),
+        )
+        return cls(replicas, shards, experts, tensors, views)
 
     @property
     def config(self) -> Any:
@@ -371,18 +381,4 @@ def has_tied_parameters(model: nn.Module) -> bool:
 def _cannot_be(error: ValueError) -> MemPluginError:
     return MemPluginError(
         f"transformers cannot divide the model: {error}", where="--mesh", fix="Choose another ep."
-    )
-
-
-def _views(
-    device: str, stages: int, replicas: int, shards: int, experts: int, tensors: int
-) -> tuple[DeviceMesh, DeviceMesh]:
-    """Return two meshes of the same ranks: one for sharded layers, one for divided experts."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dense = (stages, replicas, shards * experts, tensors)
-    divided = (stages, replicas, shards, experts * tensors)
-    return (
-        init_device_mesh(device, dense, mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp")),
-        init_device_mesh(device, divided, mesh_dim_names=("pp", "dp_replicate", "efsdp", EXPERTS)),
     )

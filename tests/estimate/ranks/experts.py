@@ -71,7 +71,7 @@ def _in_stages(model: Any, ranks: str) -> object:
     mesh, ids = _mesh(ranks), _tokens(2)
     given = fed(Built(model, (), {"input_ids": ids, "labels": ids}), 2)
     group, index = mesh["pp"].get_group(), mesh["pp"].get_local_rank()
-    module = sharded_stage(model, index, 2, mesh)[0].module
+    module = sharded_stage(model, index, 2, mesh)[0]
     del model
     gc.collect()  # frees the other stage's part
     between = torch.empty(1, 32, 64, requires_grad=True)

@@ -106,7 +106,7 @@ def train_a_decoder(tensors: int = 1) -> object:
     if tensors > 1:
         by_tensors(model, mesh)
     rank = mesh["pp"].get_local_rank()
-    module = stage_of(model, rank, world).module
+    module = stage_of(model, rank, world)
     del model
     gc.collect()  # frees the other stages' parts
     stage = PipelineStage(module, rank, world, torch.empty(0).device, group=mesh["pp"].get_group())

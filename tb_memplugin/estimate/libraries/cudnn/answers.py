@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from tb_memplugin.estimate.libraries.cudnn.convolution import Convolution
-from tb_memplugin.estimate.libraries.cudnn.library import CudnnError, Descriptors, Library, device_descriptor
+from tb_memplugin.estimate.libraries.cudnn.library import CudnnError, Descriptor, Descriptors, Library
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ def answer(library: Library, description: str, question: Convolution) -> Answer:
     """Return what cuDNN answers for a described GPU."""
     try:
         with Descriptors(library) as descriptors:
-            return Answer(question.workspace_bytes(descriptors, device_descriptor(descriptors, description)))
+            text = description.encode()
+            device = descriptors.make(Descriptor.DEVICEPROP, DEVICEPROP_JSON_REPRESENTATION=text)
+            return Answer(question.workspace_bytes(descriptors, device))
     except CudnnError as error:
         return Answer(refusal=str(error))
 

@@ -282,11 +282,6 @@ class Descriptors:
             )
 
 
-def device_descriptor(descriptors: Descriptors, description: str) -> int:
-    """Return the descriptor of a described device (`device.described`)."""
-    return descriptors.make(Descriptor.DEVICEPROP, DEVICEPROP_JSON_REPRESENTATION=description.encode())
-
-
 def workspaces(
     descriptors: Descriptors, device: int, operation: int, unwanted: frozenset[NumericalNote]
 ) -> Iterator[int]:
