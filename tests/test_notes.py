@@ -112,6 +112,11 @@ def strings(node: ast.AST) -> Iterator[str]:
             return  # what errors tell to do
         case ast.keyword(arg="fix"):
             return
+        case ast.Call(func=ast.Name(id="Note"), args=[first, *_]) if (note := text_of(first)) and note[
+            0
+        ].islower():
+            yield f"{{}}: {note}"  # the device's name is put before it
+            return
     text = text_of(node) if isinstance(node, ast.expr) else None
     if text is not None:
         yield text

@@ -128,9 +128,9 @@ def without_backward(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
 def _freed_outside(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
     """Return the mask of the blocks that Python code outside of module calls and autograd freed."""
     is_freed = blocks.freed < len(trace.events)
-    stack = trace.events.stack[np.where(is_freed, blocks.freed, 0)]
-    is_outside = {row: _is_outside_calls(trace.stack(row)) for row in np.unique(stack[is_freed]).tolist()}
-    is_freed[is_freed] = [is_outside[row] for row in stack[is_freed].tolist()]
+    stack = trace.events.stack[blocks.freed[is_freed]]
+    is_outside = {row: _is_outside_calls(trace.stack(row)) for row in np.unique(stack).tolist()}
+    is_freed[is_freed] = [is_outside[row] for row in stack.tolist()]
     return is_freed
 
 

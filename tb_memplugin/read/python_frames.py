@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -61,12 +61,22 @@ def is_watched_call(text: str) -> bool:
     return function in ("_run", "__get__") and _WATCHED in file.replace("\\", "/")
 
 
+class Caller(Protocol):
+    """The frame that called a function, as the profiler keeps it: the whole path of its file."""
+
+    line_number: int
+    file_name: str
+    function_name: str
+
+
 class CallTree:
     """The tree of frames that called one another: each chain of frames is stored once, under a key."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
         self._keys: dict[tuple[str, int], int] = {}
+        self._frames: list[tuple[str, int]] = []
+        self._at_lines: dict[tuple[int, int], int] = {}
 
     def add(self, name: str, outer: int) -> int:
         """Return the key of a frame with the profiler's `name`, called from the frame `outer` (-1: none).
@@ -78,7 +88,34 @@ class CallTree:
             text = self._texts[name] = frame_text(name)
         if is_watched_call(text):
             return outer
-        return self._keys.setdefault((text, outer), len(self._keys))
+        return self._key(text, outer)
+
+    def at_call(self, key: int, caller: Caller) -> int:
+        """Return the key of a frame at the line where it called something, told by the call.
+
+        The key stays the same if the caller is another function: one whose frame is left out.
+        """
+        at = key, caller.line_number
+        found = self._at_lines.get(at)
+        if found is None:
+            found = self._at_lines[at] = self._with_line(key, caller)
+        return found
+
+    def _with_line(self, key: int, caller: Caller) -> int:
+        text, outer = self._frames[key]
+        function, _, file = text.rpartition(":")[0].partition(" ")
+        try:
+            is_caller = caller.function_name == function and caller.file_name.endswith(file)
+        except UnicodeDecodeError:  # the function is gone, and other bytes lie where its name was
+            return key
+        return self._key(f"{function} {file}:{caller.line_number}", outer) if is_caller else key
+
+    def _key(self, text: str, outer: int) -> int:
+        frame = text, outer
+        key = self._keys.setdefault(frame, len(self._frames))
+        if key == len(self._frames):
+            self._frames.append(frame)
+        return key
 
     def were_running(
         self, frames: Sequence[tuple[str, int, Key]], first_call_ns: Callable[[Key], int]
@@ -103,14 +140,13 @@ class CallTree:
         Args:
             keys: the keys of the innermost frames, -1 for none.
         """
-        frames = list(self._keys)
         rows: dict[tuple[str, ...], int] = {}
         used, inverse = np.unique(keys, return_inverse=True)
         row_of = np.full(len(used), -1, np.int32)
         cut = 0
         for number, key in enumerate(used.tolist()):
             if key >= 0:
-                stack = _outwards(frames, key)
+                stack = _outwards(self._frames, key)
                 cut += len(stack) > MOST_FRAMES
                 row_of[number] = rows.setdefault(stack[:MOST_FRAMES], len(rows))
         return row_of[inverse], tuple(rows), cut

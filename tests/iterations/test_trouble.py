@@ -37,7 +37,7 @@ report.close()
 """
     said = full_disk.run(code, str(tmp_path)).stderr
     assert "report it" not in said
-    assert said.count("The training continues") == 2  # the folder for the tab, and the CSV files
+    assert said.count("fix: Free some disk space") == 2  # the folder for the tab, and the CSV files
     rows = {
         path.name: [line.split(",") for line in path.read_text().splitlines()]
         for path in (tmp_path / "csv").iterdir()

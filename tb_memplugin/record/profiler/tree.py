@@ -25,6 +25,7 @@ from tb_memplugin.record.profiler.tree_columns import (
     pack_position,
 )
 from tb_memplugin.record.torch_private.profiler import (
+    CALLER,
     AllocationFields,
     Event,
     KinetoFields,
@@ -157,7 +158,8 @@ def _walk_thread(  # noqa: C901  # its parts as functions made the walk slower
             if role is None:
                 role = roles[name] = role_of(name, event)
             if role is _CALL:
-                pending.append((inner, operator, node, where, called(name, frame), thread))
+                around = _at_call(event, frame, tree)
+                pending.append((inner, operator, node, where, called(name, around), thread))
             elif role is _PLAIN or role is _OPERATOR or (role is _ACCUMULATE and not _runs_hooks(inner)):
                 start, sequence, loose = 0, -2, False
                 if where == _OUTSIDE:
@@ -236,7 +238,8 @@ def _walk_thread(  # noqa: C901  # its parts as functions made the walk slower
                     if role is _OPTIMIZER and not _calls_closure(start, duration, inner, outer_calls[0]):
                         below_it = _IN_OPTIMIZER
                 if inner:
-                    pending.append((inner, operator, node, below_it, frame, thread))
+                    around = _at_call(event, frame, tree) if role is Role.MODULE else frame
+                    pending.append((inner, operator, node, below_it, around, thread))
     tree.end_run(running)
 
 
@@ -295,9 +298,18 @@ def _first_number(event: Event) -> int:
 
 
 def _frame_of(event: Event, outer: int, tree: ProfilerTree) -> int:
-    """Return the key of a Python function's frame; the frame around it for module calls and other ranges."""
+    """Return the key of a Python function's frame; that of the frame around it for other events."""
     name = _name_of(event)
-    return tree.frames.add(name, outer) if role_of(name, event) is Role.CALL else outer
+    role = role_of(name, event)
+    if role is Role.CALL:
+        return tree.frames.add(name, _at_call(event, outer, tree))
+    return _at_call(event, outer, tree) if role is Role.MODULE else outer
+
+
+def _at_call(event: Event, frame: int, tree: ProfilerTree) -> int:
+    """Return the key of a frame (-1: none) at the line where it calls a Python function's event."""
+    caller = getattr(event_fields(event), CALLER, None) if frame >= 0 else None
+    return frame if caller is None else tree.frames.at_call(frame, caller)
 
 
 def _name_of(event: Event) -> str:

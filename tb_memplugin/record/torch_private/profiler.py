@@ -68,6 +68,14 @@ CallFields: tuple[Any, ...] = tuple(
     )
     for kind in ("PyCall", "PyCCall")
 )
+CALLER, _ = (
+    name(
+        f"torch._C._profiler._ExtraFields_{kind}.caller",
+        "the line at which a Python function called another",
+        "call stacks have the first lines of functions",
+    )
+    for kind in ("PyCall", "PyCCall")
+)
 RecordScope: Any = private(
     "torch._C._profiler.RecordScope", "tells the user's ranges from operators", _NO_WINDOW
 )

@@ -1,4 +1,7 @@
-"""Call stacks of live profiles: those of the exported trace, and in backward those of the forward too."""
+"""Call stacks of live profiles: the functions of the exported trace, with the lines that ran.
+
+In backward those of the forward, too. `traceback` is the oracle of lines.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import gc
 import json
 import re
 import tempfile
+import traceback
 from collections.abc import Callable
+from linecache import getline
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +51,16 @@ Told = tuple[int, int, tuple[str, ...]]
 @pytest.mark.parametrize(("name", "shapes"), [*((name, False) for name in ALL), ("transformer", True)])
 def test_every_allocation_has_the_stack_that_the_exported_trace_tells(name: str, shapes: bool) -> None:
     for cycle in train(ALL[name](), with_stack=True, record_shapes=shapes):
-        found = allocations(cycle.trace)
-        assert found == allocations(trace_from_kineto(cycle.chrome, name))
+        found = without_lines(cycle.trace)
+        assert found == without_lines(trace_from_kineto(cycle.chrome, name))
         assert all(stack for _, _, stack in found)
 
 
-def test_functions_that_ran_when_the_window_began_have_no_line(tmp_path: Path) -> None:
-    """torch names the line at which they were then: that of the `with`, not one that allocates."""
+def test_lines_are_those_that_ran(tmp_path: Path) -> None:
+    """In the exported trace they are first lines, and functions that ran when the window began have none.
+
+    torch names the line at which those were then: that of the `with`, not one that allocates.
+    """
     blocks: list[Tensor] = []
     code = compile(
         "import torch\nfor _ in range(1):\n  blocks.append(torch.ones(3_000))\n", "outside.py", "exec"
@@ -66,22 +74,85 @@ def test_functions_that_ran_when_the_window_began_have_no_line(tmp_path: Path) -
         blocks.append(torch.ones(1_000))
         blocks.append(_called_in_the_window())
         exec(code, {"blocks": blocks})
+        blocks.append(blocks[0][:750] + 1)
     recorded.export_chrome_trace(str(tmp_path / "k.json"))
-    with_line = f"_called_in_the_window {HERE}:{_called_in_the_window.__code__.co_firstlineno}"
-    here = "test_functions_that_ran_when_the_window_began_have_no_line"
-    for trace in load(tmp_path), load(tmp_path / "k.json"):
-        blocks_of = {
-            int(size): next(text for text in trace.stack(stack) if "built-in" not in text)
-            for size, stack in zip(trace.allocations.bytes, trace.allocations.stack, strict=True)
-            if size in (4_000, 8_000, 12_000) and stack >= 0
-        }
-        lines = {size: re.sub(r"\S*/", "", text) for size, text in blocks_of.items()}
-        assert lines == {4_000: f"{here} {HERE}:0", 8_000: with_line, 12_000: "<module> outside.py:0"}
+    here, own = test_lines_are_those_that_ran.__code__, _called_in_the_window.__code__
+    lines = {line for *_, line in here.co_lines() if line is not None}
+    ran = min(line for line in lines if "torch.ones(1_000))" in getline(__file__, line))
+    recording, exported_trace = (_lines_of(load(path)) for path in (tmp_path, tmp_path / "k.json"))
+    assert recording == {
+        3_000: f"{here.co_name} {HERE}:0",  # an operator that no function called
+        4_000: f"{here.co_name} {HERE}:{ran}",
+        8_000: f"{own.co_name} {HERE}:{own.co_firstlineno + 2}",
+        12_000: "<module> outside.py:3",
+    }
+    assert exported_trace == {
+        3_000: f"{here.co_name} {HERE}:0",
+        4_000: f"{here.co_name} {HERE}:0",
+        8_000: f"{own.co_name} {HERE}:{own.co_firstlineno}",
+        12_000: "<module> outside.py:0",
+    }
 
 
 def _called_in_the_window() -> Tensor:
     size = 2_000
     return torch.ones(size)
+
+
+def _lines_of(trace: MemoryTrace) -> dict[int, str]:
+    """The innermost Python frame of each size that is asked for, without its folder."""
+    blocks_of = {
+        int(size): next(text for text in trace.stack(stack) if "built-in" not in text)
+        for size, stack in zip(trace.allocations.bytes, trace.allocations.stack, strict=True)
+        if size in (3_000, 4_000, 8_000, 12_000) and stack >= 0
+    }
+    return {size: re.sub(r"\S*/", "", text) for size, text in blocks_of.items()}
+
+
+class _Traced(TorchDispatchMode):
+    """Keeps the functions and lines of this file around each operator that allocates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stacks: list[list[str]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in ("cat", "mm", "tanh"):
+            frames = [(frame.name, frame.lineno) for frame in reversed(traceback.extract_stack())]
+            self.stacks.append([f"{name}:{line}" for name, line in frames if name in ("forward", "attend")])
+        return func(*args, **(kwargs or {}))
+
+
+class _Lines(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = _Lines(width + 1) if width < 103 else nn.Identity()
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat((x, x[:, :1]), 1)
+
+        def attend(x: Tensor) -> Tensor:
+            scores = torch.matmul(x.T, x)
+            return torch.tanh(scores)
+
+        attend(x)
+        with torch.profiler.record_function("range"):
+            return self.inner(x)
+
+
+def test_lines_within_modules_and_closures_are_those_that_traceback_tells() -> None:
+    model, x = _Lines(100), torch.ones(7, 100)
+    with _Traced() as traced:
+        model(x)
+    trace, _ = profiled(lambda: model(x))
+    stacks = [
+        [f"{name}:{place.rpartition(':')[2]}" for name, _, place in (text.partition(" ") for text in stack)]
+        for *_, stack in allocations(trace)
+    ]
+    own = [[text for text in stack if text.startswith(("forward", "attend"))] for stack in stacks]
+    assert own == traced.stacks
+    assert list(map(len, own)) == [1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5]
 
 
 def test_without_stacks_none_is_recorded() -> None:
@@ -161,7 +232,8 @@ def test_forward_frames_are_in_the_module_that_owns_the_node(name: str) -> None:
     for row in allocs(trace):
         owner, forward = trace.modules[trace.events.module[row]], trace.events.forward[row]
         if forward >= 0 and not runs_again(trace, row):
-            calls = [frame for frame in trace.stacks[forward] if frame.startswith("forward ")]
+            stack = trace.stacks[forward]
+            calls = [frame.rpartition(":")[0] for frame in stack if frame.startswith("forward ")]
             assert calls[:1] == (calling(model.get_submodule(owner.key)) if owner.is_module else [])
             checked += 1
     assert checked > 20
@@ -198,7 +270,7 @@ def test_a_function_of_ones_own_has_its_backwards_frames_and_its_callers_as_forw
         Doubled.apply(torch.ones(64, requires_grad=True)).sum().backward()
 
     trace, chrome = profiled(work)
-    assert allocations(trace) == allocations(trace_from_kineto(chrome, "x"))
+    assert without_lines(trace) == without_lines(trace_from_kineto(chrome, "x"))
     row = next(row for row in allocs(trace) if runs(trace.stacks[trace.events.stack[row]], "backward"))
     assert runs(trace.stacks[trace.events.forward[row]], "work")
 
@@ -215,7 +287,7 @@ def test_python_inside_an_operator_is_in_the_stack() -> None:
             torch.add(torch.ones(64), 1)
 
     trace, chrome = profiled(work)
-    assert allocations(trace) == allocations(trace_from_kineto(chrome, "x"))
+    assert without_lines(trace) == without_lines(trace_from_kineto(chrome, "x"))
     inner = next(row for row in allocs(trace) if trace.events.bytes[row] == 4000)
     assert "__torch_dispatch__" in stack_text(trace, inner)
     assert runs(trace.stacks[trace.events.stack[inner]], "work")
@@ -238,7 +310,7 @@ def test_stacks_are_cut_where_they_are_too_deep() -> None:
         torch.ones(1000) if depth == 0 else sink(depth - 1)
 
     trace, chrome = profiled(lambda: sink(300))
-    assert allocations(trace) == allocations(trace_from_kineto(chrome, "x"))
+    assert without_lines(trace) == without_lines(trace_from_kineto(chrome, "x"))
     assert max(map(len, trace.stacks)) == MOST_FRAMES
     assert any("1 call stacks have more than 256 frames" in note for note in trace.notes)
 
@@ -320,6 +392,14 @@ def allocations(trace: MemoryTrace) -> list[Told]:
     ]
 
 
+def without_lines(trace: MemoryTrace) -> list[Told]:
+    """The same without the lines of frames."""
+    return [
+        (address, size, tuple(re.sub(r":\d+$", "", frame) for frame in stack))
+        for address, size, stack in allocations(trace)
+    ]
+
+
 def runs(stack: tuple[str, ...], function: str) -> bool:
     """Whether a function of this file is in a stack."""
     return any(frame.startswith(f"{function} ") and HERE in frame for frame in stack)
@@ -331,7 +411,7 @@ def calling(module: nn.Module) -> list[str]:
     place = (
         code.co_filename.partition("site-packages/")[2] or f"tests/{code.co_filename.partition('tests/')[2]}"
     )
-    return [f"forward {place}:{code.co_firstlineno}"]
+    return [f"forward {place}"]
 
 
 def runs_again(trace: MemoryTrace, row: int) -> bool:
