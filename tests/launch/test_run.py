@@ -218,7 +218,9 @@ def test_a_training_runs_as_without_us_and_two_steps_and_all_figures_are_recorde
     assert f"optimizer_state {(8 * elements + 16) / 1024:.2f} KiB" in with_us.stderr  # and 4 step counters
     assert f"parameter {4 * elements / 1024:.2f} KiB" in with_us.stderr
     assert re.search(r"layers +first ", with_us.stderr)
-    assert "train.py (<module>) " in with_us.stderr
+    lines = re.findall(r"train\.py:(\d+) \(<module>\) ", with_us.stderr)
+    ran = [TRAINING.splitlines()[int(line) - 1].strip() for line in lines]
+    assert ran[:2] == ["optimizer.step()", "loss.backward()"]
     assert f"tensorboard --logdir {tmp_path / 'runs'}" in with_us.stderr
 
 
