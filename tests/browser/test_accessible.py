@@ -178,13 +178,19 @@ def test_tables_are_sorted_and_walked_by_keys(tab):
     assert tab.frame.locator("body").evaluate(key) == ""
 
 
-def test_allocations_are_walked_and_kept_by_keys(tab):
+def second_allocation(tab):
+    """Open Allocations and walk to its second row by keys; return the rows."""
     tab.open_anew("allocations", run="stacks")
     rows = tab("allocation-row")
     rows.first.wait_for()
     tab.settle()
     rows.first.get_by_role("button").focus()
     tab.page.keyboard.press("ArrowDown")
+    return rows
+
+
+def test_allocations_are_walked_and_kept_by_keys(tab):
+    rows = second_allocation(tab)
     tab.page.keyboard.press("ArrowDown")
     tab.page.keyboard.press("Enter")
     expect(rows.nth(2)).to_have_attribute("aria-selected", "true")
@@ -193,12 +199,7 @@ def test_allocations_are_walked_and_kept_by_keys(tab):
 
 
 def test_the_tab_key_stops_at_one_row_of_a_long_table_and_comes_back_to_it(tab):
-    tab.open_anew("allocations", run="stacks")
-    rows = tab("allocation-row")
-    rows.first.wait_for()
-    tab.settle()
-    rows.first.get_by_role("button").focus()
-    tab.page.keyboard.press("ArrowDown")
+    second_allocation(tab)
     row = "() => document.activeElement.closest('tbody tr')?.getAttribute('aria-rowindex') ?? null"
     body = tab.frame.locator("body")
     assert body.evaluate(row) == "3"  # the head is row 1
