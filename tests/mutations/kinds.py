@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import zstandard
 
 from tb_memplugin.analysis.divisions import breakdown
 from tb_memplugin.analysis.moments import peak
@@ -29,7 +31,7 @@ from tb_memplugin.store.windows import write_window
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace
 from tests.mutations.damage import bytes_damaged, story_damaged, tree_damaged
-from tests.mutations.own_formats import event_file_damaged, side_file_damaged
+from tests.mutations.own_formats import descriptions_damaged, event_file_damaged, side_file_damaged
 from tests.mutations.stories import story
 from tests.step_figures import figures
 from tests.traces import EPOCH, trace
@@ -157,6 +159,18 @@ def as_gzip(content: Content) -> bytes:
     return gzip.compress(as_json(content), 1, mtime=0)
 
 
+def as_zstd(content: Content) -> bytes:
+    return zstandard.ZstdCompressor(level=1).compress(as_json(content))
+
+
+def as_zip(content: Content) -> bytes:
+    """An archive as torch.save writes it: a pickle that is not compressed."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("archive/data.pkl", as_pickle(content))
+    return stream.getvalue()
+
+
 def as_pickle(content: Content) -> bytes:
     return pickle.dumps(content, protocol=len(content) % 2 * 2 + 2)
 
@@ -189,8 +203,11 @@ def steps_events() -> bytes:
         return Path(writer.write(figures([7, 8], first=3, phases={"forward": [1, 2]}))).read_bytes()
 
 
-def event_files(name: str, whole: Callable[[], bytes]) -> FileKind:
-    return FileKind(name, lambda _: whole(), lambda random: event_file_damaged(whole(), random), read_events)
+def event_files(
+    whole: Callable[[], bytes], damaged: Callable[[bytes, Random], bytes] = event_file_damaged
+) -> FileKind:
+    name = "events.out.tfevents.1.tb_memplugin"
+    return FileKind(name, lambda _: whole(), lambda random: damaged(whole(), random), read_events)
 
 
 def own_kinds() -> Iterator[tuple[str, FileKind]]:
@@ -204,8 +221,9 @@ def own_kinds() -> Iterator[tuple[str, FileKind]]:
             read_trace,
         ),
     )
-    yield "event file of windows", event_files("events.out.tfevents.1.tb_memplugin", windows_events)
-    yield "event file of steps", event_files("events.out.tfevents.1.tb_memplugin", steps_events)
+    yield "event file of windows", event_files(windows_events)
+    yield "event file of steps", event_files(steps_events)
+    yield "protobuf", event_files(windows_events, descriptions_damaged)
 
 
 KINDS: dict[str, FileKind] = {
@@ -213,6 +231,11 @@ KINDS: dict[str, FileKind] = {
     "snapshot json": from_content("a.json", story, as_json, snapshot_damaged),
     "kineto json": from_content("k.json", lambda _: kineto(), as_json),
     "kineto json.gz": from_content("k.json.gz", lambda _: kineto(), as_gzip),
+    "zstd": from_content("k.json.zst", lambda _: kineto(), as_zstd),
+    "zip": from_content("a.pt", story, as_zip, snapshot_damaged),
     "timeline": from_content("t.raw.json", lambda _: timeline(), as_json),
     **dict(own_kinds()),
 }
+
+NOT_READ = ("zstd", "zip")
+"""Kinds that are refused by their first bytes; what remains of a damaged one may still be readable."""

@@ -12,6 +12,7 @@ import zstandard
 from google.protobuf.message import DecodeError, Message
 
 from tb_memplugin.proto import step_figures_pb2, summary_pb2
+from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.side_file_pb2 import Chunk, Footer
 from tb_memplugin.store.envelope import TAIL, TAIL_MAGIC, VERSION
 from tb_memplugin.store.paths import STEPS_TAG
@@ -58,9 +59,7 @@ def event_file_damaged(content: bytes, random: Random) -> bytes:
     """Other bytes, or other records under right checksums."""
     if random.random() < 0.25:
         return bytes_damaged(content, random)
-    every = [
-        data for data, _, _ in records(lambda offset, count: content[offset : offset + count], len(content))
-    ]
+    every = _events(content)
     way, row = random.randrange(4), random.randrange(len(every))
     if way == 0:
         every[row] = bytes_damaged(every[row], random)
@@ -71,6 +70,32 @@ def event_file_damaged(content: bytes, random: Random) -> bytes:
     else:
         every = [_blob_damaged(data, random) for data in every]
     return b"".join(map(record, every))
+
+
+def descriptions_damaged(content: bytes, random: Random) -> bytes:
+    """Other messages that describe steps, in records with right checksums."""
+    return b"".join(record(_description_damaged(data, random)) for data in _events(content))
+
+
+def _events(content: bytes) -> list[bytes]:
+    return [
+        data for data, _, _ in records(lambda offset, count: content[offset : offset + count], len(content))
+    ]
+
+
+def _description_damaged(data: bytes, random: Random) -> bytes:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    event = Event.FromString(data)
+    for value in event.summary.value:
+        described = value.metadata.plugin_data
+        if described.content and random.random() < 0.5:
+            described.content = bytes_damaged(described.content, random)
+        elif described.content:
+            message = StepMetadata.FromString(described.content)
+            message_damaged(message, random)
+            described.content = message.SerializeToString()
+    return event.SerializeToString()
 
 
 def _blob_damaged(data: bytes, random: Random) -> bytes:
