@@ -270,11 +270,12 @@ class StorageMode(TorchDispatchMode):
 
     def _note(self, out: Any, func: Any, began_ns: int) -> None:
         here, ledger, kernels = self._here, self._ledger, self._kernels
-        in_backward = current_graph_task() != -1
+        task = current_graph_task()
+        in_backward = task != -1
         recomputing, node = False, None
         if in_backward:
             node = current_node()
-            row, recomputing = here.in_node(node, began_ns)
+            row, recomputing = here.in_node(task, node, began_ns)
             phase = _BACKWARD
         else:
             if here.in_backward:
