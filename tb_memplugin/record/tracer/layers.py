@@ -18,7 +18,7 @@ from tb_memplugin.record.beside_compiler import hidden_from_dynamo
 from tb_memplugin.record.guard import UNOWNED, Guard, entry
 from tb_memplugin.record.module_calls import Entered, Left
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
-from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
+from tb_memplugin.record.storage_lifetimes import Block, Buffer, EntryKind, Ledger
 from tb_memplugin.record.torch_private.autograd import (
     NO_SEQUENCE,
     current_graph_task,
@@ -68,11 +68,15 @@ Stretch = tuple[int, int]
 
 @dataclass(slots=True)
 class _RunningNode:
-    """An autograd node that runs: the number of its backward, and a number of its own within that."""
+    """An autograd node that runs: the number of its backward, and a number of its own within that.
+
+    `serial` is that of the first block that the node may have allocated.
+    """
 
     task: int
     key: int
     began_ns: int = field(compare=False)
+    serial: int = field(compare=False)
 
 
 class Results(Protocol):
@@ -257,7 +261,7 @@ class ThreadLayers:
             half = _MOST_BOUNDARIES // 2
             del self.nodes_from[:half], self.node_rows[:half]
 
-    def in_node(self, task: int, node: Any, began_ns: int) -> tuple[int, bool]:
+    def in_node(self, task: int, node: Any, began_ns: int, added_to: Block | Buffer | None) -> tuple[int, bool]:
         """Return the module's row of an operator in backward, and whether it recomputes.
 
         A device's backward runs on an autograd thread, with the modes of the thread that called backward.
@@ -265,6 +269,8 @@ class ThreadLayers:
         Args:
             task: the number of the backward. One that begins within another has a higher number.
             node: the autograd node that runs, None between nodes.
+            added_to: what the operator adds something to. If an earlier node made it, autograd sums gradients,
+                after the function of the node.
         """
         if task > self._task:
             self._task = task
@@ -280,6 +286,8 @@ class ThreadLayers:
             self.node_name, row = "", self.backward_row
         else:
             row = self._owner(task, node, began_ns)
+            if added_to is not None and added_to.serial < self._nodes[-1].serial:
+                self._end_nodes(task, began_ns)
         if row != self.backward_row or not self.in_backward:
             self._in_backward(task, began_ns, row)
         self._made_nodes()
@@ -289,9 +297,9 @@ class ThreadLayers:
         sequence = node_number(node)
         if sequence == NO_SEQUENCE:
             variable = getattr(node, "variable", None)
-            self._run(_RunningNode(task, -id(variable), began_ns), node)
+            self._run(_RunningNode(task, -id(variable), began_ns, self.ledger.next_serial), node)
             return self.layers.names.owner_of.get(id(variable), (-1, ""))[0] if variable is not None else -1
-        self._run(_RunningNode(task, sequence, began_ns), node)
+        self._run(_RunningNode(task, sequence, began_ns, self.ledger.next_serial), node)
         return self.node_rows[bisect_right(self.nodes_from, sequence) - 1]
 
     def _run(self, running: _RunningNode, node: Any) -> None:
@@ -308,7 +316,9 @@ class ThreadLayers:
     def _end_nodes(self, task: int, now: int) -> None:
         """End the running nodes of a backward and of those within it."""
         while self._nodes and self._nodes[-1].task >= task:
-            self.layers.nodes.append((self._nodes.pop().began_ns, now))
+            began = self._nodes.pop().began_ns
+            if began < now:  # else its function ran no operator
+                self.layers.nodes.append((began, now))
 
     def _made_nodes(self) -> None:
         """Give the nodes that an operator has made in a node to the layer of that node."""
