@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from time import time_ns
 from typing import Any, Protocol
 
@@ -14,14 +15,15 @@ import torch
 from torch import nn
 
 from tb_memplugin.record.beside_compiler import hidden_from_dynamo
-from tb_memplugin.record.guard import UNOWNED, Guard
+from tb_memplugin.record.guard import UNOWNED, Guard, entry
 from tb_memplugin.record.module_calls import Entered, Left
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
-from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
+from tb_memplugin.record.storage_lifetimes import Block, Buffer, EntryKind, Ledger
 from tb_memplugin.record.torch_private.autograd import (
     NO_SEQUENCE,
     current_graph_task,
     node_number,
+    queue_callback,
     sequence_number,
 )
 from tb_memplugin.record.tracer.kernels import Counted, Unseen
@@ -64,6 +66,19 @@ class Frame:
 Stretch = tuple[int, int]
 
 
+@dataclass(slots=True)
+class _RunningNode:
+    """An autograd node that runs: the number of its backward, and a number of its own within that.
+
+    `serial` is that of the first block that the node may have allocated.
+    """
+
+    task: int
+    key: int
+    began_ns: int = field(compare=False)
+    serial: int = field(compare=False)
+
+
 class Results(Protocol):
     """Hears of the results of operators, and of the steps of optimizers. Must not raise."""
 
@@ -78,7 +93,8 @@ class Results(Protocol):
 class Layers:
     """The layers of all threads: their figures, and the latest time ranges of the phases.
 
-    `making` are the stretches of forward that made autograd nodes. `results` hears of all results, once they
+    `making` are the stretches of forward that made autograd nodes, `nodes` those in which a node ran, from its
+    first operator to what followed; a backward within a node is within its stretch. `results` hears of all results, once they
     are recorded.
     """
 
@@ -89,6 +105,7 @@ class Layers:
     backward: deque[Stretch]
     optimizer: deque[Stretch]
     making: deque[Stretch]
+    nodes: deque[Stretch]
     in_optimizer: int = 0
     on: bool = True
     problems: list[str] = field(default_factory=list)
@@ -101,10 +118,8 @@ class Layers:
     def of(cls, ledger: Ledger, names: ModuleNames, guard: Guard = UNOWNED) -> Layers:
         """Return layers that have not run. They keep at most as many stretches per phase as the ledger."""
         figures = [LayerFigures() for _ in names.modules]
-        forward, backward, optimizer, making = (
-            deque[Stretch](maxlen=ledger.entries.maxlen) for _ in range(4)
-        )
-        return cls(ledger, names, figures, forward, backward, optimizer, making, guard=guard)
+        stretches = (deque[Stretch](maxlen=ledger.entries.maxlen) for _ in range(5))
+        return cls(ledger, names, figures, *stretches, guard=guard)
 
     def failed(self, where: str, error: BaseException) -> None:
         """Stop tracing after an error of ours, and add a note to the trace.
@@ -130,7 +145,7 @@ class ThreadLayers:
     """The calls that run on one thread, and which calls made which autograd nodes.
 
     Attributes:
-        last_ns: when the last operator of a backward ended, epoch nanoseconds.
+        last_ns: when a backward ended, as far as it is known: epoch nanoseconds.
         node_name: the autograd node that the last operator of a backward ran for, "" between nodes.
         node_level, node_peak: live bytes when that node began, and the highest since, if `ModeEffects`
             needs it.
@@ -148,7 +163,8 @@ class ThreadLayers:
         self.last_ns = 0
         self.node_name = ""
         self.node_level = self.node_peak = 0
-        self._node_key = 0
+        self._task = self._outer_task = -1
+        self._nodes: list[_RunningNode] = []
         self._sequence = sequence_number()
 
     def row_and_phase(self) -> tuple[int, Phase]:
@@ -235,47 +251,99 @@ class ThreadLayers:
         self._sequence = sequence_number()
         if self._sequence < self.nodes_from[-1]:  # a new thread with an old one's ident
             self.nodes_from, self.node_rows = array("q", [0]), array("q", [-1])
-        self.nodes_from.append(self._sequence)
-        self.node_rows.append(self.stack[-1].row if self.stack else -1)
+        self._own(self._sequence, self.stack[-1].row if self.stack else -1)
+
+    def _own(self, sequence: int, row: int) -> None:
+        """Give the nodes from a number on to a layer, -1 for none."""
+        self.nodes_from.append(sequence)
+        self.node_rows.append(row)
         if len(self.nodes_from) > _MOST_BOUNDARIES:
             half = _MOST_BOUNDARIES // 2
             del self.nodes_from[:half], self.node_rows[:half]
 
-    def in_node(self, node: Any, began_ns: int) -> tuple[int, bool]:
+    def in_node(self, task: int, node: Any, began_ns: int, added_to: Block | Buffer | None) -> tuple[int, bool]:
         """Return the module's row of an operator in backward, and whether it recomputes.
 
         A device's backward runs on an autograd thread, with the modes of the thread that called backward.
+
+        Args:
+            task: the number of the backward. One that begins within another has a higher number.
+            node: the autograd node that runs, None between nodes.
+            added_to: what the operator adds something to. If an earlier node made it, autograd sums gradients,
+                after the function of the node.
         """
+        if task > self._task:
+            self._task = task
+            queue_callback(entry(partial(self._task_ended, task), self.layers.failed, "a backward's end"))
         running = self.layers.threads.get(threading.get_ident(), self)
         if running.stack and running.stack[-1].in_backward:
-            self._in_backward(began_ns, self.backward_row)
+            self._in_backward(task, began_ns, self.backward_row)
+            self._sequence = sequence_number()
             return running.stack[-1].row, True
         # Between nodes autograd sums gradients; this counts as part of the previous node's layer.
         if node is None:
+            self._end_nodes(task, began_ns)
             self.node_name, row = "", self.backward_row
         else:
-            row = self._owner(node)
+            row = self._owner(task, node, began_ns)
+            if added_to is not None and added_to.serial < self._nodes[-1].serial:
+                self._end_nodes(task, began_ns)
         if row != self.backward_row or not self.in_backward:
-            self._in_backward(began_ns, row)
+            self._in_backward(task, began_ns, row)
+        self._made_nodes()
         return self.backward_row, False
 
-    def _owner(self, node: Any) -> int:
+    def _owner(self, task: int, node: Any, began_ns: int) -> int:
         sequence = node_number(node)
         if sequence == NO_SEQUENCE:
             variable = getattr(node, "variable", None)
-            self._in_other_node(node, -id(variable))
+            self._run(_RunningNode(task, -id(variable), began_ns, self.ledger.next_serial), node)
             return self.layers.names.owner_of.get(id(variable), (-1, ""))[0] if variable is not None else -1
-        self._in_other_node(node, sequence)
+        self._run(_RunningNode(task, sequence, began_ns, self.ledger.next_serial), node)
         return self.node_rows[bisect_right(self.nodes_from, sequence) - 1]
 
-    def _in_other_node(self, node: Any, key: int) -> None:
-        if key != self._node_key or not self.node_name:
-            self._node_key, self.node_name = key, node.name()
-            self.node_level = self.node_peak = self.ledger.level
+    def _run(self, running: _RunningNode, node: Any) -> None:
+        """Note which node runs, and the end of others: of the one before, or of a backward in this one."""
+        if self._nodes and self._nodes[-1] == running:
+            return
+        self._end_nodes(running.task + 1, running.began_ns)
+        if not self._nodes or self._nodes[-1] != running:
+            self._end_nodes(running.task, running.began_ns)
+            self._nodes.append(running)
+        self.node_name = node.name()
+        self.node_level = self.node_peak = self.ledger.level
 
-    def _in_backward(self, began_ns: int, row: int) -> None:
+    def _end_nodes(self, task: int, now: int) -> None:
+        """End the running nodes of a backward and of those within it."""
+        while self._nodes and self._nodes[-1].task >= task:
+            began = self._nodes.pop().began_ns
+            if began < now:  # else its function ran no operator
+                self.layers.nodes.append((began, now))
+
+    def _made_nodes(self) -> None:
+        """Give the nodes that an operator has made in a node to the layer of that node."""
+        since, self._sequence = self._sequence, sequence_number()
+        if torch.is_grad_enabled() and self._sequence > since:
+            self._own(since, self.backward_row)
+            self._own(self._sequence, self.stack[-1].row if self.stack else -1)
+
+    def _task_ended(self, task: int) -> None:
+        """Record that a backward has ended, with all that it freed."""
+        with self.ledger.lock:
+            if self.layers.on and self.in_backward:
+                self.settle()
+                now = time_ns()
+                self._end_nodes(task, now)
+                if task == self._outer_task:
+                    self.last_ns = now
+                    self._sequence = sequence_number()
+                    self.end_backward()
+
+    def _in_backward(self, task: int, began_ns: int, row: int) -> None:
         if not self.in_backward:
             self.in_backward, self._began_ns, self.backward_row = True, began_ns, -1
+            self._outer_task = task
+            self._sequence = sequence_number() - 1  # the operator has its node already
         if row != self.backward_row:
             self._leave_backward_layer(began_ns)
             self.backward_row = row
@@ -297,6 +365,7 @@ class ThreadLayers:
 
     def end_backward(self) -> None:
         """Record that the backward on this thread has ended. Call `settle` first."""
+        self._end_nodes(0, self.last_ns)
         self._leave_backward_layer(self.last_ns)
         self.layers.backward.append((self._began_ns, self.last_ns))
         self.in_backward = False

@@ -20,7 +20,7 @@ import torch
 
 from tb_memplugin.record.beside_compiler import hidden_from_dynamo, is_hidden
 from tb_memplugin.record.guard import entry, guarded
-from tb_memplugin.record.storage_lifetimes import Block, Ledger
+from tb_memplugin.record.storage_lifetimes import Block, Buffer, Ledger
 from tb_memplugin.record.storages import allocated_by_torch, storages_and_tensors
 from tb_memplugin.record.torch_private.autograd import current_graph_task, current_node
 from tb_memplugin.record.torch_private.compiler import eager_stance, is_loaded, restore_stance
@@ -97,6 +97,12 @@ class ModeEffects:
             self._reached(counted.top, row, counted.bytes)  # autograd's copy of a sparse gradient
         else:
             self._overwritten = self._perhaps_overwritten(operator, out, row, counted)
+
+    def block_of_first(self) -> Block | Buffer | None:
+        """Return the memory of the operator's first argument; None for another than a plain tensor."""
+        first = self.args[0]
+        is_plain = type(first) is _Tensor and first.layout is _strided
+        return self._layers.ledger.blocks.get(storage_key(first.untyped_storage())) if is_plain else None
 
     def settle(self) -> None:
         """Note the last peak if the input of its operator was freed before the next operator."""
@@ -270,11 +276,13 @@ class StorageMode(TorchDispatchMode):
 
     def _note(self, out: Any, func: Any, began_ns: int) -> None:
         here, ledger, kernels = self._here, self._ledger, self._kernels
-        in_backward = current_graph_task() != -1
+        task = current_graph_task()
+        in_backward = task != -1
         recomputing, node = False, None
         if in_backward:
             node = current_node()
-            row, recomputing = here.in_node(node, began_ns)
+            added_to = self._effects.block_of_first() if func is torch.ops.aten.add.Tensor else None
+            row, recomputing = here.in_node(task, node, began_ns, added_to)
             phase = _BACKWARD
         else:
             if here.in_backward:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from tb_memplugin.read.categories import Born, by_lifetime, of_known
-from tb_memplugin.read.phases import phase_at, phase_spans, stretch
+from tb_memplugin.read.phases import Stretch, phase_at, phase_spans, stretch
 from tb_memplugin.read.tables import Call, Mark, Names, Owners, named_phases, operator_name
+from tb_memplugin.record.profiler.calls import calls_from, crossings_from_spans
 from tb_memplugin.record.provenance import Provenance, with_later_names
 from tb_memplugin.record.storage_lifetimes import BEFORE, Block, Buffer, Entry, EntryKind, Ledger
 from tb_memplugin.record.storages import Sighting
@@ -94,7 +95,8 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
     sightings = [sighting for _, sighting in recorded.sightings]
     start = _start_rows(before, tables, {id(block) for block in recorded.searched})
     start = with_later_names(start, matched, sightings, tables.owners, tables.labels)
-    provenance = _provenance(bare, allocs, memory, phases, calls, tables)
+    nodes = stretch(recorded.layers.nodes)
+    provenance = _provenance(bare, allocs, memory, phases, nodes, calls, tables)
     weight_blocks = [block for block in (*before, *blocks) if block and block.category in _OF_MODELS]
     weights = references(list(map(sighting_of, weight_blocks)), fqns(recorded.layers.names))
     provenance.find(sightings, matched - len(before), weights)
@@ -225,12 +227,25 @@ def _columns(blocks: Sequence[Block | Buffer | None]) -> dict[str, Int64]:
 
 
 def _provenance(
-    bare: Events, allocs: Int64, memory: Sequence[Entry], phases: Spans, calls: Spans, tables: _Tables
+    bare: Events,
+    allocs: Int64,
+    memory: Sequence[Entry],
+    phases: Spans,
+    nodes: Stretch,
+    calls: Spans,
+    tables: _Tables,
 ) -> Provenance:
-    """Return what the ledger and the lifetimes of the allocations (these rows) tell of them."""
+    """Return what the ledger and the lifetimes of the allocations (these rows) tell of them.
+
+    Args:
+        nodes: when autograd nodes ran.
+    """
     freed = {id(entry[2]): entry[0] for entry in memory if entry[1] is EntryKind.FREE}
     forever = np.iinfo(np.int64).max
     blocks = [memory[row][2] for row in allocs.tolist()]
+    recomputing = np.array([getattr(block, "recomputing", False) for block in blocks], bool)
+    running = calls_from(crossings_from_spans([0] * len(nodes[0]), *nodes), 0)
+    node_end = np.append(running.end_ns, 0)[running.at(bare.time_ns[allocs])]
     born = Born(
         time_ns=bare.time_ns[allocs],
         freed_ns=np.array([freed.get(id(block), forever) for block in blocks], np.int64),
@@ -238,8 +253,8 @@ def _provenance(
         bytes=bare.bytes[allocs],
         phase=bare.phase[allocs],
         operator=bare.operator[allocs],
-        operator_end_ns=np.zeros(len(allocs), np.int64),
-        recomputing=np.array([getattr(block, "recomputing", False) for block in blocks], bool),
+        operator_end_ns=np.where(recomputing, 0, node_end),
+        recomputing=recomputing,
     )
     operators = tables.operators.as_tuple()
     category = np.array([getattr(block, "category", Category.UNKNOWN) for block in blocks], np.uint8)
