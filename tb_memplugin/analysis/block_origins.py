@@ -26,6 +26,9 @@ UNKNOWN_ORIGINS = NotJudged("The recording contains neither operators nor stacks
 
 _OPERATOR = re.compile(r"\bat::_ops::(\w+)::(?:call|redispatch)\b")
 _NODE = re.compile(r"\btorch::autograd::generated::(\w+Backward\w*)::")
+AUTOGRAD = "torch/autograd/"
+"""The folder of the Python code that runs a backward."""
+
 _TORCH_FILE = re.compile(r"(^|/)(torch|einops|opt_einsum)/")
 
 
@@ -274,6 +277,24 @@ def window_blocks(trace: MemoryTrace, device: int) -> StepBlocks:
     """Return all blocks of a device (its row), those of its other steps, too."""
     rows = np.flatnonzero(trace.allocations.device == device).astype(np.int64)
     return _blocks(trace, highest_step(trace, device), rows)
+
+
+def freed_by_python(trace: MemoryTrace, blocks: StepBlocks, *, in_calls: bool = True) -> Bool:
+    """Return the mask of the blocks that Python code outside of autograd freed, by the stacks of the frees.
+
+    Args:
+        in_calls: whether code in module calls counts, too.
+    """
+    is_freed = blocks.freed < len(trace.events)
+    stack = trace.events.stack[blocks.freed[is_freed]]
+    others = (AUTOGRAD,) if in_calls else (AUTOGRAD, MODULE_CALL)
+    is_python = {
+        row: any(read_frame(text).is_python for text in trace.stack(row))
+        and not any(other in text for text in trace.stack(row) for other in others)
+        for row in np.unique(stack).tolist()
+    }
+    is_freed[is_freed] = [is_python[row] for row in stack.tolist()]
+    return is_freed
 
 
 def _blocks(trace: MemoryTrace, step: HighestStep, rows: Int64) -> StepBlocks:

@@ -6,6 +6,7 @@ import numpy as np
 
 from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks
 from tb_memplugin.analysis.findings import Result
+from tb_memplugin.analysis.unused_gradients import Backwards
 from tb_memplugin.analysis.unused_graph import MOST_OF_TWO, without_backward
 from tb_memplugin.trace import MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
@@ -36,7 +37,7 @@ def previous_result(judged: Judged) -> Result:
     bound = bound[_once_a_forward(blocks, forward)[bound]]
     tried = (
         (bound, _next_forwards(blocks, np.flatnonzero(forward).astype(np.int64), bound)),
-        _piled_up(trace, blocks, forward),
+        _piled_up(judged, forward),
     )
     kept, begun = max(
         tried, key=lambda both: step.saved(blocks.bytes[both[0]], both[1], blocks.freed[both[0]])
@@ -70,18 +71,19 @@ def _bound_again(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
     return np.sort(first[again]).astype(np.int64)
 
 
-def _piled_up(trace: MemoryTrace, blocks: StepBlocks, forward: Bool) -> tuple[Int64, Int64]:
+def _piled_up(judged: Judged, forward: Bool) -> tuple[Int64, Int64]:
     """Return blocks (indices) that outlive the birth of their like in the same module, and that birth.
 
-    They are results that a list keeps, without a backward: at the peak, at most two sites have most of the
-    bytes, each with `FEWEST` blocks or more of one size. Calls of layers without a name could be those of
-    one forward, and do not count.
+    They are results that a list keeps, without a backward or after it: at the peak, at most two sites have
+    most of the bytes, each with `FEWEST` blocks or more of one size. Calls of layers without a name could be
+    those of one forward, and do not count.
     """
+    trace, blocks = judged.trace, judged.blocks
     named = np.array([*(module.is_module for module in trace.modules), False])
     module = trace.allocations.module[blocks.rows].astype(np.int64)
     can_pile = named[module] | blocks.of(lambda origin: bool(origin.frames) and not origin.in_call)
     can_pile &= forward & (blocks.born >= 0) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
-    can_pile &= without_backward(trace, blocks)
+    can_pile &= without_backward(trace, blocks) | Backwards.of(trace, judged.device).outlived(judged)
     _, kind = np.unique(blocks.kinds, return_inverse=True)
     _, kind = np.unique(kind * len(named) + module + 1, return_inverse=True)
     at_peak = can_pile & blocks.at_peak

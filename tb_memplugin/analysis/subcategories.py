@@ -242,7 +242,7 @@ LOSSES = {"_log_softmax", "log_softmax", "log_softmax_int", "cross_entropy", "cr
 CASTS = {"_to_copy", "to", "to_dtype", "float"}
 
 NEAR_LOSS = 12
-"""The cast to float32 is searched among so many blocks before the loss."""
+"""Casts to float32 are searched among so many blocks before the loss, and after it."""
 
 
 def logit_blocks(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
@@ -294,7 +294,7 @@ def loss_copies(trace: MemoryTrace, blocks: StepBlocks, losses: Int64, backward:
     is_cast = alike & blocks.of(_is_cast) & ~backward
     near = np.zeros(len(alike), bool)
     for loss in losses.tolist():
-        near[max(loss - NEAR_LOSS, 0) : loss] = True
+        near[max(loss - NEAR_LOSS, 0) : loss + NEAR_LOSS] = True
     casts = np.flatnonzero(is_cast & near)
     copies = np.zeros(len(alike), bool)
     copies[losses] = True

@@ -1,4 +1,4 @@
-"""Advice: gradients that no optimizer uses: of frozen layers, of a generator that is not detached."""
+"""Advice: gradients that no optimizer uses: of frozen layers, of a generator not detached, of activations."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import Judged
-from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
+from tb_memplugin.analysis.block_origins import Judged, freed_by_python
+from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
-from tb_memplugin.trace.tables import ROOT, Int64
+from tb_memplugin.trace.tables import ROOT, Bool, Int64
 
 LEAST_SHARE = 0.05
 """Least share of the peak that must be gone without the gradients for a finding."""
+
+NO_MORE = np.iinfo(np.int64).max
+"""An event after all others."""
 
 BEHIND = 2
 """Without a graph, an activation counts as freed when so many further ones have been allocated."""
@@ -38,6 +41,20 @@ class Backwards:
         begins = np.flatnonzero(np.diff(np.searchsorted(forward, born), prepend=-1))
         return cls(born[begins], born[np.append(begins[1:], len(born))[: len(begins)] - 1])
 
+    def outlived(self, judged: Judged) -> Bool:
+        """Return the mask of `judged.blocks` that are freed outside of passes, after one since their birth.
+
+        Autograd frees some blocks after the last birth of a pass: outside are those that another block's
+        birth follows, or that Python code frees.
+        """
+        blocks = judged.blocks
+        in_backward = judged.trace.allocations.phase[blocks.rows] == Phase.BACKWARD
+        others = np.append(blocks.born[~in_backward], NO_MORE)
+        ended = np.append(self.last, -1)[np.searchsorted(self.first, blocks.freed) - 1]
+        is_outside: Bool = blocks.freed > others[np.searchsorted(others, ended)]
+        is_outside |= (blocks.freed > ended) & freed_by_python(judged.trace, blocks)
+        return is_outside & (ended >= blocks.born)
+
     def between(self, event: Int64) -> Int64:
         """Return the pass after whose end and before whose successor's begin each event is, -1 if none."""
         ended = np.searchsorted(self.last, event) - 1
@@ -46,6 +63,44 @@ class Backwards:
 
 
 def unused_gradients(judged: Judged) -> Result:
+    """Find gradients of parameters that no optimizer changes, or of other tensors: what costs more."""
+    results = _of_parameters(judged), _of_other_tensors(judged)
+    findings = [result for result in results if isinstance(result, Finding)]
+    return max(findings, key=lambda finding: finding.bytes, default=results[0])
+
+
+def _of_other_tensors(judged: Judged) -> Result:
+    """Find what a backward allocates in sizes that no parameter has, and that outlives it.
+
+    This needs parameters of known sizes, of which at least half have gradients. The finding's bytes are by
+    how much the highest step's peak falls if each is freed when `BEHIND` further blocks of its backward have
+    been allocated.
+    """
+    trace, blocks = judged.trace, judged.blocks
+    category = trace.allocations.category[blocks.rows]
+    parameter = blocks.bytes[category == Category.PARAMETER]
+    in_backward = (trace.allocations.phase[blocks.rows] == Phase.BACKWARD) & (blocks.born >= 0)
+    if not np.isin(parameter, blocks.bytes[in_backward]).sum() * 2 >= max(len(parameter), 1):
+        return Fine("No gradients are known to be of parameters.")
+    other = in_backward & np.isin(category, (Category.GRADIENT, Category.AUTOGRAD_DETAIL, Category.UNKNOWN))
+    other &= ~np.isin(blocks.bytes, np.outer((0.5, 1, 2), parameter))
+    other &= Backwards.of(trace, judged.device).outlived(judged)
+    chosen = np.flatnonzero(other).astype(np.int64)
+    born = np.append(blocks.born[in_backward], np.full(BEHIND, NO_MORE))
+    needed = born[np.searchsorted(born, blocks.born[chosen]) + BEHIND]
+    return judged.avoidable(
+        "unused_gradients",
+        "problem",
+        chosen,
+        "Gradients of tensors that are no parameters outlive their backward: of {name}.",
+        "No gradients of activations are kept",
+        "Call backward() without create_graph=True, unless its gradients are differentiated, and call "
+        "retain_grad() or requires_grad_() only on tensors whose gradients are read.",
+        gone=np.minimum(needed, blocks.freed[chosen]) - 1,
+    )
+
+
+def _of_parameters(judged: Judged) -> Result:
     """Find gradients that no gap between two backwards frees, while gaps free those of other modules.
 
     The finding's bytes are by how much the highest step's peak falls without these gradients. Where no

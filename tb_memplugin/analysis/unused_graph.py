@@ -7,12 +7,11 @@ from collections import Counter
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks
+from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks, freed_by_python
 from tb_memplugin.analysis.findings import Fine, NotJudged, Result
 from tb_memplugin.analysis.leak_sites import LOSS
 from tb_memplugin.analysis.unused_gradients import Backwards
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
-from tb_memplugin.trace.frames import MODULE_CALL, read_frame
 from tb_memplugin.trace.tables import Bool, Int64
 
 FEWEST, FEWEST_SITES = 8, 4
@@ -29,9 +28,6 @@ DATA = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
 
 _NODE = re.compile(r"Backward\d*$")
 
-AUTOGRAD = "torch/autograd/"
-"""The folder of the Python code that runs a backward."""
-
 
 def unused_graph(judged: Judged) -> Result:
     """Find activations of a forward that are freed all at once, and not by a backward.
@@ -44,7 +40,7 @@ def unused_graph(judged: Judged) -> Result:
     trace, blocks = judged.trace, judged.blocks
     if not blocks.are_known:
         return UNKNOWN_ORIGINS
-    unused = without_backward(trace, blocks) | _freed_outside(trace, blocks)
+    unused = without_backward(trace, blocks) | freed_by_python(trace, blocks, in_calls=False)
     if not (unused & blocks.at_peak).any():
         return Fine("The recording has a backward or an optimizer step, or memory of one.")
     if trace.ooms:
@@ -121,23 +117,8 @@ def without_backward(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
     backward = np.isin(phase, (Phase.BACKWARD, Phase.OPTIMIZER)) & (blocks.born >= 0)
     backward |= blocks.of(lambda origin: origin.is_backward or not origin.is_known) & (blocks.born >= 0)
     count = np.searchsorted(np.sort(blocks.born[backward]), np.stack((blocks.born, blocks.freed)))
-    unused: Bool = (count[0] == count[1]) & ~backward & _freed_outside(trace, blocks)
+    unused: Bool = (count[0] == count[1]) & ~backward & freed_by_python(trace, blocks, in_calls=False)
     return unused
-
-
-def _freed_outside(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
-    """Return the mask of the blocks that Python code outside of module calls and autograd freed."""
-    is_freed = blocks.freed < len(trace.events)
-    stack = trace.events.stack[blocks.freed[is_freed]]
-    is_outside = {row: _is_outside_calls(trace.stack(row)) for row in np.unique(stack).tolist()}
-    is_freed[is_freed] = [is_outside[row] for row in stack.tolist()]
-    return is_freed
-
-
-def _is_outside_calls(stack: tuple[str, ...]) -> bool:
-    """Return whether a stack has Python frames and none of `nn.Module`'s calls or of autograd."""
-    has_python = any(read_frame(text).is_python for text in stack)
-    return has_python and not any(text.startswith(MODULE_CALL) or AUTOGRAD in text for text in stack)
 
 
 def _freed_together(trace: MemoryTrace, blocks: StepBlocks, unused: Bool) -> Int64:

@@ -62,7 +62,8 @@ class Names:
     def _name_outermost(self, calls: Sequence[Call]) -> None:
         """Tell the model, which has no name, from others that the program calls: their place is not known.
 
-        A loss calls no modules, and a part of the model is called by it, too.
+        A loss calls no modules, and a part of the model is called by it, too. Two variables that a function
+        calls are two models, also of one class.
         """
         outermost = [call for call in calls if call.parent is None]
         inner = {call.function for call in calls if call.parent is not None}
@@ -70,9 +71,28 @@ class Names:
         models = {call.function for call in first if call.children} or {call.function for call in first}
         if len(models) > 1:
             models -= inner
+        variables = self._variables([call for call in first if call.function in models])
         for call in outermost:
-            if len(models) != 1 or call.function not in models or call.recomputed:
-                call.name = f"{NOT_KNOWN}{self.class_of(call)}"
+            if len(models) != 1 or call.function not in models or call.recomputed or variables:
+                call.name = f"{NOT_KNOWN}{variables.get(call) or self.class_of(call)}"
+
+    def _variables(self, calls: Iterable[Call]) -> dict[Call, str]:
+        """Return the variables that outermost calls call; none unless a function calls several of a class."""
+        callers = {call.site[-1] for call in calls if call.site}
+        frames = [self._frames.all[number] for number in callers]
+        if len({(frame.file, frame.name) for frame in frames}) == len(frames):
+            return {}
+        names = {
+            number: self._text.variable(self._frames.all[number].file, self._frames.all[number].line)
+            for number in callers
+        }
+        called: defaultdict[tuple[str, str, int], set[str]] = defaultdict(set)
+        for call in calls:
+            if call.site:
+                caller = self._frames.all[call.site[-1]]
+                called[caller.file, caller.name, call.function].add(names[call.site[-1]])
+        is_known = any(len(variables - {""}) > 1 for variables in called.values())
+        return {call: names[call.site[-1]] for call in calls if call.site} if is_known else {}
 
     def class_of(self, call: Call) -> str:
         """Return the class whose `forward` ran, as far as it is known; else the name of its file."""

@@ -173,10 +173,14 @@ class SourceText:
 
     def sequentials(self, file: str) -> list[tuple[str, ...]]:
         """Return the elements of each `Sequential` that a file makes anywhere, as in `Target`."""
-        if file not in self._files:
-            self._files[file] = _file(file, self._lines.get(file, []))
-        text = self._files[file]
+        text = self._read(file)
         return text.sequentials if text else []
+
+    def variable(self, file: str, line: int) -> str:
+        """Return the one variable, or attribute of `self`, that a line calls; "" for several, or no text."""
+        text = self._read(file)
+        names = text.variables(line) if text else set()
+        return names.pop() if len(names) == 1 else ""
 
     def weights(self, file: str, line: int) -> tuple[Target, ...]:
         """Return the modules whose weights or biases an expression of a line uses itself, without a call."""
@@ -205,6 +209,11 @@ class SourceText:
         """Return how many modules a line calls at most in a run of its function; None: not known."""
         function = self._function(file, line)
         return function.most_calls(line) if function else None
+
+    def _read(self, file: str) -> _File | None:
+        if file not in self._files:
+            self._files[file] = _file(file, self._lines.get(file, []))
+        return self._files[file]
 
     def _function(self, file: str, line: int) -> _Function | None:
         text = self._files.get(file)
@@ -275,9 +284,29 @@ class _File:
     @cached_property
     def sequentials(self) -> list[tuple[str, ...]]:
         """The elements of each Sequential that is made."""
+        return [elements for node in self._nodes if (elements := _elements_of(node))]
+
+    @cached_property
+    def _nodes(self) -> list[ast.AST]:
         with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            return [elements for node in ast.walk(ast.parse(self._text)) if (elements := _elements_of(node))]
+            return list(ast.walk(ast.parse(self._text)))
         return []
+
+    @cached_property
+    def _not_variables(self) -> set[str]:
+        """The names of functions and classes, and of what is imported."""
+        names = {node.name for node in self._nodes if isinstance(node, Function | ast.ClassDef)}
+        return names | {node.asname or node.name for node in self._nodes if isinstance(node, ast.alias)}
+
+    def variables(self, line: int) -> set[str]:
+        """Return the variables, and the attributes of `self`, that a line calls."""
+        names = set()
+        for node in self._nodes:
+            match node:
+                case ast.Call(func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name)):
+                    if _has(node, line, line) and not hasattr(builtins, name):
+                        names.add(name)
+        return names - self._not_variables
 
     def values_of(self, owner: ast.ClassDef) -> dict[str, ast.expr]:
         """Return what methods of a class, and of its bases in the file, assign to attributes of `self`."""
