@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tb_memplugin.callbacks.measured import MeasuredMemory
 
 PEAK, GROWTH = "peak_memory", "no_memory_growth"
+_ENDED = pytest.StashKey[bool]()
+
 SHOWN = 5
 """How many parts of the memory a failure names, by each division."""
 
@@ -50,6 +52,13 @@ def memory() -> type[MeasuredMemory]:
     return MeasuredMemory
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Note that a test failed or was skipped: a subtest does that before the test itself ends."""
+    if call.excinfo is not None:
+        item.stash[_ENDED] = True
+
+
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Measure a marked test, and fail it if it is above its limit."""
@@ -61,13 +70,18 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield)
     from tb_memplugin.callbacks.measured import MeasuredMemory
 
+    attributes: dict[str, Any] = getattr(getattr(item, "instance", None), "__dict__", {})
+    with_fixtures = dict(attributes)
+    item.stash[_ENDED] = False
     with MeasuredMemory() as used:
         result = yield
         gc.collect()  # what is in reference cycles would stay for some time
         for _ in range(steps):
-            if getattr(item, "_excinfo", None):  # of a unittest.TestCase, whose run raises nothing
+            if item.stash[_ENDED] or getattr(item, "_excinfo", None):  # a unittest.TestCase raises nothing
                 break
             used.step()
+            attributes.clear()
+            attributes.update(with_fixtures)  # an IsolatedAsyncioTestCase runs only once
             item.runtest()
             gc.collect()
     with _errors_in_words(item):

@@ -79,9 +79,18 @@ def test_cycle():
 def test_cache():
     if len(kept) < 8:
         kept.append(torch.ones(1000))
+
+@pytest.mark.no_memory_growth
+class TestOfUnittest(unittest.IsolatedAsyncioTestCase):
+    async def test_same(self):
+        self.rows = [*getattr(self, "rows", ()), torch.ones(1000)]
+
+    async def test_more(self):
+        kept.append(torch.ones(2000))
 """
     printed = run(tmp_path, tests)
-    assert "1 failed, 2 passed" in printed
+    assert "2 failed, 3 passed" in printed
+    assert "Memory on cpu grew in each of 5 runs of the test, by 7.81 KiB (median)." in printed
     assert "Memory on cpu grew in each of 4 runs of the test, by 3.91 KiB (median)." in printed
     assert "(test_leak): 19.53 KiB" in printed  # five tensors are kept beside the first
 
@@ -121,13 +130,20 @@ class TestOfUnittest(unittest.TestCase):
         kept.append(2)
         self.assertLess(kept.count(2), 2, "later")
 
+    @pytest.mark.no_memory_growth
+    def test_part(self):
+        with self.subTest(part=1):
+            kept.append(3)
+            self.fail("part")
+
     @classmethod
     def tearDownClass(cls):
         print("runs", kept)
 """
     printed = run(tmp_path, tests, "-s")
-    assert "3 failed in" in printed  # without errors
-    assert "runs [2, 2, 1]" in printed
+    assert "4 failed, 1 passed in" in printed  # without errors; a subtest fails by itself
+    assert "runs [2, 2, 3, 1]" in printed
+    assert printed.count("SUBFAILED(part=1)") == 1
     assert "KeyError: 'own'" in printed
     assert "its limit" not in printed
 

@@ -69,9 +69,10 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> Res
 
     A site grew in a step if blocks allocated in the step are alive at the end of the last step, and the
     site's live bytes rose from the step's start to its end. Memory that is replaced in each step, or filled
-    once, is no leak. Memory that is replaced by something larger is a leak if that happens in every one of
-    four or more steps, by amounts within a factor of two, and the other sites do not allocate more in each
-    step as well; between calls it is none, because caches of generated tokens grow like that.
+    once, is no leak, nor are blocks in whose place older ones of their size are freed in each step. Memory
+    that is replaced by something larger is a leak if that happens in every one of four or more steps, by
+    amounts within a factor of two, and the other sites do not allocate more in each step as well; between
+    calls it is none, because caches of generated tokens grow like that.
 
     What grows in each iteration grows only in some steps if an iteration has several, as with two optimizers
     of one class. So where annotations or phases mark the steps, a site is a leak too if the steps in which
@@ -88,6 +89,7 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> Res
         return ResultTable()
     blocks = trace.allocations
     rows = blocks.alive_between(bounds[0], bounds[-1], device)
+    rows = rows[~_passed_on(trace, rows, device, bounds)]
     sites, site_of = np.unique(_sites(trace, rows), return_inverse=True)
     site_of = site_of.astype(np.int64)
     level = _levels_at(trace, rows, site_of, len(sites), bounds)
@@ -240,6 +242,24 @@ def _kept(
     size = sums(key, blocks.bytes[rows][stays], site_count * steps)
     count = np.bincount(key, minlength=site_count * steps)
     return size.reshape(site_count, steps), count.reshape(site_count, steps)
+
+
+def _passed_on(trace: MemoryTrace, rows: Int64, device: int, bounds: Int64) -> npt.NDArray[np.bool_]:
+    """Return which blocks stay in place of older ones: in each step, as many of their size were freed.
+
+    A queue that was full before the first step passes on batches like that. The site of the older ones is
+    often not known.
+    """
+    blocks = trace.allocations
+    stays = (blocks.freed[rows] >= bounds[-1]) & (blocks.born[rows] >= bounds[0])
+    sizes = np.unique(blocks.bytes[rows[stays]])
+    older = (blocks.device == device) & (blocks.born < bounds[0]) & np.isin(blocks.bytes, sizes)
+    older &= (blocks.freed >= bounds[0]) & (blocks.freed < bounds[-1])
+    added, freed = np.zeros((2, len(sizes), len(bounds) - 1), np.int64)
+    for count, of, event in ((added, rows[stays], blocks.born), (freed, np.flatnonzero(older), blocks.freed)):
+        step = np.searchsorted(bounds, event[of], side="right") - 1
+        np.add.at(count, (np.searchsorted(sizes, blocks.bytes[of]), step), 1)
+    return stays & np.isin(blocks.bytes[rows], sizes[(freed >= added).all(axis=1)])
 
 
 def _grows_evenly(rise: Int64) -> npt.NDArray[np.bool_]:

@@ -72,21 +72,24 @@ def counted(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
-def read_size(text: str, where: str) -> int:
+def read_size(text: str, where: str, least: int = 1) -> int:
     """Return the bytes of a size such as `24GiB`, `24 GB` or `25769803776`.
 
     Args:
-        text: the size, of at least one byte.
+        text: the size; bytes are whole.
+        least: the fewest bytes that it may be.
 
     Raises:
         MemPluginError: the text is no size.
     """
     parts = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)", text.strip())
-    size = float(parts[1]) * BYTES_OF[parts[2]] if parts and parts[2] in BYTES_OF else 0
-    if not parts or not 1 <= size <= MOST_BYTES:
+    number, unit = (parts[1], BYTES_OF.get(parts[2], 0)) if parts else ("", 0)
+    is_whole = number.isdecimal()
+    size = int(number) * unit if is_whole else int(float(number or 0) * unit)
+    if not unit or (unit == 1 and not is_whole) or not least <= size <= MOST_BYTES:
         raise MemPluginError(
             f"{text[:80]!r} is not a size.",
             where=where,
             fix="Give bytes, or a number with MiB, GiB, MB or GB.",
         )
-    return int(parts[1]) * BYTES_OF[parts[2]] if parts[1].isdecimal() else int(size)
+    return size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -33,6 +34,8 @@ ABOVE = 1
 
 SHOWN = 5
 """How many changed parts are named."""
+
+_SHARE = re.compile(r"\s*(\d{0,9}\.?\d{1,9})\s*%\s*")
 
 
 @click.command("check")
@@ -83,7 +86,7 @@ def command(
             f"These cannot be compared: the new recording has no {' and no '.join(missing)}."
             if missing
             else "The base has no device.",
-            where=new,
+            where=new if missing else bases[0],
             fix="Compare recordings of the same program on the same kind of device.",
         )
     shown = size_text(allowed.bytes) if limit.strip().isdecimal() else limit
@@ -97,10 +100,11 @@ def _peaks(paths: Sequence[str], reading: Reading) -> tuple[DevicePeak, ...]:
     Raises:
         MemPluginError: a lock is one of several paths.
     """
-    if any(map(is_lock, paths)):
+    locks = [path for path in paths if is_lock(path)]
+    if locks:
         if len(paths) > 1:
-            raise MemPluginError("A lock is a base by itself.", where=paths[0], fix="Give it alone.")
-        return read_lock(paths[0])
+            raise MemPluginError("A lock is a base by itself.", where=locks[0], fix="Give it alone.")
+        return read_lock(locks[0])
     return device_peaks(open_trace(path, reading).trace for path in paths)
 
 
@@ -110,17 +114,14 @@ def _limit(text: str) -> Limit:
     Raises:
         MemPluginError: it is neither.
     """
-    number, percent, more = text.strip().partition("%")
-    is_fraction = not percent and "." in number and number[-1:].isdecimal()  # there is none of a byte
-    if not percent and not is_fraction:
-        return Limit(bytes=0 if number == "0" else read_size(text, "--fail-above"))
+    share = _SHARE.fullmatch(text)
+    if share:
+        return Limit(share=float(share[1]) / 100)
     try:
-        share = float(number) / 100
-    except ValueError:
-        share = -1.0
-    if more or is_fraction or not 0 <= share < float("inf"):
-        raise MemPluginError(f"{text!r} is no limit.", where="--fail-above", fix="Give 2%, 64MiB, or bytes.")
-    return Limit(share=share)
+        return Limit(bytes=read_size(text, "--fail-above", least=0))
+    except MemPluginError as error:
+        fix = "Give 2%, 64MiB, or bytes."
+        raise MemPluginError(f"{text[:80]!r} is no limit.", where="--fail-above", fix=fix) from error
 
 
 def _verdict(growth: PeakGrowth) -> str:

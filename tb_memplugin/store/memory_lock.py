@@ -44,12 +44,13 @@ def _largest(parts: Sequence[Part]) -> dict[str, int]:
 
 
 def is_lock(path: str) -> bool:
-    """Whether a local file begins as a lock does. A file that cannot be read is none."""
+    """Whether a local file is named `*.lock`, or begins as a lock does. One that cannot be read is none."""
     try:
         with open(path, "rb") as stream:  # noqa: PTH123  # the path may be any text
-            return f'"{KEY}"'.encode() in stream.read(200)
+            beginning = stream.read(800).replace(b"\0", b"")  # of UTF-16, as PowerShell's > writes it
     except OSError:
         return False
+    return path.endswith(".lock") or f'"{KEY}"'.encode() in beginning
 
 
 def read_lock(path: str) -> tuple[DevicePeak, ...]:
@@ -61,7 +62,9 @@ def read_lock(path: str) -> tuple[DevicePeak, ...]:
     try:
         with open(path, "rb") as stream:  # noqa: PTH123
             text = stream.read(MOST_BYTES)
-        if _CONFLICT in text:
+        if not text.strip():
+            raise UnreadableFileError("The lock is empty.", where=path, fix=FIX)
+        if _CONFLICT in text.replace(b"\0", b""):
             raise UnreadableFileError("Git could not merge the changes of two branches.", where=path, fix=FIX)
         document = json.loads(text)
         version = document[KEY]

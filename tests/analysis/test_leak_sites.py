@@ -110,11 +110,24 @@ def test_a_queue_that_holds_the_last_three_steps_is_no_leak() -> None:
     assert leaks(trace(*lines), 0) == ()
 
 
-def test_a_queue_that_was_full_before_the_window_is_no_leak() -> None:
-    lines = [f"start 50 b{step} module=loader" for step in range(3)]
-    for step in range(3, 7):
-        lines += [f"step {step}", f"alloc 50 b{step} module=loader", f"free b{step - 3}"]
+@pytest.mark.parametrize("module", ["module=loader", ""])  # without stacks of what was there before, none
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 6])
+def test_a_queue_that_was_full_before_the_window_is_no_leak(length: int, module: str) -> None:
+    lines = [f"start 50 b{step} {module}".rstrip() for step in range(-length, 0)]
+    for step in range(5):
+        lines += [f"step {step}", f"free b{step - length}", f"alloc 50 b{step} module=loader"]
     assert leaks(trace(*lines), 0) == ()
+
+
+def test_more_than_what_a_queue_passes_on_is_suspected() -> None:
+    lines = [f"start 50 b{step}" for step in range(-5, 0)]
+    for step in range(4):
+        lines += [f"step {step}", f"free b{step - 5}", f"alloc 50 b{step} module=loader"]
+        lines += [f"alloc 50 c{step} module=loader", f"alloc 8 d{step} module=net"]
+    assert {leak.key: leak.bytes for leak in leaks(trace(*lines), 0)} == {
+        "loader · (no operator)": 400,
+        "net · (no operator)": 32,
+    }
 
 
 def test_growth_that_has_ended_is_no_leak() -> None:

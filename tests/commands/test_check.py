@@ -29,6 +29,9 @@ def files(tmp_path: Path) -> dict[int, Path]:
         (398, "2%", 1),
         (398, "8", 0),
         (398, "7B", 1),
+        (390, "0MiB", 0),
+        (397, "0MiB", 1),
+        (397, ".5%", 1),
         (990, "1KiB", 0),
     ],
 )
@@ -128,9 +131,13 @@ def test_what_cannot_be_compared_is_refused(files: dict[int, Path], tmp_path: Pa
     assert run("check", files[390], "--write", lock).exit_code == 0
     assert "the new recording has no cuda:0" in refused("check", lock, other, "--device-type", "xpu")
     assert "There is no base" in refused("check", other)
-    assert "'2 %%' is no limit" in refused("check", other, other, "--fail-above", "2 %%")
-    assert "'1.5' is no limit" in refused("check", other, other, "--fail-above", "1.5")
-    assert "'much' is not a size" in refused("check", other, other, "--fail-above", "much")
+    assert f"A lock is a base by itself.\n  where: {lock}" in refused("check", other, lock, other)
+
+
+@pytest.mark.parametrize("limit", ["2 %%", "1.5", "1.5B", "much", "64M", "-1", "-2%", "nan%", "1e2%", ""])
+def test_what_is_no_limit_is_refused(files: dict[int, Path], limit: str) -> None:
+    answer = refused("check", files[390], files[390], "--fail-above", limit)
+    assert f"{limit!r} is no limit.\n  where: --fail-above\n  fix: Give 2%, 64MiB, or bytes." in answer
 
 
 @pytest.mark.parametrize(
@@ -143,10 +150,34 @@ def test_what_cannot_be_compared_is_refused(files: dict[int, Path], tmp_path: Pa
         (' "devices"', '<<<<<<< HEAD\n "devices"', "could not merge"),
     ],
 )
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_a_damaged_lock_is_refused(
-    files: dict[int, Path], tmp_path: Path, old: str, new: str, why: str
+    files: dict[int, Path], tmp_path: Path, old: str, new: str, why: str, encoding: str
 ) -> None:
     lock = tmp_path / "memory.lock"
     assert run("check", files[390], "--write", lock).exit_code == 0
-    lock.write_text(lock.read_text("utf-8").replace(old, new), "utf-8")
+    lock.write_text(lock.read_text("utf-8").replace(old, new), encoding)
     assert why in refused("check", lock, files[390])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+def test_a_lock_in_the_encoding_of_another_shell_is_a_base(
+    files: dict[int, Path], tmp_path: Path, encoding: str
+) -> None:
+    lock = tmp_path / "peaks.json"
+    assert run("check", files[390], "--write", lock).exit_code == 0
+    lock.write_text(lock.read_text("utf-8"), encoding)
+    assert "+8 B (+2.05 %), ABOVE" in run("check", lock, files[398]).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("", "empty"), ("\n", "empty"), ("{}", "damaged"), ("[]", "damaged")]
+)
+def test_a_file_that_is_named_as_a_lock_is_judged_as_a_lock(
+    files: dict[int, Path], tmp_path: Path, text: str, why: str
+) -> None:
+    lock = tmp_path / "memory.lock"
+    lock.write_text(text, "utf-8")
+    answer = refused("check", lock, files[390])
+    assert f"The lock is {why}" in answer
+    assert "fix: Write it again with: tb-memplugin check --write memory.lock RUN" in answer
