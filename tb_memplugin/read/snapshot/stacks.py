@@ -94,13 +94,11 @@ class Stacks:
     def _texts_of(self, frames: Frames) -> list[str | None]:
         """Return the texts of frames, empty ones for those of ours."""
         texts = list(map(self._texts.get, map(id, frames)))
-        if None not in texts:
-            return texts
-        for frame in frames:
-            if id(frame) not in self._texts:
-                text = self._kept(_text(frame))
-                self._texts[id(frame)] = "" if is_watched_call(text) else text
-        return list(map(self._texts.get, map(id, frames)))
+        for index, text in enumerate(texts):
+            if text is None:
+                written = self._kept(_text(frames[index]))
+                texts[index] = self._texts[id(frames[index])] = "" if is_watched_call(written) else written
+        return texts
 
     def _kept(self, text: str) -> str:
         """Return the one stored text that is equal to the given text."""
