@@ -10,6 +10,7 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -42,6 +43,8 @@ MOST_KEPT = 1 << 20
 """The most bytes of a saved tensor whose values are kept."""
 
 GRADIENTS_ARE_FINITE = "Scaled gradients are assumed to be finite: every optimizer step is taken."
+
+_THIS_PACKAGE = str(Path(__file__).parents[1])
 
 _ELEMENT_BYTES = {1: 8, 2: 2, 9: 2}
 """By cudnnDataType_t, for all but those of four bytes."""
@@ -211,7 +214,7 @@ class Values:
 def _caller() -> FrameType | None:
     """Return the frame of the program that asks; that of `loss.backward()` on a thread of autograd."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
+    while frame is not None and frame.f_code.co_filename.startswith(_THIS_PACKAGE):
         frame = frame.f_back
     return frame or sys._current_frames().get(threading.main_thread().ident or 0)
 
