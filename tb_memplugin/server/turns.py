@@ -2,8 +2,9 @@
 
 More of them at once would not be faster, because Python runs one thread at a time, but each needs memory.
 
-A request is due after a multiple of the time that its route computes, and later the more its client asks at
-once. So quick requests go before slow ones, clients with few before those with many, and none waits for ever.
+A request is due when others have computed a multiple of what its route computes, and later the more its
+client asks at once. So quick requests go before slow ones, clients with few before those with many, and none
+waits for ever. The order is the same where other programs take most of the machine's time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import monotonic, thread_time
+from time import thread_time
 
 MOST = max(2, min(4, os.cpu_count() or 1))
 """How many requests compute at the same time; one less of them are slow."""
@@ -22,7 +23,11 @@ SLOW_SECONDS = 0.1
 """From how many CPU seconds on a route is slow."""
 
 PATIENCE, LONGEST_SECONDS = 200, 10.0
-"""After how many times what its route computes a request is due, and after how many seconds at the latest."""
+"""How many times what its route computes others compute before a request is due, and how many CPU seconds at
+the most."""
+
+LEAST_SECONDS = 0.001
+"""What a request counts at least, so that requests that compute nothing do not pass others for ever."""
 
 BEHIND_OWN_SECONDS = 0.05
 """How much later it is due for each request that its client waits for already."""
@@ -44,7 +49,7 @@ class _Ticket:
     seconds: float
     """What its route computes."""
     due: float = 0.0
-    """When, on the monotonic clock."""
+    """After how many seconds of all requests so far."""
     granted: threading.Event = field(default_factory=threading.Event)
 
 
@@ -61,6 +66,8 @@ class Turns:
         self._waiting: list[_Ticket] = []
         self._running: set[_Ticket] = set()
         self._seconds: dict[str, float] = {}
+        self._computed = 0.0
+        """CPU seconds of all requests so far."""
 
     @contextmanager
     def turn(self, client: str, route: str, is_gone: Callable[[], bool]) -> Iterator[None]:
@@ -78,15 +85,16 @@ class Turns:
         with self._lock:
             own = sum(other.client == client for other in (*self._waiting, *self._running))
         patience = min(PATIENCE * ticket.seconds, LONGEST_SECONDS)
-        ticket.due = monotonic() + patience + BEHIND_OWN_SECONDS * own
+        ticket.due = self._computed + patience + BEHIND_OWN_SECONDS * own
         self.wait(ticket, is_gone)
         _own.turn, begin = (self, ticket), thread_time()
         try:
             yield
         finally:
             _own.turn, mean = None, self._seconds.get(route, 0.0)
-            self._seconds[route] = mean + _OF_LAST * (thread_time() - begin - mean)
-            self.end(ticket)
+            seconds = thread_time() - begin
+            self._seconds[route] = mean + _OF_LAST * (seconds - mean)
+            self.end(ticket, max(seconds, LEAST_SECONDS))
 
     def wait(self, ticket: _Ticket, is_gone: Callable[[], bool]) -> None:
         """Wait for a turn; raise ClientGoneError if the client goes before it comes."""
@@ -102,9 +110,10 @@ class Turns:
         self.end(ticket)
         raise ClientGoneError
 
-    def end(self, ticket: _Ticket) -> None:
-        """Give up a turn, or waiting for one."""
+    def end(self, ticket: _Ticket, seconds: float = 0.0) -> None:
+        """Give up a turn in which so many seconds were computed, or waiting for one."""
         with self._lock:
+            self._computed += seconds
             self._running.discard(ticket)
             if ticket in self._waiting:
                 self._waiting.remove(ticket)

@@ -10,7 +10,7 @@ from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import StepBlob, StepSummary
 from tb_memplugin.store.envelope import RERECORD, check_version, unpacked
-from tb_memplugin.store.summary_check import check_summary
+from tb_memplugin.store.summary_check import check_figures, check_summary
 from tb_memplugin.trace import Category
 
 SCHEMA_VERSION = 1
@@ -74,13 +74,16 @@ def read_metadata(content: bytes, where: str = "") -> StepMetadata:
     """Return the metadata that is stored with a step's tag.
 
     Raises:
-        UnreadableFileError: the metadata is damaged or newer than this reader. The error names `where`.
+        UnreadableFileError: the metadata is damaged, contradicts itself or is newer than this reader. The
+            error names `where`.
     """
+    damaged = "The description of a step is damaged"
     try:
         metadata = StepMetadata.FromString(content)
+        check_version(_SUBJECT, metadata.version, SCHEMA_VERSION, where)
+        check_figures(metadata)
     except DecodeError as error:
-        raise UnreadableFileError(
-            "The description of a step is damaged.", where=where, fix=RERECORD
-        ) from error
-    check_version(_SUBJECT, metadata.version, SCHEMA_VERSION, where)
+        raise UnreadableFileError(f"{damaged}.", where=where, fix=RERECORD) from error
+    except ValueError as error:
+        raise UnreadableFileError(f"{damaged} ({error}).", where=where, fix=RERECORD) from error
     return metadata

@@ -1,4 +1,4 @@
-"""Check of a step's summary: columns of one length, numbers within their tables, parts that are the whole."""
+"""Checks of a step: possible figures, equal columns, numbers within tables, parts that are the whole."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from tb_memplugin.proto.metadata_pb2 import StepMetadata
 from tb_memplugin.proto.summary_pb2 import (
     Account,
     Allocations,
@@ -46,6 +47,23 @@ def check_summary(summary: StepSummary) -> None:
                 raise ValueError(f"{parts} of {device.name} are {total:,}, and not {expected:,}")
         for contradiction in _contradictions(device):
             raise ValueError(f"{contradiction} ({device.name})")
+
+
+def check_figures(metadata: StepMetadata) -> None:
+    """Refuse figures of a step that no step has.
+
+    Raises:
+        ValueError: the peak is not the highest, more stayed than was allocated, or a figure is negative.
+    """
+    for device in metadata.devices:
+        stats = device.stats
+        alive = (stats.entry_bytes, stats.end_bytes)
+        if not 0 <= min(alive) <= max(alive) <= stats.peak_bytes:
+            raise ValueError(
+                f"of {device.device}, {max(alive):,} bytes are alive at a peak of {stats.peak_bytes:,}"
+            )
+        if not (0 <= stats.stayed_bytes <= stats.allocated_bytes and 0 <= stats.stayed <= stats.allocations):
+            raise ValueError(f"of what was allocated on {device.device}, more stayed than that")
 
 
 def _lengths(summary: StepSummary) -> Iterator[tuple[str, list[int]]]:

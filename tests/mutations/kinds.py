@@ -77,6 +77,9 @@ def read_events(path: Path) -> str:
     """Read the event file of a run; return what does not hold."""
     read = read_recordings(str(path.parent))
     for step in read.steps:
+        for of in step.metadata.devices:
+            if not 0 <= of.stats.end_bytes <= of.stats.peak_bytes:
+                return "more is alive at the end than at the peak"
         try:
             summary = step.summary()
         except MemPluginError:

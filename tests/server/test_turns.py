@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tb_memplugin.server.turns import (
-    LONGEST_SECONDS,
+    LEAST_SECONDS,
     SLOW_SECONDS,
     ClientGoneError,
     Turns,
@@ -38,6 +37,12 @@ class Gate:
 def run(turns, client, route, is_gone, compute):
     with turns.turn(client, route, is_gone):
         return compute()
+
+
+def compute_for(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
 
 
 def wait_for(turns, waiting):
@@ -96,13 +101,27 @@ def test_quick_requests_go_before_slower_ones_that_came_earlier():
     assert order_of_turns(turns, ("stacks", "curve", "step")) == ["step", "curve", "stacks"]
 
 
-def test_a_slow_request_goes_before_quick_ones_that_come_long_after_it(monkeypatch):
-    """One request every four seconds. That for stacks, which comes second, is due ten after it came."""
-    turns, clock = Turns(1), itertools.count(step=4)
-    turns._seconds = {"stacks": 0.09, "step": 0.0}
-    monkeypatch.setattr("tb_memplugin.server.turns.monotonic", lambda: next(clock))
-    assert LONGEST_SECONDS == 10
-    assert order_of_turns(turns, ("stacks", *["step"] * 4)) == ["step", "step", "stacks", "step", "step"]
+def test_a_slow_request_goes_before_quick_ones_that_come_after_others_have_computed_enough():
+    """That for stacks is due when others have computed 200 times 0.02 seconds."""
+    turns, gate, order = Turns(1), Gate(), []
+    turns._seconds = {"stacks": 0.02}
+    with ThreadPoolExecutor(4) as requests:
+        requests.submit(run, turns, "first", "another", stay, gate)
+        assert gate.begun.wait(20)
+        for number, (route, computed) in enumerate((("stacks", 0.0), ("after 3", 3.0), ("after 5", 5.0))):
+            turns._computed = computed
+            requests.submit(run, turns, route, route, stay, lambda r=route: order.append(r))
+            wait_for(turns, number + 1)
+        gate.opened.set()
+    assert order == ["after 3", "stacks", "after 5"]
+
+
+def test_every_request_counts_what_it_computes_and_a_millisecond_at_least():
+    turns = Turns(1)
+    run(turns, "a", "step", stay, lambda: time.sleep(0.02))
+    assert turns._computed == LEAST_SECONDS == 0.001
+    run(turns, "a", "stacks", stay, lambda: compute_for(0.02))
+    assert turns._computed >= 0.021
 
 
 def test_slow_requests_leave_a_turn_for_quick_ones():
@@ -121,14 +140,7 @@ def test_slow_requests_leave_a_turn_for_quick_ones():
 
 def test_a_route_is_slow_after_a_slow_request_and_quick_again_after_quick_ones():
     turns = Turns()
-    busy = 4 * SLOW_SECONDS
-
-    def compute():
-        end = time.thread_time() + busy
-        while time.thread_time() < end:
-            pass
-
-    run(turns, "a", "stacks", stay, compute)
+    run(turns, "a", "stacks", stay, lambda: compute_for(4 * SLOW_SECONDS))
     assert turns._seconds["stacks"] > SLOW_SECONDS
     for _ in range(10):
         run(turns, "a", "stacks", stay, stay)

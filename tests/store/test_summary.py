@@ -213,6 +213,25 @@ def test_a_summary_that_contradicts_its_metadata_is_refused(field):
         read_summary(blob, "", described)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("peak_bytes", -1, "of cpu, 460 bytes are alive at a peak of -1"),
+        ("entry_bytes", 561, "of cpu, 561 bytes are alive at a peak of 560"),
+        ("end_bytes", -1, "bytes are alive at a peak of 560"),
+        ("stayed_bytes", 181, "more stayed than that"),
+        ("stayed", -1, "more stayed than that"),
+    ],
+)
+def test_figures_that_no_step_has_are_refused(field, value, message):
+    described = WindowSummaries(TWO_STEPS, WINDOW).metadata(0)
+    stats = described.devices[0].stats
+    assert (stats.peak_bytes, stats.entry_bytes, stats.allocated_bytes) == (560, 400, 180)
+    setattr(stats, field, value)
+    with pytest.raises(UnreadableFileError, match=f"The description of a step is damaged .*{message}"):
+        read_metadata(described.SerializeToString())
+
+
 def test_a_small_blob_that_claims_to_unpack_to_much_is_refused():
     summary = StepSummary(source=" " * (5 << 20))
     with pytest.raises(UnreadableFileError, match="impossible size"):
