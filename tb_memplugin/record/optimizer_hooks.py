@@ -8,6 +8,7 @@ torch iterates over a copy instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -19,6 +20,19 @@ from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry
 
 Hook = Callable[..., None]
 """A function that is called with the optimizer, and the positional and keyword arguments of its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """One step of an optimizer. Times are epoch nanoseconds.
+
+    `parameters` are (module row, bytes) of the parameters that had a gradient, in the optimizer's order.
+    """
+
+    start_ns: int
+    end_ns: int
+    parameters: list[tuple[int, int]]
+
 
 _module: Any = torch_optimizer
 _original: Any = getattr(_module, "chain", None)

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from tb_memplugin import MemoryTracer
 from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
-from tb_memplugin.trace import Category, MemoryTrace, Reason
+from tb_memplugin.trace import Category, MemoryTrace, Phase, Reason
 from tests.record.profiler.test_provenance import Attention, generate
 from tests.training import MODELS
 
@@ -210,6 +210,118 @@ def momentum() -> Loop:
     return model, None, loop
 
 
+def tanh_net(outputs: int = 5) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, outputs))
+
+
+def integrated_gradients() -> Loop:
+    """As captum attributes an output to inputs: only their gradients are wanted, and kept."""
+    model = tanh_net().eval()
+
+    def loop() -> None:
+        x, base = torch.randn(4, 20), torch.zeros(4, 20)
+        total = torch.zeros_like(x)
+        for share in torch.linspace(0, 1, 6):
+            point = (base + share * (x - base)).requires_grad_()
+            total = total + torch.autograd.grad(torch.unbind(model(point)[:, 1]), point)[0]
+        assert (total / 6 * (x - base)).sum() < torch.inf
+
+    return model, None, loop
+
+
+def gradient_penalty() -> Loop:
+    model = tanh_net(1)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loop() -> None:
+        for _ in range(2):
+            mixed = torch.rand(8, 20, requires_grad=True)
+            out = model(mixed)
+            (slope,) = torch.autograd.grad(out, mixed, torch.ones_like(out), create_graph=True)
+            optimizer.zero_grad()
+            (10 * (slope.norm(2, 1) - 1).pow(2).mean()).backward()
+            optimizer.step()
+
+    return model, optimizer, loop
+
+
+def products_with_the_hessian() -> Loop:
+    model = tanh_net(1)
+    weights = list(model.parameters())
+
+    def loop() -> None:
+        for _ in range(2):
+            first = torch.autograd.grad(model(torch.randn(8, 20)).square().mean(), weights, create_graph=True)
+            directions = [torch.randn_like(weight) for weight in weights]
+            dot = torch.stack([(one * way).sum() for one, way in zip(first, directions, strict=True)]).sum()
+            assert len(torch.autograd.grad(dot, weights)) == len(weights)
+
+    return model, None, loop
+
+
+class FixedPoint(nn.Module):
+    """Its backward solves for the gradient, in a hook that runs a backward of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.state, self.given = nn.Linear(20, 20), nn.Linear(20, 20)
+
+    def forward(self, x):
+        point = torch.tanh(self.state(torch.zeros_like(x)) + self.given(x))
+        inner = point.clone().detach().requires_grad_()
+        again = torch.tanh(self.state(inner) + self.given(x))
+
+        def solve(gradient: torch.Tensor) -> torch.Tensor:
+            solved = gradient
+            for _ in range(3):
+                solved = torch.autograd.grad(again, inner, solved, retain_graph=True)[0] + gradient
+            return solved
+
+        point.register_hook(solve)
+        return point
+
+
+class Recomputed(torch.autograd.Function):
+    """Calls the model once more in backward, and runs a backward through that."""
+
+    @staticmethod
+    def forward(ctx, model, x):
+        ctx.model = model
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return model(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            out = ctx.model(x)
+        torch.autograd.backward(out, gradient)
+        return None, x.grad
+
+
+def backward_in_backward(kind: str) -> Loop:
+    model = FixedPoint() if kind == "hook" else tanh_net(20)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def loop() -> None:
+        for _ in range(2):
+            x = torch.randn(8, 20, requires_grad=True)
+            out: torch.Tensor = model(x) if kind == "hook" else Recomputed.apply(model, x)
+            optimizer.zero_grad()
+            out.square().mean().backward()
+            optimizer.step()
+
+    return model, optimizer, loop
+
+
+DERIVATIVES: dict[str, Callable[[], Loop]] = {
+    "integrated gradients": integrated_gradients,
+    "gradient penalty": gradient_penalty,
+    "products with the Hessian": products_with_the_hessian,
+    "backward in a hook": partial(backward_in_backward, "hook"),
+    "backward in a function": partial(backward_in_backward, "function"),
+}
 LOOPS: dict[str, Callable[[], Loop]] = {
     "cache that grows": cache_that_grows,
     "cache that grows outside": cache_that_grows_outside,
@@ -222,6 +334,7 @@ LOOPS: dict[str, Callable[[], Loop]] = {
     "replay buffer": replay_buffer,
     "call without gradients before": call_without_gradients_before,
     "momentum of an optimizer that is not given": momentum,
+    **DERIVATIVES,
     **{name: partial(training, name) for name in MODELS},
 }
 
@@ -284,13 +397,17 @@ def test_both_tell_the_same_of_inputs_caches_copies_and_state(both):
     assert (ours - others, others - ours) == (Counter(), Counter())
 
 
+def key_of(category: int, merged: Collection[Category]) -> str:
+    return "merged" if category in merged else Category(category).key
+
+
 def at_peak(trace: MemoryTrace, merged: Collection[Category] = ()) -> dict[str, int]:
     """Return the bytes of each category at the peak; those of the merged categories together."""
     blocks = trace.allocations
     rows = blocks.alive_at(int(np.argmax(trace.live(0))) - 1, 0)
     found: Counter[str] = Counter()
     for category, size in zip(blocks.category[rows].tolist(), blocks.bytes[rows].tolist(), strict=True):
-        found["merged" if category in merged else Category(category).key] += size
+        found[key_of(category, merged)] += size
     return dict(found)
 
 
@@ -309,6 +426,29 @@ def test_both_tell_the_same_bytes_by_category_at_the_peak(both):
     name, of_handler, of_tracer = both
     merged = WITHIN_AN_OPERATOR.get(name, ())
     assert at_peak(of_handler, merged) == at_peak(of_tracer, merged)
+
+
+NUMBER = 8
+"""Bytes of a number: a dispatch mode makes torch wrap it in a tensor twice."""
+
+
+def of_phases(trace: MemoryTrace, merged: Collection[Category]) -> Counter[tuple[int, str, str]]:
+    """Return size, category and module of each block of backward and of the optimizer's steps."""
+    blocks = trace.allocations
+    mine = np.isin(blocks.phase, (Phase.BACKWARD, Phase.OPTIMIZER)) & (blocks.bytes > NUMBER)
+    columns = (column[mine].tolist() for column in (blocks.bytes, blocks.category, blocks.module))
+    return Counter(
+        (size, key_of(category, merged), trace.modules[module].key if trace.modules[module].is_module else "")
+        for size, category, module in zip(*columns, strict=True)
+    )
+
+
+def test_both_tell_the_same_of_each_block_of_backward_and_optimizer(both):
+    """Where gradients meet, the tracer's mode makes torch add them into a new block, which is left over."""
+    name, of_handler, of_tracer = both
+    ours, others = (of_phases(trace, WITHIN_AN_OPERATOR.get(name, ())) for trace in (of_handler, of_tracer))
+    assert ours - others == Counter()
+    assert {category for _, category, _ in others - ours} <= {"autograd_detail", "temporary", "merged"}
 
 
 EXPECTED = {

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tb_memplugin.analysis.units import counted
 from tb_memplugin.read.faults import Tally, notes_on
 from tb_memplugin.trace import (
     Annotations,
@@ -429,8 +430,8 @@ class _Merger:
             self._note(
                 pair,
                 Note(
-                    f"{len(lost):,} blocks ({size:,} bytes) that are alive at the start of the profile are "
-                    "not in the allocator's history; they are left out.",
+                    "Left out, because the allocator's history does not have it: "
+                    f"{counted(len(lost), 'block')} ({size:,} bytes) alive at the start of the profile.",
                     "not_in_history",
                     size,
                 ),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from tb_memplugin.read.categories import Born, by_lifetime, workspaces
 from tb_memplugin.read.tables import Names
+from tb_memplugin.record.optimizer_hooks import OptimizerStep
 from tb_memplugin.record.profiler.attribution import Attribution
 from tb_memplugin.record.profiler.window import Window
 from tb_memplugin.record.provenance import Provenance
@@ -64,15 +65,15 @@ def categorised(
     )
     weights = references([*window.start, *window.sightings], fqns(window.names))
     provenance.find(window.sightings, matched, weights)
-    _find_owners_in_steps(provenance, window)
+    find_owners_in_steps(provenance, window.optimizer_steps)
     return provenance.filled_in(bare, rows)
 
 
-def _find_owners_in_steps(provenance: Provenance, window: Window) -> None:
+def find_owners_in_steps(provenance: Provenance, steps: Iterable[OptimizerStep]) -> None:
     """Give what optimizer steps allocate outside modules to the modules of the parameters."""
     born = provenance.born
     loose = (born.phase == Phase.OPTIMIZER) & ~provenance.owners.is_module(provenance.module)
-    for step in window.optimizer_steps:
+    for step in steps:
         begin, end = np.searchsorted(born.time_ns, (step.start_ns, step.end_ns))
         mine = begin + np.flatnonzero(loose[begin:end])
         calls = born.operator[mine], born.operator_end_ns[mine]

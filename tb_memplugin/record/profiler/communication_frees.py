@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from tb_memplugin.analysis.units import counted
 from tb_memplugin.record.profiler.attribution import Attribution
 from tb_memplugin.trace import Allocations, Events, Kind, Note, events
 from tb_memplugin.trace.tables import Int64, merged
@@ -50,9 +51,9 @@ def with_communication_frees(
     missing = _most_at_once(end_ns, ended_ns[lost], blocks.bytes[rows[lost]])
     # At equal times the free comes after its own alloc and before the alloc that uses its address again.
     return merged(bare, frees), Note(
-        f"{len(end_ns):,} blocks were freed by threads of the communication, at times that the profiler does "
-        "not see: they count only while the operator ran that allocated them, so that up to "
-        f"{missing:,} bytes may be missing at a time. Pass exact_cpu=True to see every free.",
+        "Freed by threads of the communication, at times that the profiler does not see: "
+        f"{counted(len(end_ns), 'block')}. They count only while the operator ran that allocated them, so that "
+        f"up to {missing:,} bytes may be missing at a time. Pass exact_cpu=True to see every free.",
         "freed_by_communication",
         missing,
     )

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.ma  # np.unique imports it at its first call: better here than while a training waits
 import torch
 
+from tb_memplugin.analysis.units import counted
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.read.annotations import annotations_of
 from tb_memplugin.read.python_frames import note_on_cut
@@ -169,6 +170,12 @@ def _walked(
         with_stack=bool(getattr(prof, "with_stack", False)),
         tensors=received,
     )
+    if not tree.memory and window.is_second:
+        raise MemPluginError(
+            "Another profiler began within this window and took its events, so nothing was written.",
+            where="torch.profiler.profile(...)",
+            fix="End one profile before the next begins: torch records for one at a time on each thread.",
+        )
     if not tree.memory:
         raise NotRecordedError(
             "The profile contains no memory events, so nothing was written.",
@@ -383,7 +390,7 @@ def _on_unseen_calls(calls: Mapping[int, int], window: Window, memory: MemoryEve
     if not calls:
         return
     results = sum(window.results.get(ident, 0) for ident in calls)
-    ran = f"{sum(calls.values()):,} module calls ran on threads that the profiler does not see"
+    ran = f"{counted(sum(calls.values()), 'module call')} ran on threads that the profiler does not see"
     if window.counted is None:
         yield Note(
             f"{ran}: what they allocated is not in the curve. Their results alone have {results:,} bytes: at "
@@ -403,14 +410,13 @@ def _on_unseen_calls(calls: Mapping[int, int], window: Window, memory: MemoryEve
 
 def _on_unreported_frees(trace: MemoryTrace, emptied: list[int]) -> Iterator[Note]:
     """Yield a note on blocks, and emptied storages of the start state, whose frees were not reported."""
-    count = trace.allocations.unseen_frees + len(emptied)
-    if count:
-        unreported = trace.allocations.bytes[unreported_frees(trace.events, trace.allocations)]
-        size = int(unreported.sum()) + sum(emptied)
+    unreported = trace.allocations.bytes[unreported_frees(trace.events, trace.allocations)]
+    sizes = [size for size in (*unreported.tolist(), *emptied) if size]
+    if size := sum(sizes):
         yield Note(
-            f"{count:,} blocks ({size:,} bytes) were freed without a report from the profiler: by another "
-            "thread, or by resizing a storage that is older than the window. They count as freed when their "
-            "address was used again, or when the resized storage got its last memory.",
+            f"Freed without a report from the profiler: {counted(len(sizes), 'block')} ({size:,} bytes), "
+            "by another thread, or by resizing a storage that is older than the window. They count as freed "
+            "when their address was used again, or when the resized storage got its last memory.",
             "unseen_frees",
             size,
         )
@@ -420,13 +426,13 @@ def _notes(trace: MemoryTrace, tree: ProfilerTree, called: ProfiledStacks) -> li
     blocks, full = trace.allocations, trace.events
     notes: list[Note] = []
     reported = frees_of_unknown(full, blocks)
-    if len(reported):
-        size = int(full.bytes[reported].sum())
+    size = int(full.bytes[reported].sum())
+    if size:
         notes.append(
             Note(
-                f"{len(reported):,} blocks that were alive before the window were freed in it ({size:,} "
-                "bytes by the profiler's count). They are not parameters, buffers, gradients or optimizer "
-                "state, and are not in the curve.",
+                f"Freed in the window, but not seen before: {counted(len(reported), 'block')} ({size:,} "
+                "bytes by the profiler's count). They are from before the window, or another thread allocated "
+                "them; they are no parameters, buffers, gradients or optimizer state, and not in the curve.",
                 "freed_from_before",
                 size,
             )

@@ -27,7 +27,7 @@ from tb_memplugin.record.arguments import referents
 from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import Guard, call_all, guarded, is_of_signal, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, Newcomers
-from tb_memplugin.record.optimizer_hooks import StepHooks
+from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.profiler.allocator_levels import Levels, allocator_levels
 from tb_memplugin.record.profiler.carried_blocks import CarriedBlocks
@@ -81,18 +81,6 @@ LONGEST_REPEATED_NS = LONGEST_SEARCH_NS // 4
 """The same for the search for what holds the blocks that outlive a window."""
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerStep:
-    """One step of an optimizer. Times are epoch nanoseconds.
-
-    `parameters` are (module row, bytes) of the parameters that had a gradient, in the optimizer's order.
-    """
-
-    start_ns: int
-    end_ns: int
-    parameters: list[tuple[int, int]]
-
-
 class StartStorage(StorageReference):
     """A storage of the start state: `row` of `Window.start`."""
 
@@ -135,6 +123,7 @@ class Window:
             that caused it (`kind_of`), "" for none.
         results: by thread ident, the bytes that outer calls of modules returned there, without those on
             `thread`.
+        is_second: whether it began while another window was open.
         in_problems: (device name, address) of storages from before the window that a problem counts.
     """
 
@@ -164,6 +153,7 @@ class Window:
     problems: list[Note] = field(default_factory=list)
     open_problems: dict[str, str] = field(default_factory=dict)
     results: dict[int, int] = field(default_factory=dict)
+    is_second: bool = False
     in_problems: set[tuple[str, int]] = field(default_factory=set)
 
 
@@ -219,8 +209,9 @@ class WindowRecorder:
         """Begin a window: record the start state and add hooks."""
         self._release()
         self._is_lost = False
-        models = self._alive_models()
+        models, before = self._alive_models(), self._window
         self._window = window = Window(time_ns(), threading.get_ident(), ModuleNames())
+        window.is_second = before is not None and not before.stop_ns
         window.names = ModuleNames.of(models)
         window.has_models = bool(models)
         self._missing(models)

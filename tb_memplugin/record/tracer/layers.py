@@ -18,6 +18,7 @@ from tb_memplugin.record.beside_compiler import hidden_from_dynamo
 from tb_memplugin.record.guard import UNOWNED, Guard, entry
 from tb_memplugin.record.module_calls import Entered, Left
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
+from tb_memplugin.record.optimizer_hooks import OptimizerStep
 from tb_memplugin.record.storage_lifetimes import Block, Buffer, EntryKind, Ledger
 from tb_memplugin.record.torch_private.autograd import (
     NO_SEQUENCE,
@@ -93,9 +94,9 @@ class Results(Protocol):
 class Layers:
     """The layers of all threads: their figures, and the latest time ranges of the phases.
 
-    `making` are the stretches of forward that made autograd nodes, `nodes` those in which a node ran, from its
-    first operator to what followed; a backward within a node is within its stretch. `results` hears of all results, once they
-    are recorded.
+    `making` are the stretches of forward that made autograd nodes; `nodes` those in which the functions of
+    nodes ran, one within another where a node runs a backward. `results` hears of all results, once they are
+    recorded.
     """
 
     ledger: Ledger
@@ -103,7 +104,7 @@ class Layers:
     figures: list[LayerFigures]
     forward: deque[Stretch]
     backward: deque[Stretch]
-    optimizer: deque[Stretch]
+    optimizer: deque[OptimizerStep]
     making: deque[Stretch]
     nodes: deque[Stretch]
     in_optimizer: int = 0
@@ -118,8 +119,10 @@ class Layers:
     def of(cls, ledger: Ledger, names: ModuleNames, guard: Guard = UNOWNED) -> Layers:
         """Return layers that have not run. They keep at most as many stretches per phase as the ledger."""
         figures = [LayerFigures() for _ in names.modules]
-        stretches = (deque[Stretch](maxlen=ledger.entries.maxlen) for _ in range(5))
-        return cls(ledger, names, figures, *stretches, guard=guard)
+        most = ledger.entries.maxlen
+        forward, backward, making, nodes = (deque[Stretch](maxlen=most) for _ in range(4))
+        steps = deque[OptimizerStep](maxlen=most)
+        return cls(ledger, names, figures, forward, backward, steps, making, nodes, guard=guard)
 
     def failed(self, where: str, error: BaseException) -> None:
         """Stop tracing after an error of ours, and add a note to the trace.
@@ -261,7 +264,9 @@ class ThreadLayers:
             half = _MOST_BOUNDARIES // 2
             del self.nodes_from[:half], self.node_rows[:half]
 
-    def in_node(self, task: int, node: Any, began_ns: int, added_to: Block | Buffer | None) -> tuple[int, bool]:
+    def in_node(
+        self, task: int, node: Any, began_ns: int, added_to: Block | Buffer | None
+    ) -> tuple[int, bool]:
         """Return the module's row of an operator in backward, and whether it recomputes.
 
         A device's backward runs on an autograd thread, with the modes of the thread that called backward.
@@ -269,8 +274,8 @@ class ThreadLayers:
         Args:
             task: the number of the backward. One that begins within another has a higher number.
             node: the autograd node that runs, None between nodes.
-            added_to: what the operator adds something to. If an earlier node made it, autograd sums gradients,
-                after the function of the node.
+            added_to: what the operator adds something to. If it is older than the node, autograd sums
+                gradients, when the node's function has returned.
         """
         if task > self._task:
             self._task = task
@@ -288,6 +293,7 @@ class ThreadLayers:
             row = self._owner(task, node, began_ns)
             if added_to is not None and added_to.serial < self._nodes[-1].serial:
                 self._end_nodes(task, began_ns)
+                self.layers.nodes.append((began_ns, time_ns()))  # the sum is of no function
         if row != self.backward_row or not self.in_backward:
             self._in_backward(task, began_ns, row)
         self._made_nodes()

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from tb_memplugin.analysis.units import counted
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record import profiler_windows
 from tb_memplugin.record.alive_before import alive_now
@@ -30,9 +31,10 @@ from tb_memplugin.record.beside_compiler import UncompiledHere
 from tb_memplugin.record.exact_cpu.counting import CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all, guarded
 from tb_memplugin.record.modules import ModuleNames, is_compiled
-from tb_memplugin.record.optimizer_hooks import StepHooks
+from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.profiler.ddp_buckets import buckets_alive
+from tb_memplugin.record.profiler.held_storages import HeldByOptimizer
 from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
 from tb_memplugin.record.storages import (
     Sighting,
@@ -478,7 +480,8 @@ class StorageRecording:
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._stepped.add(optimizer)
         self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
-        self.layers.optimizer.append((self._step_ns, time_ns()))
+        now, parameters = time_ns(), HeldByOptimizer(self.layers.names).stepped(optimizer)
+        self.layers.optimizer.append(OptimizerStep(self._step_ns, now, parameters))
         self._name(optimizer_storages(optimizer, self.layers.names))
 
     def _notes(self) -> Iterator[Note]:
@@ -499,9 +502,9 @@ class StorageRecording:
             )
         if unseen.operators:
             yield Note(
-                f"{unseen.operators:,} operators, with results of {unseen.results:,} bytes, ran while "
-                "another profiler recorded, or with a version of torch that does not report it: what their "
-                "kernels allocated beside these results and freed within them is not in these numbers.",
+                f"{counted(unseen.operators, 'operator')}, with results of {unseen.results:,} bytes, ran "
+                "while another profiler recorded, or with a version of torch that does not report it: what "
+                "their kernels allocated beside these results and freed within them is not in these numbers.",
                 "kernels_not_seen",
                 unseen.results,
             )
@@ -524,9 +527,9 @@ class StorageRecording:
             )
         if ledger.late:
             yield Note(
-                f"{len(ledger.late):,} tensors, {sum(ledger.late):,} bytes, were made without an operator, "
-                "or on a thread that was not watched. They count from when they were noticed, so the peak "
-                "may be up to that much higher.",
+                "Made without an operator, or on a thread that was not watched: "
+                f"{counted(len(ledger.late), 'tensor')}, {sum(ledger.late):,} bytes. They count from when "
+                "they were noticed, so the peak may be up to that much higher.",
                 "noticed_late",
                 sum(ledger.late),
             )
@@ -553,8 +556,8 @@ class StorageRecording:
             )
         if self._foreign_calls:
             yield Note(
-                f"Layers were called {self._foreign_calls:,} times on other threads. There, memory is "
-                "seen only while a layer runs; what such a thread allocates between layers is not: "
+                f"Layers were called on other threads, {counted(self._foreign_calls, 'time')}. There, memory "
+                "is seen only while a layer runs; what such a thread allocates between layers is not: "
                 f"at the end, at least {self._missed:,} bytes are alive that are not counted.",
                 "other_threads",
                 self._missed,

@@ -14,6 +14,7 @@ from tb_memplugin.read.categories import Born, by_lifetime, of_known
 from tb_memplugin.read.phases import Stretch, phase_at, phase_spans, stretch
 from tb_memplugin.read.tables import Call, Mark, Names, Owners, named_phases, operator_name
 from tb_memplugin.record.profiler.calls import calls_from, crossings_from_spans
+from tb_memplugin.record.profiler.categories import find_owners_in_steps
 from tb_memplugin.record.provenance import Provenance, with_later_names
 from tb_memplugin.record.storage_lifetimes import BEFORE, Block, Buffer, Entry, EntryKind, Ledger
 from tb_memplugin.record.storages import Sighting
@@ -100,6 +101,7 @@ def trace_from_ledger(recorded: Recorded) -> MemoryTrace:
     weight_blocks = [block for block in (*before, *blocks) if block and block.category in _OF_MODELS]
     weights = references(list(map(sighting_of, weight_blocks)), fqns(recorded.layers.names))
     provenance.find(sightings, matched - len(before), weights)
+    find_owners_in_steps(provenance, recorded.layers.optimizer)
     full = provenance.filled_in(bare, allocs)
     returned = [None if block is None else block.tensor for block in (*before, *blocks)]
     tensor, tensors = made_tensors(returned, np.concatenate((start.bytes, full.bytes[allocs])))
@@ -136,7 +138,7 @@ def _phases(layers: Layers) -> Spans:
     return phase_spans(
         stretch(layers.forward),
         stretch(layers.backward),
-        stretch(layers.optimizer),
+        stretch((step.start_ns, step.end_ns) for step in layers.optimizer),
         np.empty(0, np.int64),
         stretch(layers.making),
     )

@@ -177,7 +177,7 @@ class TestWhatContradictsIsCounted:
         merged = merge_snapshot(
             trace(*lines), history(*only_x, segments=[segment(block(SECOND, 0, "inactive"))])
         )
-        told = "1 blocks (512 bytes) that are alive at the start of the profile"
+        told = "1 block (512 bytes) alive at the start of the profile"
         assert any(told in note for note in merged.notes)
 
     def test_a_mark_of_another_module(self):

@@ -182,6 +182,6 @@ def test_what_is_counted_of_calls_that_the_profiler_does_not_see_is_told(tmp_pat
     """1,000 x 64 floats go into the call, and as many come out."""
     (note,) = run(ELSEWHERE, tmp_path, early=True)
     assert note == (
-        "1 module calls ran on threads that the profiler does not see: what they allocated, at most 512,000 "
+        "1 module call ran on threads that the profiler does not see: what they allocated, at most 512,000 "
         "bytes, is in the curve without a module."
     )
