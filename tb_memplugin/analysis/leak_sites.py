@@ -251,7 +251,7 @@ def _passed_on(trace: MemoryTrace, rows: Int64, device: int, bounds: Int64) -> n
     often not known.
     """
     blocks = trace.allocations
-    stays = (blocks.freed[rows] >= bounds[-1]) & (blocks.born[rows] >= bounds[0])
+    stays: npt.NDArray[np.bool_] = (blocks.freed[rows] >= bounds[-1]) & (blocks.born[rows] >= bounds[0])
     sizes = np.unique(blocks.bytes[rows[stays]])
     older = (blocks.device == device) & (blocks.born < bounds[0]) & np.isin(blocks.bytes, sizes)
     older &= (blocks.freed >= bounds[0]) & (blocks.freed < bounds[-1])
@@ -259,7 +259,8 @@ def _passed_on(trace: MemoryTrace, rows: Int64, device: int, bounds: Int64) -> n
     for count, of, event in ((added, rows[stays], blocks.born), (freed, np.flatnonzero(older), blocks.freed)):
         step = np.searchsorted(bounds, event[of], side="right") - 1
         np.add.at(count, (np.searchsorted(sizes, blocks.bytes[of]), step), 1)
-    return stays & np.isin(blocks.bytes[rows], sizes[(freed >= added).all(axis=1)])
+    stays &= np.isin(blocks.bytes[rows], sizes[(freed >= added).all(axis=1)])
+    return stays
 
 
 def _grows_evenly(rise: Int64) -> npt.NDArray[np.bool_]:

@@ -23,7 +23,7 @@ NEVER, EVERYWHERE = 5, 4
 """The rank of frames that are never chosen, and of those of C++ in which every stack ends."""
 
 _LIBRARY = re.compile(
-    r"site-packages/|dist-packages/|/lib(64)?/python\d|^python\d*\.zip/|^[A-Za-z]:/.*/lib/[^/]+\.py$"
+    r"site-packages/|dist-packages/|(^|/)lib(64)?/python\d|^python\d*\.zip/|^[A-Za-z]:/.*/lib/[^/]+\.py$"
     r"|/torchinductor_|/torch_compile|/ipykernel/|/IPython/"
     r"|(^|/)torch/(nn|optim|autograd|utils|distributed|_\w+|cuda|xpu|fx|func|amp|library|ao|jit|profiler)/"
     r"|(^|/)torch/(_\w+|functional|hub|serialization|storage)\.py$"

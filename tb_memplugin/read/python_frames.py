@@ -25,16 +25,19 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{1,16}(?=>$)")
 """The address of a built-in method's object in its name, which differs between calls from the same line."""
 
 
-def frame_text(name: str) -> str:
+def frame_text(name: str, path_of: Callable[[str], str] = str) -> str:
     """Return a frame's text, `function file:line`, or a built-in function's name without its address.
 
     The profiler gives a function's first line. Code outside functions has none, so its line is 0, not known.
+
+    Args:
+        path_of: returns how to write the path of a file that the profiler names.
     """
     match = _FRAME.fullmatch(name)
     if match is None:
         return _ADDRESS.sub("", name)
     line = 0 if match["function"] == "<module>" else match["line"]
-    return f"{match['function']} {match['file']}:{line}"
+    return f"{match['function']} {path_of(match['file'])}:{line}"
 
 
 def _begins_profile(name: str) -> bool:
@@ -70,9 +73,14 @@ class Caller(Protocol):
 
 
 class CallTree:
-    """The tree of frames that called one another: each chain of frames is stored once, under a key."""
+    """The tree of frames that called one another: each chain of frames is stored once, under a key.
 
-    def __init__(self) -> None:
+    Args:
+        path_of: as in `frame_text`.
+    """
+
+    def __init__(self, path_of: Callable[[str], str] = str) -> None:
+        self._path_of = path_of
         self._texts: dict[str, str] = {}
         self._keys: dict[tuple[str, int], int] = {}
         self._frames: list[tuple[str, int]] = []
@@ -85,7 +93,7 @@ class CallTree:
         """
         text = self._texts.get(name)
         if text is None:
-            text = self._texts[name] = frame_text(name)
+            text = self._texts[name] = frame_text(name, self._path_of)
         if is_watched_call(text):
             return outer
         return self._key(text, outer)
@@ -131,8 +139,9 @@ class CallTree:
         """
         begin = min((first_call_ns(key) for name, _, key in frames if _begins_profile(name)), default=0)
         for name in (name for name, start_ns, _ in frames if start_ns < begin):
-            text, line, _ = frame_text(name).rpartition(":")
-            self._texts[name] = f"{text}:0" if line else frame_text(name)
+            whole = frame_text(name, self._path_of)
+            text, line, _ = whole.rpartition(":")
+            self._texts[name] = f"{text}:0" if line else whole
 
     def stacks(self, keys: Int64) -> tuple[Int32, tuple[tuple[str, ...], ...], int]:
         """Return each key's row in the stacks (-1 for none), the stacks, and how many of them were cut.

@@ -6,13 +6,17 @@ columns in one call, and the garbage collector does not count them.
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tb_memplugin.analysis.source_lines import is_user_code
 from tb_memplugin.read.python_frames import CallTree
 from tb_memplugin.record.profiler.roles import Role
 from tb_memplugin.trace.tables import Int64, differences
@@ -32,6 +36,20 @@ pack_node = Struct("4qQ").pack
 
 pack_maker = Struct("3q").pack
 """Pack an operator that may have made an autograd node: start, sequence number, the frame around it."""
+
+_INSTALLED = re.compile(r".*/(((site|dist)-packages|lib(64)?/python[\d.]+)/.+)", re.DOTALL)
+
+
+def with_library_folder(file: str) -> str:
+    """Return a file's path from `site-packages` or the standard library's folder on, if it is in one.
+
+    torch's profiler cuts off each folder of `sys.path`, so that these look like the user's own files.
+    """
+    name = re.split(r"[/\\]", file, maxsplit=1)[0].removesuffix(".py")
+    module = getattr(sys.modules.get(name), "__dict__", {})
+    path = next(iter(module.get("__path__") or (module.get("__file__") or "",)))
+    installed = _INSTALLED.fullmatch(f"{Path(path).parent}/{file}".replace("\\", "/"))
+    return installed[1] if installed and is_user_code(f"- {file}:0") else file
 
 
 class Operators(NamedTuple):
@@ -77,7 +95,7 @@ class ProfilerTree:
     node_rows: list[bytes] = field(default_factory=list)
     ranges: dict[Role, list[tuple[str, int, int]]] = field(default_factory=dict)
     makers: list[bytes] = field(default_factory=list)
-    frames: CallTree = field(default_factory=CallTree)
+    frames: CallTree = field(default_factory=lambda: CallTree(with_library_folder))
     threads: list[tuple[int, int, int, int]] = field(default_factory=list)
 
     @cached_property

@@ -5,9 +5,11 @@ In backward those of the forward, too. `traceback` is the oracle of lines.
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import re
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tb_memplugin import load, memory_trace_handler
+from tb_memplugin.analysis.source_lines import leading_frame
 from tb_memplugin.commands import main
 from tb_memplugin.read.kineto.trace import trace_from_kineto
 from tb_memplugin.read.python_frames import MOST_FRAMES, CallTree, frame_text
@@ -35,6 +38,7 @@ from tb_memplugin.record.profiler.tree_columns import (
     pack_memory,
     pack_node,
     pack_position,
+    with_library_folder,
 )
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tb_memplugin.store.reader import load_window
@@ -92,6 +96,28 @@ def test_lines_are_those_that_ran(tmp_path: Path) -> None:
         8_000: f"{own.co_name} {HERE}:{own.co_firstlineno}",
         12_000: "<module> outside.py:0",
     }
+
+
+def test_installed_code_is_not_taken_for_the_users(tmp_path: Path) -> None:
+    tensor = torch.ones(3_000)
+    with profile(profile_memory=True, with_stack=True, on_trace_ready=memory_trace_handler(tmp_path, "w")):
+        kept = _copied(tensor)
+    trace = load(tmp_path)
+    stacks = [trace.stack(row) for row in trace.allocations.stack[trace.allocations.born >= 0]]
+    stack = next(stack for stack in stacks if any("deepcopy" in frame for frame in stack))
+    assert kept.nbytes == 12_000
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert any(frame.startswith(f"deepcopy lib/python{version}/copy.py:") for frame in stack)
+    assert any(frame.startswith("__deepcopy__ torch/_tensor.py:") for frame in stack)
+    leading = leading_frame(stack) or ""
+    assert leading.startswith("_copied ")
+    assert leading.endswith(f"{HERE}:{_copied.__code__.co_firstlineno + 1}")
+    assert with_library_folder("pytest/__init__.py") == "site-packages/pytest/__init__.py"
+    assert with_library_folder("tests/pytest/__init__.py") == "tests/pytest/__init__.py"
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return copy.deepcopy(tensor)
 
 
 def _called_in_the_window() -> Tensor:
@@ -393,9 +419,10 @@ def allocations(trace: MemoryTrace) -> list[Told]:
 
 
 def without_lines(trace: MemoryTrace) -> list[Told]:
-    """The same without the lines of frames."""
+    """The same without the lines of frames, and without the folders that the exported trace leaves out."""
+    beyond = r"(?<= )(site-packages|lib/python[\d.]+)/|:\d+$"
     return [
-        (address, size, tuple(re.sub(r":\d+$", "", frame) for frame in stack))
+        (address, size, tuple(re.sub(beyond, "", frame) for frame in stack))
         for address, size, stack in allocations(trace)
     ]
 
