@@ -93,7 +93,8 @@ def _without_spans(judged: Judged, gradient: Int64) -> Result:
     kept, gone, back = [gradient[:0]], [gradient[:0]], [gradient[:0]]
     at_peak = gradient[:0]
     for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-        rows = gradient[(blocks.born[gradient] < first) & (blocks.freed[gradient] > last)]
+        alive = blocks.alive_at(last, device)
+        rows = alive[(blocks.category[alive] == Category.GRADIENT) & (blocks.born[alive] < first)]
         rows = rows[_is_kept(trace, rows, first, begins, updates)]
         size = blocks.bytes[rows]
         following = births[np.searchsorted(births[:-1], size * end + last, side="right")]

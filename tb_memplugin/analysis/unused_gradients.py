@@ -177,16 +177,14 @@ def _needless(
     needless = in_backward & np.isin(key, key[gradient])
     needless[gradient] = True
     gone = blocks.born.copy()
-    for first, last, before in zip(
-        backwards.first, backwards.last, np.append(-1, backwards.last), strict=False
-    ):
-        now = forward & (blocks.born > before) & (blocks.born < first)
-        begin = int(blocks.born[now & of_used].min(initial=first))
-        rows = np.flatnonzero(now & (blocks.born < begin))
+    before = np.append(-1, backwards.last[:-1])
+    bounds = np.searchsorted(blocks.born, (before, backwards.first - 1), side="right")
+    for first, passed in zip(backwards.first, map(slice, *bounds.tolist()), strict=True):
+        born, now = blocks.born[passed], forward[passed]
+        begin = int(born[now & of_used[passed]].min(initial=first))
+        rows = np.flatnonzero(now & (born < begin)) + passed.start
         if not of_unused[rows].any():
             continue
-        since = int(blocks.born[in_backward & of_used & (blocks.born <= last)].max(initial=last))
-        needless |= in_backward & (blocks.born > since) & (blocks.born <= last)
         kept = rows[:-1]  # the last is the input of the modules that are trained
         needless[kept] = True
         gone[kept] = np.append(blocks.born[rows[BEHIND:]], np.full(BEHIND, begin))[: len(kept)]
