@@ -18,9 +18,11 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <dlfcn.h>
 
+#include <cmath>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -69,7 +71,7 @@ thread_local bool busy = false;  // this thread computes values: what it calls i
 long (*ask_selected)(const char* op, long elements) = nullptr;
 double (*ask_read)(const char* dtype, long elements) = nullptr;
 void (*say_chosen)(const char* op) = nullptr;
-void (*say_finite)() = nullptr;
+long (*assume_finite)(const char* op) = nullptr;
 void (*answer_reads)(long value, int set) = nullptr;
 
 struct Operator {
@@ -199,6 +201,7 @@ struct Observed : at::ObserverContext {
     const Operator* op = nullptr;
     Stack arguments;  // on the host, where values are computed
     bool computes = true, done = false, reads = false;
+    std::optional<bool> found;  // of an operator that looks for values that are not finite, in those that are
     size_t bytes = 0;
     bool integers = true;
     long selectable = 0;
@@ -320,6 +323,16 @@ void answer_first(Observed& it, const IValue& first_input) {
     learn(mask);
 }
 
+// Whether an operator looks for values that are not finite: `x == inf`, `x != x`; and what it finds in those that are.
+std::optional<bool> finds_in_finite(const Operator& op, c10::ArrayRef<const IValue> inputs) {
+    if (op.name == "aten::isnan" || op.name == "aten::isposinf" || op.name == "aten::isneginf") return false;
+    const bool equals = op.name == "aten::eq";
+    if (!equals && op.name != "aten::ne") return std::nullopt;
+    const bool same = inputs[1].isTensor() && inputs[1].toTensor().is_same(inputs[0].toTensor());
+    if (!same && !(inputs[1].isDouble() && std::isinf(inputs[1].toDouble()))) return std::nullopt;
+    return equals == same;
+}
+
 std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
     if (busy || under_a_mode()) return nullptr;
     bool on_device = false;
@@ -345,7 +358,11 @@ std::unique_ptr<at::ObserverContext> start(const at::RecordFunction& fn) {
             if (it->computes) each_tensor(host, [&](const Tensor& t) { it->host_written.push_back(t); });
         }
     }
-    if (!it->computes) { it->arguments.clear(); it->host_written.clear(); }
+    if (!it->computes) {
+        it->arguments.clear();
+        it->host_written.clear();
+        it->found = finds_in_finite(*op, inputs);
+    }
     if (op->name == "aten::copy_" && inputs.size() > 1 && inputs[0].isTensor() && inputs[0].toTensor().device().is_cpu())
         it->reads = !it->computes && inputs[1].toTensor().is_cuda() && is_plain(inputs[1].toTensor()) && !is_known(inputs[1].toTensor());
     if (inputs[0].isTensor() && inputs[0].toTensor().defined()) {
@@ -385,16 +402,21 @@ void end(const at::RecordFunction& fn, at::ObserverContext* context) {
     const bool computed = it.computes && (it.done || compute(it));
     Apart apart;
     if (!computed) {
-        const bool unscales = it.op->name == kUnscale;  // gradients that are not known are taken to be finite
+        const bool unscales = it.op->name == kUnscale;  // values that are not known are taken to be finite
         for (const IValue& out : outputs)
             each_tensor(out, [&](const Tensor& t) {
                 if (t.is_cuda() && is_plain(t)) forget(t);
                 if (it.reads) t.fill_(ask_read(c10::toString(t.scalar_type()), long(t.numel())));
-                else if (kChooses.count(it.op->name) && t.is_cuda() && is_plain(t)) choose(it, t);
+                else if (!t.is_cuda() || !is_plain(t)) return;
+                else if (kChooses.count(it.op->name)) choose(it, t);
+                else if (it.found && span(t) <= kMostIntegerBytes && assume_finite(it.op->name.c_str())) {
+                    on_host(t).fill_(*it.found);
+                    learn(t);
+                }
             });
         for (const Tensor& t : it.device_written)
             if (!(unscales && t.numel() == 1 && is_known(t))) forget(t);
-        if (unscales) say_finite();
+        if (unscales) assume_finite(it.op->name.c_str());
         return;
     }
     for (size_t index = 0; index < it.device_written.size(); ++index) put(it.device_written[index], it.host_written[index]);
@@ -412,11 +434,11 @@ extern "C" {
 
 // Begin to compute values. The functions are called with the questions of values.py; they may be called by any thread.
 void tb_memplugin_values_start(long (*selected)(const char*, long), double (*read)(const char*, long),
-                               void (*chosen)(const char*), void (*finite)()) {
+                               void (*chosen)(const char*), long (*finite)(const char*)) {
     ask_selected = selected;
     ask_read = read;
     say_chosen = chosen;
-    say_finite = finite;
+    assume_finite = finite;
     answer_reads = reinterpret_cast<void (*)(long, int)>(dlsym(RTLD_DEFAULT, "standin_answer_reads"));
     at::addGlobalCallback(at::RecordFunctionCallback(start, end).needsInputs(true).needsOutputs(true).scopes(
         {at::RecordScope::FUNCTION}));

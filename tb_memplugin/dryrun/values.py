@@ -36,13 +36,16 @@ from tb_memplugin.record.torch_private.autograd import current_node
 _SELECTED = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, ctypes.c_long)
 _READ = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_char_p, ctypes.c_long)
 _CHOSEN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-_FINITE = ctypes.CFUNCTYPE(None)
+_FINITE = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p)
 _SIZES = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t))
 
 MOST_KEPT = 1 << 20
 """The most bytes of a saved tensor whose values are kept."""
 
-GRADIENTS_ARE_FINITE = "Scaled gradients are assumed to be finite: every optimizer step is taken."
+FINITE = (
+    "Values that were not computed are assumed to be finite: every check for that passes which no hint "
+    "answers, and every optimizer step of scaled gradients is taken."
+)
 
 _THIS_PACKAGE = str(Path(__file__).parents[1])
 
@@ -65,7 +68,7 @@ class Values:
             _SELECTED(self._selected),
             _READ(self._read),
             _CHOSEN(self._chosen),
-            _FINITE(lambda: note(GRADIENTS_ARE_FINITE)),
+            _FINITE(self._finite),
         )
         self._recurrent = _SIZES(self._size_recurrent)
 
@@ -205,6 +208,11 @@ class Values:
             f"Indices that {operator.decode()} chooses by values that were not computed are assumed: the "
             "first, or several spread evenly."
         )
+
+    def _finite(self, operator: bytes) -> int:
+        """Return whether values that were not computed are assumed to be finite, because no hint answers."""
+        self._note(FINITE)
+        return answer(self._hints, self._question("truth", operator.decode(), 1, torch.bool)) is None
 
     @staticmethod
     def _question(kind: str, operator: str, elements: int, dtype: torch.dtype) -> Question:

@@ -50,6 +50,11 @@ del stale
 said["new memory"] = torch.empty(1024, device=d)[:2].tolist()
 large = torch.randn(2048, 2048, device=d)
 said["large"] = [large.mean().item(), large[:1, :2].tolist(), large.argmax().item()]
+said["large is finite"] = [
+    large.isfinite().all().item(),
+    bool(large.mean().isnan()),
+    bool(large[0, 0] == -torch.inf),
+]
 said["large rows"] = [list(torch.unique(large, dim=dim).shape) for dim in (0, 1)]
 said["printed"] = str(large[0, :2]).partition(", d")[0]
 said["normal"] = list(torch.normal(0.0, large.exp()).shape)

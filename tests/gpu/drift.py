@@ -27,7 +27,7 @@ from tb_memplugin.estimate.run.chosen import TABLES
 from tests.gpu.test_operators import OPERATORS, Figures, figures
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LAYOUTS = ("contiguous", "transposed", "expanded gradient")
+LAYOUTS = ("contiguous", "transposed", "expanded gradient", "channels last")
 SIZES = (1, 3)
 """Divisors of the first dimension of every input. Where operators do not fit, the case is left out."""
 
@@ -62,6 +62,9 @@ class Case:
 
     def _input(self, shape: tuple[int, ...]) -> torch.Tensor:
         shape = (max(1, shape[0] // self.divisor), *shape[1:])
+        if self.layout == "channels last" and len(shape) == 4:
+            images = torch.ones(shape, dtype=self.dtype, device="cuda")
+            return images.to(memory_format=torch.channels_last).requires_grad_()
         if self.layout != "transposed" or len(shape) < 2:
             return torch.ones(shape, dtype=self.dtype, device="cuda", requires_grad=True)
         *others, rows, columns = shape
@@ -103,6 +106,8 @@ def main() -> None:
     compared = left_out = 0
     for arguments in itertools.product(names, DTYPES, LAYOUTS, SIZES):
         case = Case(*arguments)
+        if case.layout == "channels last" and not any(len(shape) == 4 for shape in OPERATORS[case.name][1]):
+            continue
         met, estimated, counted = compare(case, gpu)
         if estimated is None or counted is None:
             left_out += 1

@@ -17,7 +17,7 @@ from torch.utils._mode_utils import no_dispatch
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.kernels.copies import contiguous_like_the_input, within
 from tb_memplugin.estimate.kernels.reductions import Layout, reduction
-from tb_memplugin.estimate.kernels.table import ANY_GPU, Buffers, Call, Kernel, operators
+from tb_memplugin.estimate.kernels.table import ANY_GPU, Buffers, Call, Kernel, copied_bytes, operators
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.known_values import values_of
 from tb_memplugin.estimate.run.patches import Patches
@@ -106,7 +106,7 @@ class CtcLoss(Correction):
             if zero_infinity:
                 loss = torch.where(loss == torch.inf, torch.zeros((), device=loss.device), loss)
             if reduction == 1:
-                loss = (loss / torch.tensor(longest, device=loss.device).clamp(min=1).to(loss.dtype)).mean()
+                loss = (loss / loss.new_tensor(longest).clamp(min=1)).mean()
             return loss.sum() if reduction == 2 else loss
 
         patches.set(torch, "ctc_loss", ctc_loss)
@@ -133,10 +133,20 @@ def _ctc(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mappi
 
 
 def _ctc_buffers(call: Call) -> Buffers:
-    """Return lengths and offsets of targets on the GPU; in backward first the probabilities from behind."""
-    rows = [8 * call["log_probs"].shape[1]] * 3
+    """Return lengths and offsets of targets on the GPU; in backward also the probabilities from behind."""
     alpha = call.get("log_alpha")
-    return rows if alpha is None else [alpha.nbytes, *rows]
+    results = reversed(call.out) if alpha is None else [alpha.nbytes, call.out]
+    return [*[8 * call["log_probs"].shape[1]] * 3, *results]
+
+
+def _margins(call: Call) -> Buffers:
+    """Return contiguous copies, and the losses of all samples if they are reduced to one number."""
+    data, out = call["self"], call.out[0] if isinstance(call.out, tuple) else call.out
+    copies = [copied_bytes(data), copied_bytes(call["target"])]
+    if out.dim() or data.dim() < 2:
+        return copies
+    losses = Layout.contiguous(data.shape[:1], out.dtype)
+    return reduction(losses, call.gpu, before=[*copies, len(data) * out.element_size()])
 
 
 KERNELS = (
@@ -169,6 +179,11 @@ KERNELS = (
         _with_logits,
         source="Loss.cpp:binary_cross_entropy_with_logits",
         on="",
+    ),
+    Kernel(
+        operators("multi_margin_loss", "multilabel_margin_loss_forward"),
+        _margins,
+        source="cuda/MultiMarginLoss.cu:multi_margin_loss_cuda_out, cuda/MultiLabelMarginCriterion.cu",
     ),
     Kernel(
         operators("soft_margin_loss_backward"),

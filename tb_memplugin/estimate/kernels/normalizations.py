@@ -46,22 +46,25 @@ def _batch_norm(call: Call) -> Buffers:
 
 
 def _batch_norm_backward(call: Call) -> Buffers:
-    """Return two sums for each channel, which are there before the gradient of the input."""
-    data = call["input"]
-    if not call["train"]:
-        return ()
+    """Return two sums for each channel, which are there before the gradient of the input.
+
+    Where the statistics are not of this batch, the inverse deviations are computed again.
+    """
+    data, (gradient, *others) = call["input"], call.out
     if not _has_channels_last_kernels(data):
-        return [*call.out[1:], call.out[0]]
-    sums = [data.shape[1] * max(4, data.element_size())] * 2
-    exchanged = _exchanged(data, 2) if _has_channels_last_kernels(call["grad_out"]) else []
-    return [*call.out[1:], *sums, exchanged, call.out[0]]
+        return [*others, gradient]
+    numbers, sums = data.shape[1] * max(4, data.element_size()), []
+    if call["train"] or others != [None, None]:
+        exchanged = _exchanged(data, 2) if _has_channels_last_kernels(call["grad_out"]) else []
+        sums = [*others, numbers, numbers, exchanged]
+    return [*sums, gradient] if call["train"] else [numbers, *sums, gradient]
 
 
 def _input_gradient(mode: Any, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Return the results, the gradient of the input contiguous where one kernel computes all of them."""
+    """Return the results, the gradient of the input contiguous but where channels-last kernels compute it."""
     results = mode.quietly(func, *args, **kwargs)
-    data = args[1]
-    if results is NotImplemented or results[0] is None or _has_channels_last_kernels(data):
+    data, is_trained = args[1], args[7]
+    if results is NotImplemented or results[0] is None or (is_trained and _has_channels_last_kernels(data)):
         return results
     gradient = mode.quietly(aten.empty_like.default, data, memory_format=torch.contiguous_format)
     return gradient, *results[1:]

@@ -193,9 +193,12 @@ KERNELS = (
     Kernel(
         operators(
             *("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"),
-            *("multi_margin_loss_backward", "multilabel_margin_loss_backward"),
+            *("multi_margin_loss_backward", "multilabel_margin_loss_backward", "glu_backward"),
         ),
-        source="Loss.cpp:mse_loss_backward and its like: zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)",
+        source=(
+            "Loss.cpp:mse_loss_backward and its like: zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT); "
+            "cuda/GatedLinearUnit: glu_backward_cuda"
+        ),
         results=contiguous_like_the_input,
     ),
     Kernel(
@@ -207,6 +210,12 @@ KERNELS = (
         operators("_log_softmax_backward_data"),
         contiguous_copies("grad_output", "output"),
         source="cuda/SoftMax.cu:host_softmax_backward",
+        results=_contiguous,
+    ),
+    Kernel(
+        operators("rrelu_with_noise"),
+        contiguous_copies("self"),
+        source="cuda/RreluWithNoise.cu:_rrelu_with_noise_cuda_train",
         results=_contiguous,
     ),
     Kernel(

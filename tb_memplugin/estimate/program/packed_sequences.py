@@ -6,7 +6,7 @@ Lengths that the program creates from its own numbers are known (constants.py). 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,31 +64,44 @@ def values_of(tensor: torch.Tensor) -> list[int]:
 
 
 def _pack(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    data, lengths, _ = args
+    data, lengths, batch_first = args
     values = values_of(lengths)
     sizes = [sum(length > time for length in values) for time in range(max(values))]
-    with mode:
-        rows = data.new_empty(sum(values), *data.shape[2:])
+    with mode.looking():
+        steps = data.transpose(0, 1) if batch_first else data
+        pieces = [steps[first:last, :size].contiguous() for first, last, size in _stretches(sizes)]
+        rows = torch.cat([piece.flatten(0, 1) for piece in pieces])
     return rows, _integers(mode, sizes)
 
 
 def _pack_backward(
     gradient: torch.Tensor, shape: Sequence[int], batch_sizes: torch.Tensor, batch_first: bool
 ) -> torch.Tensor:
-    """Return zeros of the shape that was packed; the real function writes the rows into them."""
-    return gradient.new_zeros(shape)
+    """Return zeros of the shape that was packed, time first; the real function writes the rows into them."""
+    if not batch_first:
+        return gradient.new_zeros(shape)
+    batch, times, *rest = shape
+    return gradient.new_zeros((times, batch, *rest)).transpose(0, 1)
 
 
 def _unpacked(data: torch.Tensor, sizes: list[int], padding: float, times: int) -> torch.Tensor:
-    """Return the padded sequences; time steps with equal batch sizes are copied together."""
+    """Return the padded sequences."""
     padded = data.new_full((times, sizes[0], *data.shape[1:]), padding)
-    row = time = 0
-    for size, stretch in itertools.groupby(sizes):
-        length = len(list(stretch))
-        rows = data[row : row + size * length].view(length, size, *data.shape[1:])
-        padded[time : time + length, :size].copy_(rows)
-        row, time = row + size * length, time + length
+    row = 0
+    for first, last, size in _stretches(sizes):
+        rows = data[row : row + size * (last - first)].unflatten(0, (last - first, size))
+        padded[first:last, :size].copy_(rows)
+        row += size * (last - first)
     return padded
+
+
+def _stretches(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield stretches of time steps with equal batch sizes, which are copied together, and these sizes."""
+    first = 0
+    for size, stretch in itertools.groupby(sizes):
+        last = first + len(list(stretch))
+        yield first, last, size
+        first = last
 
 
 def _integers(mode: CountingFakeMode, numbers: list[int]) -> torch.Tensor:

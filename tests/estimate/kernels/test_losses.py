@@ -32,9 +32,9 @@ def test_ctc_loss_has_twice_the_longest_target_and_one_for_each_step(one_after_t
     )
     alpha = BATCH * STEPS * (2 * 7 + 1) * 4
     numbers = 8 * BATCH  # two lengths and an offset of each sample
-    assert sizes(done, "_ctc_loss") == [4 * BATCH, alpha, numbers, numbers, numbers]
+    assert sizes(done, "_ctc_loss") == [numbers, numbers, numbers, alpha, 4 * BATCH]
     gradient = BATCH * STEPS * CLASSES * 4
-    assert sizes(done, "_ctc_loss_backward") == [gradient, alpha, numbers, numbers, numbers]
+    assert sizes(done, "_ctc_loss_backward") == [numbers, numbers, numbers, alpha, gradient]
 
 
 def test_lengths_of_ctc_loss_that_are_not_known_are_the_greatest() -> None:
@@ -48,6 +48,22 @@ def test_lengths_of_ctc_loss_that_are_not_known_are_the_greatest() -> None:
 def test_a_ctc_loss_of_cudnn_is_refused_with_a_way_around() -> None:
     with pytest.raises(MemPluginError, match=r"targets of dtype torch\.long"):
         estimated(lambda: ctc([2] * BATCH, torch.ones(8, dtype=torch.int32, device="cuda")))
+
+
+@pytest.mark.parametrize(
+    ("operator", "loss", "target"),
+    [
+        ("multi_margin_loss", functional.multi_margin_loss, (64,)),
+        ("multilabel_margin_loss_forward", functional.multilabel_margin_loss, (64, 10)),
+    ],
+)
+def test_margins_of_samples_are_averaged(operator: str, loss: Any, target: tuple[int, ...]) -> None:
+    def run() -> Any:
+        columns = torch.ones(10, 64, device="cuda").t()  # copied: 64 x 10 floats
+        return loss(columns, torch.zeros(target, dtype=torch.long, device="cuda"))
+
+    marked = [64 * 10 * 4] * (len(target) - 1)
+    assert sorted(sizes(estimated(run), operator)) == sorted([4, *marked, 64 * 10 * 4, 64 * 4])
 
 
 def test_synchronised_batch_norm_has_moments_of_channels_in_float32() -> None:

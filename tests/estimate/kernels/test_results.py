@@ -71,6 +71,33 @@ def test_enlarged_images_stay_channels_last() -> None:
         assert functional.pixel_unshuffle(images, 2).is_contiguous()
 
 
+@pytest.mark.parametrize(
+    ("function", "buffers"),
+    [
+        (lambda x: functional.glu(x, 1), {"glu_backward": [MIB]}),
+        (
+            lambda x: functional.batch_norm(x, *torch.ones(2, 64, device="cuda")),
+            {"native_batch_norm_backward": [64 * 4, MIB]},  # inverse deviations
+        ),
+        (lambda x: functional.rrelu(x, training=True), {"rrelu_with_noise": [MIB, MIB]}),  # copied
+    ],
+    ids=["glu", "frozen batch norm", "rrelu"],
+)
+def test_kernels_write_contiguous_results_of_channels_last_images(function: Any, buffers: Any) -> None:
+    """16 x 64 x 16 x 16 floats are 1 MiB; a leaf's gradient is copied into the leaf's own format."""
+
+    def run() -> torch.Tensor:
+        images = torch.ones(16, 64, 16, 16, device="cuda").contiguous(memory_format=torch.channels_last)
+        result = function(images.requires_grad_())
+        (gradient,) = torch.autograd.grad(result, images, torch.ones_like(result))
+        assert gradient.is_contiguous() or "rrelu_with_noise" in buffers
+        return gradient
+
+    done = estimated(run)
+    for operator, taken in buffers.items():
+        assert sizes(done, operator) == taken
+
+
 def backward(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...], wide: bool = False) -> Any:
     def run() -> list[torch.Tensor]:
         inputs = [torch.ones(shape, device="cuda", requires_grad=True) for shape in shapes]
