@@ -59,3 +59,21 @@ def test_ctrl_c_where_a_thread_is_started_ends_the_write_and_the_next_one_is_flu
     monkeypatch.setattr(disk_sync, "in_background", begin)
     assert writer.write(trace("step 1", "alloc 7 a")).side_file in flushed
     assert len(read_recordings(str(tmp_path)).steps) == 2
+
+
+def test_a_flush_that_cannot_be_awaited_at_the_end_of_the_process_is_told_and_the_others_are_awaited(
+    tmp_path, monkeypatch
+):
+    errors, awaited = list[Exception](), list[disk_sync.DiskSync]()
+    broken, whole = (disk_sync.DiskSync(str(tmp_path), errors.append) for _ in range(2))
+
+    def wait(sync, _):
+        if sync is broken:
+            raise MemoryError
+        awaited.append(sync)
+
+    monkeypatch.setattr(disk_sync, "_open", [broken, whole])
+    monkeypatch.setattr(disk_sync.DiskSync, "wait", wait)
+    disk_sync._end()
+    assert [type(error) for error in errors] == [MemoryError]
+    assert awaited == [whole]

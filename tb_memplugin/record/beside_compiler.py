@@ -11,6 +11,7 @@ what it has guarded makes it compile again.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
@@ -119,7 +120,9 @@ lock = threading.RLock()
 """Held while patches change, and by those who keep what patches read: of two locks, an object that dies while
 a thread holds one may want the other, and wait for ever.
 """
-_patches: list[Patch] = []
+_patches: weakref.WeakKeyDictionary[Patch, None] = weakref.WeakKeyDictionary()
+"""Those that `remove` was not called with. One whose owner has forgotten it is not put on again."""
+
 _original_entry: Any = None
 _in_compiled: set[int] = set()
 """The threads that run compiled code."""
@@ -131,8 +134,7 @@ is_known = False
 def add(patch: Patch) -> None:
     """Put a patch on, except while it must be off, until `remove`."""
     with lock:
-        if patch not in _patches:
-            _patches.append(patch)
+        _patches[patch] = None
         try:
             _set(patch)
             look()
@@ -146,7 +148,7 @@ def remove(patch: Patch) -> None:
     with lock:
         is_first = patch in _patches
         if is_first:
-            _patches.remove(patch)  # before what may fail, else it would be put on again
+            del _patches[patch]  # before what may fail, else it would be put on again
         patch.take_off()
         if is_first:
             look()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import logging
+import math
 import signal
 import threading
 import weakref
@@ -56,13 +57,17 @@ class Guard:
         loss: what an error costs the user, as the beginning of a sentence: "The memory of this window is not
             recorded".
         logger: the logger for messages. None: that of the package.
-        only_first: log the first error only: those after it may be its consequences.
     """
 
-    def __init__(self, loss: str, logger: logging.Logger | None = None, *, only_first: bool = False) -> None:
-        self._loss, self.logger, self._only_first = loss, logger or _package_logger, only_first
+    def __init__(self, loss: str, logger: logging.Logger | None = None) -> None:
+        self._loss, self.logger = loss, logger or _package_logger
         self._logged: set[str] = set()
+        self._errors_to_log = math.inf
         self._waiting = ("", "")
+
+    def log_only_next(self) -> None:
+        """Of the errors until the next call of this, log the first: the others may be its consequences."""
+        self._errors_to_log = 1
 
     def end(
         self,
@@ -100,8 +105,9 @@ class Guard:
 
     def _log(self, where: str, error: BaseException, loss: str, *, later: bool) -> None:
         self.logger.debug("%s failed", where, exc_info=error)
-        if self._only_first and self._logged:
+        if not self._errors_to_log:
             return
+        self._errors_to_log -= 1
         message, kind = str(error), kind_of(error)
         if not isinstance(error, MemPluginError):
             message = (

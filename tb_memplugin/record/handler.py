@@ -286,6 +286,13 @@ class _MemoryTraceHandler:
                 raise
             trace = _unseen(histories)
         self._windows += 1
+        if self._lacks:
+            without = (
+                f"The handler was unpickled without {self._lacks} that it had, so modules have no names. "
+                "Create one in the process that trains, with memory_trace_handler(..., model=..., "
+                "optimizer=...)."
+            )
+            trace = replace(trace, notes=(*trace.notes, Note(without, "unpickled")))
         if self._writer is None:
             worker = self._settings.worker_name or default_worker_name()
             self._writer = RunWriter(
@@ -318,12 +325,6 @@ class _MemoryTraceHandler:
         if not self._is_announced:
             self._is_announced = True
             say_where(self._dir_name, "memory", self._logger)
-            if self._lacks:
-                self._guard.warn(
-                    f"This handler was unpickled without {self._lacks} that it had, so modules have no "
-                    "names.\n  fix: Create a handler in this process, with "
-                    "memory_trace_handler(..., model=..., optimizer=...)."
-                )
 
     def _histories(self, recorder: WindowRecorder) -> list[MemoryTrace]:
         """Return the traces of the allocators' histories that can be read."""

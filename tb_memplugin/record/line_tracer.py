@@ -114,7 +114,8 @@ class LineTracer:
                     where="LineTracer.start_tracing",
                     fix="Call stop_tracing() first, or use another LineTracer for an inner block.",
                 )
-            self._guard, self._recorded = Guard(_LOST, self._logger, only_first=True), None
+            self._guard.log_only_next()
+            self._recorded = None
             recording = self._recording()
             recording.begin()
             self._running = recording

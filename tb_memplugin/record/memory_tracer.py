@@ -281,7 +281,7 @@ class MemoryTracer:
                     where="MemoryTracer.trace",
                     fix="Use another MemoryTracer for an inner block, or on another thread.",
                 )
-            self._guard = Guard(_LOST, self._logger, only_first=True)
+            self._guard.log_only_next()
             recording = self._recording(models)
             recording.start(models, optimizers)
             self._running = recording

@@ -47,7 +47,7 @@ class DiskSync:
         *,
         durable: bool = False,
     ) -> None:
-        self._logdir, self._failed, self._idle = logdir, failed, idle
+        self._logdir, self.failed, self._idle = logdir, failed, idle
         self._pause, self._durable = 0.0 if durable else pause, durable
         self._forget()
         _open.add(self)
@@ -113,7 +113,7 @@ class DiskSync:
                 self._is_running = False
                 self._changed.notify_all()
             if isinstance(error, Exception):
-                self._failed(error)
+                self.failed(error)
 
     def _take(self) -> list[str]:
         with self._changed:
@@ -127,9 +127,9 @@ class DiskSync:
             try:
                 self._flush_file(path)
             except OSError as error:
-                self._failed(_not_flushed(self._logdir, error))
+                self.failed(_not_flushed(self._logdir, error))
         for left in files.left_below(self._logdir):
-            self._failed(_not_deleted(self._logdir, left))
+            self.failed(_not_deleted(self._logdir, left))
         self._not_before = time.monotonic() + self._pause
         idle, self._idle = self._idle, lambda: None
         idle()
@@ -209,7 +209,9 @@ _open: weakref.WeakSet[DiskSync] = weakref.WeakSet()
 def _end() -> None:
     """Flush what waits, and wait for it."""
     until = time.monotonic() + LONGEST_WAIT_SECONDS
-    for sync in list(_open):
-        sync.start()
-    for sync in list(_open):
-        sync.wait(max(until - time.monotonic(), 0.0))
+    for end in (DiskSync.start, lambda sync: sync.wait(max(until - time.monotonic(), 0.0))):
+        for sync in list(_open):
+            try:
+                end(sync)
+            except Exception as error:  # noqa: BLE001  # there is nobody above
+                sync.failed(error)

@@ -52,7 +52,8 @@ def killed(child: Child, seconds: float) -> tuple[set[int], bool]:
         try:
             os.setpgid(0, 0)
             silent = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silent, 2)
+            for output in (1, 2):
+                os.dup2(silent, output)
             child(lambda number: os.write(tell, bytes([number])))
         finally:
             os._exit(0)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizers
 from torch.profiler import ProfilerActivity, profile
 
-from tb_memplugin import MemoryMonitor, combine_handlers, memory_trace_handler
+from tb_memplugin import MemoryMonitor, combine_handlers, load, memory_trace_handler
 from tb_memplugin.callbacks.recorder import StepRecorder
 from tb_memplugin.callbacks.recorder import Training as LibraryTraining
 from tb_memplugin.store.reader import read_recordings
@@ -45,32 +45,29 @@ def test_a_copy_of_a_handler_and_the_original_write_windows_in_turn(tmp_path, co
     assert caplog.text == ""
 
 
-def test_an_unpickled_handler_records_without_the_model_and_says_so_once(tmp_path, caplog):
+@pytest.mark.parametrize("had_model", [True, False])
+def test_a_note_says_what_an_unpickled_handler_lacks(tmp_path, caplog, had_model):
     model = nn.Linear(4, 3)
-    handler = through_pickle(memory_trace_handler(tmp_path, "w", model=model))
+    handler = through_pickle(memory_trace_handler(tmp_path, "w", model=model if had_model else None))
     for _ in range(2):
         record(handler, model)
-    assert steps_in(tmp_path) == 2
-    assert [line.getMessage().splitlines()[0] for line in caplog.records] == [
-        "This handler was unpickled without the model that it had, so modules have no names."
-    ]
-
-
-def test_an_unpickled_handler_that_had_no_model_says_nothing(tmp_path, caplog):
-    model = nn.Linear(4, 3)
-    record(through_pickle(memory_trace_handler(tmp_path, "w")), model)
-    assert steps_in(tmp_path) == 1
+    side_files = [step.side_file or "" for step in read_recordings(str(tmp_path)).steps]
+    notes = [[note for note in load(path).notes if note.code == "unpickled"] for path in side_files]
+    assert [len(each) for each in notes] == [had_model] * 2
+    assert all("without the model that it had" in note for each in notes for note in each)
     assert caplog.text == ""
 
 
-def test_an_unpickled_handler_and_its_original_write_into_two_folders(tmp_path):
+def test_an_unpickled_handler_and_its_original_write_into_two_folders_with_one_warning(tmp_path, caplog):
     model = nn.Linear(4, 3)
-    original = memory_trace_handler(tmp_path, "w")
+    original = memory_trace_handler(tmp_path, "w", model=model)
     unpickled = through_pickle(original)
     for handler in (original, unpickled, original):
         record(handler, model)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["w", "w.2"]
     assert steps_in(tmp_path) == 3
+    (warning,) = caplog.messages
+    assert "another writer, so this one writes to" in warning
 
 
 def test_combined_handlers_can_be_pickled_and_copied(tmp_path):

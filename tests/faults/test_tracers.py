@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from tb_memplugin import LineTracer, MemoryTracer
 from tb_memplugin.trace import Kind, MemoryTrace
@@ -90,3 +92,20 @@ def test_an_error_in_any_function_of_line_tracer_costs_at_most_that_block(tmp_pa
     fired, problems = sweep(LineSession, tmp_path, part, PARTS)
     assert problems == []
     assert fired > 20
+
+
+@pytest.mark.parametrize(("tracer", "name"), [(MemoryTracer, "trace"), (LineTracer, "__enter__")])
+def test_a_fault_of_each_block_is_logged_once_and_another_one_as_well(caplog, monkeypatch, tracer, name):
+    model, recorder = nn.Linear(2, 1), tracer()
+    for error in (ValueError("a"), ValueError("a"), OSError("b"), OSError("b"), ValueError("a")):
+
+        def failing(*_: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(recorder, "_recording", failing)
+        with recorder.trace(model) if name == "trace" else recorder:
+            model(torch.ones(1, 2))
+    assert [text.partition(":")[0] for text in caplog.messages] == [
+        "The trace could not be read (ValueError",
+        "The trace could not be read (OSError",
+    ]

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import optimizer
 
 from tb_memplugin import MemoryTracer
+from tb_memplugin.record import beside_compiler
 from tb_memplugin.record.optimizer_hooks import StepHooks
 
 torch_optimizer: Any = optimizer
@@ -37,6 +38,23 @@ def test_a_handle_that_raises_leaves_no_other_hook_and_no_patch(monkeypatch, num
     assert [len(table) for table in tables] == [1 - number, number]
     assert torch_optimizer.chain is before
     handles[number].remove()
+
+
+def test_hooks_whose_end_failed_are_off_and_stay_off_when_compiled_code_has_run(monkeypatch):
+    steps = list[object]()
+    stepping = torch.optim.SGD(nn.Linear(4, 3).parameters(), lr=0.1)
+    hooks, other = (StepHooks(lambda *_, each=each: steps.append(each), lambda *_: None) for each in "ab")
+    with monkeypatch.context() as failing:
+        failing.setattr(beside_compiler, "remove", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            hooks.remove()
+    del hooks
+    beside_compiler._set_tracing(True)
+    beside_compiler._set_tracing(False)
+    stepping.step()
+    other.remove()
+    stepping.step()
+    assert steps == ["b"]
 
 
 def test_hooks_come_and_go_while_an_optimizer_is_among_its_hooks():
