@@ -4,6 +4,10 @@ A client asks what the tab asks, in random order and with random zooms and momen
 second between two requests. Clients "without pause" ask again as soon as they have an answer, which no person
 does: then the server is always busy, and answer times show what a request costs.
 
+One client, people and clients without pause take turns. "CPU" is what TensorBoard's process computes, for all
+clients, between a question and its answer: other programs delay a process that always computes more than one
+that seldom does.
+
 `python -m benchmarks.clients SECONDS` measures for another time than a minute.
 """
 
@@ -28,7 +32,7 @@ from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace
 from tests.tensorboard.process import TensorBoard, tensorboard
 
-CLIENTS, SECONDS, PAUSE_SECONDS = 50, 60.0, 1.0
+CLIENTS, SECONDS, ROUNDS, PAUSE_SECONDS = 50, 60.0, 3, 1.0
 ENDLESS_RULE = "endless=^((.|.)+)+#"
 RULE_CLIENTS = 20
 IDLE_SECONDS = 5.0
@@ -44,34 +48,57 @@ class Answers:
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
+    computed: list[float] = field(default_factory=list)
+    """CPU seconds of TensorBoard's process between each question and its answer, for all that it answers."""
     cpu_seconds: float = 0.0
     """What TensorBoard's process computed meanwhile."""
 
     def all(self) -> list[float]:
         return [second for seconds in self.seconds.values() for second in seconds]
 
+    def add(self, other: Answers) -> None:
+        """Add the answers of another round."""
+        for route, seconds in other.seconds.items():
+            self.seconds.setdefault(route, []).extend(seconds)
+        self.errors += other.errors
+        self.cpu_seconds += other.cpu_seconds
+
 
 def measure(seconds: float = SECONDS) -> list[Figure]:
     """Measure one client, fifty people, fifty clients without pause, and one beside endless rules."""
+    one, people, without_pause = [], [], []
     with recorded() as server:
         asyncio.run(_each_route_once(server))
         before = memory_of(server)
-        alone = asyncio.run(load(server, 1, seconds / 3, pause=0, seed="one"))
-        people = asyncio.run(load(server, CLIENTS, seconds, pause=PAUSE_SECONDS, seed="people"))
-        without_pause = asyncio.run(load(server, CLIENTS, seconds, pause=0, seed="without pause"))
+        each = seconds / ROUNDS
+        for number in range(ROUNDS):
+            one.append(asyncio.run(load(server, 1, each / 3, pause=0, seed=f"one {number}")))
+            people.append(
+                asyncio.run(load(server, CLIENTS, each, pause=PAUSE_SECONDS, seed=f"people {number}"))
+            )
+            without_pause.append(
+                asyncio.run(load(server, CLIENTS, each, pause=0, seed=f"without pause {number}"))
+            )
         time.sleep(IDLE_SECONDS)
         after = memory_of(server)
         again = asyncio.run(load(server, 1, seconds / 3, pause=0, seed="again"))
         beside = asyncio.run(_beside_rules(server, seconds))
         time.sleep(IDLE_SECONDS)
         left = searches_of(server)
-    people_and_all = {"one": alone, "people": people, "without pause": without_pause}
-    show({**people_and_all, "one again": again, "beside rules": beside})
-    errors = len(people.errors) + len(without_pause.errors) + len(beside.errors)
-    p50, p50_again = _milliseconds(alone), _milliseconds(again)
+    by_rounds = {"one": one, "people": people, "without pause": without_pause}
+    every = {name: Answers() for name in by_rounds} | {"one again": again, "beside rules": beside}
+    for name, rounds in by_rounds.items():
+        for answers in rounds:
+            every[name].add(answers)
+    show(every)
+    errors = sum(len(answers.errors) for answers in every.values())
+    alone, p50_again = [*map(_milliseconds, one)], _milliseconds(again)
+    without = [*map(_milliseconds, without_pause)]
+    computed = [[1e3 * median(answers.computed) for answers in rounds] for rounds in (without_pause, one)]
     return [
-        Figure("50 people, 1M events: p50", "ms", [_milliseconds(people)], 10, [p50], "one client"),
-        Figure("50 without pause: p50", "ms", [_milliseconds(without_pause)], 10, [p50], "one client"),
+        Figure("50 people, 1M events: p50", "ms", [*map(_milliseconds, people)], 10, alone, "one client"),
+        Figure("50 without pause: p50", "ms", without, 10, alone, "one client"),
+        Figure("50 without pause: p50, CPU", "ms", computed[0], None, computed[1], "one client"),
         Figure(
             "beside 20 with endless rules: p50",
             "ms",
@@ -191,13 +218,15 @@ async def load(server: TensorBoard, clients: int, seconds: float, *, pause: floa
 
 async def ask(server: TensorBoard, answers: Answers, route: str, query: Query) -> None:
     """Ask as a browser does, and note the time or the error."""
-    begin = time.perf_counter()
+    clock = (~server.pid << 3) | 2  # of the CPU seconds of a process (man 3 clock_getcpuclockid)
+    begin, computed = time.perf_counter(), time.clock_gettime(clock)
     try:
         status = await asyncio.wait_for(_status(server, route, query), 120)
     except (OSError, TimeoutError) as error:
         answers.errors.append(f"{route}: {error!r}")
         return
     answers.seconds.setdefault(route, []).append(time.perf_counter() - begin)
+    answers.computed.append(time.clock_gettime(clock) - computed)
     if status != 200:
         answers.errors.append(f"{route}: {status} {query}")
 

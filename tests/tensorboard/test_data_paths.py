@@ -1,6 +1,8 @@
 """The tab's backend in a real TensorBoard, over the Rust data server and over the Python one."""
 
+import errno
 import json
+import os
 import platform
 import shutil
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tb_memplugin.server.routes import ROUTES
 from tb_memplugin.store.writer import RunWriter
 from tests.server.conftest import BASELINE, BIGGER
 from tests.tensorboard.process import tensorboard
@@ -15,6 +18,30 @@ from tests.traces import trace
 
 HOSTILE = "<script>alert(1)</script>\n../\0" + "x" * 10_000
 CHOSEN = {"run": "baseline", "worker": "rank0", "step": 5, "device": "cpu"}
+SIDE_FILE = "baseline/rank0/plugins/tb_memplugin/window-000000.mem"
+ZOOM = {"over": "event", "t0": 0, "t1": 3, "event": 1, "row": 0, "by": "category"}
+BASE = {"base_run": "bigger", "base_worker": "rank0", "base_step": 5}
+
+WITH_FAULTS = """
+import os, sys
+control, sys.stderr = {control!r}, open({log!r}, "w", buffering=1)
+
+def check(path):
+    if {name!r} in os.path.join("", *[os.fspath(path)] if isinstance(path, (str, os.PathLike)) else []):
+        if os.path.exists(control):
+            number = int(open(control).read())
+            raise OSError(number, os.strerror(number), os.fspath(path))
+
+def checked(function):
+    return lambda path, *args, **keywords: (check(path), function(path, *args, **keywords))[1]
+
+os.stat, os.lstat = checked(os.stat), checked(os.lstat)
+sys.addaudithook(lambda event, args: check(args[0]) if event == "open" else None)
+from tensorboard.main import run_main
+run_main()
+"""
+"""TensorBoard, in which a file cannot be opened or looked at while another one says with which errno."""
+
 HAS_RUST = sys.platform in {"linux", "darwin"} and platform.machine() in {"x86_64", "AMD64"}
 
 
@@ -39,7 +66,9 @@ def served(request, tmp_path_factory):
     RunWriter(str(logdir / "many"), "rank0").write(
         trace(*(line for step in range(60) for line in (f"step {step}", f"alloc {step + 1} b{step}")))
     )
-    with tensorboard(logdir, f"--load_fast={request.param}") as server:
+    faults = {"control": f"{logdir}.fault", "log": f"{logdir}.log", "name": SIDE_FILE}
+    program = ("-c", WITH_FAULTS.format(**faults))
+    with tensorboard(logdir, f"--load_fast={request.param}", program=program) as server:
         server.wait_for("runs", lambda answer: len(answer["runs"]) == 5)
         yield server, logdir
 
@@ -85,6 +114,51 @@ def test_a_truncated_file_is_named_beside_runs_that_work(served):
     assert problem["file"] == "broken/rank0/plugins/tb_memplugin/window-000000.mem"
     assert "truncated" in problem["reason"]
     assert server.get("curve", **{**CHOSEN, "run": "broken"})["exact"] is False
+
+
+@pytest.mark.parametrize("fault", ["EIO", "ESTALE", "EACCES", "gone", "cut"])
+def test_while_a_file_fails_it_is_named_with_the_reason_and_the_rest_is_shown(served, fault):
+    server, logdir = served
+    side_file = logdir / SIDE_FILE
+
+    def answers(**chosen):
+        of_routes = {}
+        for route in sorted(ROUTES.keys() - {"/runs", "/fleet"}):
+            path = f"data/plugin/tb_memplugin{route}"
+            status, body, _ = server.fetch(path, **CHOSEN | ZOOM | BASE | chosen)
+            of_routes[route] = status, json.loads(body)
+        return of_routes
+
+    def shown():
+        answer = server.get("runs")
+        return answer["runs"], [problem for problem in answer["problems"] if problem["file"] == SIDE_FILE]
+
+    whole, other, listed = answers(), answers(run="bigger"), shown()
+    content, control = side_file.read_bytes(), Path(f"{logdir}.fault")
+    stamp = side_file.stat()
+    try:
+        if fault == "gone":
+            side_file.unlink()
+        elif fault == "cut":
+            side_file.write_bytes(content[:100])
+        else:
+            control.write_text(str(getattr(errno, fault)))
+        during = answers()
+        assert answers(run="bigger") == other
+        runs, problems = shown()
+    finally:
+        control.unlink(missing_ok=True)
+        side_file.write_bytes(content)
+        os.utime(side_file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    reason = {"gone": "is missing", "cut": "truncated"}.get(fault) or os.strerror(getattr(errno, fault))
+    refused = [body["error"] for route, (status, body) in during.items() if status != whole[route][0] == 200]
+    assert all(status in (200, 404) for route, (status, _) in during.items() if whole[route][0] == 200)
+    assert len(refused) > 10
+    assert all(SIDE_FILE in error["where"] and reason in error["what"] for error in refused), refused
+    assert runs == listed[0]
+    assert len(problems) == 1, problems
+    assert (answers(), shown()) == (whole, listed)
+    assert "Traceback" not in Path(f"{logdir}.log").read_text()
 
 
 def test_scalars_show_the_peaks(served):
