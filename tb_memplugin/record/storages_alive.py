@@ -9,6 +9,7 @@ The program's other Python threads, without ours that flushes files: it runs not
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
@@ -45,6 +46,40 @@ def frames_of_other_threads() -> list[FrameType]:
     ours = {thread.ident for thread in threading.enumerate() if thread.name == THREAD}
     ours.add(threading.get_ident())
     return [frame for ident, frame in sys._current_frames().items() if ident not in ours]
+
+
+_new, _number, _clear, _delete, _interpreter = (
+    ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+    for name, result, *arguments in (
+        ("PyThreadState_New", ctypes.c_void_p, ctypes.c_void_p),
+        ("PyThreadState_GetID", ctypes.c_uint64, ctypes.c_void_p),
+        ("PyThreadState_Clear", None, ctypes.c_void_p),
+        ("PyThreadState_Delete", None, ctypes.c_void_p),
+        ("PyInterpreterState_Get", ctypes.c_void_p),
+    )
+)
+
+
+class OtherThreads:
+    """Tells whether the program has had other Python threads since it was made, also some that have ended."""
+
+    def __init__(self) -> None:
+        self._ran, self._next = bool(frames_of_other_threads()), self._next_number()
+
+    def have_run(self) -> bool:
+        """Return the answer."""
+        before, self._next = self._next, self._next_number()
+        self._ran = self._ran or self._next != before + 1 or bool(frames_of_other_threads())
+        return self._ran
+
+    @staticmethod
+    def _next_number() -> int:
+        """Return Python's number of a thread that would begin now. Python numbers its threads in order."""
+        state = _new(_interpreter())
+        number: int = _number(state)
+        _clear(state)
+        _delete(state)
+        return number
 
 
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep

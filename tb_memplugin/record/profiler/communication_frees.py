@@ -52,8 +52,8 @@ def with_communication_frees(
     # At equal times the free comes after its own alloc and before the alloc that uses its address again.
     return merged(bare, frees), Note(
         "Freed by threads of the communication, at times that the profiler does not see: "
-        f"{counted(len(end_ns), 'block')}. They count only while the operator ran that allocated them, so that "
-        f"up to {missing:,} bytes may be missing at a time. Pass exact_cpu=True to see every free.",
+        f"{counted(len(end_ns), 'block')}. They count only while the operator ran that allocated them, so "
+        f"that up to {missing:,} bytes may be missing at a time. Pass exact_cpu=True to see every free.",
         "freed_by_communication",
         missing,
     )

@@ -323,14 +323,15 @@ def _not_in_curve(window: Window, matched: Int64) -> list[Note]:
 
     Storages that a problem of the window counts already are left out.
     """
-    size = sum(_not_in_curve_bytes(window, matched, counted=window.in_problems).values())
+    elsewhere = window.in_problems | window.foreign
+    size = sum(_not_in_curve_bytes(window, matched, inputs=True, without=elsewhere).values())
     if not size:
         return []
     note = Note(
-        f"{size:,} bytes of parameters, gradients or optimizer state are not in the curve: they were seen in "
-        "this window, but the profiler did not report where they came from. They were alive before, and "
-        "their model or optimizer was not given to memory_trace_handler, or they were something else then (a "
-        "state dict, a bucket of gradients). Or another thread or library made them.",
+        f"{size:,} bytes of inputs, parameters, gradients or optimizer state are not in the curve: they were "
+        "seen in this window, but the profiler did not report where they came from. They were alive before, "
+        "and their model or optimizer was not given to memory_trace_handler, or they were something else "
+        "then (a state dict, a bucket of gradients). Or another thread made them.",
         "not_in_curve",
         size,
     )
@@ -338,16 +339,21 @@ def _not_in_curve(window: Window, matched: Int64) -> list[Note]:
 
 
 def _not_in_curve_bytes(
-    window: Window, matched: Int64, counted: Set[tuple[str, int]] = frozenset()
+    window: Window, matched: Int64, *, inputs: bool = False, without: Set[tuple[str, int]] = frozenset()
 ) -> dict[str, int]:
-    """Return the bytes by device of storages seen in use that no block of the trace is, without `counted`."""
+    """Return the bytes by device of storages seen in use that no block of the trace is.
+
+    Args:
+        inputs: whether to count inputs, too: when they end is not known, so they need not add up.
+        without: (device name, address) of storages that are not counted.
+    """
     unknown = {
         (sighting.device, sighting.address): sighting.bytes
         for sighting, row in zip(window.sightings, matched.tolist(), strict=True)
-        if row < 0 and sighting.category is not Category.INPUT  # a batch may be another library's memory
+        if row < 0 and (inputs or sighting.category is not Category.INPUT)
     }
     sizes: Counter[str] = Counter()
-    for device, address in unknown.keys() - counted:
+    for device, address in unknown.keys() - without:
         sizes[device] += unknown[device, address]
     return sizes
 
@@ -431,7 +437,7 @@ def _notes(trace: MemoryTrace, tree: ProfilerTree, called: ProfiledStacks) -> li
         notes.append(
             Note(
                 f"Freed in the window, but not seen before: {counted(len(reported), 'block')} ({size:,} "
-                "bytes by the profiler's count). They are from before the window, or another thread allocated "
+                "bytes by the profiler's count). They are from before the window, or another thread made "
                 "them; they are no parameters, buffers, gradients or optimizer state, and not in the curve.",
                 "freed_from_before",
                 size,

@@ -54,7 +54,7 @@ from tb_memplugin.record.storages import (
     optimizer_storages,
     sight,
 )
-from tb_memplugin.record.storages_alive import frames_of_other_threads, other_threads_may_run, storages_alive
+from tb_memplugin.record.storages_alive import OtherThreads, other_threads_may_run, storages_alive
 from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
@@ -116,7 +116,7 @@ class Window:
             else those alive at the start.
         alive_at_end: by address, the bytes of all storages that Python has at the end; 0 of those that are
             not of torch's CPU allocator. Searched where other threads allocate or free, unseen by profilers:
-            Python's, and those of communication where several processes train on CPUs.
+            Python's, which may have ended, and those of communication where several processes train on CPUs.
         notes: what is said of the start state, without a warning.
         problems: what could not be recorded, with the bytes that this concerns.
         open_problems: the same where only the whole trace tells the bytes, each with the kind of the error
@@ -124,6 +124,7 @@ class Window:
         results: by thread ident, the bytes that outer calls of modules returned there, without those on
             `thread`.
         is_second: whether it began while another window was open.
+        foreign: (device name, address) of inputs in memory that another process or library allocated.
         in_problems: (device name, address) of storages from before the window that a problem counts.
     """
 
@@ -154,6 +155,7 @@ class Window:
     open_problems: dict[str, str] = field(default_factory=dict)
     results: dict[int, int] = field(default_factory=dict)
     is_second: bool = False
+    foreign: set[tuple[str, int]] = field(default_factory=set)
     in_problems: set[tuple[str, int]] = field(default_factory=set)
 
 
@@ -211,6 +213,7 @@ class WindowRecorder:
         self._is_lost = False
         models, before = self._alive_models(), self._window
         self._window = window = Window(time_ns(), threading.get_ident(), ModuleNames())
+        self._other_threads = OtherThreads()
         window.is_second = before is not None and not before.stop_ns
         window.names = ModuleNames.of(models)
         window.has_models = bool(models)
@@ -451,7 +454,7 @@ class WindowRecorder:
         if on_cpu and torch.distributed.is_available() and torch.distributed.is_initialized():
             return True
         searches = self._finds_all and self._search_ns <= LONGEST_SEARCH_NS
-        return searches and window.counted is None and bool(frames_of_other_threads())
+        return searches and window.counted is None and self._other_threads.have_run()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
@@ -474,9 +477,14 @@ class WindowRecorder:
             window.optimizer_steps.append(OptimizerStep(began.pop(), ended, holdings.stepped(optimizer)))
         self._sightings.append(holdings.look_at_state(optimizer))
 
-    def _saw_inputs(self, sightings: list[Sighting], _: object) -> None:
+    def _saw_inputs(self, sightings: list[Sighting], storages: list[torch.UntypedStorage]) -> None:
         if self._window is not None:
             self._sightings.append([sightings])
+            self._window.foreign.update(
+                (sighting.device, sighting.address)
+                for sighting, storage in zip(sightings, storages, strict=True)
+                if storage.is_shared() or not allocated_by_torch(storage)
+            )
             if (thread := threading.get_ident()) != self._window.thread:
                 self._entered.setdefault(thread, set()).update(
                     (sighting.device, sighting.address) for sighting in sightings

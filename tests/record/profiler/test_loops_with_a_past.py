@@ -139,13 +139,18 @@ def test_python_does_not_search_for_garbage_while_a_window_begins(monkeypatch):
     assert gc.isenabled()
 
 
-def test_what_another_thread_left_alive_is_missing_at_the_end(tmp_path):
+@pytest.mark.parametrize("begins", ["before", "within"])
+@pytest.mark.parametrize("ends", ["within", "after"])
+def test_what_another_thread_left_alive_is_missing_at_the_end(tmp_path, begins, ends):
     """A pool's thread makes 4,000 bytes in the window; 400 are the profiled thread's own."""
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(int).result()
+        if begins == "before":
+            pool.submit(int).result()
         handler = memory_trace_handler(tmp_path, "worker")
         with torch.profiler.profile(profile_memory=True, on_trace_ready=handler):
             kept = [pool.submit(torch.ones, 1000).result(), torch.ones(100)]
+            if ends == "within":
+                pool.shutdown()
     trace = load(tmp_path)
     (end,) = [one for one in accounts(trace, 0) if one.moment is Moment.END]
     assert end.causes == ((Cause.UNSEEN, 4000),)

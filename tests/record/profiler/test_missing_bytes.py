@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerAction, profile
 
-from tb_memplugin.record.profiler.trace import trace_from_profile
+from tb_memplugin import memory_trace_handler
+from tb_memplugin.record.profiler.trace import _on_unreported_frees, trace_from_profile
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tests.record.profiler.test_unusual_loops import batch, line
 from tests.training import train
@@ -155,3 +158,37 @@ def test_a_search_that_takes_too_long_is_told_with_what_it_had_before(monkeypatc
     found = sum(seen.bytes for seen in first.start)
     assert found >= len(kept)
     assert f"and had {found:,} bytes." in second.problems[0]
+
+
+@pytest.mark.parametrize(("makes", "lost"), [(torch.ones, ["512"]), (partial(np.ones, dtype=np.float32), [])])
+def test_an_input_that_a_thread_made_is_told_and_another_librarys_is_not(makes, lost):
+    """A thread that has ended makes 8 x 16 floats for a layer; those of numpy are not torch's."""
+    model, made = nn.Linear(16, 4), []
+    recorder = WindowRecorder({"": model}, [])
+    watch(recorder)
+    with profile(profile_memory=True) as prof:
+        thread = threading.Thread(target=lambda: made.append(makes((8, 16))))
+        thread.start()
+        thread.join()
+        model(torch.as_tensor(made[0]))
+    window = recorder.take()
+    assert window is not None
+    notes = [note for note in trace_from_profile(prof, window).notes if note.code == "not_in_curve"]
+    assert [note.split()[0] for note in notes] == lost
+
+
+def test_notes_count_only_blocks_with_bytes_and_by_their_number():
+    (cycle,) = train(line(100, 3), optimizer=torch.optim.SGD, batch=batch)
+    assert list(_on_unreported_frees(cycle.trace, [0])) == []
+    (note,) = _on_unreported_frees(cycle.trace, [0, 5])
+    assert ": 1 block (5 bytes), by" in note
+
+
+def test_a_profile_within_a_window_is_told(tmp_path, caplog):
+    """torch gives the inner one all events, and leaves the outer one empty."""
+    with profile(profile_memory=True, on_trace_ready=memory_trace_handler(tmp_path)):
+        with profile(profile_memory=True):
+            torch.ones(8)
+        torch.ones(8)
+    assert "Another profiler began within this window" in caplog.text
+    assert not list(tmp_path.iterdir())
