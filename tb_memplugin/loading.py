@@ -74,8 +74,9 @@ def load(
     peak is returned.
 
     Args:
-        source: a path (local, or any that fsspec opens), `-` for standard input (a file of this name is
-            `./-`), or a snapshot or trace in memory, as `torch.cuda.memory._snapshot()` returns it.
+        source: a path; a URL that fsspec opens, or a pattern in one that matches one file; `-` for standard
+            input (a file of this name is `./-`); or a snapshot or trace in memory, as
+            `torch.cuda.memory._snapshot()` returns it.
         device_type: the device type of a snapshot or timeline ("cuda", "xpu", "cpu", …), which the file
             does not contain.
         limit_bytes: the largest size of the uncompressed content, in bytes. Default: the environment
@@ -105,7 +106,7 @@ def load(
         )
     if isinstance(source, dict | list):
         return _trace_of(source, IN_MEMORY, device_type)
-    name = os.fspath(source)
+    name = files.only_match(os.fspath(source))
     if untrusted:
         from tb_memplugin.untrusted import load_apart
 

@@ -88,7 +88,11 @@ def _without_spans(judged: Judged, gradient: Int64) -> Result:
     lasts = forward[np.append(begun[1:] != begun[:-1], True)[: len(forward)]]
     end = len(trace.events) + 1
     begins = np.append(np.sort(blocks.born[backward]), end)
-    updates = np.append(np.sort(blocks.born[own & (blocks.phase == Phase.OPTIMIZER)]), end)
+    spans = trace.phases.start_ns[trace.phases.phase == Phase.OPTIMIZER]
+    updates = np.append(
+        blocks.born[own & (blocks.phase == Phase.OPTIMIZER)], np.searchsorted(trace.events.time_ns, spans)
+    )
+    updates = np.append(np.sort(updates), end)
     births = np.append(np.sort(blocks.bytes[backward] * end + blocks.born[backward]), -1)
     kept, gone, back = [gradient[:0]], [gradient[:0]], [gradient[:0]]
     at_peak = gradient[:0]
@@ -125,8 +129,8 @@ def _is_kept(trace: MemoryTrace, rows: Int64, first: int, begins: Int64, updates
     """Return which gradients (rows) that are alive in a forward are not summed up on purpose.
 
     Args:
-        begins, updates: the births of all blocks of backward and of optimizer steps, ascending, and an event
-            after all others.
+        begins: the births of all blocks of backward, ascending, and an event after all others.
+        updates: those of optimizer steps, and where steps are known to begin.
     """
     behind = np.searchsorted(begins, first)
     if behind and int(updates[np.searchsorted(updates, begins[behind - 1])]) < first:

@@ -44,15 +44,17 @@ class Backwards:
     def outlived(self, judged: Judged) -> Bool:
         """Return the mask of `judged.blocks` that are freed outside of passes, after one since their birth.
 
-        Autograd frees some blocks after the last birth of a pass: outside are those that another block's
-        birth follows, or that Python code frees.
+        Autograd frees some blocks after the last birth of a pass: outside are those that Python code frees,
+        or that are alive at the next event of another phase.
         """
-        blocks = judged.blocks
-        in_backward = judged.trace.allocations.phase[blocks.rows] == Phase.BACKWARD
-        others = np.append(blocks.born[~in_backward], NO_MORE)
+        trace, blocks = judged.trace, judged.blocks
+        others = blocks.born[trace.allocations.phase[blocks.rows] != Phase.BACKWARD]
+        if len(trace.phases):
+            others = np.union1d(others, np.flatnonzero(trace.events.phase != Phase.BACKWARD))
+        others = np.append(others, NO_MORE)
         ended = np.append(self.last, -1)[np.searchsorted(self.first, blocks.freed) - 1]
-        is_outside: Bool = blocks.freed > others[np.searchsorted(others, ended)]
-        is_outside |= (blocks.freed > ended) & freed_by_python(judged.trace, blocks)
+        is_outside: Bool = blocks.freed >= others[np.searchsorted(others, ended)]
+        is_outside |= (blocks.freed > ended) & freed_by_python(trace, blocks)
         return is_outside & (ended >= blocks.born)
 
     def between(self, event: Int64) -> Int64:
@@ -70,9 +72,10 @@ def unused_gradients(judged: Judged) -> Result:
 
 
 def _of_other_tensors(judged: Judged) -> Result:
-    """Find what a backward allocates in sizes that no parameter has, and that outlives it.
+    """Find what a backward allocates that is no parameter's gradient, and that outlives it.
 
-    This needs parameters of known sizes, of which at least half have gradients. The finding's bytes are by
+    Without the gradients' names, those of a parameter's size are a parameter's, if half of the parameters
+    have such. The finding's bytes are by
     how much the highest step's peak falls if each is freed when `BEHIND` further blocks of its backward have
     been allocated.
     """
@@ -80,10 +83,13 @@ def _of_other_tensors(judged: Judged) -> Result:
     category = trace.allocations.category[blocks.rows]
     parameter = blocks.bytes[category == Category.PARAMETER]
     in_backward = (trace.allocations.phase[blocks.rows] == Phase.BACKWARD) & (blocks.born >= 0)
-    if not np.isin(parameter, blocks.bytes[in_backward]).sum() * 2 >= max(len(parameter), 1):
-        return Fine("No gradients are known to be of parameters.")
-    other = in_backward & np.isin(category, (Category.GRADIENT, Category.AUTOGRAD_DETAIL, Category.UNKNOWN))
-    other &= ~np.isin(blocks.bytes, np.outer((0.5, 1, 2), parameter))
+    of_parameters = (trace.allocations.label[blocks.rows] >= 0) & (category == Category.GRADIENT)
+    if not of_parameters.any():
+        of_parameters = np.isin(blocks.bytes, np.outer((0.5, 1, 2), parameter))
+        if 2 * np.isin(parameter, blocks.bytes[in_backward]).sum() < max(len(parameter), 1):
+            return NotJudged("The recording does not tell gradients of parameters from others.")
+    other = in_backward & ~of_parameters
+    other &= np.isin(category, (Category.GRADIENT, Category.AUTOGRAD_DETAIL, Category.UNKNOWN))
     other &= Backwards.of(trace, judged.device).outlived(judged)
     chosen = np.flatnonzero(other).astype(np.int64)
     born = np.append(blocks.born[in_backward], np.full(BEHIND, NO_MORE))
@@ -96,7 +102,7 @@ def _of_other_tensors(judged: Judged) -> Result:
         "No gradients of activations are kept",
         "Call backward() without create_graph=True, unless its gradients are differentiated, and call "
         "retain_grad() or requires_grad_() only on tensors whose gradients are read.",
-        gone=np.minimum(needed, blocks.freed[chosen]) - 1,
+        gone=np.minimum(needed, blocks.freed[chosen]),
     )
 
 

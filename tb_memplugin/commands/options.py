@@ -34,14 +34,7 @@ def source(text: str) -> str:
     Raises:
         MemPluginError: it matches several.
     """
-    matches = files.matching(path(text))
-    if len(matches) > 1:
-        raise MemPluginError(
-            f"{len(matches):,} files match this pattern; this command takes one.",
-            where=text,
-            fix=f"Give one of them: {', '.join(matches[:5])}{', …' if matches[5:] else ''}",
-        )
-    return matches[0]
+    return files.only_match(path(text))
 
 
 PATH = FuncParamType(path)

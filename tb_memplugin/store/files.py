@@ -382,6 +382,23 @@ def matching(path: str) -> list[str]:
     return list(states(path)) or [path]
 
 
+def only_match(path: str) -> str:
+    """Return the URL that a pattern in a URL matches; other paths and URLs as they are, see `matching`.
+
+    Raises:
+        MemPluginError: it matches several.
+        OSError: the file system failed.
+    """
+    matches = matching(path)
+    if len(matches) > 1:
+        raise MemPluginError(
+            f"{len(matches):,} files match this pattern; only one can be read here.",
+            where=path,
+            fix=f"Give one of them: {', '.join(matches[:5])}{', …' if matches[5:] else ''}",
+        )
+    return matches[0]
+
+
 def states(path: str) -> dict[str, str]:
     """Return the files that a path or a pattern stands for, sorted, each with a text that changes as it does.
 

@@ -111,3 +111,18 @@ def test_one_step_shows_the_gradients_of_before_that_its_forward_keeps() -> None
 def test_a_forward_without_gradients_tells_nothing_of_them() -> None:
     history = trace(*FIRST[2:], "alloc 5 g phase=backward category=gradient")
     assert "a backward, and a forward after it" in verdict(history, "kept_gradients")[1]
+
+
+def test_gradients_that_a_step_without_allocations_ends_are_summed_up() -> None:
+    """Plain SGD allocates nothing: that it steps only after the second backward is known from its span."""
+    history = trace(
+        "alloc 300 a category=activation phase=forward",
+        "alloc 100 g category=gradient phase=backward label=l.weight",
+        "free a phase=backward",
+        "alloc 300 b category=activation phase=forward",
+        "alloc 10 t category=autograd_detail phase=backward",
+        "free t phase=backward",
+        "free b phase=backward",
+        "free g phase=optimizer",
+    )
+    assert "by only 0 B" in verdict(history, "kept_gradients")[1]

@@ -94,6 +94,15 @@ def test_a_loss_in_float32_keeps_copies_of_the_logits() -> None:
     assert "casts the logits to float32" in finding.title
 
 
+def test_a_cast_behind_a_log_softmax_is_one_more_copy_of_the_logits() -> None:
+    """Of 200 in bf16: the cast for the loss, the log-softmax, and a cast for another term, of 400 each."""
+    operators = ("linear", "to", "log_softmax", "to")
+    sizes = (200, 400, 400, 400)
+    lines = [f"alloc {size} x{at} operator=aten::{operators[at]}" for at, size in enumerate(sizes)]
+    finding = found(trace(*lines), "loss_logits")
+    assert (finding.bytes, finding.of_bytes) == (1200, 1400)
+
+
 def masks(*, source: int, copies: int = 3, operator: str = "clone") -> MemoryTrace:
     layers = [f"alloc 65536 m{number} operator=aten::{operator}" for number in range(copies)]
     return trace(f"alloc {source} mask operator=aten::zeros", *layers)
@@ -194,6 +203,26 @@ def test_gradients_that_stay_while_others_are_freed_are_used_by_nothing() -> Non
     finding = found(steps(frees="free b#"), "unused_gradients")
     assert (finding.bytes, finding.evidence[0].bytes, finding.subject) == (60, 60, "a")
     assert "needs gradients that are freed" in why(steps(frees="alloc 1 c#"), "unused_gradients")
+
+
+def of_activations(*frees: str) -> MemoryTrace:
+    """A backward through three activations of 100 and a parameter of 10."""
+    gradients = [f"alloc 100 g{number} phase=backward operator=TanhBackward0" for number in range(3)]
+    of_weight = "alloc 10 gw phase=backward category=gradient operator=MmBackward0"
+    return trace("start 10 w category=parameter", "alloc 100 a phase=forward", *gradients, of_weight, *frees)
+
+
+def test_gradients_of_activations_that_outlive_their_backward() -> None:
+    """10 + 100 + 300 + 10. When the third is born, the first is not needed: 10 + 100 + 200."""
+    history = of_activations("free a phase=backward", "free g0", "free g1", "free g2")
+    finding = found(history, "unused_gradients")
+    assert (finding.bytes, finding.of_bytes) == (420 - 310, 420)
+    assert "no parameters" in finding.title
+
+
+def test_gradients_of_activations_that_a_backward_frees_are_needed() -> None:
+    frees = [f"free {name} phase=backward" for name in ("g0", "g1", "g2", "a")]
+    assert "Every gradient is freed" in why(of_activations(*frees, "free gw"), "unused_gradients")
 
 
 SIZES = (10, 20, 30, 40)
@@ -434,6 +463,21 @@ def test_results_that_a_list_keeps_pile_up() -> None:
     assert (finding.bytes, finding.of_bytes, finding.evidence[0].bytes) == (1200, 1700, 1200)
     trained = stacked(trace(*lines, "alloc 5 g phase=backward category=gradient"), *stacks)
     assert "No result of an earlier forward" in why(trained, "previous_result")
+
+
+def test_results_that_outlive_their_backward_pile_up() -> None:
+    """Three of 400, with 100 that each backward frees and its 5; the last of 400 is needed."""
+    each = (
+        "alloc 400 r# phase=forward",
+        "alloc 100 a# phase=forward",
+        "alloc 5 t# phase=backward",
+        "free t# phase=backward",
+        "free a# phase=backward",
+    )
+    history = trace(*layers(*each, count=3), *(f"free r{number}" for number in range(3)))
+    stacks = ("forward net.py:9",), ("forward net.py:3",), ("step train.py:2",)
+    finding = found(stacked(history, *stacks), "previous_result")
+    assert (finding.bytes, finding.of_bytes, finding.subject) == (800, 1305, "net.py:9 (forward)")
 
 
 def results(*, kept: bool) -> MemoryTrace:

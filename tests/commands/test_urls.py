@@ -57,12 +57,15 @@ def test_a_pattern_imports_every_match(bucket, tmp_path):
 
 def test_a_pattern_with_one_match_is_that_file(bucket):
     assert told("peak", f"{bucket}/*1.pickle")["devices"][0]["peak_bytes"] == 1090
+    assert peak(load(f"{bucket}/*1.pickle")).bytes == 1090
 
 
 def test_a_pattern_with_several_matches_is_too_many_for_one_file(bucket):
     assert f"Give one of them: {bucket}/rank0.pickle, {bucket}/rank1.pickle" in refused(
         "peak", f"{bucket}/rank?.pickle"
     )
+    with pytest.raises(MemPluginError, match="2 files match this pattern"):
+        load(f"{bucket}/rank?.pickle")
 
 
 def test_a_pattern_without_a_match_is_the_name_of_a_file(bucket):

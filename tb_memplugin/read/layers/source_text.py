@@ -246,7 +246,7 @@ class _File:
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
-        self._text = text
+        self._text = text = f"{text}\n"  # the last line may have no end
         self._starts = [0, *(match.start() for match in _OUTERMOST.finditer(text)), len(text)]
         self._line_of_start = [1 + text.count("\n", 0, start) for start in self._starts]
         self._blocks: dict[int, list[_Function]] = {}

@@ -587,6 +587,29 @@ def test_a_model_that_is_a_sequential_has_the_indices_of_the_text_that_makes_it(
     assert modules(inferred(linear, *block, linear, *block))[-1] == "?3"  # no Sequential of the file fits
 
 
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        (["online(1)", "target(2)"], ["?online.?0", "?online.?1", "?target.?0", "?target.?1"]),
+        (["loss(online(1), self.target(2))", "online(1)"], ["?0", "?1", "?0", "?1"]),
+        (["online(1)", "print(online(2))"], ["?0", "?1", "?0", "?1"]),
+    ],
+)
+def test_two_variables_that_a_function_calls_are_two_models(
+    tmp_path: Path, calls: list[str], expected: list[str]
+) -> None:
+    """Of one line with several variables, and of one variable in several lines, none is known."""
+    file = tmp_path / "train.py"
+    file.write_text("\n".join(["def main(self, online, target, loss):", *(f"    {call}" for call in calls)]))
+    container: Frame = ("forward", "site-packages/torch/nn/modules/container.py", 250)
+    stacks = [
+        (8, [("main", str(file), 2 + number), CALL, container, CALL, layer])
+        for number in range(2)
+        for layer in (LINEAR, ("forward", "site-packages/torch/nn/modules/activation.py", 100))
+    ]
+    assert modules(inferred(*stacks)) == expected
+
+
 def _match(*stacks: tuple[int, list[Frame]], calls: list[Call]) -> list[int]:
     """Return the call of each allocation; -1 bytes are a free by the engine."""
     distinct = list(dict.fromkeys(tuple(stack) for _, stack in stacks))
