@@ -16,7 +16,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from operator import methodcaller
 from pathlib import Path
 from statistics import quantiles
 
@@ -216,29 +218,34 @@ class Measured:
     def _add(self, what: str, value: float) -> None:
         self.rows.setdefault(what, []).append(value)
 
-    def measure(self) -> None:
-        """Ask a new server what two views ask first, then stretches and moments."""
-        for _ in range(TIMES):
-            for view, routes in (("Timeline", TIMELINE), ("Allocator", ALLOCATOR)):
-                server = self._opened()
-                each = [
-                    server.milliseconds(route, **self._recording.parameters(route, whole=True))
-                    for route in routes
-                ]
-                self._add(f"all that the {view} asks first", sum(each))
-                if view == "Timeline":
-                    self._add("step, with loading", each[0])
-        server = self._opened()
-        for route in ZOOMED:  # as the tab does, which begins with the whole
-            server.milliseconds(route, **self._recording.parameters(route, whole=True))
+    def ask_first(self) -> None:
+        """Ask new servers what two views ask first."""
+        for view, routes in (("Timeline", TIMELINE), ("Allocator", ALLOCATOR)):
+            server = self._opened()
+            each = [
+                server.milliseconds(route, **self._recording.parameters(route, whole=True))
+                for route in routes
+            ]
+            self._add(f"all that the {view} asks first", sum(each))
+            if view == "Timeline":
+                self._add("step, with loading", each[0])
+
+    def open(self) -> None:
+        """Ask a new server for the whole recording, as the tab does before it zooms."""
+        self._server = self._opened()
         for route in ZOOMED:
-            for _ in range(ROUNDS):
-                took = server.milliseconds(route, **self._recording.parameters(route))
-                self._add(f"{route} of the same events", took)
-            for _ in range(TIMES):
-                zooms = [self._recording.parameters(route, zoom=True) for _ in range(ZOOMS)]
-                laps = [server.milliseconds(route, **zoom) for zoom in zooms]
-                self._add(f"p99 of zooms: {route}", quantiles(laps, n=100)[-1])
+            self._server.milliseconds(route, **self._recording.parameters(route, whole=True))
+
+    def ask_same(self, route: str) -> None:
+        """Ask for the stretch in the middle."""
+        took = self._server.milliseconds(route, **self._recording.parameters(route))
+        self._add(f"{route} of the same events", took)
+
+    def ask_zooms(self, route: str) -> None:
+        """Ask for zooms of all sizes."""
+        zooms = [self._recording.parameters(route, zoom=True) for _ in range(ZOOMS)]
+        laps = [self._server.milliseconds(route, **zoom) for zoom in zooms]
+        self._add(f"p99 of zooms: {route}", quantiles(laps, n=100)[-1])
 
     def _opened(self) -> Server:
         server = Server(self._recording.logdir)
@@ -251,8 +258,7 @@ def measure() -> list[Figure]:
     random.seed(0)
     with tempfile.TemporaryDirectory() as folder:
         recordings = {f"{size:,} events": Measured(size, folder) for size in SIZES}
-        for recording in recordings.values():
-            recording.measure()
+        _take_turns(list(recordings.values()))
         # In a process of its own, because what was measured here would count.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             resident = pool.submit(memory, SIZES[-1], folder).result()
@@ -274,6 +280,17 @@ def measure() -> list[Figure]:
         Figure(f"memory of the server, {name}", "MiB", [size / (1 << 20)], limit)
         for name, size, limit in zip(names, resident, limits, strict=True)
     ]
+
+
+def _take_turns(recordings: list[Measured]) -> None:
+    """Ask for all recordings in turn, so that what else runs on the machine slows them alike."""
+    asked: list[tuple[int, Callable[[Measured], None]]] = [(TIMES, Measured.ask_first), (1, Measured.open)]
+    for route in ZOOMED:
+        asked += (ROUNDS, methodcaller("ask_same", route)), (TIMES, methodcaller("ask_zooms", route))
+    for times, ask in asked:
+        for _ in range(times):
+            for recording in recordings:
+                ask(recording)
 
 
 def memory(count: int, folder: str) -> list[int]:

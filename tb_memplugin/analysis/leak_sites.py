@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tb_memplugin.analysis.source_lines import NO_STACK
-from tb_memplugin.analysis.sums import levels_of_groups, sums
+from tb_memplugin.analysis.sums import groups, levels_of_groups, sums
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.frames import MODULE_CALL
 from tb_memplugin.trace.labels import HELD_BY, HELD_BY_A_LOCAL, IN_CYCLE, any_element
@@ -90,15 +90,16 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> Res
     blocks = trace.allocations
     rows = blocks.alive_between(bounds[0], bounds[-1], device)
     rows = rows[~_passed_on(trace, rows, device, bounds)]
-    sites, site_of = np.unique(_sites(trace, rows), return_inverse=True)
-    site_of = site_of.astype(np.int64)
+    site = _sites(trace, rows)
+    first, site_of = groups(site, int(site.max(initial=0)) + 1)
+    sites = site[first]
     level = _levels_at(trace, rows, site_of, len(sites), bounds)
     kept, count = _kept(trace, rows, site_of, len(sites), bounds)
     rise = np.diff(level, axis=1)
     grew = (kept > 0) & (rise > 0)
     often = 4 * np.count_nonzero(grew, axis=1) >= 3 * (len(bounds) - 1)
     replaced = _grows_evenly(rise) & ~often & (len(marked) > 0)
-    if (np.diff(_born(trace, rows[~replaced[site_of]], bounds)) > 0).all():
+    if replaced.any() and (np.diff(_born(trace, rows[~replaced[site_of]], bounds)) > 0).all():
         replaced[:] = False  # the batches grow, and everything computed from them grows with them
     grew[replaced] = True
     grew[replaced & (level[:, 0] == 0), 0] = False
