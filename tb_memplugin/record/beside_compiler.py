@@ -146,12 +146,9 @@ def add(patch: Patch) -> None:
 def remove(patch: Patch) -> None:
     """Take a patch off for good. Safe to call twice."""
     with lock:
-        is_first = patch in _patches
-        if is_first:
-            del _patches[patch]  # before what may fail, else it would be put on again
+        _patches.pop(patch, None)  # before what may fail, else it would be put on again
         patch.take_off()
-        if is_first:
-            look()
+        look()
 
 
 def look() -> None:

@@ -347,11 +347,8 @@ def kind_of(error: BaseException) -> str:
             return str(error)
         is_remote = "://" in error.where  # an object store's client has several errnos for one fault
         return f"{_FILE_SYSTEM} {type(error).__name__} {'' if is_remote else cause.errno} {error.where}"
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    line = "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-    return f"{type(error).__name__} {line}"
+    lines = [f"{frame.f_code.co_filename}:{line}" for frame, line in walk_tb(error.__traceback__)]
+    return f"{type(error).__name__} {lines[-1] if lines else ''}"
 
 
 def _debug(message: str, error: BaseException) -> None:

@@ -289,8 +289,7 @@ class _MemoryTraceHandler:
         if self._lacks:
             without = (
                 f"The handler was unpickled without {self._lacks} that it had, so modules have no names. "
-                "Create one in the process that trains, with memory_trace_handler(..., model=..., "
-                "optimizer=...)."
+                "Create one with model= and optimizer= in the process that trains."
             )
             trace = replace(trace, notes=(*trace.notes, Note(without, "unpickled")))
         if self._writer is None:

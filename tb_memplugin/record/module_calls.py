@@ -334,11 +334,7 @@ def _changed() -> None:
     if _open:
         beside_compiler.add(_patch)
     else:
-        try:
-            beside_compiler.remove(_patch)
-        except BaseException:
-            call_all(_patch.take_off)
-            raise
+        call_all(partial(beside_compiler.remove, _patch), _patch.take_off)
 
 
 _call_slot, _compiled_slot = _CallSlot(), _CompiledSlot()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -102,11 +103,7 @@ class StepHooks:
 
     def remove(self) -> None:
         """Remove the hooks. Safe to call twice."""
-        try:
-            beside_compiler.remove(self._patch)
-        except BaseException:
-            call_all(self._patch.take_off)
-            raise
+        call_all(partial(beside_compiler.remove, self._patch), self._patch.take_off)
 
 
 for _function in (_HooksPatch.put_on, _HooksPatch.take_off):

@@ -15,8 +15,10 @@ import pytest
 from tests.faults.sweep import Session, sweep
 from tests.faults.test_callbacks import RecorderSession
 from tests.faults.test_handler import HandlerSession, prepare
+from tests.faults.test_iterations import ReportSession
 from tests.faults.test_launch import ProgramSession
 from tests.faults.test_monitor import MonitorSession
+from tests.faults.test_oom import OomSession
 from tests.faults.test_tracers import LineSession, TracerSession
 
 SESSIONS: dict[str, type[Session]] = {
@@ -26,6 +28,8 @@ SESSIONS: dict[str, type[Session]] = {
     "monitor": MonitorSession,
     "tracer": TracerSession,
     "lines": LineSession,
+    "iterations": ReportSession,
+    "oom": OomSession,
 }
 
 

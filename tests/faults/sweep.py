@@ -102,7 +102,9 @@ class Messages(logging.Handler):
         super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+        text = record.getMessage()
+        if "see it in the Memory tab" not in text:  # which is no error
+            self.texts.append(text)
 
     __hash__ = logging.Handler.__hash__
 

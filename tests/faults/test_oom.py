@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,19 +37,6 @@ class OomSession(Session):
     def close(self) -> None:
         self.recorder.close()
         assert not self.gpu.recording
-
-
-@pytest.fixture(autouse=True)
-def without_the_place_of_files() -> Iterator[None]:
-    """Without the message that says where the files are, which is a warning, too."""
-    logger = logging.getLogger("tb_memplugin")
-
-    def is_of_an_error(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("Memory ran out on %s: what filled it was written")
-
-    logger.addFilter(is_of_an_error)
-    yield
-    logger.removeFilter(is_of_an_error)
 
 
 def test_an_error_in_any_function_leaves_the_out_of_memory_error_as_it_is(tmp_path):

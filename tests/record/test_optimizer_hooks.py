@@ -46,8 +46,7 @@ def test_hooks_whose_end_failed_are_off_and_stay_off_when_compiled_code_has_run(
     hooks, other = (StepHooks(lambda *_, each=each: steps.append(each), lambda *_: None) for each in "ab")
     with monkeypatch.context() as failing:
         failing.setattr(beside_compiler, "remove", lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            hooks.remove()
+        hooks.remove()
     del hooks
     beside_compiler._set_tracing(True)
     beside_compiler._set_tracing(False)
