@@ -44,7 +44,7 @@ is_multithreading_enabled: Callable[[], bool] = private(
 queue_callback: Callable[[Callable[[], None]], None] = private(
     "torch.autograd.Variable._execution_engine.queue_callback",
     "calls a function when the backward that runs ends",
-    "the recording of layers on a GPU ends at its first backward, with a warning",
+    "the recording of layers ends at its first backward, with a warning",
 )
 input_metadata: Callable[[Any], Any] = getter(
     "torch._C._functions.AddmmBackward0._input_metadata",

@@ -100,9 +100,13 @@ class ModeEffects:
 
     def block_of_first(self) -> Block | Buffer | None:
         """Return the memory of the operator's first argument; None for another than a plain tensor."""
-        first = self.args[0]
-        is_plain = type(first) is _Tensor and first.layout is _strided
-        return self._layers.ledger.blocks.get(storage_key(first.untyped_storage())) if is_plain else None
+        first = self.args[0] if self.args else None
+        if type(first) is not _Tensor or first.layout is not _strided:
+            return None
+        try:
+            return self._layers.ledger.blocks.get(storage_key(first.untyped_storage()))
+        except (RuntimeError, NotImplementedError):  # functorch's wrappers
+            return None
 
     def settle(self) -> None:
         """Note the last peak if the input of its operator was freed before the next operator."""
