@@ -78,6 +78,8 @@ class Session(ABC):
     second_warning: Sequence[str] = ()
     """Functions whose error has a consequence of its own that is logged, too."""
 
+    most_warnings = 1
+
     def __init__(self, folder: Path, training: Training) -> None:
         self.folder, self.training = folder, training
         self.windows: list[Any] = []
@@ -290,7 +292,7 @@ def _sweep(
                 one.unraised.clear()
             if _plain_name(function) in session.second_warning:
                 del one.warnings[1:2]
-            wrong = _problems(one, error, healthy, expected) if one.fired else ""
+            wrong = _problems(one, error, healthy, expected, session.most_warnings) if one.fired else ""
             if wrong:
                 problems.append(f"{kind.__name__} in {function}: {wrong}")
     return fired, problems
@@ -302,7 +304,7 @@ def _plain_name(function: str) -> str:
     return f"{path}:{name}"
 
 
-def _problems(one: Run, error: BaseException, healthy: Run, expected: str) -> str:
+def _problems(one: Run, error: BaseException, healthy: Run, expected: str, most_warnings: int) -> str:
     wrong = []
     ends = not isinstance(error, Exception)
     is_same = one.raised is error or (
@@ -316,7 +318,7 @@ def _problems(one: Run, error: BaseException, healthy: Run, expected: str) -> st
         wrong.append("the training differs")
     if one.left:
         wrong.append(f"left {one.left}")
-    if len(one.warnings) > 1:
+    if len(one.warnings) > most_warnings:
         wrong.append(f"many warnings {one.warnings}")
     if not ends and len(one.windows) < len(healthy.windows) and not one.warnings:
         wrong.append("no warning")

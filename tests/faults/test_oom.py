@@ -10,13 +10,14 @@ import torch
 from tb_memplugin.record.history.allocators import HistorySwitch
 from tb_memplugin.record.oom import OomRecorder
 from tests.allocators import StandIn
-from tests.faults.sweep import Session, Training, sweep
+from tests.faults.sweep import FAILING, Session, Training, sweep
 
 
 class OomSession(Session):
     """A recorder on a stand-in for a GPU, on which memory runs out in each window."""
 
     boundary = ("record/oom.py:_struck",)
+    most_warnings = FAILING  # one for each time that memory ran out: it names the file of that time
     second_warning = (  # the folder stays claimed, another one is used
         "store/worker_folder.py:__init__",
     )
