@@ -123,13 +123,15 @@ def _needless(
     needless[gradient] = True
     gone = blocks.born.copy()
     before = np.append(-1, backwards.last[:-1])
-    bounds = np.searchsorted(blocks.born, (before, backwards.first - 1), side="right")
-    for first, passed in zip(backwards.first, map(slice, *bounds.tolist()), strict=True):
-        born, now = blocks.born[passed], forward[passed]
-        begin = int(born[now & of_used[passed]].min(initial=first))
-        rows = np.flatnonzero(now & (born < begin)) + passed.start
+    bounds = np.searchsorted(blocks.born, (before, backwards.first - 1, backwards.last), side="right")
+    for first, start, turn, end in zip(backwards.first, *bounds.tolist(), strict=True):
+        born, now = blocks.born[start:turn], forward[start:turn]
+        begin = int(born[now & of_used[start:turn]].min(initial=first))
+        rows = np.flatnonzero(now & (born < begin)) + start
         if not of_unused[rows].any():
             continue
+        behind = np.flatnonzero(in_backward[turn:end]) + turn
+        needless[behind[behind > behind[of_used[behind]].max(initial=-1)]] = True
         kept = rows[:-1]  # the last is the input of the modules that are trained
         needless[kept] = True
         gone[kept] = np.append(blocks.born[rows[BEHIND:]], np.full(BEHIND, begin))[: len(kept)]
