@@ -33,8 +33,8 @@ class Backwards:
         """Return those of a device (its row): blocks of backward with no block of forward between them."""
         blocks = trace.allocations
         own = (blocks.device == device) & (blocks.born >= 0)
-        born = np.sort(blocks.born[own & (blocks.phase == Phase.BACKWARD)])
-        forward = np.sort(blocks.born[own & (blocks.phase == Phase.FORWARD)])
+        born = blocks.born[own & (blocks.phase == Phase.BACKWARD)]
+        forward = blocks.born[own & (blocks.phase == Phase.FORWARD)]
         begins = np.flatnonzero(np.diff(np.searchsorted(forward, born), prepend=-1))
         return cls(born[begins], born[np.append(begins[1:], len(born))[: len(begins)] - 1])
 
