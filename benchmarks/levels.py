@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
-import os
 import random
 import sys
 import tempfile
@@ -222,13 +221,12 @@ class Measured:
     def ask_first(self) -> None:
         """Ask new servers what two views ask first."""
         for view, routes in (("Timeline", TIMELINE), ("Allocator", ALLOCATOR)):
-            server, before = self._opened(), os.times().system
+            server = self._opened()
             each = [
                 server.milliseconds(route, **self._recording.parameters(route, whole=True))
                 for route in routes
             ]
             self._add(f"all that the {view} asks first", sum(each))
-            self._add(f"the system's part of what the {view} asks first", (os.times().system - before) * 1e3)
             if view == "Timeline":
                 self._add("step, with loading", each[0])
 
