@@ -36,8 +36,8 @@ class Backwards:
         """Return those of a device (its row): blocks of backward with no block of forward between them."""
         blocks = trace.allocations
         own = (blocks.device == device) & (blocks.born >= 0)
-        born = np.sort(blocks.born[own & (blocks.phase == Phase.BACKWARD)])
-        forward = np.sort(blocks.born[own & (blocks.phase == Phase.FORWARD)])
+        born = blocks.born[own & (blocks.phase == Phase.BACKWARD)]
+        forward = blocks.born[own & (blocks.phase == Phase.FORWARD)]
         begins = np.flatnonzero(np.diff(np.searchsorted(forward, born), prepend=-1))
         return cls(born[begins], born[np.append(begins[1:], len(born))[: len(begins)] - 1])
 
@@ -184,13 +184,15 @@ def _needless(
     needless[gradient] = True
     gone = blocks.born.copy()
     before = np.append(-1, backwards.last[:-1])
-    bounds = np.searchsorted(blocks.born, (before, backwards.first - 1), side="right")
-    for first, passed in zip(backwards.first, map(slice, *bounds.tolist()), strict=True):
-        born, now = blocks.born[passed], forward[passed]
-        begin = int(born[now & of_used[passed]].min(initial=first))
-        rows = np.flatnonzero(now & (born < begin)) + passed.start
+    bounds = np.searchsorted(blocks.born, (before, backwards.first - 1, backwards.last), side="right")
+    for first, start, turn, end in zip(backwards.first, *bounds.tolist(), strict=True):
+        born, now = blocks.born[start:turn], forward[start:turn]
+        begin = int(born[now & of_used[start:turn]].min(initial=first))
+        rows = np.flatnonzero(now & (born < begin)) + start
         if not of_unused[rows].any():
             continue
+        behind = np.flatnonzero(in_backward[turn:end]) + turn
+        needless[behind[behind > behind[of_used[behind]].max(initial=-1)]] = True
         kept = rows[:-1]  # the last is the input of the modules that are trained
         needless[kept] = True
         gone[kept] = np.append(blocks.born[rows[BEHIND:]], np.full(BEHIND, begin))[: len(kept)]

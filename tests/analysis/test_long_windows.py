@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tb_memplugin import load
 from tb_memplugin.analysis import curves
+from tb_memplugin.analysis.advice_rules import advice
 from tb_memplugin.analysis.allocations import bands, turnover
 from tb_memplugin.analysis.allocator import AllocatorHistory, split_moments
 from tb_memplugin.analysis.columns import event_cuts
@@ -108,6 +109,13 @@ def test_sums_by_part_are_those_of_the_blocks(seed: int, by: By, data: st.DataOb
     assert drawn[0].keys == drawn[1].keys
     assert drawn[0].stacks.tolist() == drawn[1].stacks.tolist()
     assert ("part_sums", 0, by) in vars(trace)["_results"]  # the first one used them
+
+
+def test_advice_says_the_same_with_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_look = advice(recorded(0))
+    monkeypatch.setattr(replay, "INDEXED", 0)
+    assert advice(recorded(0)) == by_look
+    assert {finding.kind for finding in by_look.findings} >= {"kept_gradients", "unused_gradients"}
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)

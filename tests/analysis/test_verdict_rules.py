@@ -225,6 +225,25 @@ def test_gradients_of_activations_that_a_backward_frees_are_needed() -> None:
     assert "Every gradient is freed" in why(of_activations(*frees, "free gw"), "unused_gradients")
 
 
+def test_the_backward_of_modules_below_all_that_are_trained_counts_too() -> None:
+    """At the peak of 220, the gradient of 60 and 30 of its backward are alive, which nothing needs."""
+    forward = ("alloc 20 h# phase=forward module=a", "alloc 10 x# phase=forward module=b")
+    backward = (
+        "alloc 100 b# phase=backward module=b category=gradient",
+        "alloc 30 t# phase=backward module=a category=autograd_detail",
+    )
+    frees = ("free t#", "free h#", "free x#", "free b#")
+    once = "alloc 60 a phase=backward module=a category=gradient"
+    history = trace(
+        *(line.replace("#", "") for line in (*forward, *backward)),
+        once,
+        *(line.replace("#", "") for line in frees),
+        *layers(*forward, *backward, *frees, count=3),
+    )
+    finding = found(history, "unused_gradients")
+    assert (finding.bytes, finding.of_bytes) == (60 + 30, 60 + 20 + 10 + 100 + 30)
+
+
 SIZES = (10, 20, 30, 40)
 PARAMETERS = [f"alloc {size} w{size} category=parameter" for size in SIZES]
 MODEL, COPY = ("to model.py:5",), ("deepcopy train.py:9",)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 
 import numpy as np
@@ -102,19 +101,18 @@ def _rooms(entries: Entries, start: Beginning, first: FinalSegments) -> Int64 | 
     rows = np.flatnonzero(reserves | blocks)
     size = np.where(reserves[rows], entries.bytes[rows], 0).astype(np.uint64)
     begins = np.isin(entries.kind[rows], (Kind.ALLOC, Kind.SEGMENT_ALLOC))
-    edges: list[float] = start.address[start.bytes > SMALL_REQUEST].tolist()
-    edges = [*sorted([*edges, *(first.address + first.bytes.astype(np.uint64)).tolist()]), math.inf]
+    edges: list[int] = start.address[start.bytes > SMALL_REQUEST].tolist()
+    edges = sorted([*edges, *(first.address + first.bytes.astype(np.uint64)).tolist()])
     rooms = []
     for address, begun in zip((entries.address[rows] + size).tolist(), begins.tolist(), strict=True):
         at = bisect_right(edges, address)
         if begun:
-            rooms.append(edges[at] - address)
+            rooms.append(min(edges[at] - address, MOST_BYTES) if at < len(edges) else -1)
             edges.insert(at, address)
             if len(edges) > MOST_EDGES:
                 return None
         elif at and edges[at - 1] == address:
             del edges[at - 1]
-    distance = np.array(rooms, np.float64)
     room = np.full(len(entries.kind), -1, np.int64)
-    room[rows[begins]] = np.where(distance < MOST_BYTES, distance, -1)
+    room[rows[begins]] = rooms
     return room
