@@ -191,8 +191,9 @@ def _needless(
         rows = np.flatnonzero(now & (blocks.born < begin))
         if not of_unused[rows].any():
             continue
-        since = int(blocks.born[in_backward & of_used & (blocks.born <= last)].max(initial=last))
-        needless |= in_backward & (blocks.born > since) & (blocks.born <= last)
+        in_pass = in_backward & (blocks.born >= first) & (blocks.born <= last)
+        since = blocks.born[in_pass & of_used]
+        needless |= in_pass & (blocks.born > max(since, default=last))
         kept = rows[:-1]  # the last is the input of the modules that are trained
         needless[kept] = True
         gone[kept] = np.append(blocks.born[rows[BEHIND:]], np.full(BEHIND, begin))[: len(kept)]
