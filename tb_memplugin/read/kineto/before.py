@@ -60,7 +60,7 @@ def with_categories(
         in_blocks: mask of the devices with a caching allocator. The counter of others counts only while a
             profiler is on, so it does not tell what was alive at the start.
     """
-    gradients = _of_one_backward(memory, ranges, owners, category, blocks)
+    gradients, are_added = _of_one_backward(memory, ranges, owners, category, blocks)
     categorised = replace(start, category=start.category.copy(), reason=start.reason.copy())
     for device in np.unique(blocks.device[gradients]).tolist():
         sizes = blocks.bytes[gradients[blocks.device[gradients] == device]]
@@ -73,7 +73,8 @@ def with_categories(
             tensors = _state_tensors(ranges, category, blocks, device)
             with_parameters = _split(categorised, device, Category.PARAMETER, parameters)
             has_parameters = with_parameters is not categorised
-            categorised = _split(with_parameters, device, Category.OPTIMIZER_STATE, tensors * parameters)
+            with_gradients = _split(with_parameters, device, Category.GRADIENT, are_added * parameters)
+            categorised = _split(with_gradients, device, Category.OPTIMIZER_STATE, tensors * parameters)
             rest = categorised.bytes[(categorised.address == 0) & (categorised.device == device)][:1].sum()
             if has_parameters and int(rest) in WORKSPACES and PRODUCTS.intersection(ranges.name):
                 categorised = _split(categorised, device, Category.WORKSPACE, int(rest), Reason.SIZE)
@@ -82,19 +83,29 @@ def with_categories(
 
 def _of_one_backward(
     memory: MemoryRows, ranges: Ranges, owners: Owned, category: UInt8, blocks: Allocations
-) -> Int64:
-    """Return the blocks of the gradients of the backward that left the most, if it accumulated as many."""
-    is_gradient = np.append(category, Category.UNKNOWN)[blocks.born] == Category.GRADIENT
-    rows = np.flatnonzero((blocks.born >= 0) & is_gradient)
+) -> tuple[Int64, bool]:
+    """Return the blocks of the gradients of the backward with the most, if it accumulated as many.
+
+    Where a trace allocates no gradient that stays, they are what the nodes that accumulate gradients free:
+    they add it to a gradient that was there before. The bool says that.
+    """
+    in_trace = blocks.born >= 0
+    rows = np.flatnonzero(
+        in_trace & (np.append(category, Category.UNKNOWN)[blocks.born] == Category.GRADIENT)
+    )
+    are_added = not len(rows)
+    if are_added:
+        adds = np.array([*(name == ACCUMULATE for name in owners.operators), False], bool)
+        rows = np.flatnonzero(in_trace & adds[np.append(owners.operator, -1)[blocks.freed]])
     if not len(rows):
-        return rows
+        return rows, are_added
     starts = owners.phases.start_ns
     stretch = np.searchsorted(starts, memory.time_ns[blocks.born[rows]], side="right")
     most = int(np.bincount(stretch).argmax())
     accumulates = np.array([name == NODE_PREFIX + ACCUMULATE for name in ranges.name], bool)
     began = np.searchsorted(starts, ranges.start_ns[accumulates], side="right")
     in_most: Int64 = rows[stretch == most]
-    return in_most if len(in_most) == np.count_nonzero(began == most) else rows[:0]
+    return in_most if len(in_most) == np.count_nonzero(began == most) else rows[:0], are_added
 
 
 def _kept(owners: Owned, category: UInt8, blocks: Allocations, device: int) -> int:

@@ -81,6 +81,24 @@ def test_nothing_is_said_of_parameters_that_may_have_been_allocated_in_the_trace
     assert Category.PARAMETER not in before(step("AdamW", last=f"50 500 4096 {FIRST + 4096}"))
 
 
+@pytest.mark.parametrize(("nodes", "expected"), [(2, 1536), (3, 0)])
+def test_gradients_that_are_only_added_to_were_there_before(nodes: int, expected: int) -> None:
+    """As of zero_grad(set_to_none=False): each node frees a gradient of its own after it has added it."""
+    trace = loaded(
+        operator("mm", 3, 4, 5),
+        ran(NODE + "MmBackward0", 10, 20, args={"Sequence number": 5, "Fwd thread id": 1}),
+        memory(f"12 300 512 {FIRST + 512}", **CUDA),
+        memory(f"14 400 1024 {FIRST + 1536}", **CUDA),
+        *(ran(f"{NODE}torch::autograd::AccumulateGrad", 21 + 3 * n, 23 + 3 * n) for n in range(nodes)),
+        memory(f"22 300 -512 {FIRST + 1024}", **CUDA),
+        memory(f"25 400 -1024 {FIRST}", **CUDA),
+        annotation("Optimizer.step#SGD.step", 40, 50),
+    )
+    kept = before(trace)
+    assert [kept.get(each, 0) for each in (Category.PARAMETER, Category.GRADIENT)] == [expected, expected]
+    assert trace.start.bytes.sum() == FIRST
+
+
 def test_no_more_is_said_than_there_was() -> None:
     trace = step("AdamW", ran("aten::maximum", 31, 32), ran("aten::x", 33, 34))
     assert before(trace)[Category.OPTIMIZER_STATE] == 3 * 1536
