@@ -169,6 +169,14 @@ def test_on_the_cpu_only_steps_of_one_window_are_compared(tmp_path):
     assert Tab(tmp_path).get("fleet")["runs"][0]["growth_bytes"] == 50
 
 
+def test_batches_in_shared_memory_do_not_stand_for_what_a_training_on_the_cpu_needs(tmp_path):
+    """As a DataLoader's workers make them: shared memory is a device of its own."""
+    lines = ["step 0", "alloc 10 batch device=shared", "alloc 500 weight device=cpu"]
+    RunWriter(str(tmp_path / "run"), "w").write(trace(*lines))
+    run = rows(Tab(tmp_path).get("fleet"))["run"]
+    assert (run["device"], run["peak_bytes"]) == ("cpu", 500)
+
+
 def test_where_windows_on_the_cpu_cannot_tell_the_process_does(tmp_path):
     """Two steps are too few; the process leaves 5 bytes more with each of 60 steps."""
     RunWriter(str(tmp_path / "run"), "rank0").write(kept(50, 50, device="cpu"))

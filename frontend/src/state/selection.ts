@@ -185,25 +185,28 @@ function devicesOf(worker: WorkerEntry): string[] {
 
 function busiest(worker: WorkerEntry, devices: string[]): string | undefined {
   const top = (d: string) => Math.max(...stepsOf(worker, d).map((s) => s.stats.peak_bytes));
-  const accelerators = devices.filter((d) => d !== "cpu");
-  return [...(accelerators.length > 0 ? accelerators : devices)].sort((a, b) => top(b) - top(a))[0];
+  return [...devices].sort((a, b) => orderOf(a) - orderOf(b) || top(b) - top(a))[0];
 }
 
 /** The worker that peaks highest, as Fleet and Ranks have it: on an accelerator, where any has one. */
 function highestWorker(workers: WorkerEntry[]): WorkerEntry {
   const tops = workers.map((worker) => ({ worker, ...highestDevice(worker) }));
-  return tops.reduce((top, one) => (one.kind < top.kind || (one.kind === top.kind && one.bytes > top.bytes) ? one : top)).worker;
+  return tops.reduce((top, one) => (one.order < top.order || (one.order === top.order && one.bytes > top.bytes) ? one : top)).worker;
 }
 
-/** The peak on the device that a worker opens on. Accelerators come before the CPU, and that before the process. */
-function highestDevice(worker: WorkerEntry): { kind: number; bytes: number } {
-  const kindOf = (device: string): number => ["cpu", "process"].indexOf(device) + 1;
+/** Accelerators come before the host's memory, and that before the process. */
+function orderOf(device: string): number {
+  return device === "process" ? 2 : device === "cpu" || device === "shared" ? 1 : 0;
+}
+
+/** The peak on the device that a worker opens on. */
+function highestDevice(worker: WorkerEntry): { order: number; bytes: number } {
   const tops = new Map<string, number>();
   const seen = (device: string, bytes: number): void => void tops.set(device, Math.max(bytes, tops.get(device) ?? 0));
   for (const { devices } of worker.steps) for (const [device, stats] of Object.entries(devices)) seen(device, stats.peak_bytes);
   for (const [device, whole] of Object.entries(worker.monitored ?? {})) seen(device, whole.highest_bytes);
-  const kind = Math.min(...[...tops.keys()].map(kindOf));
-  return { kind, bytes: Math.max(...[...tops].flatMap(([device, bytes]) => (kindOf(device) === kind ? [bytes] : []))) };
+  const order = Math.min(...[...tops.keys()].map(orderOf));
+  return { order, bytes: Math.max(...[...tops].flatMap(([device, bytes]) => (orderOf(device) === order ? [bytes] : []))) };
 }
 
 function hasSteps(worker: WorkerEntry): boolean {

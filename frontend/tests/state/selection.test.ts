@@ -69,15 +69,14 @@ describe("what is picked", () => {
     expect(found.steps.map((s) => [s.step, s.window])).toEqual([[1, 1], [2, 0]]);
     expect([found.step, found.stats!.peak_bytes]).toEqual([1, 20]);
   });
-  it("prefers an accelerator to the host", () => {
-    const both = {
-      ...worker("w", { 1: 9 }),
-      devices: ["cpu", "cuda:0"],
-      steps: [{ step: 1, window: 0, devices: { cpu: stats(99), "cuda:0": stats(9) } }],
-    };
-    expect(resolveSelection({ ...answer, runs: [{ run: "r", workers: [both] }] }, { view: "overview" })?.device).toBe(
-      "cuda:0",
-    );
+  it.each([
+    ["an accelerator to the host", { cpu: 99, shared: 98, "cuda:0": 9 }, "cuda:0"],
+    ["what peaks highest of the host: not the batches in shared memory", { shared: 8, cpu: 99 }, "cpu"],
+    ["nor the CPU of a model in shared memory", { shared: 99, cpu: 8 }, "shared"],
+  ])("prefers %s", (_what, peaks, device) => {
+    const of = Object.fromEntries(Object.entries(peaks).map(([name, bytes]) => [name, stats(bytes)]));
+    const both = { ...worker("w", { 1: 9 }), devices: Object.keys(peaks), steps: [{ step: 1, window: 0, devices: of }] };
+    expect(resolveSelection({ ...answer, runs: [{ run: "r", workers: [both] }] }, { view: "overview" })?.device).toBe(device);
   });
 });
 

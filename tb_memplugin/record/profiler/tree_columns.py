@@ -47,8 +47,8 @@ def with_library_folder(file: str) -> str:
     """
     name = re.split(r"[/\\]", file, maxsplit=1)[0].removesuffix(".py")
     module = getattr(sys.modules.get(name), "__dict__", {})
-    path = next(iter(module.get("__path__") or (module.get("__file__") or "",)))
-    installed = _INSTALLED.fullmatch(f"{Path(path).parent}/{file}".replace("\\", "/"))
+    path = next(iter(module.get("__path__") or (module.get("__file__"),)))
+    installed = _INSTALLED.fullmatch(f"{Path(str(path)).parent}/{file}".replace("\\", "/"))
     return installed[1] if installed and is_user_code(f"- {file}:0") else file
 
 

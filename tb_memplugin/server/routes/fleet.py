@@ -129,8 +129,8 @@ def _row(run: str, every: Sequence[WorkerSteps]) -> FleetRun:
 
 
 def _of_one_kind(ranks: Sequence[WorkerSteps]) -> list[WorkerSteps]:
-    """Return the devices of the kind that peaks highest: accelerators, else the CPU, else the process."""
-    later = {"cpu": 1, "process": 2}
+    """Return the devices of the kind that peaks highest: accelerators, else the host, else the process."""
+    later = {"cpu": 1, "shared": 1, "process": 2}
 
     def key(rank: WorkerSteps) -> tuple[int, int]:
         return later.get(device_kind(rank.device), 0), -int(rank.allocated.max())

@@ -84,11 +84,7 @@ function Row({ holder, of, unit }: { holder: Holder; of: number; unit: Unit }) {
         <Bytes bytes={bytes} unit={unit} />
       </td>
       <td class="number">{percent(bytes, of)}</td>
-      <td class="muted after-number">
-        {is_name && (
-          <Category of={category} />
-        )}
-      </td>
+      <td class="muted after-number category">{is_name && <Category of={category} />}</td>
       <td class="number">{grouped(blocks)}</td>
     </tr>
   );
