@@ -267,8 +267,8 @@ def import_libraries() -> None:
 def _as_started(program: Program, rank: int) -> Iterator[None]:
     """Give the process an import path and a rank's environment, and restore what the program changes."""
     arguments, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
-    environment, imported = dict(os.environ), set(sys.modules)
-    sys.path.insert(0, str(Path.cwd()))
+    environment, imported, folder = dict(os.environ), set(sys.modules), Path.cwd()
+    sys.path.insert(0, str(folder))
     if program.ranks is not None:
         node, local = divmod(rank, program.ranks_per_node)
         variables = {"RANK": rank, "WORLD_SIZE": program.ranks, "GROUP_RANK": node}
@@ -279,6 +279,7 @@ def _as_started(program: Program, rank: int) -> Iterator[None]:
     try:
         yield
     finally:
+        os.chdir(folder)
         sys.argv, sys.modules["__main__"] = arguments, main
         sys.path[:] = path
         os.environ.clear()
