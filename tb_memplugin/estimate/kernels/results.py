@@ -192,8 +192,7 @@ KERNELS = (
     ),
     Kernel(
         operators(
-            *("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"),
-            *("multi_margin_loss_backward", "multilabel_margin_loss_backward", "glu_backward"),
+            *("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "glu_backward"),
         ),
         source=(
             "Loss.cpp:mse_loss_backward and its like: zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT); "
@@ -211,6 +210,12 @@ KERNELS = (
         contiguous_copies("grad_output", "output"),
         source="cuda/SoftMax.cu:host_softmax_backward",
         results=_contiguous,
+    ),
+    Kernel(
+        operators("multi_margin_loss_backward", "multilabel_margin_loss_backward"),
+        contiguous_copies("self"),
+        source="cuda/MultiMarginLoss.cu, cuda/MultiLabelMarginCriterion.cu: what they call contiguous on",
+        results=contiguous_like_the_input,
     ),
     Kernel(
         operators("rrelu_with_noise"),

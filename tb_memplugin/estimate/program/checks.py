@@ -24,7 +24,7 @@ _SAME_VALUE = ("CALL", "TO_BOOL", "COPY", "EXTENDED_ARG", "NOP", "PRECALL")
 """Beginnings of instructions between a read and the jump that leave the truth as it is."""
 
 _OF_MODULES = ("LOAD_GLOBAL", "LOAD_NAME")
-"""Instructions that load a module's variable or a built-in function, in functions and in the module itself."""
+"""Instructions that load a variable of the module or a built-in function, in functions and outside."""
 
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RERAISE")
 JUMPS = frozenset((*hasjabs, *hasjrel))
