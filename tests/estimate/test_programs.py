@@ -211,6 +211,7 @@ def test_a_program_that_cannot_be_ended_is_named_and_its_process_ends(tmp_path: 
         ("import sys; sys.exit(3)", "has exited with 3"),
         ("import argparse; argparse.ArgumentParser().parse_args(['-x'])", "has exited with 2"),
         ("def train(:", "SyntaxError"),
+        ("import os, sys; os.execl(sys.executable, 'python')", "replaces itself"),
     ],
 )
 def test_a_program_that_fails_is_named_with_its_line(line: str, what: str, tmp_path: Path) -> None:

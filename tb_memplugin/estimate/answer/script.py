@@ -378,8 +378,23 @@ def _stepped(counting: _StepCount) -> Iterator[None]:
             exit_at_once(status)
         raise ProgramEnded
 
+    def refused(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        def run(file: Any, *arguments: Any) -> NoReturn:
+            if os.getpid() != process:
+                execute(file, *arguments)
+            raise MemPluginError(
+                f"The program replaces itself by os.{execute.__name__}, and the estimate with it.",
+                where=_place(walk_stack(None)),
+                fix="Set the environment or options for which it does that before you start the estimate.",
+            )
+
+        return run
+
+    executing = [(os, name, refused(getattr(os, name))) for name in ("execv", "execve")]
     try:
-        with replaced((os, "_exit", leave), (FakeGraph, "replayed", staticmethod(counting.replayed))):
+        with replaced(
+            *executing, (os, "_exit", leave), (FakeGraph, "replayed", staticmethod(counting.replayed))
+        ):
             yield
     finally:
         hooks.remove()
