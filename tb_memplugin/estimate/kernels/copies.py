@@ -60,11 +60,6 @@ def _complex(call: Call) -> Buffers:
     return [call["self"].nbytes] if call["self"].dtype.is_complex else ()
 
 
-def _weighted(call: Call) -> Buffers:
-    """Return the product of gradient and result, which the kernel reads."""
-    return [call["grad_output"].nbytes]
-
-
 def _masked_rows(call: Call) -> Buffers:
     """Return a byte for each score, a byte for each row and a zero, while scores and result are live."""
     out = call.out
@@ -174,9 +169,6 @@ KERNELS = (
         contiguous_copies("grad_output", "output"),
         source="SoftMax.cpp:softmax_backward_cpu_out, log_softmax_backward_cpu_out",
         on="cpu",
-    ),
-    Kernel(
-        operators("_softmax_backward_data"), _weighted, source="cuda/SoftMax.cu:softmax_backward_cuda_out"
     ),
     Kernel(
         operators("native_layer_norm"),

@@ -168,6 +168,14 @@ def _copied_around(call: Call) -> Buffers:
     return [copied_bytes(call["input"]), *call.out, [copied_bytes(call["grad_out"])]]
 
 
+def _weighted(call: Call) -> Buffers:
+    """Return the product of gradient and result, as TensorIterator lays it out, and contiguous copies."""
+    read = (call["grad_output"], call["output"])
+    left, right = (torch.empty_strided(each.shape, each.stride(), device="meta") for each in read)
+    size = read[0].nbytes
+    return [size, 0 if (left * right).is_contiguous() else size, copied_bytes(read[1])]
+
+
 KERNELS = (
     Kernel(
         operators("mish_backward"),
@@ -209,6 +217,12 @@ KERNELS = (
         operators("_log_softmax_backward_data"),
         contiguous_copies("grad_output", "output"),
         source="cuda/SoftMax.cu:host_softmax_backward",
+        results=_contiguous,
+    ),
+    Kernel(
+        operators("_softmax_backward_data"),
+        _weighted,
+        source="cuda/SoftMax.cu:softmax_backward_cuda_out, host_softmax_backward",
         results=_contiguous,
     ),
     Kernel(

@@ -98,6 +98,24 @@ def test_kernels_write_contiguous_results_of_channels_last_images(function: Any,
         assert sizes(done, operator) == taken
 
 
+def test_softmax_reads_a_contiguous_product_of_gradient_and_result() -> None:
+    """Result and product have 384 bytes, and a copy of the product, which lies as the gradient does."""
+
+    def run(gradient: torch.Tensor) -> None:
+        given = torch.ones(8, 12, device="cuda", requires_grad=True)
+        (found,) = torch.autograd.grad(given.softmax(-1), given, gradient)
+        assert found.stride() == BY_ROWS
+
+    ones: Any = torch.ones
+    for create, taken in (
+        (lambda: ones(8, 12, device="cuda"), 2),
+        (lambda: ones((), device="cuda").expand(8, 12), 2),
+        (lambda: ones(12, 8, device="cuda").t(), 3),
+    ):
+        done = estimated(lambda create=create: run(create()))
+        assert sizes(done, "_softmax_backward_data") == [8 * 12 * 4] * taken
+
+
 def backward(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...], wide: bool = False) -> Any:
     def run() -> list[torch.Tensor]:
         inputs = [torch.ones(shape, device="cuda", requires_grad=True) for shape in shapes]
