@@ -150,6 +150,11 @@ ENDS = {
         "while True: signal.alarm(9); signal.alarm(0)",
         "after 1 seconds",
     ),
+    "changes to a folder that it removes": (
+        "import os, tempfile, torch\nx = torch.zeros(1 << 20, device='cuda')\n"
+        "os.chdir(tempfile.mkdtemp())\nos.rmdir(os.getcwd())",
+        "ran to its end",
+    ),
     "is interrupted": (
         "import torch\nx = torch.zeros(1 << 20, device='cuda')\nraise KeyboardInterrupt",
         "train.py:3",
@@ -164,11 +169,11 @@ ENDS = {
 @pytest.mark.parametrize("name", ENDS)
 def test_a_program_that_ends_in_another_way_is_estimated_all_the_same(name: str, tmp_path: Path) -> None:
     text, why = ENDS[name]
-    before = (sys.argv, list(sys.path), sys.modules["__main__"])
+    before = (sys.argv, list(sys.path), sys.modules["__main__"], Path.cwd())
     step = estimated(tmp_path, text, limit_s=1 if "seconds" in why else 60)
     assert why in step.notes[0]
     assert step.estimate.peak_allocated_bytes >= 4 * MIB
-    assert (sys.argv, sys.path, sys.modules["__main__"]) == before
+    assert (sys.argv, sys.path, sys.modules["__main__"], Path.cwd()) == before
 
 
 def test_a_terminated_estimate_removes_what_stands_for_checkpoints(tmp_path: Path) -> None:
@@ -206,6 +211,7 @@ def test_a_program_that_cannot_be_ended_is_named_and_its_process_ends(tmp_path: 
         ("import sys; sys.exit(3)", "has exited with 3"),
         ("import argparse; argparse.ArgumentParser().parse_args(['-x'])", "has exited with 2"),
         ("def train(:", "SyntaxError"),
+        ("import os, sys; os.execl(sys.executable, 'python')", "replaces itself"),
     ],
 )
 def test_a_program_that_fails_is_named_with_its_line(line: str, what: str, tmp_path: Path) -> None:

@@ -267,8 +267,8 @@ def import_libraries() -> None:
 def _as_started(program: Program, rank: int) -> Iterator[None]:
     """Give the process an import path and a rank's environment, and restore what the program changes."""
     arguments, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
-    environment, imported = dict(os.environ), set(sys.modules)
-    sys.path.insert(0, str(Path.cwd()))
+    environment, imported, folder = dict(os.environ), set(sys.modules), Path.cwd()
+    sys.path.insert(0, str(folder))
     if program.ranks is not None:
         node, local = divmod(rank, program.ranks_per_node)
         variables = {"RANK": rank, "WORLD_SIZE": program.ranks, "GROUP_RANK": node}
@@ -279,6 +279,7 @@ def _as_started(program: Program, rank: int) -> Iterator[None]:
     try:
         yield
     finally:
+        os.chdir(folder)
         sys.argv, sys.modules["__main__"] = arguments, main
         sys.path[:] = path
         os.environ.clear()
@@ -377,8 +378,23 @@ def _stepped(counting: _StepCount) -> Iterator[None]:
             exit_at_once(status)
         raise ProgramEnded
 
+    def refused(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        def run(file: Any, *arguments: Any) -> NoReturn:
+            if os.getpid() != process:
+                execute(file, *arguments)
+            raise MemPluginError(
+                f"The program replaces itself by os.{execute.__name__}, and the estimate with it.",
+                where=_place(walk_stack(None)),
+                fix="Set the environment or options for which it does that before you start the estimate.",
+            )
+
+        return run
+
+    executing = [(os, name, refused(getattr(os, name))) for name in ("execv", "execve")]
     try:
-        with replaced((os, "_exit", leave), (FakeGraph, "replayed", staticmethod(counting.replayed))):
+        with replaced(
+            *executing, (os, "_exit", leave), (FakeGraph, "replayed", staticmethod(counting.replayed))
+        ):
             yield
     finally:
         hooks.remove()

@@ -60,11 +60,6 @@ def _complex(call: Call) -> Buffers:
     return [call["self"].nbytes] if call["self"].dtype.is_complex else ()
 
 
-def _weighted(call: Call) -> Buffers:
-    """Return the product of gradient and result, which the kernel reads."""
-    return [call["grad_output"].nbytes]
-
-
 def _masked_rows(call: Call) -> Buffers:
     """Return a byte for each score, a byte for each row and a zero, while scores and result are live."""
     out = call.out
@@ -123,6 +118,12 @@ def _image(call: Call) -> Buffers:
     return [copied_bytes(read, memory_format)]
 
 
+def _pooled(call: Call) -> Buffers:
+    """Return copies of the gradient and of the input in the memory format of the input."""
+    data = call["self"]
+    return [*_image(call), copied_bytes(data, suggest_memory_format(data))]
+
+
 def _matrices(call: Call) -> Buffers:
     if call.out.dtype not in _BY_BLAS:
         return ()
@@ -170,9 +171,6 @@ KERNELS = (
         on="cpu",
     ),
     Kernel(
-        operators("_softmax_backward_data"), _weighted, source="cuda/SoftMax.cu:softmax_backward_cuda_out"
-    ),
-    Kernel(
         operators("native_layer_norm"),
         contiguous_copies("input"),
         source="layer_norm.cpp:layer_norm_cpu",
@@ -213,8 +211,7 @@ KERNELS = (
             "upsample_linear1d_backward",
             "upsample_bilinear2d_backward",
             "upsample_trilinear3d_backward",
-            *(f"max_pool{n}d_with_indices_backward" for n in (2, 3)),
-            *(f"avg_pool{n}d_backward" for n in (2, 3)),
+            *("max_pool3d_with_indices_backward", "avg_pool3d_backward"),
             *(f"_adaptive_avg_pool{n}d_backward" for n in (2, 3)),
             "adaptive_max_pool3d_backward",
         ),
@@ -223,6 +220,11 @@ KERNELS = (
             "cuda/DilatedMaxPool2d.cu, cuda/AveragePool2d.cu, cuda/AdaptiveAveragePooling.cu, "
             "cuda/UpSampleBilinear2d.cu and their like: what they call contiguous on"
         ),
+    ),
+    Kernel(
+        operators("max_pool2d_with_indices_backward", "avg_pool2d_backward"),
+        _pooled,
+        source="cuda/DilatedMaxPool2d.cu, cuda/AveragePool2d.cu: what they call contiguous on",
     ),
     Kernel(
         operators(

@@ -51,13 +51,25 @@ def _batch_norm_backward(call: Call) -> Buffers:
     Where the statistics are not of this batch, the inverse deviations are computed again.
     """
     data, (gradient, *others) = call["input"], call.out
+    is_reduced = call["train"] or others != [None, None]
     if not _has_channels_last_kernels(data):
-        return [*others, gradient]
+        read = (data, call["grad_out"]) if is_reduced and gradient is not None else ()
+        return [*map(_by_row_and_channel, read), *others, gradient]
     numbers, sums = data.shape[1] * max(4, data.element_size()), []
-    if call["train"] or others != [None, None]:
+    if is_reduced:
         exchanged = _exchanged(data, 2) if _has_channels_last_kernels(call["grad_out"]) else []
         sums = [*others, numbers, numbers, exchanged]
     return [*sums, gradient] if call["train"] else [numbers, *sums, gradient]
+
+
+def _by_row_and_channel(data: torch.Tensor) -> int:
+    """Return the bytes of a copy in which all other dimensions are one, 0 if these lie together."""
+    strides, shape = data.stride()[2:], data.shape[2:]
+    together = all(
+        step == size * next_step
+        for step, size, next_step in zip(strides[:-1], shape[1:], strides[1:], strict=True)
+    )
+    return 0 if together else data.nbytes
 
 
 def _input_gradient(mode: Any, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:

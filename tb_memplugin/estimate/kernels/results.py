@@ -168,6 +168,14 @@ def _copied_around(call: Call) -> Buffers:
     return [copied_bytes(call["input"]), *call.out, [copied_bytes(call["grad_out"])]]
 
 
+def _weighted(call: Call) -> Buffers:
+    """Return the product of gradient and result, as TensorIterator lays it out, and contiguous copies."""
+    read = (call["grad_output"], call["output"])
+    left, right = (torch.empty_strided(each.shape, each.stride(), device="meta") for each in read)
+    size = read[0].nbytes
+    return [size, 0 if (left * right).is_contiguous() else size, copied_bytes(read[1])]
+
+
 KERNELS = (
     Kernel(
         operators("mish_backward"),
@@ -192,8 +200,7 @@ KERNELS = (
     ),
     Kernel(
         operators(
-            *("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward"),
-            *("multi_margin_loss_backward", "multilabel_margin_loss_backward", "glu_backward"),
+            *("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "glu_backward"),
         ),
         source=(
             "Loss.cpp:mse_loss_backward and its like: zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT); "
@@ -211,6 +218,18 @@ KERNELS = (
         contiguous_copies("grad_output", "output"),
         source="cuda/SoftMax.cu:host_softmax_backward",
         results=_contiguous,
+    ),
+    Kernel(
+        operators("_softmax_backward_data"),
+        _weighted,
+        source="cuda/SoftMax.cu:softmax_backward_cuda_out, host_softmax_backward",
+        results=_contiguous,
+    ),
+    Kernel(
+        operators("multi_margin_loss_backward", "multilabel_margin_loss_backward"),
+        contiguous_copies("self"),
+        source="cuda/MultiMarginLoss.cu, cuda/MultiLabelMarginCriterion.cu: what they call contiguous on",
+        results=contiguous_like_the_input,
     ),
     Kernel(
         operators("rrelu_with_noise"),

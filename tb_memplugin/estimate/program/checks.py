@@ -23,6 +23,9 @@ _FINITE = {"isnan": False, "isinf": False, "isfinite": True}
 _SAME_VALUE = ("CALL", "TO_BOOL", "COPY", "EXTENDED_ARG", "NOP", "PRECALL")
 """Beginnings of instructions between a read and the jump that leave the truth as it is."""
 
+_OF_MODULES = ("LOAD_GLOBAL", "LOAD_NAME")
+"""Instructions that load a variable of the module or a built-in function, in functions and outside."""
+
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RERAISE")
 JUMPS = frozenset((*hasjabs, *hasjrel))
 
@@ -60,8 +63,8 @@ def _passing(code: CodeType, last: int) -> bool | None:
 def going_on(caller: FrameType | None) -> bool | None:
     """Return the truth with which a program goes on: does what an `if` holds, but leaves no loop or function.
 
-    None where no truth does: of two ways that do different things none is more than the other, and a loop
-    that ends by values would not end.
+    None where no truth does: of two ways that do different things none is more than the other, unless it is
+    asked whether a mask selects `any`, and a loop that ends by values would not end.
     """
     frame = asking_frame(caller)
     return _going_on(frame.f_code, frame.f_lasti)
@@ -88,7 +91,9 @@ def _going_on(code: CodeType, last: int) -> bool | None:
         return not jumps_if
     if body & beyond:  # two ways meet again: one of them may do nothing but choose what is there
         only = [any(_calls(instructions[row]) for row in way) for way in (body - beyond, beyond - body)]
-        return only[0] ^ jumps_if if only[0] != only[1] else None
+        if only[0] != only[1]:
+            return only[0] ^ jumps_if
+        return True if "any" in _names(instructions, read) else None  # a mask selects everything
     goes_on = [
         any(_repeats(instructions[row]) if loop else _calls(instructions[row]) for row in way)
         for way in (body, beyond)
@@ -108,7 +113,7 @@ def _calls(instruction: Instruction) -> bool:
 
 
 def _first_name(instructions: Sequence[Instruction], read: int) -> object:
-    names = [step.argval for step in operand(instructions, read) if step.opname == "LOAD_GLOBAL"]
+    names = [step.argval for step in operand(instructions, read) if step.opname in _OF_MODULES]
     return names[0] if names else None
 
 
@@ -255,8 +260,11 @@ def _compares_with_a_truth(instructions: Sequence[Instruction], read: int) -> bo
     )
 
 
+def _names(instructions: Sequence[Instruction], read: int) -> list[str]:
+    return [str(instruction.argval) for instruction in operand(instructions, read)]
+
+
 def _finite(instructions: Sequence[Instruction], read: int) -> bool | None:
-    names = [str(instruction.argval) for instruction in operand(instructions, read)]
-    answers = {_FINITE[name] for name in names if name in _FINITE}
+    answers = {_FINITE[name] for name in _names(instructions, read) if name in _FINITE}
     inverted = sum(step.opname == "UNARY_INVERT" for step in operand(instructions, read)) % 2 == 1
     return answers.pop() ^ inverted if len(answers) == 1 else None

@@ -251,6 +251,27 @@ def test_batch_norm_of_rows_is_summed_by_several_blocks() -> None:
     assert sizes(done, "native_batch_norm_backward") == [256] * 4 + [2 * 64 * 16 * 4, 8, MIB]
 
 
+@pytest.mark.parametrize(
+    ("operator", "function", "taken"),
+    [
+        ("max_pool2d_with_indices", lambda x: functional.max_pool2d(x, 2), [2 * MIB, 2 * MIB]),
+        ("avg_pool2d", lambda x: functional.avg_pool2d(x, 2), [2 * MIB, 2 * MIB]),
+        (
+            "native_batch_norm",
+            lambda x: functional.batch_norm(x.bfloat16(), None, None, training=True),
+            [MIB, MIB, MIB],  # also of the gradient
+        ),
+    ],
+)
+def test_backward_copies_images_whose_rows_lie_apart(operator: str, function: Any, taken: list[int]) -> None:
+    """As PyTorch 2.13 on the stand-in for a GPU."""
+
+    def run(given: torch.Tensor) -> torch.Tensor:
+        return function(given.transpose(2, 3))
+
+    assert sizes(train(run, IMAGES), f"{operator}_backward") == taken
+
+
 def test_norms_of_several_tensors_are_summed_in_parts() -> None:
     """Parts have 65,536 elements, so the larger tensor has 8; both have as many places for them."""
 

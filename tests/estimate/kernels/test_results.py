@@ -98,6 +98,25 @@ def test_kernels_write_contiguous_results_of_channels_last_images(function: Any,
         assert sizes(done, operator) == taken
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "taken"),
+    [((8, 12), BY_ROWS, 2), ((), (0, 0), 2), ((12, 8), BY_COLUMNS, 3)],
+    ids=["rows", "expanded", "columns"],
+)
+def test_softmax_reads_a_contiguous_product_of_gradient_and_result(
+    shape: tuple[int, ...], strides: tuple[int, int], taken: int
+) -> None:
+    """Result and product have 384 bytes, and a copy of the product, which lies as the gradient does."""
+
+    def run() -> None:
+        given = torch.ones(8, 12, device="cuda", requires_grad=True)
+        gradient = torch.ones(shape, device="cuda").as_strided((8, 12), strides)
+        (of_input,) = torch.autograd.grad(given.softmax(-1), given, gradient)
+        assert of_input.stride() == BY_ROWS
+
+    assert sizes(estimated(run), "_softmax_backward_data") == [8 * 12 * 4] * taken
+
+
 def backward(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...], wide: bool = False) -> Any:
     def run() -> list[torch.Tensor]:
         inputs = [torch.ones(shape, device="cuda", requires_grad=True) for shape in shapes]

@@ -663,7 +663,12 @@ def computes_or_takes_nothing(done: torch.Tensor) -> int:
     return int(str(3)) if done.any() else 0
 
 
+def counts_what_is_selected(done: torch.Tensor) -> int:
+    return len(done) if done.any() else int(str(0))
+
+
 GOES_ON = [
+    counts_what_is_selected,
     computes_or_takes_nothing,
     breaks_where_all_are_done,
     continues_for_what_is_empty,
@@ -681,6 +686,17 @@ def test_a_condition_is_assumed_so_that_the_program_goes_on(program: Callable[[t
     assert any("with which the program goes on" in note for note in done.estimate().notes)
 
 
+def test_a_script_that_is_no_function_takes_the_larger_of_two_numbers() -> None:
+    names: dict[str, Any] = {}
+
+    def run() -> None:
+        names["mask"] = unknown(3) > 0
+        exec("share = 6 / max(1, mask.sum().item())", names)
+
+    estimated(run)
+    assert names["share"] == 1.0  # what is calculated from a number that is not known
+
+
 def test_anomaly_mode_finds_no_gradient_that_is_not_a_number() -> None:
     def run() -> None:
         with torch.autograd.detect_anomaly(check_nan=True):
@@ -695,7 +711,7 @@ def repeats_while_some_are_not(done: torch.Tensor) -> None:
 
 
 def doubles_or_halves(done: torch.Tensor) -> torch.Tensor:
-    return done * 2 if done.any() else done / 2
+    return done * 2 if done[0] else done / 2
 
 
 @pytest.mark.parametrize("program", [repeats_while_some_are_not, doubles_or_halves])
