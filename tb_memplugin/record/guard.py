@@ -103,6 +103,10 @@ class Guard:
         except Exception as second:  # a handler of the user's logging failed
             _debug("logging an error failed", second)
 
+    def end_flush(self, error: BaseException) -> None:
+        """End an error of the thread that flushes to the disk."""
+        self.end("the disk", error, loss="What was recorded may not outlive a crash of this machine")
+
     def _log(self, where: str, error: BaseException, loss: str, *, later: bool) -> None:
         self.logger.debug("%s failed", where, exc_info=error)
         if not self._errors_to_log:

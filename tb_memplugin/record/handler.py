@@ -6,7 +6,6 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, SupportsIndex
 
 import torch
@@ -37,8 +36,6 @@ from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Kind, MemoryTrace, Note
 
 Handler = Callable[[torch.profiler.profile], None]
-
-_NOT_FLUSHED = "What was recorded may not outlive a crash of this machine"
 
 
 def memory_trace_handler(
@@ -294,12 +291,9 @@ class _MemoryTraceHandler:
             trace = replace(trace, notes=(*trace.notes, Note(without, "unpickled")))
         if self._writer is None:
             worker = self._settings.worker_name or default_worker_name()
-            self._writer = RunWriter(
-                self._dir_name,
-                worker,
-                partial(self._guard.end, "the disk", loss=_NOT_FLUSHED),  # else the handler would live on
-                durable=self._settings.durable,
-            )
+            durable = self._settings.durable
+            # A method of the guard: one of the handler would keep that alive.
+            self._writer = RunWriter(self._dir_name, worker, self._guard.end_flush, durable=durable)
         self._writer.write(self._with_holders(trace, self._recorder))
         for problem in window.problems:
             self._guard.warn(problem)

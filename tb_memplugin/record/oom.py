@@ -260,7 +260,8 @@ class OomRecorder:
         trace = with_inferred_layers(trace_from_snapshot(snapshot, "out of memory", device_type))
         trace = replace(trace, whole_devices=whole_devices(None, WholeReading(cards), trace))
         if self._writer is None:
-            self._writer = RunWriter(self.dir_name, f"oom_{self._worker_name or default_worker_name()}")
+            worker = f"oom_{self._worker_name or default_worker_name()}"
+            self._writer = RunWriter(self.dir_name, worker, self._guard.end_flush)
         self._writer.write(trace)
 
     def _warn(self, message: str, error: Exception) -> None:

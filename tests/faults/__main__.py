@@ -1,7 +1,7 @@
 """Raises every kind of error in every function that a recording calls: `python -m tests.faults [WHO]`.
 
 WHO is a key of `SESSIONS`. The tests raise one kind in each function, or in some of them. All three take
-about ten minutes, those of `run` twenty.
+half a minute of a core for a tracer, and two for the handler.
 """
 
 from __future__ import annotations

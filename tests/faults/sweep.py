@@ -221,7 +221,7 @@ def run(session: NewSession, folder: Path, function: str = "", error: BaseExcept
         windows = recorder.windows
         del recorder
         if error is not None:
-            error.__traceback__ = None  # its frames hold the recorder
+            error.__traceback__ = error.__context__ = None  # their frames hold the recorder
         wait_for_the_disk()
         left = _difference(before, process_state(training, threads))
         if left:

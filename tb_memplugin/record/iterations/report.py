@@ -346,10 +346,10 @@ class IterationReport:
         self._console = console or Console(markup=False, highlight=False, emoji=False)
         worker = worker_name or default_worker_name()
         self._csv = IterationCsv(folder, worker) if (folder := _folder(csv)) is not None else None
-        self._writer = RunWriter(os.fspath(logdir), worker) if logdir is not None else None
+        self._guard = Guard(_LOST, self._logger)
+        self._writer = None if logdir is None else RunWriter(os.fspath(logdir), worker, self._guard.end_flush)
         self._kept: deque[IterationMemory] = deque(maxlen=_KEPT)
         self._lock = threading.RLock()
-        self._guard = Guard(_LOST, self._logger)
         self._slot = _Slot(self._guard)
         self._shown_notes: set[str] = set()
         self._is_closed = False
