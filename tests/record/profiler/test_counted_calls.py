@@ -173,7 +173,7 @@ handler = memory_trace_handler(sys.argv[1], model=model, exact_cpu=True)
 with torch.profiler.profile(profile_memory=True, on_trace_ready=handler):
     model(torch.ones(10, 64))
     thread = threading.Thread(target=lambda: model(torch.ones(1000, 64))); thread.start(); thread.join()
-print(*(note for note in load(sys.argv[1]).notes if "module calls" in note))
+print(*(note for note in load(sys.argv[1]).notes if note.code == "unseen_calls"))
 """
 
 
