@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from examples.demo import Config, Transformer, batches, standard_library
 from tb_memplugin import load, memory_trace_handler
 from tb_memplugin.analysis import Finding, advice
-from tb_memplugin.analysis.checkpointing import Activations
+from tb_memplugin.analysis.advice_rules.checkpointing import Activations
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.steps import highest_step
 from tb_memplugin.trace import MemoryTrace

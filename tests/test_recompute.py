@@ -15,7 +15,7 @@ from torch.profiler import profile, schedule
 from torch.utils.checkpoint import checkpoint
 
 from tb_memplugin import load, memory_trace_handler
-from tb_memplugin.analysis.checkpointing import Activations, Recomputed
+from tb_memplugin.analysis.advice_rules.checkpointing import Activations, Recomputed
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.steps import highest_step
 from tb_memplugin.trace import MemoryTrace

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from tb_memplugin.analysis.attention_scores import attention_scores
+from tb_memplugin.analysis.advice_rules.attention_scores import attention_scores
+from tb_memplugin.analysis.advice_rules.checkpointing import checkpointing
+from tb_memplugin.analysis.advice_rules.kept_gradients import kept_gradients
+from tb_memplugin.analysis.advice_rules.loss_logits import loss_logits
+from tb_memplugin.analysis.advice_rules.optimizer_state import optimizer_state
+from tb_memplugin.analysis.advice_rules.parameter_copies import parameter_copies
+from tb_memplugin.analysis.advice_rules.uneven_devices import uneven_devices
 from tb_memplugin.analysis.block_origins import Judged
-from tb_memplugin.analysis.checkpointing import checkpointing
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, Result, Where, share
-from tb_memplugin.analysis.kept_gradients import kept_gradients
-from tb_memplugin.analysis.loss_logits import loss_logits
 from tb_memplugin.analysis.oom import OomReport, oom_report
-from tb_memplugin.analysis.optimizer_state import optimizer_state
-from tb_memplugin.analysis.parameter_copies import parameter_copies
-from tb_memplugin.analysis.uneven_devices import uneven_devices
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.simulator.allocator_settings import MIB, AllocatorSettings, recorded_settings

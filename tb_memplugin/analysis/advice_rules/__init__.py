@@ -6,35 +6,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tb_memplugin.analysis.attention_scores import attention_scores
-from tb_memplugin.analysis.avoidable_tensors import (
+from tb_memplugin.analysis.advice_rules.attention_scores import attention_scores
+from tb_memplugin.analysis.advice_rules.avoidable_tensors import (
     dense_embedding_gradient,
     old_copies,
     one_hot_vectors,
     repeated_values,
     wide_tensors,
 )
+from tb_memplugin.analysis.advice_rules.checkpointing import checkpointing
+from tb_memplugin.analysis.advice_rules.failed_request import failed_request
+from tb_memplugin.analysis.advice_rules.fragmented_reserve import fragmented_reserve
+from tb_memplugin.analysis.advice_rules.kept_gradients import kept_gradients
+from tb_memplugin.analysis.advice_rules.large_temporary import large_temporary
+from tb_memplugin.analysis.advice_rules.loss_logits import loss_logits
+from tb_memplugin.analysis.advice_rules.optimizer_state import optimizer_state
+from tb_memplugin.analysis.advice_rules.outsized_tensor import outsized_tensor
+from tb_memplugin.analysis.advice_rules.parameter_copies import parameter_copies
+from tb_memplugin.analysis.advice_rules.previous_result import previous_result
+from tb_memplugin.analysis.advice_rules.reference_cycles import reference_cycles
+from tb_memplugin.analysis.advice_rules.summed_losses import summed_losses
+from tb_memplugin.analysis.advice_rules.uneven_devices import uneven_devices
+from tb_memplugin.analysis.advice_rules.unused_gradients import unused_gradients
+from tb_memplugin.analysis.advice_rules.unused_graph import unused_graph
+from tb_memplugin.analysis.advice_rules.unused_reserve import unused_reserve
 from tb_memplugin.analysis.block_origins import Judged
-from tb_memplugin.analysis.checkpointing import checkpointing
-from tb_memplugin.analysis.failed_request import failed_request
 from tb_memplugin.analysis.findings import Finding, Fine, Judgement, NotJudged, Result
-from tb_memplugin.analysis.fragmented_reserve import fragmented_reserve
 from tb_memplugin.analysis.growth import WindowLevel, growth, growth_across, monitored_growth
-from tb_memplugin.analysis.kept_gradients import kept_gradients
-from tb_memplugin.analysis.large_temporary import large_temporary
-from tb_memplugin.analysis.loss_logits import loss_logits
-from tb_memplugin.analysis.optimizer_state import optimizer_state
-from tb_memplugin.analysis.outsized_tensor import outsized_tensor
-from tb_memplugin.analysis.parameter_copies import parameter_copies
 from tb_memplugin.analysis.peak_holders import PeakHolders, peak_holders
-from tb_memplugin.analysis.previous_result import previous_result
-from tb_memplugin.analysis.reference_cycles import reference_cycles
-from tb_memplugin.analysis.summed_losses import summed_losses
-from tb_memplugin.analysis.uneven_devices import uneven_devices
 from tb_memplugin.analysis.units import counted
-from tb_memplugin.analysis.unused_gradients import unused_gradients
-from tb_memplugin.analysis.unused_graph import unused_graph
-from tb_memplugin.analysis.unused_reserve import unused_reserve
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.step_figures import StepFigures

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tb_memplugin.analysis.advice_rules.unused_gradients import Backwards
 from tb_memplugin.analysis.block_origins import Judged, Origin, StepBlocks
 from tb_memplugin.analysis.findings import Fine, NotJudged, Result
 from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.subcategories import is_loss
 from tb_memplugin.analysis.units import size_text
-from tb_memplugin.analysis.unused_gradients import Backwards
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import Int64

@@ -7,10 +7,10 @@ from collections import Counter
 
 import numpy as np
 
+from tb_memplugin.analysis.advice_rules.unused_gradients import Backwards
 from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks, freed_by_python
 from tb_memplugin.analysis.findings import Fine, NotJudged, Result
 from tb_memplugin.analysis.leak_sites import LOSS
-from tb_memplugin.analysis.unused_gradients import Backwards
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Bool, Int64
 

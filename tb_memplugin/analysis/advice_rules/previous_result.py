@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from tb_memplugin.analysis.advice_rules.unused_gradients import Backwards
+from tb_memplugin.analysis.advice_rules.unused_graph import MOST_OF_TWO, without_backward
 from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks
 from tb_memplugin.analysis.findings import Result
-from tb_memplugin.analysis.unused_gradients import Backwards
-from tb_memplugin.analysis.unused_graph import MOST_OF_TWO, without_backward
 from tb_memplugin.trace import MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import Bool, Int64

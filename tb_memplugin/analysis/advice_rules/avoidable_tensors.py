@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from tb_memplugin.analysis.advice_rules.unused_gradients import Backwards
 from tb_memplugin.analysis.block_origins import Judged, StepBlocks
 from tb_memplugin.analysis.findings import Result
 from tb_memplugin.analysis.subcategories import CASTS, logit_blocks
-from tb_memplugin.analysis.unused_gradients import Backwards
 from tb_memplugin.trace import Category, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import Bool, Int64

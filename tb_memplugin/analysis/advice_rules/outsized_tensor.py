@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.analysis.attention_scores import attention_scores
-from tb_memplugin.analysis.avoidable_tensors import (
+from tb_memplugin.analysis.advice_rules.attention_scores import attention_scores
+from tb_memplugin.analysis.advice_rules.avoidable_tensors import (
     old_copies,
     one_hot_vectors,
     repeated_values,
     wide_tensors,
 )
+from tb_memplugin.analysis.advice_rules.large_temporary import large_temporary
+from tb_memplugin.analysis.advice_rules.loss_logits import loss_logits
+from tb_memplugin.analysis.advice_rules.previous_result import previous_result
 from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged
 from tb_memplugin.analysis.findings import Finding, Fine, Result
-from tb_memplugin.analysis.large_temporary import large_temporary
-from tb_memplugin.analysis.loss_logits import loss_logits
-from tb_memplugin.analysis.previous_result import previous_result
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace.kinds import NOT_DATA
 

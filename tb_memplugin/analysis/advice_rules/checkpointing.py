@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tb_memplugin.analysis.advice_rules.unused_graph import trains
 from tb_memplugin.analysis.block_origins import Judged, StepBlocks
 from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.folded_layers import folds
@@ -14,7 +15,6 @@ from tb_memplugin.analysis.source_lines import line_key
 from tb_memplugin.analysis.steps import HighestStep
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import Unit, counted, part_text, size_text
-from tb_memplugin.analysis.unused_graph import trains
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.frames import FX, read_frame
 from tb_memplugin.trace.tables import ROOT, Bool, Int64
