@@ -104,6 +104,10 @@ class Patch(Protocol):
     """Whether compiled code may have guards on what is patched."""
 
     @property
+    def is_wanted(self) -> bool:
+        """Whether it is to be on at all. False for good or for now, also where `remove` could not be told."""
+
+    @property
     def failed(self) -> Failed:
         """Called with what was raised while torch.compile began or ended."""
 
@@ -177,7 +181,7 @@ def look() -> None:
 
 
 def _set(patch: Patch) -> None:
-    if _is_tracing or (_in_compiled and patch.guarded):
+    if not patch.is_wanted or _is_tracing or (_in_compiled and patch.guarded):
         patch.take_off()
     else:
         patch.put_on()

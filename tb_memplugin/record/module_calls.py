@@ -347,6 +347,10 @@ class _ClassPatch:
     has_compiled_slot = False
     failed = staticmethod(_fail_all)
 
+    @property
+    def is_wanted(self) -> bool:
+        return bool(_open)
+
     def put_on(self) -> None:
         own = vars(nn.Module)
         if own.get(CALL, _call_slot) is not _call_slot:

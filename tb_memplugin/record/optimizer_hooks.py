@@ -61,6 +61,7 @@ class _HooksPatch:
 
     def __init__(self, before: Hook, after: Hook, failed: Failed) -> None:
         self._hooks, self._handles, self.failed = (before, after), list[Any](), failed
+        self.is_wanted = True
 
     def put_on(self) -> None:
         if self in _on:
@@ -103,6 +104,7 @@ class StepHooks:
 
     def remove(self) -> None:
         """Remove the hooks. Safe to call twice."""
+        self._patch.is_wanted = False
         call_all(partial(beside_compiler.remove, self._patch), self._patch.take_off)
 
 

@@ -47,7 +47,6 @@ def test_hooks_whose_end_failed_are_off_and_stay_off_when_compiled_code_has_run(
     with monkeypatch.context() as failing:
         failing.setattr(beside_compiler, "remove", lambda _: 1 / 0)
         hooks.remove()
-    del hooks
     beside_compiler._set_tracing(True)
     beside_compiler._set_tracing(False)
     stepping.step()
