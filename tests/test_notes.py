@@ -74,7 +74,7 @@ WITHOUT_BYTES = {
     "The cached memory is not known. {}": REPORT,
     "Recording at {} failed": "`_open_problems` adds the bytes that only the whole trace tells",
     "{} model(s) given to memory_trace_handler no longer exist": "the same",
-    "This handler was unpickled without": ERROR,
+    "The handler was unpickled without": ERROR,
     "{} ({}: {}). The training continues without it.": ERROR,
     "The allocator's history could not be read": ERROR,
     "PyTorch {} has no `{}`": ERROR,

@@ -250,7 +250,7 @@ def test_ten_threads_in_one_block_lose_no_call_and_no_byte_of_a_layer():
     trace = tracer.trace_result()
     blocks = trace.allocations
     assert all(blocks.freed[blocks.born >= 0] < len(trace.events))  # all is given back
-    assert any("called 50 times on other threads" in note for note in trace.notes)
+    assert any("called on other threads, 50 times" in note for note in trace.notes)
 
 
 def test_gradients_made_on_other_threads_count_when_they_are_noticed():
