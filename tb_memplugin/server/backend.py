@@ -82,7 +82,7 @@ class FreedMemory:
         give_back_freed()
 
 
-MOST_BYTES = 16 * MIB
+MOST_BYTES = 32 * MIB
 COMPRESSION = 1
 """The fastest level. TensorBoard's own, 3, takes longer than the network of one building saves."""
 

@@ -79,9 +79,13 @@ class Cache:
         return self.get((id(window), key), compute, window=window)
 
     def kept(self, key: Hashable) -> object:
-        """Return the result of a key if it is kept, else None."""
-        slot = self._slots.get(key)
-        return slot.result if slot is not None else None
+        """Return the result of a key if it is kept, else None. It counts as used."""
+        with self._lock:
+            slot = self._slots.get(key)
+            if slot is None:
+                return None
+            self._slots.move_to_end(key)
+            return slot.result
 
     def forget(self, key: Hashable, result: object) -> None:
         """Drop the result of a key, unless another one is kept by now."""

@@ -43,6 +43,15 @@ def test_the_least_used_result_goes_first():
     assert cache.bytes() <= 8_000
 
 
+def test_a_result_that_is_looked_up_counts_as_used():
+    cache = Cache(8_000)
+    first = cache.get(1, lambda: bytes(2_000))
+    cache.get(2, lambda: bytes(2_000))
+    assert cache.kept(1) is first
+    cache.get(3, lambda: bytes(3_500))
+    assert (cache.kept(1), cache.kept(2)) == (first, None)
+
+
 def test_a_result_above_the_bound_is_kept_until_the_next():
     cache = Cache(2_000)
     big = cache.get("big", lambda: bytes(5_000))
