@@ -105,7 +105,7 @@ class Patch(Protocol):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it is to be on at all. False for good or for now, also where `remove` could not be told."""
+        """Whether its owner needs it. If not, it stays off, also where `remove` has failed."""
 
     @property
     def failed(self) -> Failed:

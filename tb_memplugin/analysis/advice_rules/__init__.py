@@ -122,7 +122,7 @@ RULES = {
         "outsized tensor", "a tensor that is many times as large as every other", outsized_tensor
     ),
 }
-"""Every rule by its kind; each has a file of its own. docs/advice.md lists their thresholds."""
+"""Every rule by its kind. docs/advice.md lists their thresholds."""
 
 URGENT = ("failed_request", "growth")
 """The rules whose findings end a training, whatever their bytes."""
