@@ -23,6 +23,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record.compiling import CACHE_VARIABLE, cache_folder, compile_library
 
 SOURCES = Path(__file__).parent / "standin"
+_CUBLASLT = SOURCES.parents[1] / "estimate/libraries/cudnn/cublaslt.c"
 _PARTS = ("convolutions", "cudart", "libraries", "nccl", "pool", "recurrent", "transformer_engine")
 _TOOLS = ("gcc", "g++", "nm")
 _LINKED = ("libc10_cuda", "libtorch_cuda", "libtorch_python", "libtorch_cuda_linalg", "libtorch_cpu")
@@ -119,7 +120,7 @@ def _installed() -> tuple[Path, Path]:
 
 def _key(site: Path) -> str:
     """Return what names a build: its sources, the versions of what it stands between, and where they are."""
-    sources = [Path(__file__), *sorted(SOURCES.iterdir())]
+    sources = [Path(__file__), _CUBLASLT, *sorted(SOURCES.iterdir())]
     engine = (site / _TRANSFORMER_ENGINE).exists()
     words = [version("torch"), str(_cudnn_version(site)), str(engine), os.fspath(site), os.fspath(SOURCES)]
     parts = [*(file.read_bytes() for file in sources), *(word.encode() for word in words)]
@@ -154,8 +155,12 @@ def _build(folder: Path, site: Path, cuda: Path) -> None:
     ]
     wanting = [torch / "lib" / f"{name}.so" for name in _LINKED]
     wanting += [file for file in (site / _TRANSFORMER_ENGINE,) if file.exists()]
-    sources = [SOURCES / f"{part}.cpp" for part in _PARTS]
-    _compile(sources, folder / "standin.so", options, stubs=_functions(_wanted(wanting)))
+    wanting += (site / "nvidia").glob(
+        "*/lib/libcublas.so.*"
+    )  # finds the stand-in in the place of libcublasLt
+    sources = [*(SOURCES / f"{part}.cpp" for part in _PARTS), _CUBLASLT]
+    name = f"-Wl,-soname,libcublasLt.so.{_cuda_version(cuda) // 100}"  # cuDNN opens it by this name
+    _compile(sources, folder / "standin.so", [*options, name], stubs=_functions(_wanted(wanting)))
     declared = set(_matches(r"CUDAAPI\s+(cu[A-Z]\w+)\(", cuda / "include/cuda.h"))
     counted = set(_matches(r" standin_(cuMem\w+)\(", SOURCES / "cudart.cpp"))
     stubs = "\n".join([*map(_done, sorted(declared - counted)), *map(_passed_on, sorted(counted))])

@@ -136,6 +136,28 @@ def test_a_kernel_that_is_chosen_is_kept_when_benchmark_goes_on(
     assert len(sizes(estimated(program, gpu="h100"), "convolution")) == 4
 
 
+@pytest.mark.usefixtures("cudnn")
+def test_convolutions_of_single_pixels_multiply_matrices_as_on_a_gpu() -> None:
+    """On an H200, cuDNN 9.19 answered 400, 400 and 33,554,432 bytes: 400 are cuBLASLt's own.
+
+    Without its engines of matrix products, the forward alone took 154,140,819 bytes.
+    """
+
+    def convolve() -> Any:
+        images = torch.ones(64, 512, 28, 28, device="cuda", requires_grad=True)
+        filters = torch.ones(256, 512, 1, 1, device="cuda", requires_grad=True)
+        functional.conv2d(images, filters).sum().backward()
+        return images, filters
+
+    done = estimated(convolve, gpu="h200")
+    result, *forward = sizes(done, "convolution")
+    of_images, *of_input, of_filters, workspace = sizes(done, "convolution_backward")
+    assert (result, of_images, of_filters) == (51_380_224, 102_760_448, 524_288)
+    assert sum(forward) <= 400
+    assert sum(of_input) <= 400
+    assert workspace == 64 * of_filters == 33_554_432
+
+
 def test_a_note_says_which_cudnn_answered(cudnn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (note,) = notes()
     assert f"cuDNN {cudnn} " in note

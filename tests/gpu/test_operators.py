@@ -97,7 +97,10 @@ OPERATORS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "log_softmax of images": (lambda x: x.log_softmax(1), (IMAGES,)),
     "glu of images": (lambda x: functional.glu(x, 1), (IMAGES,)),
     "rrelu of images": (lambda x: functional.rrelu(x, training=True), (IMAGES,)),
-    "fractional pooling": (lambda x: functional.fractional_max_pool2d(x, 2, output_ratio=0.5), (IMAGES,)),
+    "fractional pooling": (
+        lambda x: functional.fractional_max_pool2d(x, 2, output_ratio=(0.5, 0.5)),
+        (IMAGES,),
+    ),
     "batch norm of images": (
         lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True),
         (IMAGES, (64,), (64,)),

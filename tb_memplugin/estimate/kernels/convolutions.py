@@ -37,7 +37,11 @@ aten = torch.ops.aten
 _DTYPES = {torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.float16: "HALF", torch.bfloat16: "BFLOAT16"}
 _COUNTED = (
     "Convolutions: the sizes of their workspaces are those that cuDNN {} answers for a description of this "
-    "GPU. On the GPU itself it may choose kernels with others (docs/gpu.md)."
+    "GPU. On the GPU itself, some are megabytes larger or smaller (docs/gpu.md)."
+)
+_LEFT_OUT = (
+    " Without {}, it leaves out kernels that it has there, most of them for 1x1 and depthwise convolutions: "
+    "those counted instead can take hundreds of megabytes more."
 )
 _REFUSED = " It has no answer for {:,} calls, whose workspaces are not counted: {}."
 _BENCHMARK = (
@@ -216,6 +220,8 @@ class Convolutions(Correction):
             return
         if self._answered:
             note = _COUNTED.format(self._asked.version)
+            missing = self._asked.missing
+            note += _LEFT_OUT.format(" and ".join(missing)) if missing else ""
             note += _REFUSED.format(self._refused, self._asked.refusal) if self._refused else ""
             self.target.note(note + (_BENCHMARK if torch.backends.cudnn.benchmark else ""))
         else:

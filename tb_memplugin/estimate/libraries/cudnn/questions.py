@@ -8,6 +8,7 @@ of any GPU.
 from __future__ import annotations
 
 import ctypes.util
+import hashlib
 import json
 import os
 import subprocess
@@ -22,10 +23,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.libraries.cudnn.answers import Answer
 from tb_memplugin.estimate.libraries.cudnn.convolution import Convolution
 from tb_memplugin.estimate.libraries.cudnn.library import version_name
+from tb_memplugin.record.compiling import cache_folder, compile_library, installed_compiler
 
 CLOCKS = {"h100": (1980, 2619), "h100-nvl": (1785, 2619), "h200": (1980, 3201)}
 """MHz of multiprocessors and of memory, where they change answers (docs/gpus.md)."""
@@ -64,6 +67,9 @@ def described(gpu: GpuSpec) -> str:
     )
 
 
+WITHOUT_GPU = {"driver.c": ("libcuda.so.1",), "cublaslt.c": ("libcublasLt.so.12", "libcublasLt.so.13")}
+"""What cuDNN opens by name and cannot use without a GPU: the sources of libraries to put in their place."""
+
 VARIABLE = "TB_MEMPLUGIN_CUDNN"
 """The environment variable with the path of the library to ask, or `none`: then none is asked."""
 
@@ -80,6 +86,7 @@ class Cudnn:
     Attributes:
         version: such as `9.20.0`; empty if there is no cuDNN that answers.
         refusal: why there is none, or why the last question without an answer has none; else empty.
+        missing: what is not installed here, without which cuDNN leaves out kernels that it has on a GPU.
     """
 
     def __init__(self, setting: str) -> None:
@@ -93,12 +100,16 @@ class Cudnn:
         self._lock = Lock()
         self._answers: dict[tuple[str, Convolution], Answer] = {}
         self._connection: Connection[Any, Any] | None = None
+        self.missing: list[str] = []
+        folder = None if has_driver() else _without_gpu()
         for path in libraries(setting):
-            self._connection = _started(path)
+            self._connection = _started(path, folder)
             first = self._received()
             self.refusal = first.refusal
             if not self.refusal:
                 self.version = version_name(first.number)
+                self.missing = [] if folder or has_driver() else ["a C compiler"]
+                self.missing += [] if _has_nvrtc(path) else ["nvidia-cuda-nvrtc"]
                 break
             self._connection = None
 
@@ -160,11 +171,55 @@ def libraries(setting: str = "") -> Iterator[str]:
         yield name
 
 
-def _started(path: str) -> Connection[Any, Any] | None:
-    """Start the process that asks the library at a path, and return the connection to it."""
+def has_driver() -> bool:
+    """Return whether NVIDIA's driver, or the stand-in's, can be loaded here."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _without_gpu() -> Path | None:
+    """Return the folder of what cuDNN opens beside itself, for machines without a GPU; None without a compiler.
+
+    It is compiled once, and kept in the cache folder.
+    """
+    compiler = installed_compiler("CC", ("cc", "gcc", "clang"))
+    if compiler is None:
+        return None
+    sources = {name: Path(__file__).with_name(name) for name in WITHOUT_GPU}
+    key = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources.values())).hexdigest()[:16]
+    folder = cache_folder() / f"cudnn-{key}"
+    try:
+        for name, source in sources.items():
+            for library in WITHOUT_GPU[name]:
+                if not (folder / library).is_file():
+                    command = [compiler, "-shared", "-fPIC", "-O1", "-w", str(source)]
+                    compile_library(folder / library, command, purpose="stands in for a GPU", fix="")
+    except MemPluginError:
+        return None
+    return folder
+
+
+def _has_nvrtc(path: str) -> bool:
+    """Return whether the library at a path finds NVRTC, with which cuDNN compiles kernels."""
+    wheels = Path(path).parents[2].glob("*/lib/libnvrtc.so.*") if len(Path(path).parents) > 2 else ()
+    return any(wheels) or ctypes.util.find_library("nvrtc") is not None
+
+
+def _started(path: str, folder: Path | None) -> Connection[Any, Any] | None:
+    """Start the process that asks the library at a path, and return the connection to it.
+
+    Args:
+        folder: of libraries that cuDNN finds before the system's; see `_without_gpu`.
+    """
     ours, theirs = Pipe()
     home = str(Path(__file__).parents[4])  # the folder of the package tb_memplugin
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([home, os.environ.get("PYTHONPATH", "")])}
+    if folder is not None:
+        paths = [os.fspath(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
     command = [
         sys.executable,
         "-m",
