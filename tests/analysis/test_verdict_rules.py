@@ -39,6 +39,8 @@ def stacked(history: MemoryTrace, *stacks: tuple[str, ...], start: tuple[int, ..
     return replace(history, events=replace(history.events, stack=rows), start=begin, stacks=stacks)
 
 
+CALL_OF_MODULE = "_call_impl torch/nn/modules/module.py:9"
+
 ATTENTION = (
     "alloc 400 q# operator=aten::matmul module=layers.#.attention category=activation",
     "alloc 400 p# operator=aten::softmax module=layers.#.attention category=activation",
@@ -136,6 +138,22 @@ def test_copies_that_grow_are_needed_once() -> None:
     assert "No line replaces" in why(growing(replaced=False), "old_copies")
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_copies_in_another_order_after_each_forward_are_needed_once(runs: bool) -> None:
+    """Two of 100 beside the two from before: without these, two and the 10 of a forward are left."""
+    lines = [f"alloc 100 {name}0 operator=aten::zeros" for name in "ab"]
+    for number in range(1, 5):
+        lines += [f"alloc 10 x{number} phase=forward", f"free x{number}"]
+        lines += [f"alloc 100 {name}{number} operator=aten::index_select" for name in "ab"]
+        lines += [f"free {name}{number - 1}" for name in "ab"]
+    call = ("forward net.py:3", CALL_OF_MODULE) if runs else ("other train.py:4",)
+    history = stacked(trace(*lines), (), (), *(call, (), ()) * 4)
+    if runs:
+        assert (found(history, "old_copies").bytes, found(history, "old_copies").of_bytes) == (190, 400)
+    else:
+        assert "No line replaces" in why(history, "old_copies")
+
+
 def looked_up(*, tied: bool) -> MemoryTrace:
     own = ["alloc 800 t operator=MmBackward0 phase=backward", "free t"] if tied else []
     gradient = "alloc 800 g operator=EmbeddingBackward0 phase=backward category=gradient"
@@ -154,6 +172,17 @@ def test_what_a_cast_makes_twice_as_wide_takes_half_without_it() -> None:
         *(f"alloc 200 {name} operator=aten::{op} module=a" for name, op in (("y", "to"), ("z", "sigmoid"))),
     )
     assert (found(history, "wide_tensors").bytes, found(history, "wide_tensors").of_bytes) == (200, 500)
+
+
+@pytest.mark.parametrize(("operator", "is_mask"), [("gt", True), ("to", False)])
+def test_a_mask_that_is_cast_to_numbers_takes_one_byte_an_element(operator: str, is_mask: bool) -> None:
+    """400 in float32 of 100 in bool; images of 100 bytes are cast alike, and have to be."""
+    lines = (f"alloc 100 m operator=aten::{operator}", "alloc 400 f operator=aten::_to_copy", "free m")
+    history = trace("alloc 400 y operator=aten::tanh", *lines, "alloc 400 z operator=aten::mul")
+    if is_mask:
+        assert (found(history, "wide_tensors").bytes, found(history, "wide_tensors").of_bytes) == (300, 1200)
+    else:
+        assert "No float64" in why(history, "wide_tensors")
 
 
 def test_one_hot_vectors_and_their_cast_are_not_needed() -> None:
@@ -499,7 +528,6 @@ def test_results_that_outlive_their_backward_pile_up() -> None:
     assert (finding.bytes, finding.of_bytes, finding.subject) == (800, 1305, "net.py:9 (forward)")
 
 
-CALL_OF_MODULE = "_call_impl torch/nn/modules/module.py:9"
 REQUEST = ("alloc 400 c#", "alloc 100 a# phase=forward", "free a#")
 SERVED = ("serve server.py:4",), ("forward net.py:3", CALL_OF_MODULE, "serve server.py:5")
 
