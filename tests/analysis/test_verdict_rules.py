@@ -185,6 +185,20 @@ def test_a_mask_that_is_cast_to_numbers_takes_one_byte_an_element(operator: str,
         assert "No float64" in why(history, "wide_tensors")
 
 
+@pytest.mark.parametrize(("result", "is_copy"), [(10, True), (100, False)])
+def test_weights_that_modules_compute_are_copies_of_parameters(result: int, is_copy: bool) -> None:
+    """Four sums of 100 beside weights of 100, and what linear returns of them; not if that has their size."""
+    weights = layers("alloc 100 w# category=parameter", count=4)
+    calls = layers("alloc 100 s# operator=aten::add", f"alloc {result} y# operator=aten::linear", count=4)
+    stacks = [("main train.py:1",)] * 4 + [("forward lora.py:3", CALL_OF_MODULE)] * 8
+    history = stacked(trace(*weights, *calls), *stacks)
+    if is_copy:
+        finding = found(history, "parameter_copies")
+        assert (finding.bytes, finding.of_bytes, finding.subject) == (400, 840, "lora.py:3 (forward)")
+    else:
+        assert "No other line" in why(history, "parameter_copies")
+
+
 def test_one_hot_vectors_and_their_cast_are_not_needed() -> None:
     history = trace(
         "start 100 w", "alloc 80 h operator=aten::one_hot", "alloc 40 f operator=aten::to", "free h"
