@@ -8,7 +8,14 @@ import numpy as np
 
 from tb_memplugin.analysis.advice_rules.unused_gradients import NO_MORE, Backwards
 from tb_memplugin.analysis.advice_rules.unused_graph import MOST_OF_TWO, without_backward
-from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks, freed_by_python
+from tb_memplugin.analysis.block_origins import (
+    UNKNOWN_ORIGINS,
+    Judged,
+    Origin,
+    StepBlocks,
+    freed_by_python,
+    window_blocks,
+)
 from tb_memplugin.analysis.findings import Result
 from tb_memplugin.trace import MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
@@ -91,53 +98,63 @@ def _piled_up(judged: Judged, forward: Bool) -> Iterator[tuple[Int64, Int64]]:
     unused = without_backward(trace, blocks) | Backwards.of(trace, judged.device).outlived(judged)
     unused &= (blocks.born >= 0) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
     unused &= ~np.isin(phase, (Phase.BACKWARD, Phase.OPTIMIZER))
-    outside = blocks.of(lambda origin: bool(origin.frames) and not origin.in_call)
-    of_module = np.unique(blocks.kinds, return_inverse=True)[1] * len(is_module) + module + 1
     freed_outside = freed_by_python(trace, blocks, in_calls=False)
     unused &= freed_outside | ~freed_by_python(trace, blocks)
-    yield _pile(blocks, unused & forward & (is_module[module] | outside), of_module, forward)
-    yield _pile(blocks, unused & outside, blocks.kinds, forward & ~outside)
+    outside = blocks.of(_is_outside)
+    of_module = np.unique(blocks.kinds, return_inverse=True)[1] * len(is_module) + module + 1
+    window = blocks if len(trace.steps) == 1 else window_blocks(trace, judged.device)
+    runs = (trace.allocations.phase[window.rows] == Phase.FORWARD) & (window.born >= 0)
+    calls = window.born[runs & ~window.of(_is_outside)]
+    yield _pile(blocks, unused & forward & (is_module[module] | outside), of_module, window.born[runs])
+    yield _pile(blocks, unused & outside, blocks.kinds, calls)
     outputs = unused & forward & ~outside & freed_outside
-    yield _pile(blocks, outputs, blocks.kinds, forward, of_layers=True)
+    yield _pile(blocks, outputs, blocks.kinds, calls, of_layers=True)
+
+
+def _is_outside(origin: Origin) -> bool:
+    return bool(origin.frames) and not origin.in_call
 
 
 def _pile(
-    blocks: StepBlocks, can_pile: Bool, kind: Int64, forward: Bool, *, of_layers: bool = False
+    blocks: StepBlocks, can_pile: Bool, kind: Int64, calls: Int64, *, of_layers: bool = False
 ) -> tuple[Int64, Int64]:
     """Return the blocks (indices) of kinds that pile up, and the event after the next birth of each kind.
 
-    At the peak at least `FEWEST` are alive, with a forward between them; none is allocated after the first of
-    them is freed, as in a queue. What is allocated once for many forwards is a cache: far more of forward
-    follows its last birth than lies between the last two. So is what layers keep if their lines run again.
-    Of forward's own blocks at the peak, at most two sites have most of the bytes.
+    At the peak at least `FEWEST` are alive, with births of forward (`calls`) between them; none is allocated
+    after the first of them is freed, as in a queue. What is allocated once for many forwards is a cache: far
+    more of forward follows its last birth than lies between the last two. So is what layers keep if their
+    lines run again. Of the blocks that are born in forward, at most two sites have most of the bytes.
     """
     at_peak = can_pile & blocks.at_peak
     used, number, count = np.unique(kind[at_peak], return_inverse=True, return_counts=True)
     size = np.bincount(number, blocks.bytes[at_peak], len(used))
     is_large = (count >= FEWEST) & (size >= LEAST_OF_KIND * blocks.step.peak_bytes)
-    before = np.append(0, np.cumsum(forward))
+    before = np.searchsorted(calls, blocks.born)
+    is_call = np.isin(blocks.born, calls)
     rows, gone = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for key in used[is_large].tolist():
         own = np.flatnonzero(can_pile & (kind == key)).astype(np.int64)
         alive = own[at_peak[own]]
         end, last_free = blocks.freed[alive].min(), blocks.freed[alive].max()
         is_queue = ((blocks.born[own] > end) & (blocks.born[own] < last_free)).any()
-        begins = np.append(own[0], own[1:][before[own[1:]] > before[own[:-1] + 1]])
+        begins = np.append(own[0], own[1:][before[own[1:]] > (before + is_call)[own[:-1]]])
         inside = begins[(begins >= alive[0]) & (blocks.born[begins] < end)]
         if is_queue or len(inside) < FEWEST:
             continue
-        since, until, stop = inside[-2], inside[-1], int(np.searchsorted(blocks.born, end))
+        since, until = inside[-2], inside[-1]
         if of_layers:
-            is_cache = np.isin(blocks.sites[until + 1 : stop], blocks.sites[since : until + 1]).any()
+            after = slice(until + 1, int(np.searchsorted(blocks.born, end)))
+            is_cache = np.isin(blocks.sites[after], blocks.sites[since : until + 1]).any()
         else:
-            is_cache = before[stop] - before[until] > MOST_FORWARDS * (before[until] - before[since])
+            served = int(np.searchsorted(calls, end)) - before[until]
+            is_cache = served > MOST_FORWARDS * (before[until] - before[since])
         if not is_cache:
             following = np.append(blocks.born[begins], NO_MORE)[np.searchsorted(begins, own, side="right")]
             rows.append(own)
             gone.append(np.minimum(following, blocks.freed[own]))
     piled = np.concatenate(rows)
     of_site = np.sort(np.bincount(blocks.sites[piled], blocks.bytes[piled] * at_peak[piled]))
-    if of_site[-2:].sum() < MOST_OF_TWO * blocks.bytes[at_peak & forward].sum():
+    if of_site[-2:].sum() < MOST_OF_TWO * blocks.bytes[at_peak & is_call].sum():
         return rows[0], gone[0]
     return piled, np.concatenate(gone) + 1
 
