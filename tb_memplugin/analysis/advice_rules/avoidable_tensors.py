@@ -259,8 +259,7 @@ def _replaced(blocks: StepBlocks, rows: Int64) -> Iterator[Int64]:
     """Yield old copies and their successors of the blocks (indices) of a line; int64, shape (2, n)."""
     in_call = blocks.of(lambda origin: origin.in_call)
     calls = np.where(in_call[rows], 0, np.cumsum(in_call)[rows])
-    ends = np.flatnonzero((np.diff(blocks.bytes[rows]) != 0) | (np.diff(calls) != 0)) + 1
-    by_size = np.split(rows, ends)
+    by_size = np.split(rows, np.flatnonzero((np.diff(blocks.bytes[rows]) != 0) | (np.diff(calls) != 0)) + 1)
     sizes = blocks.bytes[[copies[0] for copies in by_size]]
     rises = (sizes[1:] >= sizes[:-1]) & (sizes[1:] <= MOST_GROWTH * sizes[:-1])
     rises &= np.array([_is_replaced(blocks, old, new).any() for old, new in pairwise(by_size)], bool)

@@ -46,10 +46,12 @@ def previous_result(judged: Judged) -> Result:
         return UNKNOWN_ORIGINS
     forward = trace.allocations.phase[blocks.rows] == Phase.FORWARD
     bound = _bound_again(trace, blocks)
-    bound = bound[_once_a_forward(blocks, forward)[bound]]
+    freed_outside = freed_by_python(trace, blocks, in_calls=False)
+    may_be_result = freed_outside | ~freed_by_python(trace, blocks)  # modules free what they keep themselves
+    bound = bound[(_once_a_forward(blocks, forward) & may_be_result)[bound]]
     tried = (
         (bound, _next_forwards(blocks, np.flatnonzero(forward).astype(np.int64), bound)),
-        *_piled_up(judged, forward),
+        *_piled_up(judged, forward, may_be_result, freed_outside),
     )
     kept, begun = max(
         tried, key=lambda both: step.saved(blocks.bytes[both[0]], both[1], blocks.freed[both[0]])
@@ -84,7 +86,9 @@ def _bound_again(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
     return np.sort(first[again]).astype(np.int64)
 
 
-def _piled_up(judged: Judged, forward: Bool) -> Iterator[tuple[Int64, Int64]]:
+def _piled_up(
+    judged: Judged, forward: Bool, may_be_result: Bool, freed_outside: Bool
+) -> Iterator[tuple[Int64, Int64]]:
     """Yield blocks (indices) that outlive the birth of their like, and the event after that birth.
 
     They are what a list keeps, without a backward or after it: results of a module, what is allocated for
@@ -97,9 +101,7 @@ def _piled_up(judged: Judged, forward: Bool) -> Iterator[tuple[Int64, Int64]]:
     phase = trace.allocations.phase[blocks.rows]
     unused = without_backward(trace, blocks) | Backwards.of(trace, judged.device).outlived(judged)
     unused &= (blocks.born >= 0) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
-    unused &= ~np.isin(phase, (Phase.BACKWARD, Phase.OPTIMIZER))
-    freed_outside = freed_by_python(trace, blocks, in_calls=False)
-    unused &= freed_outside | ~freed_by_python(trace, blocks)
+    unused &= ~np.isin(phase, (Phase.BACKWARD, Phase.OPTIMIZER)) & may_be_result
     outside = blocks.of(_is_outside)
     of_module = np.unique(blocks.kinds, return_inverse=True)[1] * len(is_module) + module + 1
     window = blocks if len(trace.steps) == 1 else window_blocks(trace, judged.device)
