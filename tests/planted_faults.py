@@ -480,6 +480,116 @@ def one_checkpoint(device: str, broken: bool) -> Program:
     return training((Whole(layers) if broken else layers).to(device), batch(device, size(device, 32, 1)))
 
 
+def kept_caches(device: str, broken: bool) -> Program:
+    """Each request gets caches for its keys; broken: they are kept with the request."""
+    model = Stack(*(Layer() for _ in range(2))).to(device)
+    requests: list[list[Tensor]] = []
+
+    @torch.no_grad()
+    def step() -> None:
+        caches = [torch.zeros(size(device, 64, 4), LENGTH, WIDTH, device=device) for _ in model.layers]
+        for cache in caches:
+            cache[:1] = model(batch(device, 1))
+        requests[:] = [*requests, caches] if broken else []
+
+    return Program(step, model, steps=6)
+
+
+def hidden_states(device: str, broken: bool) -> Program:
+    """A forward returns what each layer computed, or what the last did."""
+
+    class Returning(Stack):
+        def forward(self, x: Tensor) -> Any:
+            states = [x]
+            for layer in self.layers:
+                x = layer(x)
+                states = [*states, x] if broken else [x]
+            return states
+
+    model = Returning(*(Layer() for _ in range(16))).to(device)
+    x = batch(device, size(device, 64, 4))
+
+    @torch.no_grad()
+    def step() -> None:
+        _ = model(x)
+
+    return Program(step, model)
+
+
+class Dropped(nn.Module):
+    """A layer and a mask, of numbers or of bool."""
+
+    def __init__(self, of_numbers: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.of_numbers = of_numbers
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.linear(x))
+        mask = torch.rand_like(y) > 0.1
+        return y * (mask.float() if self.of_numbers else mask)
+
+
+def mask_of_numbers(device: str, broken: bool) -> Program:
+    model = Stack(*(Dropped(broken) for _ in range(6))).to(device)
+    return training(model, batch(device, size(device, 256, 8)))
+
+
+class Adapted(nn.Module):
+    """A frozen weight with LoRA's product, which is added to it or to the result."""
+
+    def __init__(self, width: int, merged: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(width, width), requires_grad=False)
+        self.a, self.b = nn.Parameter(torch.rand(4, width)), nn.Parameter(torch.rand(width, 4))
+        self.merged = merged
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.merged:
+            return F.linear(x, self.weight + self.b @ self.a)
+        return F.linear(x, self.weight) + F.linear(F.linear(x, self.a), self.b)
+
+
+def merged_weights(device: str, broken: bool) -> Program:
+    width = size(device, 1024, 128)
+    model = Stack(*(Adapted(width, broken) for _ in range(16))).to(device)
+    return training(model, torch.rand(16, width, device=device))
+
+
+def reordered_caches(device: str, broken: bool) -> Program:
+    """A beam search puts all caches into another order, or each in turn."""
+    model = Stack(*(Layer() for _ in range(2))).to(device)
+    beams = size(device, 16, 4)
+    order = torch.zeros(beams, dtype=torch.long, device=device)
+
+    @torch.no_grad()
+    def step() -> None:
+        caches = [torch.zeros(beams, LENGTH, WIDTH, device=device) for _ in range(16)]
+        for _ in range(5):
+            _ = model(batch(device, 1))
+            if broken:
+                caches = [cache.index_select(0, order) for cache in caches]
+            else:
+                for at, cache in enumerate(caches):
+                    caches[at] = cache.index_select(0, order)
+
+    return Program(step, model)
+
+
+def all_pairs(device: str, broken: bool) -> Program:
+    """A loss over the distances of all rows of a batch, by their differences or not."""
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(12))).to(device)
+    x = torch.rand(size(device, 1024, 256), WIDTH, device=device)
+
+    def step() -> None:
+        y = model(x)
+        distance = (y[:, None] - y[None]).square().sum(-1) if broken else torch.cdist(y, y)
+        distance.mean().backward()
+        model.zero_grad()
+
+    return Program(step, model)
+
+
 PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "attention_scores": attention_scores,
     "loss_logits": loss_logits,
@@ -504,6 +614,12 @@ PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "float64_model": float64_model,
     "replaced_optimizer": replaced_optimizer,
     "one_checkpoint": one_checkpoint,
+    "kept_caches": kept_caches,
+    "hidden_states": hidden_states,
+    "mask_of_numbers": mask_of_numbers,
+    "merged_weights": merged_weights,
+    "reordered_caches": reordered_caches,
+    "all_pairs": all_pairs,
 }
 
 
@@ -520,6 +636,12 @@ KINDS = {
     "float64_model": "wide_tensors",
     "replaced_optimizer": "optimizer_state",
     "one_checkpoint": "checkpointing",
+    "kept_caches": "previous_result",
+    "hidden_states": "previous_result",
+    "mask_of_numbers": "wide_tensors",
+    "merged_weights": "parameter_copies",
+    "reordered_caches": "old_copies",
+    "all_pairs": "outsized_tensor",
 }
 """The rule that finds a fault, where its name is another."""
 
@@ -534,6 +656,10 @@ NEEDS_OPERATORS = {
     "retained_graph",
     "float64_model",
     "one_checkpoint",
+    "mask_of_numbers",
+    "merged_weights",
+    "reordered_caches",
+    "all_pairs",
 }
 """Faults of which Python stacks alone show less, or nothing."""
 

@@ -43,6 +43,10 @@ NEEDS_STACKS = {
     "float64_model",
     "replaced_optimizer",
     "one_checkpoint",
+    "kept_caches",
+    "hidden_states",
+    "merged_weights",
+    "reordered_caches",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
@@ -24,14 +25,14 @@ from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, printable, show_table
 from tb_memplugin.errors import MemPluginError
 
-SHOWN = 20
+SHOWN, SEGMENT = 20, "segment"
 ROW_FIELDS = ("key", "status", "base_bytes", "other_bytes", "delta_bytes")
 
 
 @click.command("diff")
 @click.argument("base", type=SOURCE)
 @click.argument("other", type=SOURCE)
-@division_options
+@partial(division_options, more=(SEGMENT,))
 @click.option("--device", help="Name of a device that both have. Default: all.")
 @click.option(
     "--step", type=int, help="Number of a step that both have. Default: the step with the highest peak."
@@ -39,7 +40,6 @@ ROW_FIELDS = ("key", "status", "base_bytes", "other_bytes", "delta_bytes")
 @click.option(
     "--top", type=click.IntRange(min=0), help=f"Number of rows; 0: all. Default: {SHOWN}; with --json all."
 )
-@click.option("--segments", is_flag=True, help="Compare the segments that are reserved at the end instead.")
 @json_option("Print JSON, with sizes in bytes.")
 @reading_options
 def command(
@@ -50,24 +50,24 @@ def command(
     device: str | None,
     step: int | None,
     top: int | None,
-    segments: bool,
     as_json: bool,
     reading: Reading,
 ) -> None:
     """What changed between the peaks of BASE and OTHER, for each device.
 
     Each of them is a memory snapshot, a Kineto trace, a raw memory timeline, a recorded window, or a
-    recorded run's folder; they may be of different kinds. The rows sum to the difference.
+    recorded run's folder; they may be of different kinds. The rows sum to the difference. With --by segment,
+    they are the segments that are reserved at the end of the recordings.
     """
-    chosen = division(by, rules)
-    if segments and (by is not None or rules or step is not None):
+    if by == SEGMENT and (rules or step is not None):
         raise MemPluginError(
-            "Segments are compared at the end of the recordings, and not divided.",
-            where="--segments",
-            fix="Leave --by, --rules and --step out.",
+            "Segments are compared at the end of the recordings.",
+            where=f"--by {SEGMENT}",
+            fix="Leave --rules and --step out.",
         )
+    chosen = None if by == SEGMENT else division(by, rules)
     traces = [open_trace(path, reading, device=device, step=step).trace for path in (base, other)]
-    if segments:
+    if chosen is None:
         compared = compare_segments(traces[0], traces[1], device)
         _show_segments(compared, SHOWN if top is None else top, as_json)
         return

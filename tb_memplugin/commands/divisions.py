@@ -43,11 +43,14 @@ class _Division(_Choice):
         return super().convert(value, param, ctx)
 
 
-def division_options(command: Command) -> Command:
-    """Add the options `--by` and `--rules` to a command; `division` combines their values."""
+def division_options(command: Command, more: Sequence[str] = ()) -> Command:
+    """Add the options `--by` and `--rules` to a command; `division` combines their values.
+
+    `--by` also takes the names in `more`, of which `division` knows nothing.
+    """
     by = click.option(
         "--by",
-        type=_Division([*ALL_DIVISIONS, RULE]),
+        type=_Division([*ALL_DIVISIONS, RULE, *more]),
         help=(
             f"What to divide by. Default: {DEFAULT}, or {RULE} if --rules is given. {OF_LABEL}KEY: by a key "
             "of labels that are JSON."

@@ -477,7 +477,7 @@ def _as_os_errors(path: str) -> Iterator[None]:
     except FileNotFoundError as error:
         cause = error.__cause__
         if not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError):
-            raise
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
         # So the client of the web calls a host that it cannot reach.
         raise OSError(errno.EHOSTUNREACH, f"{type(cause).__name__}: {cause}", path) from error
     except (NotADirectoryError, FileExistsError, MemPluginError):

@@ -38,11 +38,11 @@ def test_as_a_command(tmp_path):
     paths = [tmp_path / "base.pickle", tmp_path / "other.pickle"]
     for trace, path in zip((BASE, OTHER), paths, strict=True):
         snapshot.write(trace, path)
-    (device,) = told("diff", *paths, "--segments")["devices"]
+    (device,) = told("diff", *paths, "--by", "segment")["devices"]
     assert [each["status"] for each in device["segments"]] == ["added", "removed", "removed", "same"]
-    shown = run("diff", *paths, "--segments", "--top", 1).stdout
+    shown = run("diff", *paths, "--by", "segment", "--top", 1).stdout
     assert [line.split()[-4:] for line in shown.splitlines() if "more" in line] == [
         ["(2", "more)", "removed", "8.00"],
         ["(1", "more)", "same", "20.00"],
     ]
-    assert "not divided" in refused("diff", *paths, "--segments", "--by", "line")
+    assert "at the end" in refused("diff", *paths, "--by", "segment", "--step", 0)

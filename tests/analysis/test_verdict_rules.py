@@ -39,6 +39,8 @@ def stacked(history: MemoryTrace, *stacks: tuple[str, ...], start: tuple[int, ..
     return replace(history, events=replace(history.events, stack=rows), start=begin, stacks=stacks)
 
 
+CALL_OF_MODULE = "_call_impl torch/nn/modules/module.py:9"
+
 ATTENTION = (
     "alloc 400 q# operator=aten::matmul module=layers.#.attention category=activation",
     "alloc 400 p# operator=aten::softmax module=layers.#.attention category=activation",
@@ -136,6 +138,22 @@ def test_copies_that_grow_are_needed_once() -> None:
     assert "No line replaces" in why(growing(replaced=False), "old_copies")
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_copies_in_another_order_after_each_forward_are_needed_once(runs: bool) -> None:
+    """Two of 100 beside the two from before: without these, two and the 10 of a forward are left."""
+    lines = [f"alloc 100 {name}0 operator=aten::zeros" for name in "ab"]
+    for number in range(1, 5):
+        lines += [f"alloc 10 x{number} phase=forward", f"free x{number}"]
+        lines += [f"alloc 100 {name}{number} operator=aten::index_select" for name in "ab"]
+        lines += [f"free {name}{number - 1}" for name in "ab"]
+    call = ("forward net.py:3", CALL_OF_MODULE) if runs else ("other train.py:4",)
+    history = stacked(trace(*lines), (), (), *(call, (), ()) * 4)
+    if runs:
+        assert (found(history, "old_copies").bytes, found(history, "old_copies").of_bytes) == (190, 400)
+    else:
+        assert "No line replaces" in why(history, "old_copies")
+
+
 def looked_up(*, tied: bool) -> MemoryTrace:
     own = ["alloc 800 t operator=MmBackward0 phase=backward", "free t"] if tied else []
     gradient = "alloc 800 g operator=EmbeddingBackward0 phase=backward category=gradient"
@@ -154,6 +172,31 @@ def test_what_a_cast_makes_twice_as_wide_takes_half_without_it() -> None:
         *(f"alloc 200 {name} operator=aten::{op} module=a" for name, op in (("y", "to"), ("z", "sigmoid"))),
     )
     assert (found(history, "wide_tensors").bytes, found(history, "wide_tensors").of_bytes) == (200, 500)
+
+
+@pytest.mark.parametrize(("operator", "is_mask"), [("gt", True), ("to", False)])
+def test_a_mask_that_is_cast_to_numbers_takes_one_byte_an_element(operator: str, is_mask: bool) -> None:
+    """400 in float32 of 100 in bool; images of 100 bytes are cast alike, and have to be."""
+    lines = (f"alloc 100 m operator=aten::{operator}", "alloc 400 f operator=aten::_to_copy", "free m")
+    history = trace("alloc 400 y operator=aten::tanh", *lines, "alloc 400 z operator=aten::mul")
+    if is_mask:
+        assert (found(history, "wide_tensors").bytes, found(history, "wide_tensors").of_bytes) == (300, 1200)
+    else:
+        assert "No float64" in why(history, "wide_tensors")
+
+
+@pytest.mark.parametrize(("result", "is_copy"), [(10, True), (100, False)])
+def test_weights_that_modules_compute_are_copies_of_parameters(result: int, is_copy: bool) -> None:
+    """Four sums of 100 beside weights of 100, and what linear returns of them; not if that has their size."""
+    weights = layers("alloc 100 w# category=parameter", count=4)
+    calls = layers("alloc 100 s# operator=aten::add", f"alloc {result} y# operator=aten::linear", count=4)
+    stacks = [("main train.py:1",)] * 4 + [("forward lora.py:3", CALL_OF_MODULE)] * 8
+    history = stacked(trace(*weights, *calls), *stacks)
+    if is_copy:
+        finding = found(history, "parameter_copies")
+        assert (finding.bytes, finding.of_bytes, finding.subject) == (400, 840, "lora.py:3 (forward)")
+    else:
+        assert "No other line" in why(history, "parameter_copies")
 
 
 def test_one_hot_vectors_and_their_cast_are_not_needed() -> None:
@@ -499,6 +542,59 @@ def test_results_that_outlive_their_backward_pile_up() -> None:
     assert (finding.bytes, finding.of_bytes, finding.subject) == (800, 1305, "net.py:9 (forward)")
 
 
+REQUEST = ("alloc 400 c#", "alloc 100 a# phase=forward", "free a#")
+SERVED = ("serve server.py:4",), ("forward net.py:3", CALL_OF_MODULE, "serve server.py:5")
+
+
+def test_what_is_allocated_for_each_forward_and_kept_piles_up() -> None:
+    """Four caches of 400 beside 100 inside. Freed before the next request, 500 are left."""
+    history = trace(*layers(*REQUEST, count=4), *(f"free c{number}" for number in range(4)))
+    finding = found(stacked(history, *SERVED), "previous_result")
+    assert (finding.bytes, finding.of_bytes, finding.subject) == (1200, 1700, "server.py:4 (serve)")
+
+
+def test_a_queue_that_stays_as_long_is_no_pile() -> None:
+    """Three requests at a time: the oldest ends before the next begins."""
+    lines = layers(*REQUEST, count=3)
+    for number in range(3, 8):
+        lines += [f"free c{number - 3}", *(line.replace("#", str(number)) for line in REQUEST)]
+    assert "No result of an earlier forward" in why(stacked(trace(*lines), *SERVED), "previous_result")
+
+
+def test_caches_that_serve_many_forwards_are_no_pile() -> None:
+    """Three layers get a cache in their first call, and use it in ten more."""
+    calls = [
+        line for number in range(30) for line in (f"alloc 100 b{number} phase=forward", f"free b{number}")
+    ]
+    history = trace(*layers(*REQUEST, count=3), *calls, *(f"free c{number}" for number in range(3)))
+    stacks = SERVED * 3 + SERVED[1:] * 30
+    assert "No result of an earlier forward" in why(stacked(history, *stacks), "previous_result")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_outputs_of_all_layers_that_a_forward_returned_pile_up(again: bool) -> None:
+    """Four of 400, and 100 inside. Freed by the next layer, 500 are left. Not if the layers run again."""
+    each = ("alloc 100 a# phase=forward", "alloc 400 r# phase=forward", "free a#")
+    lines = layers(*each, count=4)
+    if again:
+        lines += layers("alloc 100 b# phase=forward", "free b#", count=9)
+    history = trace(*lines, *(f"free r{number}" for number in range(4)))
+    inner, outer = (
+        (CALL_OF_MODULE, "forward model.py:7", CALL_OF_MODULE, "main main.py:1"),
+        ("main main.py:2",),
+    )
+    history = stacked(history, ("forward net.py:3", *inner), ("forward net.py:9", *inner), inner[1:], outer)
+    row = history.events.stack.copy()
+    row[history.events.kind == Kind.ALLOC] = [0, 1] * 4 + [0] * 9 * again
+    row[-4:] = 3
+    history = replace(history, events=replace(history.events, stack=row))
+    if again:
+        assert "No result of an earlier forward" in why(history, "previous_result")
+    else:
+        finding = found(history, "previous_result")
+        assert (finding.bytes, finding.of_bytes, finding.subject) == (1200, 1700, "net.py:9 (forward)")
+
+
 def results(*, kept: bool) -> MemoryTrace:
     """Three forwards of 100 inside and 400 returned, which lives until the next is returned, or not."""
     lines: list[str] = []
@@ -551,7 +647,7 @@ def test_a_tensor_of_all_pairs_is_many_times_as_large_as_all_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "history", [pairs(size=159), pairs(tensors=5), pairs(smaller=15)], ids=["small", "many", "alone"]
+    "history", [pairs(size=159), pairs(tensors=5), pairs(smaller=3)], ids=["small", "many", "usual"]
 )
 def test_other_large_tensors_are_as_they_should_be(history: MemoryTrace) -> None:
     assert "No few tensors" in why(history, "outsized_tensor")

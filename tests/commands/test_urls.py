@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -70,6 +71,12 @@ def test_a_pattern_with_several_matches_is_too_many_for_one_file(bucket):
 
 def test_a_pattern_without_a_match_is_the_name_of_a_file(bucket):
     assert "does not exist" in refused("peak", f"{bucket}/rank[7-9].pickle")
+
+
+@pytest.mark.parametrize("url", ["memory://none/x.pickle", "memory://none/*.pickle"])
+def test_a_file_that_does_not_exist_is_named_by_its_url(url):
+    with pytest.raises(FileNotFoundError, match=re.escape(f"No such file or directory: '{url}'")):
+        load(url)
 
 
 def test_an_address_on_the_web_is_no_pattern_and_asked_for_its_content_alone():

@@ -98,13 +98,19 @@ RULES = {
         "repeated values", "tensors that repeat the values of a smaller one, such as masks", repeated_values
     ),
     "one_hot_vectors": Rule("one-hot vectors", "one-hot vectors in the place of indices", one_hot_vectors),
-    "old_copies": Rule("old copies", "tensors that torch.cat makes anew, larger, in a loop", old_copies),
+    "old_copies": Rule(
+        "old copies",
+        "tensors that are copied in a loop, as by torch.cat, and kept until all new copies are there",
+        old_copies,
+    ),
     "dense_embedding_gradient": Rule(
         "dense embedding gradient",
         "gradients of embedding rows that were not looked up",
         dense_embedding_gradient,
     ),
-    "wide_tensors": Rule("wide tensors", "tensors in float64, or in a dtype wider than before", wide_tensors),
+    "wide_tensors": Rule(
+        "wide tensors", "tensors in float64, in a dtype wider than before, or masks of numbers", wide_tensors
+    ),
     "parameter_copies": Rule(
         "parameter copies", "parameters in memory twice: master copies, EMA, a second model", parameter_copies
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -139,23 +140,33 @@ def dense_embedding_gradient(judged: Judged) -> Result:
 
 FLOAT64_BYTES = 8
 
+_COMPARISON = re.compile(r"(eq|ne|[lg][te]|logical|is(nan|inf|finite|in))(_|$)")
+"""What begins the names of operators that make masks of bool."""
+
 
 def wide_tensors(judged: Judged) -> Result:
-    """Find tensors of float64 (see `_float64`), or that a cast widened and the same module goes on with.
+    """Find tensors of float64 (`_float64`), that a cast widened and the same module goes on with, or masks.
 
-    The finding's bytes are by how much the highest step's peak falls if they take half. Logits in a loss do
-    not count.
+    The finding's bytes are by how much the highest step's peak falls if they take half, and masks of numbers
+    as much as what was cast. Logits in a loss do not count.
     """
     trace, blocks = judged.trace, judged.blocks
-    wide = _float64(judged)
+    wide, narrow = _float64(judged), blocks.bytes // 2
     title = "float64 takes much of the peak: {name}."
     if not wide.any():
         title = "A cast makes tensors twice as wide, and what follows stays so: {name}."
         casts = _data(judged) & blocks.of_operators(CASTS) & blocks.at_peak & ~logit_blocks(trace, blocks)
+        masks = blocks.of(lambda origin: any(map(_COMPARISON.match, origin.names)))
         calls = blocks.kinds * (len(trace.modules) + 1) + trace.allocations.module[blocks.rows]
         for index in _first_of_each(calls, casts).tolist():
             before = np.flatnonzero(blocks.freed[:index] > blocks.born[index])[-1:]
-            if 2 * blocks.bytes[before].sum() == blocks.bytes[index]:
+            source = blocks.bytes[before].sum()
+            if masks[before].any() and blocks.bytes[index] in (2 * source, 4 * source, 8 * source):
+                title = "A mask is cast to numbers, and kept so: {name}."
+                alike = blocks.alike(np.array([index], np.int64))
+                wide |= alike
+                narrow[alike] = source
+            elif 2 * source == blocks.bytes[index]:
                 wide |= blocks.alike(_rows(_goes_on(judged, index)))
     chosen = _rows(wide)
     return judged.avoidable(
@@ -164,9 +175,10 @@ def wide_tensors(judged: Judged) -> Result:
         chosen,
         title,
         "No float64, and no cast to a wider dtype, is kept",
-        "Keep the narrower dtype: no .double(), no arrays of NumPy without .astype(numpy.float32), and fused "
-        "kernels, such as torch.nn.functional.rms_norm, which compute in float32 without storing it.",
-        size=blocks.bytes[chosen] // 2,
+        "Keep the narrower dtype: no .double(), no arrays of NumPy without .astype(numpy.float32), x * mask "
+        "instead of x * mask.float(), and fused kernels, such as torch.nn.functional.dropout and rms_norm, "
+        "which compute in float32 without storing it.",
+        size=blocks.bytes[chosen] - narrow[chosen],
         least_share=0.1,
         price="other numerics",
     )
@@ -208,48 +220,53 @@ def _goes_on(judged: Judged, cast: int) -> Bool:
 
 
 JOINS = {"cat", "concat", "hstack", "vstack", "pad"}
-"""Operators that copy a tensor into a larger one. Layers of rising width are none."""
+REORDERS = {"index_select", "index", "index_Tensor"}
+"""Operators that copy a tensor into a larger one, and into another order. Layers of rising width are none."""
 
-FEWEST_SIZES, MOST_GROWTH = 4, 2
-"""So many sizes in a row must rise, each at most to so many times the one before."""
+FEWEST_COPIES, MOST_GROWTH = 4, 2
+"""A tensor is copied so many times, each time to at most so many times its size before."""
 
 SOON = 16
 """Old copies are freed within so many events of the birth of the last new one, and four for each."""
 
 
 def old_copies(judged: Judged) -> Result:
-    """Find tensors that the same line replaces with larger ones while they are alive, as torch.cat in a loop.
+    """Find tensors that the same line replaces with copies while they are alive, as torch.cat in a loop.
 
-    Copies of one size are matched in their order with those of the next size. The finding's bytes are by how
-    much the highest step's peak falls if each is freed when its successor is born.
+    Copies of one size are matched in their order with those of the next size, or those outside of modules
+    with those after the next forward. The finding's bytes are by how much the highest step's peak falls if
+    each is freed when its successor is born.
     """
     blocks = judged.blocks
-    order = _rows(_data(judged) & blocks.of_operators(JOINS))
+    order = _rows(_data(judged) & blocks.of_operators(JOINS | REORDERS))
     order = order[np.argsort(blocks.sites[order], kind="stable")]
-    sites = np.split(order, np.flatnonzero(np.diff(blocks.sites[order])) + 1)
+    sites = np.split(order, np.flatnonzero(np.diff(blocks.sites[order])) + 1) if len(order) else ()
     pairs = [pair for rows in sites for pair in _replaced(blocks, rows)]
     old, new = np.concatenate((np.empty((2, 0), np.int64), *pairs), axis=1)
     return judged.avoidable(
         "old_copies",
         "problem",
         old,
-        "What {name} made is kept until larger copies of it are made.",
-        "No line replaces tensors with larger copies while they are alive",
-        "Allocate a tensor of the final size once and write into parts of it, or free each old copy before "
-        "the next is made.",
+        "What {name} made is kept until new copies of it are made.",
+        "No line replaces tensors with new copies while they are alive",
+        "Allocate a tensor of the final size once and write into parts of it, or free each old copy when its "
+        "own new one is there.",
         gone=blocks.born[new],
     )
 
 
 def _replaced(blocks: StepBlocks, rows: Int64) -> Iterator[Int64]:
     """Yield old copies and their successors of the blocks (indices) of a line; int64, shape (2, n)."""
-    by_size = np.split(rows, np.flatnonzero(np.diff(blocks.bytes[rows])) + 1)
-    sizes = blocks.bytes[[copies[0] for copies in by_size if len(copies)]]
-    rises = (sizes[1:] > sizes[:-1]) & (sizes[1:] <= MOST_GROWTH * sizes[:-1])
+    in_call = blocks.of(lambda origin: origin.in_call)
+    calls = np.where(in_call[rows], 0, np.cumsum(in_call)[rows])
+    by_size = np.split(rows, np.flatnonzero((np.diff(blocks.bytes[rows]) != 0) | (np.diff(calls) != 0)) + 1)
+    sizes = blocks.bytes[[copies[0] for copies in by_size]]
+    rises = (sizes[1:] >= sizes[:-1]) & (sizes[1:] <= MOST_GROWTH * sizes[:-1])
+    rises &= np.array([_is_replaced(blocks, old, new).any() for old, new in pairwise(by_size)], bool)
     ends = [*(np.flatnonzero(~rises) + 1).tolist(), len(sizes)]
     for first, end in zip([0, *ends], ends, strict=False):
-        if end - first >= FEWEST_SIZES:
-            for old, new in pairwise([_copied(blocks, by_size[first]), *by_size[first:end]]):
+        if end - first >= FEWEST_COPIES:
+            for old, new in pairwise([_copied(blocks, *by_size[first : first + 2]), *by_size[first:end]]):
                 gone = old[_is_replaced(blocks, old, new)]
                 yield np.stack((gone[: len(new)], new[: len(gone)]))
 
@@ -260,10 +277,11 @@ def _is_replaced(blocks: StepBlocks, old: Int64, new: Int64) -> Bool:
     return replaced
 
 
-def _copied(blocks: StepBlocks, new: Int64) -> Int64:
+def _copied(blocks: StepBlocks, new: Int64, newer: Int64) -> Int64:
     """Return the blocks (indices) of other lines of which the first copies were made."""
     size, born, site = (column[new[0]] for column in (blocks.bytes, blocks.born, blocks.sites))
-    old = _rows((blocks.bytes < size) & (blocks.bytes * MOST_GROWTH >= size) & (blocks.sites != site))
+    most = size - (blocks.bytes[newer[0]] > size)
+    old = _rows((blocks.bytes <= most) & (blocks.bytes * MOST_GROWTH >= size) & (blocks.sites != site))
     old = old[blocks.born[old] < born]
     copied: Int64 = old[_is_replaced(blocks, old, new)][-len(new) :]
     return copied

@@ -17,6 +17,7 @@ from tb_memplugin.analysis.advice_rules.previous_result import previous_result
 from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged
 from tb_memplugin.analysis.findings import Finding, Fine, Result
 from tb_memplugin.analysis.units import counted, size_text
+from tb_memplugin.trace import Phase
 from tb_memplugin.trace.kinds import NOT_DATA
 
 LEAST_SHARE = 0.2
@@ -25,8 +26,11 @@ LEAST_SHARE = 0.2
 TIMES = 16
 """How many times as large as every tensor of forward of less than half its size it must be."""
 
-MOST, FEWEST = 4, 16
-"""Most tensors of forward at the peak that are so large: more are caches or layers; fewest that are not."""
+MOST, SHARE_OF_FORWARD = 4, 0.2
+"""Most tensors of forward at the peak that are so large, and their most share of all tensors of forward.
+
+More are caches, or the usual layers beside a narrow output.
+"""
 
 KNOWN = (
     attention_scores,
@@ -54,13 +58,14 @@ def outsized_tensor(judged: Judged) -> Result:
     own = blocks.bytes[np.isin(category, NOT_DATA)]
     data = ~np.isin(category, NOT_DATA) & (blocks.born >= 0) & ~np.isin(blocks.bytes, own)
     forward = data & blocks.of(lambda origin: origin.is_known and not origin.is_backward)
+    forward &= trace.allocations.phase[blocks.rows] != Phase.BACKWARD
     largest = int(blocks.bytes[forward & blocks.at_peak].max(initial=0))
     is_large = 2 * blocks.bytes >= largest
     smaller = int(blocks.bytes[forward & ~is_large].max(initial=0))
-    few = int((forward & is_large & blocks.at_peak).sum()) <= MOST and (forward & ~is_large).sum() >= FEWEST
+    count = int((forward & is_large & blocks.at_peak).sum())
+    few = count <= MOST and (forward & is_large).sum() <= SHARE_OF_FORWARD * forward.sum()
     if not few or not smaller or largest < TIMES * smaller:
         return Fine(f"No few tensors are more than {TIMES} times as large as all others of the step.")
-    count = int((forward & is_large & blocks.at_peak).sum())
     result = judged.avoidable(
         "outsized_tensor",
         "option",

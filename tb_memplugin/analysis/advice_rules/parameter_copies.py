@@ -38,6 +38,9 @@ OTHERS = (
 NEW = {"zeros_like", "zeros", "empty_like", "ones_like", "full_like", "zero_"}
 """Operators of blocks that begin with no values of a parameter, such as an optimizer's state."""
 
+WEIGHTED = {"linear", "conv1d", "conv2d", "conv3d"}
+"""Operators that take a weight."""
+
 CLONE = "clone"
 """It calls `empty_like`, and copies the values all the same."""
 
@@ -47,8 +50,9 @@ def parameter_copies(judged: Judged) -> Result:
 
     Copies are blocks of the category parameter_copy; without any, all blocks that one source line
     allocated (of blocks without a stack, those of one category), that are alive at the peak, and that have
-    the sizes of the parameters which another line allocated, or twice or half these sizes. The finding's
-    bytes are by how much the highest step's peak falls without the smaller of the two.
+    the sizes of the parameters which another line allocated, or twice or half these sizes; else weights that
+    modules compute. The finding's bytes are by how much the highest step's peak falls without the smaller of
+    the two.
     """
     blocks = judged.blocks
     category = judged.trace.allocations.category[blocks.rows]
@@ -58,6 +62,8 @@ def parameter_copies(judged: Judged) -> Result:
     if not ((category == Category.PARAMETER) & blocks.at_peak).any():
         return NotJudged("The recording does not tell parameters apart from other memory.")
     copies, how = _repeated(blocks, category)
+    if not copies.any():
+        copies, how = _computed(blocks, category), "computed in forward, from parameters of their size"
     if not copies.any():
         return Fine("No other line allocated blocks of the sizes of the parameters.")
     return _result(judged, copies, how)
@@ -95,6 +101,18 @@ def _repeated(blocks: StepBlocks, category: UInt8) -> tuple[Bool, str]:
                     largest, how = max((largest, how), (_total(blocks, chosen), text))
                     break
     return all_copies, how
+
+
+def _computed(blocks: StepBlocks, category: UInt8) -> Bool:
+    """Return the mask of the weights at the peak that modules compute, such as LoRA's W + B @ A.
+
+    They have the size of a parameter but of no layer's result, and a layer's result is the next block.
+    """
+    forward = (blocks.born >= 0) & blocks.of(lambda origin: origin.in_call and not origin.is_backward)
+    layer = forward & blocks.of_operators(WEIGHTED)
+    sizes = np.setdiff1d(blocks.bytes[category == Category.PARAMETER], blocks.bytes[layer])
+    copies: Bool = forward & np.isin(blocks.bytes, sizes) & np.append(layer[1:], False) & blocks.at_peak
+    return copies if copies.sum() >= FEWEST else np.zeros(len(copies), bool)
 
 
 def _is_comparable(size: Int64) -> bool:
@@ -148,7 +166,8 @@ def _result(judged: Judged, copies: Bool, how: str) -> Result:
         (*lines, judged.without("them", saved)),
         "Keep EMA weights and reference models on the CPU, load weights with torch.load(..., mmap=True, "
         'map_location="cpu"), and free the copy that was loaded. Master weights are not needed if the '
-        "optimizer updates bf16 with stochastic rounding.",
+        "optimizer updates bf16 with stochastic rounding. Let LoRA add to the result, x @ W + x @ A @ B, not "
+        "to the weight.",
         view="allocations",
         state=[("block", str(int(blocks.rows[largest])))],
         subject=name,

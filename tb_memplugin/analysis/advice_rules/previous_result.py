@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from tb_memplugin.analysis.advice_rules.unused_gradients import Backwards
+from tb_memplugin.analysis.advice_rules.unused_gradients import NO_MORE, Backwards
 from tb_memplugin.analysis.advice_rules.unused_graph import MOST_OF_TWO, without_backward
-from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks
+from tb_memplugin.analysis.block_origins import (
+    UNKNOWN_ORIGINS,
+    Judged,
+    Origin,
+    StepBlocks,
+    freed_by_python,
+    window_blocks,
+)
 from tb_memplugin.analysis.findings import Result
 from tb_memplugin.trace import MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
@@ -15,8 +24,11 @@ from tb_memplugin.trace.tables import Bool, Int64
 SOON = 16
 """A variable was bound again if its old block is freed within so many events of the new one's birth."""
 
-FEWEST = 3
-"""Fewest results of one line in one module that pile up."""
+FEWEST, LEAST_OF_KIND = 3, 0.01
+"""Fewest results of one line that pile up, and the least share of the peak that those of a size have."""
+
+MOST_FORWARDS = 2
+"""A cache serves more than so many times what runs between the births of two results."""
 
 MOST_TRIED = 2_000
 """So many blocks of forward after a birth are searched for one that repeats."""
@@ -34,10 +46,12 @@ def previous_result(judged: Judged) -> Result:
         return UNKNOWN_ORIGINS
     forward = trace.allocations.phase[blocks.rows] == Phase.FORWARD
     bound = _bound_again(trace, blocks)
-    bound = bound[_once_a_forward(blocks, forward)[bound]]
+    freed_outside = freed_by_python(trace, blocks, in_calls=False)
+    may_be_result = freed_outside | ~freed_by_python(trace, blocks)  # modules free what they keep themselves
+    bound = bound[(_once_a_forward(blocks, forward) & may_be_result)[bound]]
     tried = (
         (bound, _next_forwards(blocks, np.flatnonzero(forward).astype(np.int64), bound)),
-        _piled_up(judged, forward),
+        *_piled_up(judged, forward, may_be_result, freed_outside),
     )
     kept, begun = max(
         tried, key=lambda both: step.saved(blocks.bytes[both[0]], both[1], blocks.freed[both[0]])
@@ -49,7 +63,8 @@ def previous_result(judged: Judged) -> Result:
         "What {name} returned is still alive while the next forward runs.",
         "No result of an earlier forward raises the peak",
         "Delete the result (del output), move it to the CPU, or leave the function that holds it before the "
-        "next forward. If only the last token's logits are used, compute no others.",
+        "next forward. If only the last token's logits are used, compute no others, and return no hidden "
+        "states that nobody uses.",
         gone=begun - 1,
     )
 
@@ -71,30 +86,79 @@ def _bound_again(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
     return np.sort(first[again]).astype(np.int64)
 
 
-def _piled_up(judged: Judged, forward: Bool) -> tuple[Int64, Int64]:
-    """Return blocks (indices) that outlive the birth of their like in the same module, and that birth.
+def _piled_up(
+    judged: Judged, forward: Bool, may_be_result: Bool, freed_outside: Bool
+) -> Iterator[tuple[Int64, Int64]]:
+    """Yield blocks (indices) that outlive the birth of their like, and the event after that birth.
 
-    They are results that a list keeps, without a backward or after it: at the peak, at most two sites have
-    most of the bytes, each with `FEWEST` blocks or more of one size. Calls of layers without a name could be
-    those of one forward, and do not count.
+    They are what a list keeps, without a backward or after it: results of a module, what is allocated for
+    each forward outside of modules, or the outputs of all layers of a forward. Calls of layers without a
+    name could be those of one forward; so an output is only what is freed outside of all modules.
     """
     trace, blocks = judged.trace, judged.blocks
-    named = np.array([*(module.is_module for module in trace.modules), False])
+    is_module = np.array([*(module.is_module for module in trace.modules), False])
     module = trace.allocations.module[blocks.rows].astype(np.int64)
-    can_pile = named[module] | blocks.of(lambda origin: bool(origin.frames) and not origin.in_call)
-    can_pile &= forward & (blocks.born >= 0) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
-    can_pile &= without_backward(trace, blocks) | Backwards.of(trace, judged.device).outlived(judged)
-    _, kind = np.unique(blocks.kinds, return_inverse=True)
-    _, kind = np.unique(kind * len(named) + module + 1, return_inverse=True)
+    phase = trace.allocations.phase[blocks.rows]
+    unused = without_backward(trace, blocks) | Backwards.of(trace, judged.device).outlived(judged)
+    unused &= (blocks.born >= 0) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
+    unused &= ~np.isin(phase, (Phase.BACKWARD, Phase.OPTIMIZER)) & may_be_result
+    outside = blocks.of(_is_outside)
+    of_module = np.unique(blocks.kinds, return_inverse=True)[1] * len(is_module) + module + 1
+    window = blocks if len(trace.steps) == 1 else window_blocks(trace, judged.device)
+    runs = (trace.allocations.phase[window.rows] == Phase.FORWARD) & (window.born >= 0)
+    calls = window.born[runs & ~window.of(_is_outside)]
+    yield _pile(blocks, unused & forward & (is_module[module] | outside), of_module, window.born[runs])
+    yield _pile(blocks, unused & outside, blocks.kinds, calls)
+    outputs = unused & forward & ~outside & freed_outside
+    yield _pile(blocks, outputs, blocks.kinds, calls, of_layers=True)
+
+
+def _is_outside(origin: Origin) -> bool:
+    return bool(origin.frames) and not origin.in_call
+
+
+def _pile(
+    blocks: StepBlocks, can_pile: Bool, kind: Int64, calls: Int64, *, of_layers: bool = False
+) -> tuple[Int64, Int64]:
+    """Return the blocks (indices) of kinds that pile up, and the event after the next birth of each kind.
+
+    At the peak at least `FEWEST` are alive, with births of forward (`calls`) between them; none is allocated
+    after the first of them is freed, as in a queue. What is allocated once for many forwards is a cache: far
+    more of forward follows its last birth than lies between the last two. So is what layers keep if their
+    lines run again. Of the blocks that are born in forward, at most two sites have most of the bytes.
+    """
     at_peak = can_pile & blocks.at_peak
-    piled = at_peak & (np.bincount(kind, at_peak)[kind] >= FEWEST)
-    of_site = np.sort(np.bincount(blocks.sites[piled], blocks.bytes[piled]))
-    if of_site[-2:].sum() < MOST_OF_TWO * blocks.bytes[at_peak].sum():
-        piled[:] = False
-    rows = np.flatnonzero(can_pile & np.isin(kind, kind[piled])).astype(np.int64)
-    rows = rows[np.lexsort((blocks.born[rows], kind[rows]))]
-    has_next = np.append(kind[rows][1:] == kind[rows][:-1], False)[: len(rows)]
-    return rows[has_next], blocks.born[np.roll(rows, -1)[has_next]] + 1
+    used, number, count = np.unique(kind[at_peak], return_inverse=True, return_counts=True)
+    size = np.bincount(number, blocks.bytes[at_peak], len(used))
+    is_large = (count >= FEWEST) & (size >= LEAST_OF_KIND * blocks.step.peak_bytes)
+    before = np.searchsorted(calls, blocks.born)
+    is_call = np.isin(blocks.born, calls)
+    rows, gone = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for key in used[is_large].tolist():
+        own = np.flatnonzero(can_pile & (kind == key)).astype(np.int64)
+        alive = own[at_peak[own]]
+        end, last_free = blocks.freed[alive].min(), blocks.freed[alive].max()
+        is_queue = ((blocks.born[own] > end) & (blocks.born[own] < last_free)).any()
+        begins = np.append(own[0], own[1:][before[own[1:]] > (before + is_call)[own[:-1]]])
+        inside = begins[(begins >= alive[0]) & (blocks.born[begins] < end)]
+        if is_queue or len(inside) < FEWEST:
+            continue
+        since, until = inside[-2], inside[-1]
+        if of_layers:
+            after = slice(until + 1, int(np.searchsorted(blocks.born, end)))
+            is_cache = np.isin(blocks.sites[after], blocks.sites[since : until + 1]).any()
+        else:
+            served = int(np.searchsorted(calls, end)) - before[until]
+            is_cache = served > MOST_FORWARDS * (before[until] - before[since])
+        if not is_cache:
+            following = np.append(blocks.born[begins], NO_MORE)[np.searchsorted(begins, own, side="right")]
+            rows.append(own)
+            gone.append(np.minimum(following, blocks.freed[own]))
+    piled = np.concatenate(rows)
+    of_site = np.sort(np.bincount(blocks.sites[piled], blocks.bytes[piled] * at_peak[piled]))
+    if of_site[-2:].sum() < MOST_OF_TWO * blocks.bytes[at_peak & is_call].sum():
+        return rows[0], gone[0]
+    return piled, np.concatenate(gone) + 1
 
 
 def _once_a_forward(blocks: StepBlocks, forward: Bool) -> Bool:
