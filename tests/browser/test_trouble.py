@@ -6,7 +6,7 @@ import shutil
 from functools import partial
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tb_memplugin.store.envelope import HEAD, VERSION
 from tb_memplugin.store.paths import HEAD_MAGIC
@@ -166,7 +166,7 @@ def test_a_part_of_a_view_that_cannot_be_read_is_named_and_tried_again(server, o
 def test_runs_that_are_not_answered_are_asked_once_and_anew_by_a_click(server, open_tab, lasting):
     tab = open_tab(server.url)
     tab.page.clock.install()
-    asked = []
+    asked: list[Route] = []
     tab.page.route(
         "**/data/plugin/tb_memplugin/runs",
         lambda route: route.continue_() if asked else asked.append(route),
