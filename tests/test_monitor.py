@@ -226,12 +226,16 @@ def test_steps_too_short_for_the_allowed_cost_have_figures_together_and_that_is_
         for size in range(1, 13):
             allocator.allocate(size)
             assert (monitor.step() is None) == (size > 10)
-        monitor._allowance = Allowance(None)
+        monitor._allowance, joining = Allowance(None), monitor._allowance
         monitor.step()
+        monitor._allowance = joining
+        allocator.allocate(100)
+        assert (monitor.step(), monitor.step()) == (None, None)
     there = written(tmp_path / "rank0.steps")
-    assert there.steps.tolist() == [*range(10), 12]
-    assert there.devices[0].allocations.tolist() == [1] * 10 + [2]
-    assert (there.step_count, there.steps_of(9), there.steps_of(10)) == (13, "step 9", "steps 10 to 12")
+    assert there.steps.tolist() == [*range(10), 12, 14]
+    assert there.devices[0].allocations.tolist() == [1] * 10 + [2, 1]
+    assert there.devices[0].peak.tolist()[-2:] == [78, 178]  # 1 + 2 + ... + 12, and 100 more
+    assert (there.step_count, there.steps_of(9), there.steps_of(10)) == (15, "step 9", "steps 10 to 12")
     assert [note.code for note in there.notes] == ["steps_joined"]
 
 

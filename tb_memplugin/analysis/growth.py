@@ -362,7 +362,7 @@ def monitored_growth(figures: StepFigures, device: str) -> Result:
     """
     row = figures.device_row(device)
     if row is None and device == "cpu":
-        row, device = figures.device_row("process"), "process"
+        row = figures.device_row("process")
     if row is None or len(figures) < FEWEST_WATCHED_STEPS:
         return NotJudged(
             f"This rule needs {FEWEST_WATCHED_STEPS} watched steps; this run has {len(figures):,}."
@@ -380,7 +380,8 @@ def monitored_growth(figures: StepFigures, device: str) -> Result:
     last = int(figures.steps[-1])
     heap = _free_heap(figures, row, parts[1])
     is_free = heap is not None and 2 * heap.rise > a_step
-    whose = "The process grows" if device == "process" else "Memory grows"
+    watched = figures.devices[row].name
+    whose = "The process grows" if watched == "process" else "Memory grows"
     why = ", because memory that it frees stays in the heap of the C library" if is_free else ""
     return Finding(
         kind="growth",
@@ -402,7 +403,7 @@ def monitored_growth(figures: StepFigures, device: str) -> Result:
             ),
             *([] if heap is None else [heap.evidence]),
         ),
-        where=Where("overview"),
+        where=Where("overview", (("device", watched), ("step", str(last)))),
         what_to_do=_GIVE_BACK if is_free else _FIND_HOLDER,
         levels=tuple(int(value) for value in level),
     )

@@ -34,12 +34,16 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """A device's peak in some runs: the lowest, the highest, and the parts of the highest, with its sum."""
+    """A device's peak in some runs: the lowest, the highest, and the parts of the highest, with its sum.
+
+    `torch` is the version that the highest was recorded with, "" if not known.
+    """
 
     device: str
     lowest_bytes: int
     highest_bytes: int
     parts: Mapping[Division, Sequence[Part]]
+    torch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class PeakGrowth:
         base_lowest_bytes, base_bytes: the lowest and the highest peak of the base.
         bytes: the highest peak now.
         allowed_bytes: by how many bytes it may exceed the base's highest.
+        base_torch, torch: the versions of torch, "" if not known.
     """
 
     device: str
@@ -60,6 +65,8 @@ class PeakGrowth:
     allowed_bytes: int
     by: Division
     rows: tuple[Delta, ...]
+    base_torch: str = ""
+    torch: str = ""
 
     @property
     def delta_bytes(self) -> int:
@@ -80,7 +87,9 @@ def device_peaks(traces: Iterable[MemoryTrace]) -> tuple[DevicePeak, ...]:
             moment = peak(trace, device.name, largest=0)
             parts: dict[Division, tuple[Part, ...]] = {by: moment.parts(by) for by in DIVISIONS}
             parts["line"] = _without_folders(parts["line"])
-            new = DevicePeak(device.name, moment.bytes, moment.bytes, parts)
+            new = DevicePeak(
+                device.name, moment.bytes, moment.bytes, parts, trace.properties.get("torch", "")
+            )
             peaks[device.name] = _joined(peaks[device.name], new) if device.name in peaks else new
     return tuple(peaks.values())
 
@@ -100,7 +109,7 @@ def _without_folders(lines: Iterable[Part]) -> tuple[Part, ...]:
 def _joined(one: DevicePeak, other: DevicePeak) -> DevicePeak:
     highest = max((one, other), key=lambda device: device.highest_bytes)
     lowest_bytes = min(one.lowest_bytes, other.lowest_bytes)
-    return DevicePeak(one.device, lowest_bytes, highest.highest_bytes, highest.parts)
+    return replace(highest, lowest_bytes=lowest_bytes)
 
 
 def peak_growths(
@@ -133,6 +142,8 @@ def _growth(base: DevicePeak, now: DevicePeak, limit: Limit, by: Division | None
         allowed_bytes=limit.allowed(base.highest_bytes),
         by=chosen,
         rows=compare_parts(*_same_rest(base.parts[chosen], now.parts[chosen])),
+        base_torch=base.torch,
+        torch=now.torch,
     )
 
 

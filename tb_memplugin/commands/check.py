@@ -132,8 +132,15 @@ def _verdict(growth: PeakGrowth) -> str:
     change = 100 * growth.delta_bytes / growth.base_bytes if growth.base_bytes else 0.0
     return (
         f"{growth.device}: peak {unit.text(growth.bytes)}, base {base}{unit.text(growth.base_bytes)}: "
-        f"{more}{size_text(abs(growth.delta_bytes))} ({change:+.2f} %)"
+        f"{more}{size_text(abs(growth.delta_bytes))} ({change:+.2f} %){_versions(growth)}"
     )
+
+
+def _versions(growth: PeakGrowth) -> str:
+    """Return the versions of torch where these, too, may have changed the peak."""
+    if not growth.delta_bytes or not growth.base_torch or growth.torch in ("", growth.base_torch):
+        return ""
+    return f", with torch {printable(growth.torch, LONGEST)}, base {printable(growth.base_torch, LONGEST)}"
 
 
 def _grown(growth: PeakGrowth) -> list[tuple[str, str]]:
@@ -174,7 +181,7 @@ def _markdown(growths: Sequence[PeakGrowth], limit: str) -> str:
         grown = ", ".join(f"{_escaped(name)} {size}" for name, size in _grown(growth))
         lines.append(
             f"| {_escaped(growth.device)} | {unit.text(growth.bytes)} | {unit.text(growth.base_bytes)} | "
-            f"{share:+.2f} % | {grown} |"
+            f"{share:+.2f} % | {grown}{_escaped(_versions(growth))} |"
         )
     return "\n".join(lines)
 

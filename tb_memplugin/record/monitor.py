@@ -55,7 +55,8 @@ _LONGEST_WAIT_S = 5.0
 _STEP, _FLUSH, _CLOSE = "MemoryMonitor.step", "MemoryMonitor.flush", "MemoryMonitor.close"
 _JOINED = (
     "Steps are too short to read each one's figures at the cost that was allowed. Figures are of all steps "
-    "since the figures before: their highest peak, and all of their allocations and time."
+    "since the figures before: their highest peak, and all of their allocations and time. The last ones may "
+    "include what ran after the last step."
 )
 _NOT_WRITTEN = "Figures of steps could not be written yet"
 
@@ -225,7 +226,10 @@ class MemoryMonitor:
 
     @guarded(_CLOSE)
     def close(self) -> None:
-        """Write the remaining steps and stop. Work after the last step is not counted. Safe to call twice."""
+        """Write the remaining steps and stop. Safe to call twice.
+
+        Work after the last step is counted only where figures of several steps are together.
+        """
         self._closed = True
         self._end()
         self._trackers.flush()
@@ -345,6 +349,7 @@ class _Stream:
         """Write the remaining steps and stop reading the counters. Does nothing in a forked child."""
         if self._pid != os.getpid():
             return
+        call_all(self._recording.end_joined)
         self._ending.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -45,7 +45,8 @@ class WorkerSteps:
         at_least: whether the peak may have been higher.
         recorded: whether the step was recorded in full.
         growth: by how many bytes per step what is left after a step rises, 0 if it does not by the rules of
-            Advice; None: too few steps to tell. On the CPU, where windows cannot tell, that of the process.
+            Advice; None: too few steps to tell. Watched steps, on the CPU those of the process, come before
+            recorded ones.
         failed: the requests that failed; None if that was not recorded.
     """
 
@@ -67,8 +68,9 @@ def worker_steps(worker: str, entries: Sequence[Entry], series: Series | None) -
     for part in [*(_watched(worker, series) if series else []), *_recorded(worker, entries)]:
         parts.setdefault(part.device, []).append(part)
     devices = {device: _joined(of_device) for device, of_device in parts.items()}
-    if series and "cpu" in devices and devices["cpu"].growth is None:
-        devices["cpu"] = replace(devices["cpu"], growth=_growth_watched(series.figures, "cpu"))
+    if series and "cpu" in devices:
+        growths = [_growth_watched(series.figures, "cpu"), devices["cpu"].growth]
+        devices["cpu"] = replace(devices["cpu"], growth=_first_growth(growths))
     return list(devices.values())
 
 
@@ -99,6 +101,12 @@ def _watched(worker: str, series: Series) -> list[WorkerSteps]:
 def _growth_watched(figures: StepFigures, device: str) -> int | None:
     judged = monitored_growth(figures, device)
     return judged.bytes if isinstance(judged, Finding) else 0 if isinstance(judged, Fine) else None
+
+
+def _first_growth(growths: Sequence[int | None]) -> int | None:
+    """Return the first growth; 0 if there is none, None if none was judged."""
+    judged = [growth for growth in growths if growth is not None]
+    return next(filter(None, judged), 0) if judged else None
 
 
 def _counted(steps: Int64, ooms: Int64) -> Failed:
@@ -195,7 +203,6 @@ def _joined(parts: list[WorkerSteps]) -> WorkerSteps:
         return np.concatenate([getattr(part, name) for part in parts])[last]
 
     capacity = next((part.capacity for part in reversed(parts) if part.capacity is not None), None)
-    growths = [part.growth for part in parts if part.growth is not None]
     fails = [part.failed for part in reversed(parts) if part.failed is not None]
     telling = next((failed for failed in fails if failed.count), fails[0] if fails else None)
     return WorkerSteps(
@@ -207,6 +214,6 @@ def _joined(parts: list[WorkerSteps]) -> WorkerSteps:
         column("reserved"),
         column("at_least"),
         column("recorded"),
-        growth=max(growths, default=None),
+        growth=_first_growth([part.growth for part in parts]),
         failed=telling and replace(telling, count=max(failed.count for failed in fails)),
     )

@@ -31,6 +31,7 @@ def lock_text(peaks: Sequence[DevicePeak]) -> str:
             "device": peak.device,
             "lowest_peak_bytes": peak.lowest_bytes,
             "highest_peak_bytes": peak.highest_bytes,
+            "torch": peak.torch,
             "parts": {by: _largest(peak.parts[by]) for by in DIVISIONS},
         }
         for peak in peaks
@@ -85,4 +86,4 @@ def _device_peak(device: Any) -> DevicePeak:
     sums = {sum(part.bytes for part in listed) for listed in parts.values()}
     if not (0 <= int(lowest) <= int(highest)) or sums != {int(highest)}:
         raise ValueError("the parts do not sum to the peak")
-    return DevicePeak(str(device["device"]), int(lowest), int(highest), parts)
+    return DevicePeak(str(device["device"]), int(lowest), int(highest), parts, str(device.get("torch", "")))

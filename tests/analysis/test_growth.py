@@ -222,4 +222,8 @@ def test_on_the_cpu_the_process_judges_growth_where_windows_cannot():
     window = trace("start 100 w", "step 0", "alloc 10 a", "free a")
     watched = of_process(60, lambda at: (100 + at) << 20, lambda at: at * 0 - 1)
     (found,) = advice(window, "cpu", watched=watched).findings
-    assert (found.kind, found.device, found.bytes) == ("growth", "process", 1 << 20)
+    assert (found.kind, found.device, found.bytes) == ("growth", "cpu", 1 << 20)
+    assert (found.title, dict(found.where.state)) == (
+        "The process grows over 60 watched steps.",
+        {"device": "process", "step": "59"},
+    )

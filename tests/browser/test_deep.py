@@ -14,11 +14,16 @@ LEVELS = 30
 KEYS = [".".join(["inner"] * (level + 1)) for level in range(LEVELS)]
 """inner, inner.inner, ...: each holds 1000 bytes, and calls the next."""
 
+CODERS = [f"{name}coder_{'x' * 60}" for name in ("en", "de")]
+
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory):
     folder = tmp_path_factory.mktemp("deep")
-    lines = (f"alloc 1000 a{n} module={key} category=activation phase=forward" for n, key in enumerate(KEYS))
+    lines = (
+        f"alloc 1000 a{n} module={key} category=activation phase=forward"
+        for n, key in enumerate([*KEYS, *CODERS])
+    )
     calls = [(key, n, LEVELS - 1, "forward") for n, key in enumerate(KEYS)]
     RunWriter(str(folder / "run"), "rank0").write(trace("step 1", *lines, calls=calls))
     with tensorboard(folder) as server:
@@ -40,6 +45,15 @@ def test_a_row_of_any_depth_has_a_name_that_can_be_read_and_clicked(deep, open_t
         )
     )
     assert [width for width, room in names if width < 30 or room < 0] == []
+
+
+def test_where_there_is_little_room_names_keep_the_first_letters_in_which_they_differ(deep, open_tab):
+    tab = open_tab(deep.url)
+    tab.page.set_viewport_size({"width": 390, "height": 844})
+    tab.open("modules", run="run", step=1, find="coder_")
+    heads = tab("module-row").locator("th .head")
+    expect(heads).to_have_count(2)
+    assert min(heads.evaluate_all("heads => heads.map((head) => head.clientWidth)")) > 20
 
 
 def test_lanes_that_are_not_drawn_are_counted(deep, open_tab):

@@ -225,6 +225,8 @@ def test_advice_judges_the_growth_of_a_run_that_was_only_watched(watched, open_t
     expect(tab("finding").first).to_have_attribute("data-key", "growth")
     assert exact(tab("finding-bytes").first) == 1 << 20
     tab("how-to-record").wait_for()
+    tab("tab-overview").click()
+    expect(tab("finding-line").first).to_have_attribute("data-key", "growth")
 
 
 def test_a_phase_with_a_hostile_name_is_text(watched, open_tab):

@@ -6,7 +6,7 @@ import shutil
 from functools import partial
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tb_memplugin.store.envelope import HEAD, VERSION
 from tb_memplugin.store.paths import HEAD_MAGIC
@@ -136,24 +136,58 @@ def test_a_server_that_went_and_came_back_is_told_and_asked_again(server, open_t
     tab.wrong.clear()  # what Chromium says of refused connections
 
 
-def test_a_part_of_a_view_that_cannot_be_read_is_named_and_tried_again(server, open_tab):
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda route: route.fulfill(status=500, body=""), "status 500"),
+        (lambda _: None, "has not answered for 10 seconds"),
+    ],
+)
+def test_a_part_of_a_view_that_cannot_be_read_is_named_and_tried_again(server, open_tab, answer, reason):
     tab = open_tab(server.url)
-    tab.page.route(ROUTES, lambda route: fail_some(route, "advice", "fleet"))
+    tab.page.clock.install()
+    broken = ["advice", "fleet"]
+    tab.page.route(ROUTES, lambda route: fail_some(route, answer, broken))
     tab.open("overview", run="baseline", worker="rank0", step=2)
-    expect(tab("trouble")).to_contain_text("status 500")
-    for part in ("advice", "fleet"):
+    expect(tab("headline")).to_contain_text("Step 2 peaked")
+    tab.page.clock.fast_forward(10_000)
+    expect(tab("trouble")).to_contain_text(reason)
+    for part in broken:
         expect(tab("trouble")).to_contain_text(part)
     expect(tab("headline")).to_contain_text("Step 2 peaked")
-    tab.page.unroute(ROUTES)
+    broken.clear()
     tab("trouble").get_by_role("button").click()
     tab("findings").wait_for()
     expect(tab("trouble")).to_have_count(0)
     tab.wrong.clear()
 
 
-def fail_some(route, *parts):
+@pytest.mark.parametrize("lasting", [True, False])
+def test_runs_that_are_not_answered_are_asked_once_and_anew_by_a_click(server, open_tab, lasting):
+    tab = open_tab(server.url)
+    tab.page.clock.install()
+    asked: list[Route] = []
+    tab.page.route(
+        "**/data/plugin/tb_memplugin/runs",
+        lambda route: route.continue_() if asked else asked.append(route),
+    )
+    tab.page.goto(tab.address("overview", run="baseline", worker="rank0", step=2))
+    tab("loading").wait_for()
+    for _ in range(4):
+        tab.page.clock.fast_forward(5_000)
+    expect(tab("trouble")).to_contain_text("lack parts: runs")
+    expect(tab("loading")).to_be_visible()  # a second request would have been answered
+    if lasting:
+        tab("trouble").get_by_role("button").click()
+    else:
+        asked[0].continue_()
+    expect(tab("headline")).to_contain_text("Step 2 peaked")
+    expect(tab("trouble")).to_have_count(0)
+
+
+def fail_some(route, answer, parts):
     path = route.request.url.partition("?")[0]
-    return route.fulfill(status=500, body="") if path.endswith(parts) else route.continue_()
+    return answer(route) if path.endswith(tuple(parts)) else route.continue_()
 
 
 def has_steps(count, answer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,21 @@ def test_a_lock_is_a_base(files: dict[int, Path], tmp_path: Path) -> None:
     result = run("check", lock, files[990], "--by", "line")
     assert result.exit_code == 1
     assert "line model.py:7 (forward): +593 B" in result.stdout
+
+
+def test_another_version_of_torch_is_named_where_the_peak_differs(tmp_path: Path) -> None:
+    for name, size, version in (("a", 390, "2.12.0"), ("b", 390, "2.13.0"), ("c", 391, "2.13.0")):
+        recorded = replace(trace("step 0", f"alloc {size} x"), properties={"torch": version})
+        RunWriter(str(tmp_path / name), "rank0").write(recorded)
+    lock = tmp_path / "memory.lock"
+    run("check", tmp_path / "a", "--write", lock)
+    assert "torch" not in run("check", lock, tmp_path / "b").stdout
+    for layout in ("text", "github", "markdown"):
+        result = run("check", lock, tmp_path / "c", "--format", layout)
+        assert result.exit_code == 0
+        assert "with torch 2.13.0, base 2.12.0" in result.stdout, layout
+    lock.write_text(lock.read_text("utf-8").replace('"torch"', '"of another version"'), "utf-8")
+    assert "torch" not in run("check", lock, tmp_path / "c").stdout
 
 
 def test_json_sums_to_the_difference(files: dict[int, Path]) -> None:

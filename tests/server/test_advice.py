@@ -71,9 +71,13 @@ def test_every_rule_says_what_it_came_to_on_the_picked_device_alone(growing):
         assert all(one["why"] for one in told)
 
 
-def test_growth_that_only_the_monitor_of_the_worker_saw(tmp_path):
-    RunWriter(str(tmp_path / "run"), "rank0").write(trace("alloc 70 w", "free w"))
-    rising = figures(2 * (1000 + 100 * np.arange(1000)), device="cpu")
+@pytest.mark.parametrize("watched", ["cpu", "process"])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_growth_that_only_the_monitor_of_the_worker_saw(tmp_path, steps, watched):
+    """Four steps that keep nothing are no evidence that a thousand do not."""
+    lines = (line for step in range(steps) for line in (f"step {step}", "alloc 70 w", "free w"))
+    RunWriter(str(tmp_path / "run"), "rank0").write(trace(*lines))
+    rising = figures(2 * (1000 + 100 * np.arange(1000)), device=watched)
     StepsWriter(str(tmp_path / "run"), "rank0", 0).write(rising)
     answer = Tab(tmp_path).get("advice", run="run", worker="rank0", step=0, device="cpu")
     assert [(one["kind"], one["bytes"]) for one in answer["findings"]] == [("growth", 100)]

@@ -177,13 +177,14 @@ def test_batches_in_shared_memory_do_not_stand_for_what_a_training_on_the_cpu_ne
     assert (run["device"], run["peak_bytes"]) == ("cpu", 500)
 
 
-def test_where_windows_on_the_cpu_cannot_tell_the_process_does(tmp_path):
-    """Two steps are too few; the process leaves 5 bytes more with each of 60 steps."""
-    RunWriter(str(tmp_path / "run"), "rank0").write(kept(50, 50, device="cpu"))
+@pytest.mark.parametrize("recorded", [(50, 50), (0, 0, 0), (50, 50, 50)])
+def test_growth_of_many_watched_steps_comes_before_that_of_few_recorded_ones(tmp_path, recorded):
+    """Two steps are too few, three keep nothing, or 50 bytes each; the process 5 with each of 60 steps."""
+    RunWriter(str(tmp_path / "run"), "rank0").write(kept(*recorded, device="cpu"))
     watched = figures(1000 + 10 * np.arange(60), device="process")
     StepsWriter(str(tmp_path / "run"), "rank0", 0).write(watched)
     (row,) = Tab(tmp_path).get("fleet")["runs"]
-    assert (row["device"], row["steps"], row["growth_bytes"]) == ("cpu", 2, 5)
+    assert (row["device"], row["steps"], row["growth_bytes"]) == ("cpu", len(recorded), 5)
 
 
 def test_a_recording_tells_the_line_and_a_monitor_how_many(tmp_path):

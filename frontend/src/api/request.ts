@@ -45,8 +45,27 @@ export function without(keys: readonly string[], path: string): string {
   return [route, ...pairs.filter((pair) => !keys.includes(pair.split("=", 1)[0]!))].join("&");
 }
 
+/** What has been waited for too long, without an end. */
+export const late = signal<readonly Failure[]>([]);
+const LATE_SECONDS = 10;
+
 export async function request<T>(path: string, signal?: AbortSignal): Promise<T> {
   const where = path.split("?")[0] ?? path;
+  const overdue = {
+    what: `TensorBoard has not answered for ${LATE_SECONDS} seconds.`,
+    where,
+    fix: "It may still be reading a large recording; its log says if something failed.",
+  };
+  const timer = setTimeout(() => (late.value = [...late.peek(), overdue]), 1000 * LATE_SECONDS);
+  try {
+    return await answerOf<T>(path, where, signal);
+  } finally {
+    clearTimeout(timer);
+    if (late.peek().includes(overdue)) late.value = late.peek().filter((other) => other !== overdue);
+  }
+}
+
+async function answerOf<T>(path: string, where: string, signal?: AbortSignal): Promise<T> {
   let response: Response;
   try {
     response = await fetch(path, { headers: { Accept: "application/json" }, ...(signal ? { signal } : {}) });

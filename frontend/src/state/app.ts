@@ -98,9 +98,15 @@ function forgetWriting(): void {
 
 let lastText = "";
 
-export async function loadRuns(): Promise<void> {
+let asking: AbortController | undefined;
+
+/** Asks for the runs; what is asked already is waited for if `patient`, else given up. */
+export async function loadRuns(patient = false): Promise<void> {
+  if (asking && patient) return;
+  asking?.abort();
+  const mine = (asking = new AbortController());
   try {
-    const answer = await request<PackedRuns>("runs");
+    const answer = await request<PackedRuns>("runs", mine.signal);
     const text = JSON.stringify(answer);
     runsFailure.value = undefined;
     if (text === lastText) return;
@@ -109,7 +115,9 @@ export async function loadRuns(): Promise<void> {
     logdir.value = answer.logdir;
     runs.value = unpackedRuns(answer);
   } catch (error) {
-    runsFailure.value = failureOf(error, "runs");
+    if (!mine.signal.aborted) runsFailure.value = failureOf(error, "runs");
+  } finally {
+    if (asking === mine) asking = undefined;
   }
 }
 
@@ -130,7 +138,7 @@ export function start(): void {
   });
   onShown(() => route.value.run !== undefined && writeSoon());
   onDataChanged(() => void loadRuns());
-  effect(() => (lacking.value ? whileShown(() => void loadRuns(), LOOK_EVERY) : undefined));
+  effect(() => (lacking.value ? whileShown(() => void loadRuns(true), LOOK_EVERY) : undefined));
   void loadRuns();
 }
 

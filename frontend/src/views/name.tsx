@@ -11,13 +11,15 @@ interface Props {
   title?: string | undefined;
 }
 
-/** A name from outside: monospace, one line, cut in the middle where it does not fit, whole in the title. */
+/** A name from outside: monospace, one line, cut in the middle where it does not fit, whole in the title. A chip may break. */
 export function Name({ text, module = false, chip = false, prose = false, title }: Props) {
   const label = module ? moduleLabel(text) : text;
   if (chip)
     return (
       <span class="mono chip" title={titleText(title ?? label)}>
-        {shortened(visible(label), 80)}
+        {shortened(visible(label), 80)
+          .split(/(?<=[._/])/)
+          .flatMap((piece) => [piece, <wbr />])}
       </span>
     );
   return <CutName parts={headAndTail(cellText(label))} prose={prose} title={titleText(title ?? label)} />;

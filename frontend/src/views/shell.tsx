@@ -1,6 +1,6 @@
 import { useEffect, useRef } from "preact/hooks";
 import { askAgain, failing } from "../api/remote";
-import type { Failure } from "../api/request";
+import { type Failure, late } from "../api/request";
 import type { RunsAnswer } from "../api/types";
 import { arrive } from "../host/scroll";
 import { loadRuns, route, runs, runsFailure, selection } from "../state/app";
@@ -44,9 +44,11 @@ export function Shell() {
   const answer = runs.value;
   const failure = runsFailure.value;
   const again = (): void => (askAgain(), void loadRuns());
+  const trouble = <Trouble failures={[...(failure ? [failure] : []), ...failing.value, ...late.value]} again={again} />;
   if (!answer)
     return (
       <main class="content">
+        {late.value.length > 0 && trouble}
         {failure ? <FailureState failure={failure} onRetry={again} /> : <Loading what="the runs" />}
       </main>
     );
@@ -58,16 +60,10 @@ export function Shell() {
       </main>
     );
   }
-  return <Views answer={answer} failure={failure} again={again} />;
+  return <Views answer={answer} trouble={trouble} />;
 }
 
-interface Props {
-  answer: RunsAnswer;
-  failure: Failure | undefined;
-  again: () => void;
-}
-
-function Views({ answer, failure, again }: Props) {
+function Views({ answer, trouble }: { answer: RunsAnswer; trouble: preact.JSX.Element }) {
   const view = route.value.view;
   const content = useRef<HTMLElement>(null);
   useEffect(() => {
@@ -86,7 +82,7 @@ function Views({ answer, failure, again }: Props) {
       </header>
       <main class="content" ref={content} tabIndex={-1} data-testid={`view-${view}`}>
         <Problems problems={answer.problems} />
-        <Trouble failures={failure ? [failure, ...failing.value] : failing.value} again={again} />
+        {trouble}
         <MissingPicks />
         {selection.value!.stats || ALSO_OF_FIGURES.has(view) ? CONTENT[view]() : view === "overview" ? <MonitoredOverview /> : <OnlyFigures />}
       </main>

@@ -152,7 +152,7 @@ def advice(
         device: a device's name; None means every device.
         run: returns the levels of windows of the same run. It is called only where this trace has too few
             steps to judge growth.
-        watched: all steps of the same run that MemoryMonitor watched. They judge growth where windows cannot.
+        watched: all steps of the same run that MemoryMonitor watched. They count if windows show no growth.
 
     Raises:
         NotRecordedError: the trace has no such device.
@@ -164,10 +164,8 @@ def advice(
     for judged in map(first.beside, rows):
         for kind, rule in RULES.items():
             result = _result(judged, rule.judge)
-            if kind == "growth" and run is not None and isinstance(result, NotJudged):
-                result = growth_across(trace, judged.device, run())
-            if kind == "growth" and watched is not None and isinstance(result, NotJudged):
-                result = monitored_growth(watched, judged.name)
+            if kind == "growth":
+                result = _over_the_run(judged, result, run, watched)
             judgements.append(_judgement(kind, judged.name, result))
             if isinstance(result, Finding):
                 findings.append(result)
@@ -175,6 +173,16 @@ def advice(
     peaks = [peak_holders(trace, row) for row in rows if trace.live(row).max()]
     peaks.sort(key=lambda peak: -peak.bytes)
     return Advice(ResultTable(findings), ResultTable(judgements), ResultTable(peaks))
+
+
+def _over_the_run(judged: Judged, growth: Result, run: Run | None, watched: StepFigures | None) -> Result:
+    """Judge growth over windows where one does not tell, and over watched steps where windows have none."""
+    if run is not None and isinstance(growth, NotJudged):
+        growth = growth_across(judged.trace, judged.device, run())
+    if watched is None or isinstance(growth, Finding):
+        return growth
+    whole = monitored_growth(watched, judged.name)
+    return growth if isinstance(growth, Fine) and not isinstance(whole, Finding) else whole
 
 
 def _order(finding: Finding) -> tuple[int, ...]:

@@ -174,7 +174,7 @@ class StepRecording:
         self._ended: dict[str, _Ended] = {}
         self._names: set[str] = set()
         self._rows: deque[MonitoredStep] = deque()
-        self._skipped = 0
+        self._skipped = self._joined = 0
         self.dropped = 0
         self.last: MonitoredStep | None = None
         self._first = self._last = [NOTHING for _ in self.counters]
@@ -222,13 +222,21 @@ class StepRecording:
                 self._rows.popleft()
                 self.dropped += 1
             self._begin_ns, self._first, self._highs, self._ended = now, self._last, Highs(self._last), {}
-            self._skipped = 0
+            self._skipped = self._joined = 0
             return self.last
 
     def join_step(self) -> None:
         """End a step whose figures become part of the next step's. Nothing is read."""
         with self._lock:
             self._skipped += 1
+            self._joined += 1
+
+    def end_joined(self) -> None:
+        """Read the figures of the last steps that were joined, if any. They include what happened since."""
+        with self._lock:
+            if self._joined:
+                self._skipped -= 1
+                self.end_step()
 
     def skip_step(self) -> None:
         """End a step without figures. Its phases are forgotten, and its number is not used again."""
@@ -243,6 +251,7 @@ class StepRecording:
         with self._lock:
             self._boundary()
             self._begin_ns, self._first, self._highs = time.perf_counter_ns(), self._last, Highs(self._last)
+            self._joined = 0
 
     def take(self) -> list[MonitoredStep]:
         """Return the steps that ended since the last call."""

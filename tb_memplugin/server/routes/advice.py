@@ -60,7 +60,7 @@ def _of_figures(session: Session, request: Request) -> AdviceAnswer:
     series, device = requested_series(session, request)
     watched_row(series.figures, request.number("step"))
     judged = advice_on_steps(series.figures)
-    return _answer(judged, series.figures.devices[device].name, [], len(series.figures))
+    return _answer(judged, series.figures.devices[device].name, [], series.figures.step_count)
 
 
 def _answer(judged: Advice, device: str, steps: list[int], watched_steps: int = 0) -> AdviceAnswer:

@@ -42,16 +42,16 @@ export function Modules() {
   const answer = useRemote<ModulesAnswer>(address("modules", pick), 0, ["step"]);
   const step = useRemote<StepAnswer>(address("step", pick));
   if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
-  if (!answer.data || !(step.data || step.failure)) return <Loading what="the modules" />;
+  if (!answer.data) return <Loading what="the modules" />;
   const largest = step.data && largestModule(step.data, alone.value);
   return (
     <div class={answer.stale ? "stale" : undefined} aria-busy={answer.stale}>
       {largest ? (
         <Headline pieces={largest} />
       ) : (
-        <h1 class="unseen">Memory by module, {stepName(pick.step, alone.value)}</h1>
+        <h1 class={step.loading ? "headline" : "unseen"}>Memory by module, {stepName(pick.step, alone.value)}</h1>
       )}
-      {!answer.data.rows.some((row) => row.kind === "module") && (
+      {!step.loading && !answer.data.rows.some((row) => row.kind === "module") && (
         <NoModules step={step.data} operators={answer.data.rows.some((row) => row.kind === "outside")} />
       )}
       <Table answer={answer.data} step={pick.step} sentences={[aboutTimes(step.data), aboutModules(step.data)].filter((each) => each !== null)} />

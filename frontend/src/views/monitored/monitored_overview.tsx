@@ -11,6 +11,7 @@ import { Bytes, BytesCell, Delta } from "../amount";
 import { Name } from "../name";
 import { Notes } from "../notices";
 import { Card } from "../overview/cards";
+import { Findings } from "../overview/findings";
 import { OtherRanks } from "../other_ranks";
 import { RouteLink } from "../route_link";
 import { FailureState, Loading } from "../states";
@@ -21,7 +22,8 @@ import { HowToRecord } from "./only_figures";
 
 /** A step of which there are figures alone: what peaked, and how it stands among all steps. */
 export function MonitoredOverview() {
-  const { run, worker, device, step } = picked.value!;
+  const pick = picked.value!;
+  const { run, worker, device, step } = pick;
   const figures = useRemote<StepFiguresAnswer>(address("step_figures", { run, worker, device, step }), 0, ["step"]);
   const answer = figures.data;
   if (figures.failure)
@@ -46,6 +48,7 @@ export function MonitoredOverview() {
       <OtherRanks />
       <Cards answer={answer} unit={unit} />
       <PeakOfAllSteps selection={selection.value!} bytes={answer.peak_bytes} />
+      <Findings pick={pick} />
       <Phases answer={answer} />
       <WholeDevice whole={answer.whole_device} />
       <Notes notes={notesOf(answer)} />
