@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -417,14 +418,15 @@ atexit.register(print, "AT EXIT")
 subprocess.run([sys.executable, "-c", "print('CHILD')"])
 print("PROGRAM", torch.zeros(1024, 1024, device="cuda").shape)
 print("FOLDER", multiprocessing.current_process()._config.get("tempdir"))
+sys.stdout.close()
 """
 
 
 def test_stdout_has_the_report_alone(tmp_path: Path) -> None:
     """Also where the program prints at its end, or a child of it: JSON is read by other programs.
 
-    A thread of it that nothing ends is not waited for. Without processes there is no folder that is left
-    behind by SIGKILL.
+    A program that closes its streams closes none of ours. A thread of it that nothing ends is not waited for.
+    Without processes there is no folder that is left behind by SIGKILL.
     """
     (tmp_path / "train.py").write_text(TALKING, "utf-8")
     command = [sys.executable, "-m", "tb_memplugin", "estimate", "--json", "--", "python", "train.py"]
@@ -433,6 +435,14 @@ def test_stdout_has_the_report_alone(tmp_path: Path) -> None:
     assert {"AT EXIT", "CHILD", "FOLDER None", "PROGRAM torch.Size([1024, 1024])"} <= set(
         ran.stderr.splitlines()
     )
+
+
+def test_a_crash_names_the_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import ctypes\n\nctypes.string_at(8)", "utf-8")
+    command = [sys.executable, "-m", "tb_memplugin", "estimate", "--", "python", "train.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert ran.returncode == -signal.SIGSEGV
+    assert 'File "train.py", line 3' in ran.stderr
 
 
 GATHERED = """
