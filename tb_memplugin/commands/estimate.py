@@ -349,7 +349,7 @@ def _show_comparison(comparison: Comparison, *, as_json: bool) -> None:
         click.echo(f"note: {engine}: {printable(str(error))}", err=True)
     if not differences:
         if not comparison.errors:
-            out.print("Both engines agree, to the byte, in every phase.")
+            out.print("Both engines agree, to the byte, also in forward, backward and optimizer.")
         return
     unit = Unit.for_bytes([max(each.fake_bytes, each.runtime_bytes) for each in differences])
     rows = [

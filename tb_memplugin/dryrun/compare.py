@@ -16,9 +16,13 @@ from tb_memplugin.estimate.answer.step_estimate import StepEstimate
 from tb_memplugin.estimate.answer.step_estimate import estimate_program as on_fake_tensors
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.loading import load
+from tb_memplugin.trace import Phase
 
 ENGINES: dict[str, Callable[..., StepEstimate]] = {"fake": on_fake_tensors, "runtime": on_cuda_code}
 """The engines, in the order in which they run and are shown."""
+
+PHASES = tuple(phase.key for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER))
+"""The phases that are compared: call stacks bound what is outside of them otherwise than calls of modules do."""
 
 MOST = 20
 """How many modules and lines are named, those first that differ most."""
@@ -93,7 +97,7 @@ def _differences(
     figures = [
         Difference("peak", "allocated", fake.peak_allocated_bytes, runtime.peak_allocated_bytes),
         Difference("peak", "reserved", fake.peak_reserved_bytes, runtime.peak_reserved_bytes),
-        *_of_names("phase", dict(fake.phases), dict(runtime.phases)),
+        *(row for row in _of_names("phase", dict(fake.phases), dict(runtime.phases)) if row.name in PHASES),
     ]
     if fake.peak_allocated_bytes != runtime.peak_allocated_bytes:
         for kind in KINDS:
