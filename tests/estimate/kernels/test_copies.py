@@ -84,6 +84,13 @@ VOLUMES = (2, 64, 4, 32, 32)
         ),
         ("avg_pool3d", lambda x: functional.avg_pool3d(last(x), 2), VOLUMES, [MIB // 4, 2 * MIB], None),
         (
+            "upsample_nearest2d",
+            lambda x: functional.interpolate(last(x), scale_factor=2),
+            (8, 2, 128, 128),
+            [4 * MIB, 4 * MIB, MIB],
+            [MIB, MIB, 4 * MIB],
+        ),
+        (
             "upsample_nearest3d",
             lambda x: functional.interpolate(last(x), scale_factor=2),
             VOLUMES,
@@ -113,6 +120,14 @@ def test_kernels_without_channels_last_copy_what_they_read_and_write(
     done = train(function, shape)
     assert sizes(done, operator) == forward
     assert backward is None or sizes(done, f"{operator}_backward") == backward
+
+
+def test_images_whose_rows_lie_apart_are_copied_before_they_are_scaled() -> None:
+    for function, operator in (
+        (lambda x: functional.interpolate(x.mT, scale_factor=2), "upsample_nearest2d"),
+        (lambda x: functional.adaptive_avg_pool2d(x.mT, 64), "_adaptive_avg_pool2d"),
+    ):
+        assert sizes(train(function, IMAGES), operator)[1:] == [2 * MIB]
 
 
 def test_the_expanded_gradient_of_losses_is_copied() -> None:

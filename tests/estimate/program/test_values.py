@@ -905,3 +905,31 @@ def test_a_function_that_takes_no_unknown_number_is_named_with_the_hint() -> Non
 
     with pytest.raises(MemPluginError, match=r"interpolate\(\) needs(?s:.*)--hint test_values\.py:"):
         estimated(run)
+
+
+def test_rows_that_a_sort_chooses_are_as_many_as_of_each_group() -> None:
+    """As torch_geometric's pooling keeps the best nodes of each graph: two of four and one of two."""
+    read: list[int] = []
+
+    def pool() -> None:
+        graph = torch.tensor([0, 0, 0, 0, 1, 1], device="cuda")
+        first, most = torch.tensor([0, 4], device="cuda"), torch.tensor([2, 1], device="cuda")
+        order = unknown(6).sort(descending=True).indices
+        sorted_graph, back = graph[order].sort(stable=True)
+        kept = order[back[torch.arange(6, device="cuda") - first[sorted_graph] < most[sorted_graph]]]
+        places = torch.arange(len(kept), device="cuda")
+        read.extend([len(kept), int(places.clone().scatter_(0, places, graph[kept]).max())])
+
+    done = estimated(pool)
+    assert read == [3, 1]  # the last graph is assumed to be among those that are left
+    assert any("1 is assumed" in note for note in done.estimate().notes)
+
+
+def test_rows_in_an_unknown_order_are_not_known_once_they_are_written() -> None:
+    def write() -> None:
+        shuffled = torch.arange(4, device="cuda")[unknown(4).sort().indices]
+        shuffled += unknown(4, dtype=torch.long)
+        int(shuffled.sort().values.max())
+
+    with pytest.raises(MemPluginError, match="whole number"):
+        estimated(write)
