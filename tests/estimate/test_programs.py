@@ -71,6 +71,24 @@ def estimated(folder: Path, text: str, *arguments: str, limit_s: int = 60) -> St
     return estimate_program(read_program([str(script), *arguments]), GpuSpec.named("h100"), limit_s=limit_s)
 
 
+STEP = """
+import torch
+
+weight = torch.ones(1 << 20, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight], momentum=0.9, foreach=False)
+weight.sum().backward()
+optimizer.step()
+"""
+
+
+def test_the_last_step_of_an_optimizer_has_its_phase(tmp_path: Path) -> None:
+    """The weight, its gradient and the momentum, which the step allocates, have 4 MiB each."""
+    (tmp_path / "step.py").write_text(STEP, "utf-8")
+    program = read_program(["python", str(tmp_path / "step.py")])
+    step = estimate_program(program, GpuSpec.named("h100"), steps=1)
+    assert dict(step.estimate.phases)["optimizer"] == 12 * MIB
+
+
 @pytest.mark.skipif(
     not torch.__version__.startswith("2.13.") or not keeps_workspaces(), reason="counted with PyTorch 2.13"
 )

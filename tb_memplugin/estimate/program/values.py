@@ -473,7 +473,7 @@ def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, 
 
 
 def _source(func: Any, args: tuple[Any, ...], inputs: list[torch.Tensor]) -> torch.Tensor | None:
-    """Return the tensor whose elements a result has, and no others: also what is scattered to each position."""
+    """Return the tensor whose elements a result has, and no others: also one that is scattered everywhere."""
     if func.overloadpacket in _COPIES:
         return inputs[0]
     if func.overloadpacket not in (aten.scatter, aten.scatter_) or len(inputs) < 3 or inputs[0].dim() > 1:

@@ -29,7 +29,7 @@ _KNOWN = "known_values"
 
 
 _SHUFFLED = "shuffled_values"
-"""The attribute that holds its values in an order that is not known, with the tensor's version at that time."""
+"""The attribute that holds its values in another order, with the tensor's version at that time."""
 
 
 _DOMINATED = {
