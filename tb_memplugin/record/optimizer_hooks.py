@@ -92,8 +92,8 @@ class StepHooks:
     """Calls functions before and after every optimizer's step, on any thread, until `remove`.
 
     They are not called while torch.compile traces, nor within code that it compiled. What they raise is
-    passed to `failed`. None: it is raised in the optimizer's step. `ends`: `after` is called last, since it may
-    end what others record.
+    passed to `failed`. None: it is raised in the optimizer's step. `ends`: `after` is called last, because it
+    may end what others record.
     """
 
     def __init__(

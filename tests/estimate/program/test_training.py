@@ -68,10 +68,10 @@ def test_gradients_of_a_shared_weight_are_summed_in_place_after_the_first_sum() 
     assert sizes(estimated(shared, corrected=False), "add") == [4 * MIB] * 2
 
 
-def branches(**options: bool) -> None:
+def branches(*, create_graph: bool = False) -> None:
     tensor = torch.randn(MIB, device="cuda", requires_grad=True)
     summed = torch.stack([tensor.sin().sum(), tensor.cos().sum(), tensor.exp().sum()]).sum()
-    torch.autograd.grad(summed, tensor, **options)
+    torch.autograd.grad(summed, tensor, create_graph=create_graph)
 
 
 def test_gradients_of_a_shared_tensor_are_summed_in_place() -> None:

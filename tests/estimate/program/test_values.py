@@ -892,6 +892,23 @@ def test_a_chosen_index_is_no_length_in_another_function_either(function: Any) -
         estimated(lambda: function(unknown(9), unknown(9).argmax().item()))
 
 
+def test_a_chosen_index_is_one_in_a_row_of_a_tensor() -> None:
+    picked: list[torch.Tensor] = []
+    done = estimated(lambda: picked.append(unknown(3, 9, 2)[1, unknown(9).argmax()]))
+    assert picked[0].shape == (2,)
+    assert any("assumed to be 0" in note for note in done.estimate().notes)
+
+
+def test_known_complex_numbers_are_copied() -> None:
+    """As positions that are turned by `torch.polar`: they count nothing."""
+
+    def turn() -> None:
+        ones = torch.ones(4, device="cuda")
+        torch.polar(ones, ones).clone()
+
+    assert sizes(estimated(turn), "clone") == [32]
+
+
 def test_a_window_that_begins_at_a_chosen_index_has_its_length() -> None:
     read: list[Any] = []
     estimated(lambda: read.append(window(unknown(9), unknown(9).argmax().item() // 2).shape))  # type: ignore[arg-type]
