@@ -131,6 +131,14 @@ def _scaled(call: Call) -> Buffers:
     return [copied_bytes(call.out), copied_bytes(read)]
 
 
+def _from_the_host(call: Call) -> Buffers:
+    """Return the piece in which elements arrive from the host that lie otherwise in the result."""
+    read, out = call["src" if call.func._schema.is_mutable else "self"], call.out
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(read)
+    is_same = read.dtype is out.dtype and read.stride() == out.stride() and is_dense
+    return [] if is_same or read.device.type != "cpu" else [copied_bytes(out)]
+
+
 def _pooled(call: Call) -> Buffers:
     """Return copies of the gradient and of the input in the memory format of the input."""
     data = call["self"]
@@ -273,6 +281,11 @@ KERNELS = (
         ),
         _scaled,
         source="cuda/UpSampleNearest2d.cu, cuda/UpSampleBilinear2d.cu: what they call contiguous on",
+    ),
+    Kernel(
+        operators("_to_copy", "copy_"),
+        _from_the_host,
+        source="cuda/Copy.cu:copy_kernel_cuda",
     ),
     Kernel(
         operators("_safe_softmax"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -120,6 +121,16 @@ def test_kernels_without_channels_last_copy_what_they_read_and_write(
     done = train(function, shape)
     assert sizes(done, operator) == forward
     assert backward is None or sizes(done, f"{operator}_backward") == backward
+
+
+def test_what_lies_otherwise_on_the_gpu_than_on_the_host_arrives_in_one_more_piece() -> None:
+    def load(*, to: torch.memory_format, of: torch.memory_format) -> None:
+        torch.ones(16, 4, 64, 64).contiguous(memory_format=of).to("cuda", memory_format=to)
+
+    contiguous, last = torch.contiguous_format, torch.channels_last
+    assert sizes(estimated(partial(load, of=contiguous, to=last)), "_to_copy") == [MIB, MIB]
+    for of, to in ((last, last), (contiguous, contiguous), (last, contiguous)):
+        assert sizes(estimated(partial(load, of=of, to=to)), "_to_copy") == [MIB]
 
 
 def test_images_whose_rows_lie_apart_are_copied_before_they_are_scaled() -> None:
