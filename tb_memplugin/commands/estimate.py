@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from tb_memplugin.estimate.gpu_spec import GpuSpec
 if TYPE_CHECKING:
     from tb_memplugin.dryrun.compare import Comparison
     from tb_memplugin.estimate.answer.changes import Change, Changes, MaxBatch
-    from tb_memplugin.estimate.answer.script import Program
     from tb_memplugin.estimate.answer.step_estimate import StepEstimate
 
 MOST = 1 << 20
@@ -218,12 +218,16 @@ def command(
         options |= {"steps": steps or STEPS, "limit_s": limit or LIMIT_S}
         if engine == "runtime":
             from tb_memplugin.dryrun.engine import estimate_program
-        with _exit_when_terminated(), _only_ours() as ours:
+        with _exit_when_terminated(), _program_streams() as (out, err):
             if check:
-                _check(read_program(words), spec, options, ours, as_json=as_json)
+                from tb_memplugin.dryrun.compare import compare_engines
+
+                comparison = compare_engines(read_program(words), spec, **options)
+                with redirect_stdout(out), redirect_stderr(err):
+                    _show_comparison(comparison, as_json=as_json)
                 return
             step = estimate_program(read_program(words), spec, logdir=logdir, **options)
-            with redirect_stdout(ours):
+            with redirect_stdout(out), redirect_stderr(err):
                 if not as_json:
                     show_step(step)
                 _show_rest(Report(step, None, None), as_json=as_json, logdir=logdir)
@@ -279,18 +283,33 @@ def _exit_when_terminated() -> Iterator[None]:
 
 
 @contextmanager
-def _only_ours() -> Iterator[IO[str]]:
-    """Yield stdout for the report: what a program and its children print goes to stderr, also at its exit."""
-    ours = sys.stdout
-    with suppress(OSError, ValueError):  # a stream without a descriptor
-        number = ours.fileno()
-        ours.flush()
-        ours = os.fdopen(os.dup(number), "w", encoding=ours.encoding, errors=ours.errors)
-        os.dup2(2, number)
-        sys.stdout = sys.stderr
-    with redirect_stdout(sys.stderr):
-        yield ours
-    ours.flush()
+def _program_streams() -> Iterator[tuple[IO[str], IO[str]]]:
+    """Yield stdout and stderr for the report; what a program and its children print goes to stderr.
+
+    So it does at the program's exit, too. The report's streams stay open where the program closes its own. A
+    program that crashes prints its stack first.
+    """
+    out, err = _duplicate(sys.stdout), _duplicate(sys.stderr)
+    is_ours = out is not sys.stdout
+    if is_ours:
+        os.dup2(2, sys.stdout.fileno())
+        faulthandler.enable(err, all_threads=False)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield out, err
+    finally:
+        out.flush()
+        if is_ours:
+            sys.stdout = sys.stderr = err
+
+
+def _duplicate(stream: Any) -> Any:
+    """Return a stream with a descriptor of its own; the stream itself if it has none."""
+    try:
+        stream.flush()
+        return os.fdopen(os.dup(stream.fileno()), "w", encoding=stream.encoding, errors=stream.errors)
+    except (OSError, ValueError):
+        return stream
 
 
 def _gpu_of(gpu: str, capacity: str | None, torch: str | None, *, runs_installed: bool) -> GpuSpec:
@@ -307,15 +326,6 @@ def _gpu_of(gpu: str, capacity: str | None, torch: str | None, *, runs_installed
             fix="Leave it out, or use --engine fake without --check.",
         )
     return spec.with_torch(torch)
-
-
-def _check(program: Program, spec: GpuSpec, options: dict[str, Any], ours: IO[str], *, as_json: bool) -> None:
-    """Run a program on both engines, and print what each says and where they differ."""
-    from tb_memplugin.dryrun.compare import compare_engines
-
-    comparison = compare_engines(program, spec, **options)
-    with redirect_stdout(ours):
-        _show_comparison(comparison, as_json=as_json)
 
 
 def _show_comparison(comparison: Comparison, *, as_json: bool) -> None:
@@ -339,7 +349,7 @@ def _show_comparison(comparison: Comparison, *, as_json: bool) -> None:
         click.echo(f"note: {engine}: {printable(str(error))}", err=True)
     if not differences:
         if not comparison.errors:
-            out.print("Both engines agree, to the byte, in every phase.")
+            out.print("Both engines agree, to the byte, also in forward, backward and optimizer.")
         return
     unit = Unit.for_bytes([max(each.fake_bytes, each.runtime_bytes) for each in differences])
     rows = [

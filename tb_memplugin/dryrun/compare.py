@@ -16,9 +16,13 @@ from tb_memplugin.estimate.answer.step_estimate import StepEstimate
 from tb_memplugin.estimate.answer.step_estimate import estimate_program as on_fake_tensors
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.loading import load
+from tb_memplugin.trace import Phase
 
 ENGINES: dict[str, Callable[..., StepEstimate]] = {"fake": on_fake_tensors, "runtime": on_cuda_code}
 """The engines, in the order in which they run and are shown."""
+
+PHASES = tuple(phase.key for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER))
+"""The phases that are compared, if both engines have them: call stacks tell no others."""
 
 MOST = 20
 """How many modules and lines are named, those first that differ most."""
@@ -90,10 +94,11 @@ def _differences(
     steps: dict[str, StepEstimate], parts: dict[str, dict[Kind, dict[str, int]]]
 ) -> tuple[Difference, ...]:
     fake, runtime = (steps[engine].estimate for engine in ENGINES)
+    phases = _of_names("phase", dict(fake.phases), dict(runtime.phases))
     figures = [
         Difference("peak", "allocated", fake.peak_allocated_bytes, runtime.peak_allocated_bytes),
         Difference("peak", "reserved", fake.peak_reserved_bytes, runtime.peak_reserved_bytes),
-        *_of_names("phase", dict(fake.phases), dict(runtime.phases)),
+        *(row for row in phases if row.name in PHASES and row.fake_bytes and row.runtime_bytes),
     ]
     if fake.peak_allocated_bytes != runtime.peak_allocated_bytes:
         for kind in KINDS:

@@ -59,8 +59,8 @@ class _HooksPatch:
 
     guarded = True  # a compiled step has guards on the dictionaries of hooks
 
-    def __init__(self, before: Hook, after: Hook, failed: Failed) -> None:
-        self._hooks, self._handles, self.failed = (before, after), list[Any](), failed
+    def __init__(self, before: Hook, after: Hook, failed: Failed, *, ends: bool) -> None:
+        self._hooks, self._handles, self.failed, self._ends = (before, after), list[Any](), failed, ends
         self.is_wanted = True
 
     def put_on(self) -> None:
@@ -72,7 +72,7 @@ class _HooksPatch:
         before, after = self._hooks
         self._handles.append(torch_optimizer.register_optimizer_step_pre_hook(before))
         last: Any = torch_optimizer.register_optimizer_step_post_hook(after)
-        last.hooks_dict_ref().move_to_end(last.id, last=False)  # those of a window run before what ends it
+        last.hooks_dict_ref().move_to_end(last.id, last=self._ends)  # a window's run before what ends it
         self._handles.append(last)
 
     def take_off(self) -> None:
@@ -92,14 +92,17 @@ class StepHooks:
     """Calls functions before and after every optimizer's step, on any thread, until `remove`.
 
     They are not called while torch.compile traces, nor within code that it compiled. What they raise is
-    passed to `failed`. None: it is raised in the optimizer's step.
+    passed to `failed`. None: it is raised in the optimizer's step. `ends`: `after` is called last, because it
+    may end what others record.
     """
 
-    def __init__(self, before: Hook, after: Hook, failed: Failed | None = None) -> None:
+    def __init__(
+        self, before: Hook, after: Hook, failed: Failed | None = None, *, ends: bool = False
+    ) -> None:
         if failed is not None:
             before = entry(before, failed, "the start of an optimizer's step", reads_tensors=True)
             after = entry(after, failed, "the end of an optimizer's step", reads_tensors=True)
-        self._patch = _HooksPatch(before, after, failed or UNOWNED.end)
+        self._patch = _HooksPatch(before, after, failed or UNOWNED.end, ends=ends)
         beside_compiler.add(self._patch)
 
     def remove(self) -> None:

@@ -50,6 +50,7 @@ def test_differences_are_named_in_bytes(product: str, monkeypatch: pytest.Monkey
     # Two matrices of 4 MiB, and the workspace of the product.
     allocated = Difference("peak", "allocated", 8 * MIB + LARGE_WORKSPACE, 8 * MIB + WORKSPACE)
     assert comparison.differences[0] == allocated
+    assert {each.kind for each in comparison.differences} == {"peak", "module", "line"}  # it is in no phase
     modules = [each for each in comparison.differences if each.kind == "module"]
     assert sum(each.fake_bytes - each.runtime_bytes for each in modules) == LARGE_WORKSPACE - WORKSPACE
     line = f"{product}:4 (<module>)"  # that of the product
@@ -62,7 +63,7 @@ def test_engines_that_agree_have_no_differences(product: str, monkeypatch: pytes
     monkeypatch.setitem(compare.ENGINES, "runtime", estimate_program)
     result = CliRunner().invoke(main, ["estimate", "--check", "--", "python", product])
     assert result.exit_code == 0, result.output
-    assert "Both engines agree, to the byte, in every phase." in result.output
+    assert "Both engines agree, to the byte, also in forward, backward and optimizer." in result.output
 
 
 def test_an_engine_that_cannot_run_it_leaves_the_other_ones_figures(

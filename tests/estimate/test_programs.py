@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +69,24 @@ def estimated(folder: Path, text: str, *arguments: str, limit_s: int = 60) -> St
     script = folder / "train.py"
     script.write_text(text, "utf-8")
     return estimate_program(read_program([str(script), *arguments]), GpuSpec.named("h100"), limit_s=limit_s)
+
+
+STEP = """
+import torch
+
+weight = torch.ones(1 << 20, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight], momentum=0.9, foreach=False)
+weight.sum().backward()
+optimizer.step()
+"""
+
+
+def test_the_last_step_of_an_optimizer_has_its_phase(tmp_path: Path) -> None:
+    """The weight, its gradient and the momentum, which the step allocates, have 4 MiB each."""
+    (tmp_path / "step.py").write_text(STEP, "utf-8")
+    program = read_program(["python", str(tmp_path / "step.py")])
+    step = estimate_program(program, GpuSpec.named("h100"), steps=1)
+    assert dict(step.estimate.phases)["optimizer"] == 12 * MIB
 
 
 @pytest.mark.skipif(
@@ -417,14 +436,15 @@ atexit.register(print, "AT EXIT")
 subprocess.run([sys.executable, "-c", "print('CHILD')"])
 print("PROGRAM", torch.zeros(1024, 1024, device="cuda").shape)
 print("FOLDER", multiprocessing.current_process()._config.get("tempdir"))
+sys.stdout.close()
 """
 
 
 def test_stdout_has_the_report_alone(tmp_path: Path) -> None:
     """Also where the program prints at its end, or a child of it: JSON is read by other programs.
 
-    A thread of it that nothing ends is not waited for. Without processes there is no folder that is left
-    behind by SIGKILL.
+    A program that closes its streams closes none of ours. A thread of it that nothing ends is not waited for.
+    Without processes there is no folder that is left behind by SIGKILL.
     """
     (tmp_path / "train.py").write_text(TALKING, "utf-8")
     command = [sys.executable, "-m", "tb_memplugin", "estimate", "--json", "--", "python", "train.py"]
@@ -433,6 +453,14 @@ def test_stdout_has_the_report_alone(tmp_path: Path) -> None:
     assert {"AT EXIT", "CHILD", "FOLDER None", "PROGRAM torch.Size([1024, 1024])"} <= set(
         ran.stderr.splitlines()
     )
+
+
+def test_a_crash_names_the_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import ctypes\n\nctypes.string_at(8)", "utf-8")
+    command = [sys.executable, "-m", "tb_memplugin", "estimate", "--", "python", "train.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert ran.returncode == -signal.SIGSEGV
+    assert 'File "train.py", line 3' in ran.stderr
 
 
 GATHERED = """

@@ -112,7 +112,13 @@ OPERATORS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "margins": (lambda x: functional.multi_margin_loss(x, rows(len(x))), (ROWS,)),
     "margins of several": (lambda x: functional.multilabel_margin_loss(x, rows(*x.shape)), (ROWS,)),
     "bilinear": (lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear"), (IMAGES,)),
+    "bilinear of two channels": (
+        lambda x: functional.interpolate(x, scale_factor=2, mode="bilinear"),
+        ((8, 2, 32, 32),),
+    ),
     "nearest": (lambda x: functional.interpolate(x, scale_factor=2), (IMAGES,)),
+    "nearest of two channels": (lambda x: functional.interpolate(x, scale_factor=2), ((8, 2, 32, 32),)),
+    "pooling of areas": (lambda x: functional.interpolate(x, scale_factor=0.5, mode="area"), (IMAGES,)),
     "half": (lambda x: x.to(torch.float16).float(), (TOKENS,)),
     "masked": (lambda x: x.masked_fill(x > 0, 0.0), (TOKENS,)),
     "where": (lambda x: torch.where(x > 0, x, x * 2), (TOKENS,)),

@@ -371,7 +371,7 @@ def _children_ended() -> Iterator[None]:
 
 @contextmanager
 def _stepped(counting: _StepCount) -> Iterator[None]:
-    hooks, exit_at_once, process = StepHooks(_nothing, counting), os._exit, os.getpid()
+    hooks, exit_at_once, process = StepHooks(_nothing, counting, ends=True), os._exit, os.getpid()
 
     def leave(status: int) -> NoReturn:
         if os.getpid() != process:  # a worker of a data loader

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 _READS_STRIDES = "aten::_adaptive_avg_pool2d_backward"
 """With a channels-last input, this one reads any gradient as it is."""
 
+_NEAREST = ("upsample_nearest", "_upsample_nearest_exact")
+
+_FEWEST_CHANNELS = 4
+"""The fewest channels that kernels which scale images read in channels_last."""
+
 _BY_BLAS = (torch.float32, torch.float64)
 """Dtypes that BLAS computes on the CPU. Half precision is computed by oneDNN, whose buffers are not known."""
 
@@ -118,6 +123,22 @@ def _image(call: Call) -> Buffers:
     return [copied_bytes(read, memory_format)]
 
 
+def _scaled(call: Call) -> Buffers:
+    """Return copies in one piece, but of images whose channels the kernel reads and writes side by side."""
+    read = call.args[0]
+    if suggest_memory_format(read) is torch.channels_last and read.shape[1] >= _FEWEST_CHANNELS:
+        return [copied_bytes(read, torch.channels_last)]
+    return [copied_bytes(call.out), copied_bytes(read)]
+
+
+def _from_the_host(call: Call) -> Buffers:
+    """Return the piece in which elements arrive from the host that lie otherwise in the result."""
+    read, out = call["src" if call.func._schema.is_mutable else "self"], call.out
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense.default(read)
+    is_same = read.dtype is out.dtype and read.stride() == out.stride() and is_dense
+    return [] if is_same or read.device.type != "cpu" else [copied_bytes(out)]
+
+
 def _pooled(call: Call) -> Buffers:
     """Return copies of the gradient and of the input in the memory format of the input."""
     data = call["self"]
@@ -206,11 +227,9 @@ KERNELS = (
     Kernel(
         operators(
             "max_pool2d_with_indices",
-            *(f"upsample_nearest{n}d_backward" for n in (1, 2, 3)),
-            *(f"_upsample_nearest_exact{n}d_backward" for n in (1, 2, 3)),
-            "upsample_linear1d_backward",
-            "upsample_bilinear2d_backward",
-            "upsample_trilinear3d_backward",
+            *("upsample_nearest3d_backward", "_upsample_nearest_exact3d_backward"),
+            *("upsample_linear1d_backward", "upsample_trilinear3d_backward"),
+            "_adaptive_avg_pool2d",
             *("max_pool3d_with_indices_backward", "avg_pool3d_backward"),
             *(f"_adaptive_avg_pool{n}d_backward" for n in (2, 3)),
             "adaptive_max_pool3d_backward",
@@ -218,7 +237,7 @@ KERNELS = (
         _image,
         source=(
             "cuda/DilatedMaxPool2d.cu, cuda/AveragePool2d.cu, cuda/AdaptiveAveragePooling.cu, "
-            "cuda/UpSampleBilinear2d.cu and their like: what they call contiguous on"
+            "cuda/UpSampleNearest3d.cu and their like: what they call contiguous on"
         ),
     ),
     Kernel(
@@ -253,6 +272,20 @@ KERNELS = (
         _through_contiguous("self"),
         source="cuda/AdaptiveMaxPooling2d.cu, cuda/UpSampleNearest3d.cu, cuda/UpSampleBilinear2d.cu",
         rare="pooling and scaling in channels_last",
+    ),
+    Kernel(
+        operators(
+            *(f"{name}{n}d" for name in _NEAREST for n in (1, 2)),
+            *(f"{name}{n}d_backward" for name in _NEAREST for n in (1, 2)),
+            "upsample_bilinear2d_backward",
+        ),
+        _scaled,
+        source="cuda/UpSampleNearest2d.cu, cuda/UpSampleBilinear2d.cu: what they call contiguous on",
+    ),
+    Kernel(
+        operators("_to_copy", "copy_"),
+        _from_the_host,
+        source="cuda/Copy.cu:copy_kernel_cuda",
     ),
     Kernel(
         operators("_safe_softmax"),

@@ -38,7 +38,7 @@ from tb_memplugin.estimate.program.lengths import is_length
 from tb_memplugin.estimate.run.correction import Correction, Target
 from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
-from tb_memplugin.estimate.run.known_values import MOST, values_of
+from tb_memplugin.estimate.run.known_values import MOST, shuffle, values_of
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -79,6 +79,9 @@ _CHOSEN, _COMPARED, _COUNTED, _SELECTS = "chosen", "compared", "counted", "selec
 """Attributes of fake tensors: among how many their elements are chosen, 0 if not known; the truth of a
 comparison with 1.0; the most that their elements can be, which count those of a mask or are some of known
 ones; and the most elements that a mask selects, with the tensor's version at that time."""
+
+_ORDERS = "orders"
+"""The attribute of indices that have each index of a row once, in an order that is not known."""
 
 _CHOICES_OF = "choices_of"
 """The attribute of a mask that is True where one of so many choices was chosen, as parts of `one_hot` are."""
@@ -424,6 +427,7 @@ def _chosen_second(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out
     row = dimensions.index("dim")
     along = args[row] if row < len(args) else -1
     setattr(out[1], _CHOSEN, of.shape[along] if of.dim() else 1)
+    setattr(out[1], _ORDERS, func.overloadpacket is aten.sort and of.dim() == 1)
 
 
 def _with_fewer_choices(
@@ -448,21 +452,36 @@ def make_one_hot(tensor: torch.Tensor, rows: torch.Tensor) -> None:
 
 def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     out = out[0] if isinstance(out, tuple) else out
-    if not isinstance(out, torch.Tensor) or out.dtype.is_floating_point:
+    if not isinstance(out, torch.Tensor) or out.dtype.is_floating_point or out.dtype.is_complex:
         return
     inputs = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
-    same = func.overloadpacket in _COPIES
-    if same and (choices := _attribute(inputs[0], _CHOICES_OF)):
-        setattr(out, _CHOICES_OF, choices)
-    if same and (most := _greatest(inputs[0])) is not None:
-        setattr(out, _COUNTED, most)
+    source = _source(func, args, inputs)
+    if source is not None:
+        if choices := _attribute(source, _CHOICES_OF):
+            setattr(out, _CHOICES_OF, choices)
+        if (most := _greatest(source)) is not None:
+            setattr(out, _COUNTED, most)
+    if func is aten.index.Tensor and _attribute(inputs[-1], _ORDERS):
+        shuffle(out, values_of(args[0]))
     if any(map(is_chosen, inputs)):
-        choices = _attribute(inputs[0], _CHOSEN) if same else None
+        choices = None if source is None else _attribute(source, _CHOSEN)
         setattr(out if out._base is None else out._base, _CHOSEN, choices or 0)
     elif func is aten.add.Tensor:
         _as_counted(mode, func, args, out, scope)
     elif func is aten._to_copy.default and args[0].dtype is torch.bool:
         setattr(out, _COUNTED, 1)
+
+
+def _source(func: Any, args: tuple[Any, ...], inputs: list[torch.Tensor]) -> torch.Tensor | None:
+    """Return the tensor whose elements a result has, and no others: also one that is scattered everywhere."""
+    if func.overloadpacket in _COPIES:
+        return inputs[0]
+    if func.overloadpacket not in (aten.scatter, aten.scatter_) or len(inputs) < 3 or inputs[0].dim() > 1:
+        return None
+    index = values_of(inputs[1])
+    with no_dispatch():
+        is_full = index is not None and len(torch.unique(index)) == inputs[0].numel()
+    return inputs[2] if is_full else None
 
 
 def _greatest(tensor: torch.Tensor) -> int | None:
@@ -533,7 +552,9 @@ def _pass(mode: CountingFakeMode, func: Any, scope: Scope, tensor: Any, sizes: l
 
 def is_item(caller: FrameType | None) -> bool:
     """Whether `Tensor.item` of assumed_counts.py reads a value, which may return what is not known."""
-    return caller is not None and caller.f_globals.get("__name__") == assumed_counts.__name__
+    if caller is None or caller.f_code.co_name != "item":
+        return False
+    return caller.f_globals.get("__name__") == assumed_counts.__name__
 
 
 def type_of(dtype: torch.dtype) -> Any:

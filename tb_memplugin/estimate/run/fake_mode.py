@@ -459,9 +459,9 @@ class CountingFakeMode(FakeTensorMode):
     def _reused(self, func: Any, args: Sequence[object], size: int, scope: Scope) -> Block | None:
         """Return the block that a real run would write this result into, None if it would allocate.
 
-        The engine adds into its first summand, and a derivative writes into its zeros. A view keeps its base
-        tensor alive, a second reference to the memory, so the engine never adds into views (input_buffer.cpp,
-        can_accumulate_inplace). Gradients of weights and biases are views.
+        The engine adds into its first summand, but not with `create_graph=True`, and a derivative writes into
+        its zeros. A view keeps its base tensor alive, a second reference to the memory, so the engine never
+        adds into views (input_buffer.cpp, accumulate). Gradients of weights and biases are views.
         """
         first = args[0] if args else None
         if not self._adding_in_place and (scope.phase is not Phase.BACKWARD or not self._engine_adds):
@@ -473,7 +473,9 @@ class CountingFakeMode(FakeTensorMode):
         block = self.ledger.block_of(first.untyped_storage())
         if block is None or block.bytes != size:
             return None
-        return block if func is aten.add.Tensor or block.made_by in _ZEROS else None
+        if func is aten.add.Tensor:
+            return block if self._adding_in_place or not torch.is_grad_enabled() else None
+        return block if block.made_by in _ZEROS else None
 
 
 def _has_results(buffers: Buffers) -> bool:

@@ -28,6 +28,10 @@ _KNOWN = "known_values"
 """The attribute of a fake tensor that holds its values."""
 
 
+_SHUFFLED = "shuffled_values"
+"""The attribute that holds its values in another order, with the tensor's version at that time."""
+
+
 _DOMINATED = {
     aten.bitwise_and.Tensor: False,
     aten.logical_and.default: False,
@@ -76,6 +80,9 @@ class KnownValues:
             UnknownValuesError: an input is not known, the operator draws random numbers, or FakeTensorMode
                 keeps the values itself.
         """
+        if func.overloadpacket is aten.sort and (values := _shuffled(args[0])) is not None:
+            with no_dispatch():
+                return func(values, *args[1:], **kwargs)[0]
         tensors = list(_tensors((*args, *kwargs.values())))
         with_values = [tensor for tensor in tensors if values_of(tensor) is not None]
         if not with_values:
@@ -123,6 +130,16 @@ def values_of(tensor: Any) -> torch.Tensor | None:
         values: torch.Tensor | None = vars(tensor).get(_KNOWN)
         return tensor.constant if values is None else values
     return tensor if type(tensor) is torch.Tensor and tensor.numel() <= MOST else None
+
+
+def shuffle(tensor: torch.Tensor, values: torch.Tensor | None) -> None:
+    """Keep the values of a row of which the order is not known; sorted, they are known."""
+    setattr(tensor, _SHUFFLED, (values, tensor._version))
+
+
+def _shuffled(tensor: Any) -> torch.Tensor | None:
+    values, version = vars(tensor).get(_SHUFFLED, (None, 0))
+    return values if tensor._version == version else None
 
 
 def _dominated(deciding: Any, tensors: Sequence[Any], *, by: bool) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -84,6 +85,13 @@ VOLUMES = (2, 64, 4, 32, 32)
         ),
         ("avg_pool3d", lambda x: functional.avg_pool3d(last(x), 2), VOLUMES, [MIB // 4, 2 * MIB], None),
         (
+            "upsample_nearest2d",
+            lambda x: functional.interpolate(last(x), scale_factor=2),
+            (8, 2, 128, 128),
+            [4 * MIB, 4 * MIB, MIB],
+            [MIB, MIB, 4 * MIB],
+        ),
+        (
             "upsample_nearest3d",
             lambda x: functional.interpolate(last(x), scale_factor=2),
             VOLUMES,
@@ -113,6 +121,24 @@ def test_kernels_without_channels_last_copy_what_they_read_and_write(
     done = train(function, shape)
     assert sizes(done, operator) == forward
     assert backward is None or sizes(done, f"{operator}_backward") == backward
+
+
+def test_what_lies_otherwise_on_the_gpu_than_on_the_host_arrives_in_one_more_piece() -> None:
+    def load(*, to: torch.memory_format, of: torch.memory_format) -> None:
+        torch.ones(16, 4, 64, 64).contiguous(memory_format=of).to("cuda", memory_format=to)
+
+    contiguous, last = torch.contiguous_format, torch.channels_last
+    assert sizes(estimated(partial(load, of=contiguous, to=last)), "_to_copy") == [MIB, MIB]
+    for of, to in ((last, last), (contiguous, contiguous), (last, contiguous)):
+        assert sizes(estimated(partial(load, of=of, to=to)), "_to_copy") == [MIB]
+
+
+def test_images_whose_rows_lie_apart_are_copied_before_they_are_scaled() -> None:
+    for function, operator in (
+        (lambda x: functional.interpolate(x.mT, scale_factor=2), "upsample_nearest2d"),
+        (lambda x: functional.adaptive_avg_pool2d(x.mT, 64), "_adaptive_avg_pool2d"),
+    ):
+        assert sizes(train(function, IMAGES), operator)[1:] == [2 * MIB]
 
 
 def test_the_expanded_gradient_of_losses_is_copied() -> None:

@@ -68,14 +68,16 @@ def test_gradients_of_a_shared_weight_are_summed_in_place_after_the_first_sum() 
     assert sizes(estimated(shared, corrected=False), "add") == [4 * MIB] * 2
 
 
-def branches() -> None:
+def branches(*, create_graph: bool = False) -> None:
     tensor = torch.randn(MIB, device="cuda", requires_grad=True)
-    torch.stack([tensor.sin().sum(), tensor.cos().sum(), tensor.exp().sum()]).sum().backward()
+    summed = torch.stack([tensor.sin().sum(), tensor.cos().sum(), tensor.exp().sum()]).sum()
+    torch.autograd.grad(summed, tensor, create_graph=create_graph)
 
 
 def test_gradients_of_a_shared_tensor_are_summed_in_place() -> None:
     assert sizes(estimated(branches), "add") == []
     assert sizes(estimated(branches, corrected=False), "add") == [4 * MIB] * 2
+    assert sizes(estimated(lambda: branches(create_graph=True)), "add") == [4 * MIB] * 2
 
 
 def test_a_sum_in_the_users_own_backward_is_out_of_place() -> None:

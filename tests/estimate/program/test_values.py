@@ -892,6 +892,23 @@ def test_a_chosen_index_is_no_length_in_another_function_either(function: Any) -
         estimated(lambda: function(unknown(9), unknown(9).argmax().item()))
 
 
+def test_a_chosen_index_is_one_in_a_row_of_a_tensor() -> None:
+    picked: list[torch.Tensor] = []
+    done = estimated(lambda: picked.append(unknown(3, 9, 2)[1, unknown(9).argmax()]))
+    assert picked[0].shape == (2,)
+    assert any("assumed to be 0" in note for note in done.estimate().notes)
+
+
+def test_known_complex_numbers_are_copied() -> None:
+    """As positions that are turned by `torch.polar`: they count nothing."""
+
+    def turn() -> None:
+        ones = torch.ones(4, device="cuda")
+        torch.polar(ones, ones).clone()
+
+    assert sizes(estimated(turn), "clone") == [32]
+
+
 def test_a_window_that_begins_at_a_chosen_index_has_its_length() -> None:
     read: list[Any] = []
     estimated(lambda: read.append(window(unknown(9), unknown(9).argmax().item() // 2).shape))  # type: ignore[arg-type]
@@ -905,3 +922,31 @@ def test_a_function_that_takes_no_unknown_number_is_named_with_the_hint() -> Non
 
     with pytest.raises(MemPluginError, match=r"interpolate\(\) needs(?s:.*)--hint test_values\.py:"):
         estimated(run)
+
+
+def test_rows_that_a_sort_chooses_are_as_many_as_of_each_group() -> None:
+    """As torch_geometric's pooling keeps the best nodes of each graph: two of four and one of two."""
+    read: list[int] = []
+
+    def pool() -> None:
+        graph = torch.tensor([0, 0, 0, 0, 1, 1], device="cuda")
+        first, most = torch.tensor([0, 4], device="cuda"), torch.tensor([2, 1], device="cuda")
+        order = unknown(6).sort(descending=True).indices
+        sorted_graph, back = graph[order].sort(stable=True)
+        kept = order[back[torch.arange(6, device="cuda") - first[sorted_graph] < most[sorted_graph]]]
+        places = torch.arange(len(kept), device="cuda")
+        read.extend([len(kept), int(places.clone().scatter_(0, places, graph[kept]).max())])
+
+    done = estimated(pool)
+    assert read == [3, 1]  # the last graph is assumed to be among those that are left
+    assert any("1 is assumed" in note for note in done.estimate().notes)
+
+
+def test_rows_in_an_unknown_order_are_not_known_once_they_are_written() -> None:
+    def write() -> None:
+        shuffled = torch.arange(4, device="cuda")[unknown(4).sort().indices]
+        shuffled += unknown(4, dtype=torch.long)
+        int(shuffled.sort().values.max())
+
+    with pytest.raises(MemPluginError, match="whole number"):
+        estimated(write)
