@@ -181,10 +181,7 @@ def has_driver() -> bool:
 
 
 def _without_gpu() -> Path | None:
-    """Return the folder of what cuDNN opens beside itself, for machines without a GPU; None without a compiler.
-
-    It is compiled once, and kept in the cache folder.
-    """
+    """Return the folder of `WITHOUT_GPU`'s libraries, compiled once and kept; None without a compiler."""
     compiler = installed_compiler("CC", ("cc", "gcc", "clang"))
     if compiler is None:
         return None
