@@ -13,6 +13,7 @@ from tests.certificate.programs import (
     hostile,
     language,
     loops,
+    modes,
     scripts,
     sequences,
     trainers,
