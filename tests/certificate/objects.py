@@ -21,7 +21,8 @@ def bits(tensor: torch.Tensor) -> str:
     if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda") or tensor.is_quantized:
         return f"{kind} {tensor!r}" if tensor.device.type != "meta" else kind
     if is_traceable_wrapper_subclass(tensor):
-        return f"{kind} {[bits(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]}"
+        inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])  # a mesh may be in it
+        return f"{kind} {[bits(part) for part in inner if isinstance(part, torch.Tensor)]}"
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return f"{kind} {hashlib.blake2b(raw.tobytes(), digest_size=8).hexdigest()}"
 

@@ -36,6 +36,7 @@ def import_libraries() -> None:
         hooks,
         hostile,
         loops,
+        modes,
         scripts,
     ):
         getattr(module, "import_libraries", lambda: None)()
