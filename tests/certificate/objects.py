@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 DEEPEST = 6
 
@@ -20,8 +19,8 @@ def bits(tensor: torch.Tensor) -> str:
     kind = f"{_name(type(tensor))} {tensor.dtype} {list(tensor.shape)} {tensor.layout}"
     if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda") or tensor.is_quantized:
         return f"{kind} {tensor!r}" if tensor.device.type != "meta" else kind
-    if is_traceable_wrapper_subclass(tensor):
-        inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])  # a mesh may be in it
+    if flatten := getattr(tensor, "__tensor_flatten__", None):  # it wraps others, and perhaps a mesh
+        inner = (getattr(tensor, name) for name in flatten()[0])
         return f"{kind} {[bits(part) for part in inner if isinstance(part, torch.Tensor)]}"
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return f"{kind} {hashlib.blake2b(raw.tobytes(), digest_size=8).hexdigest()}"

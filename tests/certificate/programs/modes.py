@@ -144,14 +144,15 @@ def lazy_clones(run: Run) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     before = torch._lazy_clone(torch.ones(1000))
     model.register_buffer("copy", torch._lazy_clone(torch.ones(500)))
-    model.older = torch._lazy_clone(model[0].weight.detach())
+    vars(model)["older"] = torch._lazy_clone(next(model.parameters()).detach())
 
     def loss() -> torch.Tensor:
         x = torch._lazy_clone(torch.randn(4, 8))
         return model(x).square().mean()
 
     train(run, model, optimizer, loss)
-    run.value([torch._C._is_cow_tensor(tensor) for tensor in (before, model.copy, model.older)])
+    copies = before, model.get_buffer("copy"), vars(model)["older"]
+    run.value([torch._C._is_cow_tensor(tensor) for tensor in copies])  # type: ignore[attr-defined]
 
 
 @program("modes")
@@ -173,7 +174,7 @@ def two_tensors_in_one(run: Run) -> None:
             run.value(loss.a.detach())
             run.value(loss.b.detach())
             step()
-    run.value([weight.a.detach() for weight in model.parameters()])
+    run.keep(weights=list(model.parameters()))
 
 
 @program("modes")
