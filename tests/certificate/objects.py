@@ -19,8 +19,10 @@ def bits(tensor: torch.Tensor) -> str:
     kind = f"{_name(type(tensor))} {tensor.dtype} {list(tensor.shape)} {tensor.layout}"
     if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda") or tensor.is_quantized:
         return f"{kind} {tensor!r}" if tensor.device.type != "meta" else kind
-    local = getattr(tensor, "_local_tensor", tensor)
-    raw = local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if flatten := getattr(tensor, "__tensor_flatten__", None):  # it wraps others, and perhaps a mesh
+        inner = (getattr(tensor, name) for name in flatten()[0])
+        return f"{kind} {[bits(part) for part in inner if isinstance(part, torch.Tensor)]}"
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return f"{kind} {hashlib.blake2b(raw.tobytes(), digest_size=8).hexdigest()}"
 
 

@@ -222,7 +222,7 @@ class Activations:
         owner = np.append(inner, -1)[self._module]
         order = np.lexsort((calls.start, calls.module))
         last = _nearest(calls.module[order], calls.start[order], owner, self._born, later=False)
-        call = np.where(last >= 0, np.append(order, -1)[last], -1)
+        call = np.append(order, -1)[last]
         inside = np.flatnonzero((call >= 0) & (self._born < np.append(calls.end, 0)[call]))
         inside = inside[self._freed[inside] >= calls.end[call[inside]]]  # alive at the call's end
         kept = inside[~self._outputs(inside, call[inside])]

@@ -318,7 +318,7 @@ def node_modules(ranges: Ranges, maker: Int64, module: Int64) -> Int64:
         maker: what `makers` returns.
         module: the module (a row) of each range.
     """
-    of_node = np.where(maker >= 0, np.append(module, -1)[maker], -1)
+    of_node = np.append(module, -1)[maker]
     nodes = np.flatnonzero(ranges.node)  # by thread and time
     accumulates = np.array([ranges.name[row] == NODE_PREFIX + ACCUMULATE for row in nodes.tolist()], bool)
     before = np.maximum.accumulate(np.where(accumulates, -1, np.arange(len(nodes))))

@@ -71,7 +71,7 @@ class _Forward:
         """Return the index (in these columns) of the operator that made each node, -1 if none did."""
         makers = np.flatnonzero(self.creates)
         index = np.searchsorted(self.sequence[makers], sequence, side="right") - 1
-        return np.where((sequence >= 0) & (index >= 0), np.append(makers, -1)[index], -1).astype(np.int64)
+        return np.append(makers, -1)[index]  # -1, for before the first, takes the last
 
 
 def attribute(
@@ -247,8 +247,7 @@ def _with(ranges: tuple[Int64, Int64], spans: Sequence[tuple[int, int]]) -> tupl
 
 
 def _call_of_maker(calls: Calls, forward: _Forward, maker: Int64) -> Int64:
-    started = np.append(forward.start_ns, 0)[maker]
-    return np.where(maker >= 0, calls.at(started), -1)
+    return calls.at(np.append(forward.start_ns, -1)[maker])  # no call runs at -1
 
 
 def _phases(

@@ -37,12 +37,11 @@ class Calls:
 
     def owning(self, sequence: Int64) -> Int64:
         """Return the innermost call during which each autograd sequence number was given, -1 for none."""
-        index = np.searchsorted(self.boundary_sequence, sequence, side="right") - 1
-        return np.where(sequence >= 0, self._look_up(index), -1)
+        return self._look_up(np.searchsorted(self.boundary_sequence, sequence, side="right") - 1)
 
     def module_of(self, call: Int64) -> Int64:
         """Return the module's row of each call, -1 for no call (-1)."""
-        return np.where(call >= 0, np.append(self.row, -1)[call], -1).astype(np.int64)
+        return np.append(self.row, -1).astype(np.int64)[call]
 
     def made_nodes(self, call: Int64) -> Bool:
         """Return whether the thread made autograd nodes during each call; also where its end is not known."""
@@ -54,7 +53,7 @@ class Calls:
         return unended | (self.boundary_sequence[end] > self.boundary_sequence[begin])
 
     def _look_up(self, boundary: Int64) -> Int64:
-        return np.where(boundary >= 0, np.append(self.innermost, -1)[boundary], -1).astype(np.int64)
+        return np.append(self.innermost, -1)[boundary]  # -1, for before the first, takes the last
 
 
 def calls_from(log: Iterable[Crossing], end_ns: int) -> Calls:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, update_wrapper
 from time import time_ns
 from typing import Any, Protocol
 
@@ -98,7 +98,7 @@ class _Patch:
         if not self.is_on and hasattr(self.owner, self.name):
             self.original = getattr(self.owner, self.name)
             self.is_inherited = self.name not in vars(self.owner)
-            setattr(self.owner, self.name, self.ours)
+            setattr(self.owner, self.name, update_wrapper(self.ours, self.original))
             self.is_on = True
 
     def take_off(self) -> None:

@@ -13,6 +13,7 @@ from tests.certificate.programs import (
     hostile,
     language,
     loops,
+    modes,
     scripts,
     sequences,
     trainers,
@@ -35,6 +36,7 @@ def import_libraries() -> None:
         hooks,
         hostile,
         loops,
+        modes,
         scripts,
     ):
         getattr(module, "import_libraries", lambda: None)()

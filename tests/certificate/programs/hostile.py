@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 import sys
 import weakref
 from collections.abc import Callable
@@ -258,6 +260,72 @@ def code_that_looks_at_its_callers(run: Run) -> None:
     model = nn.Sequential(nn.Linear(8, 8), Looks())
     with run.window(model) as step:
         run.value(model(torch.ones(1, 8)))
+        step()
+
+
+@program("hostile")
+def calls_patched_in_the_window(run: Run) -> None:
+    """Libraries that count calls replace torch's functions, and put back what they found, perhaps later."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    calls: list[str] = []
+    alone = nn.Module.__call__, torch.optim.SGD.step, nn.Module._call_impl
+    with run.window(model, optimizer) as step:
+        call, sgd_step, implementation = nn.Module.__call__, torch.optim.SGD.step, nn.Module._call_impl
+
+        def counting(self, *args, **kwargs):
+            calls.append(type(self).__name__)
+            return call(self, *args, **kwargs)
+
+        def counting_step(self, *args, **kwargs):
+            calls.append("step")
+            return sgd_step(self, *args, **kwargs)
+
+        nn.Module.__call__ = counting  # type: ignore[method-assign]
+        torch.optim.SGD.step = counting_step  # type: ignore[method-assign]
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            run.value(loss)
+            step()
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    torch.optim.SGD.step = sgd_step  # type: ignore[method-assign]
+    nn.Module._call_impl = implementation  # type: ignore[method-assign]
+    run.value(calls)
+    run.value(model(torch.ones(1, 8)))
+    run.value((call, sgd_step, implementation) == alone)
+
+
+@program("hostile")
+def functions_that_are_inspected_and_pickled(run: Run) -> None:
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    with run.window(model, optimizer) as step:
+        for function in (
+            nn.Module.__call__,
+            nn.Module._call_impl,
+            nn.Module.forward,
+            torch.optim.Adam.step,
+            torch.optim.Optimizer.zero_grad,
+            torch.Tensor.backward,
+            torch.autograd.backward,
+            torch.get_rng_state,
+            torch.load,
+            type(model).__call__,
+        ):
+            run.value(getattr(function, "__qualname__", ""))
+            run.value(getattr(function, "__module__", ""))
+            run.value(str(inspect.signature(function)))
+            run.value(inspect.getsourcefile(inspect.unwrap(function)))
+            try:
+                run.value(str(pickle.dumps(function)))
+            except (pickle.PicklingError, AttributeError) as error:
+                run.value(type(error).__name__)
+        optimizer.zero_grad()
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
         step()
 
 

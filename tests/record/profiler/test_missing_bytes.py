@@ -12,7 +12,9 @@ from torch import nn
 from torch.profiler import ProfilerAction, profile
 
 from tb_memplugin import memory_trace_handler
+from tb_memplugin.record.profiler.memory_events import read_memory_events
 from tb_memplugin.record.profiler.trace import _on_unreported_frees, trace_from_profile
+from tb_memplugin.record.profiler.tree import walk
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
 from tests.record.profiler.test_unusual_loops import batch, line
 from tests.training import train
@@ -175,6 +177,20 @@ def test_an_input_that_a_thread_made_is_told_and_another_librarys_is_not(makes, 
     assert window is not None
     notes = [note for note in trace_from_profile(prof, window).notes if note.code == "not_in_curve"]
     assert [note.split()[0] for note in notes] == lost
+
+
+def test_the_profilers_totals_count_the_threads_of_its_events_and_no_others():
+    """10 and 20 floats are allocated, and between them a thread makes 1,000, which it has until the end."""
+    made, kept = [], []
+    with profile(profile_memory=True) as prof:
+        kept.append(torch.ones(10))
+        thread = threading.Thread(target=lambda: made.append(torch.ones(1000)))
+        thread.start()
+        thread.join()
+        kept.append(torch.ones(20))
+    memory = read_memory_events(walk(prof.profiler.kineto_results.experimental_event_tree()))
+    assert memory.bytes.tolist() == [40, 80]
+    assert np.diff(memory.total).tolist() == [80]
 
 
 def test_notes_count_only_blocks_with_bytes_and_by_their_number():

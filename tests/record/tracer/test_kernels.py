@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -297,6 +298,13 @@ def test_states_of_random_generators_count_and_torchs_function_comes_back():
     assert torch.get_rng_state is before
     assert torch.random.get_rng_state is before
     assert signed(tracer.trace_result()).tolist() == [state.nbytes]
+
+
+def test_a_function_of_torch_that_is_pickled_in_a_trace_is_torchs():
+    before = pickle.dumps(torch.get_rng_state)
+    with MemoryTracer().trace(nn.Identity()):
+        assert pickle.dumps(torch.get_rng_state) == before
+        assert torch.UntypedStorage.resize_.__qualname__ == "StorageBase.resize_"
 
 
 def test_a_function_that_wraps_ours_and_stays_is_called_once_in_the_next_trace(monkeypatch):
