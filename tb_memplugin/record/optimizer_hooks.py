@@ -76,11 +76,10 @@ class _HooksPatch:
         self._handles.append(last)
 
     def take_off(self) -> None:
-        if self not in _on:
-            return
-        call_all(*(handle.remove for handle in self._handles))
-        self._handles.clear()
-        _on.remove(self)
+        for patch in [each for each in _on if each is self or not each.is_wanted]:
+            call_all(*(handle.remove for handle in patch._handles))
+            patch._handles.clear()
+            _on.remove(patch)
         if not _on and _original is not None and _module.chain is _at_once:
             _module.chain = _original
 

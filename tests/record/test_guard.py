@@ -75,7 +75,7 @@ def test_recorders_of_two_kinds_that_exist_together_log_a_failure_of_the_file_sy
 
 
 def test_what_two_threads_log_at_once_is_logged_once(guard, warnings, monkeypatch):
-    others = []
+    others: list[threading.Thread] = []
 
     def while_another_thread_warns(level: int) -> bool:
         if not others:

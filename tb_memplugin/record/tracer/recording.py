@@ -469,6 +469,8 @@ class StorageRecording:
         return storage.device.type == self._device_type and storage.nbytes() > 0
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not self.layers.on:
+            return
         try:
             self._name(gradients(optimizer, self.layers.names))
             if self.layers.results is not None:
@@ -478,6 +480,8 @@ class StorageRecording:
             self._step_ns = time_ns()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not self.layers.on:
+            return
         self._stepped.add(optimizer)
         self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
         now, parameters = time_ns(), HeldByOptimizer(self.layers.names).stepped(optimizer)
