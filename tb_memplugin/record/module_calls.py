@@ -328,12 +328,11 @@ def _remove(watchers: dict[int, _Watchers], key: int, functions: tuple[Entered, 
 
 
 def _changed() -> None:
-    global _version, _of_all
+    global _version
     _version += 1
     if _open:
         beside_compiler.add(_patch)
     else:
-        _of_all = _NOBODY
         _of_module.clear()
         _of_replica.clear()
         _patch.guarded = _patch.has_compiled_slot = False

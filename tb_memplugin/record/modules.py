@@ -92,6 +92,11 @@ class ModuleNames:
                     if tensor is not None:
                         yield tensor, (row, f"{key}.{name}" if key else name)
 
+    def below(self, parent: nn.Module, name: str) -> str:
+        """Return the FQN of what a module has under a name."""
+        key = self.modules[self.row_of[id(parent)]].key
+        return f"{key}.{name}" if key else name
+
     def rename(self, modules: Sequence[nn.Module]) -> None:
         """Name the tensors that these modules hold now: a new one may have the id of one that is gone.
 
@@ -253,8 +258,7 @@ class Newcomers:
     nor what is put into a compiled or scripted module.
 
     Args:
-        modules: the recorder of module calls, which watches new modules. They and their tensors are added to
-            its names.
+        modules: the recorder of module calls, which watches new modules. Its names get those of them.
         failed: is told when and why something could not be named, perhaps by an error of a module's own.
     """
 
@@ -275,19 +279,14 @@ class Newcomers:
     def _got_module(self, parent: nn.Module, name: str, module: nn.Module | None) -> None:
         if module is not None and self._watches(parent):
             names = self._modules.names
-            for tensor, owner in names.add(self._below(parent, name), module):
+            for tensor, owner in names.add(names.below(parent, name), module):
                 names.owner_of[id(tensor)] = owner
             self._modules.watch(module)
 
     def _got_parameter(self, parent: nn.Module, name: str, parameter: nn.Parameter) -> None:
         if self._watches(parent):
             names = self._modules.names
-            names.owner_of[id(parameter)] = names.row_of[id(parent)], self._below(parent, name)
+            names.owner_of[id(parameter)] = names.row_of[id(parent)], names.below(parent, name)
 
     def _watches(self, parent: nn.Module) -> bool:
         return not torch.compiler.is_dynamo_compiling() and self._modules.is_watching(parent)
-
-    def _below(self, parent: nn.Module, name: str) -> str:
-        names = self._modules.names
-        key = names.modules[names.row_of[id(parent)]].key
-        return f"{key}.{name}" if key else name

@@ -59,7 +59,7 @@ def test_hooks_that_could_not_be_taken_off_go_with_the_next(monkeypatch):
     before = torch_optimizer.chain
     hooks, other = (StepHooks(lambda *_: None, lambda *_: None, lambda *_: None) for _ in range(2))
     with monkeypatch.context() as failing:
-        failing.setattr(type(hooks._patch), "take_off", lambda _: 1 / 0)
+        failing.setattr(StepHooks, "take_off", lambda _: 1 / 0)
         hooks.remove()
     tables = torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks
     assert [len(table) for table in tables] == [2, 2]
@@ -75,11 +75,11 @@ def test_a_hook_that_could_not_be_removed_finds_that_its_recorder_is_over(monkey
         stepping.step()
         recording: Any = tracer._running
         monkeypatch.setattr(StepHooks, "remove", lambda _: 1 / 0)
-        (patch,) = optimizer_hooks._on
+        (left,) = optimizer_hooks._on
     stepping.step()
-    assert [patch] == optimizer_hooks._on
+    assert [left] == optimizer_hooks._on
     assert len(recording.layers.optimizer) == 1
-    patch.take_off()
+    left.take_off()
 
 
 def test_hooks_come_and_go_while_an_optimizer_is_among_its_hooks():
