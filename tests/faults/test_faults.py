@@ -20,7 +20,6 @@ from tb_memplugin import MemoryMonitor, MemPluginError
 from tb_memplugin.errors import UnflushedError
 from tb_memplugin.record.guard import Guard
 from tb_memplugin.record.steps.counters import AllocatorCounters, SharedPeaks
-from tb_memplugin.store import disk_sync
 from tb_memplugin.store.disk_sync import DiskSync, refusal
 from tb_memplugin.store.imports import imported_as, write_import
 from tb_memplugin.store.reader import Recordings, read_recordings
@@ -469,16 +468,16 @@ def test_a_write_that_began_before_a_flush_failed_does_not_end_its_fault(tmp_pat
 
 def test_two_threads_that_meet_a_fault_at_once_tell_it_as_one_kind(tmp_path, monkeypatch):
     logdir, full, kinds = str(tmp_path), OSError(errno.ENOSPC, "full"), []
-    clock = disk_sync.time.perf_counter
+    clock = time.perf_counter
 
     def clock_of_another_thread() -> float:
-        monkeypatch.setattr(disk_sync.time, "perf_counter", clock)
+        monkeypatch.setattr(time, "perf_counter", clock)
         other = threading.Thread(target=lambda: kinds.append(type(refusal(logdir, full, "", UnflushedError))))
         other.start()
         other.join(10)
         return clock()
 
-    monkeypatch.setattr(disk_sync.time, "perf_counter", clock_of_another_thread)
+    monkeypatch.setattr(time, "perf_counter", clock_of_another_thread)
     kinds.append(type(refusal(logdir, full, "not written")))
     assert kinds == [UnflushedError, UnflushedError]
 
