@@ -14,6 +14,7 @@ that seldom does.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import random
 import sys
@@ -221,17 +222,18 @@ async def ask(server: TensorBoard, answers: Answers, route: str, query: Query) -
     clock = (~server.pid << 3) | 2  # of the CPU seconds of a process (man 3 clock_getcpuclockid)
     begin, computed = time.perf_counter(), time.clock_gettime(clock)
     try:
-        status = await asyncio.wait_for(_status(server, route, query), 120)
-    except (OSError, TimeoutError) as error:
-        answers.errors.append(f"{route}: {error!r}")
+        status, text = await asyncio.wait_for(_answer(server, route, query), 120)
+    except (OSError, EOFError, TimeoutError) as error:
+        answers.errors.append(f"{route}: {error!r} {query}")
         return
     answers.seconds.setdefault(route, []).append(time.perf_counter() - begin)
     answers.computed.append(time.clock_gettime(clock) - computed)
     if status != 200:
-        answers.errors.append(f"{route}: {status} {query}")
+        answers.errors.append(f"{route}: {status} {query} {text}")
 
 
-async def _status(server: TensorBoard, route: str, query: Query) -> int:
+async def _answer(server: TensorBoard, route: str, query: Query) -> tuple[int, str]:
+    """Return the status and, unless it is 200, the text."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     path = f"/data/plugin/tb_memplugin/{route}?{urlencode(query)}"
     header = (
@@ -239,9 +241,12 @@ async def _status(server: TensorBoard, route: str, query: Query) -> int:
     )
     writer.write(f"GET {path} HTTP/1.1\r\n{header}".encode())
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-    await reader.readexactly(int(head.partition("\r\ncontent-length:")[2].split()[0]))
+    body = await reader.readexactly(int(head.partition("\r\ncontent-length:")[2].split()[0]))
     writer.close()  # as browsers do: TensorBoard's server closes its end 10 ms later
-    return int(head.split()[1])
+    status = int(head.split()[1])
+    if status == 200:
+        return status, ""
+    return status, (gzip.decompress(body) if "content-encoding: gzip" in head else body).decode()
 
 
 async def _each_route_once(server: TensorBoard) -> None:
@@ -298,7 +303,7 @@ def _milliseconds(answers: Answers) -> float:
 
 
 def show(measured: dict[str, Answers]) -> None:
-    """Print p50 and p95 of every route, in milliseconds."""
+    """Print p50 and p95 of every route, in milliseconds, and what went wrong."""
     print("ms: p50/p95 (requests)".ljust(24), *(name.rjust(22) for name in measured))
     for route in _ASKS:
         print(
@@ -309,7 +314,8 @@ def show(measured: dict[str, Answers]) -> None:
     costs = (1e3 * answers.cpu_seconds / max(1, len(answers.all())) for answers in measured.values())
     print("CPU ms per request".ljust(24), *(f"{cost:.1f}".rjust(22) for cost in costs))
     for name, answers in measured.items():
-        print(*(f"{name}: {error}" for error in answers.errors[:5]), sep="\n", end="")
+        for error in answers.errors:
+            print(f"{name}: {error}")
 
 
 def _spread(seconds: list[float]) -> str:

@@ -132,17 +132,19 @@ class Guard:
     def warn(self, message: str, *, once: str = "") -> None:
         """Log a warning, once per message, or once per `once` where it is given."""
         keys = {message, once or message}
-        if keys & self._logged or not self.logger.isEnabledFor(logging.WARNING):
-            return
-        self._logged |= keys
-        if once.startswith(_FILE_SYSTEM):
-            other = _logged_by.get(once, self)
-            if other._loss != self._loss:  # a handler's, where a monitor writes beside it
+        with _lock:  # a thread may log the same fault at the same time
+            if keys & self._logged or not self.logger.isEnabledFor(logging.WARNING):
                 return
-            _logged_by[once] = self
+            self._logged |= keys
+            if once.startswith(_FILE_SYSTEM):
+                other = _logged_by.get(once, self)
+                if other._loss != self._loss:  # a handler's, where a monitor writes beside it
+                    return
+                _logged_by[once] = self
         self.logger.warning("%s", message)
 
 
+_lock = threading.RLock()
 _FILE_SYSTEM = "file system"
 _logged_by: weakref.WeakValueDictionary[str, Guard] = weakref.WeakValueDictionary()
 """The guard that has logged a failure of a file system, by its kind."""

@@ -249,21 +249,21 @@ class ModuleCalls:
         self._failed = failed
         with beside_compiler.lock:
             if not self.is_watching(module):
+                self._begin(own_call=_has_own_call(module), guarded=_is_inlined_by_call(module))
                 self._watched[key] = weakref.ref(module, gone), functions, replicas
                 _of_module[key] = (*_of_module.get(key, _of_all), functions)
                 _of_replica[replicas] = (*_of_replica.get(replicas, ()), functions)
-                self._begin(own_call=_has_own_call(module), guarded=_is_inlined_by_call(module))
 
     def watch_all(self, entered: Entered, left: Left, failed: Failed = UNOWNED.end) -> None:
         """Call two functions around every call of any module, as `watch` does."""
         global _of_all
         self._failed = failed
         with beside_compiler.lock:
+            self._begin(own_call=True, guarded=True)
             self._all = entered, left, self
             _of_all = (*_of_all, self._all)
             for key, watchers in _of_module.items():
                 _of_module[key] = (*watchers, self._all)
-            self._begin(own_call=True, guarded=True)
 
     def is_watching(self, module: nn.Module) -> bool:
         """Whether the calls of this module are told to functions given to this object."""
@@ -279,17 +279,17 @@ class ModuleCalls:
         global _of_all
         end_late()
         with beside_compiler.lock:
-            for key in list(self._watched):
-                self._drop(key)
-            if self._all is not None:
-                _of_all = tuple(watcher for watcher in _of_all if watcher is not self._all)
-                for key in list(_of_module):
-                    _remove(_of_module, key, self._all)
-                self._all = None
             if self in _open:
                 _open.remove(self)
-                if not _open:
-                    _patch.guarded = _patch.has_compiled_slot = False
+            try:
+                for key in list(self._watched):
+                    self._drop(key)
+                if self._all is not None:
+                    _of_all = tuple(watcher for watcher in _of_all if watcher is not self._all)
+                    for key in list(_of_module):
+                        _remove(_of_module, key, self._all)
+                    self._all = None
+            finally:
                 _changed()
             self._failed = None  # it may hold who holds this
 
@@ -317,7 +317,6 @@ class ModuleCalls:
                 _remove(_of_module, key, functions)
                 _remove(_of_replica, replicas, functions)
                 self._watched.pop(key, None)  # last: after a failure, the next `stop` removes the rest
-                _changed()
 
 
 def _remove(watchers: dict[int, _Watchers], key: int, functions: tuple[Entered, Left, ModuleCalls]) -> None:
@@ -334,6 +333,9 @@ def _changed() -> None:
     if _open:
         beside_compiler.add(_patch)
     else:
+        _of_module.clear()
+        _of_replica.clear()
+        _patch.guarded = _patch.has_compiled_slot = False
         call_all(partial(beside_compiler.remove, _patch), _patch.take_off)
 
 

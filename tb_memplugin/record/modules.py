@@ -92,6 +92,11 @@ class ModuleNames:
                     if tensor is not None:
                         yield tensor, (row, f"{key}.{name}" if key else name)
 
+    def below(self, parent: nn.Module, name: str) -> str:
+        """Return the FQN of what a module has under a name."""
+        key = self.modules[self.row_of[id(parent)]].key
+        return f"{key}.{name}" if key else name
+
     def rename(self, modules: Sequence[nn.Module]) -> None:
         """Name the tensors that these modules hold now: a new one may have the id of one that is gone.
 
@@ -155,6 +160,8 @@ class ModuleRecorder:
         self._outer_result: OuterResult | None = None
         self._failed: Failed | None = None
         self._module_calls = ModuleCalls()
+        self.names = ModuleNames()
+        """Those of the modules that are watched."""
         self.log: list[Crossing] = []
         """The logged crossings, in time order for each thread."""
 
@@ -173,12 +180,12 @@ class ModuleRecorder:
             outer_result: is called at the end of each such call on another thread.
             failed: is called when recording a call raised, which stops the watch.
         """
-        self.log, self._failed = [], failed
+        self.log, self.names, self._failed = [], names, failed
         self._outer_calls, self._outer_result = outer_calls, outer_result
         self._depth = _Depth()
         self._depth.is_first = True
         for model in models.values():
-            self.watch(model, names)
+            self.watch(model)
 
     def stop(self) -> None:
         """Stop watching. Safe to call at any time, and twice."""
@@ -189,13 +196,13 @@ class ModuleRecorder:
         """Whether this recorder logs the calls of the module."""
         return self._module_calls.is_watching(module)
 
-    def watch(self, module: nn.Module, names: ModuleNames) -> None:
+    def watch(self, module: nn.Module) -> None:
         """Watch a module and those below it, where they have a name and are not watched yet."""
         pending, failed = [module], self._failed
         assert failed is not None
         while pending:
             module = pending.pop()
-            row, scripted = names.row_of.get(id(module)), isinstance(module, torch.jit.ScriptModule)
+            row, scripted = self.names.row_of.get(id(module)), isinstance(module, torch.jit.ScriptModule)
             if row is None or self.is_watching(module) or (scripted and not self._scripted):
                 continue
             self._module_calls.watch(module, *self._functions(row), failed)
@@ -251,13 +258,12 @@ class Newcomers:
     nor what is put into a compiled or scripted module.
 
     Args:
-        names: the models' modules and the owners of their tensors; new ones are added.
-        modules: the recorder of module calls, which watches new modules.
+        modules: the recorder of module calls, which watches new modules. Its names get those of them.
         failed: is told when and why something could not be named, perhaps by an error of a module's own.
     """
 
-    def __init__(self, names: ModuleNames, modules: ModuleRecorder, failed: Failed) -> None:
-        self._names, self._modules = names, modules
+    def __init__(self, modules: ModuleRecorder, failed: Failed) -> None:
+        self._modules = modules
         self._handles = [
             register_module_module_registration_hook(entry(self._got_module, failed, "adding a module")),
             register_module_parameter_registration_hook(
@@ -272,17 +278,15 @@ class Newcomers:
 
     def _got_module(self, parent: nn.Module, name: str, module: nn.Module | None) -> None:
         if module is not None and self._watches(parent):
-            for tensor, owner in self._names.add(self._below(parent, name), module):
-                self._names.owner_of[id(tensor)] = owner
-            self._modules.watch(module, self._names)
+            names = self._modules.names
+            for tensor, owner in names.add(names.below(parent, name), module):
+                names.owner_of[id(tensor)] = owner
+            self._modules.watch(module)
 
     def _got_parameter(self, parent: nn.Module, name: str, parameter: nn.Parameter) -> None:
         if self._watches(parent):
-            self._names.owner_of[id(parameter)] = self._names.row_of[id(parent)], self._below(parent, name)
+            names = self._modules.names
+            names.owner_of[id(parameter)] = names.row_of[id(parent)], names.below(parent, name)
 
     def _watches(self, parent: nn.Module) -> bool:
         return not torch.compiler.is_dynamo_compiling() and self._modules.is_watching(parent)
-
-    def _below(self, parent: nn.Module, name: str) -> str:
-        key = self._names.modules[self._names.row_of[id(parent)]].key
-        return f"{key}.{name}" if key else name

@@ -54,16 +54,34 @@ class _Chain:
 _at_once = _Chain()
 
 
-class _HooksPatch:
-    """The hooks of one `StepHooks`, and the copying of torch's dictionaries while there are any."""
+class StepHooks:
+    """Calls functions before and after every optimizer's step, on any thread, until `remove`.
+
+    They are not called while torch.compile traces, nor within code that it compiled. What they raise is
+    passed to `failed`. None: it is raised in the optimizer's step. `ends`: `after` is called last, because it
+    may end what others record.
+    """
 
     guarded = True  # a compiled step has guards on the dictionaries of hooks
 
-    def __init__(self, before: Hook, after: Hook, failed: Failed, *, ends: bool) -> None:
-        self._hooks, self._handles, self.failed, self._ends = (before, after), list[Any](), failed, ends
+    def __init__(
+        self, before: Hook, after: Hook, failed: Failed | None = None, *, ends: bool = False
+    ) -> None:
+        if failed is not None:
+            before = entry(before, failed, "the start of an optimizer's step", reads_tensors=True)
+            after = entry(after, failed, "the end of an optimizer's step", reads_tensors=True)
+        self._hooks, self._handles, self.failed = (before, after), list[Any](), failed or UNOWNED.end
+        self._ends = ends
         self.is_wanted = True
+        beside_compiler.add(self)
+
+    def remove(self) -> None:
+        """Remove the hooks. Safe to call twice."""
+        self.is_wanted = False
+        call_all(partial(beside_compiler.remove, self), self.take_off)
 
     def put_on(self) -> None:
+        """Add the hooks. torch's dictionaries of hooks are copied while there are any."""
         if self in _on:
             return
         if not _on and _original is not None:
@@ -76,40 +94,16 @@ class _HooksPatch:
         self._handles.append(last)
 
     def take_off(self) -> None:
-        if self not in _on:
-            return
-        call_all(*(handle.remove for handle in self._handles))
-        self._handles.clear()
-        _on.remove(self)
+        """Remove the hooks for now, and those that could not be removed before."""
+        for hooks in [each for each in _on if each is self or not each.is_wanted]:
+            call_all(*(handle.remove for handle in hooks._handles))
+            hooks._handles.clear()
+            _on.remove(hooks)
         if not _on and _original is not None and _module.chain is _at_once:
             _module.chain = _original
 
 
-_on: list[_HooksPatch] = []
+_on: list[StepHooks] = []
 
-
-class StepHooks:
-    """Calls functions before and after every optimizer's step, on any thread, until `remove`.
-
-    They are not called while torch.compile traces, nor within code that it compiled. What they raise is
-    passed to `failed`. None: it is raised in the optimizer's step. `ends`: `after` is called last, because it
-    may end what others record.
-    """
-
-    def __init__(
-        self, before: Hook, after: Hook, failed: Failed | None = None, *, ends: bool = False
-    ) -> None:
-        if failed is not None:
-            before = entry(before, failed, "the start of an optimizer's step", reads_tensors=True)
-            after = entry(after, failed, "the end of an optimizer's step", reads_tensors=True)
-        self._patch = _HooksPatch(before, after, failed or UNOWNED.end, ends=ends)
-        beside_compiler.add(self._patch)
-
-    def remove(self) -> None:
-        """Remove the hooks. Safe to call twice."""
-        self._patch.is_wanted = False
-        call_all(partial(beside_compiler.remove, self._patch), self._patch.take_off)
-
-
-for _function in (_HooksPatch.put_on, _HooksPatch.take_off):
+for _function in (StepHooks.put_on, StepHooks.take_off):
     skipped_by_dynamo(_function)

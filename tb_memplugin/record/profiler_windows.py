@@ -51,7 +51,7 @@ def listen(listener: Listener) -> None:
     global _originals, _ours
     with _lock:
         key = id(listener)
-        gone = on_free(lambda: _drop(key), UNOWNED.end, "the end of a recorder")
+        gone = on_free(partial(call_all, partial(_drop, key)), UNOWNED.end, "the end of a recorder")
         _listeners[key] = weakref.ref(listener, gone)
         if _originals is None:
             starts, stops = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
@@ -67,12 +67,12 @@ def stop_listening(listener: Listener) -> None:
 
 
 def _drop(key: int) -> None:
-    """Remove a listener. After the last one torch gets its functions back, unless ours were replaced."""
+    """Remove a listener. After the last alive torch gets its functions back, unless ours were replaced."""
     global _originals
     with _lock:
         _listeners.pop(key, None)
         present = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
-        if not _listeners and _originals is not None and present == _ours:
+        if not referents([*_listeners.values()]) and _originals is not None and present == _ours:
             setattr(_torch, WINDOW_STARTS, _originals[0])
             setattr(_torch, WINDOW_STOPS, _originals[1])
             _originals = None

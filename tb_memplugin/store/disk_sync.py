@@ -71,9 +71,9 @@ class DiskSync:
         if self._pid != os.getpid():
             self._forget()
         with self._changed:
-            fault = _faults.get(self._logdir)
-            if fault is not None and fault.seconds < begin:
-                del _faults[self._logdir]
+            for key, fault in list(_faults.items()):
+                if key[0] == self._logdir and fault.seconds < begin:
+                    _faults.pop(key, None)
             for path in paths:
                 self._waiting.pop(path, None)
                 if not files.is_remote(path):
@@ -148,15 +148,14 @@ class DiskSync:
 
 @dataclass(frozen=True)
 class _Fault:
-    """The errno of the last failure in a logdir, the kind of error as which it is told, and when it was."""
+    """The kind of error as which a fault is told, and when it was first met."""
 
-    errno: int | None
     kind: type[MemPluginError]
     seconds: float
 
 
-_faults: dict[str, _Fault] = {}
-"""By logdir, until something is written there."""
+_faults: dict[tuple[str, int | None], _Fault] = {}
+"""By logdir and errno, until something is written there."""
 
 
 def refusal(
@@ -171,9 +170,7 @@ def refusal(
     Guards log each kind once for an errno and a place. So a fault that lasts is logged once, whatever it
     stops, and a failure of another kind is logged after something was written.
     """
-    fault = _faults.get(logdir)
-    if fault is None or fault.errno != error.errno:
-        fault = _faults[logdir] = _Fault(error.errno, kind, time.perf_counter())
+    fault = _faults.setdefault((logdir, error.errno), _Fault(kind, time.perf_counter()))
     result = fault.kind(what, where=logdir, fix=fix_of(error, fix))
     result.__cause__ = error
     return result

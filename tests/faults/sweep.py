@@ -231,7 +231,8 @@ def run(session: NewSession, folder: Path, function: str = "", error: BaseExcept
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    return {key: (before.get(key), value) for key, value in after.items() if before.get(key) != value}
+    keys = before.keys() | after.keys()
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
 def plain() -> str:

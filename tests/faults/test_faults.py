@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -463,6 +464,22 @@ def test_a_write_that_began_before_a_flush_failed_does_not_end_its_fault(tmp_pat
     assert type(refusal(logdir, full, "not written")) is UnflushedError
     disk.add(begin=time.perf_counter())
     assert type(refusal(logdir, full, "not written")) is MemPluginError
+
+
+def test_two_threads_that_meet_a_fault_at_once_tell_it_as_one_kind(tmp_path, monkeypatch):
+    logdir, full, kinds = str(tmp_path), OSError(errno.ENOSPC, "full"), []
+    clock = time.perf_counter
+
+    def clock_of_another_thread() -> float:
+        monkeypatch.setattr(time, "perf_counter", clock)
+        other = threading.Thread(target=lambda: kinds.append(type(refusal(logdir, full, "", UnflushedError))))
+        other.start()
+        other.join(10)
+        return clock()
+
+    monkeypatch.setattr(time, "perf_counter", clock_of_another_thread)
+    kinds.append(type(refusal(logdir, full, "not written")))
+    assert kinds == [UnflushedError, UnflushedError]
 
 
 @pytest.mark.parametrize("name", RECORDERS)

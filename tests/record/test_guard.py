@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -71,6 +72,22 @@ def test_recorders_of_two_kinds_that_exist_together_log_a_failure_of_the_file_sy
     del each, handler, monitor, again
     Guard("b", guard.logger).end("a window", full)
     assert len(warnings.texts) == 3
+
+
+def test_what_two_threads_log_at_once_is_logged_once(guard, warnings, monkeypatch):
+    others: list[threading.Thread] = []
+
+    def while_another_thread_warns(level: int) -> bool:
+        if not others:
+            others.append(threading.Thread(target=lambda: guard.warn("The disk is full.")))
+            others[0].start()
+            others[0].join(0.2)  # it waits for this one
+        return level == logging.WARNING
+
+    monkeypatch.setattr(guard.logger, "isEnabledFor", while_another_thread_warns)
+    guard.warn("The disk is full.")
+    others[0].join(10)
+    assert warnings.texts == ["The disk is full."]
 
 
 def test_what_another_part_of_the_recorder_has_logged_in_the_same_words_is_not_logged_again(guard, warnings):

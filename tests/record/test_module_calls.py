@@ -242,6 +242,21 @@ def test_two_watches_nest_and_one_may_stop_before_the_other(calls):
     assert not is_watched(model)
 
 
+def test_a_watch_that_could_not_forget_its_modules_tells_nothing_more(calls, monkeypatch):
+    model = Deep()
+    told = told_by(calls, model)
+    with monkeypatch.context() as failing:
+        failing.setattr(ModuleCalls, "_drop", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            calls.stop()
+    assert not is_watched(model)
+    other = ModuleCalls()
+    told_by(other, nn.Identity())
+    model(torch.ones(1, 2))
+    other.stop()
+    assert told == []
+
+
 def test_who_begins_to_watch_within_a_call_is_told_of_its_end(calls):
     model, later = Deep(), ModuleCalls()
     late: list[list[str]] = []

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import optimizer
 
 from tb_memplugin import MemoryTracer
-from tb_memplugin.record import beside_compiler
+from tb_memplugin.record import beside_compiler, optimizer_hooks
 from tb_memplugin.record.optimizer_hooks import StepHooks
 
 torch_optimizer: Any = optimizer
@@ -53,6 +53,33 @@ def test_hooks_whose_end_failed_are_off_and_stay_off_when_compiled_code_has_run(
     other.remove()
     stepping.step()
     assert steps == ["b"]
+
+
+def test_hooks_that_could_not_be_taken_off_go_with_the_next(monkeypatch):
+    before = torch_optimizer.chain
+    hooks, other = (StepHooks(lambda *_: None, lambda *_: None, lambda *_: None) for _ in range(2))
+    with monkeypatch.context() as failing:
+        failing.setattr(StepHooks, "take_off", lambda _: 1 / 0)
+        hooks.remove()
+    tables = torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks
+    assert [len(table) for table in tables] == [2, 2]
+    other.remove()
+    assert [len(table) for table in tables] == [0, 0]
+    assert torch_optimizer.chain is before
+
+
+def test_a_hook_that_could_not_be_removed_finds_that_its_recorder_is_over(monkeypatch):
+    model, tracer = nn.Linear(4, 3), MemoryTracer()
+    stepping = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tracer.trace(model):
+        stepping.step()
+        recording: Any = tracer._running
+        monkeypatch.setattr(StepHooks, "remove", lambda _: 1 / 0)
+        (left,) = optimizer_hooks._on
+    stepping.step()
+    assert [left] == optimizer_hooks._on
+    assert len(recording.layers.optimizer) == 1
+    left.take_off()
 
 
 def test_hooks_come_and_go_while_an_optimizer_is_among_its_hooks():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from torch.autograd import profiler as autograd_profiler
@@ -69,6 +71,21 @@ def test_torch_has_its_functions_back_when_the_last_listener_dies(alone):
     del first
     assert functions() != before
     del second
+    assert functions() == before
+
+
+def test_a_dead_listener_that_could_not_be_removed_is_no_warning_and_goes_with_the_next(
+    alone, monkeypatch, caplog
+):
+    before = functions()
+    with monkeypatch.context() as failing:
+        failing.setattr(profiler_windows, "_drop", lambda _: 1 / 0)
+        profiler_windows.listen(Listener(alone))  # which dies at once
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert functions() != before
+    listener = Listener(alone)
+    profiler_windows.listen(listener)
+    profiler_windows.stop_listening(listener)
     assert functions() == before
 
 

@@ -224,7 +224,7 @@ class WindowRecorder:
         self._modules.start(models, window.names, outer_calls, self._outer_result, self.fail)
         window.crossings = self._modules.log
         self._handles.append(StepHooks(self._before_step, self._after_step, self.fail))
-        self._handles.append(Newcomers(window.names, self._modules, self._cannot_name))
+        self._handles.append(Newcomers(self._modules, self._cannot_name))
         window.levels_at_start = allocator_levels()
         segments = allocator_segments()
         window.private_pools = {pool_of(segment) for segment in segments} - {DEFAULT_POOL}

@@ -188,7 +188,8 @@ class HistoryRecording:
         self._step_ns = time_ns()
 
     def _after_step(self, *_: object) -> None:
-        self._steps.append((self._step_ns, time_ns()))
+        if self._is_on:
+            self._steps.append((self._step_ns, time_ns()))
 
     def _join(self) -> None:
         """Remember that this recording is open, and mark it and those that are open on other threads."""

@@ -469,20 +469,20 @@ class StorageRecording:
         return storage.device.type == self._device_type and storage.nbytes() > 0
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        try:
+        if self.layers.on:
             self._name(gradients(optimizer, self.layers.names))
             if self.layers.results is not None:
                 self.layers.results.before_step(optimizer)
-        finally:
             self.layers.in_optimizer += 1
             self._step_ns = time_ns()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._stepped.add(optimizer)
-        self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
-        now, parameters = time_ns(), HeldByOptimizer(self.layers.names).stepped(optimizer)
-        self.layers.optimizer.append(OptimizerStep(self._step_ns, now, parameters))
-        self._name(optimizer_storages(optimizer, self.layers.names))
+        if self.layers.on:
+            self._stepped.add(optimizer)
+            self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
+            now, parameters = time_ns(), HeldByOptimizer(self.layers.names).stepped(optimizer)
+            self.layers.optimizer.append(OptimizerStep(self._step_ns, now, parameters))
+            self._name(optimizer_storages(optimizer, self.layers.names))
 
     def _notes(self) -> Iterator[Note]:
         ledger = self.recorded.ledger
