@@ -59,7 +59,13 @@ function hatched(context: CanvasRenderingContext2D, line: string, ground: string
   return diagonals(context, 8, line, 2, [[ground, 1]]) ?? line;
 }
 
-/** Lines from corner to corner of a tile that repeats, over fills of these colors and opacities. */
+const patterns = new Map<string, CanvasPattern>();
+
+/**
+ * Lines from corner to corner of a tile that repeats, over fills of these colors and opacities.
+ *
+ * A tile is a canvas, which takes longer to make than all else of a small chart: each is made once.
+ */
 export function diagonals(
   context: CanvasRenderingContext2D,
   size: number,
@@ -67,6 +73,9 @@ export function diagonals(
   width: number,
   fills: [color: string, opacity: number][] = [],
 ): CanvasPattern | null {
+  const key = JSON.stringify([size, line, width, fills]);
+  const known = patterns.get(key);
+  if (known) return known;
   const tile = document.createElement("canvas");
   tile.width = tile.height = size;
   const ink = tile.getContext("2d");
@@ -84,5 +93,7 @@ export function diagonals(
     ink.lineTo(offset + size + 2, -2);
   }
   ink.stroke();
-  return context.createPattern(tile, "repeat");
+  const pattern = context.createPattern(tile, "repeat");
+  if (pattern) patterns.set(key, pattern);
+  return pattern;
 }
