@@ -208,9 +208,9 @@ class Measured:
         trace = simulated(count)
         numbers = np.random.default_rng(0).integers(0, 1 << 40, count)
         for number in range(TIMES):
-            begin = _seconds()
+            before = _seconds()
             written = RunWriter(f"{logdir}/{worker}/run{number}", worker).write(trace)
-            self._add_laps("write", begin)
+            self._add_laps("write", before)
             self._add("side file, bytes per event", written.side_file_bytes / count)
             begin = time.process_time()
             np.sort(numbers)
