@@ -59,13 +59,10 @@ function hatched(context: CanvasRenderingContext2D, line: string, ground: string
   return diagonals(context, 8, line, 2, [[ground, 1]]) ?? line;
 }
 
+/** By what was drawn: each tile is a canvas of its own, too much to make in every frame. */
 const patterns = new Map<string, CanvasPattern>();
 
-/**
- * Lines from corner to corner of a tile that repeats, over fills of these colors and opacities.
- *
- * A tile is a canvas, which takes longer to make than all else of a small chart: each is made once.
- */
+/** Lines from corner to corner of a tile that repeats, over fills of these colors and opacities. */
 export function diagonals(
   context: CanvasRenderingContext2D,
   size: number,

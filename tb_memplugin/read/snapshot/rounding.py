@@ -91,10 +91,6 @@ def extents_at_birth(entries: Entries, start: Beginning, first: FinalSegments, f
     return extents if agree.all() else unknown
 
 
-NO_EDGE = (1 << 64) - 1
-"""Stands above all edges."""
-
-
 def _rooms(entries: Entries, start: Beginning, first: FinalSegments) -> Int64 | None:
     """Return the distance from each new block's address to the next edge; None if there are too many edges.
 
@@ -105,19 +101,18 @@ def _rooms(entries: Entries, start: Beginning, first: FinalSegments) -> Int64 | 
     rows = np.flatnonzero(reserves | blocks)
     size = np.where(reserves[rows], entries.bytes[rows], 0).astype(np.uint64)
     begins = code_mask((Kind.ALLOC, Kind.SEGMENT_ALLOC))[entries.kind[rows]]
-    live, ends = start.address[start.bytes > SMALL_REQUEST], first.address + first.bytes.astype(np.uint64)
-    edges: list[int] = [-1, *np.sort(np.concatenate((live, ends))).tolist(), NO_EDGE]
-    address, nexts = np.minimum(entries.address[rows] + size, NO_EDGE - 1), list[int]()
-    for begin, begun in zip(address.tolist(), begins.tolist(), strict=True):
-        at = bisect_right(edges, begin)
+    edges: list[int] = start.address[start.bytes > SMALL_REQUEST].tolist()
+    edges = sorted([*edges, *(first.address + first.bytes.astype(np.uint64)).tolist()])
+    rooms = []
+    for address, begun in zip((entries.address[rows] + size).tolist(), begins.tolist(), strict=True):
+        at = bisect_right(edges, address)
         if begun:
-            nexts.append(edges[at])
-            edges.insert(at, begin)
+            rooms.append(min(edges[at] - address, MOST_BYTES) if at < len(edges) else -1)
+            edges.insert(at, address)
             if len(edges) > MOST_EDGES:
                 return None
-        elif edges[at - 1] == begin:
+        elif at and edges[at - 1] == address:
             del edges[at - 1]
-    edge, room = np.array(nexts, np.uint64), np.full(len(entries.kind), -1, np.int64)
-    distance = np.minimum(edge - address[begins], MOST_BYTES).astype(np.int64)
-    room[rows[begins]] = np.where(edge < NO_EDGE, distance, -1)
+    room = np.full(len(entries.kind), -1, np.int64)
+    room[rows[begins]] = rooms
     return room
