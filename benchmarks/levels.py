@@ -3,8 +3,9 @@
 All are CPU times of the server's routes, in this process and without a network: the first answers, the same
 stretch, and the slowest of zooms of all sizes. Recordings are simulated, have the same density and live
 blocks, and are written by the store itself. Sorting as many numbers stands beside them: where it grows more
-than tenfold, caches and pages do, not what is computed. Last comes the memory of a process in which several
-clients ask for zooms of several recordings (Linux).
+than tenfold, caches and pages do, not what is computed. Beside what fills files and memory stands the same
+without the system's part: it depends on whether a virtual machine has the pages, or its host took them back.
+Last comes the memory of a process in which several clients ask for zooms of several recordings (Linux).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import random
+import resource
 import sys
 import tempfile
 import threading
@@ -206,9 +208,9 @@ class Measured:
         trace = simulated(count)
         numbers = np.random.default_rng(0).integers(0, 1 << 40, count)
         for number in range(TIMES):
-            begin = time.process_time()
+            before = _seconds()
             written = RunWriter(f"{logdir}/{worker}/run{number}", worker).write(trace)
-            self._add("write", (time.process_time() - begin) * 1e3)
+            self._add_laps("write", before)
             self._add("side file, bytes per event", written.side_file_bytes / count)
             begin = time.process_time()
             np.sort(numbers)
@@ -218,17 +220,20 @@ class Measured:
     def _add(self, what: str, value: float) -> None:
         self.rows.setdefault(what, []).append(value)
 
+    def _add_laps(self, what: str, begin: tuple[float, float]) -> None:
+        user, system = (1e3 * (after - before) for before, after in zip(begin, _seconds(), strict=True))
+        self._add(what, user + system)
+        self._add(f"{what}, without the system's part", user)
+
     def ask_first(self) -> None:
         """Ask new servers what two views ask first."""
         for view, routes in (("Timeline", TIMELINE), ("Allocator", ALLOCATOR)):
-            server = self._opened()
-            each = [
+            server, begin = self._opened(), _seconds()
+            for route in routes:
                 server.milliseconds(route, **self._recording.parameters(route, whole=True))
-                for route in routes
-            ]
-            self._add(f"all that the {view} asks first", sum(each))
-            if view == "Timeline":
-                self._add("step, with loading", each[0])
+                if route == "step":
+                    self._add_laps("step, with loading", begin)
+            self._add_laps(f"all that the {view} asks first", begin)
 
     def open(self) -> None:
         """Ask a new server for the whole recording, as the tab does before it zooms."""
@@ -318,6 +323,12 @@ def memory(count: int, folder: str) -> list[int]:
         highest = max(highest, _resident())
         time.sleep(0.02)
     return [*resident, highest]
+
+
+def _seconds() -> tuple[float, float]:
+    """Return how long this process computed, and the system for it."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime, usage.ru_stime
 
 
 def _resident() -> int:

@@ -13,7 +13,7 @@ from tb_memplugin.trace import Allocations, Kind, MemoryTrace
 from tb_memplugin.trace.allocator import SMALL_REQUEST, SMALL_SEGMENT, cut_ranges, rounded_by_rule
 from tb_memplugin.trace.kinds import EXPANDS, GROWS, SEGMENT_KINDS
 from tb_memplugin.trace.replay import address_order, match_frees
-from tb_memplugin.trace.tables import Bool, Int32, Int64, Rows, UInt64, ranges
+from tb_memplugin.trace.tables import Bool, Int32, Int64, Rows, UInt64, code_mask, ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,14 +368,14 @@ def _changes(trace: MemoryTrace, device: int) -> _Changes:
     segments, events = trace.segments, trace.events
     start = np.flatnonzero((segments.device == device) & (segments.bytes > 0))
     kind = events.kind
-    rows = np.flatnonzero(np.isin(kind, SEGMENT_KINDS))
+    rows = np.flatnonzero(code_mask(SEGMENT_KINDS)[kind])
     rows = rows[(events.device[rows] == device) & (events.bytes[rows] > 0)]
     return _Changes(
         event=np.concatenate((np.full(len(start), -1, np.int64), rows)),
         address=np.concatenate((segments.address[start], events.address[rows])),
         bytes=np.concatenate((segments.bytes[start], events.bytes[rows])),
-        gives=np.concatenate((np.ones(len(start), bool), np.isin(kind[rows], GROWS))),
-        expandable=np.concatenate((segments.expandable[start] != 0, np.isin(kind[rows], EXPANDS))),
+        gives=np.concatenate((np.ones(len(start), bool), code_mask(GROWS)[kind[rows]])),
+        expandable=np.concatenate((segments.expandable[start] != 0, code_mask(EXPANDS)[kind[rows]])),
         stream=np.concatenate((segments.stream[start], events.stream[rows])),
         pool=np.concatenate((segments.pool[start], events.pool[rows])),
     )

@@ -17,7 +17,7 @@ from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.ranges import Range, range_options
 from tb_memplugin.commands.tables import printable
 from tb_memplugin.trace import Kind, MemoryTrace
-from tb_memplugin.trace.tables import Rows
+from tb_memplugin.trace.tables import Rows, code_mask
 
 
 @click.command("trace")
@@ -66,7 +66,7 @@ def _rows(trace: MemoryTrace, device: int, first: int, last: int, filter_freed: 
     if filter_freed:
         freed = blocks.born[(blocks.device == device) & (blocks.freed <= last)]
         shown[freed[freed >= 0]] = False
-        shown[np.isin(events.kind, (Kind.FREE_REQUESTED, Kind.FREE_COMPLETED, Kind.STORAGE_FREE))] = False
+        shown[code_mask((Kind.FREE_REQUESTED, Kind.FREE_COMPLETED, Kind.STORAGE_FREE))[events.kind]] = False
     return np.flatnonzero(shown)
 
 

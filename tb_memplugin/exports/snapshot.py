@@ -23,7 +23,7 @@ from tb_memplugin.exports.output import replacing, written_by
 from tb_memplugin.trace import Kind, MemoryTrace, Phase
 from tb_memplugin.trace.allocator import RESERVE_SIGN, rounded_by_rule
 from tb_memplugin.trace.frames import read_frame
-from tb_memplugin.trace.tables import MODULE_MARK, Bool, Int64
+from tb_memplugin.trace.tables import MODULE_MARK, Bool, Int64, code_mask
 
 PROTOCOL = 4
 """The pickle protocol. PyTorch's own viewer shows nothing for protocol 5 (pytorch#183842)."""
@@ -214,7 +214,7 @@ class Entries:
         self._unexplained = self._reserve_changes(device, slack)
         self._row_of = self._allocation_of_event(device)
         self._unseen = self._ended_by_allocs(device)
-        strays = np.isin(trace.events.kind[self._events], ENDS) & (self._row_of < 0)
+        strays = code_mask(ENDS)[trace.events.kind[self._events]] & (self._row_of < 0)
         self._left_out = set(self._events[strays].tolist())
         self.notes: list[str] = []
         self._note()

@@ -98,7 +98,7 @@ class _Kept:
 
     body: bytes
     listing: int
-    """The number of the listing. The listing itself may be large, and is not kept by what came from it."""
+    """The number of the listing, 0 of an answer that is not kept. The listing itself may be large."""
     reads: tuple[Read, ...]
 
 
@@ -129,19 +129,19 @@ class Answers:
 
         def compute() -> _Kept:
             with self._turns.turn(client, route, is_gone):
-                return self._computed(answer, request)
+                return self._computed(answer, request, keeps=route not in CHANGING)
 
         result = self._kept.get(key, compute)
         if route in CHANGING:
             self._kept.forget(key, result)
         return result.body
 
-    def _computed(self, answer: Answer, request: Request) -> _Kept:
-        listing = self._session.catalog.listing(request.ctx, request.experiment)
+    def _computed(self, answer: Answer, request: Request, *, keeps: bool) -> _Kept:
+        listing = self._session.catalog.listing(request.ctx, request.experiment).number if keeps else 0
         with noted_reads() as reads:
             shape = answer(self._session, request)
         text = json.dumps(shape, separators=(",", ":"), default=json_value)
-        return _Kept(gzip.compress(text.encode(), COMPRESSION, mtime=0), listing.number, tuple(reads))
+        return _Kept(gzip.compress(text.encode(), COMPRESSION, mtime=0), listing, tuple(reads))
 
     def _is_current(self, kept: _Kept, request: Request) -> bool:
         listing = self._session.catalog.listing(request.ctx, request.experiment)

@@ -24,7 +24,7 @@ from tb_memplugin.simulator.start_layout import StartLayout, longer_block, pool_
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.allocator import DEFAULT_POOL, SMALL_REQUEST, PoolId
 from tb_memplugin.trace.kinds import GROWS, SEGMENT_KINDS, SHRINKS
-from tb_memplugin.trace.tables import Bool, Int64, UInt64
+from tb_memplugin.trace.tables import Bool, Int64, UInt64, code_mask
 
 MOST_LONGER = 8
 """How many blocks of the start state are made longer at most, each at the cost of one replay."""
@@ -457,7 +457,7 @@ def _destroyed_pools(trace: MemoryTrace, device: int) -> deque[tuple[int, PoolId
     """Return (event, pool) of the events that free memory of a private pool: it was destroyed by then."""
     events = trace.events
     private = np.array([pool != DEFAULT_POOL for pool in trace.pools] + [False], bool)
-    rows = np.flatnonzero(np.isin(events.kind, SHRINKS) & (events.device == device))
+    rows = np.flatnonzero(code_mask(SHRINKS)[events.kind] & (events.device == device))
     rows = rows[private[events.pool[rows]]]  # pool -1 (not known) picks the last entry, False
     return deque((row, pool_of(trace, int(events.pool[row]))) for row in rows.tolist())
 
@@ -480,7 +480,7 @@ def _columns(
     )
     kept = ~at_once
     if not isinstance(allocator.driver, RecordedDriver):
-        kept &= ~np.isin(kind, SEGMENT_KINDS)
+        kept &= ~code_mask(SEGMENT_KINDS)[kind]
         kept[emptied_by_hand(trace, device, rows, kind)] = True
     rows, kind, address = rows[kept], kind[kept], address[kept]
     asks = (kind == ALLOC) | (kind == OOM)
@@ -519,7 +519,7 @@ def emptied_by_hand(trace: MemoryTrace, device: int, rows: Int64, kind: Int64) -
     Args:
         rows, kind: the device's events and their kinds, shape (n,).
     """
-    gives_back = np.isin(kind, SHRINKS)
+    gives_back = code_mask(SHRINKS)[kind]
     last = np.flatnonzero(gives_back & ~np.append(gives_back[1:], False))
     first = np.flatnonzero(gives_back & ~np.append(False, gives_back[:-1]))
     eager, level = _frees_eagerly(trace), trace.events.reserved[rows]

@@ -26,7 +26,7 @@ from tb_memplugin.trace import (
     at_every_moment,
 )
 from tb_memplugin.trace.kinds import GROWS, SEGMENT_KINDS, SHRINKS
-from tb_memplugin.trace.tables import EVENT_DTYPES, Int64, UInt64
+from tb_memplugin.trace.tables import EVENT_DTYPES, Int64, UInt64, code_mask
 
 T = TypeVar("T")
 
@@ -143,8 +143,8 @@ class _Simulated:
         kept = np.arange(len(events)) < self._end
         for replay in self._replays:
             mine = events.device == replay.device
-            kept &= ~(mine & np.isin(events.kind, SEGMENT_KINDS))
-            kept &= ~(mine & np.isin(events.kind, FREES) & (self._owner(replay) < 0))
+            kept &= ~(mine & code_mask(SEGMENT_KINDS)[events.kind])
+            kept &= ~(mine & code_mask(FREES)[events.kind] & (self._owner(replay) < 0))
             dropped = [row for _, row, _ in replay.early if row >= 0]
             kept[[*dropped, *replay.rescued]] = False
         return np.flatnonzero(kept)
@@ -153,7 +153,7 @@ class _Simulated:
         """Return, for each event, the row of `allocations` on a device that it allocates or frees, or -1."""
         blocks, events = self._source.allocations, self._source.events
         rows = np.flatnonzero(blocks.device == replay.device)
-        free_rows = np.flatnonzero((events.device == replay.device) & np.isin(events.kind, FREES))
+        free_rows = np.flatnonzero((events.device == replay.device) & code_mask(FREES)[events.kind])
         address = np.concatenate((blocks.address[rows], events.address[free_rows]))
         time = np.concatenate((blocks.born[rows], free_rows))
         order = np.lexsort((time, address))
@@ -226,7 +226,7 @@ class _Simulated:
         """Fill in the reserved bytes after each event of a device."""
         mine = columns["device"] == replay.device
         kind, size = columns["kind"][mine], columns["bytes"][mine]
-        sign = np.isin(kind, GROWS).astype(np.int64) - np.isin(kind, SHRINKS)
+        sign = code_mask(GROWS)[kind].astype(np.int64) - code_mask(SHRINKS)[kind]
         columns["reserved"][mine] = replay.reserved[0] + np.cumsum(sign * size)
 
     def _start(self) -> StartState:

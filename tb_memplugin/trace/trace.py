@@ -27,6 +27,7 @@ from tb_memplugin.trace.tables import (
     StartState,
     Step,
     TensorMetadata,
+    code_mask,
     pieces_of,
 )
 from tb_memplugin.trace.whole_device import WholeDevice
@@ -283,7 +284,7 @@ class MemoryTrace(Tabular):
 
     def records_segments(self, device: int) -> bool:
         """Return whether segments of a device, or events of them, are recorded."""
-        changes = np.isin(self.events.kind, SEGMENT_KINDS) & (self.events.device == device)
+        changes = code_mask(SEGMENT_KINDS)[self.events.kind] & (self.events.device == device)
         return bool((self.segments.device == device).any() or changes.any())
 
     def is_used(self, device: int) -> bool:

@@ -7,6 +7,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from werkzeug import wrappers
 from werkzeug.test import Client
 
@@ -15,6 +16,7 @@ from tb_memplugin.server.routes import moment
 from tb_memplugin.server.windows import is_unchanged
 from tb_memplugin.store.writer import RunWriter
 from tests.server.conftest import BIGGER
+from tests.server.tab import Tab
 
 
 def counted(monkeypatch, module, name):
@@ -76,6 +78,15 @@ def test_runs_are_always_listed_anew(tab, logdir):
     RunWriter(str(logdir / "later"), "rank0").write(BIGGER)
     tab.reload()
     assert len(tab.get("runs")["runs"]) == before + 1
+
+
+def test_a_list_takes_one_query_of_tensorboard_the_first_time_too(logdir, monkeypatch):
+    tab = Tab(logdir)
+    queries = counted(monkeypatch, MultiplexerDataProvider, "list_blob_sequences")
+    first = tab.get("runs")
+    assert len(queries) == 1
+    assert tab.get("runs") == first
+    assert len(queries) == 2
 
 
 def test_answers_stay_within_their_bound(tab, baseline):

@@ -59,6 +59,9 @@ function hatched(context: CanvasRenderingContext2D, line: string, ground: string
   return diagonals(context, 8, line, 2, [[ground, 1]]) ?? line;
 }
 
+/** By what was drawn: each tile is a canvas of its own, too much to make in every frame. */
+const patterns = new Map<string, CanvasPattern>();
+
 /** Lines from corner to corner of a tile that repeats, over fills of these colors and opacities. */
 export function diagonals(
   context: CanvasRenderingContext2D,
@@ -67,6 +70,9 @@ export function diagonals(
   width: number,
   fills: [color: string, opacity: number][] = [],
 ): CanvasPattern | null {
+  const key = JSON.stringify([size, line, width, fills]);
+  const known = patterns.get(key);
+  if (known) return known;
   const tile = document.createElement("canvas");
   tile.width = tile.height = size;
   const ink = tile.getContext("2d");
@@ -84,5 +90,7 @@ export function diagonals(
     ink.lineTo(offset + size + 2, -2);
   }
   ink.stroke();
-  return context.createPattern(tile, "repeat");
+  const pattern = context.createPattern(tile, "repeat");
+  if (pattern) patterns.set(key, pattern);
+  return pattern;
 }

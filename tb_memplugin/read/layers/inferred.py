@@ -30,7 +30,7 @@ from tb_memplugin.read.tables import ModuleTree
 from tb_memplugin.trace import Category, Events, Kind, MemoryTrace, Note, StartState
 from tb_memplugin.trace.notes import MODULES_INFERRED
 from tb_memplugin.trace.replay import attributed
-from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8
+from tb_memplugin.trace.tables import NOT_NAMED, Int32, UInt8, code_mask
 
 BY_TEXT, BY_SITE, IN_PART = 99, 95, 60
 """How sure a name is, in percent: by source texts, by lines of calls alone, with a part that is not known."""
@@ -199,7 +199,7 @@ def _tracked(
 ) -> tuple[list[Call], Int32]:
     """Return all module calls, and the row of the call in which each event allocates: -1 for none."""
     kind = trace.events.kind
-    rows = np.flatnonzero(np.isin(kind, (Kind.ALLOC, Kind.FREE_REQUESTED, Kind.FREE_COMPLETED)))
+    rows = np.flatnonzero(code_mask((Kind.ALLOC, Kind.FREE_REQUESTED, Kind.FREE_COMPLETED))[kind])
     stack, size = trace.events.stack[rows], trace.events.bytes[rows]
     # The stack of an only output again, with any size, is the next module's.
     is_output = np.array(

@@ -21,7 +21,7 @@ from tb_memplugin.read.snapshot.rounding import extents_at_birth, rounded_surely
 from tb_memplugin.trace import Counter, CounterReading, Device, Kind, Moment, Note
 from tb_memplugin.trace.kinds import SEGMENT_KINDS
 from tb_memplugin.trace.notes import NO_TIMES, OUT_OF_MEMORY
-from tb_memplugin.trace.tables import Bool, Int64, UInt8, pieces_of
+from tb_memplugin.trace.tables import Bool, Int64, UInt8, code_mask, pieces_of
 
 LISTED_OOMS = 3
 """The largest number of out-of-memory entries per device that get their own note."""
@@ -193,7 +193,7 @@ class SnapshotDevice:
             )
         beyond = self._beyond_reserve()
         if len(beyond):
-            reserve_recorded = np.isin(self.entries.kind, SEGMENT_KINDS).any()
+            reserve_recorded = code_mask(SEGMENT_KINDS)[self.entries.kind].any()
             why = (
                 "entries are missing, or sizes are wrong"
                 if reserve_recorded
@@ -262,7 +262,7 @@ class SnapshotDevice:
 
 def _without_segments(entries: Entries) -> Entries:
     """Return the entries with those of segments as marks: the ranges that they join or cut are not known."""
-    kind = np.where(np.isin(entries.kind, SEGMENT_KINDS), np.uint8(Kind.MARK), entries.kind)
+    kind = np.where(code_mask(SEGMENT_KINDS)[entries.kind], np.uint8(Kind.MARK), entries.kind)
     return replace(entries, kind=kind)
 
 

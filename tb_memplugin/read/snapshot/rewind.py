@@ -13,7 +13,7 @@ from tb_memplugin.trace import Kind
 from tb_memplugin.trace.allocator import RESERVE_SIGN, cut_ranges
 from tb_memplugin.trace.kinds import EXPANDS, GROWS, SEGMENT_KINDS
 from tb_memplugin.trace.replay import address_order
-from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt64, compact
+from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt64, code_mask, compact
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,9 @@ def first_segments(entries: Entries, final: FinalSegments) -> FirstSegments:
     Raises:
         ValueError: the ranges overlap in an invalid way.
     """
-    rows = np.flatnonzero(np.isin(entries.kind, SEGMENT_KINDS))
+    rows = np.flatnonzero(code_mask(SEGMENT_KINDS)[entries.kind])
     ranges = _ranges(entries, rows, final)
-    is_alloc = np.isin(entries.kind[rows], GROWS)
+    is_alloc = code_mask(GROWS)[entries.kind[rows]]
     is_alloc = np.concatenate((is_alloc, np.zeros(len(final.address), bool)))
     cuts, piece, owner = cut_ranges(ranges.address, ranges.bytes)
     size, allocates = np.diff(cuts)[piece], is_alloc[owner]
@@ -139,12 +139,13 @@ def first_segments(entries: Entries, final: FinalSegments) -> FirstSegments:
 
 def _ranges(entries: Entries, rows: Int64, final: FinalSegments) -> FinalSegments:
     """Return the ranges of segment entries, followed by the final ones."""
+    expands = code_mask(EXPANDS)[entries.kind[rows]]
     return FinalSegments(
         address=np.concatenate((entries.address[rows], final.address)),
         bytes=np.concatenate((entries.bytes[rows], final.bytes)),
         stream=np.concatenate((entries.stream[rows], final.stream)),
         pool=np.concatenate((entries.pool[rows], final.pool)),
-        expandable=np.concatenate((np.isin(entries.kind[rows], EXPANDS), final.expandable)).astype(np.uint8),
+        expandable=np.concatenate((expands, final.expandable)).astype(np.uint8),
     )
 
 

@@ -12,7 +12,7 @@ from tb_memplugin.read.snapshot.rewind import Beginning
 from tb_memplugin.trace import Kind
 from tb_memplugin.trace.allocator import SMALL_REQUEST, rounded_by_rule
 from tb_memplugin.trace.kinds import EXPANDS, SEGMENT_KINDS
-from tb_memplugin.trace.tables import MOST_BYTES, Int64
+from tb_memplugin.trace.tables import MOST_BYTES, Int64, code_mask
 
 DIVISIONS = "roundup_power2_divisions"
 OFF = "off"
@@ -48,7 +48,7 @@ def rounded_surely(requested: Int64, entries: Entries, final: FinalState) -> Int
     Args:
         requested: requested bytes on one device, whose `roundup_power2_divisions` are off.
     """
-    has_fixed = np.isin(entries.kind, (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)).any()
+    has_fixed = code_mask((Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE))[entries.kind].any()
     expandable = bool(len(final.segments.expandable) and final.segments.expandable.all() and not has_fixed)
     sure = (final.bytes <= SMALL_REQUEST) | expandable
     if (final.rounded[sure] != rounded_by_rule(final.bytes[sure])).any():
@@ -77,7 +77,7 @@ def extents_at_birth(entries: Entries, start: Beginning, first: FinalSegments, f
         block.
     """
     unknown = np.full(len(entries.kind), -1, np.int64)
-    if first.expandable.any() or np.isin(entries.kind, EXPANDS).any():
+    if first.expandable.any() or code_mask(EXPANDS)[entries.kind].any():
         return unknown
     room = _rooms(entries, start, first)
     large = np.flatnonzero((entries.kind == Kind.ALLOC) & (entries.bytes > SMALL_REQUEST))
@@ -96,11 +96,11 @@ def _rooms(entries: Entries, start: Beginning, first: FinalSegments) -> Int64 | 
 
     Edges are the live blocks above `SMALL_REQUEST` and the ends of segments.
     """
-    reserves = np.isin(entries.kind, SEGMENT_KINDS)
-    blocks = np.isin(entries.kind, (Kind.ALLOC, Kind.FREE_COMPLETED)) & (entries.bytes > SMALL_REQUEST)
+    reserves = code_mask(SEGMENT_KINDS)[entries.kind]
+    blocks = code_mask((Kind.ALLOC, Kind.FREE_COMPLETED))[entries.kind] & (entries.bytes > SMALL_REQUEST)
     rows = np.flatnonzero(reserves | blocks)
     size = np.where(reserves[rows], entries.bytes[rows], 0).astype(np.uint64)
-    begins = np.isin(entries.kind[rows], (Kind.ALLOC, Kind.SEGMENT_ALLOC))
+    begins = code_mask((Kind.ALLOC, Kind.SEGMENT_ALLOC))[entries.kind[rows]]
     edges: list[int] = start.address[start.bytes > SMALL_REQUEST].tolist()
     edges = sorted([*edges, *(first.address + first.bytes.astype(np.uint64)).tolist()])
     rooms = []

@@ -134,11 +134,12 @@ class Scan:
     def _window(self, data: bytes, base: int, *, final: bool) -> int:
         """Read a window. Return how many of its bytes are done; the last entry is not, unless it is final."""
         frames, end = self._frames(data, base)
-        if not self._begin and not final:
-            end = min(end, self._find_entries(data, frames, SAMPLES))
-        elif not self._begin:
-            self._find_entries(data, frames, 1)
-        starts, done = self._starts(data), 0
+        if self._begin:
+            starts = self._starts(data)
+        else:
+            starts, searched = self._find_entries(data, frames, 1 if final else SAMPLES)
+            end = end if final else min(end, searched)
+        done = 0
         if not final:
             starts = starts[starts + MOST_HEAD <= len(data)]
         if len(starts) > 1:
@@ -164,14 +165,15 @@ class Scan:
                 self._next_frame = self._next_frame + FRAME_BYTES + length
         return frames, len(data)
 
-    def _find_entries(self, data: bytes, frames: list[int], least: int) -> int:
+    def _find_entries(self, data: bytes, frames: list[int], least: int) -> tuple[Int64, int]:
         """Find the first entry, whose first key tells with which bytes others begin, and their usual fields.
 
-        Return how many bytes need not be searched again. `least` entries must be in the window.
+        Return where entries may begin, and how many bytes need not be searched again. `least` entries must be
+        in the window.
         """
-        first = FIRST_ENTRY.search(data)
+        first, none = FIRST_ENTRY.search(data), np.zeros(0, np.int64)
         if not first:
-            return max(len(data) - MOST_HEAD, 0)
+            return none, max(len(data) - MOST_HEAD, 0)
         before = Island(bytearray(self.islands[0].data), list(self.islands[0].cuts))
         _keep(before, data, 0, first.start(), frames)
         number = Tokens(self.memoizes).read(before)
@@ -182,14 +184,14 @@ class Scan:
         layouts = [layout for at in some if (layout := _layout_at(data, at)) is not None]
         if len(starts) < least or not layouts:
             self._begin = b""
-            return first.start()
+            return none, first.start()
         self.fields = Counter(tuple(layout.fields) for layout in layouts).most_common(1)[0][0]
-        return len(data)
+        return starts, len(data)
 
     def _starts(self, data: bytes) -> Int64:
         """Return where entries may begin: an empty dict, its put, MARK and the get of the first key."""
         begin, most = self._begin, len(data) - 2 * WORD
-        if most <= 0 or not begin:
+        if most <= 0:
             return np.zeros(0, np.int64)
         bytes_ = np.frombuffer(data, np.uint8)
         words = np.ndarray((len(data) - WORD + 1,), "<u8", data, 0, (1,))
