@@ -73,7 +73,7 @@ def _lengths(summary: StepSummary) -> Iterator[tuple[str, list[int]]]:
     for device in summary.devices:
         peak, curve = device.peak, device.curve
         for parts in (peak.by_category, peak.by_operator, peak.by_phase):
-            yield "the peak", _parts(parts)
+            yield "the peak", _all(parts, "keys", "bytes", "counts")
         yield "the largest allocations", _largest(peak.largest)
         yield "the modules' sizes", _modules(device.modules)
         yield "the curve", [curve.columns, len(curve.low), len(curve.high)]
@@ -139,10 +139,6 @@ def _curve_contradictions(device: DeviceSummary) -> Iterator[str]:
         yield "the curve's lowest bytes are above its highest"
     if len(set(curve.categories)) != len(curve.categories):
         yield "a category stands twice in the curve"
-
-
-def _parts(parts: Parts) -> list[int]:
-    return _all(parts, "keys", "bytes", "counts")
 
 
 def _largest(blocks: Allocations) -> list[int]:
