@@ -8,20 +8,6 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 class StepStats(_message.Message):
     __slots__ = ("peak_bytes", "peak_event", "peak_time_ns", "start_bytes", "entry_bytes", "end_bytes", "window_peak_bytes", "peak_reserved_bytes", "step_start_ns", "step_end_ns", "allocated_bytes", "allocations", "stayed_bytes", "stayed")
-    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PEAK_EVENT_FIELD_NUMBER: _ClassVar[int]
-    PEAK_TIME_NS_FIELD_NUMBER: _ClassVar[int]
-    START_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ENTRY_BYTES_FIELD_NUMBER: _ClassVar[int]
-    END_BYTES_FIELD_NUMBER: _ClassVar[int]
-    WINDOW_PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PEAK_RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    STEP_START_NS_FIELD_NUMBER: _ClassVar[int]
-    STEP_END_NS_FIELD_NUMBER: _ClassVar[int]
-    ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ALLOCATIONS_FIELD_NUMBER: _ClassVar[int]
-    STAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    STAYED_FIELD_NUMBER: _ClassVar[int]
     peak_bytes: int
     peak_event: int
     peak_time_ns: int
@@ -40,10 +26,6 @@ class StepStats(_message.Message):
 
 class DeviceStats(_message.Message):
     __slots__ = ("device", "capacity_bytes", "stats", "failed_requests")
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
-    STATS_FIELD_NUMBER: _ClassVar[int]
-    FAILED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     device: str
     capacity_bytes: int
     stats: StepStats
@@ -52,9 +34,6 @@ class DeviceStats(_message.Message):
 
 class FailedRequests(_message.Message):
     __slots__ = ("count", "requested_bytes", "line")
-    COUNT_FIELD_NUMBER: _ClassVar[int]
-    REQUESTED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
     count: int
     requested_bytes: int
     line: str
@@ -62,15 +41,6 @@ class FailedRequests(_message.Message):
 
 class StepMetadata(_message.Message):
     __slots__ = ("version", "worker", "writer_id", "window", "step", "epoch_ns", "side_file", "devices", "model_fingerprint")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
-    WINDOW_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_NS_FIELD_NUMBER: _ClassVar[int]
-    SIDE_FILE_FIELD_NUMBER: _ClassVar[int]
-    DEVICES_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     version: int
     worker: str
     writer_id: str

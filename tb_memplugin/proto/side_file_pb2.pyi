@@ -21,22 +21,6 @@ DICTIONARY: Encoding
 
 class Footer(_message.Message):
     __slots__ = ("version", "source", "notes", "properties", "devices", "steps", "columns", "names", "streams", "pools", "ooms", "counters", "note_data", "whole_devices", "writer_id", "window")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_FIELD_NUMBER: _ClassVar[int]
-    NOTES_FIELD_NUMBER: _ClassVar[int]
-    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
-    DEVICES_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    COLUMNS_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
-    STREAMS_FIELD_NUMBER: _ClassVar[int]
-    POOLS_FIELD_NUMBER: _ClassVar[int]
-    OOMS_FIELD_NUMBER: _ClassVar[int]
-    COUNTERS_FIELD_NUMBER: _ClassVar[int]
-    NOTE_DATA_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_DEVICES_FIELD_NUMBER: _ClassVar[int]
-    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
-    WINDOW_FIELD_NUMBER: _ClassVar[int]
     version: int
     source: bytes
     notes: _containers.RepeatedScalarFieldContainer[bytes]
@@ -57,10 +41,6 @@ class Footer(_message.Message):
 
 class NoteData(_message.Message):
     __slots__ = ("code", "warning", "size", "device")
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    WARNING_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
     code: str
     warning: bool
     size: int
@@ -69,13 +49,6 @@ class NoteData(_message.Message):
 
 class CounterReading(_message.Message):
     __slots__ = ("device", "moment", "counter", "bytes", "at_least", "causes", "cause_bytes")
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
-    MOMENT_FIELD_NUMBER: _ClassVar[int]
-    COUNTER_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
-    CAUSES_FIELD_NUMBER: _ClassVar[int]
-    CAUSE_BYTES_FIELD_NUMBER: _ClassVar[int]
     device: int
     moment: int
     counter: int
@@ -87,17 +60,12 @@ class CounterReading(_message.Message):
 
 class PoolId(_message.Message):
     __slots__ = ("first", "second")
-    FIRST_FIELD_NUMBER: _ClassVar[int]
-    SECOND_FIELD_NUMBER: _ClassVar[int]
     first: int
     second: int
     def __init__(self, first: _Optional[int] = ..., second: _Optional[int] = ...) -> None: ...
 
 class OutOfMemory(_message.Message):
     __slots__ = ("event", "requested_bytes", "free_bytes")
-    EVENT_FIELD_NUMBER: _ClassVar[int]
-    REQUESTED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     event: int
     requested_bytes: int
     free_bytes: int
@@ -105,18 +73,12 @@ class OutOfMemory(_message.Message):
 
 class Property(_message.Message):
     __slots__ = ("key", "value")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     value: bytes
     def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class DeviceInfo(_message.Message):
     __slots__ = ("name", "capacity_bytes", "product", "reserved_at_start")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PRODUCT_FIELD_NUMBER: _ClassVar[int]
-    RESERVED_AT_START_FIELD_NUMBER: _ClassVar[int]
     name: bytes
     capacity_bytes: int
     product: bytes
@@ -125,9 +87,6 @@ class DeviceInfo(_message.Message):
 
 class StepInfo(_message.Message):
     __slots__ = ("number", "start_ns", "end_ns")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    START_NS_FIELD_NUMBER: _ClassVar[int]
-    END_NS_FIELD_NUMBER: _ClassVar[int]
     number: int
     start_ns: int
     end_ns: int
@@ -135,9 +94,6 @@ class StepInfo(_message.Message):
 
 class Column(_message.Message):
     __slots__ = ("name", "rows", "chunks")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     name: str
     rows: int
     chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
@@ -145,16 +101,6 @@ class Column(_message.Message):
 
 class Chunk(_message.Message):
     __slots__ = ("offset", "size", "checksum", "raw_size", "rows", "encoding", "width", "base", "first", "values")
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    RAW_SIZE_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    ENCODING_FIELD_NUMBER: _ClassVar[int]
-    WIDTH_FIELD_NUMBER: _ClassVar[int]
-    BASE_FIELD_NUMBER: _ClassVar[int]
-    FIRST_FIELD_NUMBER: _ClassVar[int]
-    VALUES_FIELD_NUMBER: _ClassVar[int]
     offset: int
     size: int
     checksum: int
@@ -169,20 +115,6 @@ class Chunk(_message.Message):
 
 class Names(_message.Message):
     __slots__ = ("operators", "labels", "module_keys", "module_parents", "module_classes", "frames", "stack_lengths", "stack_frames", "contexts", "annotation_names", "tensor_dtypes", "tensor_dims", "tensor_shapes", "tensor_strides")
-    OPERATORS_FIELD_NUMBER: _ClassVar[int]
-    LABELS_FIELD_NUMBER: _ClassVar[int]
-    MODULE_KEYS_FIELD_NUMBER: _ClassVar[int]
-    MODULE_PARENTS_FIELD_NUMBER: _ClassVar[int]
-    MODULE_CLASSES_FIELD_NUMBER: _ClassVar[int]
-    FRAMES_FIELD_NUMBER: _ClassVar[int]
-    STACK_LENGTHS_FIELD_NUMBER: _ClassVar[int]
-    STACK_FRAMES_FIELD_NUMBER: _ClassVar[int]
-    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
-    ANNOTATION_NAMES_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_DTYPES_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_DIMS_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_SHAPES_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_STRIDES_FIELD_NUMBER: _ClassVar[int]
     operators: _containers.RepeatedScalarFieldContainer[bytes]
     labels: _containers.RepeatedScalarFieldContainer[bytes]
     module_keys: _containers.RepeatedScalarFieldContainer[bytes]

@@ -8,11 +8,6 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 class SeriesMetadata(_message.Message):
     __slots__ = ("version", "worker", "writer_id", "epoch_ns", "torch")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_NS_FIELD_NUMBER: _ClassVar[int]
-    TORCH_FIELD_NUMBER: _ClassVar[int]
     version: int
     worker: str
     writer_id: str
@@ -22,9 +17,6 @@ class SeriesMetadata(_message.Message):
 
 class StepRecord(_message.Message):
     __slots__ = ("version", "raw_size", "figures")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    RAW_SIZE_FIELD_NUMBER: _ClassVar[int]
-    FIGURES_FIELD_NUMBER: _ClassVar[int]
     version: int
     raw_size: int
     figures: bytes
@@ -32,12 +24,6 @@ class StepRecord(_message.Message):
 
 class StepFigures(_message.Message):
     __slots__ = ("steps", "durations_ns", "devices", "phases", "notes", "note_codes")
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    DURATIONS_NS_FIELD_NUMBER: _ClassVar[int]
-    DEVICES_FIELD_NUMBER: _ClassVar[int]
-    PHASES_FIELD_NUMBER: _ClassVar[int]
-    NOTES_FIELD_NUMBER: _ClassVar[int]
-    NOTE_CODES_FIELD_NUMBER: _ClassVar[int]
     steps: _containers.RepeatedScalarFieldContainer[int]
     durations_ns: _containers.RepeatedScalarFieldContainer[int]
     devices: _containers.RepeatedCompositeFieldContainer[DeviceFigures]
@@ -48,23 +34,6 @@ class StepFigures(_message.Message):
 
 class DeviceFigures(_message.Message):
     __slots__ = ("name", "kind", "product", "capacity_bytes", "peak_bytes", "at_least", "end_bytes", "peak_reserved_bytes", "end_reserved_bytes", "retries", "ooms", "allocations", "allocated_bytes", "end_requested_bytes", "whole_free_bytes", "whole_total_bytes", "heap_free_bytes")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    PRODUCT_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
-    END_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PEAK_RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    END_RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    RETRIES_FIELD_NUMBER: _ClassVar[int]
-    OOMS_FIELD_NUMBER: _ClassVar[int]
-    ALLOCATIONS_FIELD_NUMBER: _ClassVar[int]
-    ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    END_REQUESTED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
-    HEAP_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     product: str
@@ -86,10 +55,6 @@ class DeviceFigures(_message.Message):
 
 class PhaseFigures(_message.Message):
     __slots__ = ("name", "counts", "durations_ns", "devices")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    COUNTS_FIELD_NUMBER: _ClassVar[int]
-    DURATIONS_NS_FIELD_NUMBER: _ClassVar[int]
-    DEVICES_FIELD_NUMBER: _ClassVar[int]
     name: str
     counts: _containers.RepeatedScalarFieldContainer[int]
     durations_ns: _containers.RepeatedScalarFieldContainer[int]
@@ -98,9 +63,6 @@ class PhaseFigures(_message.Message):
 
 class PhaseBytes(_message.Message):
     __slots__ = ("peak_bytes", "at_least", "end_bytes")
-    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
-    END_BYTES_FIELD_NUMBER: _ClassVar[int]
     peak_bytes: _containers.RepeatedScalarFieldContainer[int]
     at_least: _containers.RepeatedScalarFieldContainer[bool]
     end_bytes: _containers.RepeatedScalarFieldContainer[int]

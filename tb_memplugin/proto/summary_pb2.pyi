@@ -10,9 +10,6 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 class StepBlob(_message.Message):
     __slots__ = ("version", "raw_size", "summary")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    RAW_SIZE_FIELD_NUMBER: _ClassVar[int]
-    SUMMARY_FIELD_NUMBER: _ClassVar[int]
     version: int
     raw_size: int
     summary: bytes
@@ -22,20 +19,9 @@ class StepSummary(_message.Message):
     __slots__ = ("metadata", "source", "properties", "notes", "folded", "modules", "devices", "phases", "calls")
     class PropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    METADATA_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_FIELD_NUMBER: _ClassVar[int]
-    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
-    NOTES_FIELD_NUMBER: _ClassVar[int]
-    FOLDED_FIELD_NUMBER: _ClassVar[int]
-    MODULES_FIELD_NUMBER: _ClassVar[int]
-    DEVICES_FIELD_NUMBER: _ClassVar[int]
-    PHASES_FIELD_NUMBER: _ClassVar[int]
-    CALLS_FIELD_NUMBER: _ClassVar[int]
     metadata: _metadata_pb2.StepMetadata
     source: str
     properties: _containers.ScalarMap[str, str]
@@ -49,11 +35,6 @@ class StepSummary(_message.Message):
 
 class Note(_message.Message):
     __slots__ = ("warning", "text", "code", "bytes", "device")
-    WARNING_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
     warning: bool
     text: str
     code: str
@@ -63,9 +44,6 @@ class Note(_message.Message):
 
 class Modules(_message.Message):
     __slots__ = ("keys", "classes", "class_names")
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    CLASSES_FIELD_NUMBER: _ClassVar[int]
-    CLASS_NAMES_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedScalarFieldContainer[str]
     classes: _containers.RepeatedScalarFieldContainer[int]
     class_names: _containers.RepeatedScalarFieldContainer[str]
@@ -73,15 +51,6 @@ class Modules(_message.Message):
 
 class DeviceSummary(_message.Message):
     __slots__ = ("name", "capacity_bytes", "product", "stats", "peak", "curve", "modules", "accounts", "whole_devices")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PRODUCT_FIELD_NUMBER: _ClassVar[int]
-    STATS_FIELD_NUMBER: _ClassVar[int]
-    PEAK_FIELD_NUMBER: _ClassVar[int]
-    CURVE_FIELD_NUMBER: _ClassVar[int]
-    MODULES_FIELD_NUMBER: _ClassVar[int]
-    ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_DEVICES_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     product: str
@@ -95,13 +64,6 @@ class DeviceSummary(_message.Message):
 
 class Account(_message.Message):
     __slots__ = ("moment", "counted_bytes", "counter", "allocator_bytes", "at_least", "causes", "cause_bytes")
-    MOMENT_FIELD_NUMBER: _ClassVar[int]
-    COUNTED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    COUNTER_FIELD_NUMBER: _ClassVar[int]
-    ALLOCATOR_BYTES_FIELD_NUMBER: _ClassVar[int]
-    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
-    CAUSES_FIELD_NUMBER: _ClassVar[int]
-    CAUSE_BYTES_FIELD_NUMBER: _ClassVar[int]
     moment: int
     counted_bytes: int
     counter: int
@@ -113,16 +75,6 @@ class Account(_message.Message):
 
 class Peak(_message.Message):
     __slots__ = ("event", "time_ns", "bytes", "phase", "operator", "module", "by_category", "by_operator", "by_phase", "largest")
-    EVENT_FIELD_NUMBER: _ClassVar[int]
-    TIME_NS_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    PHASE_FIELD_NUMBER: _ClassVar[int]
-    OPERATOR_FIELD_NUMBER: _ClassVar[int]
-    MODULE_FIELD_NUMBER: _ClassVar[int]
-    BY_CATEGORY_FIELD_NUMBER: _ClassVar[int]
-    BY_OPERATOR_FIELD_NUMBER: _ClassVar[int]
-    BY_PHASE_FIELD_NUMBER: _ClassVar[int]
-    LARGEST_FIELD_NUMBER: _ClassVar[int]
     event: int
     time_ns: int
     bytes: int
@@ -137,9 +89,6 @@ class Peak(_message.Message):
 
 class Parts(_message.Message):
     __slots__ = ("keys", "bytes", "counts")
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    COUNTS_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedScalarFieldContainer[str]
     bytes: _containers.RepeatedScalarFieldContainer[int]
     counts: _containers.RepeatedScalarFieldContainer[int]
@@ -147,18 +96,6 @@ class Parts(_message.Message):
 
 class Allocations(_message.Message):
     __slots__ = ("bytes", "addresses", "categories", "phases", "modules", "operators", "names", "born_ns", "freed_ns", "reasons", "module_confidences", "tensors")
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    CATEGORIES_FIELD_NUMBER: _ClassVar[int]
-    PHASES_FIELD_NUMBER: _ClassVar[int]
-    MODULES_FIELD_NUMBER: _ClassVar[int]
-    OPERATORS_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
-    BORN_NS_FIELD_NUMBER: _ClassVar[int]
-    FREED_NS_FIELD_NUMBER: _ClassVar[int]
-    REASONS_FIELD_NUMBER: _ClassVar[int]
-    MODULE_CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
-    TENSORS_FIELD_NUMBER: _ClassVar[int]
     bytes: _containers.RepeatedScalarFieldContainer[int]
     addresses: _containers.RepeatedScalarFieldContainer[int]
     categories: _containers.RepeatedScalarFieldContainer[int]
@@ -175,17 +112,6 @@ class Allocations(_message.Message):
 
 class Curve(_message.Message):
     __slots__ = ("t0_ns", "t1_ns", "columns", "low", "high", "reserved", "categories", "stacks", "peak_event", "peak_time_ns", "peak_column")
-    T0_NS_FIELD_NUMBER: _ClassVar[int]
-    T1_NS_FIELD_NUMBER: _ClassVar[int]
-    COLUMNS_FIELD_NUMBER: _ClassVar[int]
-    LOW_FIELD_NUMBER: _ClassVar[int]
-    HIGH_FIELD_NUMBER: _ClassVar[int]
-    RESERVED_FIELD_NUMBER: _ClassVar[int]
-    CATEGORIES_FIELD_NUMBER: _ClassVar[int]
-    STACKS_FIELD_NUMBER: _ClassVar[int]
-    PEAK_EVENT_FIELD_NUMBER: _ClassVar[int]
-    PEAK_TIME_NS_FIELD_NUMBER: _ClassVar[int]
-    PEAK_COLUMN_FIELD_NUMBER: _ClassVar[int]
     t0_ns: int
     t1_ns: int
     columns: int
@@ -201,16 +127,6 @@ class Curve(_message.Message):
 
 class ModuleTable(_message.Message):
     __slots__ = ("modules", "parents", "own", "own_count", "peak_inside", "calls", "allocations", "allocated_bytes", "forward_ns", "backward_ns")
-    MODULES_FIELD_NUMBER: _ClassVar[int]
-    PARENTS_FIELD_NUMBER: _ClassVar[int]
-    OWN_FIELD_NUMBER: _ClassVar[int]
-    OWN_COUNT_FIELD_NUMBER: _ClassVar[int]
-    PEAK_INSIDE_FIELD_NUMBER: _ClassVar[int]
-    CALLS_FIELD_NUMBER: _ClassVar[int]
-    ALLOCATIONS_FIELD_NUMBER: _ClassVar[int]
-    ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
-    BACKWARD_NS_FIELD_NUMBER: _ClassVar[int]
     modules: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
     own: _containers.RepeatedScalarFieldContainer[int]
@@ -225,11 +141,6 @@ class ModuleTable(_message.Message):
 
 class Spans(_message.Message):
     __slots__ = ("starts", "lengths", "names", "depths", "phases")
-    STARTS_FIELD_NUMBER: _ClassVar[int]
-    LENGTHS_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
-    DEPTHS_FIELD_NUMBER: _ClassVar[int]
-    PHASES_FIELD_NUMBER: _ClassVar[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
     names: _containers.RepeatedScalarFieldContainer[int]

@@ -8,12 +8,6 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 class WholeDevice(_message.Message):
     __slots__ = ("device", "moment", "read_at", "is_limit", "parts", "part_bytes")
-    DEVICE_FIELD_NUMBER: _ClassVar[int]
-    MOMENT_FIELD_NUMBER: _ClassVar[int]
-    READ_AT_FIELD_NUMBER: _ClassVar[int]
-    IS_LIMIT_FIELD_NUMBER: _ClassVar[int]
-    PARTS_FIELD_NUMBER: _ClassVar[int]
-    PART_BYTES_FIELD_NUMBER: _ClassVar[int]
     device: int
     moment: int
     read_at: int
