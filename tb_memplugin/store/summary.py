@@ -16,14 +16,15 @@ from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.modules import module_table
 from tb_memplugin.analysis.moments import largest_rows, moment, tensor_name
 from tb_memplugin.analysis.oom import failed_requests
+from tb_memplugin.analysis.pool_names import NOT_KNOWN
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
 from tb_memplugin.analysis.steps import StepStats, stats_of_step, step_stats
 from tb_memplugin.proto import metadata_pb2, summary_pb2
 from tb_memplugin.store.blob import SCHEMA_VERSION
-from tb_memplugin.store.outline import Outlines
 from tb_memplugin.store.paths import readable
 from tb_memplugin.store.whole_devices import packed_whole
-from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Note, OutOfMemory, Spans
+from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Note, OutOfMemory, Phase, Spans
+from tb_memplugin.trace.notes import SUMMARY_SHORTENED
 from tb_memplugin.trace.tables import Int64, differences
 
 CURVE_COLUMNS = 200
@@ -32,6 +33,8 @@ LARGEST, LONGEST_CALLS = 30, 300
 
 LONGEST_LINE = 500
 """The most characters of a source line in the metadata, which TensorBoard sends with every list of steps."""
+
+_NOTE = "This summary has only the step's figures. The breakdown of the bytes is in the window's side file."
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +145,86 @@ class WindowSummaries:
         )
 
     def outline(self, row: int, metadata: metadata_pb2.StepMetadata) -> summary_pb2.StepSummary:
-        """Return a step's summary without a breakdown of its bytes, as the event file has it."""
-        return self._outlines.outline(row, metadata)
+        """Return the summary of a step without a breakdown: all its bytes are in one part, "not known".
+
+        That is what the event file has, so that no training waits for a full summary, which takes about a
+        millisecond. It is marked as folded, so that readers compute the full one from the side file.
+        """
+        summary = summary_pb2.StepSummary()
+        summary.CopyFrom(self._no_breakdown)
+        summary.metadata.CopyFrom(metadata)
+        for number, device in enumerate(summary.devices):
+            stats, peak, curve, table = (
+                metadata.devices[number].stats,
+                device.peak,
+                device.curve,
+                device.modules,
+            )
+            size, count = stats.peak_bytes, int(self._blocks_at_peaks[number][row])
+            device.stats.CopyFrom(stats)
+            peak.event, peak.time_ns, peak.bytes = stats.peak_event, stats.peak_time_ns, size
+            for parts in (peak.by_category, peak.by_operator, peak.by_phase):
+                parts.bytes.append(size)
+                parts.counts.append(count)
+            curve.t0_ns, curve.t1_ns = stats.step_start_ns, stats.step_end_ns
+            curve.peak_event, curve.peak_time_ns = stats.peak_event, stats.peak_time_ns
+            curve.low.append(int(self._lowest[number][row]))
+            curve.high.append(size)
+            curve.stacks.append(size)
+            if stats.HasField("peak_reserved_bytes"):
+                curve.reserved.append(stats.peak_reserved_bytes)
+            unknown = [0] * len(Category)
+            unknown[Category.UNKNOWN] = size
+            table.own.extend(unknown)
+            table.own_count.append(count)
+            table.allocations.append(stats.allocations)
+            table.allocated_bytes.append(stats.allocated_bytes)
+        return summary
 
     @cached_property
-    def _outlines(self) -> Outlines:
-        return Outlines(self._trace, [list(stats.values()) for stats in self._stats], self._accounts)
+    def _no_breakdown(self) -> summary_pb2.StepSummary:
+        """What the outlines of all steps share."""
+        trace = self._trace
+        return summary_pb2.StepSummary(
+            source=readable(trace.source),
+            properties={readable(key): readable(value) for key, value in trace.properties.items()},
+            notes=[summary_pb2.Note(text=_NOTE, code=SUMMARY_SHORTENED)],
+            folded=True,
+            devices=[
+                summary_pb2.DeviceSummary(
+                    name=readable(device.name),
+                    capacity_bytes=device.capacity,
+                    product=readable(device.product),
+                    peak=summary_pb2.Peak(
+                        phase=Phase.OTHER,
+                        by_category=summary_pb2.Parts(keys=[Category.UNKNOWN.key]),
+                        by_operator=summary_pb2.Parts(keys=[NOT_KNOWN]),
+                        by_phase=summary_pb2.Parts(keys=[NOT_KNOWN]),
+                    ),
+                    curve=summary_pb2.Curve(columns=1, categories=[Category.UNKNOWN]),
+                    modules=summary_pb2.ModuleTable(
+                        modules=[-1],
+                        parents=[-1],
+                        peak_inside=[-1],
+                        calls=[0],
+                        forward_ns=[0],
+                        backward_ns=[0],
+                    ),
+                    accounts=self._accounts[row],
+                    whole_devices=packed_whole(trace, row),
+                )
+                for row, device in enumerate(trace.devices)
+            ],
+        )
+
+    @cached_property
+    def _blocks_at_peaks(self) -> list[Int64]:
+        stats = [list(steps.values()) for steps in self._stats]
+        return [_blocks_at_peaks(self._trace, device, steps) for device, steps in enumerate(stats)]
+
+    @cached_property
+    def _lowest(self) -> list[Int64]:
+        return [_lowest(self._trace, device) for device in range(len(self._trace.devices))]
 
     def _device(self, row: int, device: int) -> summary_pb2.DeviceSummary:
         stats, info = self._stats[device][row], self._trace.devices[device]
@@ -335,3 +412,20 @@ def _note(note: Note) -> summary_pb2.Note:
         bytes=note.bytes,
         device=readable(note.device),
     )
+
+
+def _blocks_at_peaks(trace: MemoryTrace, device: int, stats: Sequence[StepStats]) -> Int64:
+    """Return how many blocks of a device are live at each step's peak: int64, shape (steps,)."""
+    blocks, peaks = trace.allocations, np.array([step.peak_event for step in stats], np.int64)
+    here = blocks.device == device
+    freed = np.sort(blocks.freed[here])
+    return np.searchsorted(blocks.born[here], peaks, "right") - np.searchsorted(freed, peaks, "right")
+
+
+def _lowest(trace: MemoryTrace, device: int) -> Int64:
+    """Return the lowest live bytes of a device in each step, including its start: int64, shape (steps,)."""
+    bounds = np.array([trace.step_events(row) for row in range(len(trace.steps))], np.int64)
+    bounds[:, 1] += 1
+    level = np.append(trace.live(device), np.iinfo(np.int64).max)
+    lowest: Int64 = np.minimum.reduceat(level, bounds.ravel())[::2]
+    return lowest
