@@ -33,7 +33,7 @@ from tb_memplugin.estimate.kernels.sparse import SparseTensors
 from tb_memplugin.estimate.kernels.table import Kernel, Table
 from tb_memplugin.estimate.kernels.uncounted import CpuKernels, Unknown
 from tb_memplugin.estimate.kernels.workspaces import Workspaces
-from tb_memplugin.estimate.libraries.plugins import Libraries
+from tb_memplugin.estimate.libraries.applied import Libraries
 from tb_memplugin.estimate.program.assumed_counts import AssumedCounts
 from tb_memplugin.estimate.program.communication import Communication
 from tb_memplugin.estimate.program.compiled import Compiled, Scripted

@@ -1,10 +1,5 @@
-"""Plugins for libraries that need help to run on fake tensors while an estimate runs: all, by default."""
+"""Plugins for libraries that need help to run on fake tensors; all are on by default."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.libraries.plugins.distributed import (
     DeviceMeshes,
     Distributed,
@@ -14,9 +9,6 @@ from tb_memplugin.estimate.libraries.plugins.distributed import (
 from tb_memplugin.estimate.libraries.plugins.megatron import Megatron
 from tb_memplugin.estimate.libraries.plugins.plugin import Plugin, replaced
 from tb_memplugin.estimate.libraries.plugins.transformer_engine import TransformerEngine
-from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
-from tb_memplugin.estimate.run.patches import Patches
 
 PLUGINS: list[Plugin] = [
     Distributed(),
@@ -29,42 +21,3 @@ PLUGINS: list[Plugin] = [
 """The plugins that every estimate uses. Append your own, or remove one, before the estimate begins."""
 
 __all__ = ["PLUGINS", "Plugin", "replaced"]
-
-
-class Libraries(Correction):
-    """Enters the patch of every plugin that applies."""
-
-    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
-        """Enter the plugins' patches; the last one is exited first."""
-        for plugin in self.target.plugins:
-            if plugin.applies():
-                patch = plugin.patch()
-                patch.__enter__()
-                patches.on_undo(lambda patch=patch: patch.__exit__(None, None, None))  # type: ignore[misc]
-
-
-def chosen_plugins(wanted: Sequence[str | Plugin] | None) -> tuple[Plugin, ...]:
-    """Return the plugins that are named or given, in that order; for None, all of `PLUGINS`.
-
-    Raises:
-        MemPluginError: no plugin in `PLUGINS` has one of the names, or an object is not a plugin.
-    """
-    if wanted is None:
-        return tuple(PLUGINS)
-    plugins = {plugin.name: plugin for plugin in PLUGINS}
-    names = [wanted] if isinstance(wanted, str) else wanted
-    return tuple(_plugin(name, plugins) for name in names)
-
-
-def _plugin(wanted: object, plugins: dict[str, Plugin]) -> Plugin:
-    if isinstance(wanted, str) and wanted in plugins:
-        return plugins[wanted]
-    if isinstance(wanted, Plugin) and not isinstance(wanted, str):
-        return wanted
-    raise MemPluginError(
-        f"There is no plugin {str(wanted)[:80]!r}.",
-        where="MemoryEstimator(plugins=...)",
-        fix=(
-            f"Use names among {', '.join(plugins)}; objects with name, applies() and patch(); or () for none."
-        ),
-    )
