@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -132,9 +132,7 @@ class MemoryEstimator:
         self._running = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         self._running = False
         try:
             self._here.stop()
