@@ -62,7 +62,6 @@ def outcomes(
 
     Args:
         work: the function. Its results, and where processes are not forked itself, must be picklable.
-        jobs: the number of processes.
     """
     waiting, alone = deque(sources), list[str]()
     team: list[_Job[Result]] = []

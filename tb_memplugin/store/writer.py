@@ -34,7 +34,6 @@ class WrittenWindow:
         folder: the worker's folder, which TensorBoard shows as a run.
         worker: the worker's name, with a number appended if the folder of the plain name was taken.
         window: the window's number within the folder, from 0.
-        steps: the numbers of the steps.
         side_file, event_file: the paths of the written side file and of the created or extended event file.
         side_file_bytes, summary_bytes: the size of the side file, and the size of each step's summary.
     """

@@ -69,8 +69,6 @@ class CounterReading:
 
     Attributes:
         device: a row of the trace's devices.
-        moment: when it was read.
-        counter: what counted.
         bytes: the live bytes by the counter, None for counters that only know `causes`.
         at_least: whether `bytes` is a lower bound.
         causes: (cause, bytes) of known differences from the trace, positive where the trace has fewer.
@@ -128,7 +126,6 @@ class WholeDevice:
 
     Attributes:
         device: a row of the trace's devices.
-        moment: when it was.
         read_at: when what is not PyTorch's was read: `moment`, or the nearest reading.
         parts: (part, bytes), each once. `UNKNOWN` is negative where readings, which are not of one instant,
             count bytes twice.

@@ -57,11 +57,7 @@ class Column:
 
 
 class EntryColumns:
-    """Entries that were read as columns. `None` in `values` means that an entry lacks the field.
-
-    Args:
-        count: the number of entries.
-    """
+    """Entries that were read as columns. `None` in `values` means that an entry lacks the field."""
 
     def __init__(self, count: int, columns: Mapping[str, Column]) -> None:
         self._count = count
