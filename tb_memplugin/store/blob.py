@@ -10,8 +10,7 @@ import zstandard
 from google.protobuf.message import DecodeError
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto.metadata_pb2 import StepMetadata
-from tb_memplugin.proto.summary_pb2 import (
+from tb_memplugin.proto.recording_pb2 import (
     Account,
     Allocations,
     DeviceSummary,
@@ -19,9 +18,10 @@ from tb_memplugin.proto.summary_pb2 import (
     Parts,
     Spans,
     StepBlob,
+    StepMetadata,
     StepSummary,
+    WholeDevice,
 )
-from tb_memplugin.proto.whole_device_pb2 import WholeDevice
 from tb_memplugin.store.envelope import RERECORD, check_version, unpacked
 from tb_memplugin.trace import Category, Moment, Phase, Reason
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.proto.side_file_pb2 import CONSTANT, DELTA, DICTIONARY, OFFSET, Chunk
+from tb_memplugin.proto.recording_pb2 import CONSTANT, DELTA, DICTIONARY, OFFSET, Chunk
 from tb_memplugin.trace.replay import address_order
 
 BLOCK_ROWS = 65_536

@@ -10,7 +10,7 @@ import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary
 
-from tb_memplugin.proto.step_figures_pb2 import SeriesMetadata
+from tb_memplugin.proto.recording_pb2 import SeriesMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.disk_sync import DiskSync
 from tb_memplugin.store.event_file import blob_value, scalar_value

@@ -19,7 +19,7 @@ from tb_memplugin.analysis.oom import failed_requests
 from tb_memplugin.analysis.pool_names import NOT_KNOWN
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
 from tb_memplugin.analysis.steps import StepStats, stats_of_step, step_stats
-from tb_memplugin.proto import metadata_pb2, summary_pb2
+from tb_memplugin.proto import recording_pb2
 from tb_memplugin.store.blob import SCHEMA_VERSION
 from tb_memplugin.store.paths import readable
 from tb_memplugin.store.whole_devices import packed_whole
@@ -81,10 +81,10 @@ class WindowSummaries:
             for device in range(len(trace.devices))
         ]
 
-    def metadata(self, row: int) -> metadata_pb2.StepMetadata:
+    def metadata(self, row: int) -> recording_pb2.StepMetadata:
         """Return the metadata that is stored with a step's tag."""
         trace = self._trace
-        return metadata_pb2.StepMetadata(
+        return recording_pb2.StepMetadata(
             version=SCHEMA_VERSION,
             worker=readable(self._window.worker),
             writer_id=self._window.writer_id,
@@ -94,7 +94,7 @@ class WindowSummaries:
             side_file=self._window.side_file,
             model_fingerprint=self._fingerprint,
             devices=[
-                metadata_pb2.DeviceStats(
+                recording_pb2.DeviceStats(
                     device=readable(device.name),
                     capacity_bytes=device.capacity,
                     stats=self._stats_of(self._stats[number][row]),
@@ -104,13 +104,13 @@ class WindowSummaries:
             ],
         )
 
-    def _failed(self, row: int, device: int) -> metadata_pb2.FailedRequests:
+    def _failed(self, row: int, device: int) -> recording_pb2.FailedRequests:
         trace, (first, end) = self._trace, self._trace.step_events(row)
         failed = [oom for oom in self._failed_on[device] if first <= oom.event < end]
         if not failed:
-            return metadata_pb2.FailedRequests()
+            return recording_pb2.FailedRequests()
         frame = leading_frame(trace.stack(int(trace.events.stack[failed[-1].event])))
-        return metadata_pb2.FailedRequests(
+        return recording_pb2.FailedRequests(
             count=len(failed),
             requested_bytes=failed[-1].requested_bytes,
             line="" if frame is None else readable(line_key(frame))[:LONGEST_LINE],
@@ -130,10 +130,10 @@ class WindowSummaries:
         text = "\n".join(sorted(set(folds(names).values())))
         return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16] if names else ""
 
-    def summary(self, row: int) -> summary_pb2.StepSummary:
+    def summary(self, row: int) -> recording_pb2.StepSummary:
         """Return the summary of a step, given by its row in the trace's steps."""
         trace = self._trace
-        return summary_pb2.StepSummary(
+        return recording_pb2.StepSummary(
             metadata=self.metadata(row),
             source=readable(trace.source),
             properties={readable(key): readable(value) for key, value in trace.properties.items()},
@@ -144,13 +144,13 @@ class WindowSummaries:
             calls=self._spans(trace.calls, row),
         )
 
-    def outline(self, row: int, metadata: metadata_pb2.StepMetadata) -> summary_pb2.StepSummary:
+    def outline(self, row: int, metadata: recording_pb2.StepMetadata) -> recording_pb2.StepSummary:
         """Return the summary of a step without a breakdown: all its bytes are in one part, "not known".
 
         That is what the event file has, so that no training waits for a full summary, which takes about a
         millisecond. It is marked as folded, so that readers compute the full one from the side file.
         """
-        summary = summary_pb2.StepSummary()
+        summary = recording_pb2.StepSummary()
         summary.CopyFrom(self._no_breakdown)
         summary.metadata.CopyFrom(metadata)
         for number, device in enumerate(summary.devices):
@@ -182,27 +182,27 @@ class WindowSummaries:
         return summary
 
     @cached_property
-    def _no_breakdown(self) -> summary_pb2.StepSummary:
+    def _no_breakdown(self) -> recording_pb2.StepSummary:
         """What the outlines of all steps share."""
         trace = self._trace
-        return summary_pb2.StepSummary(
+        return recording_pb2.StepSummary(
             source=readable(trace.source),
             properties={readable(key): readable(value) for key, value in trace.properties.items()},
-            notes=[summary_pb2.Note(text=_NOTE, code=SUMMARY_SHORTENED)],
+            notes=[recording_pb2.Note(text=_NOTE, code=SUMMARY_SHORTENED)],
             folded=True,
             devices=[
-                summary_pb2.DeviceSummary(
+                recording_pb2.DeviceSummary(
                     name=readable(device.name),
                     capacity_bytes=device.capacity,
                     product=readable(device.product),
-                    peak=summary_pb2.Peak(
+                    peak=recording_pb2.Peak(
                         phase=Phase.OTHER,
-                        by_category=summary_pb2.Parts(keys=[Category.UNKNOWN.key]),
-                        by_operator=summary_pb2.Parts(keys=[NOT_KNOWN]),
-                        by_phase=summary_pb2.Parts(keys=[NOT_KNOWN]),
+                        by_category=recording_pb2.Parts(keys=[Category.UNKNOWN.key]),
+                        by_operator=recording_pb2.Parts(keys=[NOT_KNOWN]),
+                        by_phase=recording_pb2.Parts(keys=[NOT_KNOWN]),
                     ),
-                    curve=summary_pb2.Curve(columns=1, categories=[Category.UNKNOWN]),
-                    modules=summary_pb2.ModuleTable(
+                    curve=recording_pb2.Curve(columns=1, categories=[Category.UNKNOWN]),
+                    modules=recording_pb2.ModuleTable(
                         modules=[-1],
                         parents=[-1],
                         peak_inside=[-1],
@@ -226,9 +226,9 @@ class WindowSummaries:
     def _lowest(self) -> list[Int64]:
         return [_lowest(self._trace, device) for device in range(len(self._trace.devices))]
 
-    def _device(self, row: int, device: int) -> summary_pb2.DeviceSummary:
+    def _device(self, row: int, device: int) -> recording_pb2.DeviceSummary:
         stats, info = self._stats[device][row], self._trace.devices[device]
-        return summary_pb2.DeviceSummary(
+        return recording_pb2.DeviceSummary(
             name=readable(info.name),
             capacity_bytes=info.capacity,
             product=readable(info.product),
@@ -241,14 +241,14 @@ class WindowSummaries:
         )
 
     @cached_property
-    def _accounts(self) -> list[list[summary_pb2.Account]]:
+    def _accounts(self) -> list[list[recording_pb2.Account]]:
         return [
             [_account(account) for account in accounts(self._trace, device)]
             for device in range(len(self._trace.devices))
         ]
 
-    def _stats_of(self, stats: StepStats) -> metadata_pb2.StepStats:
-        return metadata_pb2.StepStats(
+    def _stats_of(self, stats: StepStats) -> recording_pb2.StepStats:
+        return recording_pb2.StepStats(
             peak_bytes=stats.peak_bytes,
             peak_event=stats.peak_event,
             peak_time_ns=stats.peak_time_ns - self._epoch,
@@ -265,9 +265,9 @@ class WindowSummaries:
             stayed=stats.stayed,
         )
 
-    def _peak(self, device: int, stats: StepStats) -> summary_pb2.Peak:
+    def _peak(self, device: int, stats: StepStats) -> recording_pb2.Peak:
         state = moment(self._trace, device, stats.peak_event, largest=0)
-        return summary_pb2.Peak(
+        return recording_pb2.Peak(
             event=state.event,
             time_ns=stats.peak_time_ns - self._epoch,
             bytes=state.bytes,
@@ -280,11 +280,11 @@ class WindowSummaries:
             largest=self._largest(device, stats.peak_event),
         )
 
-    def _largest(self, device: int, event: int) -> summary_pb2.Allocations:
+    def _largest(self, device: int, event: int) -> recording_pb2.Allocations:
         trace, blocks = self._trace, self._trace.allocations
         rows = largest_rows(trace, blocks.alive_at(event, device), LARGEST)
         confidences = blocks.module_confidence[rows]
-        return summary_pb2.Allocations(
+        return recording_pb2.Allocations(
             bytes=blocks.bytes[rows].tolist(),
             addresses=blocks.address[rows].tolist(),
             categories=blocks.category[rows].tolist(),
@@ -308,14 +308,14 @@ class WindowSummaries:
         times[is_known] = time_ns[events[is_known]] - self._epoch
         return [*map(int, times)]
 
-    def _table(self, device: int, row: int, event: int) -> summary_pb2.ModuleTable:
+    def _table(self, device: int, row: int, event: int) -> recording_pb2.ModuleTable:
         blocks = self._trace.allocations
         table = module_table(self._trace, device, row, event)
         # Counts by row of the modules; row -1 (bytes without a known owner) comes last.
         owner = blocks.module[blocks.alive_at(event, device)]
         counts = np.bincount(owner[owner >= 0], minlength=len(self._trace.modules))
         counts = np.append(counts, np.count_nonzero(owner < 0))
-        return summary_pb2.ModuleTable(
+        return recording_pb2.ModuleTable(
             modules=table.rows.tolist(),
             parents=table.parent.tolist(),
             own=table.own.ravel().tolist(),
@@ -328,10 +328,10 @@ class WindowSummaries:
             backward_ns=table.backward_ns.tolist(),
         )
 
-    def _curve(self, row: int, device: int) -> summary_pb2.Curve:
+    def _curve(self, row: int, device: int) -> recording_pb2.Curve:
         drawn = category_columns(self._trace, device, *step_span(self._trace, row), CURVE_COLUMNS)
         used = [category for category in STACKING_ORDER if drawn.stacks[category].any()]
-        return summary_pb2.Curve(
+        return recording_pb2.Curve(
             t0_ns=drawn.t0_ns - self._epoch,
             t1_ns=drawn.t1_ns - self._epoch,
             columns=CURVE_COLUMNS,
@@ -346,19 +346,19 @@ class WindowSummaries:
         )
 
     @cached_property
-    def _modules(self) -> summary_pb2.Modules:
+    def _modules(self) -> recording_pb2.Modules:
         modules = self._trace.modules
         classes = {
             name: row + 1
             for row, name in enumerate(dict.fromkeys(m.class_name for m in modules if m.class_name))
         }
-        return summary_pb2.Modules(
+        return recording_pb2.Modules(
             keys=[readable(module.key) for module in modules],
             classes=[classes.get(module.class_name, 0) for module in modules],
             class_names=map(readable, classes),
         )
 
-    def _spans(self, spans: Spans, row: int) -> summary_pb2.Spans:
+    def _spans(self, spans: Spans, row: int) -> recording_pb2.Spans:
         """Return the longest spans that overlap a step, without those too short to be visible."""
         start_ns, end_ns = step_span(self._trace, row)
         length = spans.end_ns - spans.start_ns
@@ -366,7 +366,7 @@ class WindowSummaries:
         visible = (spans.end_ns > start_ns) & (spans.start_ns < end_ns) & long_enough
         rows = np.flatnonzero(visible)
         rows = np.sort(rows[np.argsort(-length[rows], kind="stable")[:LONGEST_CALLS]])
-        return summary_pb2.Spans(
+        return recording_pb2.Spans(
             starts=_differences(spans.start_ns[rows] - self._epoch),
             lengths=length[rows].tolist(),
             names=spans.name[rows].tolist(),
@@ -375,8 +375,8 @@ class WindowSummaries:
         )
 
 
-def _account(account: Account) -> summary_pb2.Account:
-    return summary_pb2.Account(
+def _account(account: Account) -> recording_pb2.Account:
+    return recording_pb2.Account(
         moment=account.moment,
         counted_bytes=account.counted,
         counter=account.counter,
@@ -387,8 +387,8 @@ def _account(account: Account) -> summary_pb2.Account:
     )
 
 
-def _parts(parts: Sequence[Part]) -> summary_pb2.Parts:
-    return summary_pb2.Parts(
+def _parts(parts: Sequence[Part]) -> recording_pb2.Parts:
+    return recording_pb2.Parts(
         keys=[readable(part.key) for part in parts],
         bytes=[part.bytes for part in parts],
         counts=[part.count for part in parts],
@@ -404,8 +404,8 @@ def _or_none(text: str | None) -> str | None:
     return None if text is None else readable(text)
 
 
-def _note(note: Note) -> summary_pb2.Note:
-    return summary_pb2.Note(
+def _note(note: Note) -> recording_pb2.Note:
+    return recording_pb2.Note(
         warning=note.level == "warning",
         text=readable(note),
         code=note.code,

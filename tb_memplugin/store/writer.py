@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tb_memplugin.proto.metadata_pb2 import StepMetadata
+from tb_memplugin.proto.recording_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import pack
 from tb_memplugin.store.disk_sync import DiskSync, refusal

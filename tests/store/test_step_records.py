@@ -12,7 +12,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from tb_memplugin.commands import main
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto import step_figures_pb2 as pb
+from tb_memplugin.proto import recording_pb2 as pb
 from tb_memplugin.store import step_records
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.records import records
