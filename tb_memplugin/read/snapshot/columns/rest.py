@@ -22,7 +22,7 @@ from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.read.snapshot.columns.layout import EMPTY_LIST, GETS, MARK, MEMOIZE, IrregularError
 from tb_memplugin.read.snapshot.columns.scan import Scan
 from tb_memplugin.read.snapshot.columns.tokens import Tokens, get_of
-from tb_memplugin.read.snapshot.entry_columns import FIELDS, EntryColumns, joined_numbers, joined_objects
+from tb_memplugin.read.snapshot.entries import FIELDS, EntryColumns, joined_numbers, joined_objects
 from tb_memplugin.read.snapshot.pickle_reader import CHUNK_BYTES, PickleReader
 from tb_memplugin.read.snapshot.safe_pickle import DAMAGE, PlainUnpickler, growth_watch
 from tb_memplugin.trace.tables import Int32, Int64, pieces_of
