@@ -17,8 +17,7 @@ from tb_memplugin.store import step_records
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.records import records
 from tb_memplugin.store.step_records import SeriesReader, pack_figures, read_figures, read_series
-from tb_memplugin.store.steps_writer import SCALARS_EACH, StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import SCALARS_EACH, RunWriter, StepsWriter
 from tb_memplugin.trace.step_figures import joined
 from tests.cli import CliRunner
 from tests.step_figures import figures, same_figures
