@@ -15,7 +15,7 @@ import numpy as np
 from playwright.sync_api import sync_playwright
 
 from benchmarks.figures import Figure
-from tb_memplugin.store.steps_writer import StepsWriter
+from tb_memplugin.store.writer import StepsWriter
 from tests.browser.conftest import NAMES, QUIET
 from tests.browser.tab import SIZE, Tab
 from tests.step_figures import figures

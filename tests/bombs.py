@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tb_memplugin.proto.side_file_pb2 import Chunk, Column, DeviceInfo, Footer, Names, StepInfo
+from tb_memplugin.proto.recording_pb2 import Chunk, Column, DeviceInfo, Footer, Names, StepInfo
 from tb_memplugin.store.columns import BLOCK_ROWS
 from tb_memplugin.store.envelope import EnvelopeWriter
 from tb_memplugin.store.windows import DTYPES

@@ -22,7 +22,6 @@ class Lanes:
     """What ran within a stretch, in epoch nanoseconds or, for the output of `over_events`, in events.
 
     Attributes:
-        steps: the steps that overlap it.
         phases: spans of forward, backward and optimizer; `name` is a `Phase`.
         modules: module calls by depth, outermost first, without depths at which there are none; `name` is a
             row of the modules. Each depth is sorted by start. Consecutive autograd nodes of the same module

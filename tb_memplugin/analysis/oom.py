@@ -32,7 +32,6 @@ class OomReport(AnalysisResult):
 
     Attributes:
         number: row in `trace.ooms`.
-        device: the device's name.
         event, time_ns: the event that records the failure.
         requested_bytes: as the file records it; a snapshot has the request rounded up to 512 bytes.
         new_segment_bytes: the segment that the allocator would have had to take from the device, by rule.
@@ -45,7 +44,6 @@ class OomReport(AnalysisResult):
         largest_free_bytes: the longest free stretch in any pool.
         cause, why: the reason for the failure, as a word and as a sentence.
         parts, stacks: the live memory by category and by stack; each sums to `active_bytes`.
-        pools: the state of every pool.
     """
 
     number: int

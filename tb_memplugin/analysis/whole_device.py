@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tb_memplugin.analysis.account import MOMENTS
 from tb_memplugin.analysis.units import part_text, size_text
 from tb_memplugin.trace import DevicePart, MemoryTrace, Moment, WholeDevice
-from tb_memplugin.trace.whole_device import parts_of
+from tb_memplugin.trace.counters import parts_of
 
 if TYPE_CHECKING:
     from tb_memplugin.trace.step_figures import DeviceFigures

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from types import TracebackType
 
 from torch import nn
 
@@ -62,9 +61,7 @@ class MeasuredMemory:
             self._window.end_step()
             self._window.begin_step(self._steps)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         window, self._window = self._window, None
         assert self._folder is not None
         try:

@@ -40,7 +40,6 @@ class ProfiledWindow:
 
     Args:
         handler: called with the profile when the window closes, if a step was marked.
-        with_stack: record Python stacks.
         record_shapes: record what operators receive, which tells the tensors in blocks.
         yields: called before the program prepares or starts a profiler of its own, which would fail while
             this one runs.
@@ -247,7 +246,6 @@ class StepRecorder:
         steps: which steps to record; see `ChosenSteps`.
         folder: where to write; None means where the training logs.
         worker_name, snapshot, durable, log_to: as for `memory_trace_handler`.
-        with_stack: record Python stacks.
         record_shapes: record what operators receive, which tells the tensors in blocks.
         log_level: level of this recorder's own messages; None means that of the package.
 

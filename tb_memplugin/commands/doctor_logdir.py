@@ -15,7 +15,7 @@ from tb_memplugin.analysis.units import counted
 from tb_memplugin.analysis.whole_device import whole_line
 from tb_memplugin.commands.doctor_findings import Finding, fine, hint, problem
 from tb_memplugin.errors import UnreadableFileError, fix_of
-from tb_memplugin.proto.metadata_pb2 import StepMetadata
+from tb_memplugin.proto.recording_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.health import unreadable_files
 from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER

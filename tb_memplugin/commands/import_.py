@@ -31,7 +31,7 @@ from tb_memplugin.budget import OverBudgetError, confine, out_of_memory
 from tb_memplugin.commands.apart import INTERRUPTED, REFUSED, Opened, ended_by
 from tb_memplugin.commands.opening import Reading, print_shared_notes, read_file, reading_options
 from tb_memplugin.commands.options import PATH, json_option
-from tb_memplugin.commands.tables import files_done, files_text, printable, refusal
+from tb_memplugin.commands.tables import files_text, printable, progress_bar, refusal
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.read.content import STDIN
 from tb_memplugin.store import files
@@ -62,7 +62,6 @@ def outcomes(
 
     Args:
         work: the function. Its results, and where processes are not forked itself, must be picklable.
-        jobs: the number of processes.
     """
     waiting, alone = deque(sources), list[str]()
     team: list[_Job[Result]] = []
@@ -337,7 +336,7 @@ def _import_all(
         for source, outcome in read_on(scheduler, sources, work):
             done[source] = outcome if isinstance(outcome, MemPluginError) else replace(outcome, file=source)
         return
-    with files_done(len(sources)) as show:
+    with progress_bar("Importing", of_files=True) as bar:
         if STDIN in sources:  # other processes cannot read it
             try:
                 done[STDIN] = work(STDIN)
@@ -349,7 +348,9 @@ def _import_all(
             if ended is not None:
                 source, done[source] = ended
                 finished, failed = finished + 1, failed + isinstance(done[source], MemPluginError)
-            show(finished, failed)
+            if bar is not None:
+                text = f"Importing, {failed:,} failed" if failed else "Importing"
+                bar(completed=finished, total=len(sources), description=text)
 
 
 def _watch(

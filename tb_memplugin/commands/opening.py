@@ -6,17 +6,15 @@ import functools
 import io
 import os
 import shlex
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tb_memplugin.commands.tables import printable, refusal
+from tb_memplugin.commands.tables import printable, progress_bar, refusal
 from tb_memplugin.errors import PERMIT, MemPluginError, NotRecordedError, UnreadableFileError, fix_of
 from tb_memplugin.loading import load
 from tb_memplugin.read.content import Progress
@@ -124,8 +122,8 @@ def load_file(path: str, reading: Reading) -> MemoryTrace:
     Raises:
         MemPluginError: the file does not exist or cannot be read.
     """
-    with _progress(path) as progress:
-        trace = read_file(path, reading, progress)
+    with progress_bar(printable(f"Reading {Path(path).name}", 36), of_files=False) as bar:
+        trace = read_file(path, reading, bar and (lambda done, total: bar(completed=done, total=total)))
     print_notes(trace, path)
     return trace
 
@@ -200,27 +198,6 @@ def print_shared_notes(files_notes: Sequence[tuple[str, Sequence[Note]]]) -> Non
     for kind, (path, note) in first.items():
         more = f" ({counts[kind] - 1:,} more files have such a note.)" if counts[kind] > 1 else ""
         click.echo(f"note: {printable(Path(path).name, 80)}: {printable(note)}{more}", err=True)
-
-
-@contextmanager
-def _progress(path: str) -> Iterator[Progress | None]:
-    """Show a progress bar on stderr until the block ends; if stderr is not a terminal, show nothing."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich import progress
-    from rich.console import Console
-
-    screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    columns = (
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task(printable(f"Reading {Path(path).name}", 36))
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def recordings_below(path: str) -> Recordings:

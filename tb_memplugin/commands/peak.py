@@ -96,9 +96,9 @@ def command(
         if step is not None:
             trace.step_row(step)
         device_peaks = [
-            trace_peak(trace, row, chosen, step, largest=LARGEST)
+            trace_peak(trace, row, chosen, step)
             if within.is_whole
-            else range_peak(trace, row, chosen, within.events(trace, device), largest=LARGEST)
+            else range_peak(trace, row, chosen, within.events(trace, device))
             for row in rows
         ]
     if as_json:
@@ -145,7 +145,7 @@ def _recorded_peak(
     trace = _window(step, traces)
     if not isinstance(trace, UnreadableFileError):
         try:
-            return trace_peak(trace, trace.device_row(device), by, step.metadata.step, largest=LARGEST)
+            return trace_peak(trace, trace.device_row(device), by, step.metadata.step)
         except NotRecordedError as error:
             trace = UnreadableFileError("The side file belongs to another window.", where=error.where)
     if not isinstance(by, str) or by not in DIVISIONS:
@@ -277,9 +277,7 @@ class DevicePeak:
     is_range: bool = False
 
 
-def trace_peak(
-    trace: MemoryTrace, device: int, by: Chosen, step: int | None = None, *, largest: int = 0
-) -> DevicePeak:
+def trace_peak(trace: MemoryTrace, device: int, by: Chosen, step: int | None = None) -> DevicePeak:
     """Return a device's peak in a step.
 
     Args:
@@ -291,51 +289,45 @@ def trace_peak(
     steps = step_stats(trace, device)
     highest = max(steps, key=lambda stats: stats.peak_bytes)
     stats = highest if step is None else steps[trace.step_row(step)]
-    state = moment(trace, device, stats.peak_event, largest=largest)
-    failed, oom = _failed_requests(trace, device, (0, len(trace.events)))
-    return DevicePeak(
-        device=trace.devices[device].name,
-        step=stats.step,
-        peak_bytes=stats.peak_bytes,
-        window_peak_bytes=stats.window_peak_bytes,
-        peak_event=stats.peak_event,
-        peak_time_ns=stats.peak_time_ns,
-        step_start_ns=stats.start_ns,
-        start_bytes=stats.start_bytes,
-        end_bytes=stats.end_bytes,
-        peak_reserved_bytes=stats.peak_reserved_bytes,
-        phase=state.phase,
-        operator=state.operator,
-        parts=state.parts(by),
-        oom=oom,
-        failed_requests=failed,
-        largest=state.largest,
-        accounts=accounts(trace, device),
-        whole_devices=whole_of(trace, device),
+    figures = {name: getattr(stats, name) for name in FIGURES}
+    return _device_peak(
+        trace, device, by, (0, len(trace.events)), **figures, step_start_ns=stats.start_ns, is_range=False
     )
 
 
-def range_peak(
-    trace: MemoryTrace, device: int, by: Chosen, within: tuple[int, int], *, largest: int = 0
-) -> DevicePeak:
+def range_peak(trace: MemoryTrace, device: int, by: Chosen, within: tuple[int, int]) -> DevicePeak:
     """Return a device's peak in a range of events, the moment before it included."""
     first, last = within
     size, event = highest_within(trace, device, within)
-    state = moment(trace, device, event, largest=largest)
-    levels = slice(first, last + 2)
-    reserved = trace.reserved(device)
-    failed, oom = _failed_requests(trace, device, within)
-    return DevicePeak(
-        device=trace.devices[device].name,
-        step=state.step,
+    step, levels = trace.step_at(event), slice(first, last + 2)
+    live, reserved = trace.live(device), trace.reserved(device)
+    return _device_peak(
+        trace,
+        device,
+        by,
+        within,
+        step=step.number,
         peak_bytes=size,
         window_peak_bytes=int(trace.window(device)[levels].max()),
         peak_event=event,
-        peak_time_ns=state.time_ns,
-        step_start_ns=trace.step_at(event).start_ns,
-        start_bytes=int(trace.live(device)[first]),
-        end_bytes=int(trace.live(device)[last + 1]),
+        peak_time_ns=trace.time_of(event),
+        step_start_ns=step.start_ns,
+        start_bytes=int(live[first]),
+        end_bytes=int(live[last + 1]),
         peak_reserved_bytes=None if reserved is None else int(reserved[levels].max()),
+        is_range=True,
+    )
+
+
+def _device_peak(
+    trace: MemoryTrace, device: int, by: Chosen, within: tuple[int, int], *, peak_event: int, **figures: Any
+) -> DevicePeak:
+    """Return a peak with these figures, what was alive then, and the requests that failed in a range."""
+    state = moment(trace, device, peak_event, largest=LARGEST)
+    failed, oom = _failed_requests(trace, device, within)
+    return DevicePeak(
+        device=trace.devices[device].name,
+        peak_event=peak_event,
         phase=state.phase,
         operator=state.operator,
         parts=state.parts(by),
@@ -344,7 +336,7 @@ def range_peak(
         largest=state.largest,
         accounts=accounts(trace, device),
         whole_devices=whole_of(trace, device),
-        is_range=True,
+        **figures,
     )
 
 

@@ -15,8 +15,7 @@ from tb_memplugin.commands.options import PATH, SOURCE, json_option, output_opti
 from tb_memplugin.commands.ranges import Range, range_options
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
-from tb_memplugin.exports.drawn import Plot
-from tb_memplugin.exports.html import Division
+from tb_memplugin.exports.html import Division, Plot
 
 PROFILES: dict[str, By] = {"annotations": "annotation", "categories": "category", "context": "context"}
 CUSTOM = "custom"

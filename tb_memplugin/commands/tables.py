@@ -138,34 +138,28 @@ def refusal(error: MemPluginError, level: str = "error") -> str:
 
 
 @contextmanager
-def files_done(total: int) -> Iterator[Callable[[int, int], None]]:
-    """Show on stderr how many of several files are done, and erase it at the end.
+def progress_bar(text: str, *, of_files: bool) -> Iterator[Callable[..., None] | None]:
+    """Show a progress bar on stderr, of bytes or of files, and erase it at the end.
 
-    The context manager returns a function that takes the number of files that are done, and of those that
-    failed. If stderr is not a terminal, it does nothing. No thread is started, so that processes can fork.
+    The context manager returns `rich.progress.Progress.update` of its task; None if stderr is not a terminal.
+    A bar of files starts no thread, so that processes can fork.
     """
     if not sys.stderr.isatty():
-        yield lambda _done, _failed: None
+        yield None
         return
     from rich import progress
     from rich.console import Console
 
-    screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    of_what = (progress.MofNCompleteColumn(), progress.TimeElapsedColumn())
     columns = (
         progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
+        *(of_what if of_files else (progress.DownloadColumn(),)),
         progress.TimeRemainingColumn(),
     )
-    with progress.Progress(*columns, console=screen, transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("Importing", total=total)
-
-        def show(done: int, failed: int) -> None:
-            text = f"Importing, {failed:,} failed" if failed else "Importing"
-            bar.update(task, completed=done, description=text, refresh=True)
-
-        yield show
+    screen = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    with progress.Progress(*columns, console=screen, transient=True, auto_refresh=not of_files) as bar:
+        yield partial(bar.update, bar.add_task(text), refresh=of_files)
 
 
 def files_text(count: int) -> str:

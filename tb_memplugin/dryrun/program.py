@@ -61,9 +61,7 @@ class Outcome:
     """How a program went.
 
     Attributes:
-        steps: optimizer steps.
         why: one sentence on why it ended; "" if it failed.
-        seconds: how long it ran.
         notes: sentences for the reader of the report.
         allocated, reserved: the allocator's own peaks, in bytes, by device, since the program reset them.
         error: what a `MemPluginError` says, where the program failed.

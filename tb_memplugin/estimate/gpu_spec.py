@@ -50,7 +50,6 @@ class GpuSpec:
         name: a name from `GpuSpec.names()`.
         memory_bytes: the total memory that a process can use: the lowest value that drivers reported.
         compute_capability: (major, minor).
-        processors: the number of multiprocessors.
         torch: the version of PyTorch whose rules apply; None for that of the process that estimates.
         context_bytes: the part of it that the CUDA context takes, outside PyTorch's allocator: the lowest
             value measured, since it grows with the kernels that a program loads; None if not known.

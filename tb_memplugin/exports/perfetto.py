@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.analysis.annotations import annotation_ranges
-from tb_memplugin.exports.drawn import drawn
+from tb_memplugin.exports.html import drawn
 from tb_memplugin.exports.output import replacing
 from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Int64

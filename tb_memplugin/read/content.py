@@ -102,7 +102,6 @@ class FileStream(io.RawIOBase):
 
     Args:
         read_range: `read_range(offset, count)` returns at most `count` bytes.
-        size: the size of the file in bytes.
         progress: called after every read.
     """
 

@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 from collections.abc import Iterable
-from types import TracebackType
 from typing import TextIO
 
 import numpy as np
@@ -134,9 +133,7 @@ class LineTracer:
         self.start_tracing()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop_tracing()
 
     def report(

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -347,9 +346,7 @@ class Tracing:
 
     @guarded("the end of a trace")
     @hidden_from_dynamo
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         model = self._model() if self._model is not None else None
         self._tracer._end({"": model} if model is not None else {}, referents(self._optimizers))
 

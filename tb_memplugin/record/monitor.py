@@ -31,7 +31,7 @@ from tb_memplugin.record.trackers import LogTo, TrackerLog, chosen
 from tb_memplugin.store.disk_sync import refusal
 from tb_memplugin.store.files import absolute, is_remote
 from tb_memplugin.store.growing_file import UnsettledError
-from tb_memplugin.store.steps_writer import StepsWriter
+from tb_memplugin.store.writer import StepsWriter
 from tb_memplugin.threads import DaemonThread
 from tb_memplugin.trace.notes import STEPS_JOINED, Note
 

@@ -170,7 +170,7 @@ class Search:
         """Find all that refers to the objects, directly or not."""
         until = perf_counter_ns() + LONGEST_NS
         modules = reversed(list(sys.modules.items()))
-        spaces = {id(vars(module)): name for name, module in modules if _is_module(module)}
+        spaces = {id(vars(module)): name for name, module in modules if issubclass(type(module), ModuleType)}
         frontier = list(self._objects.values())
         while frontier and self.is_complete:
             below = set(map(id, frontier))
@@ -247,10 +247,6 @@ def _references(objects: Mapping[int, object]) -> Iterator[tuple[int, int]]:
     """Yield each key, and the number of references to its object, the table's and this loop's included."""
     for identity, thing in objects.items():
         yield identity, sys.getrefcount(thing)
-
-
-def _is_module(thing: object) -> bool:
-    return issubclass(type(thing), ModuleType)
 
 
 def _is_our_frame(thing: object) -> bool:

@@ -11,8 +11,7 @@ from tensorboard.data import provider
 from tensorboard.errors import PublicError
 
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
-from tb_memplugin.proto.metadata_pb2 import StepMetadata
-from tb_memplugin.proto.summary_pb2 import StepSummary
+from tb_memplugin.proto.recording_pb2 import StepMetadata, StepSummary
 from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.store.blob import read_metadata, read_summary
 from tb_memplugin.store.paths import PLUGIN_NAME, superseded

@@ -9,7 +9,7 @@ from tensorboard.context import RequestContext
 from tensorboard.data import provider
 
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
-from tb_memplugin.proto.step_figures_pb2 import SeriesMetadata
+from tb_memplugin.proto.recording_pb2 import SeriesMetadata
 from tb_memplugin.server.catalog import MOST_EXPERIMENTS, run_and_worker
 from tb_memplugin.store.envelope import KEEP
 from tb_memplugin.store.paths import PLUGIN_NAME, STEPS_TAG

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tb_memplugin.errors import NotRecordedError, UnreadableFileError
-from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
+from tb_memplugin.proto.recording_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.cache import MIB, Cache
 from tb_memplugin.server.catalog import SUMMARY_BYTES, Catalog, Entry, bytes_of
 from tb_memplugin.server.monitored import Monitored, Series

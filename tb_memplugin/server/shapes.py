@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar
 from tb_memplugin.analysis.divisions import Part as AnalysedPart
 from tb_memplugin.analysis.moments import LiveAllocation
 from tb_memplugin.analysis.reasons import reason_of
-from tb_memplugin.proto.metadata_pb2 import DeviceStats
+from tb_memplugin.proto.recording_pb2 import DeviceStats
 from tb_memplugin.trace import Category
 from tb_memplugin.trace.notes import Level
 

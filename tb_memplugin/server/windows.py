@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto.metadata_pb2 import StepMetadata
+from tb_memplugin.proto.recording_pb2 import StepMetadata
 from tb_memplugin.server.cache import Cache
 from tb_memplugin.server.catalog import Entry
 from tb_memplugin.store import files

@@ -13,7 +13,7 @@ from tb_memplugin.analysis.findings import Finding, Fine
 from tb_memplugin.analysis.growth import monitored_growth, steady_rise
 from tb_memplugin.analysis.leak_sites import FEWEST_STEPS
 from tb_memplugin.analysis.ranks import MISSING
-from tb_memplugin.proto.metadata_pb2 import DeviceStats, StepMetadata
+from tb_memplugin.proto.recording_pb2 import DeviceStats, StepMetadata
 from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.monitored import Series
 from tb_memplugin.server.shapes import capacity_bytes, reserved_bytes

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.proto.side_file_pb2 import CONSTANT, DELTA, DICTIONARY, OFFSET, Chunk
+from tb_memplugin.proto.recording_pb2 import CONSTANT, DELTA, DICTIONARY, OFFSET, Chunk
 from tb_memplugin.trace.replay import address_order
 
 BLOCK_ROWS = 65_536
@@ -41,7 +41,8 @@ def encode(name: str, block: Column) -> tuple[Chunk, bytes]:
     if low == high:
         chunk.encoding = CONSTANT
         return chunk, b""
-    words = _words(block)
+    # Modulo 2**64: sums and differences wrap around consistently.
+    words = block.astype(np.int64 if block.dtype.kind == "i" else np.uint64).view(np.uint64)
     if name.rpartition(".")[2] in DELTA_COLUMNS:
         chunk.encoding = DELTA
         return chunk, _differences(chunk, words)
@@ -100,11 +101,6 @@ def expected_size(chunk: Chunk) -> int:
 
 
 _MASK = (1 << 64) - 1
-
-
-def _words(block: Column) -> Words:
-    """Return the numbers modulo 2**64 as uint64, whose sums and differences wrap around consistently."""
-    return block.astype(np.int64 if block.dtype.kind == "i" else np.uint64).view(np.uint64)
 
 
 def _dictionary(chunk: Chunk, words: Words) -> tuple[Chunk, bytes]:

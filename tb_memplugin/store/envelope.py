@@ -11,7 +11,7 @@ import zstandard
 from google.protobuf.message import DecodeError
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto.side_file_pb2 import Chunk, Footer
+from tb_memplugin.proto.recording_pb2 import Chunk, Footer
 from tb_memplugin.store.paths import HEAD_MAGIC
 
 VERSION = 1

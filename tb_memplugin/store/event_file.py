@@ -17,7 +17,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
 
-from tb_memplugin.proto.metadata_pb2 import StepMetadata
+from tb_memplugin.proto.recording_pb2 import StepMetadata
 from tb_memplugin.store.paths import PLUGIN_NAME, readable
 from tb_memplugin.store.records import record
 

@@ -1,4 +1,7 @@
-"""File operations on local paths and, through fsspec, on URLs such as `s3://` and `gs://`."""
+"""File operations on local paths and, through fsspec, on URLs such as `s3://` and `gs://`.
+
+Where the file system fails, they raise OSError, unless they say otherwise.
+"""
 
 from __future__ import annotations
 
@@ -90,10 +93,9 @@ def write_new(path: str, write: Callable[[BinaryIO], Result], *, flushed: bool =
     if is_remote(path):
         content = io.BytesIO()
         result = write(content)
-        file_system, inner = _remote(path)
-        if _is_there(file_system, inner):
+        if exists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        with _as_os_errors(path):
+        with _remote(path) as (file_system, inner):
             file_system.pipe_file(inner, content.getvalue())
         return result
     for left in tuple(_left)[:_MOST_RETRIED]:
@@ -208,8 +210,7 @@ def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
     with contextlib.ExitStack() as stack:
         stream: Any
         if is_remote(path):
-            file_system, inner = _remote(path)
-            stack.enter_context(_as_os_errors(path))
+            file_system, inner = stack.enter_context(_remote(path))
             opened = file_system.open(inner, "rb", block_size=_READ_AHEAD, cache_type="readahead")
             stream = stack.enter_context(opened)
         else:
@@ -227,14 +228,9 @@ def open_ranges(path: str) -> Iterator[tuple[ReadRange, int]]:
 
 
 def make_folder(path: str) -> None:
-    """Create a folder and its parents if they do not exist.
-
-    Raises:
-        OSError: the file system failed.
-    """
+    """Create a folder and its parents if they do not exist."""
     if is_remote(path):
-        file_system, inner = _remote(path)
-        with _as_os_errors(path):
+        with _remote(path) as (file_system, inner):
             file_system.makedirs(inner, exist_ok=True)
     else:
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -257,15 +253,10 @@ def claim(path: str, content: bytes, *, flushed: bool = False) -> bool:
 
 
 def remove(path: str) -> None:
-    """Delete a file; a file that does not exist is not an error.
-
-    Raises:
-        OSError: the file system failed.
-    """
+    """Delete a file; a file that does not exist is not an error."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if is_remote(path):
-            file_system, inner = _remote(path)
-            with _as_os_errors(path):
+            with _remote(path) as (file_system, inner):
                 file_system.rm_file(inner)
         else:
             os.unlink(path)
@@ -275,8 +266,7 @@ def remove_empty_folder(path: str) -> None:
     """Delete a folder if it is empty; ignore failures."""
     with contextlib.suppress(OSError):
         if is_remote(path):
-            file_system, inner = _remote(path)
-            with _as_os_errors(path):
+            with _remote(path) as (file_system, inner):
                 file_system.rmdir(inner)
         else:
             os.rmdir(path)
@@ -289,8 +279,7 @@ def read_begin(path: str, most: int = 1 << 16) -> bytes:
         OSError: the file system failed: FileNotFoundError if the file does not exist.
     """
     if is_remote(path):
-        file_system, inner = _remote(path)
-        with _as_os_errors(path):
+        with _remote(path) as (file_system, inner):
             return bytes(file_system.cat_file(inner)[:most])
     descriptor = os.open(path, _READ)
     try:
@@ -300,11 +289,7 @@ def read_begin(path: str, most: int = 1 << 16) -> bytes:
 
 
 def read_from(descriptor: int, offset: int, count: int) -> bytes:
-    """Return `count` bytes of an open file from an offset on, fewer if the file ends before.
-
-    Raises:
-        OSError: the file system failed.
-    """
+    """Return `count` bytes of an open file from an offset on, fewer if the file ends before."""
     os.lseek(descriptor, offset, os.SEEK_SET)
     parts = bytearray()
     while len(parts) < count and (part := os.read(descriptor, count - len(parts))):
@@ -313,20 +298,12 @@ def read_from(descriptor: int, offset: int, count: int) -> bytes:
 
 
 def names_in(path: str) -> list[str]:
-    """Return the sorted names of the files directly in a folder; empty if it does not exist.
-
-    Raises:
-        OSError: the file system failed.
-    """
+    """Return the sorted names of the files directly in a folder; empty if it does not exist."""
     return _entries(path)[1]
 
 
 def folders_in(path: str) -> list[str]:
-    """Return the sorted names of the folders directly in a folder; empty if it does not exist.
-
-    Raises:
-        OSError: the file system failed.
-    """
+    """Return the sorted names of the folders directly in a folder; empty if it does not exist."""
     return _entries(path)[0]
 
 
@@ -336,8 +313,7 @@ def _entries(path: str) -> tuple[list[str], list[str]]:
     names: list[str] = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if is_remote(path):
-            file_system, inner = _remote(path)
-            with _as_os_errors(path):
+            with _remote(path) as (file_system, inner):
                 entries = file_system.ls(inner, detail=True)
             for entry in entries:
                 if entry["name"].strip("/") == inner.strip("/"):
@@ -362,8 +338,7 @@ def is_folder(path: str) -> bool:
     if path.startswith(WEB) and not path.endswith("/"):
         return False
     if is_remote(path):
-        file_system, inner = _remote(path)
-        with _as_os_errors(path):
+        with _remote(path) as (file_system, inner):
             return bool(file_system.isdir(inner))
     return os.path.isdir(path)
 
@@ -373,9 +348,6 @@ def matching(path: str) -> list[str]:
 
     Local paths are returned as they are, because shells have expanded their patterns, and so are addresses on
     the web, in which `?` begins a query.
-
-    Raises:
-        OSError: the file system failed.
     """
     if not is_remote(path) or path.startswith(WEB) or not PATTERN.search(path):
         return [path]
@@ -414,8 +386,7 @@ def states(path: str) -> dict[str, str]:
         is_pattern = PATTERN.search(path) and not os.path.lexists(path)
         names = sorted(glob.glob(path, recursive=True)) if is_pattern else [path]
         return {name: _local_state(name) for name in names}
-    file_system, inner = _remote(path)
-    with _as_os_errors(path):
+    with _remote(path) as (file_system, inner):
         if PATTERN.search(path):
             entries = file_system.glob(inner, detail=True)
             return {
@@ -451,43 +422,15 @@ def exists(path: str) -> bool:
     Raises:
         OSError: the file system failed, so that it is not known.
     """
-    if is_remote(path):
-        return _is_there(*_remote(path))
     try:
-        os.lstat(path)
+        if is_remote(path):
+            with _remote(path) as (file_system, inner):
+                file_system.info(inner)  # unlike `exists`, which answers False to every error
+        else:
+            os.lstat(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL character
         return False
     return True
-
-
-def _is_there(file_system: Any, inner: str) -> bool:
-    try:
-        with _as_os_errors(inner):
-            file_system.info(inner)  # unlike `exists`, which answers False to every error
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _as_os_errors(path: str) -> Iterator[None]:
-    """Raise the errors of a remote file system's client as OSError."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        cause = error.__cause__
-        if not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
-        # So the client of the web calls a host that it cannot reach.
-        raise OSError(errno.EHOSTUNREACH, f"{type(cause).__name__}: {cause}", path) from error
-    except (NotADirectoryError, FileExistsError, MemPluginError):
-        raise
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
-    except Exception as error:
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
 
 
 def walk(path: str, failed: Callable[[OSError], object] = lambda _: None) -> Iterator[tuple[str, list[str]]]:
@@ -514,7 +457,9 @@ def walk(path: str, failed: Callable[[OSError], object] = lambda _: None) -> Ite
         waiting += [join(folder, name) for name in reversed(below)]
 
 
-def _remote(path: str) -> tuple[Any, str]:
+@contextlib.contextmanager
+def _remote(path: str) -> Iterator[tuple[Any, str]]:
+    """Yield the client of a remote file system, whose errors are raised as OSError, and the path in it."""
     try:
         from fsspec.core import url_to_fs  # heavy, and most logdirs are local
 
@@ -526,4 +471,19 @@ def _remote(path: str) -> tuple[Any, str]:
             fix="Install its fsspec client.",
         ) from error
     file_system.invalidate_cache()
-    return file_system, inner
+    try:
+        yield file_system, inner
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
+        # So the client of the web calls a host that it cannot reach.
+        raise OSError(errno.EHOSTUNREACH, f"{type(cause).__name__}: {cause}", path) from error
+    except (NotADirectoryError, FileExistsError, MemPluginError):
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", path) from error

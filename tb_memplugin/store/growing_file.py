@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from tb_memplugin.store import files
@@ -25,20 +26,23 @@ class NotOursError(OSError):
     """The file is not what its writer left: it was deleted, cut or extended by someone else."""
 
 
-class GrowingFile:
-    """A local file that only grows. The first append creates it.
+class AppendedFile(ABC):
+    """What is appended to a file, or to a group of files, until it is known to be written."""
 
-    Args:
-        path: the file, in a folder that only this writer writes to.
-        head: the bytes with which the file begins.
-        flushed: whether the first append waits for the disk, see `files.write_new`.
-    """
+    pending = b""
 
-    def __init__(self, path: str, head: bytes, *, flushed: bool = False) -> None:
-        self.path = path
-        self.pending = b""
-        self._head, self._flushed = head, flushed
-        self._end = 0
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """The file that was written last, or is being written."""
+
+    @abstractmethod
+    def _complete(self) -> None:
+        """Write the pending bytes, as far as they are not there yet."""
+
+    @abstractmethod
+    def _undo(self) -> bool:
+        """Remove the pending bytes, or find that they are not there. Return whether that is known."""
 
     def append(self, content: bytes) -> None:
         """Append to the file.
@@ -55,7 +59,7 @@ class GrowingFile:
         except NotOursError:
             raise
         except OSError as error:
-            if not self._truncate():
+            if not self._undo():
                 raise UnsettledError(error.errno, error.strerror, self.path) from error
             self.pending = b""
             raise
@@ -73,10 +77,7 @@ class GrowingFile:
     def _try_twice(self) -> None:
         """Write the pending bytes; after an error, look what is there, and complete it."""
         try:
-            if self._end:
-                self._complete()
-            else:
-                self._create()
+            self._complete()
         except NotOursError:
             raise
         except OSError as error:
@@ -86,6 +87,25 @@ class GrowingFile:
                 raise
             except OSError:
                 raise error from None
+
+
+class GrowingFile(AppendedFile):
+    """A local file that only grows. The first append creates it.
+
+    Args:
+        path: the file, in a folder that only this writer writes to.
+        head: the bytes with which the file begins.
+        flushed: whether the first append waits for the disk, see `files.write_new`.
+    """
+
+    def __init__(self, path: str, head: bytes, *, flushed: bool = False) -> None:
+        self._path, self._head, self._flushed = path, head, flushed
+        self._end = 0
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._path
 
     def _complete(self) -> None:
         """Write the pending bytes at their offset, as far as they are not there yet."""
@@ -131,7 +151,7 @@ class GrowingFile:
         os.lseek(descriptor, self._end + len(there), os.SEEK_SET)
         return added[len(there) :]
 
-    def _truncate(self) -> bool:
+    def _undo(self) -> bool:
         """Truncate the file by the pending bytes. Return whether that is known to have succeeded."""
         try:
             if not self._end:
@@ -147,7 +167,7 @@ class GrowingFile:
         return True
 
 
-class PartFiles:
+class PartFiles(AppendedFile):
     """One new file per append, for remote file systems, whose files cannot grow.
 
     Args:
@@ -156,7 +176,6 @@ class PartFiles:
     """
 
     def __init__(self, path_of: Callable[[int], str], head: bytes) -> None:
-        self.pending = b""
         self._path_of, self._head = path_of, head
         self._part = 0
 
@@ -165,49 +184,13 @@ class PartFiles:
         """The file that was written last, or is being written."""
         return self._path_of(self._part if self.pending else max(self._part - 1, 0))
 
-    def append(self, content: bytes) -> None:
-        """Write the next file.
-
-        Raises:
-            UnsettledError: it is not known whether the file was written.
-            OSError: the file system failed; there is no such file.
-        """
-        self.settle()
-        self.pending = self._head + content
-        try:
-            self._try_twice()
-        except OSError as error:
-            if not self._is_absent():
-                raise UnsettledError(error.errno, error.strerror, self.path) from error
-            self.pending = b""
-            raise
-
-    def settle(self) -> None:
-        """Complete an append whose result is not known.
-
-        Raises:
-            OSError: the file system failed; the result is still not known.
-        """
-        if self.pending:
-            self._write()
-
-    def _try_twice(self) -> None:
-        """Write the file; after an error, look whether it is there, and else write it."""
-        try:
-            self._write()
-        except OSError as error:
-            try:
-                self._write()
-            except OSError:
-                raise error from None
-
-    def _write(self) -> None:
-        while not files.claim(self._path_of(self._part), self.pending):
+    def _complete(self) -> None:
+        while not files.claim(self._path_of(self._part), self._head + self.pending):
             self._part += 1  # a file that someone else put there
         self.pending = b""
         self._part += 1
 
-    def _is_absent(self) -> bool:
+    def _undo(self) -> bool:
         try:
             return not files.exists(self.path)
         except OSError:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from google.protobuf.message import DecodeError
 
-from tb_memplugin.proto.metadata_pb2 import StepMetadata
+from tb_memplugin.proto.recording_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.event_file import blobs_of
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name, window_of

@@ -11,7 +11,7 @@ from itertools import chain
 
 import numpy as np
 
-from tb_memplugin.proto.side_file_pb2 import Column
+from tb_memplugin.proto.recording_pb2 import Column
 from tb_memplugin.trace import Allocations, Kind, MemoryTrace
 from tb_memplugin.trace.tables import Events, Int64, StartState, pieces_of
 

@@ -14,8 +14,7 @@ from tb_memplugin.analysis.account import Account
 from tb_memplugin.analysis.divisions import By, Part, merged
 from tb_memplugin.analysis.moments import LiveAllocation
 from tb_memplugin.errors import PERMIT, MemPluginError, UnreadableFileError, cannot_read, fix_of
-from tb_memplugin.proto.metadata_pb2 import StepMetadata
-from tb_memplugin.proto.summary_pb2 import DeviceSummary, ModuleTable, Parts, StepSummary
+from tb_memplugin.proto.recording_pb2 import DeviceSummary, ModuleTable, Parts, StepMetadata, StepSummary
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import read_metadata, read_summary
 from tb_memplugin.store.envelope import KEEP, RERECORD

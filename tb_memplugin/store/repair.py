@@ -17,7 +17,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto.metadata_pb2 import StepMetadata
+from tb_memplugin.proto.recording_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import read_metadata
 from tb_memplugin.store.event_file import blobs_of, first_record, step_record

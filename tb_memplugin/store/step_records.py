@@ -11,7 +11,7 @@ import zstandard
 from google.protobuf.message import DecodeError
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto import step_figures_pb2 as pb
+from tb_memplugin.proto import recording_pb2 as pb
 from tb_memplugin.store.envelope import RERECORD, check_version, unpacked
 from tb_memplugin.store.paths import readable
 from tb_memplugin.trace.notes import OTHER, Note

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tb_memplugin.proto import whole_device_pb2 as pb
+from tb_memplugin.proto import recording_pb2 as pb
 from tb_memplugin.trace import DevicePart, MemoryTrace, Moment, WholeDevice
 from tb_memplugin.trace.counters import code_of
 

@@ -10,8 +10,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from tb_memplugin.errors import MemPluginError, UnreadableFileError
-from tb_memplugin.proto import side_file_pb2
-from tb_memplugin.proto.side_file_pb2 import (
+from tb_memplugin.proto import recording_pb2
+from tb_memplugin.proto.recording_pb2 import (
     CONSTANT,
     Chunk,
     Column,
@@ -173,15 +173,15 @@ def write_window(stream: BinaryIO, trace: MemoryTrace, writer_id: str = "", wind
         columns=columns.values(),
         names=names,
         streams=trace.streams,
-        pools=[side_file_pb2.PoolId(first=first, second=second) for first, second in trace.pools],
+        pools=[recording_pb2.PoolId(first=first, second=second) for first, second in trace.pools],
         ooms=[
-            side_file_pb2.OutOfMemory(
+            recording_pb2.OutOfMemory(
                 event=oom.event, requested_bytes=oom.requested_bytes, free_bytes=oom.free_bytes
             )
             for oom in trace.ooms
         ],
         counters=[
-            side_file_pb2.CounterReading(
+            recording_pb2.CounterReading(
                 device=reading.device,
                 moment=reading.moment,
                 counter=reading.counter,
@@ -509,7 +509,7 @@ def _tensors(names: Names) -> tuple[TensorMetadata, ...]:
     )
 
 
-def _reading(stored: side_file_pb2.CounterReading) -> CounterReading:
+def _reading(stored: recording_pb2.CounterReading) -> CounterReading:
     causes = zip(stored.causes, stored.cause_bytes, strict=True)
     return CounterReading(
         stored.device,

@@ -12,7 +12,7 @@ import weakref
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
 from tb_memplugin.store.event_file import first_record
-from tb_memplugin.store.growing_file import GrowingFile, NotOursError, PartFiles, UnsettledError
+from tb_memplugin.store.growing_file import AppendedFile, GrowingFile, NotOursError, PartFiles, UnsettledError
 from tb_memplugin.store.paths import CLAIM, EVENT_FILE_END, SIDE_FOLDER, folder_name
 from tb_memplugin.temporary import this_process
 
@@ -39,7 +39,7 @@ class WorkerFolder:
         maker = f"{folder_name(socket.gethostname())}.{os.getpid()}"
         self._event_stem = f"events.out.tfevents.{int(time.time()):010d}.{maker}"
         self._part = 0
-        self._events: GrowingFile | PartFiles = self._growing_file()
+        self._events: AppendedFile = self._growing_file()
         if files.is_remote(path):
             self._events = PartFiles(self._event_file, first_record())
 

@@ -1,7 +1,15 @@
 """The memory trace and its replay. Imports nothing larger than numpy."""
 
 from tb_memplugin.trace.allocator import Annotations, OutOfMemory, Segments
-from tb_memplugin.trace.counters import Cause, Counter, CounterReading, Moment, at_every_moment
+from tb_memplugin.trace.counters import (
+    Cause,
+    Counter,
+    CounterReading,
+    DevicePart,
+    Moment,
+    WholeDevice,
+    at_every_moment,
+)
 from tb_memplugin.trace.kinds import STACKING_ORDER, Category, Kind, Phase, Reason
 from tb_memplugin.trace.notes import Note
 from tb_memplugin.trace.replay import Allocations
@@ -17,7 +25,6 @@ from tb_memplugin.trace.tables import (
     start_state,
 )
 from tb_memplugin.trace.trace import MemoryTrace
-from tb_memplugin.trace.whole_device import DevicePart, WholeDevice
 
 __all__ = [
     "STACKING_ORDER",

@@ -12,7 +12,7 @@ import numpy as np
 
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.trace.allocator import Annotations, OutOfMemory, PoolId, Segments
-from tb_memplugin.trace.counters import CounterReading
+from tb_memplugin.trace.counters import CounterReading, WholeDevice
 from tb_memplugin.trace.indexes import PartSums, Runs, runs_of
 from tb_memplugin.trace.kinds import SEGMENT_KINDS
 from tb_memplugin.trace.notes import Note
@@ -30,7 +30,6 @@ from tb_memplugin.trace.tables import (
     code_mask,
     pieces_of,
 )
-from tb_memplugin.trace.whole_device import WholeDevice
 
 Result = TypeVar("Result")
 

@@ -9,7 +9,7 @@ import pytest
 
 from tb_memplugin.analysis.whole_device import whole_line, whole_name, whole_of, whole_of_step
 from tb_memplugin.trace import DevicePart, Moment, WholeDevice
-from tb_memplugin.trace.whole_device import parts_of
+from tb_memplugin.trace.counters import parts_of
 from tests.step_figures import figures
 from tests.traces import trace
 

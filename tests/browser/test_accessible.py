@@ -12,8 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 import tb_memplugin
-from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tests.browser.conftest import watched
 from tests.browser.made_snapshot import made_snapshot
 from tests.browser.made_stacks import stacked_snapshot

@@ -9,8 +9,7 @@ from playwright.sync_api import expect
 
 from tb_memplugin.commands import main
 from tb_memplugin.exports.formats import FORMATS
-from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tests.browser.recorded import recorded
 from tests.cli import CliRunner
 from tests.step_figures import figures

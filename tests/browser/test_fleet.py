@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tb_memplugin.trace import Kind, MemoryTrace, OutOfMemory
 from tests.browser.conftest import watched
 from tests.browser.tab import bytes_in, exact

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tests.browser.tab import exact
 from tests.browser.test_trouble import reload_tensorboard
 from tests.step_figures import figures

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tests.browser.conftest import watched as watching
 from tests.browser.tab import bytes_in, exact
 from tests.step_figures import figures

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import DevicePart, Moment, WholeDevice
-from tb_memplugin.trace.whole_device import parts_of
+from tb_memplugin.trace.counters import parts_of
 from tests.browser.conftest import FAST, watched
 from tests.tensorboard.process import tensorboard
 from tests.traces import trace

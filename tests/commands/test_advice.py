@@ -9,8 +9,7 @@ from rich.console import Console
 
 from tb_memplugin import IterationReport
 from tb_memplugin.analysis.advice_rules import RULES
-from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tests.commands.files import real, refused, run, step_snapshot, stranger, told, write
 from tests.snapshots import block, segment, snapshot
 from tests.step_figures import figures

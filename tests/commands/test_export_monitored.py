@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tests.commands.files import refused, run
 from tests.step_figures import figures
 from tests.traces import trace

@@ -16,7 +16,7 @@ import pytest
 
 from tb_memplugin.commands.mcp import RecordingTools
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.store.steps_writer import StepsWriter
+from tb_memplugin.store.writer import StepsWriter
 from tests.commands.files import refused, run, step_snapshot, write
 from tests.commands.test_apart import ENDLESS
 from tests.step_figures import figures

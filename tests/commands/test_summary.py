@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tb_memplugin import load
-from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tests.analysis.test_growth import of_process
 from tests.commands.files import failing_snapshot, refused, run, write
 from tests.traces import trace

@@ -11,7 +11,7 @@ from queue import Queue
 import pytest
 
 from tb_memplugin import MemoryEstimator, MemPluginError
-from tb_memplugin.estimate.run import turns
+from tb_memplugin.estimate.answer import estimator
 
 
 def estimate() -> None:
@@ -45,7 +45,7 @@ def test_a_thread_whose_end_the_block_waits_for_is_told_at_once() -> None:
 
 @pytest.mark.parametrize("waits", ["future", "queue", "event"])
 def test_other_ways_to_wait_are_told_after_a_while(waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "PATIENCE", 0.3)
+    monkeypatch.setattr(estimator, "PATIENCE", 0.3)
     ended, queue = threading.Event(), Queue[int]()
 
     def run() -> None:

@@ -17,8 +17,16 @@ from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
-from tb_memplugin.exports.drawn import Plot
-from tb_memplugin.exports.html import OTHERS, SHOWN_KEYS, Division, pack, pack_steps, page_with, report_data
+from tb_memplugin.exports.html import (
+    OTHERS,
+    SHOWN_KEYS,
+    Division,
+    Plot,
+    pack,
+    pack_steps,
+    page_with,
+    report_data,
+)
 from tb_memplugin.trace import Note
 from tests.analysis.histories import allocator_trace
 from tests.traces import trace

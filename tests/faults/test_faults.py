@@ -412,7 +412,7 @@ def test_a_file_system_without_hard_links_is_as_safe(files, monkeypatch, name):
 def test_where_the_disk_fails_all_is_written_and_there_is_one_warning(
     tmp_path, monkeypatch, name, operation, lasts
 ):
-    monkeypatch.setattr("tb_memplugin.store.steps_writer.FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr("tb_memplugin.store.writer.FLUSH_SECONDS", 0.0)
     files = FailingFiles(str(tmp_path / "logdir"))
     files.install(monkeypatch, flushes=True)
     recorder = RECORDERS[name]

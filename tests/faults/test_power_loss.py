@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-import tb_memplugin.store.steps_writer
+import tb_memplugin.store.writer
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import disk_sync
 from tb_memplugin.store.imports import write_import
@@ -65,7 +65,7 @@ def recorded_disk(root: Path) -> Iterator[RecordedDisk]:
     root.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(disk_sync, "in_background", lambda run: run())
-        patch.setattr(tb_memplugin.store.steps_writer, "FLUSH_SECONDS", 0.0)
+        patch.setattr(tb_memplugin.store.writer, "FLUSH_SECONDS", 0.0)
         disk.install(patch)
         yield disk
 

@@ -23,12 +23,11 @@ from tb_memplugin.analysis.moments import peak
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.loading import load
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
+from tb_memplugin.store.blob import check_summary
 from tb_memplugin.store.reader import read_recordings
-from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.summary import Window, WindowSummaries
-from tb_memplugin.store.summary_check import check_summary
 from tb_memplugin.store.windows import write_window
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tb_memplugin.trace import MemoryTrace
 from tests.mutations.damage import bytes_damaged, story_damaged, tree_damaged
 from tests.mutations.own_formats import descriptions_damaged, event_file_damaged, side_file_damaged

@@ -11,9 +11,8 @@ from typing import Any
 import zstandard
 from google.protobuf.message import DecodeError, Message
 
-from tb_memplugin.proto import step_figures_pb2, summary_pb2
-from tb_memplugin.proto.metadata_pb2 import StepMetadata
-from tb_memplugin.proto.side_file_pb2 import Chunk, Footer
+from tb_memplugin.proto import recording_pb2
+from tb_memplugin.proto.recording_pb2 import Chunk, Footer, StepMetadata
 from tb_memplugin.store.envelope import TAIL, TAIL_MAGIC, VERSION
 from tb_memplugin.store.paths import STEPS_TAG
 from tb_memplugin.store.records import record, records
@@ -107,8 +106,8 @@ def _blob_damaged(data: bytes, random: Random) -> bytes:
         if not value.tensor.string_val:
             continue
         of_steps = value.tag == STEPS_TAG
-        outer_kind = step_figures_pb2.StepRecord if of_steps else summary_pb2.StepBlob
-        inner_kind = step_figures_pb2.StepFigures if of_steps else summary_pb2.StepSummary
+        outer_kind = recording_pb2.StepRecord if of_steps else recording_pb2.StepBlob
+        inner_kind = recording_pb2.StepFigures if of_steps else recording_pb2.StepSummary
         field = "figures" if of_steps else "summary"
         outer: Any = outer_kind.FromString(value.tensor.string_val[0])
         raw = zstandard.ZstdDecompressor().decompress(getattr(outer, field))

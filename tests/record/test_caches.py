@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tb_memplugin.read.categories import Born
-from tb_memplugin.record.caches import grown
+from tb_memplugin.record.provenance import grown
 from tb_memplugin.trace import Phase, Reason
 
 CALLS = 5

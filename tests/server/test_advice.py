@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tb_memplugin.analysis.advice_rules import RULES
-from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tests.server.tab import Tab
 from tests.step_figures import figures
 from tests.traces import trace

@@ -14,8 +14,7 @@ from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.worker_steps import worker_steps
 from tb_memplugin.store.blob import read_metadata
 from tb_memplugin.store.health import MOST_SIDE_FILES
-from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tb_memplugin.trace import Kind, OutOfMemory
 from tests.server.tab import Tab
 from tests.step_figures import figures

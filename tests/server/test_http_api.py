@@ -12,8 +12,7 @@ import pytest
 import tb_memplugin
 from tb_memplugin.server.routes import ROUTES
 from tb_memplugin.server.selection import Request
-from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tests.server.conftest import BASELINE
 from tests.server.tab import Tab
 from tests.server.test_allocator import made

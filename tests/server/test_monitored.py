@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tb_memplugin.store.step_records import read_figures
-from tb_memplugin.store.steps_writer import StepsWriter
+from tb_memplugin.store.writer import StepsWriter
 from tests.server.tab import Tab
 from tests.step_figures import figures
 
@@ -111,7 +111,7 @@ def test_what_is_not_there_is_told(watched):
 def test_a_damaged_record_is_told_and_the_rest_is_shown(logdir, monkeypatch):
     writer = StepsWriter(str(logdir / "long"), "rank0", 0)
     writer.write(figures([1, 2]))
-    monkeypatch.setattr("tb_memplugin.store.steps_writer.pack_figures", lambda _: b"\xff\xff")
+    monkeypatch.setattr("tb_memplugin.store.writer.pack_figures", lambda _: b"\xff\xff")
     writer.write(figures([3], first=2))
     monkeypatch.undo()
     writer.write(figures([4], first=3))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tests.server.tab import Tab
 from tests.step_figures import figures
 from tests.traces import CUDA_CAPACITY, trace

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto.metadata_pb2 import StepMetadata
+from tb_memplugin.proto.recording_pb2 import StepMetadata
 from tb_memplugin.server.catalog import Entry
 from tb_memplugin.server.windows import Windows
 from tb_memplugin.store.writer import RunWriter

@@ -4,7 +4,7 @@ import uuid
 import fsspec
 import pytest
 
-from tb_memplugin.proto import summary_pb2
+from tb_memplugin.proto import recording_pb2
 from tb_memplugin.server.routes import step
 from tb_memplugin.store.writer import RunWriter
 from tests.server.conftest import BASELINE
@@ -17,7 +17,7 @@ def keys_and_bytes(parts):
 
 
 def test_a_note_of_an_older_version_is_its_text():
-    assert step._note_shape(summary_pb2.Note(text="Half of it is a guess.")) == {
+    assert step._note_shape(recording_pb2.Note(text="Half of it is a guess.")) == {
         "code": "other",
         "level": "info",
         "bytes": None,

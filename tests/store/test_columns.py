@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tb_memplugin.proto.side_file_pb2 import CONSTANT, DELTA, DICTIONARY, OFFSET
+from tb_memplugin.proto.recording_pb2 import CONSTANT, DELTA, DICTIONARY, OFFSET
 from tb_memplugin.store.columns import SMALL_ROWS, decode, encode
 
 NAMES = ("events.time_ns", "events.address", "events.bytes", "events.operator", "start.module")

@@ -14,9 +14,8 @@ from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.reader import load_window, read_recordings, walk_logdir
 from tb_memplugin.store.records import record, records
 from tb_memplugin.store.repair import repair
-from tb_memplugin.store.steps_writer import StepsWriter
 from tb_memplugin.store.windows import write_window
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tests.step_figures import figures
 from tests.traces import EPOCH, same, trace
 

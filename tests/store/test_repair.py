@@ -14,8 +14,7 @@ from tb_memplugin.store.imports import write_import
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.records import record, records
 from tb_memplugin.store.repair import QUIET_SECONDS, repair
-from tb_memplugin.store.steps_writer import StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tests.cli import CliRunner
 from tests.faults.failing_files import FailingFiles, Fault
 from tests.flushing import wait_for_the_disk

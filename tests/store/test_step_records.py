@@ -12,13 +12,12 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from tb_memplugin.commands import main
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto import step_figures_pb2 as pb
+from tb_memplugin.proto import recording_pb2 as pb
 from tb_memplugin.store import step_records
 from tb_memplugin.store.reader import read_recordings
 from tb_memplugin.store.records import records
 from tb_memplugin.store.step_records import SeriesReader, pack_figures, read_figures, read_series
-from tb_memplugin.store.steps_writer import SCALARS_EACH, StepsWriter
-from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.store.writer import SCALARS_EACH, RunWriter, StepsWriter
 from tb_memplugin.trace.step_figures import joined
 from tests.cli import CliRunner
 from tests.step_figures import figures, same_figures

@@ -6,7 +6,7 @@ import pytest
 from tb_memplugin.analysis.account import accounts
 from tb_memplugin.analysis.divisions import DIVISIONS, breakdown
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto.summary_pb2 import StepBlob, StepSummary
+from tb_memplugin.proto.recording_pb2 import StepBlob, StepSummary
 from tb_memplugin.store.blob import pack, read_metadata, read_summary
 from tb_memplugin.store.reader import peak_parts, recorded_accounts, recorded_whole
 from tb_memplugin.store.summary import Window, WindowSummaries

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto.side_file_pb2 import Footer
+from tb_memplugin.proto.recording_pb2 import Footer
 from tb_memplugin.store import pairing, windows
 from tb_memplugin.store.columns import decode
 from tb_memplugin.store.envelope import HEAD, TAIL

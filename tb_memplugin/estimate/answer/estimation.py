@@ -26,7 +26,6 @@ class ModuleMemory:
 
     Attributes:
         name: its FQN, `(root)` for the model itself; or `outside:<operator>` for memory that no module owns.
-        class_name: the class of the module.
         at_peak_bytes: bytes that it holds at the peak of the device.
         allocated_bytes, allocations: bytes and number of all its allocations during the run.
         peak_bytes: the highest allocated bytes of the device during its calls; 0 if it was not called.

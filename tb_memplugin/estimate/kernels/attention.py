@@ -117,7 +117,7 @@ class Attention(Correction):
             )[0]
 
     def _undivided(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> Any:
-        with mode.looking():
+        with mode.running(recorded=True):
             return self.attend(*args, **kwargs)
 
 

@@ -326,9 +326,7 @@ class RecurrentCall:
         projected: the size of results, if `proj_size` makes it differ from `hidden`; else 0.
         drops: whether layers of a stack drop results of each other.
         steps: the length of the longest sequence.
-        sequences: the number of sequences.
         rows: steps of all sequences together; fewer than `steps * sequences` if they are packed.
-        packed: whether sequences are packed.
         element_bytes: 2, 4 or 8.
         persistent: whether the kernels keep weights in registers (`is_persistent`).
         capability: of the GPU, such as (8, 0).

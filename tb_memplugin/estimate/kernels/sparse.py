@@ -46,7 +46,7 @@ def _of_bags(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: M
         args
     )
     sparse = aten._embedding_bag_sparse_backward.default
-    with mode.looking():
+    with mode.running(recorded=True):
         return sparse.decompose(
             *(grad, indices, offsets, rows_of_bags, bag_sizes, count, by_frequency, reduction, weights), *rest
         )

@@ -95,17 +95,13 @@ def _going_on(code: CodeType, last: int) -> bool | None:
             return only[0] ^ jumps_if
         return True if "any" in _names(instructions, read) else None  # a mask selects everything
     goes_on = [
-        any(_repeats(instructions[row]) if loop else _calls(instructions[row]) for row in way)
+        any("BACKWARD" in instructions[row].opname if loop else _calls(instructions[row]) for row in way)
         for way in (body, beyond)
     ]
     if goes_on not in (([True, False], [False, True], [True, True]) if loop else ([False, True],)):
         return None
     in_body = len(body) > len(beyond) if goes_on[0] == goes_on[1] else goes_on[0]
     return in_body ^ jumps_if
-
-
-def _repeats(instruction: Instruction) -> bool:
-    return "BACKWARD" in instruction.opname
 
 
 def _calls(instruction: Instruction) -> bool:

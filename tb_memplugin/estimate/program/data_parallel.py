@@ -29,7 +29,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.program.communication import watched
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
-from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.estimate.run.patches import Patches, do_nothing
 from tb_memplugin.trace import Category
 
 _BEFORE_2_15 = torch.torch_version.TorchVersion(torch.__version__) < "2.15"
@@ -292,7 +292,7 @@ class FakeReducer:
 
     def __getattr__(self, name: str) -> Any:
         if name in _WITHOUT_MEMORY:
-            return _nothing
+            return do_nothing
         raise _refusal(f"that calls Reducer.{name}", "Leave that feature out.")
 
 
@@ -352,7 +352,7 @@ class _Silent:
     def __init__(self, *_: Any) -> None: ...
 
     def __getattr__(self, name: str) -> Any:
-        return _nothing
+        return do_nothing
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -380,7 +380,3 @@ def _exchange_shapes(group: Any, parameters: Sequence[torch.Tensor], *_: Any) ->
             torch.empty(ranks, dtype=torch.int64, device=device)
         torch.empty(sum(2 * parameter.dim() for parameter in parameters), dtype=torch.int64, device=device)
         del counts
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None

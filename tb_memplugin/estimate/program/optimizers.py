@@ -11,7 +11,7 @@ from torch.utils import _foreach_utils
 
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
-from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.estimate.run.patches import Patches, do_nothing
 
 _FUSED = ("adam", "adamw", "sgd", "adagrad")
 
@@ -42,12 +42,8 @@ class FusedOptimizers(Correction):
         for name in _FUSED:
             packet = getattr(torch.ops.aten, f"_fused_{name}_", None)
             for overload in packet.overloads() if packet is not None else ():
-                rules[getattr(packet, overload)] = _nothing
+                rules[getattr(packet, overload)] = do_nothing
         return rules
-
-
-def _nothing(mode: CountingFakeMode, func: Any, args: Any, kwargs: Any) -> None:
-    return None
 
 
 class LossScaling(Correction):

@@ -67,7 +67,7 @@ def _pack(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapp
     data, lengths, batch_first = args
     values = values_of(lengths)
     sizes = [sum(length > time for length in values) for time in range(max(values))]
-    with mode.looking():
+    with mode.running(recorded=True):
         steps = data.transpose(0, 1) if batch_first else data
         pieces = [steps[first:last, :size].contiguous() for first, last, size in _stretches(sizes)]
         rows = torch.cat([piece.flatten(0, 1) for piece in pieces])

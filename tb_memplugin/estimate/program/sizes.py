@@ -79,7 +79,7 @@ class Sizes(Asking):
         """
         boxes, scores = args[:2]
         rows = scores.numel()
-        with mode.looking():
+        with mode.running(recorded=True):
             order = scores.sort(stable=True, descending=True).indices
             boxes = boxes.index_select(0, order)
             overlaps = boxes.new_empty(rows * -(-rows // 64), dtype=torch.int64)

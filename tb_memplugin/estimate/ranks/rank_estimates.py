@@ -27,7 +27,7 @@ from tb_memplugin.estimate.answer.estimation import Estimate
 from tb_memplugin.estimate.answer.estimator import WORKER, MemoryEstimator
 from tb_memplugin.estimate.program.communication import Underway
 from tb_memplugin.estimate.ranks.mesh import PIPELINE, Mesh, checked_mesh, parse_mesh
-from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.estimate.run.patches import Patches, do_nothing
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import MemoryTrace
 
@@ -300,7 +300,7 @@ def _stay_fake(patches: Patches) -> None:
 
     for owner in (dist, distributed_c10d):
         patches.set(owner, "new_group", new_group)
-        patches.set(owner, "init_process_group", _nothing)
+        patches.set(owner, "init_process_group", do_nothing)
 
 
 def _hold_what_is_on_its_way(patches: Patches) -> None:
@@ -350,7 +350,7 @@ def _carry_objects(patches: Patches, post: Post) -> None:
         patches.set(owner, "recv_object_list", receive)
         patches.set(owner, "all_gather_object", all_gather)
         patches.set(owner, "gather_object", gather)
-        patches.set(owner, "broadcast_object_list", _nothing)
+        patches.set(owner, "broadcast_object_list", do_nothing)
 
 
 def _global(rank: int | None, group: Any, group_rank: int | None) -> int:
@@ -368,10 +368,6 @@ def _global(rank: int | None, group: Any, group_rank: int | None) -> int:
             fix="Name the sender: src=... or group_src=...",
         )
     return dist.get_global_rank(group or distributed_c10d._get_default_group(), group_rank)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
 
 
 def _forget_other_ranks() -> None:

@@ -40,7 +40,6 @@ from tb_memplugin.estimate.program.compiled import Compiled, Scripted
 from tb_memplugin.estimate.program.constants import Constants
 from tb_memplugin.estimate.program.data_loading import DataLoading
 from tb_memplugin.estimate.program.data_parallel import DataParallel
-from tb_memplugin.estimate.program.devices import Devices
 from tb_memplugin.estimate.program.module_moves import LazyModules, ModuleMoves
 from tb_memplugin.estimate.program.optimizers import ForeachByDefault, FusedOptimizers, LossScaling
 from tb_memplugin.estimate.program.packed_sequences import PackedSequences
@@ -52,6 +51,7 @@ from tb_memplugin.estimate.program.sizes import Sizes
 from tb_memplugin.estimate.program.storage_resizing import StorageResizing
 from tb_memplugin.estimate.program.values import Asking, Selections, Values
 from tb_memplugin.estimate.run.correction import Correction, Corrections, Target
+from tb_memplugin.estimate.run.cuda_shim import Devices
 
 _FILES = (
     attention_buffers,

@@ -16,7 +16,7 @@ from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.run.fake_ledger import Block as Request
 from tb_memplugin.estimate.run.fake_ledger import FakeLedger
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
-from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.estimate.run.patches import Patches, do_nothing
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
 from tb_memplugin.simulator.caching_allocator import FREE, LIVE, Block, CachingAllocator
 from tb_memplugin.trace import Kind
@@ -250,8 +250,8 @@ class CudaMemory:
             "_cuda_resetPeakMemoryStats": lambda device: self._of(device).reset_peaks(),
             "_cuda_resetAccumulatedMemoryStats": lambda device: self._of(device).reset_totals(),
             "_cuda_hostMemoryStats": self._host_statistics,
-            "_cuda_resetPeakHostMemoryStats": _nothing,
-            "_cuda_resetAccumulatedHostMemoryStats": _nothing,
+            "_cuda_resetPeakHostMemoryStats": do_nothing,
+            "_cuda_resetAccumulatedHostMemoryStats": do_nothing,
             "_cuda_memorySnapshot": self._snapshot,
             "_cuda_emptyCache": self._empty_cache,
             "_cuda_getMemoryFraction": lambda _device: self._fraction,
@@ -264,14 +264,14 @@ class CudaMemory:
             "_cuda_record_memory_history": self._history,
             "_cuda_record_memory_history_legacy": self._history,
             "_cuda_isHistoryEnabled": lambda: False,
-            "_cuda_setMemoryMetadata": _nothing,
+            "_cuda_setMemoryMetadata": do_nothing,
             "_cuda_getMemoryMetadata": str,
             "_accelerator_isAllocatorInitialized": lambda: True,
             "_accelerator_getDeviceStats": self._statistics,
             "_accelerator_resetPeakStats": lambda device: self._of(device).reset_peaks(),
             "_accelerator_resetAccumulatedStats": lambda device: self._of(device).reset_totals(),
             "_accelerator_emptyCache": self._empty_cache,
-            "_accelerator_emptyHostCache": _nothing,
+            "_accelerator_emptyHostCache": do_nothing,
             "_accelerator_getMemoryInfo": self.free_and_total,
         }
 
@@ -357,7 +357,3 @@ class CudaMemory:
         block = self._raw.pop(address, None)
         if block is not None:
             self._mode.ledger.free(block, self._mode.layers.scope())
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None

@@ -1,4 +1,4 @@
-"""Allow fake tensors on `device='cuda'` without a GPU, through a small C++ library that is compiled once."""
+"""Make `device='cuda'` work without a GPU: a C++ library, compiled once, lets PyTorch know a device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from pathlib import Path
 import torch
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.run import cuda_shim, fake_cuda
+from tb_memplugin.estimate.run.correction import Correction
+from tb_memplugin.estimate.run.cuda_memory import CudaMemory
+from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.record.compiling import cache_folder, compile_library, installed_compiler
 
 SOURCE = Path(__file__).with_name("cuda_shim.cpp")
@@ -98,3 +103,21 @@ def _compile(path: Path) -> None:
         *(f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu"),
     ]
     compile_library(path, command, purpose="makes the device 'cuda' known to torch", fix=_FIX)
+
+
+class Devices(Correction):
+    """Provides a CUDA device.
+
+    It also keeps autocast and GradScaler on, which switch themselves off where `torch.cuda.is_available`
+    returns False.
+    """
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Make `torch.cuda` describe the target; a GPU of this machine is not asked."""
+        if self.target.device_type != "cuda":
+            return
+        fake_cuda.describe(patches, self.target.gpu)
+        CudaMemory(mode, self.target.gpu, self.target.settings, self.target.note).apply(patches)
+        cuda_shim.switch(True)
+        patches.on_undo(lambda: cuda_shim.switch(False))
+        fake_cuda.stand_in(patches, mode, self.target.gpu, self.target.note)

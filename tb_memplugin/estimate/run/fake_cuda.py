@@ -16,7 +16,7 @@ from torch._subclasses import fake_tensor
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
-from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.estimate.run.patches import Patches, do_nothing
 from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
 
 _POOLED = 32
@@ -212,10 +212,7 @@ class FakeGraph:
         """Allocate nothing, as a replay does."""
         FakeGraph.replayed()
 
-    def _nothing(self, *_: Any, **__: Any) -> None:
-        """Do nothing."""
-
-    reset = instantiate = enable_debug_mode = debug_dump = _nothing
+    reset = instantiate = enable_debug_mode = debug_dump = do_nothing
 
 
 class FakeMemPool:
@@ -281,21 +278,21 @@ def stand_in(
             "MemPool": FakeMemPool,
             "_cuda_beginAllocateCurrentThreadToPool": lambda device, pool: PrivatePools.entered.append(pool),
             "_cuda_endAllocateToPool": lambda device, pool: PrivatePools.entered.pop(),
-            "_cuda_releasePool": _nothing,
+            "_cuda_releasePool": do_nothing,
         },
         torch.cuda.nvtx: {"_nvtx": _Nvtx},
         torch.cuda.tunable: {name: lambda *_, answer=answer: answer for name, answer in _TUNABLE.items()},
         torch.Tensor: {
-            "record_stream": _nothing,
+            "record_stream": do_nothing,
             "pin_memory": lambda tensor, device=None: tensor,  # host memory is not counted
         },
         torch.backends.cudnn: {"is_available": lambda: True},
-        fake_tensor: {"init_gpu_context": _nothing},  # older versions do not ask avoid_device_init
+        fake_tensor: {"init_gpu_context": do_nothing},  # older versions do not ask avoid_device_init
     }
     modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("torch.cuda.")]
     for owner, names in answers.items():
         for name, answer in names.items():
-            original = vars(owner).get(name, _nothing)
+            original = vars(owner).get(name, do_nothing)
             imported = [module for module in modules if vars(module).get(name) is original]
             for module in (owner, *(imported if owner is torch.cuda else ())):
                 patches.set(module, name, answer)
@@ -314,7 +311,7 @@ def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
         "_cuda_getArchFlags": lambda: f"sm_{major}{minor}",
         "_cuda_get_sync_debug_mode": lambda: sync_debug[0],
         "_cuda_set_sync_debug_mode": lambda mode: sync_debug.__setitem__(0, mode),
-        "_host_emptyCache": _nothing,
+        "_host_emptyCache": do_nothing,
         "_scatter": lambda tensor, devices, *_: (tensor.to(f"cuda:{devices[0]}"),),  # to the only device
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_getDeviceIndex": lambda: 0,
@@ -322,7 +319,7 @@ def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
         "_accelerator_setStream": lambda stream: current.__setitem__(-1, stream),
         "_accelerator_exchangeDevice": lambda index: 0,
         "_accelerator_maybeExchangeDevice": lambda index: 0,
-        **dict.fromkeys(_NOTHING_IN_C, _nothing),
+        **dict.fromkeys(_NOTHING_IN_C, do_nothing),
         **{name: _refusing(name) for name in _REFUSED_IN_C},
     }
 
@@ -354,7 +351,7 @@ def _in_python(note: Callable[[str], None]) -> dict[str, Any]:
         "CUDAGraph": FakeGraph,
         "graph_pool_handle": new_pool,
         "MemPool": FakeMemPool,
-        **dict.fromkeys(_NOTHING, _nothing),
+        **dict.fromkeys(_NOTHING, do_nothing),
         **{name: _idle(name, note) for name in _MEASURED},
     }
 
@@ -442,7 +439,3 @@ def _refusing(name: str) -> Callable[..., Any]:
         )
 
     return refuse
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None

@@ -279,9 +279,9 @@ class CountingFakeMode(FakeTensorMode):
             self.ledger.free(block, scope)
 
     @contextmanager
-    def trying(self) -> Iterator[None]:
-        """Run operators inside this context on fake tensors without recording anything."""
-        inside, self._inside = self._inside, True
+    def running(self, *, recorded: bool) -> Iterator[None]:
+        """Run operators inside this context as if the program called them, or without recording anything."""
+        inside, self._inside = self._inside, not recorded
         try:
             with self:
                 yield
@@ -351,16 +351,6 @@ class CountingFakeMode(FakeTensorMode):
             yield
         finally:
             self._adding_in_place = before
-
-    @contextmanager
-    def looking(self) -> Iterator[None]:
-        """Record each operator that a rule calls inside this context, as if the program called it."""
-        inside, self._inside = self._inside, False
-        try:
-            with self:
-                yield
-        finally:
-            self._inside = inside
 
     def _is_composite(self, func: Any) -> bool:
         """Whether an operator consists of other operators. These arrive here only in inference mode."""

@@ -15,7 +15,7 @@ from tb_memplugin.estimate.run.fake_ledger import FakeLedger
 from tb_memplugin.read.categories import Born, by_lifetime, of_known
 from tb_memplugin.read.phases import phase_at, phase_spans, stretch
 from tb_memplugin.read.tables import Mark, Names, Owners, named_phases, operator_name
-from tb_memplugin.record.caches import with_caches
+from tb_memplugin.record.provenance import with_caches
 from tb_memplugin.record.tensor_metadata import made_tensors
 from tb_memplugin.trace import (
     Category,

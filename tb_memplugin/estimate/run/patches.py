@@ -141,3 +141,7 @@ def _global_hooks() -> Iterator[dict[int, Any]]:
         for name, hooks in vars(sys.modules[owner.__module__]).items():
             if name.startswith("_global_") and isinstance(hooks, dict):
                 yield hooks
+
+
+def do_nothing(*_: Any, **__: Any) -> None:
+    """Stand for a function that an estimate need not call."""

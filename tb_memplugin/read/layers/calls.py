@@ -38,7 +38,6 @@ class Call:
         position: which attribute of its parent it is, in the order in which the class makes them; else 0.
         is_by_text: whether a source text has the name.
         without_index: its name if the index of its loop is not known.
-        in_loop: whether a loop made it.
         is_apart: whether its parent allocated with another line after its last call with this one.
         is_unsure: whether what a loop of it ran may as well be another call of it.
         may_skip: whether a condition in the loop decided that.

@@ -546,7 +546,7 @@ class _Function:
         position = list(self._values).index(first) + 1 if first in self._values else 0
         elements = self._elements(path)
         of_list = self._elements(path[:-2]) if path.endswith(f".{LOOP}") else None
-        return Target(path, self._class_of(path), is_forward, position, False, elements, of_list)
+        return Target(path, _class_in(self._value(path)), is_forward, position, False, elements, of_list)
 
     def _may_be_module(self, path: str) -> bool:
         """Whether an argument of another function is a module: its class makes it or a list with it."""
@@ -584,9 +584,6 @@ class _Function:
         methods = [node for node in (self.owner.body if self.owner else ()) if isinstance(node, Function)]
         ends = ((method.name, method.body[-1]) for method in methods)
         return {name: end.value for name, end in ends if isinstance(end, ast.Return) and end.value}
-
-    def _class_of(self, path: str) -> str:
-        return _class_in(self._value(path))
 
     def _value(self, path: str) -> ast.expr | None:
         """Return the expression that makes a module below `self`; None if it is not known."""

@@ -21,8 +21,7 @@ from tb_memplugin.read.snapshot.blocks import final_states, no_state
 from tb_memplugin.read.snapshot.categories import categorised
 from tb_memplugin.read.snapshot.columns.rest import MANY
 from tb_memplugin.read.snapshot.device import SnapshotDevice
-from tb_memplugin.read.snapshot.entries import FIX, damage_refused, read_entries
-from tb_memplugin.read.snapshot.entry_columns import EntryColumns
+from tb_memplugin.read.snapshot.entries import FIX, EntryColumns, damage_refused, read_entries
 from tb_memplugin.read.snapshot.rounding import DIVISIONS, OFF, divisions_text
 from tb_memplugin.read.snapshot.tables import LONGEST_NAME, Tables, is_cut
 from tb_memplugin.read.tables import ModuleTree

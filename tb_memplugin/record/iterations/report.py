@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import torch
@@ -401,9 +400,7 @@ class IterationReport:
     def __enter__(self) -> IterationReport:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def fail(self, where: str, error: BaseException) -> None:

@@ -353,7 +353,6 @@ class Reading(NamedTuple):
         allocated, reserved: the current values.
         peak, peak_reserved: the highest values since the previous reading.
         exact: whether `peak` is exact; otherwise it is a lower bound.
-        reserved_exact: whether `peak_reserved` is exact.
         requested: the current bytes as requested, None if not counted.
         retries, ooms, allocations, allocated_bytes: counts since some time before the first reading.
     """

@@ -280,13 +280,10 @@ class StepRecording:
 
     def _boundary(self) -> None:
         """Read all counters, and add the peaks since the last boundary to the step and all running phases."""
-        self._last = self._read()
+        self._last = [counter.read() for counter in self.counters]
         self._highs.add(self._last)
         for phase in self._phases:
             phase.highs.add(self._last)
-
-    def _read(self) -> list[Reading]:
-        return [counter.read() for counter in self.counters]
 
     def _phase_name(self, name: str) -> str:
         name = str(name)[:_PHASE_NAME]

@@ -14,8 +14,7 @@ from tb_memplugin.read.categories import Born, by_lifetime, of_known
 from tb_memplugin.read.phases import Stretch, phase_at, phase_spans, stretch
 from tb_memplugin.read.tables import Call, Mark, Names, Owners, named_phases, operator_name
 from tb_memplugin.record.profiler.calls import calls_from, crossings_from_spans
-from tb_memplugin.record.profiler.categories import find_owners_in_steps
-from tb_memplugin.record.provenance import Provenance, with_later_names
+from tb_memplugin.record.provenance import Provenance, find_owners_in_steps, with_later_names
 from tb_memplugin.record.storage_lifetimes import BEFORE, Block, Buffer, Entry, EntryKind, Ledger
 from tb_memplugin.record.storages import Sighting
 from tb_memplugin.record.tensor_metadata import made_tensors

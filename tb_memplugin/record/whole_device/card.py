@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.record.torch_private.allocators import BINDINGS, MEMORY_STATS
-from tb_memplugin.trace.whole_device import DevicePart
+from tb_memplugin.trace.counters import DevicePart
 
 logger = logging.getLogger("tb_memplugin")
 

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from time import perf_counter
 
-from tb_memplugin.trace.whole_device import DevicePart
+from tb_memplugin.trace.counters import DevicePart
 
 LONGEST_WALK_S = 0.05
 """How long the pages of all children may be walked; if they are more, their bytes are not known."""

@@ -14,7 +14,7 @@ from tb_memplugin.record.steps.counters import resident_memory
 from tb_memplugin.record.whole_device.card import CardMemory, cards_memory, with_private_pools
 from tb_memplugin.record.whole_device.host import HostMemory, host_memory
 from tb_memplugin.trace import MemoryTrace, Moment
-from tb_memplugin.trace.whole_device import DevicePart, WholeDevice, parts_of
+from tb_memplugin.trace.counters import DevicePart, WholeDevice, parts_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from tb_memplugin.analysis.comparison import Status, compare_parts, shortened_de
 from tb_memplugin.analysis.curves import OTHERS
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS, DIVISIONS, By, Part, breakdown
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
+from tb_memplugin.proto.recording_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.grouping import folded, wants_groups
 from tb_memplugin.server.selection import Request

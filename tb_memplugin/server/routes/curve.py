@@ -13,7 +13,7 @@ from tb_memplugin.analysis.curves import Curve, curve, event_curve
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS, By, informative
 from tb_memplugin.analysis.module_groups import ModuleGroups
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto import summary_pb2
+from tb_memplugin.proto import recording_pb2
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.frames import labels_of
 from tb_memplugin.server.grouping import Group, divided, groups_shape
@@ -122,7 +122,7 @@ def _shape(drawn: Curve, labels: list[str], part: Stretch, epoch_ns: int) -> Cur
     }
 
 
-def _coarse(stored: summary_pb2.Curve) -> CurveAnswer:
+def _coarse(stored: recording_pb2.Curve) -> CurveAnswer:
     width = stored.columns
     high = list(accumulate(stored.high))
     stacks = [list(accumulate(stored.stacks[at : at + width])) for at in range(0, len(stored.stacks), width)]

@@ -7,7 +7,7 @@ import numpy as np
 from tb_memplugin.analysis.lanes import Ran, lanes, over_events, what_ran
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.exports.json import PHASES, Span, spans_json, step_json
-from tb_memplugin.proto import summary_pb2
+from tb_memplugin.proto import recording_pb2
 from tb_memplugin.server.cache import RESULTS
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Chosen, Session
@@ -74,7 +74,7 @@ def _step(chosen: Chosen) -> Step:
     return Step(chosen.entry.metadata.step, start, end)
 
 
-def _spans(stored: summary_pb2.Spans, chosen: Chosen) -> Spans:
+def _spans(stored: recording_pb2.Spans, chosen: Chosen) -> Spans:
     start = np.cumsum(np.array(stored.starts, np.int64)) + chosen.epoch_ns
     return Spans(
         start_ns=start,

@@ -9,7 +9,7 @@ import numpy as np
 from tb_memplugin.analysis.module_groups import OTHER_MODULES
 from tb_memplugin.analysis.modules import module_table
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
+from tb_memplugin.proto.recording_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Chosen, Opened, Session
 from tb_memplugin.server.shapes import CATEGORIES

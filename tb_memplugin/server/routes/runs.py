@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.proto.metadata_pb2 import DeviceStats
+from tb_memplugin.proto.recording_pb2 import DeviceStats
 from tb_memplugin.server.catalog import Entry, Listing
 from tb_memplugin.server.monitored import MonitoredRuns, Series
 from tb_memplugin.server.routes.steps import MonitoredWhole, whole_shape

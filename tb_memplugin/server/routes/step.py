@@ -6,8 +6,8 @@ from typing import TypedDict
 
 from tb_memplugin.analysis.growth import compares_windows
 from tb_memplugin.exports.json import AccountJson, WholeJson, account_json, whole_json
-from tb_memplugin.proto import summary_pb2
-from tb_memplugin.proto.summary_pb2 import DeviceSummary, StepSummary
+from tb_memplugin.proto import recording_pb2
+from tb_memplugin.proto.recording_pb2 import DeviceSummary, StepSummary
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Chosen, Session
 from tb_memplugin.server.shapes import (
@@ -113,7 +113,7 @@ def answer(session: Session, request: Request) -> StepAnswer:
     notes = [_note_shape(note) for note in summary.notes]
     if not present:
         text = f"The side file {session.windows.display(chosen.entry)} is missing: the timeline is coarse."
-        notes.insert(0, _note_shape(summary_pb2.Note(warning=True, text=text, code="no_side_file")))
+        notes.insert(0, _note_shape(recording_pb2.Note(warning=True, text=text, code="no_side_file")))
     return {
         "run": chosen.entry.run,
         "worker": chosen.entry.worker,
@@ -138,7 +138,7 @@ def answer(session: Session, request: Request) -> StepAnswer:
     }
 
 
-def _note_shape(note: summary_pb2.Note) -> Note:
+def _note_shape(note: recording_pb2.Note) -> Note:
     return {
         "code": note.code or OTHER,
         "level": "warning" if note.warning else "info",

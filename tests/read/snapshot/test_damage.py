@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.read.snapshot import stacks
+from tb_memplugin.read.snapshot import tables
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tests.snapshots import block, entries, segment, snapshot
 
@@ -115,7 +115,7 @@ def test_of_many_unknown_actions_some_are_told_by_name_and_the_others_counted() 
 
 
 def test_frames_that_share_a_long_name_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "MOST_CHARACTERS", 10_000)
+    monkeypatch.setattr(tables, "MOST_CHARACTERS", 10_000)
     name = "f" * 1000
     rows = entries(*(f"alloc {512 * row} 1" for row in range(1, 21)))
     for row in rows:

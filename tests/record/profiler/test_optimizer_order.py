@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tb_memplugin.record.profiler.categories import temporaries_in_order
+from tb_memplugin.record.provenance import temporaries_in_order
 from tb_memplugin.trace import Category, Phase
 from tests.record.profiler.test_unusual_loops import STEPS, batch, born, line
 from tests.training import train

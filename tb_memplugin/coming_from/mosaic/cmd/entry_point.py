@@ -21,8 +21,7 @@ from tb_memplugin.commands.tables import printable
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
 from tb_memplugin.exports import snapshot as snapshot_export
-from tb_memplugin.exports.drawn import Plot
-from tb_memplugin.exports.html import Division
+from tb_memplugin.exports.html import Division, Plot
 from tb_memplugin.loading import load
 
 PROFILES: Mapping[str, By] = {

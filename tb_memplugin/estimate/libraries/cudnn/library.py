@@ -10,7 +10,6 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 FIRST_VERSION = 90800
@@ -187,9 +186,7 @@ class Descriptors:
     def __enter__(self) -> Descriptors:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for pointer in reversed(self._pointers):
             self._c.cudnnBackendDestroyDescriptor(pointer)
         self._pointers.clear()

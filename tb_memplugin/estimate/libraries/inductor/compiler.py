@@ -305,7 +305,7 @@ class Compiler:
         graph.cache_key, graph.cache_path = PyCodeCache.write(code.value)
         graph.cache_linemap = []
         module = FakeModule(graph, code.value, self._mode)
-        with self._mode.trying():
+        with self._mode.running(recorded=False):
             module.run_on_samples()
         return module.module
 

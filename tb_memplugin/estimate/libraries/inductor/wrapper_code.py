@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
+from tb_memplugin.estimate.run.patches import do_nothing
 
 _ALLOCATES = "empty_strided_"
 _AT = "_at"
@@ -72,12 +73,12 @@ class FakeModule:
             "empty_strided_cpu": self._allocate("cpu"),
             "empty_strided_cpu_pinned": self._allocate("cpu"),
             "reinterpret_tensor": _reinterpret,
-            "assert_size_stride": _nothing,
-            "assert_alignment": _nothing,
+            "assert_size_stride": do_nothing,
+            "assert_alignment": do_nothing,
             "copy_if_misaligned": lambda tensor: tensor,
             "get_raw_stream": lambda _: 0,
-            "start_graph": _nothing,
-            "end_graph": _nothing,
+            "start_graph": do_nothing,
+            "end_graph": do_nothing,
             "_DeviceGuard": torch.cuda.device,
             _AT: self._at,
         }
@@ -272,7 +273,3 @@ def _name(function: str) -> str:
 
 def _reinterpret(tensor: Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Tensor:
     return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None

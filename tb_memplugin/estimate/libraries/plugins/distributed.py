@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.libraries.plugins.plugin import replaced
+from tb_memplugin.estimate.run.patches import do_nothing
 from tb_memplugin.record.torch_private.dispatch import without_modes
 
 _IN_PLACE = ("all_reduce", "broadcast", "reduce", "all_reduce_coalesced", "barrier", "monitored_barrier")
@@ -88,8 +89,8 @@ class Distributed:
         """Replace the calls; results are the output tensors that the caller allocated."""
         calls: dict[str, Callable[..., Any]] = dict.fromkeys((*_IN_PLACE, *_INTO_OUTPUT), _collective)
         calls |= dict.fromkeys(_POINT_TO_POINT, _point_to_point)
-        calls |= dict.fromkeys(_OBJECTS, _nothing)
-        calls |= {"batch_isend_irecv": _batch, "all_gather_object": _nothing, **_TOLD}
+        calls |= dict.fromkeys(_OBJECTS, do_nothing)
+        calls |= {"batch_isend_irecv": _batch, "all_gather_object": do_nothing, **_TOLD}
         calls |= {"P2POp": Operation, "new_group": lambda *_, **__: LoneGroup()}
         calls = {name: _unless_there_is_a_group(name, call) for name, call in calls.items()}
         return replaced(*((dist, name, call) for name, call in calls.items() if hasattr(dist, name)))
@@ -119,10 +120,6 @@ def _point_to_point(*_: Any, **__: Any) -> Done:
 
 def _batch(operations: Any) -> list[Done]:
     return [Done() for _ in operations]
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
 
 
 _READS_RANKS = (

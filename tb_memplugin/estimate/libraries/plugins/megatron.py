@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.estimate.libraries.plugins.plugin import replaced
+from tb_memplugin.estimate.run.patches import do_nothing
 
 _P2P = "megatron.core.pipeline_parallel.p2p_communication"
 _RANDOM = "megatron.core.tensor_parallel.random"
@@ -39,7 +40,7 @@ class Megatron:
             (communicator, "_communicate", _with_its_shape(communicator._communicate)),
             (communicator, "_communicate_shapes", _shapes),
             (random, "_get_cuda_rng_state", _no_state),
-            (random, "_set_cuda_rng_state", _nothing),
+            (random, "_set_cuda_rng_state", do_nothing),
             (random.CudaRNGStatesTracker, "fork", _no_fork),
         )
 
@@ -71,7 +72,3 @@ def _no_state(*_: Any, **__: Any) -> torch.Tensor:
 
 def _no_fork(*_: Any, **__: Any) -> AbstractContextManager[None]:
     return nullcontext()
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None

@@ -21,6 +21,7 @@ import torch
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.libraries.plugins.plugin import replaced
+from tb_memplugin.estimate.run.patches import do_nothing
 
 _ACTIVATIONS = ("gelu", "qgelu", "relu", "srelu", "silu")
 _GATED = ("glu", "geglu", "qgeglu", "reglu", "sreglu", "swiglu")
@@ -83,7 +84,7 @@ class Kernels:
         for name in _SOFTMAXES:
             kernels[f"{name}_forward"] = lambda scores, *_: torch.empty_like(scores)
             kernels[f"{name}_backward"] = lambda grad, *_: grad.contiguous()  # computed in place
-        return kernels | dict.fromkeys(_NOTHING, _nothing)
+        return kernels | dict.fromkeys(_NOTHING, do_nothing)
 
     def empty(self, quantizer: Any, shape: Iterable[int], dtype: torch.dtype, device: Any) -> Any:
         """Return an empty tensor of `dtype`, or what the quantizer would make of it.
@@ -357,10 +358,6 @@ def _amax_and_scale(quantizer: Any, source: torch.Tensor) -> torch.Tensor | None
     if not _is_current_scaling(quantizer):
         return None
     return torch.empty(2, dtype=torch.float32, device=source.device)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
 
 
 _MODULE = "transformer_engine.pytorch"

@@ -22,7 +22,7 @@ from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.read.snapshot.columns.layout import EMPTY_LIST, GETS, MARK, MEMOIZE, IrregularError
 from tb_memplugin.read.snapshot.columns.scan import Scan
 from tb_memplugin.read.snapshot.columns.tokens import Tokens, get_of
-from tb_memplugin.read.snapshot.entry_columns import FIELDS, EntryColumns, joined_numbers, joined_objects
+from tb_memplugin.read.snapshot.entries import FIELDS, EntryColumns, joined_numbers, joined_objects
 from tb_memplugin.read.snapshot.pickle_reader import CHUNK_BYTES, PickleReader
 from tb_memplugin.read.snapshot.safe_pickle import DAMAGE, PlainUnpickler, growth_watch
 from tb_memplugin.trace.tables import Int32, Int64, pieces_of
@@ -150,7 +150,7 @@ class _Rest:
             new = codes < 0
             if (highest[-1 - codes[new]] >= self._first[rows][new]).any():
                 raise IrregularError("a frame is used before it is stored")
-        if any(_number_of(key) >= self._first[0] for key, _ in self._scan.fields):
+        if any(int.from_bytes(key[1:], "little") >= self._first[0] for key, _ in self._scan.fields):
             raise IrregularError("a key is used before it is stored")
 
     def _entries_of(self, numbers: Int64) -> tuple[Int64, Int64]:
@@ -349,10 +349,6 @@ def _references(holder: Any, key: Any) -> int:
 
 def _is_list(written: bytes) -> bool:
     return not written or written[0] in LIST_BEGINS
-
-
-def _number_of(get: bytes) -> int:
-    return int.from_bytes(get[1:], "little")
 
 
 def _listed(tokens: Any) -> bytes:

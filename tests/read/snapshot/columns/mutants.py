@@ -17,7 +17,7 @@ from typing import Any
 
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.snapshot.columns.rest import read_columns
-from tb_memplugin.read.snapshot.entry_columns import FIELDS, EntryColumns
+from tb_memplugin.read.snapshot.entries import FIELDS, EntryColumns
 from tests.mutations.damage import bytes_damaged
 from tests.snapshots import load_plain
 

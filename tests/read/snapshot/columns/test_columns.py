@@ -20,7 +20,7 @@ from tb_memplugin.loading import load
 from tb_memplugin.read.snapshot.columns import scan
 from tb_memplugin.read.snapshot.columns.rest import read_columns
 from tb_memplugin.read.snapshot.columns.scan import Scan
-from tb_memplugin.read.snapshot.entry_columns import EntryColumns, joined_objects
+from tb_memplugin.read.snapshot.entries import EntryColumns, joined_objects
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import MemoryTrace
 from tests.read.snapshot.columns.mutants import PROTOCOLS, difference, example, fault, framed, mutants
