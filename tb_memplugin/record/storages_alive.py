@@ -85,6 +85,8 @@ class OtherThreads:
 _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
 get_is_leaf, get_grad_fn = (getattr(TensorBase, name).__get__ for name in ("is_leaf", "grad_fn"))
 _module_of = type.__dict__["__module__"].__get__
+_address = object.__hash__
+"""What an object is known by. `id` tells a hook of the program (`sys.audit`), and other threads run meanwhile."""
 
 _Candidate = torch.UntypedStorage | weakref.ref[torch.Tensor]
 
@@ -261,16 +263,17 @@ def instances_of(kind: type) -> list[Any]:
     kinds, pending = dict[int, type](), [kind]
     while pending:
         current = pending.pop()
-        if id(current) not in kinds:
-            kinds[id(current)] = current
+        if _address(current) not in kinds:
+            kinds[_address(current)] = current
             pending += type.__subclasses__(current)
-    used = kinds.keys() & set(map(id, map(type, chain.from_iterable(starmap(gc.get_objects, [()])))))
-    return [thing for thing in gc.get_referrers(*map(kinds.__getitem__, used)) if id(type(thing)) in used]
+    used = kinds.keys() & set(map(_address, map(type, chain.from_iterable(starmap(gc.get_objects, [()])))))
+    classes = list(map(kinds.__getitem__, used))
+    return list(_of(classes, chain.from_iterable(starmap(gc.get_referrers, [classes]))))
 
 
 def _of(kinds: list[type], things: Iterator[Any]) -> Iterator[torch.Tensor]:
     things, same = tee(things)
-    return compress(things, map(set(map(id, kinds)).__contains__, map(id, map(type, same))))
+    return compress(things, map(set(map(_address, kinds)).__contains__, map(_address, map(type, same))))
 
 
 def _dense(tensors: Iterator[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
