@@ -86,7 +86,7 @@ _STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
 get_is_leaf, get_grad_fn = (getattr(TensorBase, name).__get__ for name in ("is_leaf", "grad_fn"))
 _module_of = type.__dict__["__module__"].__get__
 _address = object.__hash__
-"""What an object is known by. `id` tells a hook of the program (`sys.audit`), and other threads run meanwhile."""
+"""What an object is known by. `id` tells hooks of the program (`sys.audit`): other threads run meanwhile."""
 
 _Candidate = torch.UntypedStorage | weakref.ref[torch.Tensor]
 
