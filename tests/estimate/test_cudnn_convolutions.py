@@ -19,8 +19,10 @@ from torch.nn import functional
 
 from benchmarks.on_gpu.programs import LARGE, Program
 from tb_memplugin import MemoryEstimator
+from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.convolutions import Layer, View, is_pytorchs_own
-from tb_memplugin.estimate.libraries.cudnn.questions import VARIABLE, installed
+from tb_memplugin.estimate.libraries.cudnn.convolution import Convolution, Operand
+from tb_memplugin.estimate.libraries.cudnn.questions import VARIABLE, Cudnn, has_driver, installed
 from tb_memplugin.read.cublas import keeps_workspaces
 from tests.estimate.fake_runs import estimated, sizes
 
@@ -138,10 +140,7 @@ def test_a_kernel_that_is_chosen_is_kept_when_benchmark_goes_on(
 
 @pytest.mark.usefixtures("cudnn")
 def test_convolutions_of_single_pixels_multiply_matrices_as_on_a_gpu() -> None:
-    """On an H200, cuDNN 9.19 answered 400, 400 and 33,554,432 bytes: 400 are cuBLASLt's own.
-
-    Without its engines of matrix products, the forward alone took 154,140,819 bytes.
-    """
+    """On an H200, cuDNN 9.19 answered 400, 400 and 33,554,432 bytes: 400 are cuBLASLt's own."""
 
     def convolve() -> Any:
         images = torch.ones(64, 512, 28, 28, device="cuda", requires_grad=True)
@@ -157,6 +156,25 @@ def test_convolutions_of_single_pixels_multiply_matrices_as_on_a_gpu() -> None:
     assert sum(forward) <= 400
     assert sum(of_input) <= 400
     assert workspace == 64 * of_filters == 33_554_432
+
+
+@pytest.mark.usefixtures("cudnn")
+@pytest.mark.skipif(has_driver(), reason="with NVIDIA's driver, cuDNN leaves no kernels out")
+def test_without_a_compiler_other_kernels_answer_and_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    image, result = (
+        Operand((64, channels, size, size), (channels * size * size, size * size, size, 1))
+        for channels, size in ((512, 28), (256, 28))
+    )
+    filters = Operand((256, 512, 1, 1), (512, 1, 1, 1))
+    question = Convolution("forward", "FLOAT", image, filters, result, (0, 0), (1, 1), (1, 1))
+    gpu = GpuSpec.named("h200")
+    whole = Cudnn("")
+    monkeypatch.setenv("CC", "no such compiler")
+    without = Cudnn("")
+    assert "a C compiler" in without.missing
+    assert "a C compiler" not in whole.missing
+    least, most = (asked.workspace_bytes(gpu, question) for asked in (whole, without))
+    assert (least, (most or 0) > 100_000_000) == (0, True)
 
 
 def test_a_note_says_which_cudnn_answered(cudnn: str, monkeypatch: pytest.MonkeyPatch) -> None:

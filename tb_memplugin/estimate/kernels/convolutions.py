@@ -37,11 +37,11 @@ aten = torch.ops.aten
 _DTYPES = {torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.float16: "HALF", torch.bfloat16: "BFLOAT16"}
 _COUNTED = (
     "Convolutions: the sizes of their workspaces are those that cuDNN {} answers for a description of this "
-    "GPU. On the GPU itself, some are megabytes larger or smaller (docs/gpu.md)."
+    "GPU. On the GPU itself, some are larger or smaller (docs/gpu.md)."
 )
 _LEFT_OUT = (
     " Without {}, it leaves out kernels that it has there, most of them for 1x1 and depthwise convolutions: "
-    "those counted instead can take hundreds of megabytes more."
+    "those counted instead can take more than 100 MB more."
 )
 _REFUSED = " It has no answer for {:,} calls, whose workspaces are not counted: {}."
 _BENCHMARK = (
