@@ -94,6 +94,9 @@ class Guard:
         except Exception as second:  # no memory for a call, for example
             if is_of_signal(second):
                 raise
+            for function in undo:
+                with suppress(Exception):
+                    function()
         if ends_program(error):
             raise error
         try:
@@ -309,6 +312,13 @@ class Ending:
         self._function()
         self._function = _none
         atexit.unregister(self._at_exit)
+
+
+def log_for_debugging(where: str, error: BaseException) -> None:
+    """End an error of what removes something of ours, which is then removed in another way."""
+    if ends_program(error):
+        raise error
+    _debug(f"{where} failed", error)
 
 
 def call_all(*functions: Callable[[], object]) -> None:

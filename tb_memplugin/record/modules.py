@@ -23,7 +23,7 @@ from torch.nn.modules.module import (
 )
 
 from tb_memplugin.record.beside_compiler import not_compiled_alone
-from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry
+from tb_memplugin.record.guard import UNOWNED, Failed, entry
 from tb_memplugin.record.module_calls import Entered, Left, ModuleCalls, compiled_call
 from tb_memplugin.record.torch_private.autograd import sequence_number
 from tb_memplugin.record.torch_private.compiler import is_optimized
@@ -251,7 +251,7 @@ class _Depth(threading.local):
 
 
 class Newcomers:
-    """Listens, from its creation to `remove`, to modules and parameters that modules of the models get.
+    """Listens to modules and parameters that modules of the models get, until `handles` are removed.
 
     Without it, what a new module allocates would be its parent's, and a new parameter would have no owner.
     torch reports neither what is written to `module._modules` directly (as `nn.Sequential.insert` does)
@@ -264,17 +264,12 @@ class Newcomers:
 
     def __init__(self, modules: ModuleRecorder, failed: Failed) -> None:
         self._modules = modules
-        self._handles = [
+        self.handles = [
             register_module_module_registration_hook(entry(self._got_module, failed, "adding a module")),
             register_module_parameter_registration_hook(
                 entry(self._got_parameter, failed, "adding a parameter")
             ),
         ]
-
-    def remove(self) -> None:
-        """Stop listening. Safe to call twice."""
-        call_all(*(handle.remove for handle in self._handles))
-        self._handles.clear()
 
     def _got_module(self, parent: nn.Module, name: str, module: nn.Module | None) -> None:
         if module is not None and self._watches(parent):

@@ -7,9 +7,9 @@ torch iterates over a copy instead.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from tb_memplugin.record import beside_compiler
 from tb_memplugin.record.beside_compiler import skipped_by_dynamo
-from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry
+from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry, log_for_debugging
 
 Hook = Callable[..., None]
 """A function that is called with the optimizer, and the positional and keyword arguments of its step."""
@@ -54,6 +54,26 @@ class _Chain:
 _at_once = _Chain()
 
 
+class _Copies:
+    """As long as one exists, torch iterates over copies of its dictionaries of hooks."""
+
+
+_copies: weakref.ref[_Copies] | None = None
+
+
+def _copy_hooks() -> _Copies:
+    """Return the object to keep as long as there are hooks. torch is restored as it dies, by Python alone."""
+    global _copies
+    copies = _copies() if _copies is not None else None
+    if copies is None:
+        copies = _Copies()
+        if _original is not None:
+            weakref.finalize(copies, setattr, _module, "chain", _original).atexit = False
+            _module.chain = _at_once
+        _copies = weakref.ref(copies)
+    return copies
+
+
 class StepHooks:
     """Calls functions before and after every optimizer's step, on any thread, until `remove`.
 
@@ -70,22 +90,37 @@ class StepHooks:
         if failed is not None:
             before = entry(before, failed, "the start of an optimizer's step", reads_tensors=True)
             after = entry(after, failed, "the end of an optimizer's step", reads_tensors=True)
-        self._hooks, self._handles, self.failed = (before, after), list[Any](), failed or UNOWNED.end
+        self._hooks, self.failed = (before, after), failed or UNOWNED.end
+        self._handles: list[Any] = []
+        self._copies: _Copies | None = None
         self._ends = ends
         self.is_wanted = True
         beside_compiler.add(self)
 
-    def remove(self) -> None:
-        """Remove the hooks. Safe to call twice."""
+    def _remove(self) -> None:
         self.is_wanted = False
-        call_all(partial(beside_compiler.remove, self), self.take_off)
+        try:
+            beside_compiler.remove(self)
+        except BaseException:
+            self.take_off()
+            raise
+
+    def _remove_at_once(self) -> None:
+        """Remove the hooks in a second way, where the first fails."""
+        self.is_wanted, self._copies = False, None
+        if self in _on:
+            _on.remove(self)
+        while self._handles:
+            self._handles.pop().remove()
+
+    remove = entry(_remove, log_for_debugging, "the end of hooks", _remove_at_once)
+    """Remove the hooks. Safe to call twice."""
 
     def put_on(self) -> None:
         """Add the hooks. torch's dictionaries of hooks are copied while there are any."""
         if self in _on:
             return
-        if not _on and _original is not None:
-            _module.chain = _at_once
+        self._copies = _copy_hooks()
         _on.append(self)
         before, after = self._hooks
         self._handles.append(torch_optimizer.register_optimizer_step_pre_hook(before))
@@ -98,9 +133,8 @@ class StepHooks:
         for hooks in [each for each in _on if each is self or not each.is_wanted]:
             call_all(*(handle.remove for handle in hooks._handles))
             hooks._handles.clear()
+            hooks._copies = None
             _on.remove(hooks)
-        if not _on and _original is not None and _module.chain is _at_once:
-            _module.chain = _original
 
 
 _on: list[StepHooks] = []

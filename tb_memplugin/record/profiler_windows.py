@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from torch.autograd import profiler as _profiler_module
 
 from tb_memplugin.record.arguments import referents
-from tb_memplugin.record.guard import UNOWNED, call_all, entry, on_free
+from tb_memplugin.record.guard import call_all, entry, log_for_debugging, on_free
 from tb_memplugin.record.torch_private.profiler import WINDOW_STARTS, WINDOW_STOPS
 
 _torch: Any = _profiler_module
@@ -51,7 +51,7 @@ def listen(listener: Listener) -> None:
     global _originals, _ours
     with _lock:
         key = id(listener)
-        gone = on_free(partial(call_all, partial(_drop, key)), UNOWNED.end, "the end of a recorder")
+        gone = on_free(partial(_drop, key), log_for_debugging, "the end of a recorder")
         _listeners[key] = weakref.ref(listener, gone)
         if _originals is None:
             starts, stops = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
@@ -71,8 +71,11 @@ def _drop(key: int) -> None:
     global _originals
     with _lock:
         _listeners.pop(key, None)
+        for reference in _listeners.values():
+            if reference() is not None:
+                return
         present = getattr(_torch, WINDOW_STARTS), getattr(_torch, WINDOW_STOPS)
-        if not referents([*_listeners.values()]) and _originals is not None and present == _ours:
+        if _originals is not None and present == _ours:
             setattr(_torch, WINDOW_STARTS, _originals[0])
             setattr(_torch, WINDOW_STOPS, _originals[1])
             _originals = None

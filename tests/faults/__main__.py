@@ -1,7 +1,8 @@
-"""Raises every kind of error in every function that a recording calls: `python -m tests.faults [WHO]`.
+"""Raise all kinds of errors in each function that a recording calls: `python -m tests.faults [WHO [always]]`.
 
-WHO is a key of `SESSIONS`. The tests raise one kind in each function, or in some of them. All three take
-half a minute of a core for a tracer, and two for the handler.
+WHO is a key of `SESSIONS`. Each function raises once per window, or at every call. The tests raise one kind
+in each function, or in some of them. All three take half a minute of a core for a tracer, and two for the
+handler.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ SESSIONS: dict[str, type[Session]] = {
 }
 
 
-def main(who: str = "handler") -> int:
+def main(who: str = "handler", mode: str = "") -> int:
     """Print what an error has cost besides its window. Return 1 if anything."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         prepare(patch)
-        fired, problems = sweep(SESSIONS[who], Path(folder), 0, 1, every_error=True)
+        fired, problems = sweep(SESSIONS[who], Path(folder), 0, 1, every_error=True, always=mode == "always")
     lines = [f"{fired:,} errors raised, {len(problems)} problems.", *problems, ""]
     sys.stdout.write("\n".join(lines))
     return int(bool(problems))

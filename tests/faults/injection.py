@@ -1,4 +1,4 @@
-"""Raise an error in one function of the package, at its first call."""
+"""Raise an error in one function of the package, at its first call or at every one."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ class Injection:
 
 
 @contextmanager
-def raising(function: str, error: BaseException) -> Iterator[Injection]:
-    """Raise an error when a function is called for the first time, before its first statement."""
+def raising(function: str, error: BaseException, *, always: bool = False) -> Iterator[Injection]:
+    """Raise an error when a function is called (for the first time), before its first statement."""
     injection = Injection()
     line = int(function.split(":")[1])
 
     def trace(frame: FrameType, _event: str, _arg: Any) -> None:
         code = frame.f_code
-        if code.co_firstlineno == line and not injection.fired and name_of(frame) == function:
+        is_due = always or not injection.fired
+        if code.co_firstlineno == line and is_due and name_of(frame) == function:
             injection.fired = True
             raise error
 

@@ -11,7 +11,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -197,8 +197,23 @@ def few_objects() -> Iterator[None]:
 NewSession = Callable[[Path, Training], Session]
 
 
-def run(session: NewSession, folder: Path, function: str = "", error: BaseException | None = None) -> Run:
-    """Train with a recorder. An error is raised at a function's first call in each of the first windows."""
+def run(
+    session: NewSession,
+    folder: Path,
+    function: str = "",
+    error: BaseException | None = None,
+    *,
+    always: bool = False,
+) -> Run:
+    """Train with a recorder. An error is raised at a function's first call in each of the first windows.
+
+    Args:
+        always: raise it at every call instead, to the end of the recorder.
+    """
+
+    def failing() -> AbstractContextManager[Injection]:
+        return nullcontext(Injection()) if error is None else raising(function, error, always=always)
+
     gc.collect()  # what the last run left: a generator that ends later would be a call of its function
     training = Training()
     training.step()
@@ -207,15 +222,16 @@ def run(session: NewSession, folder: Path, function: str = "", error: BaseExcept
     with messages() as seen:
         recorder = session(folder, training)
         for _ in range(FAILING):
-            with raising(function, error) if error else nullcontext(Injection()) as injection:
+            with failing() as injection:
                 try:
                     recorder.window()
                 except BaseException as caught:  # noqa: BLE001  # reported
                     raised = caught.with_traceback(None)  # which holds frames, and they the recorder
             fired = fired or injection.fired
         try:
-            recorder.window()
-            recorder.close()
+            with failing() if always else nullcontext():
+                recorder.window()
+                recorder.close()
         except BaseException as caught:  # noqa: BLE001  # reported
             raised = raised or caught
         windows = recorder.windows
@@ -243,7 +259,7 @@ def plain() -> str:
     return training.outcome()
 
 
-def functions_called(session: NewSession, folder: Path) -> list[str]:
+def functions_called(session: NewSession, folder: Path, *, nested: bool = False) -> list[str]:
     """The functions of ours that a window calls, without those that catch, and those within others."""
     training, counts = Training(), Counter[str]()
     training.step()
@@ -254,45 +270,56 @@ def functions_called(session: NewSession, folder: Path) -> list[str]:
         recorder.window()
         recorder.close()
     wait_for_the_disk()
-    return sorted(name for name in counts if not name.startswith(BOUNDARY) and "<" not in name)
+    return sorted(name for name in counts if not name.startswith(BOUNDARY) and (nested or "<" not in name))
 
 
 PARTS = 4
 
 
 def sweep(
-    session: type[Session], folder: Path, part: int = 0, parts: int = 1, *, every_error: bool = False
+    session: type[Session],
+    folder: Path,
+    part: int = 0,
+    parts: int = 1,
+    *,
+    every_error: bool = False,
+    always: bool = False,
 ) -> tuple[int, list[str]]:
     """Raise in each function of a part of them. Return how many errors were raised, and what was wrong then.
 
     Each function gets one of the errors, or every one. Its name alone says which, and in which part it is:
     what is called besides it differs from run to run.
+
+    Args:
+        always: raise at every call of the function: no window need be recorded then.
     """
     run(session, folder / "first")  # loads what is loaded once
     with few_objects():
-        return _sweep(session, folder, part, parts, every_error=every_error)
+        return _sweep(session, folder, part, parts, every_error=every_error, always=always)
 
 
 def _sweep(
-    session: type[Session], folder: Path, part: int, parts: int, *, every_error: bool
+    session: type[Session], folder: Path, part: int, parts: int, *, every_error: bool, always: bool
 ) -> tuple[int, list[str]]:
     healthy, expected = run(session, folder / "healthy"), plain()
     assert healthy.outcome == expected
     before = healthy.warnings, healthy.left, len(healthy.windows)
     assert before == ([], {}, FAILING + 1), before
     fired, problems = 0, []
-    for number, function in enumerate(functions_called(session, folder / "seen")):
+    for number, function in enumerate(functions_called(session, folder / "seen", nested=always)):
         key = zlib.crc32(_plain_name(function).encode())
         if key % parts != part or _plain_name(function) in (*session.boundary, *THREADS):
             continue
         for kind in ERRORS if every_error else (ERRORS[key // parts % len(ERRORS)],):
             error = kind("injected")
-            one = run(session, folder / f"{number} {kind.__name__}", function, error)
+            one = run(session, folder / f"{number} {kind.__name__}", function, error, always=always)
             fired += one.fired
             if _plain_name(function) in session.unobserved:
                 one.unraised.clear()
             if _plain_name(function) in session.second_warning:
                 del one.warnings[1:2]
+            if always:
+                one.windows = healthy.windows
             wrong = _problems(one, error, healthy, expected, session.most_warnings) if one.fired else ""
             if wrong:
                 problems.append(f"{kind.__name__} in {function}: {wrong}")

@@ -25,7 +25,7 @@ from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.record.alive_before import alive_now
 from tb_memplugin.record.arguments import referents
 from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, begin_window, is_counting
-from tb_memplugin.record.guard import Guard, call_all, guarded, is_of_signal, kind_of
+from tb_memplugin.record.guard import Guard, guarded, is_of_signal, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, Newcomers
 from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks
 from tb_memplugin.record.outer_calls import OuterCalls
@@ -224,7 +224,7 @@ class WindowRecorder:
         self._modules.start(models, window.names, outer_calls, self._outer_result, self.fail)
         window.crossings = self._modules.log
         self._handles.append(StepHooks(self._before_step, self._after_step, self.fail))
-        self._handles.append(Newcomers(self._modules, self._cannot_name))
+        self._handles += Newcomers(self._modules, self._cannot_name).handles
         window.levels_at_start = allocator_levels()
         segments = allocator_segments()
         window.private_pools = {pool_of(segment) for segment in segments} - {DEFAULT_POOL}
@@ -289,7 +289,7 @@ class WindowRecorder:
         windows until they are collected as garbage, and have nothing to say.
         """
         self._window, self._is_lost = None, True
-        self._guard.end(where, error, lambda: call_all(*self._undo()), later=True)
+        self._guard.end(where, error, *self._undo(), later=True)
 
     def take(self) -> Window | None:
         """Return the finished window and forget it; None if none was finished since the last call."""
