@@ -64,9 +64,10 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tb_memplugin.record.handler.say_where", lambda *_: None)
 
 
+@pytest.mark.parametrize("always", [False, True], ids=["once a window", "at every call"])
 @pytest.mark.parametrize("part", range(PARTS))
-def test_an_error_in_any_function_costs_at_most_that_window(tmp_path, part):
-    fired, problems = sweep(HandlerSession, tmp_path, part, PARTS)
+def test_an_error_in_any_function_costs_at_most_that_window(tmp_path, part, always):
+    fired, problems = sweep(HandlerSession, tmp_path, part, PARTS, always=always)
     assert problems == []
     assert fired > 100
 

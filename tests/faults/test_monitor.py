@@ -44,7 +44,8 @@ def test_ctrl_c_as_an_unclosed_monitor_is_freed_reaches_the_program_and_its_step
     assert [watched.figures.steps.tolist() for watched in read_recordings(str(tmp_path)).watched] == [[0]]
 
 
-def test_an_error_in_any_function_costs_at_most_that_step(tmp_path):
-    fired, problems = sweep(MonitorSession, tmp_path, every_error=True)
+@pytest.mark.parametrize("always", [False, True], ids=["once a window", "at every call"])
+def test_an_error_in_any_function_costs_at_most_that_step(tmp_path, always):
+    fired, problems = sweep(MonitorSession, tmp_path, every_error=True, always=always)
     assert problems == []
     assert fired > 100
