@@ -298,7 +298,9 @@ class KernelMemory:
         return out
 
     def fail(self, where: str, error: BaseException) -> None:
-        """End the recording because of an error of ours."""
+        """End the recording, and the allocator's reports to it, because of an error of ours."""
+        if self._log is not None:
+            call_all(partial(self._log.abandon, self.reports))
         self._failed(where, error)
 
     def _choose(
@@ -317,11 +319,7 @@ class KernelMemory:
 
     @guarded(_WHERE)
     def _end(self, log: AllocatorLog) -> None:
-        try:
-            log.end(self.reports)
-        except BaseException:
-            call_all(partial(log.abandon, self.reports))
-            raise
+        log.end(self.reports)
 
     @guarded(_WHERE)
     def _note_numbers(self, operator: Any, args: tuple[Any, ...], out: Any) -> None:
