@@ -228,14 +228,14 @@ def run(
                 except BaseException as caught:  # noqa: BLE001  # reported
                     raised = caught.with_traceback(None)  # which holds frames, and they the recorder
             fired = fired or injection.fired
-        try:
-            with failing() if always else nullcontext():
-                recorder.window()
-                recorder.close()
-        except BaseException as caught:  # noqa: BLE001  # reported
-            raised = raised or caught
+        for last in (recorder.window, recorder.close):
+            try:
+                with failing() if always else nullcontext():
+                    last()
+            except BaseException as caught:  # noqa: BLE001  # reported
+                raised = raised or caught
         windows = recorder.windows
-        del recorder
+        del recorder, last
         if error is not None:
             error.__traceback__ = error.__context__ = None  # their frames hold the recorder
         wait_for_the_disk()
