@@ -116,10 +116,10 @@ class _Blocks:
         self.is_foreign = np.array([name not in STATES for name in state], bool)
         self.live = [written[row] for row in np.flatnonzero(self.is_live).tolist()]
         self.end = begin.copy()
-        self.address, self._apart = self._follow(written, begin)
+        self.address, self.apart = self._follow(written, begin)
 
-    def _follow(self, written: list[dict[str, Any]], begin: UInt64) -> tuple[UInt64, UInt64]:
-        """Return each block's address, and how far that is from the end of the one before it, in bytes."""
+    def _follow(self, written: list[dict[str, Any]], begin: UInt64) -> tuple[UInt64, np.ndarray]:
+        """Return each block's address, and how many bytes of each segment's blocks overlap or lie between."""
         size = self.size.view(np.uint64)
         is_known = np.array(["address" in block for block in written], bool)
         is_first = np.diff(self.segment, prepend=-1) > 0
@@ -130,18 +130,14 @@ class _Blocks:
         address = address[last] + (before - before[last])
         self.end[self.segment] = address + size
         gap = address - np.where(is_first, begin[self.segment], np.roll(address + size, 1))
-        return address, np.minimum(gap, -gap)
+        apart = np.minimum(gap, -gap) + np.maximum(-self.size, 0)
+        return address, np.bincount(self.segment, apart, len(begin))
 
     def sums(self, size: Int64, rows: Bool) -> Int64:
         """Return the sum of some blocks' sizes in each segment: int64, shape (segments,)."""
         sums = np.zeros(len(self.end), np.int64)
         np.add.at(sums, self.segment[rows], size)
         return sums
-
-    def unfilled(self) -> Int64:
-        """Return how many bytes of each segment's blocks overlap, or lie between them."""
-        apart = self._apart + np.maximum(-self.size, 0)
-        return np.bincount(self.segment, apart, len(self.end))
 
 
 def _state_of(segments: list[dict[str, Any]], tables: Tables) -> FinalState:
@@ -201,7 +197,7 @@ def _disagreements(segments: list[dict[str, Any]], columns: FinalSegments, block
         np.where(is_counted, np.abs(allocated - of_allocated), 0),
     )
     filled = (blocks.end - columns.address).view(np.int64)
-    unfilled = blocks.unfilled() + np.abs(columns.bytes - filled)
+    unfilled = blocks.apart + np.abs(columns.bytes - filled)
     return {
         "segments are not completely filled by their blocks": Tally.of(is_whole & (unfilled != 0), unfilled),
         "segments do not have the sums of their blocks' sizes": Tally.of(is_whole & (other != 0), other),
