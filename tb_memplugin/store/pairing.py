@@ -58,7 +58,7 @@ def stored_pairing(
     if not all(name in columns for name in PAIRING):
         return None
     unmatched = np.concatenate([np.empty(0, np.int64), *unpack("blocks.unmatched")])
-    origin = np.concatenate([*unpack("blocks.origin")])
+    (origin,) = unpack("blocks.origin")
     kind, count = events.kind, len(events)
     before = np.full(len(start), -1, np.int64)
     born = events.kept(
@@ -94,11 +94,9 @@ def stored_pairing(
         reported += np.count_nonzero(is_free)
         by_free += np.count_nonzero(is_free & ends[rows])
         by_alloc += np.count_nonzero((kind[rows] == Kind.ALLOC) & ends[rows])
-    if by_free + by_alloc != np.count_nonzero(ends[:count]):
-        return None  # an event that frees nothing would end a block
-    if by_free + by_alloc != within - lifeless:
-        return None  # an event would end two blocks
-    if by_free + len(unmatched) != reported:
+    frees_nothing = by_free + by_alloc != np.count_nonzero(ends[:count])
+    ends_two = by_free + by_alloc != within - lifeless
+    if frees_nothing or ends_two or by_free + len(unmatched) != reported:
         return None
     return Allocations(born, freed, lifeless + by_alloc, unmatched, _events=events, _start=start)
 

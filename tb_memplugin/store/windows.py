@@ -304,7 +304,7 @@ class _WindowReader:
     def _pairing(self, events: Events, start: StartState) -> Allocations | None:
         try:
             return stored_pairing(events, start, self._columns, self._blocks)
-        except UnreadableFileError:
+        except (UnreadableFileError, ValueError):  # damaged, or in other pieces than a writer's
             return None
 
     def _table(self, name: str, kind: type[Table]) -> Table:
