@@ -199,9 +199,9 @@ def _inside(trace: MemoryTrace, tree: _Tree, device: int, step: int) -> tuple[In
     high = np.searchsorted(time, calls.end_ns[in_step], side="right").clip(max=end)
     if not len(low):
         return top, call
-    level = np.append(trace.live(device), np.iinfo(np.int64).min)
+    level = np.append(trace.live(device)[low[0] : end + 1], np.iinfo(np.int64).min)
     ranges = np.stack((low, np.maximum(high, low) + 1), axis=1).ravel()
-    peak = np.maximum.reduceat(level, ranges)[::2]
+    peak = np.maximum.reduceat(level, ranges - low[0])[::2]
     by_peak = np.lexsort((calls.end_ns[in_step] - calls.start_ns[in_step], peak))
     is_backward = (calls.phase[in_step] != Phase.FORWARD)[by_peak].astype(np.int64)
     peak_index = np.full((tree.size, 2), -1, np.int64)

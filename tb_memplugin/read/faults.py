@@ -11,7 +11,7 @@ from tb_memplugin.trace import Note
 from tb_memplugin.trace.tables import Bool, Int64
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Tally:
     """How many records have a contradiction, and their bytes."""
 
@@ -22,11 +22,6 @@ class Tally:
     def of(cls, rows: Bool, size: Int64) -> Tally:
         """Count the rows of a mask, and sum their sizes without sign."""
         return cls(int(np.count_nonzero(rows)), int(np.abs(size[rows]).sum(dtype=np.float64)))
-
-    def add(self, size: int) -> None:
-        """Count one more record."""
-        self.count += 1
-        self.bytes += abs(size)
 
 
 Faults = dict[str, Tally]

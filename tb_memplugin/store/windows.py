@@ -303,8 +303,8 @@ class _WindowReader:
 
     def _pairing(self, events: Events, start: StartState) -> Allocations | None:
         try:
-            return stored_pairing(events, start, self._columns, self._column)
-        except UnreadableFileError:
+            return stored_pairing(events, start, self._columns, self._blocks)
+        except (UnreadableFileError, ValueError):  # damaged, or in other pieces than a writer's
             return None
 
     def _table(self, name: str, kind: type[Table]) -> Table:
@@ -344,14 +344,15 @@ class _WindowReader:
             same = np.broadcast_to(decode(column.chunks[0], b"", dtype)[0], column.rows)
             self._check_column(name, same)
             return same
-        values = joined(lambda: (self._block(name, chunk) for chunk in column.chunks))
+        values = joined(lambda: self._blocks(name))
         values.flags.writeable = False
         self._check_column(name, values)
         return values
 
-    def _block(self, name: str, chunk: Chunk) -> np.ndarray:
+    def _blocks(self, name: str) -> Iterator[np.ndarray]:
         try:
-            return decode(chunk, self._envelope.raw(chunk, expected_size(chunk)), DTYPES[name])
+            for chunk in self._stored(name).chunks:
+                yield decode(chunk, self._envelope.raw(chunk, expected_size(chunk)), DTYPES[name])
         except ValueError as error:
             self._refuse(f"Column {name} is damaged: {error}.")
 

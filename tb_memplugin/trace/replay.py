@@ -108,7 +108,8 @@ class Allocations:
     def freed_by(self) -> Int32:
         """The row of the block that each event freed, -1 if none: int32, shape (events,)."""
         rows = np.full(len(self._events) + 2, -1, np.int32)
-        rows[self.freed] = np.arange(len(self), dtype=np.int32)
+        for piece in pieces_of(len(self)):
+            rows[self.freed[piece]] = np.arange(piece.start, piece.stop, dtype=np.int32)
         return self._events.kept(
             lambda: (rows[:-2],)
         )  # the last two: of blocks that outlive the window, and of those without a life

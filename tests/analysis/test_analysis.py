@@ -199,6 +199,27 @@ def test_what_was_highest_in_a_call_names_the_outermost_such_call_of_each_phase(
     assert found.events.time_ns[2] < start < found.events.time_ns[3]
 
 
+def test_what_was_highest_in_a_call_of_a_later_step_is_of_that_step():
+    found = trace(
+        "step 1",
+        "alloc 100 a module=net",
+        "free a",
+        "alloc 4 w module=net",
+        "step 2",
+        "alloc 10 b module=net.fc",
+        "alloc 20 c module=net.fc",
+        "free c",
+        calls=[("net", 0, 2, "forward"), ("net", 3, 5, "forward"), ("net.fc", 4, 5, "forward")],
+    )
+    of_step = []
+    for step in (0, 1):
+        table = module_table(found, 0, step, found.step_events(step)[1] - 1)
+        rows = {found.modules[row].key: at for at, row in enumerate(table.rows.tolist()) if row >= 0}
+        of_step.append({key: table.inside[at].tolist() for key, at in rows.items()})
+    assert of_step[0]["net"] == [100, -1]
+    assert (of_step[1]["net"], of_step[1]["net.fc"]) == ([34, -1], [34, -1])
+
+
 def test_a_containers_forward_time_is_that_of_what_is_just_inside():
     found = trace(
         "alloc 1 a module=net",

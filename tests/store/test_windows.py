@@ -475,8 +475,10 @@ def columns_of(content):
         ("blocks.life", np.array([5, 5, 1])),  # two blocks end at one event
         ("blocks.life", np.array([9, 1, 1])),  # an end behind the last event
         ("blocks.life", np.array([4, 0, 1])),
+        ("blocks.life", np.array([4, 2])),  # of fewer blocks
         ("blocks.unmatched", np.array([7])),
         ("blocks.origin", np.array([1])),
+        ("blocks.origin", np.zeros(0, np.int64)),
     ],
 )
 def test_a_pairing_that_cannot_be_of_the_events_is_computed_anew(name, values, small_is_large, monkeypatch):

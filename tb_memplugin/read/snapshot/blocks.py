@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from tb_memplugin.read.faults import Faults, Tally
 from tb_memplugin.read.snapshot.numbers import addresses, whole_numbers
 from tb_memplugin.read.snapshot.tables import Tables
-from tb_memplugin.trace.tables import MOST_BYTES, Int32, Int64, UInt8, UInt64
+from tb_memplugin.trace.tables import MOST_BYTES, Bool, Int32, Int64, UInt8, UInt64
 
 LIVE_STATES = frozenset({"active_allocated", "active_pending_free", "active_awaiting_free"})
 """The states of live blocks. A block whose free waits for another stream is still live. The third state
@@ -20,10 +21,11 @@ occurs only in PyTorch's docstring."""
 HIGHEST_DEVICE = 1 << 16
 """Device numbers must be below this."""
 
+ALLOCATED = "active_allocated"
 STATES = LIVE_STATES | {"inactive"}
 
-MOST_NUMBER = 1 << 63
-"""Addresses are below twice this and at least minus this: the C++ pickler writes high ones as negative."""
+NUMBER = "a size or an address of a block"
+NO_SIZE = "the segments sum to no possible size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +65,9 @@ class FinalState:
     requested: int | None = None
 
 
-@dataclass(slots=True)
-class _Device:
-    segments: list[dict[str, Any]] = field(default_factory=list)
-    address: list[int] = field(default_factory=list)
-    requested: list[int] = field(default_factory=list)
-    rounded: list[int] = field(default_factory=list)
-    pending: list[bool] = field(default_factory=list)
-    frames: list[Any] = field(default_factory=list)
-    segment: list[int] = field(default_factory=list)
-    counted: int | None = 0
-    disagree: Tally = field(default_factory=Tally)
-    unfilled: Tally = field(default_factory=Tally)
-    other_sizes: Tally = field(default_factory=Tally)
-    without_request: Tally = field(default_factory=Tally)
-    foreign_states: Tally = field(default_factory=Tally)
-
-
 def no_state(recorded: bool) -> FinalState:
     """Return the final state of a device without segments, or of one whose segments are not known."""
-    return replace(_columns(_Device(), Tables()), recorded=recorded)
+    return replace(_state_of([], Tables()), recorded=recorded)
 
 
 def final_states(
@@ -105,121 +90,143 @@ def final_states(
     shared = len(segments) - len({id(segment["blocks"]) for segment in segments if segment["blocks"]})
     if shared > sum(not segment["blocks"] for segment in segments):
         raise ValueError("segments share one list of blocks")
-    devices: dict[int, _Device] = {}
+    devices: dict[int, list[dict[str, Any]]] = {}
     for segment in segments:
         number = segment["device"] if device is None else device
         if type(number) is not int or not 0 <= number < HIGHEST_DEVICE:
             shown = number if type(number) is int and abs(number) < MOST_BYTES else type(number).__name__
             raise ValueError(f"the device of a segment is {shown!r}")
-        _add(devices.setdefault(number, _Device()), segment)
-    return {number: _columns(device, tables) for number, device in sorted(devices.items())}
+        devices.setdefault(number, []).append(segment)
+    return {number: _state_of(own, tables) for number, own in sorted(devices.items())}
 
 
-def _add(device: _Device, segment: dict[str, Any]) -> None:
-    at = begin = _number(segment["address"])
-    requested: list[int] = []
-    of_state = dict.fromkeys(STATES, 0)
-    apart = 0
-    for block in segment["blocks"]:
-        state, size, address = block["state"], _number(block["size"]), _number(block.get("address", at))
-        if type(state) is not str:
-            raise TypeError(f"the state of a block is {type(state).__name__}")
-        if state in LIVE_STATES:
-            device.address.append(address)
-            device.rounded.append(size)
-            requested.append(_requested(device, block))
-            device.pending.append(state != "active_allocated")
-            device.frames.append(_frames(block))
-            device.segment.append(len(device.segments))
-        elif state not in STATES:
-            device.foreign_states.add(size)
-        of_state[state] = of_state.get(state, 0) + size
-        apart += abs(address - at) + max(-size, 0)
-        at = address + size
-    device.segments.append(segment)
-    device.requested += requested
-    requested_size = segment.get("requested_size")
-    if device.counted is not None:
-        device.counted = None if requested_size is None else device.counted + _number(requested_size)
-    if requested_size is not None and requested_size != sum(requested):
-        device.disagree.add(_number(requested_size) - sum(requested))
-    if segment.get("active_size") is not None:  # not in hand-made snapshots, which may be incomplete
-        apart += abs(_number(segment["total_size"]) - (at - begin))
-        if apart:
-            device.unfilled.add(apart)
-        if other := _other_sizes(segment, of_state):
-            device.other_sizes.add(other)
+class _Blocks:
+    """The blocks of one device's segments as columns: their rounded sizes, and each one's segment."""
+
+    def __init__(self, segments: list[dict[str, Any]], begin: UInt64) -> None:
+        lists = [segment["blocks"] for segment in segments]
+        written = list(chain.from_iterable(lists))
+        state = [block["state"] for block in written]
+        for kind in set(map(type, state)) - {str}:
+            raise TypeError(f"the state of a block is {kind.__name__}")
+        self.segment = np.repeat(np.arange(len(segments)), list(map(len, lists)))
+        self.size = _sizes([block["size"] for block in written])
+        self.is_live = np.array([name in LIVE_STATES for name in state], bool)
+        self.is_allocated = np.array([name == ALLOCATED for name in state], bool)
+        self.is_foreign = np.array([name not in STATES for name in state], bool)
+        self.live = [written[row] for row in np.flatnonzero(self.is_live).tolist()]
+        self.end = begin.copy()
+        self.address, self.apart = self._follow(written, begin)
+
+    def _follow(self, written: list[dict[str, Any]], begin: UInt64) -> tuple[UInt64, np.ndarray]:
+        """Return each block's address, and how many bytes of each segment's blocks overlap or lie between."""
+        size = self.size.view(np.uint64)
+        is_known = np.array(["address" in block for block in written], bool)
+        is_first = np.diff(self.segment, prepend=-1) > 0
+        address = begin[self.segment]
+        address[is_known] = addresses([block["address"] for block in written if "address" in block], NUMBER)
+        before = np.cumsum(size) - size
+        last = np.maximum.accumulate(np.where(is_known | is_first, np.arange(len(size)), 0))
+        address = address[last] + (before - before[last])
+        self.end[self.segment] = address + size
+        gap = address - np.where(is_first, begin[self.segment], np.roll(address + size, 1))
+        apart = np.minimum(gap, -gap) + np.maximum(-self.size, 0)
+        return address, np.bincount(self.segment, apart, len(begin))
+
+    def sums(self, size: Int64, rows: Bool) -> Int64:
+        """Return the sum of some blocks' sizes in each segment: int64, shape (segments,)."""
+        sums = np.zeros(len(self.end), np.int64)
+        np.add.at(sums, self.segment[rows], size)
+        return sums
 
 
-def _other_sizes(segment: dict[str, Any], of_state: dict[str, int]) -> int:
-    """Return by how many bytes a segment's sizes differ from the sums of its blocks' sizes."""
-    allocated, active = of_state["active_allocated"], sum(of_state[state] for state in LIVE_STATES)
-    sizes = _number(segment["active_size"]), _number(segment.get("allocated_size", allocated))
-    return max(abs(sizes[0] - active), abs(sizes[1] - allocated))
-
-
-def _number(value: Any) -> int:
-    """Return a size or address if it is valid: sums of other values could take forever, or all memory."""
-    if type(value) is not int or not -MOST_NUMBER <= value < 2 * MOST_NUMBER:
-        fault = "out of range" if type(value) is int else type(value).__name__
-        raise TypeError(f"a size or an address of a block is {fault}")
-    return value
-
-
-def _requested(device: _Device, block: dict[str, Any]) -> int:
-    size = block.get("requested_size")
-    if size is None and block.get("history"):
-        size = block["history"][0].get("real_size")
-    if size is None:
-        size = block["size"]
-        device.without_request.add(_number(size))
-    return _number(size)
-
-
-def _frames(block: dict[str, Any]) -> Any:
-    history = block.get("history")
-    return history[0].get("frames") if history else block.get("frames")
-
-
-def _columns(device: _Device, tables: Tables) -> FinalState:
-    address, size = addresses(device.address, "address"), whole_numbers(device.requested, "size")
-    rounded = whole_numbers(device.rounded, "size")
-    segments = _segments(device.segments, tables)
-    reserved = sum(segments.bytes.tolist())
-    total = float(np.sum(np.abs(size), dtype=np.float64))
-    if bool((segments.bytes < 0).any()) or reserved >= MOST_BYTES or total >= MOST_BYTES:
-        raise OverflowError("the segments sum to no possible size")
+def _state_of(segments: list[dict[str, Any]], tables: Tables) -> FinalState:
+    """Return the final state of one device."""
+    columns = _segments(segments, tables)
+    blocks = _Blocks(segments, columns.address)
+    requested = [_requested(block) for block in blocks.live]
+    rounded = blocks.size[blocks.is_live]
+    is_missing = np.array([size is None for size in requested], bool)
+    filled = zip(requested, rounded.tolist(), strict=True)
+    size = _sizes([other if size is None else size for size, other in filled])
+    reserved = sum(columns.bytes.tolist())
+    if bool((columns.bytes < 0).any()) or reserved >= MOST_BYTES:
+        raise OverflowError(NO_SIZE)
+    address = blocks.address[blocks.is_live]
     order = np.argsort(address)
     # Addresses are compared by distance: a sum near 2**64 would wrap.
     gap = np.diff(address[order])
     room = np.maximum(rounded[order][:-1], 0).astype(np.uint64)
     overlap = gap < room
+    counted, is_counted = _counters(segments, "requested_size")
+    disagree = np.where(is_counted, counted - blocks.sums(size, blocks.is_live), 0)
     faults = {
         "live blocks have a negative size; counted as 0": Tally.of(size < 0, size),
         "live blocks overlap": Tally(int(overlap.sum()), int((room - gap)[overlap].sum())),
         "live blocks are larger than the space that the allocator gave them": Tally.of(
             size > rounded, size - rounded
         ),
-        "segments do not have the sum of their blocks' requested sizes": device.disagree,
-        "segments are not completely filled by their blocks": device.unfilled,
-        "segments do not have the sums of their blocks' sizes": device.other_sizes,
-        "blocks are in an unknown state; taken as free": device.foreign_states,
-        "live blocks have no requested size; their rounded size is used": device.without_request,
+        "segments do not have the sum of their blocks' requested sizes": Tally.of(disagree != 0, disagree),
+        **_disagreements(segments, columns, blocks),
+        "blocks are in an unknown state; taken as free": Tally.of(blocks.is_foreign, blocks.size),
+        "live blocks have no requested size; their rounded size is used": Tally.of(is_missing, rounded),
     }
-    owner = np.asarray(device.segment, np.int64)
+    owner = blocks.segment[blocks.is_live]
     return FinalState(
         reserved=reserved,
-        segments=segments,
+        segments=columns,
         address=address,
         bytes=np.maximum(size, 0),
         rounded=np.maximum(rounded, 0),
-        pending=np.asarray(device.pending, np.uint8),
-        stack=tables.stacks.rows(device.frames),
-        stream=segments.stream[owner],
-        pool=segments.pool[owner],
+        pending=(~blocks.is_allocated[blocks.is_live]).astype(np.uint8),
+        stack=tables.stacks.rows([_frames(block) for block in blocks.live]),
+        stream=columns.stream[owner],
+        pool=columns.pool[owner],
         faults=faults,
-        requested=device.counted,
+        requested=int(counted.sum()) if is_counted.all() else None,
     )
+
+
+def _disagreements(segments: list[dict[str, Any]], columns: FinalSegments, blocks: _Blocks) -> Faults:
+    """Compare segments with their blocks, but those of hand-made snapshots, which may be incomplete."""
+    active, is_whole = _counters(segments, "active_size")
+    allocated, is_counted = _counters(segments, "allocated_size")
+    of_allocated = blocks.sums(blocks.size[blocks.is_allocated], blocks.is_allocated)
+    other = np.maximum(
+        np.abs(active - blocks.sums(blocks.size[blocks.is_live], blocks.is_live)),
+        np.where(is_counted, np.abs(allocated - of_allocated), 0),
+    )
+    filled = (blocks.end - columns.address).view(np.int64)
+    unfilled = blocks.apart + np.abs(columns.bytes - filled)
+    return {
+        "segments are not completely filled by their blocks": Tally.of(is_whole & (unfilled != 0), unfilled),
+        "segments do not have the sums of their blocks' sizes": Tally.of(is_whole & (other != 0), other),
+    }
+
+
+def _counters(segments: list[dict[str, Any]], field: str) -> tuple[Int64, Bool]:
+    """Return what the allocator counts in each segment, 0 where it does not, and where it does."""
+    written = [segment.get(field) for segment in segments]
+    is_counted = np.array([size is not None for size in written], bool)
+    return _sizes([0 if size is None else size for size in written]), is_counted
+
+
+def _sizes(written: list[Any]) -> Int64:
+    """Return sizes whose sum, without signs, fits an int64."""
+    sizes = whole_numbers(written, NUMBER)
+    if float(np.abs(sizes.astype(np.float64)).sum()) >= MOST_BYTES:
+        raise OverflowError(NO_SIZE)
+    return sizes
+
+
+def _requested(block: dict[str, Any]) -> Any:
+    size = block.get("requested_size")
+    return block["history"][0].get("real_size") if size is None and block.get("history") else size
+
+
+def _frames(block: dict[str, Any]) -> Any:
+    history = block.get("history")
+    return history[0].get("frames") if history else block.get("frames")
 
 
 def _segments(segments: list[dict[str, Any]], tables: Tables) -> FinalSegments:

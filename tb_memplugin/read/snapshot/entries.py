@@ -299,14 +299,14 @@ def _kinds(column: Column, size: Int64, faults: Faults) -> UInt8:
     check_texts(actions, "action")
     foreign = set(actions) - KINDS.keys()
     named = sorted(foreign)[:NAMED_ACTIONS]
-    tally = {action: Tally() for action in named}
-    rest = Tally()
-    for action, bytes_ in zip(column.each(), size.tolist(), strict=True) if foreign else ():
-        if action in foreign:
-            tally.get(action, rest).add(bytes_)
+
+    def tally(some: set[str]) -> Tally:
+        return Tally.of(column.rows(lambda each: np.array([action in some for action in each], bool)), size)
+
     for action in named:
-        faults[f"entries have the unknown action {action[:80]!r}; kept as marks"] = tally[action]
-    faults["entries have other unknown actions; kept as marks"] = rest
+        faults[f"entries have the unknown action {action[:80]!r}; kept as marks"] = tally({action})
+    if others := foreign.difference(named):
+        faults["entries have other unknown actions; kept as marks"] = tally(others)
     kinds = {**KINDS, **dict.fromkeys(foreign, Kind.MARK)}
     return column.rows(lambda some: np.fromiter(map(kinds.__getitem__, some), np.uint8, len(some)))
 

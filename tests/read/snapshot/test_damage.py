@@ -103,7 +103,7 @@ def test_a_segment_that_tells_other_sums_than_its_blocks_is_told(changed: dict[s
 def test_a_block_of_no_possible_size_is_refused_before_it_is_added_up(size: object) -> None:
     for field in ("size", "requested_size", "address"):
         if (field, size) != ("requested_size", None):
-            with pytest.raises(UnreadableFileError, match="a size or an address of a block is"):
+            with pytest.raises(UnreadableFileError, match=r"address( of a block)? (is|has)"):
                 trace_from_snapshot([segment({**block(1000, 1), field: size})], "x")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.trace import MemoryTrace
-from tests.snapshots import entries, segment, snapshot
+from tests.snapshots import block, entries, segment, snapshot
 
 GRAIN = 512
 
@@ -50,6 +50,20 @@ def test_what_was_reserved_at_first_is_what_the_entries_and_the_end_leave_open(s
     trace = loaded(lines, final)
     assert cells_of(trace) == first
     assert not any("final segments differ" in note for note in trace.notes)
+
+
+def test_a_block_without_an_address_follows_the_one_before_it_in_its_segment() -> None:
+    blocks = [block(0, 5), block(2048, 6), block(0, 7, size=1024), block(0, 8)]
+    for row in (0, 2, 3):
+        del blocks[row]["address"]
+    other = {**segment(block(8192, 9)), "address": 8192}
+    del other["blocks"][0]["address"]
+    whole = {**segment(*blocks), "total_size": 3096, "active_size": 2560}
+    trace = trace_from_snapshot([whole, other], "x")
+    assert trace.start.address.tolist() == [1000, 2048, 2560, 3584, 8192]
+    assert trace.start.bytes.tolist() == [5, 6, 7, 8, 9]
+    gap = "1 segments are not completely filled by their blocks (536 bytes)."  # from 1512 to 2048
+    assert any(gap in note for note in trace.notes)
 
 
 def test_a_range_that_was_not_cut_is_one_row_and_neighbours_are_not_joined() -> None:
