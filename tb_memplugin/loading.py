@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any, BinaryIO
 
 from tb_memplugin.budget import out_of_memory
@@ -15,12 +16,16 @@ from tb_memplugin.errors import MemPluginError, UnreadableFileError
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.read.content import (
     GZIP_MAGIC,
+    HEAD_BYTES,
     STDIN,
+    ZIP_MAGIC,
     Events,
     FileStream,
     GzipStream,
     Progress,
+    ReadRange,
     content_limit,
+    embedded_file,
     read_json,
     standard_input,
     too_large,
@@ -33,17 +38,27 @@ from tb_memplugin.read.snapshot.trace import (
     check_not_shared,
     from_traces,
     is_snapshot,
+    only_snapshot,
     trace_from_snapshot,
 )
 from tb_memplugin.store import files
 from tb_memplugin.store.paths import HEAD_MAGIC
 from tb_memplugin.trace import MemoryTrace, Note
 
-HEAD_BYTES = 4096
 PICKLE_MAGIC = b"\x80"
-ZIP_MAGIC = b"PK\x03\x04"
 TORCH_SAVE_MAGIC = 0x1950A86A20F9469CFC6C
 """The pickle with which files of `torch.save` begin that are no zip archives."""
+
+FOREIGN = (
+    *((magic, "compressed twice", "Unpack it once: gunzip") for magic in (GZIP_MAGIC, ZIP_MAGIC)),
+    (b"<", "a page or XML that was compressed", "Unpack it: gunzip"),
+    (b"BZh", "compressed with bzip2; only gzip is read", "Unpack it: bunzip2"),
+    (b"\xfd7zXZ", "compressed with xz; only gzip is read", "Unpack it: unxz"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd; only gzip is read", "Unpack it: unzstd"),
+    (b"version https://git-lfs", "a pointer of Git LFS: the file itself was not downloaded", "git lfs pull"),
+    (b"\x93NUMPY", "an array of NumPy", "Save the snapshot itself: torch.cuda.memory._dump_snapshot(path)"),
+)
+"""How files of other kinds begin, what they are, and what to do."""
 
 EVENT_FILE_MARK = b"brain.Event:"
 """Bytes that are in the first record of every TensorBoard event file."""
@@ -52,8 +67,8 @@ DEVICE_TYPE = re.compile(r"[a-z_]{1,32}")
 
 READABLE = (
     "Readable files: memory snapshots (torch.cuda.memory._dump_snapshot, pickle or JSON), Kineto "
-    "traces (*.pt.trace.json), raw timelines (export_memory_timeline, *.raw.json), each also as .gz, "
-    "and windows that memory_trace_handler recorded (window-*.mem)."
+    "traces (*.pt.trace.json), raw timelines (export_memory_timeline, *.raw.json), each also as .gz or "
+    "saved by torch.save, and windows that memory_trace_handler recorded (window-*.mem)."
 )
 IN_MEMORY = "an object in memory"
 
@@ -69,9 +84,9 @@ def load(
     """Return the memory trace in a file or an object. Nothing in the file is executed.
 
     The format is recognized by content, whatever the file's name: a memory snapshot (pickle or JSON), a
-    Kineto trace, a raw file of `export_memory_timeline`, each optionally compressed with gzip, or what
-    `memory_trace_handler` recorded: a window's file, or a run's folder, of which the window with the highest
-    peak is returned.
+    Kineto trace, a raw file of `export_memory_timeline`, each optionally compressed with gzip, in a zip
+    archive (`torch.save`) or, a snapshot, in a page of memory_viz; or what `memory_trace_handler` recorded: a
+    window's file, or a run's folder, of which the window with the highest peak is returned.
 
     Args:
         source: a path; a URL that fsspec opens, or a pattern in one that matches one file; `-` for standard
@@ -122,20 +137,48 @@ def load(
                 from tb_memplugin.store.windows import read_window  # only recorded windows need protobuf
 
                 return read_window(read, size, name)
-            is_packed = head.startswith(GZIP_MAGIC)
-            limit = content_limit(limit_bytes, size if is_packed else None)
-
-            def content() -> Any:
-                stream: Any = FileStream(read, size, progress)
-                return GzipStream(stream, name, limit) if is_packed else stream
-
-            if is_packed:
-                head = content().read(HEAD_BYTES)
-            elif size > limit:
-                raise too_large(limit, name)
-            return _trace_in(content, head, name, device_type)
+            content, first = _unpacked(read, size, name, limit_bytes, progress)
+            try:
+                return _trace_in(content, first, name, device_type)
+            except RefusedPickleError as error:
+                if not head.startswith(ZIP_MAGIC):
+                    raise
+                what = "The file has tensors or objects, as a checkpoint of torch.save."
+                raise _foreign(name, what) from error
     except MemoryError as error:
         raise out_of_memory(name) from error
+
+
+def kineto_content(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the JSON of a Kineto trace, with its events in `traceEvents`.
+
+    Raises:
+        UnreadableFileError: it is no JSON, or is damaged or too large.
+        OSError: the file cannot be read.
+    """
+    name = os.fspath(path)
+    with files.open_ranges(name) as (read, size), collector_at_rest():
+        content_of, _ = _unpacked(read, size, name)
+        content, _ = read_json(content_of(), name, lambda batches: list(chain.from_iterable(batches)))
+    return content if isinstance(content, dict) else {"traceEvents": content}
+
+
+def _unpacked(
+    read: ReadRange, size: int, name: str, limit_bytes: int | None = None, progress: Progress | None = None
+) -> tuple[Callable[[], Any], bytes]:
+    """Return what opens the uncompressed content of a recording, and its first bytes."""
+    read, size = embedded_file(read, size, name)
+    head = read(0, HEAD_BYTES)
+    is_packed = head.startswith(GZIP_MAGIC)
+    limit = content_limit(limit_bytes, size if is_packed else None)
+    if size > limit and not is_packed:
+        raise too_large(limit, name)
+
+    def content() -> Any:
+        stream: Any = FileStream(read, size, progress)
+        return GzipStream(stream, name, limit) if is_packed else stream
+
+    return content, content().read(HEAD_BYTES) if is_packed else head
 
 
 def _trace_in(content_of: Callable[[], BinaryIO], head: bytes, name: str, device_type: str) -> MemoryTrace:
@@ -152,7 +195,8 @@ def _trace_in(content_of: Callable[[], BinaryIO], head: bytes, name: str, device
     columns = read_columns(stream, name)
     if columns is not None:
         with suppress(UnreadableFileError):  # it is read again for the message
-            return _trace_of_snapshot(columns, stream.tell(), name, device_type)
+            content = only_snapshot(columns, name)
+            return _trace_of_snapshot(content, stream.tell(), name, device_type)
     stream = content_of()
     try:
         content, notes = read_pickle(stream, name)
@@ -163,8 +207,15 @@ def _trace_in(content_of: Callable[[], BinaryIO], head: bytes, name: str, device
             raise
         raise _foreign(name, "The kind of this file is not known.") from error
     if content == TORCH_SAVE_MAGIC:
-        raise _saved_by_torch("was written by torch.save", name)
-    content = from_traces(content)
+        raise UnreadableFileError(
+            "The file was written by torch.save in its old form.",
+            where=name,
+            fix=(
+                "If a snapshot was saved so, save it as a pickle: "
+                "pickle.dump(torch.load(FILE, weights_only=True), open('snapshot.pickle', 'wb'))"
+            ),
+        )
+    content = from_traces(only_snapshot(content, name))
     if not is_snapshot(content):
         raise _foreign(name, f"The pickle contains {_told(content)}, not a memory snapshot.")
     return _trace_of_snapshot(content, stream.tell(), name, device_type, notes)
@@ -197,7 +248,7 @@ def _trace_of(
     """Return the trace in an object, whose format is recognized by its keys and elements."""
     from tb_memplugin.read.timeline import is_timeline, trace_from_timeline
 
-    content = from_traces(content)
+    content = from_traces(only_snapshot(content, name))
     first = content[0] if isinstance(content, list) and content else None
     if (isinstance(content, dict) and "traceEvents" in content) or (
         isinstance(first, dict) and "ph" in first
@@ -242,17 +293,6 @@ def _foreign(name: str, what: str) -> UnreadableFileError:
     return UnreadableFileError(what, where=name, fix=READABLE)
 
 
-def _saved_by_torch(how: str, name: str) -> UnreadableFileError:
-    return UnreadableFileError(
-        f"The file {how}, and not a memory trace.",
-        where=name,
-        fix=(
-            "If a snapshot was saved so, save it as a pickle: "
-            "pickle.dump(torch.load(FILE, weights_only=True), open('snapshot.pickle', 'wb'))"
-        ),
-    )
-
-
 def _refuse_known(head: bytes, name: str) -> None:
     """Refuse files that are easily mistaken for a trace, with advice on what to do instead."""
     folder = name.rpartition("/")[0] or "."
@@ -262,10 +302,9 @@ def _refuse_known(head: bytes, name: str) -> None:
             where=name,
             fix=f"Show them with: tb-memplugin peak {folder}  or: tensorboard --logdir {folder}",
         )
-    if head.startswith(ZIP_MAGIC):
-        raise _saved_by_torch("is a zip archive, as torch.save writes it", name)
-    if head.startswith(GZIP_MAGIC):
-        raise _foreign(name, "The file is compressed twice.")
+    for magic, what, fix in FOREIGN:
+        if head.lstrip().startswith(magic):
+            raise UnreadableFileError(f"The file is {what}.", where=name, fix=fix)
 
 
 def _highest_window(folder: str) -> MemoryTrace:

@@ -576,6 +576,57 @@ def reordered_caches(device: str, broken: bool) -> Program:
     return Program(step, model)
 
 
+def wide_perceptron(device: str) -> nn.Module:
+    return perceptron(device, depth=24)
+
+
+def earlier_folds(device: str, broken: bool) -> Program:
+    """Cross validation; broken: each fold's model and optimizer stay until the next fold has trained."""
+    folds: list[object] = []
+    width = size(device, 2048, 128)
+
+    def step() -> None:
+        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(3))).to(device)
+        optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+        for _ in range(2):
+            model(torch.rand(16, width, device=device)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        folds[:] = [model, optimizer] if broken else []
+
+    return Program(step)
+
+
+def reloaded_model(device: str, broken: bool) -> Program:
+    """A server gets new weights; broken: while the old ones are there."""
+    models = {"served": wide_perceptron(device)}
+
+    @torch.inference_mode()
+    def step() -> None:
+        models["served"](torch.rand(16, WIDTH, device=device))
+        if not broken:
+            del models["served"]
+        models["served"] = wide_perceptron(device)
+
+    return Program(step)
+
+
+def reference_model(device: str, broken: bool) -> Program:
+    """An adapter is trained beside frozen weights; broken: their results are those of a second model."""
+    base = wide_perceptron(device).requires_grad_(False)
+    adapter = nn.Linear(WIDTH, WIDTH, bias=False, device=device)
+    reference = copy.deepcopy(base) if broken else base
+    optimizer = torch.optim.SGD(adapter.parameters(), lr=0.1, foreach=False)
+
+    def step() -> None:
+        x = torch.rand(16, WIDTH, device=device)
+        (base(x) + adapter(x) - reference(x)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Program(step, nn.ModuleList([base, adapter]), optimizer)
+
+
 def all_pairs(device: str, broken: bool) -> Program:
     """A loss over the distances of all rows of a batch, by their differences or not."""
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(12))).to(device)
@@ -620,6 +671,9 @@ PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "merged_weights": merged_weights,
     "reordered_caches": reordered_caches,
     "all_pairs": all_pairs,
+    "earlier_folds": earlier_folds,
+    "reloaded_model": reloaded_model,
+    "reference_model": reference_model,
 }
 
 
@@ -642,6 +696,9 @@ KINDS = {
     "merged_weights": "parameter_copies",
     "reordered_caches": "old_copies",
     "all_pairs": "outsized_tensor",
+    "earlier_folds": "parameter_copies",
+    "reloaded_model": "parameter_copies",
+    "reference_model": "parameter_copies",
 }
 """The rule that finds a fault, where its name is another."""
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
 import tracemalloc
+import zipfile
 
 import pytest
+import torch
+from torch.cuda import _memory_viz as memory_viz
 
 from tb_memplugin import MemPluginError, load
 from tb_memplugin.analysis.moments import peak
@@ -83,12 +87,63 @@ def test_pools_are_tuples_again():
     assert made["device_traces"][0][0]["pool_id"] == (0, 1)
 
 
+def archive(**members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as written:
+        for name, data in members.items():
+            written.writestr(name, data)
+    return buffer.getvalue()
+
+
+def saved(content: object, **options: bool) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda content: content, lambda content: {"step": 3, "snapshot": content}, lambda content: (content, 3)],
+)
+@pytest.mark.parametrize(
+    "data_of",
+    [
+        saved,
+        lambda content: archive(**{"notes.txt": b"x", "snapshot.pickle": pickle.dumps(content)}),
+        lambda content: archive(**{"snapshot.json": json.dumps(content).encode()}),
+        lambda content: gzip.compress(pickle.dumps(content)),
+    ],
+)
+def test_a_snapshot_in_an_archive_or_a_container(tmp_path, data_of, wrap):
+    path = tmp_path / "file"
+    path.write_bytes(data_of(wrap(CONTENT)))
+    assert (peak(load(path)).bytes, load(path).notes) == (390, load(CONTENT).notes)
+
+
+@pytest.mark.parametrize("name", [*"abcdefg"])
+@pytest.mark.parametrize("plot", [memory_viz.trace_plot, memory_viz.segment_plot])
+def test_the_snapshot_in_a_page_of_memory_viz(tmp_path, plot, name):
+    """Of any length: base64 writes three bytes as four, and memory_viz fills up with zeros."""
+    content = {**CONTENT, "external_annotations": [], "name": name * ord(name)}
+    path = tmp_path / "page.html"
+    path.write_text(plot(content))
+    assert (peak(load(path)).bytes, load(path).notes) == (390, load(CONTENT).notes)
+
+
 @pytest.mark.parametrize(
     ("data", "told"),
     [
         (b"", "empty"),
-        (b"PK\x03\x04rest", "zip archive"),
-        (pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2), "written by torch.save"),
+        (b"PK\x03\x04rest", "zip archive is damaged"),
+        (archive(a=b"", b=b""), "zip archive has 0 pickles"),
+        (archive(**{"a.pkl": pickle.dumps(CONTENT), "b.pkl": b"N."}), "zip archive has 2 pickles"),
+        (saved(torch.nn.Linear(2, 2).state_dict()), "tensors or objects, as a checkpoint"),
+        (saved(CONTENT, _use_new_zipfile_serialization=False), "written by torch.save in its old form"),
+        (pickle.dumps({"rank0": CONTENT, "rank1": CONTENT}), "2 snapshots: rank0, rank1"),
+        (b"\n<!DOCTYPE html><p>Not found", "a page or XML"),
+        (memory_viz.trace_plot(CONTENT).encode()[:-400], "snapshot in the page is damaged"),
+        (b"BZh91AY", "compressed with bzip2"),
+        (b"version https://git-lfs.github.com/spec/v1", "pointer of Git LFS"),
         (b"\x18\0\0\0\0\0\0\0abcd\x09\0\0\0\0\0\0\0\0\x1a\x0dbrain.Event:2", "event file"),
         (b"\x7fELF", "kind of this file is not known"),
         (b'{"a": 1}', "keys 'a'"),

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.profiler import profile, schedule
 
 from tb_memplugin import load, memory_trace_handler
 from tb_memplugin.analysis import Finding, advice
-from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace import Category, MemoryTrace
 from tests.planted_faults import ALLOWED, KINDS, PER_STEP, PROGRAMS, Program, run
 
 
@@ -47,6 +48,7 @@ NEEDS_STACKS = {
     "hidden_states",
     "merged_weights",
     "reordered_caches",
+    "earlier_folds",
 }
 
 
@@ -61,3 +63,25 @@ def test_a_planted_fault_is_found_and_its_bytes_are_right(name: str, tmp_path: P
     assert KINDS.get(name, name) not in findings(fixed)
     problems = [one for one in findings(fixed).values() if one.level == "problem"]
     assert [one.kind for one in problems if one.bytes > 0.01 * peak(fixed)] == []
+
+
+def test_gradients_of_one_model_that_stay_while_those_of_another_are_freed_are_no_fault(
+    tmp_path: Path,
+) -> None:
+    """One round of two models that train in turns: the critic's gradients stay until its next step."""
+    generator, critic = (nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)) for _ in range(2))
+    of_generator, of_critic = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic))
+
+    def step() -> None:
+        of_critic.zero_grad()
+        with torch.no_grad():
+            made = generator(torch.rand(64, 64))
+        critic(made).square().mean().backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        critic(generator(torch.rand(64, 64))).square().mean().backward()
+        of_generator.step()
+
+    trace = record(Program(step), tmp_path)
+    assert (trace.allocations.category == Category.GRADIENT).sum() >= 8
+    assert "unused_gradients" not in findings(trace)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import codecs
 import io
 import json
@@ -9,6 +11,7 @@ import os
 import re
 import sys
 import tempfile
+import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,7 +30,16 @@ Progress = Callable[[int, int], None]
 STDIN = "-"
 """The path that stands for standard input, as in other programs; a file of this name is `./-`."""
 
+ReadRange = Callable[[int, int], bytes]
+"""`read(offset, count)` returns at most `count` bytes of a file."""
+
 GZIP_MAGIC = b"\x1f\x8b"
+ZIP_MAGIC = b"PK\x03\x04"
+RECORDINGS = (".pkl", ".pickle", ".json", ".gz")
+HEAD_BYTES = 4096
+EMBEDDED = re.compile(rb"\s*<.*?add_local_files.*?\"base64\": *\"", re.DOTALL)
+"""How a page of `torch.cuda._memory_viz` begins; the snapshot follows, up to a quotation mark."""
+
 PIECE_BYTES = 1 << 18
 READ_BYTES = 4 << 20
 
@@ -105,7 +117,7 @@ class FileStream(io.RawIOBase):
         progress: called after every read.
     """
 
-    def __init__(self, read_range: Callable[[int, int], bytes], size: int, progress: Progress | None) -> None:
+    def __init__(self, read_range: ReadRange, size: int, progress: Progress | None) -> None:
         self._read_range = read_range
         self._size = size
         self._progress = progress
@@ -125,7 +137,10 @@ class FileStream(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to another offset in the file and return it."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        offset += {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if offset < 0:
+            raise ValueError("a file has no negative offsets")
+        self._at = offset
         return self._at
 
     def read(self, count: int = -1) -> bytes:
@@ -222,7 +237,7 @@ class GzipStream(io.RawIOBase):
 
 
 @contextmanager
-def standard_input(limit: int) -> Iterator[tuple[Callable[[int, int], bytes], int]]:
+def standard_input(limit: int) -> Iterator[tuple[ReadRange, int]]:
     """Copy standard input to a temporary file; yield a function that reads byte ranges, and its bytes.
 
     Raises:
@@ -245,6 +260,72 @@ def standard_input(limit: int) -> Iterator[tuple[Callable[[int, int], bytes], in
             return copy.read(count)
 
         yield read, size
+
+
+def embedded_file(read: ReadRange, size: int, where: str) -> tuple[ReadRange, int]:
+    """Return how to read the recording in a zip archive or in a page of memory_viz, and its bytes.
+
+    Any other file is returned as it is.
+
+    Raises:
+        UnreadableFileError: it is an archive that is damaged or holds none, or several, or packs it; or
+            markup without a snapshot.
+        OSError: reading the file failed.
+    """
+    head = read(0, HEAD_BYTES)
+    if head.startswith(ZIP_MAGIC):
+        start, count = _stored_member(read, size, where)
+        return (lambda offset, most: read(start + offset, max(0, min(most, count - offset)))), count
+    if not head.lstrip().startswith(b"<"):
+        return read, size
+    page = EMBEDDED.match(head)
+    if page is None:
+        raise UnreadableFileError(
+            "This is a page or XML, not a memory trace.",
+            where=where,
+            fix="Download the recording itself. Of pages, those of torch.cuda._memory_viz are read.",
+        )
+    return _decoded(read, size, page.end(), where)
+
+
+def _stored_member(read: ReadRange, size: int, where: str) -> tuple[int, int]:
+    """Return the offset and the bytes of the only pickle or JSON in a zip archive."""
+    try:
+        with zipfile.ZipFile(FileStream(read, size, None)) as archive:
+            names = [name for name in archive.namelist() if name.endswith(RECORDINGS)]
+            member = archive.getinfo(names[0]) if len(names) == 1 else None
+            if member is not None:
+                archive.open(member).close()  # compares the two descriptions of it
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError) as error:
+        raise UnreadableFileError(
+            f"The zip archive is damaged ({error}).", where=where, fix=DAMAGED_FIX
+        ) from error
+    if member is None or member.compress_type != zipfile.ZIP_STORED:
+        raise UnreadableFileError(
+            f"The zip archive has {len(names):,} pickles and JSON files; one that is not compressed is read.",
+            where=where,
+            fix="Unpack it, and give a file of it.",
+        )
+    lengths = np.frombuffer(read(member.header_offset + 26, 4), "<u2")
+    return member.header_offset + 30 + int(lengths.sum()), member.file_size
+
+
+def _decoded(read: ReadRange, size: int, start: int, where: str) -> tuple[ReadRange, int]:
+    """Return how to read what is base64 up to a quotation mark near the file's end, and its bytes."""
+    last = max(start, size - HEAD_BYTES)
+    end = last + len(read(last, HEAD_BYTES).partition(b'"')[0])
+
+    def decoded(offset: int, count: int) -> bytes:
+        first = start + offset // 3 * 4
+        text = read(first, max(0, min(-(-(offset % 3 + count) // 3) * 4, end - first)))
+        try:
+            return base64.b64decode(text, validate=True)[offset % 3 :][:count]
+        except binascii.Error as error:
+            raise UnreadableFileError(
+                f"The snapshot in the page is damaged ({error}).", where=where, fix=DAMAGED_FIX
+            ) from error
+
+    return decoded, (end - start) // 4 * 3 - read(max(start, end - 2), min(2, end - start)).count(b"=")
 
 
 def too_large(limit: int, where: str) -> UnreadableFileError:

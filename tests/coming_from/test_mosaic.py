@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import inspect
 import json
 import re
@@ -16,6 +17,7 @@ from tb_memplugin import MemPluginError, load
 from tb_memplugin.analysis import peak, stages
 from tb_memplugin.coming_from import mosaic
 from tb_memplugin.coming_from.mosaic.__main__ import main as console
+from tb_memplugin.coming_from.mosaic.libmosaic.analyzer.memory_snapshot import MemoryUsage
 from tests.cli import CliRunner
 from tests.commands.files import step_snapshot, write
 from tests.snapshots import block, entries, segment, snapshot
@@ -275,14 +277,82 @@ def test_what_there_is_not_is_told(step):
         mosaic.get_json_snapshot(step, "out.json", upload_result=True)
     with pytest.raises(MemPluginError, match="no action 'make'"):
         mosaic.get_memory_usage(step, "", "1200_0", "make")
-    with pytest.raises(MemPluginError, match="GPU traces"):
-        mosaic.MemoryAbstract(step, "trace.json")
     found = mosaic.MemoryAbstract(step)
+    with pytest.raises(MemPluginError, match="No Kineto trace"):
+        found.query_op("step", 1)
+    with pytest.raises(MemPluginError, match="no memory abstract"):
+        found.output_memory_abstract("out.json")
+    Path("not.json").write_text("step")
+    with pytest.raises(MemPluginError, match="not JSON"):
+        found.load_memory_abstract("not.json")
     with pytest.raises(MemPluginError, match="has not been read"):
         found.memory_snapshot.analyze_memory_snapshot()
     found.load_memory_snapshot()
     with pytest.raises(MemPluginError, match="no analysis 'leaks'"):
         found.memory_snapshot.analyze_memory_snapshot("leaks")
+    with pytest.raises(MemPluginError, match="no device 7"):
+        found.memory_snapshot.stat_memory_usage_range(7)
+
+
+def test_an_annotation_of_the_kineto_trace_is_found(step):
+    """Mosaic reads compressed files alone, and leaves out what is no annotation of the user."""
+    names = ["ProfilerStep#3", "Optimizer.step", "ProfilerStep#4", "ProfilerStep#5"]
+    steps = [{"ph": "X", "cat": "user_annotation", "name": name, "ts": 1, "dur": 1} for name in names]
+    events = [{"ph": "X", "cat": "cpu_op", "name": "ProfilerStep"}, {"ph": "M", "name": "x"}, *steps]
+    for path, data in (("k.json.gz", gzip.compress), ("k.json", bytes)):
+        Path(path).write_bytes(data(json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()))
+        found = mosaic.MemoryAbstract(step, path)
+        assert found.query_op("ProfilerStep", 2) == [steps[0], steps[2]]
+        found.load_gpu_trace()
+        assert found.query_op("ProfilerStep", 0) == [steps[0], *steps[2:]]
+        assert found.gpu_trace.query_op("Optimizer") == [steps[1]]
+        assert found.gpu_trace.trace_data == {"schemaVersion": 1, "traceEvents": events}
+        assert found.gpu_trace.trace_file_size == Path(path).stat().st_size / (1 << 20)
+
+
+def test_a_memory_abstract_is_written_and_read(step):
+    found = mosaic.MemoryAbstract(step)
+    found.load_memory_abstract('{"peak": 390}')
+    found.output_memory_abstract("out.json")
+    other = mosaic.MemoryAbstract(step)
+    other.load_memory_abstract("out.json")
+    assert other.memory_abstract == {"peak": 390}
+
+
+def test_the_use_within_a_range_is_told_event_by_event(step):
+    found = mosaic.MemoryAbstract(step)
+    assert found.memory_snapshot.snapshot_data == {}
+    found.load_memory_snapshot()
+    snapshot = found.memory_snapshot
+    written = step_snapshot()["device_traces"][0]
+    assert [entry["addr"] for entry in snapshot.snapshot_data["device_traces"][0]] == [
+        entry["addr"] for entry in written
+    ]
+    snapshot.stat_memory_usage_range()
+    assert [usage.value for usage in snapshot.memory_usage_history.values()] == [300, 390, 390, 300]
+    assert snapshot.max_memory_usage == MemoryUsage(390)
+    assert snapshot.call_stack[written[0]["time_us"]] == "??: 0<br>model.py: 7<br>"
+    snapshot.stat_memory_usage_range(0, written[1]["time_us"], written[1]["time_us"])
+    assert {time: usage / 10 for time, usage in snapshot.memory_usage_history.items()} == {
+        written[1]["time_us"]: 39
+    }
+
+
+@pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason="strangers' files are not on this machine")
+def test_the_use_within_a_range_and_annotations_are_what_mosaic_answers():
+    """By its own code, 2026-11-27, on a file that begins with its process: 4,578 times, and their sum."""
+    found = mosaic.MemoryAbstract(
+        next(SNAPSHOTS.glob("01_*")), str(next((SNAPSHOTS.parent / "kineto").glob("k1_*")))
+    )
+    found.load_memory_snapshot()
+    found.memory_snapshot.stat_memory_usage_range()
+    history = found.memory_snapshot.memory_usage_history
+    assert (len(history), found.memory_snapshot.max_memory_usage.value) == (4578, 8456473388)
+    assert sum(usage.value for usage in history.values()) == 14986397405019
+    assert [step["name"] for step in found.query_op("ProfilerStep", 3)] == [
+        f"ProfilerStep#{number}" for number in (2, 3, 4)
+    ]
+    assert len(found.query_op("Optimizer", 0)) == 10
 
 
 @pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason="strangers' snapshots are not on this machine")

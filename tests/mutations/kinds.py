@@ -239,5 +239,5 @@ KINDS: dict[str, FileKind] = {
     **dict(own_kinds()),
 }
 
-NOT_READ = ("zstd", "zip")
+NOT_READ = ("zstd",)
 """Kinds that are refused by their first bytes; what remains of a damaged one may still be readable."""

@@ -222,6 +222,8 @@ def _judgement(kind: str, device: str, result: Result) -> Judgement:
 
 def heading(advice: Advice) -> str:
     """Return how many findings there are and how many rules could not be judged, in one line."""
+    if not advice.judgements:
+        return "Nothing was recorded: no rule was judged."
     if not advice.findings and all(judgement.verdict == "fine" for judgement in advice.judgements):
         return f"Nothing to fix: {counted(len(advice.judgements), 'rule')} found nothing."
     problems = sum(finding.level == "problem" for finding in advice.findings)

@@ -10,7 +10,7 @@ from tb_memplugin.analysis.block_origins import Judged, StepBlocks
 from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result
 from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.units import counted, size_text
-from tb_memplugin.trace import Category
+from tb_memplugin.trace import Category, Phase
 from tb_memplugin.trace.tables import Bool, Int64, UInt8
 
 LEAST_SHARE = 0.05
@@ -49,34 +49,41 @@ def parameter_copies(judged: Judged) -> Result:
     """Find memory at the peak that repeats the sizes of the model's parameters.
 
     Copies are blocks of the category parameter_copy; without any, all blocks that one source line
-    allocated (of blocks without a stack, those of one category), that are alive at the peak, and that have
-    the sizes of the parameters which another line allocated, or twice or half these sizes; else weights that
-    modules compute. The finding's bytes are by how much the highest step's peak falls without the smaller of
-    the two.
+    allocated (of blocks without a stack, those of one category, with a module's name or without), that are
+    alive at the peak, and that have the sizes of the parameters which another line allocated, or twice or
+    half these sizes; else those of an earlier model; else weights that modules compute. The finding's bytes
+    are by how much the highest step's peak falls without the smaller of the two.
     """
     blocks = judged.blocks
     category = judged.trace.allocations.category[blocks.rows]
     copies = (category == Category.PARAMETER_COPY) & blocks.at_peak
     if copies.any():
-        return _result(judged, copies, "that the recorder saw to be copies")
+        saved = _saved(blocks, copies, category)
+        return _result(judged, copies, "that the recorder saw to be copies", saved)
     if not ((category == Category.PARAMETER) & blocks.at_peak).any():
         return NotJudged("The recording does not tell parameters apart from other memory.")
-    copies, how = _repeated(blocks, category)
+    copies, how = _repeated(judged, category)
     if not copies.any():
+        copies, saved = _of_earlier_model(judged, category)
+        if copies.any():
+            how = "of an earlier model: the same lines made others of these sizes since"
+            return _result(judged, copies, how, saved)
         copies, how = _computed(blocks, category), "computed in forward, from parameters of their size"
     if not copies.any():
         return Fine("No other line allocated blocks of the sizes of the parameters.")
-    return _result(judged, copies, how)
+    return _result(judged, copies, how, _saved(blocks, copies, category))
 
 
-def _repeated(blocks: StepBlocks, category: UInt8) -> tuple[Bool, str]:
+def _repeated(judged: Judged, category: UInt8) -> tuple[Bool, str]:
     """Return the mask of the copies, and how the largest of them compare with the parameters."""
+    blocks, modules = judged.blocks, judged.trace.modules
     numbers: dict[str, int] = {}
     line = np.array([numbers.setdefault(origin.line, len(numbers)) for origin in blocks.origins])
     nameless = numbers.get("", -1)
     is_parameter = category == Category.PARAMETER  # `ema = deepcopy(model.to(device))` has both in one line
     group = 2 * line[blocks.origin] + is_parameter
-    group = np.where(line[blocks.origin] == nameless, -1 - category.astype(np.int64), group)
+    is_named = blocks.of(lambda origin: origin.module >= 0 and modules[origin.module].is_module)
+    group = np.where(line[blocks.origin] == nameless, -1 - 2 * category.astype(np.int64) - is_named, group)
     candidates = ~np.isin(category, OTHERS)
     candidates &= blocks.of(lambda origin: NEW.isdisjoint(origin.names) or CLONE in origin.names)
     candidates &= blocks.at_peak & (is_parameter | ~blocks.of(lambda origin: origin.in_call))
@@ -101,6 +108,36 @@ def _repeated(blocks: StepBlocks, category: UInt8) -> tuple[Bool, str]:
                     largest, how = max((largest, how), (_total(blocks, chosen), text))
                     break
     return all_copies, how
+
+
+def _of_earlier_model(judged: Judged, category: UInt8) -> tuple[Bool, int]:
+    """Return the mask of parameters at the peak, and of their optimizer state, that a later model repeats.
+
+    The later model's parameters are those made after the last gradient, or without gradients after the last
+    forward: by the same lines, in the same sizes, and no more of each. The bytes are by how much the peak
+    falls if each block is freed when its successor is born.
+    """
+    blocks = judged.blocks
+    phase = judged.trace.allocations.phase[blocks.rows]
+    ran = blocks.born[category == Category.GRADIENT]
+    if not len(ran):
+        ran = blocks.born[(phase == Phase.FORWARD) & (blocks.born >= 0)]
+    parameters = (category == Category.PARAMETER) & blocks.at_peak
+    passed = np.searchsorted(ran, blocks.born)
+    later: Bool = parameters & (passed == passed[parameters].max())
+    earlier: Bool = parameters & ~later & np.isin(blocks.kinds, blocks.kinds[later])
+    counts = Counter(blocks.kinds[later].tolist())
+    if not counts <= Counter(blocks.kinds[earlier].tolist()) or not _is_comparable(blocks.bytes[earlier]):
+        return np.zeros(len(earlier), bool), 0
+    state = (category == Category.OPTIMIZER_STATE) & np.isin(blocks.bytes, blocks.bytes[earlier])
+    is_later = blocks.born > blocks.born[later].min()
+    counts.update(blocks.kinds[state & blocks.at_peak & is_later].tolist())
+    earlier |= state & blocks.at_peak & ~is_later
+    made = state | (category == Category.PARAMETER)
+    of_kind = {kind: np.flatnonzero(made & (blocks.kinds == kind)).tolist() for kind in counts}
+    pairs = [pair for kind, rows in of_kind.items() for pair in zip(rows, rows[counts[kind] :], strict=False)]
+    old, new = np.array(pairs, np.int64).T
+    return earlier, judged.step.saved(blocks.bytes[old], blocks.born[new] + 1, blocks.freed[old])
 
 
 def _computed(blocks: StepBlocks, category: UInt8) -> Bool:
@@ -140,11 +177,14 @@ def _matching(
     return chosen if alike and _is_comparable(blocks.bytes[chosen]) else None
 
 
-def _result(judged: Judged, copies: Bool, how: str) -> Result:
-    blocks = judged.blocks
-    category = judged.trace.allocations.category[blocks.rows]
+def _saved(blocks: StepBlocks, copies: Bool, category: UInt8) -> int:
     in_all_passes = blocks.alike(np.flatnonzero(copies)) & np.isin(category, category[copies])
-    size, saved = _total(blocks, copies), blocks.saved(copies | in_all_passes)
+    return blocks.saved(copies | in_all_passes)
+
+
+def _result(judged: Judged, copies: Bool, how: str, saved: int) -> Result:
+    blocks = judged.blocks
+    size = _total(blocks, copies)
     if saved < LEAST_SHARE * judged.step.peak_bytes:
         return Fine(
             f"Copies of parameters take {size_text(size)}; without them the peak is {size_text(saved)} lower."
@@ -165,9 +205,9 @@ def _result(judged: Judged, copies: Bool, how: str) -> Result:
         saved,
         (*lines, judged.without("them", saved)),
         "Keep EMA weights and reference models on the CPU, load weights with torch.load(..., mmap=True, "
-        'map_location="cpu"), and free the copy that was loaded. Master weights are not needed if the '
-        "optimizer updates bf16 with stochastic rounding. Let LoRA add to the result, x @ W + x @ A @ B, not "
-        "to the weight.",
+        'map_location="cpu"), and free the copy that was loaded. Free a model and its optimizer before the '
+        "next is made. Master weights are not needed if the optimizer updates bf16 with stochastic rounding. "
+        "Let LoRA add to the result, x @ W + x @ A @ B, not to the weight.",
         view="allocations",
         state=[("block", str(int(blocks.rows[largest])))],
         subject=name,

@@ -107,7 +107,7 @@ def _of_other_tensors(judged: Judged) -> Result:
 
 
 def _of_parameters(judged: Judged) -> Result:
-    """Find gradients that no gap between two backwards frees, while gaps free those of other modules.
+    """Find gradients that no gap between two backwards frees, while gaps free others that are no older.
 
     The finding's bytes are by how much the highest step's peak falls without these gradients. Where no
     module with other gradients ran before theirs, their backward and what it needs count, too.
@@ -124,9 +124,11 @@ def _of_parameters(judged: Judged) -> Result:
     resets = np.unique(gap[gap >= 0])
     key = blocks.module[gradient].astype(np.int64) * (int(blocks.bytes.max()) + 1) + blocks.bytes[gradient]
     is_used = np.isin(key, key[gap >= 0])
+    made_in = np.searchsorted(backwards.first, blocks.born[gradient], side="right") - 1
     outlives = (blocks.born[gradient] <= backwards.last[resets[-1]]) & (
         blocks.freed[gradient] > backwards.last[-1]
     )
+    outlives &= made_in <= made_in[gap >= 0].max()  # frees of older ones may be another model's turn
     unused = gradient[~is_used & outlives]
     size = int(blocks.bytes[unused].sum())
     if not len(unused):

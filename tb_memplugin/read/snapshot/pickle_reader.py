@@ -70,8 +70,9 @@ class PickleReader:
         return self._offset + self._at
 
     def goes_on(self) -> bool:
-        """Whether more bytes follow."""
-        return self._at < len(self._chunk) or bool(self._stream.read(1))
+        """Whether more bytes follow than zeros, with which memory_viz fills up."""
+        rest = self._chunk[self._at :] + self._stream.read(1)
+        return bool(rest.strip(b"\0"))
 
     def read(self, count: int) -> bytes:
         """Return the next `count` bytes, fewer at the end of the stream.

@@ -7,8 +7,9 @@ stacks with forward and FX frames; annotations, compile contexts, user metadata;
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,29 @@ def is_snapshot(content: object) -> bool:
     return isinstance(content, list) or (
         isinstance(content, dict) and ("segments" in content or "device_traces" in content)
     )
+
+
+def only_snapshot(content: object, where: str) -> object:
+    """Return the snapshot in a dict, list or tuple around one; anything else as it is.
+
+    Raises:
+        UnreadableFileError: there are several.
+    """
+    if isinstance(content, dict) and not is_snapshot(content):
+        pairs: Iterable[tuple[object, object]] = content.items()
+    elif isinstance(content, list | tuple):
+        pairs = enumerate(content)
+    else:
+        return content
+    inside = {key: value for key, value in pairs if isinstance(value, dict) and is_snapshot(value)}
+    if len(inside) > 1:
+        names = ", ".join(str(key)[:40] for key in islice(inside, 8))
+        raise UnreadableFileError(
+            f"The file has {len(inside):,} snapshots: {names}.",
+            where=where,
+            fix="Save each in a file of its own.",
+        )
+    return next(iter(inside.values()), content)
 
 
 def from_traces(content: object) -> object:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tb_memplugin import analysis
 from tb_memplugin.errors import MemPluginError, NotRecordedError
+from tb_memplugin.exports.snapshot import device_numbers, snapshot_of
 from tb_memplugin.loading import load
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.frames import read_frame
@@ -54,12 +56,20 @@ class MemoryEvent:
     num_call: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class MemoryUsage:
-    """The bytes at the peak: requested, and reserved (0 if that is not recorded)."""
+    """The bytes at a moment: requested, and reserved (0 if that is not known)."""
 
     total_alloc: int = 0
     total_reserved: int = 0
+
+    @property
+    def value(self) -> int:
+        """The requested bytes."""
+        return self.total_alloc
+
+    def __truediv__(self, other: MemoryUsage | float) -> float:
+        return self.value / (other.value if isinstance(other, MemoryUsage) else other)
 
 
 class MemorySnapshot:
@@ -73,7 +83,10 @@ class MemorySnapshot:
         max_allocation_info: the event that reaches the peak.
         memory_usage: bytes after an event, by `Allocation.to_str`.
         call_stack_hash_set: what was alive at the peak or event, by stack, largest first.
-        max_memory_usage: the peak of the window.
+        max_memory_usage: the peak of the window, or of the last range.
+        memory_usage_history, call_stack: the live bytes after the events of the last range, and the lines
+            that made them, by time in microseconds.
+        snapshot_data: the snapshot as PyTorch writes it, once it is loaded.
     """
 
     def __init__(self, filename: str | os.PathLike[str] | None) -> None:
@@ -87,6 +100,8 @@ class MemorySnapshot:
         self.memory_usage: dict[str, int] = {}
         self.call_stack_hash_set: dict[int, MemoryEvent] = {}
         self.max_memory_usage = MemoryUsage()
+        self.memory_usage_history: dict[int, MemoryUsage] = {}
+        self.call_stack: dict[int, str] = {}
 
     def register_memory_snapshot(self, filename: str | os.PathLike[str]) -> None:
         """Set the file that `load_memory_snapshot` reads."""
@@ -95,6 +110,16 @@ class MemorySnapshot:
     def load_memory_snapshot(self, stream_load: bool = False) -> None:  # noqa: ARG002  # Mosaic's signature
         """Read the file; see `tb_memplugin.load` for the formats and the errors."""
         self._trace = load(self.snapshot_filename)
+        vars(self).pop("_written", None)
+
+    @cached_property
+    def _written(self) -> dict[str, Any]:
+        return snapshot_of(self.trace)[0]
+
+    @property
+    def snapshot_data(self) -> dict[str, Any]:
+        """The snapshot as PyTorch writes it: segments, device_traces, ...; {} before it is loaded."""
+        return {} if self._trace is None else self._written
 
     @property
     def trace(self) -> MemoryTrace:
@@ -157,12 +182,8 @@ class MemorySnapshot:
 
     def _find_peak(self, allocation: str, action: str, start_time: int | None, end_time: int | None) -> None:
         trace, device = self.trace, None
-        if (start_time is not None or end_time is not None) and not trace.times_are_known:
-            raise NotRecordedError(
-                "This snapshot has no times: it has them since PyTorch 2.2.",
-                where=self.snapshot_filename,
-                fix="Give an allocation.",
-            )
+        if start_time is not None or end_time is not None:
+            self._require_times()
         first, last = analysis.events_between(
             trace,
             None if start_time is None else start_time * 1_000,
@@ -179,6 +200,47 @@ class MemorySnapshot:
         self.static_memory = int(blocks.bytes[alive][blocks.born[alive] < 0].sum())
         self.dynamic_memory_peak = top.bytes - self.static_memory
         self.max_allocation_info = _at(trace, row, top.event)
+
+    def _require_times(self) -> None:
+        if not self.trace.times_are_known:
+            raise NotRecordedError(
+                "This snapshot has no times: it has them since PyTorch 2.2.",
+                where=self.snapshot_filename,
+                fix="Give an allocation.",
+            )
+
+    def stat_memory_usage_range(self, device_idx: int = 0, start: int = -1, end: int = -1) -> None:
+        """Set `memory_usage_history`, `call_stack` and `max_memory_usage` from a device's events.
+
+        Args:
+            device_idx: the device's number.
+            start, end: the first and the last microsecond, as in the file; -1 for both: all.
+
+        Raises:
+            NotRecordedError: the file has no times, or no such device.
+        """
+        self._require_times()
+        trace = self.trace
+        row = next((row for row, number in device_numbers(trace).items() if number == device_idx), None)
+        if row is None:
+            names = ", ".join(device.name for device in trace.devices)
+            raise NotRecordedError(
+                f"There is no device {device_idx}.", where="device_idx", fix=f"There are: {names}."
+            )
+        events = trace.events
+        time = events.time_ns // 1_000
+        rows = np.flatnonzero(events.device == row)
+        if start >= 0 or end >= 0:
+            rows = rows[(time[rows] >= start) & (time[rows] <= end)]
+        times, live = time[rows].tolist(), trace.live(row)[rows + 1].tolist()
+        lines = {stack: self._lines_of(stack) for stack in np.unique(events.stack[rows]).tolist()}
+        self.memory_usage_history = dict(zip(times, map(MemoryUsage, live), strict=True))
+        self.call_stack = dict(zip(times, map(lines.__getitem__, events.stack[rows].tolist()), strict=True))
+        self.max_memory_usage = MemoryUsage(max(live, default=0))
+
+    def _lines_of(self, stack: int) -> str:
+        frames = _frames(self.trace.stack(stack)) if stack >= 0 else []
+        return "".join(f"{frame['filename']}: {frame['line']}<br>" for frame in frames)
 
     def _set_stacks(self, device: int, event: int) -> Rows:
         """Set the stacks of what is alive on a device after an event, and return its allocations."""
