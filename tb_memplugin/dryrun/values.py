@@ -18,6 +18,7 @@ import torch
 
 from tb_memplugin.dryrun.build import values_library
 from tb_memplugin.estimate.answer.hints import (
+    EVERY_STEP,
     LBFGS,
     Question,
     answer,
@@ -44,8 +45,11 @@ MOST_KEPT = 1 << 20
 
 FINITE = (
     "Values that were not computed are assumed to be finite: every check for that passes which no hint "
-    "answers, and every optimizer step of scaled gradients is taken."
+    "answers."
 )
+
+UNSCALES = b"aten::_amp_foreach_non_finite_check_and_unscale_"
+"""The operator with which GradScaler finds out whether gradients overflowed."""
 
 _THIS_PACKAGE = str(Path(__file__).parents[1])
 
@@ -211,7 +215,7 @@ class Values:
 
     def _finite(self, operator: bytes) -> int:
         """Return whether values that were not computed are assumed to be finite, because no hint answers."""
-        self._note(FINITE)
+        self._note(EVERY_STEP if operator == UNSCALES else FINITE)
         return answer(self._hints, self._question("truth", operator.decode(), 1, torch.bool)) is None
 
     @staticmethod
