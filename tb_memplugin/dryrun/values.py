@@ -31,7 +31,7 @@ from tb_memplugin.estimate.answer.hints import (
 from tb_memplugin.estimate.kernels.recurrent import SIZED, RecurrentCall, reserve_bytes, workspace_bytes
 from tb_memplugin.estimate.kernels.uncounted import FOURIER
 from tb_memplugin.estimate.program.checks import going_on, passing
-from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.estimate.run.patches import Patches, do_nothing
 from tb_memplugin.record.torch_private.autograd import current_node
 
 _SELECTED = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, ctypes.c_long)
@@ -79,6 +79,7 @@ class Values:
     def start(self, patches: Patches) -> None:
         """Begin to compute values; ends with the process."""
         patches.register("_local_scalar_dense", self._item, "CUDA")
+        patches.register("_linalg_check_errors", do_nothing, "CUDA")
         printed: Any = torch.Tensor.__repr__
 
         def print_ones(*args: Any, **kwargs: Any) -> Any:

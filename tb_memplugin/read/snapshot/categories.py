@@ -247,7 +247,8 @@ def _with_losses(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
     loose = (phase == Phase.OTHER) & (mark == Mark.NOTHING)
     for device in range(len(trace.devices)):
         here = trace.events.device == device
-        decided, candidates = np.flatnonzero(here & ~loose), np.flatnonzero(here & loose)
+        decided = np.flatnonzero(here & ~loose & (mark != Mark.ZERO_GRAD))  # often between loss and backward
+        candidates = np.flatnonzero(here & loose)
         after = np.searchsorted(decided, candidates)
         inside = (after > 0) & (after < len(decided))
         candidates, after = candidates[inside], after[inside]
