@@ -1,6 +1,6 @@
 """Pack and unpack padded sequences: the number of rows is the sum of the lengths, which are tensor values.
 
-Lengths that follow from the program's own numbers and data are known (known_values.py). Others raise an error.
+Lengths that follow from the program's own numbers and data are known. Others raise an error.
 """
 
 from __future__ import annotations
