@@ -134,12 +134,13 @@ def values_of(tensor: Any) -> torch.Tensor | None:
 
 def shuffle(tensor: torch.Tensor, values: torch.Tensor | None) -> None:
     """Keep the values of a row of which the order is not known; sorted, they are known."""
-    setattr(tensor, _SHUFFLED, (values, tensor._version))
+    if not tensor.is_inference():  # which has no version
+        setattr(tensor, _SHUFFLED, (values, tensor._version))
 
 
 def _shuffled(tensor: Any) -> torch.Tensor | None:
     values, version = vars(tensor).get(_SHUFFLED, (None, 0))
-    return values if tensor._version == version else None
+    return values if values is not None and tensor._version == version else None
 
 
 def _dominated(deciding: Any, tensors: Sequence[Any], *, by: bool) -> torch.Tensor:

@@ -942,6 +942,14 @@ def test_rows_that_a_sort_chooses_are_as_many_as_of_each_group() -> None:
     assert any("1 is assumed" in note for note in done.estimate().notes)
 
 
+def test_inference_mode_sorts_what_is_not_known() -> None:
+    def sort() -> None:
+        with torch.inference_mode():
+            assert unknown(8).sort().indices.sort().values.shape == (8,)
+
+    estimated(sort)
+
+
 def test_rows_in_an_unknown_order_are_not_known_once_they_are_written() -> None:
     def write() -> None:
         shuffled = torch.arange(4, device="cuda")[unknown(4).sort().indices]
