@@ -58,6 +58,7 @@ said["large is finite"] = [
 said["large rows"] = [list(torch.unique(large, dim=dim).shape) for dim in (0, 1)]
 said["printed"] = str(large[0, :2]).partition(", d")[0]
 said["normal"] = list(torch.normal(0.0, large.exp()).shape)
+said["inverted"] = list(torch.linalg.inv(large[:, :4].reshape(-1, 2, 2)).shape)
 before = torch.cuda.memory_allocated()
 layer = torch.nn.GRU(96, 160).to(d)
 weights = torch.cuda.memory_allocated() - before
