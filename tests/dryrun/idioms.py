@@ -64,9 +64,9 @@ layer = torch.nn.GRU(96, 160).to(d)
 weights = torch.cuda.memory_allocated() - before
 result = layer(torch.ones(7, 5, 96, device=d))[0]
 said["reserve"] = torch.cuda.memory_allocated() - before - weights - 7 * 5 * 96 * 4
-weights = torch.nn.Parameter(large)
-steps, scaler = torch.optim.SGD([weights], momentum=0.9), torch.amp.GradScaler()
-scaler.scale((weights * large).sum()).backward()
+wide = torch.nn.Parameter(large)
+steps, scaler = torch.optim.SGD([wide], momentum=0.9), torch.amp.GradScaler()
+scaler.scale((wide * large).sum()).backward()
 scaler.step(steps)
 said["steps of unknown gradients"] = len(steps.state)
 print("SAID", json.dumps(said), flush=True)
