@@ -18,6 +18,7 @@ import torch
 
 from tb_memplugin.dryrun.build import values_library
 from tb_memplugin.estimate.answer.hints import (
+    EVERY_STEP,
     LBFGS,
     Question,
     answer,
@@ -30,7 +31,7 @@ from tb_memplugin.estimate.answer.hints import (
 from tb_memplugin.estimate.kernels.recurrent import SIZED, RecurrentCall, reserve_bytes, workspace_bytes
 from tb_memplugin.estimate.kernels.uncounted import FOURIER
 from tb_memplugin.estimate.program.checks import going_on, passing
-from tb_memplugin.estimate.run.patches import Patches
+from tb_memplugin.estimate.run.patches import Patches, do_nothing
 from tb_memplugin.record.torch_private.autograd import current_node
 
 _SELECTED = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, ctypes.c_long)
@@ -44,8 +45,11 @@ MOST_KEPT = 1 << 20
 
 FINITE = (
     "Values that were not computed are assumed to be finite: every check for that passes which no hint "
-    "answers, and every optimizer step of scaled gradients is taken."
+    "answers."
 )
+
+UNSCALES = b"aten::_amp_foreach_non_finite_check_and_unscale_"
+"""The operator with which GradScaler finds out whether gradients overflowed."""
 
 _THIS_PACKAGE = str(Path(__file__).parents[1])
 
@@ -75,6 +79,7 @@ class Values:
     def start(self, patches: Patches) -> None:
         """Begin to compute values; ends with the process."""
         patches.register("_local_scalar_dense", self._item, "CUDA")
+        patches.register("_linalg_check_errors", do_nothing, "CUDA")
         printed: Any = torch.Tensor.__repr__
 
         def print_ones(*args: Any, **kwargs: Any) -> Any:
@@ -211,7 +216,7 @@ class Values:
 
     def _finite(self, operator: bytes) -> int:
         """Return whether values that were not computed are assumed to be finite, because no hint answers."""
-        self._note(FINITE)
+        self._note(EVERY_STEP if operator == UNSCALES else FINITE)
         return answer(self._hints, self._question("truth", operator.decode(), 1, torch.bool)) is None
 
     @staticmethod

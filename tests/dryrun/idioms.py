@@ -58,11 +58,17 @@ said["large is finite"] = [
 said["large rows"] = [list(torch.unique(large, dim=dim).shape) for dim in (0, 1)]
 said["printed"] = str(large[0, :2]).partition(", d")[0]
 said["normal"] = list(torch.normal(0.0, large.exp()).shape)
+said["inverted"] = list(torch.linalg.inv(large[:, :4].reshape(-1, 2, 2)).shape)
 before = torch.cuda.memory_allocated()
 layer = torch.nn.GRU(96, 160).to(d)
 weights = torch.cuda.memory_allocated() - before
 result = layer(torch.ones(7, 5, 96, device=d))[0]
 said["reserve"] = torch.cuda.memory_allocated() - before - weights - 7 * 5 * 96 * 4
+wide = torch.nn.Parameter(large)
+steps, scaler = torch.optim.SGD([wide], momentum=0.9), torch.amp.GradScaler()
+scaler.scale((wide * large).sum()).backward()
+scaler.step(steps)
+said["steps of unknown gradients"] = len(steps.state)
 print("SAID", json.dumps(said), flush=True)
 if (large > 0).any():
     print("not here")

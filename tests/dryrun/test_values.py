@@ -11,6 +11,7 @@ import torch
 from tb_memplugin import MemPluginError
 from tb_memplugin.dryrun.engine import estimate_program
 from tb_memplugin.dryrun.values import FINITE
+from tb_memplugin.estimate.answer.hints import EVERY_STEP
 from tb_memplugin.estimate.answer.script import read_program
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.uncounted import FOURIER
@@ -55,6 +56,8 @@ def test_small_values_are_computed_and_others_are_asked_for(capfd: pytest.Captur
         "large rows": [[2048, 2048], [2048, 2048]],
         "printed": "tensor([1., 1.]",
         "normal": [2048, 2048],
+        "inverted": [2048, 2, 2],
+        "steps of unknown gradients": 1,
         "reserve": 134_656 + 22_528 + 3_584 + 384,  # cuDNN's, results, last state; 512s of the input
     }
 
@@ -69,3 +72,4 @@ def test_a_hint_answers_what_was_not_computed() -> None:
     assert step.notes[0] == "The program ran to its end."
     assert any("idioms.py:52 copies 2 values that were not computed" in note for note in step.notes)
     assert {FINITE, FOURIER} <= set(step.notes)
+    assert any(note.startswith(EVERY_STEP) for note in step.notes)

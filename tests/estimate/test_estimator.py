@@ -194,6 +194,18 @@ def test_phases_of_the_users_own() -> None:
     assert estimator.estimate().phases == (("build", 4 * MIB), ("peak", 12 * MIB))
 
 
+def test_what_follows_a_backward_that_made_nodes_is_no_forward() -> None:
+    """Of functorch and of create_graph=True: the 4 MiB after it are of no phase."""
+    with MemoryEstimator() as estimator:
+        weight = torch.empty(16, device="cuda", requires_grad=True)
+        torch.autograd.grad(weight.pow(3).sum(), weight, create_graph=True)
+        torch.empty(MIB, device="cuda")
+        weight.pow(2).sum().backward()
+    trace = estimator.trace_result()
+    (event,) = trace.allocations.born[trace.allocations.bytes == 4 * MIB]
+    assert trace.events.phase[event] == Phase.OTHER
+
+
 def test_the_trace_is_saved_like_any_other(trained: MemoryEstimator, tmp_path: Path) -> None:
     trained.save(tmp_path)
     (window,) = tmp_path.rglob("window-*.mem")

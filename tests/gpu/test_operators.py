@@ -149,6 +149,10 @@ OPERATORS: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
         lambda x, w, b: functional.batch_norm(x.transpose(1, 2), None, None, w, b, training=True),
         (TOKENS, (768,), (768,)),
     ),
+    "samples of images": (
+        lambda x, grid: functional.grid_sample(x, grid, align_corners=True),
+        ((4, 45, 56, 56), (4, 28, 30, 2)),
+    ),
     "batch norm of volumes, channels last": (
         lambda x, w, b: functional.batch_norm(
             x.contiguous(memory_format=torch.channels_last_3d), None, None, w, b, training=True

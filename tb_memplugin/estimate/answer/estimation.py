@@ -11,6 +11,7 @@ from rich.table import Table
 
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import Unit
+from tb_memplugin.estimate.answer.hints import EVERY_STEP
 from tb_memplugin.estimate.gpu_spec import MIB, GpuSpec
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
 from tb_memplugin.simulator.replay import replay
@@ -244,6 +245,10 @@ def answer(
         fit_notes.append(
             f"Nothing was allocated on {trace.devices[0].name}: create the model and the inputs there."
         )
+    if EVERY_STEP in notes:
+        lower = int(levels.max()) - _peak_without_steps(simulated, device)
+        skipping = f"{EVERY_STEP} As long as it does, the peak is {lower:,} bytes lower."
+        notes = [skipping if note == EVERY_STEP else note for note in notes]
     parts = breakdown(simulated, int(np.argmax(levels)) - 1, device)
     return Estimate(
         peak_allocated_bytes=int(levels.max()),
@@ -258,6 +263,14 @@ def answer(
         gpu=gpu.name if gpu is not None else "",
         notes=(*notes, *fit_notes),
     )
+
+
+def _peak_without_steps(trace: MemoryTrace, device: int) -> int:
+    """Return the highest allocated bytes without what optimizers' steps allocate."""
+    blocks = trace.allocations
+    stepped = (blocks.born >= 0) & (trace.events.phase[blocks.born] == Phase.OPTIMIZER)
+    sizes = np.where(stepped, 0, allocated_bytes(blocks))
+    return int(live_levels(blocks, sizes, len(trace.events), device).max())
 
 
 def margin_bounds(gpu: GpuSpec | None, margin: int | None, not_counted: int) -> tuple[int, int] | None:

@@ -175,6 +175,12 @@ LBFGS = (
 )
 """The note on what the optimizer asks."""
 
+EVERY_STEP = (
+    "GradScaler is assumed to take every optimizer step. It skips the first ones while its scale, 65,536 at "
+    "the start, is too high for the gradients in half precision."
+)
+"""The note on what it asks: whether a gradient overflowed. `answer` adds the bytes."""
+
 
 def unanswered(
     asked: Question, most: int | None = None, *, is_index: bool = False, by: str = ""

@@ -19,7 +19,7 @@ from torch import nn
 from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 
 from tb_memplugin.estimate.kernels.table import ANY_GPU, Kernel, copied_bytes, operators
-from tb_memplugin.estimate.program.packed_sequences import values_of
+from tb_memplugin.estimate.program.packed_sequences import lengths_of
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_ledger import Block, Scope
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
@@ -222,7 +222,7 @@ def _packed_through_cudnn(kind: int) -> Any:
     """Return the function for packed sequences."""
 
     def run(data: torch.Tensor, batch_sizes: torch.Tensor, hx: Any, params: Any, *settings: Any) -> Any:
-        return _cudnn(kind, data, hx, params, values_of(batch_sizes), *settings)
+        return _cudnn(kind, data, hx, params, lengths_of(batch_sizes), *settings)
 
     return run
 

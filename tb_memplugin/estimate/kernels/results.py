@@ -158,6 +158,21 @@ def _with_a_mask(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwarg
     )
 
 
+def _sampled(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    images, grid = args
+    return mode.quietly(aten.new_empty.default, images, (*images.shape[:2], *grid.shape[1:3]))
+
+
+def _gradients_of_sampled(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    form = torch.contiguous_format
+    return tuple(mode.quietly(aten.empty_like.default, each, memory_format=form) for each in args[:2])
+
+
+def _expanded_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a copy of an expanded tensor (cudnn/Utils.h, contiguousIfZeroInStrides)."""
+    return tensor.numel() * tensor.element_size() if 0 in tensor.stride() else 0
+
+
 def _copied_before(call: Call) -> Buffers:
     """Return a contiguous copy of the input, which is made before the results."""
     return [copied_bytes(call["input"]), *call.out]
@@ -263,6 +278,20 @@ KERNELS = (
         on="",
         results=_with_a_mask,
         rare="training that is aware of quantization",
+    ),
+    Kernel(
+        operators("cudnn_grid_sampler"),
+        lambda call: [copied_bytes(call["grid"]), call.out],
+        source="cudnn/GridSampler.cpp:cudnn_grid_sampler_forward",
+        results=_sampled,
+        rare="grid_sample in float32 with align_corners=True",
+    ),
+    Kernel(
+        operators("cudnn_grid_sampler_backward"),
+        lambda call: [copied_bytes(call["grid"]), _expanded_bytes(call["grad_output"]), *call.out],
+        source="cudnn/GridSampler.cpp:cudnn_grid_sampler_backward",
+        results=_gradients_of_sampled,
+        rare="grid_sample in float32 with align_corners=True",
     ),
     Kernel(
         operators("_grouped_mm"),

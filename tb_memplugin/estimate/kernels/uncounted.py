@@ -15,8 +15,9 @@ _EFFICIENT = (
     "not known and not counted."
 )
 _BATCH_NORM = (
-    "Batch normalization: what cuDNN keeps for backward (channels-last, half precision) is not known "
-    "and not counted."
+    "Batch normalization: cuDNN's workspaces in channels_last, and what it keeps for backward in half "
+    "precision, are not known and not counted. For 9,031,680 numbers of 45 channels in fp32, an H200 took "
+    "1,242,940 bytes in forward and 804,012 in backward."
 )
 _SELECTING = "The buffers of unique, nonzero and masked_select on a GPU are not known and not counted."
 FOURIER = "Fourier transforms: cuFFT's workspaces are not known and not counted."

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
+from tb_memplugin.estimate.answer.hints import EVERY_STEP
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
 from tb_memplugin.estimate.run.patches import Patches, do_nothing
@@ -53,6 +54,7 @@ class LossScaling(Correction):
         """Skip the check `found_inf.item()`; unscaling and growth of the scale are unchanged."""
 
         def step(scaler: Any, optimizer: torch.optim.Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
+            self.target.note(EVERY_STEP)
             return optimizer.step(*args, **kwargs)
 
         patches.set(torch.amp.GradScaler, "_maybe_opt_step", step)

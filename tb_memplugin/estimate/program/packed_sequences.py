@@ -1,6 +1,6 @@
 """Pack and unpack padded sequences: the number of rows is the sum of the lengths, which are tensor values.
 
-Lengths that the program creates from its own numbers are known (constants.py). Others raise an error.
+Lengths that follow from the program's own numbers and data are known. Others raise an error.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.program.constants import constant
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
+from tb_memplugin.estimate.run.known_values import values_of
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.record.torch_private.dispatch import without_modes
 
@@ -30,7 +31,7 @@ class PackedSequences(Correction):
         def unpack(
             data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, padding: float, total: int
         ) -> Any:
-            sizes = values_of(batch_sizes)
+            sizes = lengths_of(batch_sizes)
             padded = _unpacked(data, sizes, padding, max(total, len(sizes)))
             lengths = [sum(size > row for size in sizes) for row in range(sizes[0])]
             return (padded.transpose(0, 1) if batch_first else padded), _integers(mode, lengths)
@@ -44,13 +45,13 @@ class PackedSequences(Correction):
         return {aten._pack_padded_sequence.default: _pack}
 
 
-def values_of(tensor: torch.Tensor) -> list[int]:
+def lengths_of(tensor: torch.Tensor) -> list[int]:
     """Return the values of a tensor of lengths, or of batch sizes at each time step.
 
     Raises:
         MemPluginError: the values are not known.
     """
-    real: torch.Tensor | None = getattr(tensor, "constant", None)
+    real = values_of(tensor)
     if real is None:
         raise MemPluginError(
             "pack_padded_sequence needs the values of the lengths, but fake tensors have no values.",
@@ -65,7 +66,7 @@ def values_of(tensor: torch.Tensor) -> list[int]:
 
 def _pack(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     data, lengths, batch_first = args
-    values = values_of(lengths)
+    values = lengths_of(lengths)
     sizes = [sum(length > time for length in values) for time in range(max(values))]
     with mode.running(recorded=True):
         steps = data.transpose(0, 1) if batch_first else data

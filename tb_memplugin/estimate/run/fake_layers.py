@@ -175,6 +175,7 @@ class FakeLayers:
         if not self._in_backward:
             self._in_backward, self._began_ns, self._backward_row = True, now, -1
         self._last_ns = now
+        self._sequence = max(self._sequence, _sequence_number())  # with create_graph=True, it makes nodes
         if self._stack and self._stack[-1].in_backward:
             return Scope(self._stack[-1].row, Phase.BACKWARD, recomputing=True)
         row = self._owner(_current_node())

@@ -20,10 +20,13 @@ from torch.utils._pytree import tree_map
 
 aten = torch.ops.aten
 
-MOST = 1 << 16
+MOST = 1 << 20
 """The most elements of a tensor that keeps its values."""
 
-_CPU = torch.device("cpu")
+_FEW = 1 << 16
+"""Elements that operators may read without a look at how many they make."""
+
+_CPU, _META = torch.device("cpu"), torch.device("meta")
 _KNOWN = "known_values"
 """The attribute of a fake tensor that holds its values."""
 
@@ -99,6 +102,8 @@ class KnownValues:
         )
         if constants and _OF_VALUES.isdisjoint(func.tags):
             raise UnknownValuesError
+        if sum(tensor.numel() for tensor in tensors) > _FEW and _makes_many(func, args, kwargs):
+            raise UnknownValuesError
         try:
             with no_dispatch():
                 return func(*tree_map(_real, tuple(args)), **tree_map(_real, dict(kwargs)))
@@ -134,12 +139,13 @@ def values_of(tensor: Any) -> torch.Tensor | None:
 
 def shuffle(tensor: torch.Tensor, values: torch.Tensor | None) -> None:
     """Keep the values of a row of which the order is not known; sorted, they are known."""
-    setattr(tensor, _SHUFFLED, (values, tensor._version))
+    if not tensor.is_inference():  # which has no version
+        setattr(tensor, _SHUFFLED, (values, tensor._version))
 
 
 def _shuffled(tensor: Any) -> torch.Tensor | None:
     values, version = vars(tensor).get(_SHUFFLED, (None, 0))
-    return values if tensor._version == version else None
+    return values if values is not None and tensor._version == version else None
 
 
 def _dominated(deciding: Any, tensors: Sequence[Any], *, by: bool) -> torch.Tensor:
@@ -156,6 +162,22 @@ def _dominated(deciding: Any, tensors: Sequence[Any], *, by: bool) -> torch.Tens
         if bool((values == by).all()):
             return torch.full(shape, by)
     raise UnknownValuesError
+
+
+def _makes_many(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether results, as of the distances of all points, are too large to be computed for their values."""
+    try:
+        with no_dispatch():
+            out = func(*tree_map(_shape, tuple(args)), **tree_map(_shape, dict(kwargs)))
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+        return False  # of values, like `nonzero`, whose results are no larger than what they read
+    return any(tensor.numel() > MOST for tensor in _tensors((out,)))
+
+
+def _shape(argument: Any) -> Any:
+    if isinstance(real := _real(argument), torch.Tensor):
+        return torch.empty_like(real, device=_META)
+    return _META if isinstance(argument, torch.device) else argument
 
 
 def _real(argument: Any) -> Any:

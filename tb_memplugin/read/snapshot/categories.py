@@ -242,12 +242,16 @@ def _ends_of_backward(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> Bool:
 
 
 def _with_losses(trace: MemoryTrace, phase: UInt8, mark: UInt8) -> UInt8:
-    """Return the phases, with events between a forward and the next backward (the loss) set to forward."""
+    """Return the phases, with events between a forward and the next backward (the loss) set to forward.
+
+    What is freed in between decides nothing: old gradients, and blocks with the stack of their allocation.
+    """
     phases: UInt8 = phase.copy()
     loose = (phase == Phase.OTHER) & (mark == Mark.NOTHING)
     for device in range(len(trace.devices)):
         here = trace.events.device == device
-        decided, candidates = np.flatnonzero(here & ~loose), np.flatnonzero(here & loose)
+        decided = np.flatnonzero(here & ~loose & (trace.events.kind == Kind.ALLOC))
+        candidates = np.flatnonzero(here & loose)
         after = np.searchsorted(decided, candidates)
         inside = (after > 0) & (after < len(decided))
         candidates, after = candidates[inside], after[inside]

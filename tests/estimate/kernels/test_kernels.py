@@ -199,6 +199,11 @@ def test_packed_sequences_may_be_in_any_order() -> None:
     estimated(run)
 
 
+def test_the_lengths_of_a_batch_are_known() -> None:
+    batch = torch.tensor([32, 8])  # of a data loader: no fake tensor
+    assert sizes(estimated(lambda: packed(batch)), "cat") == [40 * 64 * 4]
+
+
 def test_packed_sequences_of_unknown_lengths_are_refused_by_name() -> None:
     lengths = torch.tensor([32, 8])
     with pytest.raises(MemPluginError, match="pack_padded_sequence needs the values"):

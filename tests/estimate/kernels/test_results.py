@@ -194,3 +194,17 @@ def test_a_window_keeps_the_element_that_it_is_cut_from_each_time() -> None:
 
     for _ in range(2):  # the cache outlives an estimate
         assert sizes(estimated(run, gpu="a100"), "hann_window") == [4100, 4100]
+
+
+def test_cudnn_samples_images_from_copies() -> None:
+    """PyTorch built with CUDA calls this for grid_sample in float32 with align_corners=True."""
+
+    def sample() -> None:
+        images = torch.ones(2, 3, 16, 16, device="cuda", requires_grad=True)
+        grid = torch.ones(2, 2, 8, 8, device="cuda").permute(0, 2, 3, 1).requires_grad_()
+        torch.cudnn_grid_sampler(images, grid).sum().backward()
+
+    done = estimated(sample)
+    images, grid, result = 2 * 3 * 16 * 16 * 4, 2 * 8 * 8 * 2 * 4, 2 * 3 * 8 * 8 * 4
+    assert sizes(done, "cudnn_grid_sampler") == [grid, result]
+    assert sizes(done, "cudnn_grid_sampler_backward") == [grid, result, images, grid]

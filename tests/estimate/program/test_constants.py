@@ -46,7 +46,7 @@ def test_what_is_written_into_them_is_known_or_forgotten() -> None:
 
 def test_large_ones_are_not() -> None:
     with pytest.raises(MemPluginError, match="a whole number"):
-        estimated(lambda: int(torch.arange(70_000).sum()))
+        estimated(lambda: int(torch.arange(1_100_000).sum()))
 
 
 def test_those_on_the_gpu_are_calculated_with() -> None:
@@ -128,3 +128,24 @@ def test_points_of_sobol_are_real() -> None:
         engine = torch.quasirandom.SobolEngine(2)
         assert engine.draw(3).tolist() == [[0, 0], [0.5, 0.5], [0.75, 0.25]]
         assert (engine.draw(1).cuda() @ torch.ones(2, 4, device="cuda")).shape == (1, 4)
+
+
+def test_a_graph_of_data_has_as_many_edges_as_in_a_real_run() -> None:
+    """Points 3 apart on a line, of which each sees the next: 2 x 399 of 160,000 pairs."""
+    points = torch.arange(400.0)[:, None] * 3  # of a data loader: no fake tensor
+
+    def edges() -> None:
+        distances = torch.cdist(points.cuda(), points.cuda())
+        assert ((distances > 0) & (distances < 4)).nonzero().shape == (798, 2)
+
+    estimated(edges)
+
+
+def test_more_values_than_are_kept_are_not_computed() -> None:
+    """Distances of 300,000 points: 335 GiB of them would end the process."""
+    points = torch.zeros(300_000, 3)
+
+    def distances() -> None:
+        assert torch.cdist(points.cuda(), points.cuda()).shape == (300_000, 300_000)
+
+    estimated(distances)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tb_memplugin import MemPluginError
+from tb_memplugin.estimate.answer.hints import EVERY_STEP
 from tests.estimate.fake_runs import MIB, allocations, estimated, sizes
 
 
@@ -185,18 +186,26 @@ def test_autocast_casts() -> None:
     assert sizes(done, "mm") == [2 * MIB, 33_554_432]
 
 
-def test_a_grad_scaler_takes_every_step() -> None:
-    def run() -> tuple[Any, float]:
-        layer = linear()
-        optimizer = torch.optim.SGD(layer.parameters(), momentum=0.9)
-        scaler = torch.amp.GradScaler("cuda")
-        scaler.scale(layer(torch.randn(1, 1024, device="cuda")).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return optimizer.state_dict(), scaler.get_scale()
+def scaled(takes_steps: bool = True) -> Any:
+    layer, batch = linear(), torch.randn(256, 1024, device="cuda")
+    optimizer = torch.optim.SGD(layer.parameters(), momentum=0.9)
+    scaler = torch.amp.GradScaler("cuda")
+    for _ in range(3):
+        optimizer.zero_grad()
+        scaler.scale(layer(batch).sum()).backward()
+        if takes_steps:
+            scaler.step(optimizer)
+            scaler.update()
+    return optimizer.state_dict(), scaler.get_scale()
 
-    done = estimated(run)
+
+def test_a_grad_scaler_takes_every_step_and_a_note_has_the_bytes_without() -> None:
+    """The state that its steps make, 4 MiB of momentum, is alive at the peak of the second."""
+    done, without = estimated(scaled), estimated(lambda: scaled(takes_steps=False))
     assert [kind for _, size, kind in allocations(done) if size == 4 * MIB].count("optimizer_state") == 1
+    (note,) = (note for note in done.estimate().notes if note.startswith(EVERY_STEP))
+    assert note.endswith("the peak is 4,194,304 bytes lower.")
+    assert done.estimate().peak_allocated_bytes - without.estimate().peak_allocated_bytes == 4_194_304
 
 
 def test_modules_move_and_change_their_type() -> None:

@@ -318,9 +318,9 @@ def test_a_single_number_on_the_cpu_is_drawn() -> None:
     assert drawn[0] < 1 < 5 <= drawn[1]
 
 
-@pytest.mark.parametrize(("rows", "is_known"), [(128, True), (1024, False)])
+@pytest.mark.parametrize(("rows", "is_known"), [(128, True), (16384, False)])
 def test_the_mask_of_a_batch_is_known(rows: int, is_known: bool) -> None:
-    """A batch of 128 sequences of 77 tokens tells which attention kernel runs; 1,024 are too many."""
+    """A batch of 128 sequences of 77 tokens tells which attention kernel runs; 16,384 are too many."""
     lengths = torch.tensor([76] + [77] * (rows - 1))
 
     def run() -> bool:
@@ -940,6 +940,14 @@ def test_rows_that_a_sort_chooses_are_as_many_as_of_each_group() -> None:
     done = estimated(pool)
     assert read == [3, 1]  # the last graph is assumed to be among those that are left
     assert any("1 is assumed" in note for note in done.estimate().notes)
+
+
+def test_inference_mode_sorts_what_is_not_known() -> None:
+    def sort() -> None:
+        with torch.inference_mode():
+            assert unknown(8).sort().indices.sort().values.shape == (8,)
+
+    estimated(sort)
 
 
 def test_rows_in_an_unknown_order_are_not_known_once_they_are_written() -> None:

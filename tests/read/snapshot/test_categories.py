@@ -128,6 +128,19 @@ def test_a_training_step_is_told_apart():
     assert phases(step)[8:10] == ["optimizer", "optimizer"]
 
 
+@pytest.mark.parametrize("freed", ["free grad at=zero_grad", "free h at=forward"])
+def test_a_loss_is_of_forward_whatever_is_freed_after_it(freed):
+    step = program(
+        "alloc 8 grad at=backward",
+        "alloc 1 h at=forward",
+        "alloc 2 loss at=loss",
+        freed,
+        "alloc 4 detail at=backward",
+        stacks=STACKS,
+    )
+    assert phases(step)[:3] == ["backward", "forward", "forward"]
+
+
 def test_a_foreach_optimizer_makes_state_that_outlives_the_step():
     step = program(
         "alloc 1 momentum at=foreach", "alloc 2 t at=foreach", "free t", "alloc 4 h at=forward", stacks=STACKS
