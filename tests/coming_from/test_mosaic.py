@@ -340,7 +340,7 @@ def test_the_use_within_a_range_is_told_event_by_event(step):
 
 @pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason="strangers' files are not on this machine")
 def test_the_use_within_a_range_and_annotations_are_what_mosaic_answers():
-    """By its rules, written anew apart from the package, on a file that begins with its process: 4,578 times."""
+    """By its rules, written anew apart from the package, on a file that begins with its process."""
     found = mosaic.MemoryAbstract(
         next(SNAPSHOTS.glob("01_*")), str(next((SNAPSHOTS.parent / "kineto").glob("k1_*")))
     )
