@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 import click
+import numpy as np
 
 from tb_memplugin.analysis.advice_rules import advice, heading
 from tb_memplugin.analysis.comparison import Delta, compare, with_folded_layers
@@ -31,6 +32,12 @@ from tb_memplugin.trace.tables import NOT_NAMED
 
 SHOWN = 3
 """How many parts of the peak a line names, and how many processes have a line."""
+
+LEAST_SHARE, LARGE_SHARE = 0.01, 0.1
+"""The shares of the peak from which on a part is named: one of the largest, and each of the others."""
+
+HIGHER = 1.1
+"""Where a step had so many times the memory of all recorded ones, the recording does not show the problem."""
 
 NOT_KNOWN = frozenset((NOT_NAMED, NONE, NO_STACK, Category.UNKNOWN.key))
 """Keys of the parts of which nothing is known."""
@@ -56,6 +63,7 @@ def lines(path: str, recordings: Recordings) -> Iterator[tuple[str, str]]:
     watched = sorted(recordings.watched, key=lambda series: -int(series.figures.devices[0].peak.max()))
     for series in watched[:SHOWN]:
         yield "steps", _watched(series)
+        yield from _not_recorded(series, recordings)
     if more := len(watched[SHOWN:]):
         yield "", f"{counted(more, 'more worker')}: tb-memplugin ranks {shlex.quote(path)}"
     best = _highest(recordings)
@@ -110,9 +118,11 @@ def _parts_of(state: Moment, by: By) -> Sequence[Part]:
 def _parts(state: Moment, parts: Sequence[Part]) -> str:
     """Return the largest parts of the peak, the rest, and how much is not known; "" if nothing is known."""
     named_parts = [part for part in parts if part.key not in NOT_KNOWN]
-    named = named_parts[:SHOWN]
+    least, large = LEAST_SHARE * state.bytes, LARGE_SHARE * state.bytes
+    count = sum(part.bytes >= (least if at < SHOWN else large) for at, part in enumerate(named_parts))
+    named = named_parts[: max(count, 1)]
     rest = [
-        ("others", sum(part.bytes for part in named_parts[SHOWN:])),
+        ("others", sum(part.bytes for part in named_parts[len(named) :])),
         ("not known", sum(part.bytes for part in parts if part.key in NOT_KNOWN)),
     ]
     shown = [(_named(part.key), part.bytes) for part in named] + [part for part in rest if part[1]]
@@ -131,9 +141,10 @@ def _watched(series: WatchedSteps) -> str:
     figures = series.figures
     device = figures.devices[0]
     row = int(device.peak.argmax())
+    resident = " resident" if device.kind == "process" else ""
     text = (
         f"{counted(figures.step_count, 'step')} of {series.worker} watched: {device.name} highest "
-        f"{size_text(int(device.peak[row]))} in {figures.steps_of(row)}"
+        f"{size_text(int(device.peak[row]))}{resident} in {figures.steps_of(row)}"
     )
     if device.peak_reserved is not None:
         text += f", {size_text(int(device.peak_reserved.max()))} reserved"
@@ -141,6 +152,18 @@ def _watched(series: WatchedSteps) -> str:
     if isinstance(growth, Finding):
         text += f"; {size_text(growth.bytes)} {growth.measure}"
     return text
+
+
+def _not_recorded(series: WatchedSteps, recordings: Recordings) -> Iterator[tuple[str, str]]:
+    """Yield how to record the highest step, where those recorded in full are clearly lower."""
+    figures, peak = series.figures, series.figures.devices[0].peak
+    numbers = {step.metadata.step for step in recordings.steps if step.metadata.worker == series.worker}
+    recorded = peak[np.isin(figures.steps, list(numbers))]
+    row = int(peak.argmax())
+    if len(recorded) and peak[row] > HIGHER * recorded.max():
+        more, steps = size_text(int(peak[row] - recorded.max())), figures.range_of(row)
+        option = f"{steps.start}:{steps.stop}" if len(steps) > 1 else f"{steps.start}"
+        yield "", f"That is {more} above the steps that are recorded in full. To record it: --steps {option}"
 
 
 def _changed(path: str, trace: MemoryTrace) -> Iterator[tuple[str, str]]:
