@@ -23,12 +23,11 @@ from tb_memplugin.commands.divisions import shown_key
 from tb_memplugin.commands.opening import highest, recordings_below
 from tb_memplugin.commands.options import PATH
 from tb_memplugin.commands.tables import LONGEST, percent, printable
-from tb_memplugin.exports.terminal import key_text
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import RecordedStep, Recordings, load_window, read_recordings
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.step_figures import WatchedSteps
-from tb_memplugin.trace.tables import NOT_NAMED
+from tb_memplugin.trace.tables import NOT_NAMED, module_text
 
 SHOWN = 3
 """How many parts of the peak a line names, and how many processes have a line."""
@@ -62,8 +61,7 @@ def lines(path: str, recordings: Recordings) -> Iterator[tuple[str, str]]:
     """Yield the lines of a summary: what a line is about, and its text."""
     watched = sorted(recordings.watched, key=lambda series: -int(series.figures.devices[0].peak.max()))
     for series in watched[:SHOWN]:
-        yield "steps", _watched(series)
-        yield from _not_recorded(series, recordings)
+        yield from _watched(series, recordings)
     if more := len(watched[SHOWN:]):
         yield "", f"{counted(more, 'more worker')}: tb-memplugin ranks {shlex.quote(path)}"
     best = _highest(recordings)
@@ -133,35 +131,30 @@ def _parts(state: Moment, parts: Sequence[Part]) -> str:
 
 
 def _named(key: str) -> str:
-    return shown_key(key_text(key))
+    return shown_key(module_text(key))
 
 
-def _watched(series: WatchedSteps) -> str:
-    """Return the highest step, and how much memory grows in each, if it does."""
+def _watched(series: WatchedSteps, recordings: Recordings) -> Iterator[tuple[str, str]]:
+    """Yield the highest step, and how much memory grows in each, or how to record it if it is far higher."""
     figures = series.figures
     device = figures.devices[0]
     row = int(device.peak.argmax())
-    resident = " resident" if device.kind == "process" else ""
+    highest, resident = int(device.peak[row]), " resident" if device.kind == "process" else ""
     text = (
         f"{counted(figures.step_count, 'step')} of {series.worker} watched: {device.name} highest "
-        f"{size_text(int(device.peak[row]))}{resident} in {figures.steps_of(row)}"
+        f"{size_text(highest)}{resident} in {figures.steps_of(row)}"
     )
     if device.peak_reserved is not None:
         text += f", {size_text(int(device.peak_reserved.max()))} reserved"
     growth = monitored_growth(figures, device.name)
     if isinstance(growth, Finding):
-        text += f"; {size_text(growth.bytes)} {growth.measure}"
-    return text
-
-
-def _not_recorded(series: WatchedSteps, recordings: Recordings) -> Iterator[tuple[str, str]]:
-    """Yield how to record the highest step, where those recorded in full are clearly lower."""
-    figures, peak = series.figures, series.figures.devices[0].peak
+        yield "steps", f"{text}; {size_text(growth.bytes)} {growth.measure}"
+        return
+    yield "steps", text
     numbers = {step.metadata.step for step in recordings.steps if step.metadata.worker == series.worker}
-    recorded = peak[np.isin(figures.steps, list(numbers))]
-    row = int(peak.argmax())
-    if len(recorded) and peak[row] > HIGHER * recorded.max():
-        more, steps = size_text(int(peak[row] - recorded.max())), figures.range_of(row)
+    recorded = device.peak[np.isin(figures.steps, list(numbers))]
+    if len(recorded) and highest > HIGHER * recorded.max():
+        more, steps = size_text(highest - int(recorded.max())), figures.range_of(row)
         option = f"{steps.start}:{steps.stop}" if len(steps) > 1 else f"{steps.start}"
         yield "", f"That is {more} above the steps that are recorded in full. To record it: --steps {option}"
 
