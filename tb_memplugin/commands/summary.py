@@ -152,6 +152,8 @@ def _watched(series: WatchedSteps, recordings: Recordings) -> Iterator[tuple[str
         return
     yield "steps", text
     numbers = {step.metadata.step for step in recordings.steps if step.metadata.worker == series.worker}
+    if resident:  # the process has also written the recording, in the step after it
+        numbers |= {number + 1 for number in numbers}
     recorded = device.peak[np.isin(figures.steps, list(numbers))]
     if len(recorded) and highest > HIGHER * recorded.max():
         more, steps = size_text(highest - int(recorded.max())), figures.range_of(row)
