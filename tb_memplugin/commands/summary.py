@@ -139,10 +139,10 @@ def _watched(series: WatchedSteps, recordings: Recordings) -> Iterator[tuple[str
     figures = series.figures
     device = figures.devices[0]
     row = int(device.peak.argmax())
-    highest, resident = int(device.peak[row]), " resident" if device.kind == "process" else ""
+    most, resident = int(device.peak[row]), " resident" if device.kind == "process" else ""
     text = (
         f"{counted(figures.step_count, 'step')} of {series.worker} watched: {device.name} highest "
-        f"{size_text(highest)}{resident} in {figures.steps_of(row)}"
+        f"{size_text(most)}{resident} in {figures.steps_of(row)}"
     )
     if device.peak_reserved is not None:
         text += f", {size_text(int(device.peak_reserved.max()))} reserved"
@@ -155,8 +155,8 @@ def _watched(series: WatchedSteps, recordings: Recordings) -> Iterator[tuple[str
     if resident:  # the process has also written the recording, in the step after it
         numbers |= {number + 1 for number in numbers}
     recorded = device.peak[np.isin(figures.steps, list(numbers))]
-    if len(recorded) and highest > HIGHER * recorded.max():
-        more, steps = size_text(highest - int(recorded.max())), figures.range_of(row)
+    if len(recorded) and most > HIGHER * recorded.max():
+        more, steps = size_text(most - int(recorded.max())), figures.range_of(row)
         option = f"{steps.start}:{steps.stop}" if len(steps) > 1 else f"{steps.start}"
         yield "", f"That is {more} above the steps that are recorded in full. To record it: --steps {option}"
 
