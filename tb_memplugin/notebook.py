@@ -16,9 +16,10 @@ from tb_memplugin.analysis.moments import Moment, peak
 from tb_memplugin.analysis.units import Unit, size_text
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.html import report_page
-from tb_memplugin.exports.terminal import key_text, printable
+from tb_memplugin.exports.terminal import printable
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.result import AnalysisResult, plain
+from tb_memplugin.trace.tables import module_text
 
 HEIGHT = 640
 """Pixels of a report in a notebook."""
@@ -105,7 +106,7 @@ def _measured_cell(shell: Any) -> Any:
             result = shell.run_cell(cell)
         for device, size in used.peak_bytes_of().items():
             parts = used.largest("module" if name else "category", device, SHOWN)
-            largest = ", ".join(f"{key_text(part.key)} {size_text(part.bytes)}" for part in parts)
+            largest = ", ".join(f"{module_text(part.key)} {size_text(part.bytes)}" for part in parts)
             sys.stdout.write(f"{device}: at most {size_text(size)} more than before; the peak: {largest}\n")
         error = result.error_before_exec or result.error_in_exec
         if error is not None:

@@ -18,7 +18,7 @@ from tb_memplugin.analysis.sums import groups
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import BACKWARD, MODULE_CALL, THREAD, read_frame
-from tb_memplugin.trace.tables import NOT_NAMED, ROOT, Bool, Int64
+from tb_memplugin.trace.tables import NOT_NAMED, Bool, Int64, module_text
 
 T = TypeVar("T")
 
@@ -241,7 +241,7 @@ class Judged:
         largest = int(blocks.rows[at_peak[np.argmax(blocks.bytes[at_peak])]])
         module = int(self.trace.allocations.module[largest])
         module_name = self.trace.modules[module].key if module >= 0 else NOT_NAMED
-        cpp_name = lines[0].what if module_name == NOT_NAMED else module_name or ROOT
+        cpp_name = lines[0].what if module_name == NOT_NAMED else module_text(module_name)
         frames = ((line.what, frame_of_line(line.what)) for line in lines)
         name = next((text for text, frame in frames if frame and frame.is_python), cpp_name)
         return self.finding(

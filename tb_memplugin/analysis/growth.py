@@ -26,7 +26,7 @@ from tb_memplugin.analysis.units import counted, part_text, size_text
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import FX
 from tb_memplugin.trace.step_figures import StepFigures
-from tb_memplugin.trace.tables import NOT_NAMED, ROOT, Int64
+from tb_memplugin.trace.tables import NOT_NAMED, Int64, module_text
 
 MATTERS_IN_STEPS = 1_000
 MATTERS_SHARE = 0.01
@@ -148,7 +148,7 @@ def site_name(key: str, frames: Sequence[str], rows: Mapping[str, str]) -> str:
     if frame is not None:
         return line_key(frame)
     module, dot, operator = key.partition(" · ")
-    return f"{rows.get(module, module) or ROOT}{dot}{operator}"
+    return f"{module_text(rows.get(module, module))}{dot}{operator}"
 
 
 def _where(site: _Site, step: int, event: int) -> Where:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tb_memplugin.analysis.moments import LiveAllocation, live_allocation
 from tb_memplugin.trace import Category, MemoryTrace, Phase, Reason
-from tb_memplugin.trace.tables import NOT_NAMED, OUTSIDE, ROOT
+from tb_memplugin.trace.tables import NOT_NAMED, OUTSIDE, module_text
 
 _PHASES = {
     Phase.OTHER: "outside forward, backward and optimizer",
@@ -60,7 +60,7 @@ def _of_module(block: LiveAllocation) -> str:
         return ""
     if module.startswith(OUTSIDE):
         return " outside all modules"
-    return f" of {module or ROOT}"
+    return f" of {module_text(module)}"
 
 
 _SENTENCES = {

@@ -16,7 +16,7 @@ from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Reason
 from tb_memplugin.trace.allocator import DEFAULT_POOL
 from tb_memplugin.trace.frames import distinct, read_frame
 from tb_memplugin.trace.kinds import NOT_DATA
-from tb_memplugin.trace.labels import BUCKET, any_element
+from tb_memplugin.trace.labels import ALIVE_BEFORE, BUCKET, any_element
 from tb_memplugin.trace.tables import Bool, Int64, Rows
 
 LOGITS = "logits"
@@ -96,7 +96,7 @@ def _named(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:
 
 
 def variables(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:
-    """Yield `variable data`, and the rows of blocks that it holds and of which nothing else is known.
+    """Yield `variable data` or `ALIVE_BEFORE`, and its rows of blocks of which nothing else is known.
 
     They were alive when the recording began. The elements of a list or dictionary are one: `replay[*]`.
     """
@@ -108,7 +108,8 @@ def variables(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:
     for label in np.unique(blocks.label[rows]).tolist():
         labels.setdefault(any_element(trace.labels[label]), []).append(label)
     for name, of_name in labels.items():
-        yield f"variable {name}", rows[np.isin(blocks.label[rows], of_name)]
+        key = name if name == ALIVE_BEFORE else f"variable {name}"
+        yield key, rows[np.isin(blocks.label[rows], of_name)]
 
 
 def _communication(trace: MemoryTrace) -> Iterator[tuple[str, Rows]]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 import click
+import numpy as np
 
 from tb_memplugin.analysis.advice_rules import advice, heading
 from tb_memplugin.analysis.comparison import Delta, compare, with_folded_layers
@@ -22,15 +23,20 @@ from tb_memplugin.commands.divisions import shown_key
 from tb_memplugin.commands.opening import highest, recordings_below
 from tb_memplugin.commands.options import PATH
 from tb_memplugin.commands.tables import LONGEST, percent, printable
-from tb_memplugin.exports.terminal import key_text
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import RecordedStep, Recordings, load_window, read_recordings
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.step_figures import WatchedSteps
-from tb_memplugin.trace.tables import NOT_NAMED
+from tb_memplugin.trace.tables import NOT_NAMED, module_text
 
 SHOWN = 3
 """How many parts of the peak a line names, and how many processes have a line."""
+
+LEAST_SHARE, LARGE_SHARE = 0.01, 0.1
+"""The shares of the peak from which on a part is named: one of the largest, and each of the others."""
+
+HIGHER = 1.1
+"""Where a step had so many times the memory of all recorded ones, the recording does not show the problem."""
 
 NOT_KNOWN = frozenset((NOT_NAMED, NONE, NO_STACK, Category.UNKNOWN.key))
 """Keys of the parts of which nothing is known."""
@@ -55,7 +61,7 @@ def lines(path: str, recordings: Recordings) -> Iterator[tuple[str, str]]:
     """Yield the lines of a summary: what a line is about, and its text."""
     watched = sorted(recordings.watched, key=lambda series: -int(series.figures.devices[0].peak.max()))
     for series in watched[:SHOWN]:
-        yield "steps", _watched(series)
+        yield from _watched(series, recordings)
     if more := len(watched[SHOWN:]):
         yield "", f"{counted(more, 'more worker')}: tb-memplugin ranks {shlex.quote(path)}"
     best = _highest(recordings)
@@ -110,9 +116,11 @@ def _parts_of(state: Moment, by: By) -> Sequence[Part]:
 def _parts(state: Moment, parts: Sequence[Part]) -> str:
     """Return the largest parts of the peak, the rest, and how much is not known; "" if nothing is known."""
     named_parts = [part for part in parts if part.key not in NOT_KNOWN]
-    named = named_parts[:SHOWN]
+    least, large = LEAST_SHARE * state.bytes, LARGE_SHARE * state.bytes
+    count = sum(part.bytes >= (least if at < SHOWN else large) for at, part in enumerate(named_parts))
+    named = named_parts[: max(count, 1)]
     rest = [
-        ("others", sum(part.bytes for part in named_parts[SHOWN:])),
+        ("others", sum(part.bytes for part in named_parts[len(named) :])),
         ("not known", sum(part.bytes for part in parts if part.key in NOT_KNOWN)),
     ]
     shown = [(_named(part.key), part.bytes) for part in named] + [part for part in rest if part[1]]
@@ -123,24 +131,34 @@ def _parts(state: Moment, parts: Sequence[Part]) -> str:
 
 
 def _named(key: str) -> str:
-    return shown_key(key_text(key))
+    return shown_key(module_text(key))
 
 
-def _watched(series: WatchedSteps) -> str:
-    """Return the highest step, and how much memory grows in each, if it does."""
+def _watched(series: WatchedSteps, recordings: Recordings) -> Iterator[tuple[str, str]]:
+    """Yield the highest step, and how much memory grows in each, or how to record it if it is far higher."""
     figures = series.figures
     device = figures.devices[0]
     row = int(device.peak.argmax())
+    most, resident = int(device.peak[row]), " resident" if device.kind == "process" else ""
     text = (
         f"{counted(figures.step_count, 'step')} of {series.worker} watched: {device.name} highest "
-        f"{size_text(int(device.peak[row]))} in {figures.steps_of(row)}"
+        f"{size_text(most)}{resident} in {figures.steps_of(row)}"
     )
     if device.peak_reserved is not None:
         text += f", {size_text(int(device.peak_reserved.max()))} reserved"
     growth = monitored_growth(figures, device.name)
     if isinstance(growth, Finding):
-        text += f"; {size_text(growth.bytes)} {growth.measure}"
-    return text
+        yield "steps", f"{text}; {size_text(growth.bytes)} {growth.measure}"
+        return
+    yield "steps", text
+    numbers = {step.metadata.step for step in recordings.steps if step.metadata.worker == series.worker}
+    if resident:  # the process has also written the recording, in the step after it
+        numbers |= {number + 1 for number in numbers}
+    recorded = device.peak[np.isin(figures.steps, list(numbers))]
+    if len(recorded) and most > HIGHER * recorded.max():
+        more, steps = size_text(most - int(recorded.max())), figures.range_of(row)
+        option = f"{steps.start}:{steps.stop}" if len(steps) > 1 else f"{steps.start}"
+        yield "", f"That is {more} above the steps that are recorded in full. To record it: --steps {option}"
 
 
 def _changed(path: str, trace: MemoryTrace) -> Iterator[tuple[str, str]]:

@@ -19,11 +19,6 @@ def printable(text: str, most: int | None = None) -> str:
     return clean if most is None or len(clean) <= most else f"{clean[: most - 1]}…"
 
 
-def key_text(key: str) -> str:
-    """Return a part's key as text; a module of a Sequential is a number, which would look like a size."""
-    return f"module {key}" if key and not key.strip("0123456789.*") else key or "(root)"
-
-
 _LONGEST = 100
 _COLUMNS = ("Mem", "Cumulative Mem", "Median", "Count", "Location")
 

@@ -105,11 +105,15 @@ class Provenance:
         return [*names, ""], np.where(inside, call, -1)
 
     def _find_caches(self, sightings: Sequence[Sighting], matched: Int64, entered: Bool) -> None:
-        """Find the caches that grow, in modules or outside and entering them, and those of one size."""
+        """Find the caches that grow, in modules or outside and entering them, and those of one size.
+
+        In training, what grows outside modules and enters them is a batch.
+        """
         forward = self.calls.phase == Phase.FORWARD
         times = outermost(self.calls.start_ns[forward], self.calls.end_ns[forward])
         caches = grown(self.born, self.module, self.reason, *times)
-        caches = caches.with_any(_INSIDE[self.reason] | entered)
+        trains = bool((self.phases.phase == Phase.BACKWARD).any())
+        caches = caches.with_any(_INSIDE[self.reason] | (entered & (not trains)))
         names = self.labels.add_all(caches.labels())[caches.chain]
         self._set(caches.block, Category.CACHE, Reason.GROWN, names)
         written = written_in_calls(sightings, matched)

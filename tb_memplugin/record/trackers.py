@@ -44,6 +44,9 @@ class NoRunError(Exception):
 
 PEAK = "/peak_bytes"
 
+RECORDED = "memory/recorded"
+"""What the names of a recorded step's values begin with."""
+
 
 class WandbTracker:
     """The run of `wandb.init`.
@@ -62,7 +65,8 @@ class WandbTracker:
         self._run: Any = self._wandb.run
         if self._run is None:
             raise NoRunError("wandb.init() was not called")
-        self._run.define_metric("memory/*", step_metric="memory/step")
+        for names in ("memory", RECORDED):
+            self._run.define_metric(f"{names}/*", step_metric=f"{names}/step")
         self._highest: dict[str, float] = {}
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -71,7 +75,8 @@ class WandbTracker:
             if name.endswith(PEAK):
                 highest = f"{name.removesuffix(PEAK)}/highest_peak_bytes"
                 self._highest[highest] = max(value, self._highest.get(highest, value))
-        self._run.log({**values, **self._highest, "memory/step": step}, commit=False)
+        names = RECORDED if any(name.startswith(RECORDED) for name in values) else "memory"
+        self._run.log({**values, **self._highest, f"{names}/step": step}, commit=False)
 
     def flush(self) -> None:
         """Do nothing: nothing waits here."""
@@ -300,7 +305,7 @@ def _recorded(trace: MemoryTrace, step: int) -> dict[str, float]:
     """Return the peak of a step (its row) on each device, and its parts by category, which sum to it."""
     values: dict[str, float] = {}
     for row, device in enumerate(trace.devices):
-        stats, prefix = step_stats(trace, row)[step], f"memory/recorded/{_plain(device.name)}"
+        stats, prefix = step_stats(trace, row)[step], f"{RECORDED}/{_plain(device.name)}"
         if stats.peak_bytes:
             values[f"{prefix}/peak_bytes"] = stats.peak_bytes
             for part in breakdown(trace, row, stats.peak_event, "category"):

@@ -111,11 +111,15 @@ class StepFigures:
         """Whether figures are of all steps since those before, as where steps were too short to read each."""
         return any(note.code == STEPS_JOINED for note in self.notes)
 
+    def range_of(self, row: int) -> range:
+        """Return the numbers of the steps that a row is of."""
+        last = int(self.steps[row])
+        return range(int(self.steps[row - 1]) + 1 if row and self.is_joined else last, last + 1)
+
     def steps_of(self, row: int) -> str:
         """Return which steps a row is of: "step 7", or "steps 4 to 7"."""
-        last = int(self.steps[row])
-        first = int(self.steps[row - 1]) + 1 if row and self.is_joined else last
-        return f"step {last}" if first == last else f"steps {first:,} to {last:,}"
+        steps = self.range_of(row)
+        return f"step {steps[-1]}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
 
     def device_row(self, name: str) -> int | None:
         """Return the index of the device with a name, or None."""

@@ -101,6 +101,11 @@ class Module:
         return not self.key.startswith(OUTSIDE) and self.key != NOT_NAMED
 
 
+def module_text(key: str) -> str:
+    """Return a module's key for a sentence, where the number of one in a Sequential would seem a size."""
+    return f"module {key}" if key and not key.strip("0123456789.*") else key or ROOT
+
+
 class TensorMetadata(NamedTuple):
     """What a tensor is: `dtype` as torch spells it, without "torch."; `shape` and `strides` in elements."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tb_memplugin.analysis.divisions import breakdown, informative
 from tb_memplugin.analysis.peak_holders import peak_holders
 from tb_memplugin.trace import MemoryTrace
-from tb_memplugin.trace.labels import BUCKET
+from tb_memplugin.trace.labels import ALIVE_BEFORE, BUCKET
 from tests.recorded_program import program
 from tests.traces import trace
 
@@ -126,6 +128,14 @@ def test_what_a_variable_holds_is_named_by_it_the_elements_of_a_list_together() 
         "unknown: variable data": 800,
         "unknown": 1600 + 3,
         "parameter": 10,
+    }
+
+
+def test_what_no_variable_names_is_called_none() -> None:
+    before = trace("start 5 a reason=reachable label=a", "alloc 1 b")
+    assert at_the_end(replace(before, labels=(ALIVE_BEFORE,))) == {
+        f"unknown: {ALIVE_BEFORE}": 5,
+        "unknown": 1,
     }
 
 

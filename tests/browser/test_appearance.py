@@ -34,6 +34,17 @@ def test_it_is_dark_where_tensorboard_is_and_follows_its_switch(open_tab, server
     expect(tab("headline")).to_contain_text("Step 6 peaked")
 
 
+def test_colors_that_mean_something_stay_where_the_system_forces_its_own(open_tab, server):
+    tab = open_tab(server.url).open(**CHOSEN)
+    tab.settle()
+    marks = tab.frame.locator(".swatch, .share-bar i")
+    drawn = "all => all.map((one) => getComputedStyle(one).background)"
+    before = marks.evaluate_all(drawn)
+    assert len(set(before)) >= 6  # categories
+    tab.page.emulate_media(forced_colors="active")
+    assert marks.evaluate_all(drawn) == before
+
+
 def test_a_narrow_window_needs_no_sideways_scrolling(open_tab, server):
     tab = open_tab(server.url)
     tab.page.set_viewport_size({"width": 700, "height": 900})

@@ -113,6 +113,20 @@ def test_advice_is_said_as_on_the_command_line(chromium, tmp_path):
     assert page.wrong == []
 
 
+def test_on_paper_tables_have_all_their_rows_and_colors(chromium, tmp_path):
+    many = trace("step 0", *(f"alloc {1000 + at} b{at} category=activation" for at in range(60)))
+    html.write(many, tmp_path / "report.html", [Division("category", "Category")], "t")
+    page = Page(chromium.new_page(), tmp_path / "report.html")
+    hidden = "all => Math.max(...all.map((one) => one.scrollHeight - one.clientHeight))"
+    assert page.page.locator(".scroller").evaluate_all(hidden) > 100
+    page.page.emulate_media(media="print")
+    assert page.page.locator(".scroller").evaluate_all(hidden) == 0
+    printed = "(swatch) => getComputedStyle(swatch).printColorAdjust"
+    assert page.page.locator(".swatch").first.evaluate(printed) == "exact"
+    page.page.close()
+    assert page.wrong == []
+
+
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.55, 0.9])
 def test_hovering_shows_the_exact_state_under_the_pointer(report, share):
     report.page.mouse.move(*report.point(share))

@@ -9,6 +9,7 @@ from tb_memplugin import load
 from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tests.analysis.test_growth import of_process
 from tests.commands.files import failing_snapshot, refused, run, write
+from tests.step_figures import figures
 from tests.traces import trace
 
 MIB = 1 << 20
@@ -44,6 +45,30 @@ def test_growth_of_the_process_is_the_first_advice(tmp_path):
     assert shown["advice"] == (
         "The process grows over 60 watched steps, because memory that it frees stays in the heap of the "
         "C library. 1.00 MiB more with every step."
+    )
+
+
+def test_a_step_that_is_far_higher_than_the_recorded_ones_is_said_and_how_to_record_it(tmp_path):
+    """Step 4, which writes what steps 2 and 3 recorded, has 110 MiB, and one with an evaluation 300 MiB."""
+    RunWriter(str(tmp_path / "run"), "rank0").write(trace("step 2", "alloc 10 a", "step 3", "alloc 10 b"))
+    writer = StepsWriter(str(tmp_path / "run"), "rank0", 0)
+    peaks = [100, 100, 100, 100, 110, 100, 100, 300, 100, 100]
+    writer.write(figures([peak * MIB for peak in peaks], device="process"))
+    writer.close()
+    shown = run("summary", tmp_path / "run").stdout
+    assert (
+        "  steps      10 steps of rank0 watched: process highest 300.0 MiB resident in step 7\n"
+        "             That is 190.0 MiB above the steps that are recorded in full. To record it: --steps 7\n"
+    ) in shown
+
+
+def test_parts_of_ten_percent_are_named_and_those_below_one_percent_are_not(tmp_path):
+    sizes = {"parameter": 400, "gradient": 250, "input": 200, "cache": 145, "temporary": 5}
+    lines_of = [f"alloc {size * MIB} {name} category={name}" for name, size in sizes.items()]
+    RunWriter(str(tmp_path / "run"), "rank0").write(trace("step 0", *lines_of))
+    assert lines(tmp_path / "run")["filled"] == (
+        "by  parameter 400.0 MiB (40.0 %), gradient 250.0 MiB (25.0 %), input 200.0 MiB (20.0 %), "
+        "cache 145.0 MiB (14.5 %), others 5.00 MiB (0.5 %)"
     )
 
 

@@ -10,7 +10,6 @@ export interface Remote<T> {
   failure: Failure | undefined;
   status: number;
   loading: boolean;
-  retry: () => void;
 }
 
 const LARGEST_CACHE = 60;
@@ -86,7 +85,6 @@ function settledOf<T>(path: string): Settled<T> {
  */
 export function useRemote<T>(path: string | null, wait = 0, mayDiffer: readonly string[] = []): Remote<T> {
   const [settled, settle] = useState<Settled<T>>({ path: null, data: undefined, failure: undefined, status: 200 });
-  const [attempt, setAttempt] = useState(0);
   const last = useRef<Settled<T>>(settled);
   last.current = settled;
   const born = generation.value;
@@ -119,7 +117,7 @@ export function useRemote<T>(path: string | null, wait = 0, mayDiffer: readonly 
       release?.();
       release = undefined;
     };
-  }, [path, attempt, born, wait]);
+  }, [path, born, wait]);
 
   const cached = path === null ? undefined : (cache.get(path) as T | undefined);
   useEffect(() => {
@@ -131,9 +129,8 @@ export function useRemote<T>(path: string | null, wait = 0, mayDiffer: readonly 
   const broken = failure && settled.path === path && (status === 0 || status >= 500) ? failure : undefined;
   useEffect(() => broken && tell(broken), [broken]);
 
-  const retry = (): void => setAttempt((n) => n + 1);
   if (cached !== undefined)
-    return { data: cached, stale: false, failure: undefined, status: 200, loading: false, retry };
+    return { data: cached, stale: false, failure: undefined, status: 200, loading: false };
   const current = settled.path === path;
   const related = path !== null && settled.path !== null && without(mayDiffer, path) === without(mayDiffer, settled.path);
   return {
@@ -142,6 +139,5 @@ export function useRemote<T>(path: string | null, wait = 0, mayDiffer: readonly 
     failure: current ? settled.failure : undefined,
     status: current ? settled.status : 200,
     loading: path !== null && !current,
-    retry,
   };
 }

@@ -1,6 +1,6 @@
 /** The state of the whole tab: the route, the runs, and what both together pick. */
 import { computed, effect, signal } from "@preact/signals";
-import { forgetAnswers } from "../api/remote";
+import { askAgain, forgetAnswers } from "../api/remote";
 import { type Failure, failureOf, reachable, request } from "../api/request";
 import { unpackedRuns } from "../api/runs";
 import type { PackedRuns, RunsAnswer } from "../api/types";
@@ -119,6 +119,12 @@ export async function loadRuns(patient = false): Promise<void> {
   } finally {
     if (asking === mine) asking = undefined;
   }
+}
+
+/** Asks anew for all that the server could not answer. */
+export function tryAgain(): void {
+  askAgain();
+  void loadRuns();
 }
 
 /** Milliseconds between looks for what is not here; TensorBoard itself looks every 5 s. */

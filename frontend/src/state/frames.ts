@@ -1,6 +1,9 @@
 /** Frames and source lines as people read them. Their texts come from files: hostile until made visible. */
 import type { Frame } from "../api/types";
-import { cellText, visible } from "./names";
+import { cellText, shortened, visible } from "./names";
+
+/** Of a file, with its line: else its name would leave the function none of the row. */
+const LONGEST_PLACE = 48;
 
 /** What ran, short enough for a bar: C++ without its arguments. */
 export function frameName(frame: Frame): string {
@@ -45,7 +48,7 @@ export function lineParts(line: string): { place: string; name: string; folder: 
   const file = lastPart(path);
   if (number === ":0" || path === "??" || path === "") return { place: visible(nativeName(name)), name: "", folder: "" };
   return {
-    place: visible(file + number),
+    place: shortened(visible(file + number), LONGEST_PLACE),
     name: visible(name),
     folder: visible(path.slice(0, path.length - file.length)),
   };

@@ -53,9 +53,14 @@ const OUTSIDE = "outside:";
 /** Where something happened: its module, else the operator that no module owns; null where neither is known. */
 export function placeName(module: string | null, operator: string | null): string | null {
   const owned = module !== null && module !== "" && module !== NOT_NAMED;
-  if (owned && !module.startsWith(OUTSIDE)) return module;
+  if (owned && !module.startsWith(OUTSIDE)) return moduleInWords(module);
   const name = operator ?? (owned ? module.slice(OUTSIDE.length) : "");
   return name === "" || name === NO_OPERATOR ? null : name;
+}
+
+/** A module in a sentence: that of a Sequential is a number, which alone would look like an amount. */
+export function moduleInWords(name: string): string {
+  return /^[\d.*]+$/.test(name) ? `module ${name}` : name;
 }
 
 /** What an allocation goes by: its own name, else its module, else the operator that made it; null where all are unknown. */

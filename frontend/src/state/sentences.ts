@@ -5,7 +5,7 @@ import { counted, grouped } from "./numbers";
 import { CATEGORIES, categoryLabel } from "./categories";
 import { foldChanges, mainCategory } from "./change_folding";
 import { foldParts } from "./folding";
-import { capital, cellText, isModule, moduleLabel, NOT_NAMED, placeName } from "./names";
+import { capital, cellText, isModule, moduleInWords, moduleLabel, NOT_NAMED, placeName } from "./names";
 import { runName } from "./run_name";
 
 export type Piece = string | { strong: string; exact?: number } | { name: string; title?: string };
@@ -125,7 +125,7 @@ function amountOf(row: CompareRow, unit: Unit, name: string): Piece[] {
 }
 
 function partName({ key, label }: CompareRow): string {
-  return (CATEGORIES as readonly string[]).includes(key) ? categoryLabel(key) : moduleLabel(label);
+  return (CATEGORIES as readonly string[]).includes(key) ? categoryLabel(key) : moduleInWords(moduleLabel(label));
 }
 
 /** Where the change is if it is all in one row, else what became of the rows. */
@@ -151,7 +151,7 @@ function placeOf(key: string, kind: string): Piece[] {
   if (kind === "" && (CATEGORIES as readonly string[]).includes(key)) return ["in ", { name: categoryLabel(key) }];
   if (key === NOT_NAMED && kind !== "") return [kind];
   const operator = isModule(key) ? null : placeName(key, null);
-  const name = operator ?? moduleLabel(key);
+  const name = operator ?? moduleInWords(moduleLabel(key));
   return ["in ", { name }, operator === null ? "" : ", outside the modules", kind === "" ? "" : `, ${kind}`];
 }
 

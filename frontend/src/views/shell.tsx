@@ -1,9 +1,9 @@
 import { useEffect, useRef } from "preact/hooks";
-import { askAgain, failing } from "../api/remote";
+import { failing } from "../api/remote";
 import { type Failure, late } from "../api/request";
 import type { RunsAnswer } from "../api/types";
 import { arrive } from "../host/scroll";
-import { loadRuns, route, runs, runsFailure, selection } from "../state/app";
+import { route, runs, runsFailure, selection, tryAgain } from "../state/app";
 import { capital } from "../state/names";
 import { VIEWS, type View } from "../state/route";
 import { Advice } from "./advice/advice";
@@ -43,20 +43,19 @@ const ALSO_OF_FIGURES: ReadonlySet<View> = new Set(["ranks", "fleet", "advice"])
 export function Shell() {
   const answer = runs.value;
   const failure = runsFailure.value;
-  const again = (): void => (askAgain(), void loadRuns());
-  const trouble = <Trouble failures={[...(failure ? [failure] : []), ...failing.value, ...late.value]} again={again} />;
+  const trouble = <Trouble failures={[...(failure ? [failure] : []), ...failing.value, ...late.value]} />;
   if (!answer)
     return (
       <main class="content">
         {late.value.length > 0 && trouble}
-        {failure ? <FailureState failure={failure} onRetry={again} /> : <Loading what="the runs" />}
+        {failure ? <FailureState failure={failure} /> : <Loading what="the runs" />}
       </main>
     );
   if (!selection.value) {
     return (
       <main class="content">
         <Problems problems={answer.problems} />
-        <EmptyState logdir={answer.logdir} empty={answer.runs.length} onRetry={again} />
+        <EmptyState logdir={answer.logdir} empty={answer.runs.length} />
       </main>
     );
   }
@@ -91,14 +90,14 @@ function Views({ answer, trouble }: { answer: RunsAnswer; trouble: preact.JSX.El
 }
 
 /** What of the view could not be read, where the view does not say it itself. */
-function Trouble({ failures, again }: { failures: readonly Failure[]; again: () => void }) {
+function Trouble({ failures }: { failures: readonly Failure[] }) {
   const [first] = failures;
   if (!first) return null;
   return (
     <div class="trouble over-cards">
       <Notice level="warning" testid="trouble">
         {first.what} What is shown may be old or lack parts: {[...new Set(failures.map(({ where }) => where))].join(", ")}. {first.fix}{" "}
-        <button type="button" class="quiet" onClick={again}>
+        <button type="button" class="quiet" onClick={tryAgain}>
           Try again
         </button>
       </Notice>

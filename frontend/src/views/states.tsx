@@ -1,4 +1,5 @@
 import type { Failure } from "../api/request";
+import { tryAgain } from "../state/app";
 import { titleText } from "../state/names";
 import { grouped } from "../state/numbers";
 import { Fact } from "./fact";
@@ -30,7 +31,7 @@ export function Loading({ what }: { what: string }) {
 }
 
 /** What went wrong, where, and what to do. */
-export function FailureState({ failure, onRetry }: { failure: Failure; onRetry: () => void }) {
+export function FailureState({ failure }: { failure: Failure }) {
   return (
     <section class="state" role="alert" data-testid="error-state">
       <h1>{titleText(failure.what)}</h1>
@@ -38,7 +39,7 @@ export function FailureState({ failure, onRetry }: { failure: Failure; onRetry: 
         <Fact of="Where" class="mono breaking">{titleText(failure.where)}</Fact>
         <Fact of="What to do">{titleText(failure.fix)}</Fact>
       </dl>
-      <button type="button" class="action" data-testid="retry" onClick={onRetry}>
+      <button type="button" class="action" data-testid="retry" onClick={tryAgain}>
         Try again
       </button>
     </section>
@@ -46,7 +47,7 @@ export function FailureState({ failure, onRetry }: { failure: Failure; onRetry: 
 }
 
 /** No run yet, or none that holds memory: how to record one, and how to find out why none shows. */
-export function EmptyState({ logdir, empty, onRetry }: { logdir: string; empty: number; onRetry: () => void }) {
+export function EmptyState({ logdir, empty }: { logdir: string; empty: number }) {
   return (
     <section class="state" data-testid="empty-state">
       <h1>No memory has been recorded here yet.</h1>
@@ -63,7 +64,7 @@ export function EmptyState({ logdir, empty, onRetry }: { logdir: string; empty: 
         not here:
       </p>
       <pre class="code">tb-memplugin doctor {titleText(logdir) || "LOGDIR"}</pre>
-      <button type="button" class="action" data-testid="retry" onClick={onRetry}>
+      <button type="button" class="action" data-testid="retry" onClick={tryAgain}>
         Look again
       </button>
     </section>

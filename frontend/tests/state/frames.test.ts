@@ -26,6 +26,10 @@ describe("source lines", () => {
       name: "forward",
       folder: "/a/b (x86)/",
     }));
+  it("of a very long file name keep both its ends, so that the function has room, too", () => {
+    const { place, name } = lineParts(`/a/${"x".repeat(200)}.py:1234 (forward)`);
+    expect([place.length, place.slice(-8), name]).toEqual([48, ".py:1234", "forward"]);
+  });
   it("of Python code whose line is not known are file and function", () => {
     expect(lineParts("/a/b (x86)/train.py (<module>)")).toEqual({ place: "train.py", name: "<module>", folder: "/a/b (x86)/" });
     expect(searchFor("/a/b (x86)/train.py (<module>)")).toBe("train.py");

@@ -20,6 +20,10 @@ const step = (peak: object) =>
   }) as unknown as StepAnswer;
 
 describe("the headline", () => {
+  it("calls a module of a Sequential, which is a number, a module", () =>
+    expect(plain(headline(step({ module: "0.2" })))).toBe("Step 5 peaked at 113.4 MiB in backward, in module 0.2."));
+
+
   it("says what peaked, when and where", () =>
     expect(plain(headline(step({})))).toBe("Step 5 peaked at 113.4 MiB in backward, in blocks.3.mlp."));
   it("names the operator where no module owns the moment", () =>

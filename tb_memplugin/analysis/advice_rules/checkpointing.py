@@ -17,7 +17,7 @@ from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import Unit, counted, part_text, size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.frames import FX, read_frame
-from tb_memplugin.trace.tables import ROOT, Bool, Int64
+from tb_memplugin.trace.tables import ROOT, Bool, Int64, module_text
 
 LEAST_SHARE = 0.1
 """Least share of the peak that checkpointing must save for a finding."""
@@ -67,7 +67,7 @@ def checkpointing(judged: Judged) -> Result:
     return judged.finding(
         "checkpointing",
         "option",
-        f"Recompute {name or ROOT} in backward instead of keeping its activations ({calls} per step).",
+        f"Recompute {module_text(name)} in backward instead of keeping its activations ({calls} per step).",
         best.saved_bytes,
         (_evidence(name, estimate, step.number, rates, most) for name, estimate in shown[:SHOWN]),
         "Call it through torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False).",

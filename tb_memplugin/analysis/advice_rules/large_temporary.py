@@ -13,7 +13,7 @@ from tb_memplugin.analysis.steps import HighestStep
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
-from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, OUTSIDE, ROOT, Int64
+from tb_memplugin.trace.tables import NO_OPERATOR, NOT_NAMED, OUTSIDE, Int64, module_text
 
 LEAST_SHARE = 0.1
 """Least share of the peak that must be gone without the temporaries for a finding."""
@@ -116,7 +116,7 @@ def _finding(judged: Judged, rows: Int64, saved: int) -> Finding:
     name = trace.operators[operator] if operator >= 0 else line or NO_OPERATOR
     key = trace.modules[blocks.module[largest]].key if blocks.module[largest] >= 0 else OUTSIDE
     folded_name = folds([module.key for module in trace.modules])
-    inside = "" if key.startswith(OUTSIDE) or key == NOT_NAMED else f" in {folded_name[key] or ROOT}"
+    inside = "" if key.startswith(OUTSIDE) or key == NOT_NAMED else f" in {module_text(folded_name[key])}"
     detail = f"{len(at_peak):,} alive at the peak, {len(rows):,} in the step"
     lifetime, what_to_do = BY_PHASE.get(Phase(int(blocks.phase[largest])), ELSEWHERE)
     if name.startswith(FOREACH):

@@ -12,7 +12,7 @@ from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
-from tb_memplugin.trace.tables import ROOT, Bool, Int64
+from tb_memplugin.trace.tables import Bool, Int64, module_text
 
 LEAST_SHARE = 0.05
 """Least share of the peak that must be gone without the gradients for a finding."""
@@ -140,7 +140,7 @@ def _of_parameters(judged: Judged) -> Result:
     if saved < LEAST_SHARE * step.peak_bytes:
         return Fine(f"Gradients that are never freed raise the peak by only {size_text(saved)}.")
     folded = folds([module.key for module in trace.modules])
-    names = list(dict.fromkeys(folded[trace.modules[row].key] or ROOT for row in modules.tolist()))
+    names = list(dict.fromkeys(module_text(folded[trace.modules[row].key]) for row in modules.tolist()))
     return judged.finding(
         "unused_gradients",
         "problem",

@@ -119,6 +119,25 @@ def test_results_that_a_loop_collects_are_no_cache():
     assert sizes(profiled(Attention().eval(), collect), Category.CACHE) == []
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_batches_that_grow_are_inputs_in_training(trains):
+    """Each is 64 bytes larger than the one before, which lives until it is replaced."""
+
+    def loop(model):
+        for call in range(CALLS):
+            batch = torch.ones(1, 4 + 2 * call, 8)
+            with torch.set_grad_enabled(trains):
+                loss = model(batch)[0].sum()
+            if trains:
+                loss.backward()
+
+    trace = profiled(Attention(), loop)
+    batches = np.isin(trace.allocations.bytes, [4 * 8 * (4 + 2 * call) for call in range(CALLS)])
+    entered = batches & np.isin(trace.allocations.category, [Category.INPUT, Category.CACHE])
+    expected = Category.INPUT if trains else Category.CACHE
+    assert trace.allocations.category[entered].tolist() == [expected] * CALLS
+
+
 def net():
     return nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.BatchNorm1d(30), nn.Linear(30, 5))
 

@@ -64,7 +64,7 @@ def test_wandb_has_the_peaks_in_the_rows_of_the_program(tmp_path: Path) -> None:
     result = logged("wandb", tmp_path)
     values, peaks = result["values"], [step["process"] for step in result["steps"]]
     assert result["own"] == STEPS / 2  # as many rows as the program logged
-    assert (values["loss"], values["memory/step"]) == (8, 8)
+    assert (values["loss"], values["memory/step"], values["memory/recorded/step"]) == (8, 8, 3)
     assert values["memory/process/peak_bytes"] == peaks[8]
     assert values["memory/process/highest_peak_bytes"] == max(peaks[:9])
     peak, parts = parts_of(values)

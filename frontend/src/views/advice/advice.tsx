@@ -22,7 +22,7 @@ import { FindingCard } from "./finding_card";
 export function Advice() {
   const pick = picked.value!;
   const answer = useRemote<AdviceAnswer>(address("advice", pick), 0, ["step"]);
-  if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
+  if (answer.failure) return <FailureState failure={answer.failure} />;
   const data = answer.data;
   if (!data) return <Loading what="the advice" />;
   return (

@@ -58,7 +58,7 @@ export function AllocationTable({ pick, over, range, zoomed, selected, withCode,
   useEffect(() => {
     if (box.current) box.current.scrollTop = 0;
   }, [search, listed, range.t0, range.t1]);
-  if (failure) return <FailureState failure={failure} onRetry={pages.any.retry} />;
+  if (failure) return <FailureState failure={failure} />;
   const { peak, from, whole } = stretch.value!;
   const unit = unitWithin(unitFor(peak.bytes), largest);
   const withWhat = props.withNames || !withCode;

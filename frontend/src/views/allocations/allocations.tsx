@@ -58,7 +58,7 @@ export function Allocations() {
     const all = !whole || (t0 <= whole[0] && t1 >= whole[1]);
     navigate(zoomPatch(over, all ? null : [t0, t1]));
   };
-  if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
+  if (answer.failure) return <FailureState failure={answer.failure} />;
   return (
     <>
       {data && (

@@ -46,8 +46,8 @@ export function Allocator() {
     navigate(zoomPatch(over, all ? null : [t0, t1]));
   };
   const reset = (): void => (moment.reset(), navigate({ t0: undefined, t1: undefined, e0: undefined, e1: undefined }));
-  if (curve.failure) return <FailureState failure={curve.failure} onRetry={curve.retry} />;
-  if (moment.state.failure) return <FailureState failure={moment.state.failure} onRetry={moment.reset} />;
+  if (curve.failure) return <FailureState failure={curve.failure} />;
+  if (moment.state.failure) return <FailureState failure={moment.state.failure} />;
   const nothing = shown !== undefined && shown.reserved === null && !shown.knows_segments;
   if (nothing && !curve.stale) return <NotRecorded device={pick.device} reserve={false} />;
   const highest = shown ? Math.max(shown.reserved_peak?.bytes ?? 0, shown.peak.bytes) : 0;

@@ -101,7 +101,7 @@ export function Segments({ pick, moment, highest, origin }: Props) {
         <RouteChoice of="order" label="Order" testid="order" options={ORDERS} value={order} />
         <span class="hint">point at a block · click to keep it · ← → to the next</span>
       </div>
-      {remote.failure && <FailureState failure={remote.failure} onRetry={remote.retry} />}
+      {remote.failure && <FailureState failure={remote.failure} />}
       <div class="beside tape-and-block">
         <div>
           <TapeView

@@ -41,7 +41,7 @@ function Comparison({ pick, basis }: { pick: Pick; basis: Pick }) {
   const by: CompareBy = whats.find((what) => what === route.value.what) ?? usual;
   const byUsual = useRemote<CompareAnswer>(rows ? address("compare", { by: usual, ...sides }) : null);
   const table = useRemote<CompareAnswer>(address("compare", { by, ...sides }), 0, ["by"]);
-  if (table.failure) return <FailureState failure={table.failure} onRetry={table.retry} />;
+  if (table.failure) return <FailureState failure={table.failure} />;
   const summary = byUsual.data ?? byModule.data ?? table.data;
   if (!summary || !table.data) return <Loading what="both steps" />;
   const answer = withNames(summary);

@@ -30,7 +30,7 @@ export function Fleet() {
   const all = every.data?.runs;
   const matched = isPattern ? matching.data?.runs : undefined;
   const rows = useMemo(() => matched ?? (isPattern ? all : all && withText(all, filter)) ?? [], [all, matched, isPattern, filter]);
-  if (every.failure && host === "") return <FailureState failure={every.failure} onRetry={every.retry} />;
+  if (every.failure && host === "") return <FailureState failure={every.failure} />;
   if (!all && !every.failure) return <Loading what="all runs" />;
   const busy = every.stale || (isPattern && matching.loading);
   return (

@@ -41,7 +41,7 @@ export function Modules() {
   const pick = picked.value!;
   const answer = useRemote<ModulesAnswer>(address("modules", pick), 0, ["step"]);
   const step = useRemote<StepAnswer>(address("step", pick));
-  if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
+  if (answer.failure) return <FailureState failure={answer.failure} />;
   if (!answer.data) return <Loading what="the modules" />;
   const largest = step.data && largestModule(step.data, alone.value);
   return (

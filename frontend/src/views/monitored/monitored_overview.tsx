@@ -29,7 +29,7 @@ export function MonitoredOverview() {
   if (figures.failure)
     return (
       <>
-        <FailureState failure={figures.failure} onRetry={figures.retry} />
+        <FailureState failure={figures.failure} />
         <PeakOfAllSteps selection={selection.value!} bytes={undefined} />
       </>
     );

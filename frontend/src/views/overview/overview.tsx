@@ -35,7 +35,7 @@ export function Overview() {
   const pick = picked.value!;
   const step = useRemote<StepAnswer>(address("step", pick), 0, ["step"]);
   const failed = useFailed(pick, step.data?.stats, [pick.step]);
-  if (step.failure) return <FailureState failure={step.failure} onRetry={step.retry} />;
+  if (step.failure) return <FailureState failure={step.failure} />;
   const answer = step.data;
   if (!answer) return <Loading what={`step ${pick.step}`} />;
   return (

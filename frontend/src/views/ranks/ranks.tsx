@@ -28,7 +28,7 @@ export function Ranks() {
   const kind = device.split(":")[0];
   const answer = useRemote<RanksAnswer>(address("ranks", { run, device: kind, of, px, first, last }), 0, ["of", "px", "first", "last"]);
   const data = answer.data;
-  if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
+  if (answer.failure) return <FailureState failure={answer.failure} />;
   if (!data) return <Loading what="all ranks" />;
   if (data.rows.length < 2) return <OneRank rank={data.rows[0]!} />;
   const unit = unitFor(highestRank(data.rows).highest_bytes);

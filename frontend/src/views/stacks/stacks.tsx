@@ -43,7 +43,7 @@ export function Stacks() {
   );
   const top = useRemote<LineTableAnswer>(address("line_table", { ...query, count: 2 }), 0, SAME_RUN);
   if (answer.failure && node !== undefined && answer.status === 400) return <NoSuchFrame node={node} />;
-  if (answer.failure) return <FailureState failure={answer.failure} onRetry={answer.retry} />;
+  if (answer.failure) return <FailureState failure={answer.failure} />;
   const data = answer.data;
   if (!data) return <Loading what="the call stacks" />;
   if (!data.knows_stacks) return <NoStacks pick={pick} />;

@@ -100,7 +100,7 @@ export function Timeline() {
   const reserves = strip?.reserved ? reserveFits([strip]) : true;
   const reserve = route.value.reserve === undefined ? reserves : route.value.reserve === "on";
   const what = all ? `steps ${recorded.steps[0]!.step} to ${recorded.steps.at(-1)!.step}` : stepName(pick.step, alone.value);
-  if (curve.failure && !coarse) return <FailureState failure={curve.failure} onRetry={curve.retry} />;
+  if (curve.failure && !coarse) return <FailureState failure={curve.failure} />;
   return (
     <>
       <h1 class="unseen">Memory over time, {what}</h1>
