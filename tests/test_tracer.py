@@ -365,9 +365,13 @@ def test_a_function_that_must_be_one_graph_runs_uncompiled_inside_and_compiled_a
     ones = torch.ones(10)
     assert torch.equal(first(ones), ones.sin() + 1)
     before = torch._dynamo.eval_frame._stance
-    with recorder():
+    with recorder() as tracer:
         assert torch.equal(first(ones), ones.sin() + 1)
         assert torch.equal(second(ones), ones.cos() + 1)
+    trace = tracer.trace_result()
+    (note,) = [note for note in trace.notes if note.code == "ran_uncompiled"]
+    assert note.startswith("2 calls of compiled functions ran uncompiled")
+    assert note.bytes == trace.live(0).max()
     assert counts.frame_count == 1
     assert torch._dynamo.eval_frame._stance is before
     assert torch.equal(second(ones), ones.cos() + 1)

@@ -54,7 +54,7 @@ from tb_memplugin.record.torch_private.modules import modules_in
 from tb_memplugin.record.torch_private.tensors import PRINT, FileReader, printing, storage_key
 from tb_memplugin.record.tracer.kernels import StepsAside
 from tb_memplugin.record.tracer.layers import LayerCalls, Layers
-from tb_memplugin.record.tracer.mode import StorageMode, modes_here, storage_mode
+from tb_memplugin.record.tracer.mode import FLAGS, StorageMode, modes_here, storage_mode
 from tb_memplugin.record.tracer.results import (
     NamedPhase,
     PhaseMemoryStats,
@@ -199,7 +199,7 @@ class StorageRecording:
             MemPluginError: a model is compiled.
         """
         _refuse_compiled(models)
-        self._uncompiled = UncompiledHere()
+        self._uncompiled, self._uncompiled_before = UncompiledHere(), FLAGS.uncompiled_calls
         ledger = self._open_ledger()
         self.layers = Layers.of(ledger, ModuleNames.of(models), self._guard)
         most = self._max_events
@@ -566,6 +566,14 @@ class StorageRecording:
     def _notes_of_the_mode(self) -> Iterator[Note]:
         """Yield what the dispatch mode itself may have added to peaks, or taken from them."""
         unseen, highest = self.layers.unseen, self.recorded.ledger.peak
+        if calls := FLAGS.uncompiled_calls - self._uncompiled_before:
+            yield Note(
+                f"{counted(calls, 'call')} of compiled functions ran uncompiled, as always under a dispatch "
+                f"mode. The peak of {highest:,} bytes is that of the uncompiled program. With "
+                "torch.profiler, memory_trace_handler sees compiled code.",
+                "ran_uncompiled",
+                highest,
+            )
         if unseen.excess[0] == highest:
             yield Note(
                 "The peak was reached in backward, by a result that torch makes only while a dispatch mode "
