@@ -345,7 +345,10 @@ class StorageMode(TorchDispatchMode):
                 and (self._without_operator or allocated_by_torch(storage))
             ):
                 results.append(ResultStorage(storage, size, tensor=tensor))
-        elif block.bytes != size and not any(result.was is block for result in results):
+        elif (
+            block.bytes != size
+            or (self._without_operator and block.device != self._ledger.device_row(storage))
+        ) and not any(result.was is block for result in results):
             results.append(ResultStorage(storage, size, block, tensor))
 
     def enter(self) -> None:

@@ -51,7 +51,7 @@ from tb_memplugin.record.storages import (
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tensor_metadata import dense
 from tb_memplugin.record.torch_private.modules import modules_in
-from tb_memplugin.record.torch_private.tensors import PRINT, FileReader, printing, storage_key
+from tb_memplugin.record.torch_private.tensors import PRINT, SHARE, FileReader, printing, storage_key
 from tb_memplugin.record.tracer.kernels import StepsAside
 from tb_memplugin.record.tracer.layers import LayerCalls, Layers
 from tb_memplugin.record.tracer.mode import FLAGS, StorageMode, modes_here, storage_mode
@@ -72,7 +72,7 @@ class Listener(Protocol):
     """A receiver of the reports, on the thread where they happen. Its own code must not raise."""
 
     def see_memory(self, memory: torch.Tensor | torch.UntypedStorage) -> None:
-        """Receive a copied state, or a storage that was resized or read."""
+        """Receive a copied state, or a storage that was resized, shared or read."""
 
     def around(self, call: Callable[[], Any]) -> Any:
         """Make a call that no mode sees, and return its result."""
@@ -121,10 +121,16 @@ def _get_rng_state() -> torch.Tensor:
     return state
 
 
-def _resize(storage: torch.UntypedStorage, size: int) -> Any:
-    result = _RESIZE.original(storage, size)
-    _report(storage)
-    return result
+def _on_storage(name: str) -> _Patch:
+    """Return a patch of a method that gives a storage other memory."""
+
+    def method(storage: torch.UntypedStorage, *args: Any, **named: Any) -> Any:
+        result = patch.original(storage, *args, **named)
+        _report(storage)
+        return result
+
+    patch = _Patch(torch.UntypedStorage, name, method)
+    return patch
 
 
 def _read(reader: Any, *which: Any) -> torch.Tensor:
@@ -141,10 +147,10 @@ def _print(tensor: torch.Tensor, **named: Any) -> Any:
 
 
 _RANDOM = _Patch(torch.random, "get_rng_state", _get_rng_state)
-_RESIZE = _Patch(torch.UntypedStorage, "resize_", _resize)
+_STORAGE = map(_on_storage, ("resize_", *SHARE))
 _READ = _Patch(FileReader, "get_storage_from_record", _read)
 _PRINT = _Patch(printing, PRINT, _print)
-_PATCHES = (_RANDOM, _Patch(torch, "get_rng_state", _get_rng_state), _RESIZE, _READ, _PRINT)
+_PATCHES = (_RANDOM, _Patch(torch, "get_rng_state", _get_rng_state), *_STORAGE, _READ, _PRINT)
 
 
 def listen(listener: Listener) -> None:
