@@ -148,7 +148,7 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, starts: Sequence[Beg
                 int(beyond.max()),
                 device=name,
             )
-    blocks = trace.allocations
+    blocks, frees = trace.allocations, trace.allocations.unmatched_frees
     if size := int(blocks.bytes[unreported_frees(trace.events, blocks)].sum()):
         yield Note(
             f"Blocks freed without an event: {blocks.unseen_frees:,}, of {size:,} bytes. "
@@ -156,9 +156,9 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, starts: Sequence[Beg
             "unseen_frees",
             size,
         )
-    if size := int(trace.events.bytes[blocks.unmatched_frees].sum()):
+    if size := int(trace.events.bytes[frees].sum()):
         yield Note(
-            f"Frees of blocks that were not alive, ignored: {len(blocks.unmatched_frees):,}, of {size:,} bytes.",
+            f"Frees of blocks that were not alive, ignored: {len(frees):,}, of {size:,} bytes.",
             "unmatched_frees",
             size,
         )
