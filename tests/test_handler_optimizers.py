@@ -75,6 +75,7 @@ def test_an_optimizer_in_the_given_ones_place_is_told_where_bytes_of_it_are_miss
     with profile(profile_memory=True, on_trace_ready=handler):
         other.step()
     (recorded,) = read_recordings(str(tmp_path)).steps
+    assert recorded.side_file is not None
     notes = load_window(recorded.side_file).notes
     assert [note.bytes for note in notes if note.code == "optimizer_not_given"] == missing
     assert len(caplog.messages) == len(missing)

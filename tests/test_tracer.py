@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 import weakref
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -377,6 +378,16 @@ def test_a_function_that_must_be_one_graph_runs_uncompiled_inside_and_compiled_a
     assert torch.equal(second(ones), ones.cos() + 1)
     assert torch.equal(first(ones), ones.sin() + 1)
     assert counts.frame_count == 2
+
+
+def test_a_stance_that_the_program_leaves_after_the_block_is_not_the_tracers():
+    counts = CompileCounter()
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=counts)
+    with ExitStack() as stances, MemoryTracer().trace(mlp()):
+        torch.ones(2)
+        stances.enter_context(torch.compiler.set_stance("force_eager"))
+    compiled(torch.ones(2))
+    assert counts.frame_count == 1
 
 
 def test_dynamo_that_is_loaded_inside_a_block_compiles_nothing_there(monkeypatch):

@@ -435,9 +435,10 @@ class _Flags:
         uncompiled_calls: how many calls of compiled functions ran uncompiled in this process.
     """
 
-    stance, backend = "force_eager", None
+    backend = None
 
     def __init__(self) -> None:
+        self.stance = "default"  # a program that changed the stance meanwhile may put this object back later
         self.uncompiled_calls = 0
         self._users = 0
         self._lock = threading.Lock()
@@ -469,6 +470,7 @@ class _Flags:
             if self._users and not self._knows_dynamo:
                 self._knows_dynamo, self._stance_before = True, default_stance()
                 replace_stance(self._stance_before, self)
+                self.stance = "force_eager"
 
     def down(self) -> None:
         with self._lock:
@@ -479,7 +481,7 @@ class _Flags:
                 self._holder = None
                 if self._knows_dynamo:
                     replace_stance(self, self._stance_before)
-                self._knows_dynamo, self._stance_before = False, None
+                self._knows_dynamo, self._stance_before, self.stance = False, None, "default"
 
 
 FLAGS = _Flags()

@@ -345,7 +345,7 @@ def batches_from_a_coroutine(run: Run) -> None:
             step()
 
     async def both(step):
-        queue = asyncio.Queue(1)
+        queue = asyncio.Queue[torch.Tensor | None](1)
         await asyncio.gather(batches(queue), train_on(queue, step))
 
     with run.window(model, optimizer) as step:
