@@ -271,7 +271,7 @@ def frees_of_unknown(events: Events, blocks: Allocations) -> Int64:
     if not len(reported):
         return reported
     observed = events.address[events.kind == Kind.STORAGE_FREE]
-    unknown: Int64 = reported[~np.isin(events.address[reported], observed)]
+    unknown: Int64 = reported[~np.isin(events.address[reported], observed, kind="sort")]
     return unknown
 
 
