@@ -61,3 +61,21 @@ def test_the_wrapped_optimizers_state_is_in_the_first_window_and_nothing_is_warn
         Category.OPTIMIZER_STATE: WEIGHT,
     }
     assert Phase.OPTIMIZER in trace.phases.phase
+
+
+@pytest.mark.parametrize(("start", "missing"), [("all", []), ("given", [WEIGHT])])
+def test_an_optimizer_in_the_given_ones_place_is_told_where_bytes_of_it_are_missing(
+    tmp_path, caplog, start, missing
+):
+    model = torch.nn.Linear(100, 3, bias=False)
+    given, other = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for _ in range(2))
+    handler = memory_trace_handler(tmp_path, model=model, optimizer=given, start=start)
+    model(torch.ones(5, 100)).sum().backward()
+    other.step()
+    with profile(profile_memory=True, on_trace_ready=handler):
+        other.step()
+    (recorded,) = read_recordings(str(tmp_path)).steps
+    assert recorded.side_file is not None
+    notes = load_window(recorded.side_file).notes
+    assert [note.bytes for note in notes if note.code == "optimizer_not_given"] == missing
+    assert len(caplog.messages) == len(missing)

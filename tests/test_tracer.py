@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 import weakref
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -365,14 +366,28 @@ def test_a_function_that_must_be_one_graph_runs_uncompiled_inside_and_compiled_a
     ones = torch.ones(10)
     assert torch.equal(first(ones), ones.sin() + 1)
     before = torch._dynamo.eval_frame._stance
-    with recorder():
+    with recorder() as tracer:
         assert torch.equal(first(ones), ones.sin() + 1)
         assert torch.equal(second(ones), ones.cos() + 1)
+    trace = tracer.trace_result()
+    (note,) = [note for note in trace.notes if note.code == "ran_uncompiled"]
+    assert note.startswith("2 calls of compiled functions ran uncompiled")
+    assert note.bytes == trace.live(0).max()
     assert counts.frame_count == 1
     assert torch._dynamo.eval_frame._stance is before
     assert torch.equal(second(ones), ones.cos() + 1)
     assert torch.equal(first(ones), ones.sin() + 1)
     assert counts.frame_count == 2
+
+
+def test_a_stance_that_the_program_leaves_after_the_block_is_not_the_tracers():
+    counts = CompileCounter()
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=counts)
+    with ExitStack() as stances, MemoryTracer().trace(mlp()):
+        torch.ones(2)
+        stances.enter_context(torch.compiler.set_stance("force_eager"))
+    compiled(torch.ones(2))
+    assert counts.frame_count == 1
 
 
 def test_dynamo_that_is_loaded_inside_a_block_compiles_nothing_there(monkeypatch):

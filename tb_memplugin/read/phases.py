@@ -30,7 +30,7 @@ def phase_spans(
     Args:
         forward: outermost module calls, and operators outside modules that autograd will visit.
         step_starts: when the profiled steps begin; no stretch crosses one.
-        making: the forward marks that made autograd nodes, if known. Those before the first of them are
+        making: the forward marks that made autograd nodes, None for all. Those before the first of them are
             inference, too: what follows a call without gradients may be the next batch.
     """
     calls, nodes = _pieces(forward, Phase.FORWARD), _pieces(backward, Phase.BACKWARD)

@@ -336,7 +336,7 @@ class Ledger:
         block = Block(storage, self._on_free)
         block.key, block.address, block.bytes = storage_key(storage), storage_address(storage), size
         block.category, block.label, block.module = _UNKNOWN, "", row
-        block.device, block.stack, block.tensor = self._device_row(storage), -1, None
+        block.device, block.stack, block.tensor = self.device_row(storage), -1, None
         return block
 
     def _grow(self, block: Block | Buffer) -> None:
@@ -368,7 +368,8 @@ class Ledger:
         self._grow(block)
         self.write(_ALLOC, block, row, phase, now=now)
 
-    def _device_row(self, storage: torch.UntypedStorage) -> int:
+    def device_row(self, storage: torch.UntypedStorage) -> int:
+        """Return the row of a storage's device: memory that processes share has its own."""
         if self.device_type != "cpu":
             return self._device_named(str(storage.device))
         return self._device_named("shared" if storage.is_shared() else "cpu")

@@ -27,7 +27,7 @@ from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.tensors import storage_address
 from tb_memplugin.trace import Category, MemoryTrace
 from tb_memplugin.trace.labels import HELD_BY, HELD_BY_A_LOCAL, HOLDERS_SEARCHED, IN_CYCLE
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Int64, code_mask
 
 LEAST_SHARE = 0.01
 """The share of the live bytes that must outlive the window without a name, for a search."""
@@ -41,9 +41,11 @@ MOST_ITEMS = 1_000
 LONGEST_NS = 1_000_000_000
 """What a search may take at most: blocks, objects upwards of them, items of one container, nanoseconds."""
 
-_EXPLAINED = (
-    *(Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE),
-    *(Category.WORKSPACE, Category.COMMUNICATION),
+_EXPLAINED = code_mask(
+    (
+        *(Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE),
+        *(Category.WORKSPACE, Category.COMMUNICATION),
+    )
 )
 
 Key = tuple[str, int]
@@ -87,7 +89,7 @@ def _survivors(trace: MemoryTrace) -> Int64:
     blocks = trace.allocations
     alive = blocks.freed >= len(trace.events)
     live = int(blocks.bytes[alive].sum())
-    loose = alive & (blocks.born >= 0) & (blocks.label < 0) & ~np.isin(blocks.category, _EXPLAINED)
+    loose = alive & (blocks.born >= 0) & (blocks.label < 0) & ~_EXPLAINED[blocks.category]
     rows = np.flatnonzero(loose & (blocks.bytes >= max(SMALLEST_SHARE * live, 1)))
     if blocks.bytes[rows].sum() < LEAST_SHARE * live:
         return rows[:0]

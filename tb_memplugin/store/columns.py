@@ -33,20 +33,19 @@ def encode(name: str, block: Column) -> tuple[Chunk, bytes]:
         name: the column as `table.column`; it determines the encoding.
         block: shape (n,), n from 1 to `BLOCK_ROWS`, any integer dtype of at most 8 bytes.
     """
-    if len(block) <= SMALL_ROWS and (block[-1] != block[0] or (block != block[0]).any()):
+    if block[-1] == block[0] and (block == block[0]).all():
+        return Chunk(rows=len(block), encoding=CONSTANT, base=int(block[0]) & _MASK), b""
+    if len(block) <= SMALL_ROWS:
         chunk = Chunk(rows=len(block), encoding=OFFSET, width=block.dtype.itemsize)
         return chunk, _planes(block, chunk.width)
     low, high = int(block.min()), int(block.max())
     chunk = Chunk(rows=len(block), base=low & _MASK)
-    if low == high:
-        chunk.encoding = CONSTANT
-        return chunk, b""
     # Modulo 2**64: sums and differences wrap around consistently.
     words = block.astype(np.int64 if block.dtype.kind == "i" else np.uint64).view(np.uint64)
     if name.rpartition(".")[2] in DELTA_COLUMNS:
         chunk.encoding = DELTA
         return chunk, _differences(chunk, words)
-    if name in DICTIONARY_COLUMNS and len(block) > 1:
+    if name in DICTIONARY_COLUMNS:
         return _dictionary(chunk, words)
     chunk.encoding, chunk.width = OFFSET, _width(high - low)
     return chunk, _planes(words - np.uint64(low & _MASK), chunk.width)

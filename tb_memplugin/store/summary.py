@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -64,6 +64,13 @@ def step_span(trace: MemoryTrace, row: int) -> tuple[int, int]:
     return start_ns, max(end_ns, start_ns + 1)
 
 
+@lru_cache(maxsize=4)
+def _fingerprint(names: tuple[str, ...]) -> str:
+    """Return a hash of modules' names, with repeated layers as one; "" for no names."""
+    text = "\n".join(sorted(set(folds(names).values())))
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16] if names else ""
+
+
 class WindowSummaries:
     """Makes the summaries of a window's steps; shared values are computed once.
 
@@ -74,6 +81,8 @@ class WindowSummaries:
     def __init__(self, trace: MemoryTrace, window: Window, only: int | None = None) -> None:
         self._trace, self._window = trace, window
         self._epoch = epoch_ns(trace)
+        names = (module.key for module in trace.modules if module.is_module and module.key)
+        self._fingerprint = _fingerprint(tuple(names))
         self._stats = [
             dict(enumerate(step_stats(trace, device)))
             if only is None
@@ -122,13 +131,6 @@ class WindowSummaries:
             [self._trace.ooms[number] for number in failed_requests(self._trace, device)]
             for device in range(len(self._trace.devices))
         ]
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        """A hash of the modules' names, with repeated layers as one; "" where no module has a name."""
-        names = [module.key for module in self._trace.modules if module.is_module and module.key]
-        text = "\n".join(sorted(set(folds(names).values())))
-        return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16] if names else ""
 
     def summary(self, row: int) -> recording_pb2.StepSummary:
         """Return the summary of a step, given by its row in the trace's steps."""

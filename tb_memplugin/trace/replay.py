@@ -21,6 +21,7 @@ from tb_memplugin.trace.tables import (
     StartState,
     UInt8,
     UInt64,
+    code_mask,
     pieces_of,
 )
 
@@ -210,13 +211,12 @@ def blocks_at(address: UInt64, event: Int64, blocks: Allocations) -> Int64:
     return np.where(is_match, row, -1).astype(np.int64)
 
 
+_BEGINS_OR_ENDS = code_mask((Kind.ALLOC, Kind.FREE_COMPLETED, Kind.STORAGE_FREE))
+
+
 def pair(events: Events, start: StartState) -> Allocations:
     """Return when each block was allocated and freed, from the events and the start state. Vectorized."""
-    touched = np.flatnonzero(
-        (events.kind == Kind.ALLOC)
-        | (events.kind == Kind.FREE_COMPLETED)
-        | (events.kind == Kind.STORAGE_FREE)
-    )
+    touched = np.flatnonzero(_BEGINS_OR_ENDS[events.kind])
     addressed = np.flatnonzero(start.address != 0)
     is_alloc = np.concatenate((np.ones(len(addressed), bool), events.kind[touched] == Kind.ALLOC))
     began, ended, unmatched = match_frees(
@@ -272,7 +272,7 @@ def frees_of_unknown(events: Events, blocks: Allocations) -> Int64:
     if not len(reported):
         return reported
     observed = events.address[events.kind == Kind.STORAGE_FREE]
-    unknown: Int64 = reported[~np.isin(events.address[reported], observed)]
+    unknown: Int64 = reported[~np.isin(events.address[reported], observed, kind="sort")]
     return unknown
 
 

@@ -148,19 +148,17 @@ def notes_on_levels(trace: MemoryTrace, memory: MemoryRows, starts: Sequence[Beg
                 int(beyond.max()),
                 device=name,
             )
-    if trace.allocations.unseen_frees:
-        size = int(trace.allocations.bytes[unreported_frees(trace.events, trace.allocations)].sum())
+    blocks, frees = trace.allocations, trace.allocations.unmatched_frees
+    if size := int(blocks.bytes[unreported_frees(trace.events, blocks)].sum()):
         yield Note(
-            f"{trace.allocations.unseen_frees:,} blocks ({size:,} bytes) were freed without an event. "
+            f"Blocks freed without an event: {blocks.unseen_frees:,}, of {size:,} bytes. "
             "They count as freed when their address was used again.",
             "unseen_frees",
             size,
         )
-    if len(trace.allocations.unmatched_frees):
-        size = int(trace.events.bytes[trace.allocations.unmatched_frees].sum())
+    if size := int(trace.events.bytes[frees].sum()):
         yield Note(
-            f"{len(trace.allocations.unmatched_frees):,} frees ({size:,} bytes) are of blocks that were not "
-            "alive; ignored.",
+            f"Frees of blocks that were not alive, ignored: {len(frees):,}, of {size:,} bytes.",
             "unmatched_frees",
             size,
         )

@@ -256,27 +256,19 @@ def _phases(
     in_hooks = [(step.start_ns, step.end_ns) for step in window.optimizer_steps]
     start, end, parent, _, _ = tree.nodes
     is_root = parent < 0
+    outer = np.flatnonzero(calls.depth == 0)
+    made_nodes = calls.made_nodes(outer)
     return phase_spans(
-        _forward_marks(calls, forward),
+        _forward_marks(calls, outer, forward),
         (start[is_root], end[is_root]),
         _with(tree.range_spans(Role.OPTIMIZER), in_hooks),
         np.array([step.start_ns for step in steps], np.int64),
-        _making_nodes(calls, forward),
+        None if made_nodes.all() else _forward_marks(calls, outer[made_nodes], forward),
     )
 
 
-def _forward_marks(calls: Calls, forward: _Forward) -> tuple[Int64, Int64]:
-    outer = calls.depth == 0
-    return (
-        np.concatenate((calls.start_ns[outer], forward.start_ns[forward.creates])),
-        np.concatenate((calls.end_ns[outer], forward.end_ns[forward.creates])),
-    )
-
-
-def _making_nodes(calls: Calls, forward: _Forward) -> tuple[Int64, Int64]:
-    """Return the forward marks that made autograd nodes: after them, the sequence number was higher."""
-    outer = np.flatnonzero(calls.depth == 0)
-    outer = outer[calls.made_nodes(outer)]
+def _forward_marks(calls: Calls, outer: Int64, forward: _Forward) -> tuple[Int64, Int64]:
+    """Return the times of outermost calls, and of the operators that made autograd nodes."""
     return (
         np.concatenate((calls.start_ns[outer], forward.start_ns[forward.creates])),
         np.concatenate((calls.end_ns[outer], forward.end_ns[forward.creates])),

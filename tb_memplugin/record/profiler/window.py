@@ -530,6 +530,8 @@ class WindowRecorder:
             if sighting.device not in listed and (sighting.device, sighting.address) not in started
         ]
         size = sum(sighting.bytes for sighting in before)
+        if not size:
+            return
         if self._optimizer_count:
             window.problems.append(
                 Note(
@@ -540,7 +542,7 @@ class WindowRecorder:
                     size,
                 )
             )
-        elif window.has_models and before:
+        elif window.has_models:
             window.in_problems.update((sighting.device, sighting.address) for sighting in before)
             has_failed = any(window.open_problems.values())  # the search that would have found them
             (window.notes if has_failed else window.problems).append(

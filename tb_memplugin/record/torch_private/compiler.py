@@ -94,22 +94,14 @@ def callbacks_and_frames() -> tuple[Any, Any] | None:
     return None if handler is None or frames is None else (handler, frames)
 
 
-def eager_stance() -> tuple[Any, Any] | None:
-    """Have compiled functions run uncompiled. Return what `restore_stance` needs, None if nothing changed.
-
-    A dispatch mode alone has the same effect, but there a function that must be one graph raises an error.
-    """
-    frames = sys.modules.get(_EVAL_FRAME)
-    before = getattr(frames, STANCE, None)
-    if before is None or before.stance != "default":
-        return None
-    eager = type(before)("force_eager")
-    setattr(frames, STANCE, eager)
-    return before, eager
+def default_stance() -> Any:
+    """Return dynamo's stance if it is to compile; None if it is another, or dynamo is not loaded."""
+    stance = getattr(sys.modules.get(_EVAL_FRAME), STANCE, None)
+    return stance if getattr(stance, "stance", "") == "default" else None
 
 
-def restore_stance(before: Any, eager: Any) -> None:
-    """Undo `eager_stance`, unless the program has set a stance since."""
+def replace_stance(before: Any, stance: Any) -> None:
+    """Change dynamo's stance if it is the one before, and not None."""
     frames = sys.modules[_EVAL_FRAME]
-    if getattr(frames, STANCE, None) is eager:
-        setattr(frames, STANCE, before)
+    if before is not None and getattr(frames, STANCE, None) is before:
+        setattr(frames, STANCE, stance)

@@ -126,6 +126,14 @@ printing: Any = private(
 PRINT = name(
     "torch._tensor_str._str", "the function that prints a tensor", "memory used by printing is not seen"
 )
+SHARE = tuple(
+    name(
+        f"torch.UntypedStorage.{method}",
+        "moves a storage to memory that processes share",
+        "memory that is shared in a trace counts as it was before",
+    )
+    for method in ("_share_fd_cpu_", "_share_filename_cpu_")
+)
 FAKE = part("torch._subclasses", "the classes of tensors without memory", "fake tensors are looked into")
 """The package whose classes are tensors without memory."""
 

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from tb_memplugin.record.beside_compiler import hidden_from_dynamo, is_hidden
-from tb_memplugin.record.guard import entry, guarded
+from tb_memplugin.record.guard import UNOWNED, entry, guarded
 from tb_memplugin.record.storage_lifetimes import Block, Buffer, Ledger
 from tb_memplugin.record.storages import allocated_by_torch, storages_and_tensors
 from tb_memplugin.record.torch_private.autograd import current_graph_task, current_node
-from tb_memplugin.record.torch_private.compiler import eager_stance, is_loaded, restore_stance
+from tb_memplugin.record.torch_private.compiler import default_stance, is_loaded, replace_stance
 from tb_memplugin.record.torch_private.dispatch import (
     OPERATOR_FILE,
     HiddenFromDynamo,
@@ -345,7 +345,10 @@ class StorageMode(TorchDispatchMode):
                 and (self._without_operator or allocated_by_torch(storage))
             ):
                 results.append(ResultStorage(storage, size, tensor=tensor))
-        elif block.bytes != size and not any(result.was is block for result in results):
+        elif (
+            block.bytes != size
+            or (self._without_operator and block.device != self._ledger.device_row(storage))
+        ) and not any(result.was is block for result in results):
             results.append(ResultStorage(storage, size, block, tensor))
 
     def enter(self) -> None:
@@ -425,15 +428,30 @@ class _Flags:
     """torch's flags for "a dispatch mode is on", which make compiled functions run uncompiled.
 
     The flags are per process, but modes save and restore them as if only one thread used modes. So this
-    sets them with the tracer's first mode and clears them with the last, on any thread.
+    sets them with the tracer's first mode and clears them with the last, on any thread. With them alone, a
+    function that must be one graph would raise an error: so this is also dynamo's stance meanwhile.
+
+    Attributes:
+        uncompiled_calls: how many calls of compiled functions ran uncompiled in this process.
     """
 
+    backend = None
+
     def __init__(self) -> None:
+        self.stance = "default"  # a program that changed the stance meanwhile may put this object back later
+        self.uncompiled_calls = 0
         self._users = 0
         self._lock = threading.Lock()
         self._holder: TorchDispatchMode | None = None
-        self._stance: tuple[Any, Any] | None = None
+        self._stance_before: Any = None
         self._knows_dynamo = False
+
+    def _count_call(self) -> bool:
+        self.uncompiled_calls += 1
+        return False
+
+    # dynamo reads it once in each call of a compiled function
+    skip_guard_eval_unsafe = property(entry(_count_call, UNOWNED.end, "torch.compile", lambda _: False))
 
     def up(self) -> None:
         with self._lock:
@@ -449,8 +467,10 @@ class _Flags:
         if self._knows_dynamo or not is_loaded():
             return
         with self._lock:
-            if self._users and self._stance is None:
-                self._knows_dynamo, self._stance = True, eager_stance()
+            if self._users and not self._knows_dynamo:
+                self._knows_dynamo, self._stance_before = True, default_stance()
+                replace_stance(self._stance_before, self)
+                self.stance = "force_eager"
 
     def down(self) -> None:
         with self._lock:
@@ -459,9 +479,9 @@ class _Flags:
                 push_mode(self._holder)
                 self._holder.__exit__(None, None, None)
                 self._holder = None
-                if self._stance is not None:
-                    restore_stance(*self._stance)
-                self._knows_dynamo, self._stance = False, None
+                if self._knows_dynamo:
+                    replace_stance(self, self._stance_before)
+                self._knows_dynamo, self._stance_before, self.stance = False, None, "default"
 
 
 FLAGS = _Flags()

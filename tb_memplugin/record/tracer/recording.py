@@ -51,10 +51,10 @@ from tb_memplugin.record.storages import (
 from tb_memplugin.record.storages_alive import other_threads_may_run, storages_alive
 from tb_memplugin.record.tensor_metadata import dense
 from tb_memplugin.record.torch_private.modules import modules_in
-from tb_memplugin.record.torch_private.tensors import PRINT, FileReader, printing, storage_key
+from tb_memplugin.record.torch_private.tensors import PRINT, SHARE, FileReader, printing, storage_key
 from tb_memplugin.record.tracer.kernels import StepsAside
 from tb_memplugin.record.tracer.layers import LayerCalls, Layers
-from tb_memplugin.record.tracer.mode import StorageMode, modes_here, storage_mode
+from tb_memplugin.record.tracer.mode import FLAGS, StorageMode, modes_here, storage_mode
 from tb_memplugin.record.tracer.results import (
     NamedPhase,
     PhaseMemoryStats,
@@ -72,7 +72,7 @@ class Listener(Protocol):
     """A receiver of the reports, on the thread where they happen. Its own code must not raise."""
 
     def see_memory(self, memory: torch.Tensor | torch.UntypedStorage) -> None:
-        """Receive a copied state, or a storage that was resized or read."""
+        """Receive a copied state, or a storage that was resized, shared or read."""
 
     def around(self, call: Callable[[], Any]) -> Any:
         """Make a call that no mode sees, and return its result."""
@@ -121,10 +121,16 @@ def _get_rng_state() -> torch.Tensor:
     return state
 
 
-def _resize(storage: torch.UntypedStorage, size: int) -> Any:
-    result = _RESIZE.original(storage, size)
-    _report(storage)
-    return result
+def _on_storage(name: str) -> _Patch:
+    """Return a patch of a method that gives a storage other memory."""
+
+    def method(storage: torch.UntypedStorage, *args: Any, **named: Any) -> Any:
+        result = patch.original(storage, *args, **named)
+        _report(storage)
+        return result
+
+    patch = _Patch(torch.UntypedStorage, name, method)
+    return patch
 
 
 def _read(reader: Any, *which: Any) -> torch.Tensor:
@@ -141,10 +147,10 @@ def _print(tensor: torch.Tensor, **named: Any) -> Any:
 
 
 _RANDOM = _Patch(torch.random, "get_rng_state", _get_rng_state)
-_RESIZE = _Patch(torch.UntypedStorage, "resize_", _resize)
+_STORAGE = map(_on_storage, ("resize_", *SHARE))
 _READ = _Patch(FileReader, "get_storage_from_record", _read)
 _PRINT = _Patch(printing, PRINT, _print)
-_PATCHES = (_RANDOM, _Patch(torch, "get_rng_state", _get_rng_state), _RESIZE, _READ, _PRINT)
+_PATCHES = (_RANDOM, _Patch(torch, "get_rng_state", _get_rng_state), *_STORAGE, _READ, _PRINT)
 
 
 def listen(listener: Listener) -> None:
@@ -199,7 +205,7 @@ class StorageRecording:
             MemPluginError: a model is compiled.
         """
         _refuse_compiled(models)
-        self._uncompiled = UncompiledHere()
+        self._uncompiled, self._uncompiled_before = UncompiledHere(), FLAGS.uncompiled_calls
         ledger = self._open_ledger()
         self.layers = Layers.of(ledger, ModuleNames.of(models), self._guard)
         most = self._max_events
@@ -566,6 +572,14 @@ class StorageRecording:
     def _notes_of_the_mode(self) -> Iterator[Note]:
         """Yield what the dispatch mode itself may have added to peaks, or taken from them."""
         unseen, highest = self.layers.unseen, self.recorded.ledger.peak
+        if calls := FLAGS.uncompiled_calls - self._uncompiled_before:
+            yield Note(
+                f"{counted(calls, 'call')} of compiled functions ran uncompiled, as always under a dispatch "
+                f"mode. The peak of {highest:,} bytes is that of the uncompiled program. With "
+                "torch.profiler, memory_trace_handler sees compiled code.",
+                "ran_uncompiled",
+                highest,
+            )
         if unseen.excess[0] == highest:
             yield Note(
                 "The peak was reached in backward, by a result that torch makes only while a dispatch mode "

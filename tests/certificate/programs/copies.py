@@ -164,3 +164,21 @@ def forked_process(run: Run) -> None:
         child.join()
         run.value([child.exitcode, model(torch.ones(1, 8))])
         step()
+
+
+def _add_to(shared: torch.Tensor) -> None:
+    shared.add_(1)
+
+
+@program("copies")
+def memory_that_processes_share(run: Run) -> None:
+    """Tensors move to shared memory in the window, and another process writes to one."""
+    model = mlp()
+    with run.window(model) as step, torch.no_grad():
+        shared = torch.zeros(100).share_memory_()
+        model.share_memory()
+        child = multiprocessing.get_context("fork").Process(target=_add_to, args=(shared,))
+        child.start()
+        child.join()
+        run.value([shared.clone(), model(torch.ones(1, 8))])
+        step()

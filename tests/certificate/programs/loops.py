@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
 import weakref
 
@@ -247,3 +249,104 @@ def model_that_ends_in_the_window(run: Run) -> None:
         model = mlp(12)
         run.value([model(torch.ones(1, 8)), alive() is None])
         step()
+
+
+@program("loops")
+def checkpointing_within_checkpointing(run: Run) -> None:
+    blocks = nn.ModuleList([mlp(8)[:4] for _ in range(4)])
+    optimizer = torch.optim.Adam(blocks.parameters())
+
+    def pair(x, first, second):
+        return checkpoint(second, checkpoint(first, x, use_reentrant=False), use_reentrant=False)
+
+    def loss():
+        x = torch.randn(4, 8, requires_grad=True)
+        x = checkpoint(pair, x, *blocks[:2], use_reentrant=True)
+        return checkpoint(pair, x, *blocks[2:], use_reentrant=False).square().mean()
+
+    train(run, blocks, optimizer, loss)
+
+
+@program("loops")
+def timeout_in_a_forward(run: Run) -> None:
+    """A signal handler of the program raises an error between two layers, and the loop goes on."""
+
+    class Interrupted(nn.Module):
+        is_late = False
+
+        def forward(self, x):
+            if self.is_late:
+                signal.raise_signal(signal.SIGALRM)
+            return x * 2
+
+    def give_up(*_):
+        raise TimeoutError("too late")
+
+    layer = Interrupted()
+    model = nn.Sequential(nn.Linear(8, 8), layer, nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = signal.signal(signal.SIGALRM, give_up)
+    with run.window(model, optimizer) as step:
+        for number in range(3):
+            layer.is_late = number == 1
+            try:
+                loss = model(torch.randn(4, 8)).square().mean()
+            except TimeoutError as error:
+                run.value(str(error))
+            else:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                run.value(loss)
+            step()
+    signal.signal(signal.SIGALRM, before)
+
+
+@program("loops")
+def models_that_train_in_other_threads(run: Run) -> None:
+    models = {"first": mlp(), "second": mlp()}
+    optimizers = {name: torch.optim.SGD(model.parameters(), 0.1) for name, model in models.items()}
+    losses: list[torch.Tensor] = []
+
+    def train_one(name):
+        for _ in range(2):
+            loss = models[name](torch.ones(4, 8)).square().mean()
+            optimizers[name].zero_grad()
+            loss.backward()
+            optimizers[name].step()
+            losses.append(loss.detach())
+
+    with run.window(models, *optimizers.values()) as step:
+        for name in models:
+            thread = threading.Thread(target=train_one, args=(name,))
+            thread.start()
+            thread.join()
+        step()
+    run.value(losses)
+
+
+@program("loops")
+def batches_from_a_coroutine(run: Run) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    async def batches(queue):
+        for _ in range(3):
+            await queue.put(torch.randn(4, 8))
+        await queue.put(None)
+
+    async def train_on(queue, step):
+        while (batch := await queue.get()) is not None:
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.value(loss)
+            step()
+
+    async def both(step):
+        queue = asyncio.Queue[torch.Tensor | None](1)
+        await asyncio.gather(batches(queue), train_on(queue, step))
+
+    with run.window(model, optimizer) as step:
+        asyncio.run(both(step))

@@ -222,3 +222,15 @@ def saved_tensors_that_change(run: Run) -> None:
         optimizer.step()
         run.value(loss)
         step()
+
+
+@program("modes")
+def saved_tensors_on_the_cpu(run: Run) -> None:
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loss() -> torch.Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return model(torch.randn(4, 8)).square().mean()
+
+    train(run, model, optimizer, loss)

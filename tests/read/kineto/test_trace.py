@@ -341,5 +341,5 @@ def test_what_was_left_out_is_told_where_nothing_remains() -> None:
 def test_frees_that_no_event_reports_and_those_of_no_block_are_told_with_their_bytes() -> None:
     """The 10 bytes at 10 must be free when it is allocated again; nothing is at 30."""
     trace = loaded(memory("1 10 10 10"), memory("2 10 4 4"), memory("3 10 -4 0"), memory("4 10 -7 -7"))
-    assert any("1 blocks (10 bytes) were freed without an event" in note for note in trace.notes)
-    assert any("1 frees (7 bytes) are of blocks that were not alive" in note for note in trace.notes)
+    assert any("Blocks freed without an event: 1, of 10 bytes." in note for note in trace.notes)
+    assert any("not alive, ignored: 1, of 7 bytes." in note for note in trace.notes)

@@ -283,12 +283,18 @@ def test_fake_and_meta_tensors_hold_nothing(recwarn):
     assert not [warning for warning in recwarn if "data pointer" in str(warning.message)]
 
 
-def test_memory_that_processes_share_is_a_device_of_its_own():
+@pytest.mark.parametrize(
+    "share", [torch.Tensor.share_memory_, lambda tensor: torch.multiprocessing.SimpleQueue().put(tensor)]
+)
+def test_memory_that_is_shared_moves_to_a_device_of_its_own(share):
     tracer = MemoryTracer()
     with tracer.trace(nn.Identity()):
-        shared = torch.ones(4).share_memory_()
-        shared * 2
-    assert [device.name for device in tracer.trace_result().devices] == ["cpu", "shared"]
+        shared = torch.ones(4)
+        share(shared)
+        shared.add_(1)
+    trace = tracer.trace_result()
+    end = {device.name: trace.live(row)[-1] for row, device in enumerate(trace.devices)}
+    assert end == {"cpu": 0, "shared": 16}
 
 
 def test_lbfgs_equals_a_profiler_that_is_on_from_its_first_step():
