@@ -16,8 +16,7 @@ from torch import nn
 from torch.utils import _python_dispatch as dispatch
 
 from tb_memplugin import IterationReport
-from tb_memplugin.record.iterations.figures import iteration_memory
-from tb_memplugin.record.iterations.watch import IterationWatch
+from tb_memplugin.record.iterations.figures import IterationWatch, iteration_memory
 from tb_memplugin.record.steps.counters import Reading
 from tb_memplugin.store.reader import load_window
 from tests.watched import is_watched as calls_are_watched

@@ -19,7 +19,7 @@ from torch import nn
 from torch.profiler import ProfilerAction
 
 from tb_memplugin.callbacks.recorder import StepRecorder, Training
-from tb_memplugin.launch.settings import Settings
+from tb_memplugin.launch.start import Settings
 from tb_memplugin.record.arguments import referents
 from tb_memplugin.record.guard import Failed, Guard, call_all, guarded
 from tb_memplugin.record.history.allocators import allocators

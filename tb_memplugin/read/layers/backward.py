@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from tb_memplugin.read.layers.calls import Call, same_requests
-from tb_memplugin.read.layers.matching import longest_common, surely_common
+from tb_memplugin.read.layers.parameters import longest_common, surely_common
 from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8
 
 _NODE = re.compile(r"::(\w+?)Backward\d*::apply|torch::autograd::(PyNode|AccumulateGrad)::apply")

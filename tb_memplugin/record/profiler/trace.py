@@ -16,16 +16,16 @@ import torch
 from tb_memplugin.analysis.units import counted
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.read.annotations import annotations_of
+from tb_memplugin.read.categories import Born, by_lifetime, workspaces
 from tb_memplugin.read.python_frames import note_on_cut
 from tb_memplugin.read.tables import Names
 from tb_memplugin.record.profiler.attribution import Attribution, Logged, attribute, main_thread
-from tb_memplugin.record.profiler.categories import categorised
-from tb_memplugin.record.profiler.communication_frees import with_communication_frees
 from tb_memplugin.record.profiler.counters import counter_readings
 from tb_memplugin.record.profiler.memory_events import (
     MemoryEvents,
     beside_counters,
     read_memory_events,
+    with_communication_frees,
     with_counted_calls,
     with_events_outside,
 )
@@ -37,11 +37,11 @@ from tb_memplugin.record.profiler.start_state import start_state
 from tb_memplugin.record.profiler.tree import walk
 from tb_memplugin.record.profiler.tree_columns import ProfilerTree
 from tb_memplugin.record.profiler.window import Window
-from tb_memplugin.record.provenance import with_later_names
+from tb_memplugin.record.provenance import Provenance, find_owners_in_steps, with_later_names
 from tb_memplugin.record.storages import dtype_properties, match_sightings
 from tb_memplugin.record.tensor_metadata import seen_in, seen_tensors
 from tb_memplugin.record.torch_private.profiler import adjusts_timestamps
-from tb_memplugin.record.weight_copies import fqns, held_copies
+from tb_memplugin.record.weight_copies import fqns, held_copies, references
 from tb_memplugin.record.whole_device.window import whole_devices
 from tb_memplugin.trace import (
     Allocations,
@@ -52,6 +52,7 @@ from tb_memplugin.trace import (
     Kind,
     MemoryTrace,
     Note,
+    Reason,
     StartState,
     Step,
     TensorMetadata,
@@ -461,3 +462,55 @@ def _device(name: str) -> Device:
         properties = torch.cuda.get_device_properties(name)
         return Device(name, int(properties.total_memory), str(properties.name))
     return Device(name)
+
+
+def categorised(
+    bare: Events,
+    blocks: Allocations,
+    matched: Int64,
+    attribution: Attribution,
+    window: Window,
+    devices: tuple[str, ...],
+    labels: Names,
+) -> Events:
+    """Fill in categories, their reasons and labels, and owners of optimizer memory.
+
+    `matched` is, for each sighting of the window, the number of the alloc that it saw, negative for none.
+    """
+    fresh = slice(int(np.count_nonzero(blocks.born < 0)), None)
+    forever = np.iinfo(np.int64).max
+    rows = blocks.born[fresh]
+    born = Born(
+        time_ns=bare.time_ns[rows],
+        freed_ns=np.append(bare.time_ns, forever)[blocks.freed[fresh]],
+        device=blocks.device[fresh],
+        bytes=blocks.bytes[fresh],
+        phase=bare.phase[rows],
+        operator=bare.operator[rows],
+        operator_end_ns=attribution.operator_end_ns,
+        recomputing=attribution.recomputing,
+    )
+    names = attribution.operators.as_tuple()
+    category, reason = by_lifetime(born, attribution.phases, names, knows_optimizer=window.knows_optimizers)
+    category[attribution.communicating], reason[attribution.communicating] = (
+        Category.COMMUNICATION,
+        Reason.SHARDING,
+    )
+    by_size = workspaces(born, devices, names, window.stop_ns)
+    category[by_size], reason[by_size] = Category.WORKSPACE, Reason.SIZE
+    provenance = Provenance(
+        born=born,
+        phases=attribution.phases,
+        calls=attribution.calls,
+        owners=attribution.owners,
+        operators=names,
+        labels=labels,
+        category=category,
+        reason=reason,
+        label=np.full(len(rows), -1, np.int32),
+        module=bare.module[rows].copy(),
+    )
+    weights = references([*window.start, *window.sightings], fqns(window.names))
+    provenance.find(window.sightings, matched, weights)
+    find_owners_in_steps(provenance, window.optimizer_steps)
+    return provenance.filled_in(bare, rows)

@@ -26,17 +26,16 @@ from torch import nn
 from tb_memplugin.analysis.units import counted
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record import profiler_windows
-from tb_memplugin.record.alive_before import alive_now
+from tb_memplugin.record.alive_before import alive_now, buckets_alive
 from tb_memplugin.record.beside_compiler import UncompiledHere
 from tb_memplugin.record.exact_cpu.counting import CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all, guarded
 from tb_memplugin.record.modules import ModuleNames, is_compiled
 from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks
-from tb_memplugin.record.outer_calls import OuterCalls
-from tb_memplugin.record.profiler.ddp_buckets import buckets_alive
 from tb_memplugin.record.profiler.held_storages import HeldByOptimizer
 from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
 from tb_memplugin.record.storages import (
+    OuterCalls,
     Sighting,
     allocated_by_torch,
     dtypes_of,
