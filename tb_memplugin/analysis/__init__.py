@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tb_memplugin.analysis.allocator import levels as levels
     from tb_memplugin.analysis.allocator import peak_split as peak_split
     from tb_memplugin.analysis.allocator import pools as pools
+    from tb_memplugin.analysis.allocator_state import DeviceState as DeviceState
+    from tb_memplugin.analysis.allocator_state import device_state as device_state
     from tb_memplugin.analysis.annotations import AnnotationRange as AnnotationRange
     from tb_memplugin.analysis.annotations import Stage as Stage
     from tb_memplugin.analysis.annotations import annotation_ranges as annotation_ranges
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
     from tb_memplugin.analysis.findings import Finding as Finding
     from tb_memplugin.analysis.findings import Judgement as Judgement
     from tb_memplugin.analysis.findings import Where as Where
-    from tb_memplugin.analysis.layout import DeviceState as DeviceState
-    from tb_memplugin.analysis.layout import device_state as device_state
     from tb_memplugin.analysis.leak_sites import Leak as Leak
     from tb_memplugin.analysis.leak_sites import leaks as leaks
     from tb_memplugin.analysis.lines import LineRow as LineRow

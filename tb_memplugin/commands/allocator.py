@@ -15,8 +15,8 @@ import click
 from rich.console import RenderableType
 
 from tb_memplugin.analysis.allocator import Fragmentation, PoolState
+from tb_memplugin.analysis.allocator_state import DeviceState, device_state
 from tb_memplugin.analysis.divisions import breakdown
-from tb_memplugin.analysis.layout import DeviceState, device_state
 from tb_memplugin.analysis.oom import OomReport
 from tb_memplugin.analysis.segments import SegmentState
 from tb_memplugin.analysis.units import read_size, size_text

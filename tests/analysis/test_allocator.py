@@ -17,9 +17,10 @@ from tb_memplugin.analysis.allocator import (
     sampled_events,
     split_moments,
 )
+from tb_memplugin.analysis.allocator_state import device_state
 from tb_memplugin.analysis.columns import Cuts, event_cuts, time_cuts
 from tb_memplugin.analysis.curves import curve
-from tb_memplugin.analysis.layout import Placement, device_state, pending_since
+from tb_memplugin.analysis.layout import Placement, pending_since
 from tb_memplugin.analysis.moments import moment
 from tb_memplugin.analysis.steps import step_stats
 from tb_memplugin.trace import Device, Kind, MemoryTrace

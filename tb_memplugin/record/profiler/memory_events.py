@@ -7,32 +7,25 @@ of the CPU's allocator have all of that, where they were counted.
 The tree's outermost events are those of the CPU (torch: csrc/autograd/profiler_kineto.cpp,
 materializeOpEvents). So it lacks an alloc or free of another device if no range or operator is open: between
 steps, and anywhere if the profile has no steps. The flat list of events has them, without addresses.
-
-End the blocks of communication that another thread freed, which the profiler does not see.
-
-gloo's threads may drop the last reference to a buffer that they sent or received. Such a block would be
-counted until its address is used again, or for ever.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.units import counted
 from tb_memplugin.read.shared_memory import SHARED, in_shared_memory
-from tb_memplugin.record.profiler.attribution import Attribution
 from tb_memplugin.record.profiler.tree_columns import ProfilerTree
 from tb_memplugin.record.storages import Sighting
 from tb_memplugin.record.torch_private.profiler import reserved_after
-from tb_memplugin.trace import Allocations, Events, Kind, Note, events
-from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt8, UInt64, merged
+from tb_memplugin.trace import Note
+from tb_memplugin.trace.tables import Bool, Int64, Rows, UInt8, UInt64
 
 CPU = "cpu"
 
@@ -188,14 +181,14 @@ def _matched(memory: MemoryEvents, here: Rows, calls: npt.NDArray[np.void]) -> I
     groups_of_calls = _groups(calls["address"][by_call], calls["bytes"][by_call] > 0)
     groups_of_events = _groups(memory.address[here][by_event], memory.bytes[here][by_event] > 0)
     uneven = []
-    for key, reported in groups_of_events.items():
+    for key, events in groups_of_events.items():
         rows = groups_of_calls.get(key)
         if rows is None:
             continue
-        if reported.stop - reported.start == rows.stop - rows.start:
-            matched[by_call[rows]] = by_event[reported]
+        if events.stop - events.start == rows.stop - rows.start:
+            matched[by_call[rows]] = by_event[events]
         else:
-            uneven.append((by_call[rows], by_event[reported]))
+            uneven.append((by_call[rows], by_event[events]))
     is_matched = matched >= 0
     behind = _median(memory.time_ns[here[matched[is_matched]]] - calls["time_ns"][is_matched])
     for rows_left, events_left in uneven:
@@ -435,53 +428,3 @@ def _merged(
         device=np.full(len(time), row),
         thread=np.array([event.thread for event in outside], np.int64),
     )
-
-
-def with_communication_frees(
-    bare: Events, blocks: Allocations, attribution: Attribution, cpu: int, alive: Collection[int] | None
-) -> tuple[Events, Note | None]:
-    """Return the events with a free for each such block, and a note on them, None if there are none.
-
-    A block counts only until the operator ends that allocated it, so that no freed block is counted; the note
-    says how many bytes may be missing at a time.
-
-    Args:
-        cpu: the row of the CPU among the devices.
-        alive: the addresses of the storages that Python has at the end, None if they were not searched.
-    """
-    here = blocks.device[blocks.born >= 0] == cpu
-    rows = np.flatnonzero(blocks.born >= 0)[here]
-    communicating = np.isin(blocks.bytes[rows], blocks.bytes[rows[attribution.communicating[here]]])
-    kept = blocks.freed[rows] >= len(bare)
-    lost = ~kept & (bare.kind[np.minimum(blocks.freed[rows], len(bare) - 1)] == Kind.ALLOC)
-    if alive is not None:
-        lost |= kept & communicating & ~np.isin(blocks.address[rows], np.fromiter(alive, np.uint64))
-    if not lost.any():
-        return bare, None
-    born_ns = bare.time_ns[blocks.born[rows]]
-    ended_ns = np.append(bare.time_ns, bare.time_ns[-1])[blocks.freed[rows]]
-    end_ns = np.minimum(np.maximum(attribution.operator_end_ns[here], born_ns), ended_ns)[lost]
-    order = np.argsort(end_ns, kind="stable")
-    frees = events(
-        end_ns[order],
-        kind=np.full(len(end_ns), Kind.FREE_COMPLETED),
-        device=np.full(len(end_ns), cpu),
-        address=blocks.address[rows[lost]][order],
-        bytes=blocks.bytes[rows[lost]][order],
-    )
-    missing = _most_at_once(end_ns, ended_ns[lost], blocks.bytes[rows[lost]])
-    # At equal times the free comes after its own alloc and before the alloc that uses its address again.
-    return merged(bare, frees), Note(
-        "Freed by threads of the communication, at times that the profiler does not see: "
-        f"{counted(len(end_ns), 'block')}. They count only while the operator ran that allocated them, so "
-        f"that up to {missing:,} bytes may be missing at a time. Pass exact_cpu=True to see every free.",
-        "freed_by_communication",
-        missing,
-    )
-
-
-def _most_at_once(begin: Int64, end: Int64, size: Int64) -> int:
-    """Return the most bytes of ranges of time that overlap."""
-    times = np.concatenate((begin, end))
-    order = np.lexsort((np.concatenate((size, -size)), times))
-    return int(np.cumsum(np.concatenate((size, -size))[order]).max(initial=0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
@@ -25,7 +25,6 @@ from tb_memplugin.record.profiler.memory_events import (
     MemoryEvents,
     beside_counters,
     read_memory_events,
-    with_communication_frees,
     with_counted_calls,
     with_events_outside,
 )
@@ -514,3 +513,57 @@ def categorised(
     provenance.find(window.sightings, matched, weights)
     find_owners_in_steps(provenance, window.optimizer_steps)
     return provenance.filled_in(bare, rows)
+
+
+def with_communication_frees(
+    bare: Events, blocks: Allocations, attribution: Attribution, cpu: int, alive: Collection[int] | None
+) -> tuple[Events, Note | None]:
+    """Return the events with a free for each block of communication that another thread freed, and a note.
+
+    gloo's threads may drop the last reference to a buffer that they sent or received, which the profiler does
+    not see. Such a block would be counted until its address is used again, or for ever. The note is None if
+    there are none.
+
+    A block counts only until the operator ends that allocated it, so that no freed block is counted; the note
+    says how many bytes may be missing at a time.
+
+    Args:
+        cpu: the row of the CPU among the devices.
+        alive: the addresses of the storages that Python has at the end, None if they were not searched.
+    """
+    here = blocks.device[blocks.born >= 0] == cpu
+    rows = np.flatnonzero(blocks.born >= 0)[here]
+    communicating = np.isin(blocks.bytes[rows], blocks.bytes[rows[attribution.communicating[here]]])
+    kept = blocks.freed[rows] >= len(bare)
+    lost = ~kept & (bare.kind[np.minimum(blocks.freed[rows], len(bare) - 1)] == Kind.ALLOC)
+    if alive is not None:
+        lost |= kept & communicating & ~np.isin(blocks.address[rows], np.fromiter(alive, np.uint64))
+    if not lost.any():
+        return bare, None
+    born_ns = bare.time_ns[blocks.born[rows]]
+    ended_ns = np.append(bare.time_ns, bare.time_ns[-1])[blocks.freed[rows]]
+    end_ns = np.minimum(np.maximum(attribution.operator_end_ns[here], born_ns), ended_ns)[lost]
+    order = np.argsort(end_ns, kind="stable")
+    frees = events(
+        end_ns[order],
+        kind=np.full(len(end_ns), Kind.FREE_COMPLETED),
+        device=np.full(len(end_ns), cpu),
+        address=blocks.address[rows[lost]][order],
+        bytes=blocks.bytes[rows[lost]][order],
+    )
+    missing = _most_at_once(end_ns, ended_ns[lost], blocks.bytes[rows[lost]])
+    # At equal times the free comes after its own alloc and before the alloc that uses its address again.
+    return merged(bare, frees), Note(
+        "Freed by threads of the communication, at times that the profiler does not see: "
+        f"{counted(len(end_ns), 'block')}. They count only while the operator ran that allocated them, so "
+        f"that up to {missing:,} bytes may be missing at a time. Pass exact_cpu=True to see every free.",
+        "freed_by_communication",
+        missing,
+    )
+
+
+def _most_at_once(begin: Int64, end: Int64, size: Int64) -> int:
+    """Return the most bytes of ranges of time that overlap."""
+    times = np.concatenate((begin, end))
+    order = np.lexsort((np.concatenate((size, -size)), times))
+    return int(np.cumsum(np.concatenate((size, -size))[order]).max(initial=0))
