@@ -19,8 +19,7 @@ from tb_memplugin.record.guard import UNOWNED, Guard, call_all
 from tb_memplugin.record.iterations.weights import IterationRecording, NewGradients, WeightMemory, weights_of
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.modules import is_compiled
-from tb_memplugin.record.steps.counters import Counters, Reading
-from tb_memplugin.record.steps.devices import counters_of
+from tb_memplugin.record.steps.counters import Counters, Reading, counters_of
 from tb_memplugin.record.torch_private.dispatch import current_mode, without_torch_functions
 from tb_memplugin.record.torch_private.modules import buffers_in, modules_in, parameters_in
 from tb_memplugin.record.torch_private.tensors import device_of

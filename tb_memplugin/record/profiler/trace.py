@@ -29,7 +29,6 @@ from tb_memplugin.record.profiler.memory_events import (
     with_events_outside,
 )
 from tb_memplugin.record.profiler.node_owners import forward_threads
-from tb_memplugin.record.profiler.operator_tensors import OperatorTensors
 from tb_memplugin.record.profiler.roles import STEP_PREFIX, Role
 from tb_memplugin.record.profiler.stacks import ProfiledStacks, stacks_of
 from tb_memplugin.record.profiler.start_state import start_state
@@ -38,7 +37,7 @@ from tb_memplugin.record.profiler.tree_columns import ProfilerTree
 from tb_memplugin.record.profiler.window import Window
 from tb_memplugin.record.provenance import Provenance, find_owners_in_steps, with_later_names
 from tb_memplugin.record.storages import dtype_properties, match_sightings
-from tb_memplugin.record.tensor_metadata import seen_in, seen_tensors
+from tb_memplugin.record.tensor_metadata import OperatorTensors, seen_in, seen_tensors
 from tb_memplugin.record.torch_private.profiler import adjusts_timestamps
 from tb_memplugin.record.weight_copies import fqns, held_copies, references
 from tb_memplugin.record.whole_device.window import whole_devices

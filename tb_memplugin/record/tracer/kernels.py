@@ -454,15 +454,12 @@ class KernelMemory:
             return self._passed(reports, origin)
         freed, self.freed = self.freed, []
         stretch = _Stretch(self._ledger, self._unseen, origin, self._numbers, self._number_bytes)
-        if freed or self._number_bytes:
-            stretch.write(reports, freed, results)
-            self._number_bytes = []
-        elif (
-            len(reports) == len(results) == 1 and reports[0][1] == results[0].bytes and results[0].was is None
-        ):
+        is_alone = not (freed or self._number_bytes) and len(reports) == len(results) == 1
+        if is_alone and reports[0][1] == results[0].bytes and results[0].was is None:
             stretch.allocate(results[0], reports[0][0])  # most operators
         else:
             stretch.write(reports, freed, results)
+        self._number_bytes = []
         return stretch.counted
 
     def _passed(self, reports: Sequence[Reported], origin: Origin) -> Counted:
