@@ -59,7 +59,8 @@ OF_NO_PARAMETER = (-1, "optimizer")
 MOST_INSIDE = 100
 """How many attributes of a tensor that wraps others are looked at."""
 _KNOWN_ATTRIBUTES = frozenset({"state", "param_groups", "defaults"})
-_WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
+WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
+"""Classes whose objects hold none."""
 
 
 class StorageReference(weakref.ref[torch.UntypedStorage]):
@@ -267,7 +268,7 @@ def state_beside(
     holders: list[tuple[Any, str, object]] = []
     own = object.__getattribute__(optimizer, "__dict__")
     for name, value in tuple(own.items()):
-        if name in _KNOWN_ATTRIBUTES or type(value) in _WITHOUT_TENSORS:
+        if name in _KNOWN_ATTRIBUTES or type(value) in WITHOUT_TENSORS:
             continue
         pairs = tuple(value.items()) if type(value) is dict else ((None, value),)
         holders += [(key, name, inner) for key, inner in pairs]
@@ -275,7 +276,7 @@ def state_beside(
         holders += [(None, str(name), value) for name, value in group.items() if name != "params"]
     owned = []
     for key, name, value in holders:
-        if type(value) not in _WITHOUT_TENSORS:
+        if type(value) not in WITHOUT_TENSORS:
             module, label = owners.get(id(key), OF_NO_PARAMETER)
             owned += [
                 (tensor, (module, f"{label} ({name})"))
