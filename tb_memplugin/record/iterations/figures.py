@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +16,9 @@ from torch import nn
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all
 from tb_memplugin.record.iterations.weights import IterationRecording, NewGradients, WeightMemory, weights_of
-from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.modules import is_compiled
 from tb_memplugin.record.steps.counters import Counters, Reading, counters_of
-from tb_memplugin.record.torch_private.dispatch import current_mode, without_torch_functions
+from tb_memplugin.record.torch_private.dispatch import current_mode
 from tb_memplugin.record.torch_private.modules import buffers_in, modules_in, parameters_in
 from tb_memplugin.record.torch_private.tensors import device_of
 from tb_memplugin.record.tracer.mode import StorageMode
@@ -65,7 +63,6 @@ class IterationWatch:
         self._counters_of = counters or _torch_counters
         self._counters: list[Counters] = []
         self._recording: IterationRecording | None = None
-        self._calls = ModuleCalls()
         self._devices: tuple[str, ...] = ()
         self._gradients: NewGradients | None = None
         self._notes: list[str] = []
@@ -88,8 +85,6 @@ class IterationWatch:
             recording.start({"": model}, optimizers)
             _WATCHING.add(self)
             self._gradients = recording.layers.results = NewGradients(model, recording, self._guard)
-            if not isinstance(model, torch.jit.ScriptModule):  # which does not accept Python hooks
-                self._calls.watch(model, self._noting_inputs(), lambda *_: None, self._guard.end)
         except BaseException:
             self.cancel()
             raise
@@ -129,7 +124,7 @@ class IterationWatch:
         """Return functions that remove all but the recording. Each may be called twice."""
         counters = [counter.close for counter in self._counters]
         discard = partial(_WATCHING.discard, self)
-        return [discard, self._calls.stop, self._forget_gradients, *counters, self._counters.clear]
+        return [discard, self._forget_gradients, *counters, self._counters.clear]
 
     def _forget_gradients(self) -> None:
         if self._gradients is not None:
@@ -145,16 +140,6 @@ class IterationWatch:
         except MemPluginError as error:
             self._counters.clear()
             self._notes.append(f"The cached memory is not known. {error.what}")
-
-    def _noting_inputs(self) -> Callable[..., None]:
-        recording = self._recording
-
-        def note(_: nn.Module, args: Any, kwargs: Any) -> None:
-            if recording is not None:
-                with without_torch_functions():
-                    recording.record_inputs((args, kwargs))
-
-        return note
 
 
 def devices_of(model: nn.Module) -> tuple[str, ...]:
