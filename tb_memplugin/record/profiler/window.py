@@ -24,11 +24,10 @@ from torch import nn
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.record.alive_before import CarriedBlocks, alive_now, bucket_sizes, buckets_alive
 from tb_memplugin.record.arguments import referents
-from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, begin_window, is_counting
+from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, is_counting
 from tb_memplugin.record.guard import Guard, call_all, guarded, is_of_signal, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, Newcomers
 from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks
-from tb_memplugin.record.profiler.allocator_levels import Levels, allocator_levels
 from tb_memplugin.record.profiler.held_storages import (
     HeldByModels,
     HeldByOptimizer,
@@ -57,7 +56,7 @@ from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
-from tb_memplugin.record.whole_device.card import DEFAULT_POOL, pool_of
+from tb_memplugin.record.whole_device.card import DEFAULT_POOL, Levels, allocator_levels, pool_of
 from tb_memplugin.record.whole_device.window import WholeReading, read_whole
 from tb_memplugin.record.why_alive import with_holders
 from tb_memplugin.trace import Category, Counter, MemoryTrace, Note
@@ -229,7 +228,7 @@ class WindowRecorder:
         window.whole_at_start = self._read_whole(segments, children=False)
         window.blocks = blocks_in(segments)
         if is_counting():
-            self._counting = begin_window()
+            self._counting = CountedWindow()
             window.blocks += self._counting.blocks()
         if not window.blocks and self._finds_all:
             window.buckets = buckets_alive(models, window.names)
