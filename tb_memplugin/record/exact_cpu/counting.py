@@ -137,8 +137,13 @@ def _sees_a_tensor(library: ctypes.CDLL) -> bool:
     return is_seen and not probe_is_live()
 
 
+def begin_window() -> CountedWindow:
+    """Begin a window. Counting must have begun. Windows may overlap."""
+    return CountedWindow()
+
+
 class CountedWindow:
-    """Counts what is called from now on until `stop`. Counting must have begun. Windows may overlap."""
+    """Counts what is called from now on until `stop`."""
 
     def __init__(self) -> None:
         library = _library()

@@ -24,7 +24,7 @@ from torch import nn
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.record.alive_before import CarriedBlocks, alive_now, bucket_sizes, buckets_alive
 from tb_memplugin.record.arguments import referents
-from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, is_counting
+from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import Guard, call_all, guarded, is_of_signal, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, Newcomers
 from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks
@@ -228,7 +228,7 @@ class WindowRecorder:
         window.whole_at_start = self._read_whole(segments, children=False)
         window.blocks = blocks_in(segments)
         if is_counting():
-            self._counting = CountedWindow()
+            self._counting = begin_window()
             window.blocks += self._counting.blocks()
         if not window.blocks and self._finds_all:
             window.buckets = buckets_alive(models, window.names)

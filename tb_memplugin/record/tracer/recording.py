@@ -28,7 +28,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record import profiler_windows
 from tb_memplugin.record.alive_before import alive_now, buckets_alive
 from tb_memplugin.record.beside_compiler import UncompiledHere
-from tb_memplugin.record.exact_cpu.counting import CountedWindow, is_counting
+from tb_memplugin.record.exact_cpu.counting import CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all, guarded
 from tb_memplugin.record.modules import ModuleNames, is_compiled
 from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks
@@ -206,7 +206,7 @@ class StorageRecording:
         self._has_other_threads = other_threads_may_run()
         self._add_alive(models)
         if self._device_type == "cpu" and is_counting():
-            self._counting = CountedWindow()
+            self._counting = begin_window()
         self._layer_calls = LayerCalls(self.layers, self._watch, self._unwatch)
         with self._abandoned_on_error():
             outer_calls = OuterCalls(names, self._saw_inputs)

@@ -54,9 +54,9 @@ def test_live_bytes_and_peaks_are_the_tensors_own(cache):
         """
 start_counting()
 kept = torch.zeros(1000)
-first = CountedWindow()
+first = begin_window()
 large = torch.empty(50_000, dtype=torch.uint8); del large
-second = CountedWindow()
+second = begin_window()
 small = torch.empty(10, dtype=torch.float64)
 inner = second.stop()
 kept = None
@@ -91,7 +91,7 @@ numpys = torch.from_numpy(numpy.zeros(1 << 20))
 logits = torch.ones(64, 256, requires_grad=True)
 loss = torch.nn.functional.cross_entropy(logits, torch.zeros(64, dtype=torch.int64))
 start_counting()
-window = CountedWindow()
+window = begin_window()
 print(figures().live_bytes)
 loss = None
 counted = window.stop()
@@ -111,7 +111,7 @@ def test_many_threads_at_once_lose_nothing(cache):
         """
 import random, threading
 start_counting()
-window = CountedWindow()
+window = begin_window()
 kept = [[] for _ in range(8)]
 def work(number):
     rng = random.Random(number)
@@ -126,7 +126,7 @@ threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
 counted = window.stop()
 print(counted.end_bytes == sum(t.nbytes for ts in kept for t in ts), counted.is_exact)
 print(counted.calls["bytes"].sum() == counted.end_bytes, (counted.calls["bytes"] > 0).sum())
-again = CountedWindow()
+again = begin_window()
 print(len(again.address) == sum(map(len, kept)), again.bytes.sum() == counted.end_bytes)
 kept.clear()
 print(figures().live_bytes, figures().live_blocks)
@@ -151,7 +151,7 @@ start_counting()
 model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(3):
-    window = CountedWindow()
+    window = begin_window()
     oracle.oracle_reset()
     start = oracle.oracle_live()
     model(torch.randn(8, 32, 64)).square().mean().backward()
