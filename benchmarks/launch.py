@@ -13,7 +13,7 @@ from torch import nn
 
 from benchmarks.figures import Figure
 from tb_memplugin.launch.recorder import ProgramRecorder
-from tb_memplugin.launch.settings import Settings
+from tb_memplugin.launch.start import Settings
 
 PAIRS, SAMPLES = 24, 2000
 WIDTHS = {64: 250, 256: 60, 1024: 5}

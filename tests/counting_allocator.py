@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tb_memplugin.record.steps.counters import Doors
+import torch
+
+from tb_memplugin.record.steps.counters import AcceleratorHandle, Doors
 
 
 class CountingAllocator:
@@ -59,12 +61,11 @@ class CountingAllocator:
         row[2] += max(size, 0)
 
 
-class Handle:
+class Handle(AcceleratorHandle):
     """The device of such an allocator."""
 
-    name = "cuda:0"
-
     def __init__(self) -> None:
+        super().__init__(torch.device("cuda:0"))
         self.used = True
 
     def in_use(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import logging
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,7 @@ from torch import nn
 from torch.utils import _python_dispatch as dispatch
 
 from tb_memplugin import IterationReport
-from tb_memplugin.record.iterations.figures import iteration_memory
-from tb_memplugin.record.iterations.watch import IterationWatch
+from tb_memplugin.record.iterations.figures import IterationWatch, iteration_memory
 from tb_memplugin.record.steps.counters import Reading
 from tb_memplugin.store.reader import load_window
 from tests.watched import is_watched as calls_are_watched
@@ -54,6 +54,17 @@ def is_hooked(model: nn.Module) -> bool:
 @pytest.fixture
 def linear():
     return nn.Linear(4, 3)
+
+
+def test_a_batch_that_another_thread_made_is_an_input(linear):
+    batches: list[torch.Tensor] = []
+    with IterationReport(linear, console=quiet()) as report:
+        thread = threading.Thread(target=lambda: batches.append(torch.ones(512, 4)))
+        thread.start()
+        thread.join()
+        linear(batches[0]).sum().backward()
+        memory = recorded(report)
+    assert memory.traced.at_peak["inputs"] == 4 * 512 * 4
 
 
 def test_a_layer_of_four_by_three_has_sixty_bytes(linear):

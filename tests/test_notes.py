@@ -31,7 +31,7 @@ WITH_MESSAGES = ("arguments", "line_tracer", "memory_tracer", "monitor", "oom")
 
 NO_WRITERS = {
     "store/windows.py": "reads back what was written",
-    "estimate/run/fake_trace.py": "an estimate records nothing",
+    "estimate/run/fake_recording.py": "an estimate records nothing",
     "dryrun/engine.py": "its notes are those of an estimate",
 }
 

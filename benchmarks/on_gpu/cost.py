@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.on_gpu.programs import SMALL, Program, Size, clean
 from tb_memplugin import MemoryMonitor, MemoryTracer, memory_trace_handler
 from tb_memplugin.launch.recorder import ProgramRecorder
-from tb_memplugin.launch.settings import Settings
+from tb_memplugin.launch.start import Settings
 
 GPT_2 = Size(images=0, pixels=0, width=768, blocks=12, tokens=1024, vocabulary=50_257, batch=4)
 SIZES = {"batch 4": GPT_2, "batch 32": replace(GPT_2, batch=32)}

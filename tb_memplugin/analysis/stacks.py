@@ -15,8 +15,6 @@ from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.result import AnalysisResult, ResultTable
 from tb_memplugin.trace.tables import Int32, Int64, Rows
 
-ROOT = "(all)"
-
 
 @dataclass(frozen=True, slots=True)
 class StackRow(AnalysisResult):

@@ -26,7 +26,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 
 if TYPE_CHECKING:
-    from tb_memplugin.dryrun.compare import Comparison
+    from tb_memplugin.dryrun.engine import Comparison
     from tb_memplugin.estimate.answer.changes import Change, Changes, MaxBatch
     from tb_memplugin.estimate.answer.step_estimate import StepEstimate
 
@@ -220,7 +220,7 @@ def command(
             from tb_memplugin.dryrun.engine import estimate_program
         with _exit_when_terminated(), _program_streams() as (out, err):
             if check:
-                from tb_memplugin.dryrun.compare import compare_engines
+                from tb_memplugin.dryrun.engine import compare_engines
 
                 comparison = compare_engines(read_program(words), spec, **options)
                 with redirect_stdout(out), redirect_stderr(err):

@@ -15,7 +15,7 @@ import click
 
 from tb_memplugin.commands.options import PATH
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.launch import settings
+from tb_memplugin.launch import start
 from tb_memplugin.main_module import CODE
 
 START_FILE = "tb_memplugin.pth"
@@ -68,20 +68,20 @@ def command(
     Without this command:
     TB_MEMPLUGIN=runs python train.py
     """
-    settings.read_steps(steps, "--steps")
+    start.read_steps(steps, "--steps")
     if "://" not in logdir:
         logdir = _writable(Path(logdir).absolute())
     environment = {
         **os.environ,
-        settings.LOGDIR: logdir,
-        settings.RUN: settings.run_name(f"{program}.py" if module else program, os.environ),
-        settings.OWNER: str(os.getpid()),
-        settings.STEPS: steps,
-        settings.SNAPSHOT: str(int(snapshot)),
-        settings.STACKS: str(int(stacks)),
-        settings.SHAPES: str(int(shapes)),
-        settings.EVERY_STEP: str(int(every_step)),
-        settings.LOG_TO: ",".join(log_to),
+        start.LOGDIR: logdir,
+        start.RUN: start.run_name(f"{program}.py" if module else program, os.environ),
+        start.OWNER: str(os.getpid()),
+        start.STEPS: steps,
+        start.SNAPSHOT: str(int(snapshot)),
+        start.STACKS: str(int(stacks)),
+        start.SHAPES: str(int(shapes)),
+        start.EVERY_STEP: str(int(every_step)),
+        start.LOG_TO: ",".join(log_to),
     }
     if module:
         words = [*_python(), "-m", program, *arguments]

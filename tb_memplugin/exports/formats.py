@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tb_memplugin.analysis.divisions import By
 from tb_memplugin.analysis.rules import Rules
-from tb_memplugin.exports import allocations_table, csv, html, json, perfetto, snapshot, speedscope
+from tb_memplugin.exports import csv, html, json, perfetto, snapshot, speedscope
 from tb_memplugin.trace import MemoryTrace
 
 
@@ -75,7 +75,7 @@ FORMATS = {
         "one row per allocation, for DuckDB and data frames",
         ".parquet",
         "application/vnd.apache.parquet",
-        lambda export: allocations_table.write_parquet(export.trace, export.path),
+        lambda export: csv.write_parquet(export.trace, export.path),
     ),
     "json": Format(
         "JSON",

@@ -19,7 +19,7 @@ from torch import nn
 from torch.profiler import ProfilerAction
 
 from tb_memplugin.callbacks.recorder import StepRecorder, Training
-from tb_memplugin.launch.settings import Settings
+from tb_memplugin.launch.start import Settings
 from tb_memplugin.record.arguments import referents
 from tb_memplugin.record.guard import Failed, Guard, call_all, guarded
 from tb_memplugin.record.history.allocators import allocators
@@ -28,7 +28,13 @@ from tb_memplugin.record.monitor import MemoryMonitor
 from tb_memplugin.record.oom import OomRecorder, record_on_oom
 from tb_memplugin.record.optimizer_hooks import StepHooks
 from tb_memplugin.record.storages_alive import instances_of
-from tb_memplugin.record.torch_private.modules import children_of, is_any_constructed, parameters_of
+from tb_memplugin.record.torch_private.modules import (
+    children_of,
+    is_any_constructed,
+    items_of,
+    modules_in,
+    parameters_of,
+)
 
 FIRST_STEPS = range(2, 5)
 """The steps of an optimizer to record: it has its state by then, and three show what grows."""
@@ -271,7 +277,7 @@ def models_alive() -> dict[str, nn.Module]:
 def _outermost() -> list[nn.Module]:
     """Return the modules of the program that are in no other module."""
     modules: list[nn.Module] = instances_of(nn.Module)
-    inner = {id(child) for module in modules for child in _children(module)}
+    inner = {id(child) for module in modules for child in children_of(module).values()}
     return [module for module in modules if id(module) not in inner]
 
 
@@ -290,22 +296,12 @@ def _by_name(outermost: Sequence[nn.Module]) -> dict[str, nn.Module]:
     return models
 
 
-def _children(module: nn.Module) -> Iterable[nn.Module]:
-    children: Iterable[nn.Module | None] = children_of(module).values()
-    return [child for child in children if child is not None]
-
-
 def _parameters(module: nn.Module) -> Iterator[int]:
     """Yield the ids of all parameters in a module and the modules in it. No method of theirs is called."""
-    pending, visited = [module], set[int]()
-    while pending:
-        current = pending.pop()
-        if id(current) not in visited:
-            visited.add(id(current))
-            yield from (
-                id(parameter) for parameter in parameters_of(current).values() if parameter is not None
-            )
-            pending += _children(current)
+    for _, inner in modules_in(module):
+        for _, parameter in items_of(parameters_of(inner)):
+            if parameter is not None:
+                yield id(parameter)
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.read.by_size import addresses_by_size
 from tb_memplugin.read.faults import Tally, notes_on
+from tb_memplugin.read.tables import addresses_by_size
 from tb_memplugin.trace import (
     Category,
     Counter,

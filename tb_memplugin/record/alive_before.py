@@ -1,20 +1,29 @@
-"""Find and name what is alive when a recording begins: all that Python, or autograd's graph, can reach."""
+"""Find and name what is alive when a recording begins: all that Python, or autograd's graph, can reach.
+
+What a window leaves alive is kept for the next one, which knows its blocks again. Of the buckets in which
+`DistributedDataParallel` reduces gradients, torch tells only the sizes.
+"""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tb_memplugin.record.exact_cpu.counting import is_counting
-from tb_memplugin.record.storages import allocated_by_torch, memory_of
+from tb_memplugin.record.modules import ModuleNames
+from tb_memplugin.record.storages import allocated_by_torch, memory_of, storages
 from tb_memplugin.record.storages_alive import (
     is_leaf,
     node_of,
@@ -22,12 +31,13 @@ from tb_memplugin.record.storages_alive import (
     storages_alive,
     storages_behind,
     tensors_alive,
+    young_storages_alive,
 )
 from tb_memplugin.record.tensor_metadata import Dense, dense
 from tb_memplugin.record.tensors_inside import held_by
 from tb_memplugin.record.torch_private.autograd import saved_names
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
-from tb_memplugin.record.torch_private.modules import MODULE_TABLES
+from tb_memplugin.record.torch_private.modules import MODULE_TABLES, bucket_figures, modules_in, parameters_in
 from tb_memplugin.record.torch_private.tensors import (
     grad_of,
     is_nested,
@@ -36,7 +46,8 @@ from tb_memplugin.record.torch_private.tensors import (
     storage_key,
     untyped_storage,
 )
-from tb_memplugin.trace import Category, Note
+from tb_memplugin.trace import Category, MemoryTrace, Note
+from tb_memplugin.trace.tables import code_mask
 
 MOST_NODES = 200_000
 """The largest number of autograd nodes that are looked at."""
@@ -264,3 +275,132 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
             yield (f"[{key!r}]" if type(key) in (str, int) else "[…]"), inner
         elif type(key) is str:
             yield f".{key}", inner
+
+
+def buckets_alive(models: Mapping[str, nn.Module], names: ModuleNames) -> list[tuple[int, int]]:
+    """Return (module row, bytes) of every bucket of the models that is alive and out of Python's reach.
+
+    Where gradients are views of their bucket, Python reaches it by them, unless there are none now.
+    """
+    buckets = bucket_sizes(models, names, rebuilt_only=True)
+    gradients = (
+        gradient
+        for model in models.values()
+        for parameter in parameters_in(model)
+        if (gradient := grad_of(parameter)) is not None
+    )
+    reached = Counter(
+        {
+            storage_address(storage): storage.nbytes()
+            for gradient in gradients
+            for storage, _ in storages(gradient)
+        }.values()
+    )
+    alive = []
+    for row, size in buckets:
+        if reached[size]:
+            reached[size] -= 1
+        else:
+            alive.append((row, size))
+    return alive
+
+
+def bucket_sizes(
+    models: Mapping[str, nn.Module], names: ModuleNames, *, rebuilt_only: bool = False
+) -> list[tuple[int, int]]:
+    """Return (module row, bytes) of every bucket of the models.
+
+    In its second iteration, `DistributedDataParallel` makes its buckets again in another order. Both are
+    returned, since NCCL holds the first ones for some time after that; with `rebuilt_only`, the new ones
+    where there are any.
+    """
+    buckets = []
+    for model in models.values():
+        for _, module in modules_in(model):
+            if isinstance(module, DistributedDataParallel):
+                logging_data = bucket_figures(module)
+                texts = [str(logging_data.get(key, "")) for key in ("bucket_sizes", "rebuilt_bucket_sizes")]
+                if rebuilt_only:
+                    texts = [text for text in texts if text.strip()][-1:]
+                row = names.row_of.get(id(module), -1)
+                buckets += [(row, int(size)) for text in texts for size in text.split(",") if size.strip()]
+    return buckets
+
+
+SMALLEST_SHARE = 0.001
+"""The share of the live bytes from which on the program's objects are searched for their storages."""
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedBlock:
+    """A block's category, the key of its module and its label."""
+
+    category: Category
+    module: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedBlocks:
+    """The blocks by their storages, which are held weakly: a later storage at the same address is another.
+
+    `unreached` has the bytes of the CPU's other blocks by (device name, address): Python did not have them.
+    """
+
+    _blocks: dict[int, tuple[weakref.ref[torch.UntypedStorage], CarriedBlock]] = field(default_factory=dict)
+    unreached: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trace: MemoryTrace, before: CarriedBlocks) -> CarriedBlocks:
+        """Return the blocks alive at the end of a trace that was just recorded, where Python has them.
+
+        Models and optimizers tell in each window what they hold, so what they hold is left out. Objects
+        that Python created last are searched first, and no more once less than `SMALLEST_SHARE` of the live
+        bytes is left to find; then none is `unreached`.
+
+        Args:
+            before: what the window before left.
+        """
+        carried = cls({key: kept for key, kept in before._blocks.items() if kept[0]() is not None})
+        blocks = trace.allocations
+        alive = blocks.freed >= len(trace.events)
+        rows = np.flatnonzero(alive & (blocks.born >= 0) & ~_IS_HELD[blocks.category])
+        small = SMALLEST_SHARE * blocks.bytes[alive].sum()
+        keys = zip(
+            [trace.devices[number].name for number in blocks.device[rows].tolist()],
+            blocks.address[rows].tolist(),
+            strict=True,
+        )
+        row_of = dict(zip(keys, rows.tolist(), strict=True))
+        for search in (young_storages_alive, partial(storages_alive, of_gradients=False)):
+            if blocks.bytes[list(row_of.values())].sum() <= small:
+                break
+            for storage in search():
+                row = row_of.pop((memory_of(storage), storage_address(storage)), None)
+                if row is not None:
+                    carried._blocks[storage_key(storage)] = weakref.ref(storage), _block(trace, row)
+        used = set(trace.events.address.tolist())
+        carried.unreached.update((key, size) for key, size in before.unreached.items() if key[1] not in used)
+        if blocks.bytes[list(row_of.values())].sum() > small:
+            carried.unreached.update(
+                (key, int(blocks.bytes[row])) for key, row in row_of.items() if key[0] == "cpu"
+            )
+        return carried
+
+    def get(self, storage: torch.UntypedStorage) -> CarriedBlock | None:
+        """Return what a storage was in the window before, None if it was not alive there."""
+        reference, block = self._blocks.get(storage_key(storage), (None, None))
+        return block if reference is not None and reference() is storage else None
+
+
+def _block(trace: MemoryTrace, row: int) -> CarriedBlock:
+    blocks = trace.allocations
+    label, module = int(blocks.label[row]), int(blocks.module[row])
+    return CarriedBlock(
+        Category(int(blocks.category[row])),
+        trace.modules[module].key if module >= 0 else "",
+        trace.labels[label] if label >= 0 else "",
+    )
+
+
+_IS_HELD = code_mask((Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE))

@@ -13,7 +13,7 @@ from itertools import repeat
 from operator import itemgetter
 from threading import get_ident
 from time import time_ns
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -36,6 +36,9 @@ from tb_memplugin.record.torch_private.modules import (
     parameters_of,
 )
 from tb_memplugin.trace import Module
+
+if TYPE_CHECKING:
+    from tb_memplugin.record.storages import OuterCalls
 
 
 def clean_name(fqn: str) -> str:
@@ -134,16 +137,6 @@ Crossing = tuple[int, int, int, int]
 """(epoch ns, row of the entered module or -1 - row of the left one, sequence number, thread ident)"""
 
 
-class SeesOuterCalls(Protocol):
-    """Is told of the calls that are within no other on their thread."""
-
-    def entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        """Receive the module and the arguments of a call that begins."""
-
-    def left(self) -> object:
-        """Be told that the call ends."""
-
-
 OuterResult = Callable[[Any], object]
 """Called with the result of such a call, if it ran on another thread than `start`."""
 
@@ -156,7 +149,7 @@ class ModuleRecorder:
 
     def __init__(self, *, scripted: bool = False) -> None:
         self._scripted = scripted
-        self._outer_calls: SeesOuterCalls | None = None
+        self._outer_calls: OuterCalls | None = None
         self._outer_result: OuterResult | None = None
         self._failed: Failed | None = None
         self._module_calls = ModuleCalls()
@@ -169,7 +162,7 @@ class ModuleRecorder:
         self,
         models: Mapping[str, nn.Module],
         names: ModuleNames,
-        outer_calls: SeesOuterCalls | None = None,
+        outer_calls: OuterCalls | None = None,
         outer_result: OuterResult | None = None,
         failed: Failed = UNOWNED.end,
     ) -> None:

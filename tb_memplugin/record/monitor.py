@@ -17,7 +17,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.record.arguments import default_worker_name
 from tb_memplugin.record.guard import Ending, Guard, call_all, guarded
-from tb_memplugin.record.steps.devices import counters_of
+from tb_memplugin.record.steps.counters import counters_of
 from tb_memplugin.record.steps.recording import (
     Allowance,
     DeviceStep,

@@ -2,13 +2,19 @@
 
 A sighting notes that at some time the storage at some address was, for example, the gradient of a parameter.
 Matched with the allocations of the trace, it identifies them exactly, even after they are freed.
+
+See what enters the outermost module calls from outside, and what these calls write to.
+
+No operator runs for that: a tensor counts how often it was written to, because autograd needs that. The count
+is that of the tensor and all its views, but not of `tensor.data`. Tensors made in inference mode have none.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from time import time_ns
@@ -21,6 +27,7 @@ from torch import nn
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.tensor_metadata import dense, metadata_of
 from tb_memplugin.record.tensors_inside import held_by, isinstance_of, tensors_in
+from tb_memplugin.record.torch_private.dispatch import tracing_state, without_torch_functions
 from tb_memplugin.record.torch_private.modules import buffers_in, parameters_in
 from tb_memplugin.record.torch_private.profiler import record_operators
 from tb_memplugin.record.torch_private.tensors import (
@@ -39,6 +46,7 @@ from tb_memplugin.record.torch_private.tensors import (
     version_of,
 )
 from tb_memplugin.trace import Allocations, Category, Note, TensorMetadata
+from tb_memplugin.trace.labels import INPUT_OF
 from tb_memplugin.trace.replay import blocks_at
 from tb_memplugin.trace.tables import Int64
 
@@ -51,7 +59,8 @@ OF_NO_PARAMETER = (-1, "optimizer")
 MOST_INSIDE = 100
 """How many attributes of a tensor that wraps others are looked at."""
 _KNOWN_ATTRIBUTES = frozenset({"state", "param_groups", "defaults"})
-_WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
+WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
+"""Classes whose objects hold none."""
 
 
 class StorageReference(weakref.ref[torch.UntypedStorage]):
@@ -259,7 +268,7 @@ def state_beside(
     holders: list[tuple[Any, str, object]] = []
     own = object.__getattribute__(optimizer, "__dict__")
     for name, value in tuple(own.items()):
-        if name in _KNOWN_ATTRIBUTES or type(value) in _WITHOUT_TENSORS:
+        if name in _KNOWN_ATTRIBUTES or type(value) in WITHOUT_TENSORS:
             continue
         pairs = tuple(value.items()) if type(value) is dict else ((None, value),)
         holders += [(key, name, inner) for key, inner in pairs]
@@ -267,7 +276,7 @@ def state_beside(
         holders += [(None, str(name), value) for name, value in group.items() if name != "params"]
     owned = []
     for key, name, value in holders:
-        if type(value) not in _WITHOUT_TENSORS:
+        if type(value) not in WITHOUT_TENSORS:
             module, label = owners.get(id(key), OF_NO_PARAMETER)
             owned += [
                 (tensor, (module, f"{label} ({name})"))
@@ -378,3 +387,74 @@ def dtypes_of(
     """Return the same properties for the current tensors of models and optimizers."""
     states = (optimizer_storages(optimizer, names) for optimizer in optimizers)
     return dtype_properties(sight(chain(model_storages(models, names), *states)))
+
+
+See = Callable[[list[Sighting], list[torch.UntypedStorage]], object]
+"""Called with sightings of category `INPUT`, and the storage of each, which must not be kept."""
+
+
+_referent = weakref.ref.__call__
+
+
+class OuterCalls:
+    """Tells which tensors enter outermost module calls, and when the call ends, which of them it wrote to.
+
+    Tensors are held weakly. May be used on several threads. If a profile records stacks, each Python call
+    here is an event in the user's own profile, so the counts of all tensors are read in one.
+
+    Args:
+        see: is called with the tensors' storages, on the thread of the call.
+    """
+
+    def __init__(self, names: ModuleNames, see: See) -> None:
+        self._names, self._see = names, see
+        self._here = _CallInputs()
+
+    def entered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the tensors among the arguments of a call that is within no other."""
+        here = self._here
+        here.references = []
+        if tracing_state() is not None:
+            return
+        row = self._names.row_of.get(id(module), -1)
+        here.label = INPUT_OF + (self._names.modules[row].name if row >= 0 else type(module).__name__)
+        tensors = list(tensors_in((args, kwargs)))
+        with without_torch_functions():
+            here.versions = versions_of(tensors)
+            here.references = list(map(weakref.ref, tensors))
+            self._report(tensors, here.versions, ends_call=False)
+
+    def left(self) -> None:
+        """Note the tensors that the call which ends has written to."""
+        here = self._here
+        references, here.references = here.references, []
+        alive = [
+            (tensor, version)
+            for tensor, version in zip(map(_referent, references), here.versions, strict=False)
+            if tensor is not None
+        ]
+        with without_torch_functions():
+            now = versions_of([tensor for tensor, _ in alive])
+            written = [
+                (tensor, after)
+                for (tensor, before), after in zip(alive, now, strict=True)
+                if after > before >= 0
+            ]
+            if written:
+                tensors, versions = zip(*written, strict=True)
+                self._report(tensors, versions, ends_call=True)
+
+    def _report(self, tensors: Sequence[torch.Tensor], versions: Sequence[int], *, ends_call: bool) -> None:
+        kept: list[torch.UntypedStorage] = []
+        label = self._here.label
+        purposes = ((tensor, Category.INPUT, -1, label) for tensor in tensors)
+        self._see(sight(purposes, keep=kept, versions=versions, ends_call=ends_call), kept)
+
+
+class _CallInputs(threading.local):
+    """What entered the outermost call of this thread: tensors, and how often each had been written to."""
+
+    def __init__(self) -> None:
+        self.label = ""
+        self.references: list[weakref.ref[torch.Tensor]] = []
+        self.versions: list[int] = []

@@ -28,6 +28,7 @@ from torch import nn
 
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.record.storages import storages
+from tb_memplugin.record.tensors_inside import subclasses
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.modules import ScriptedModule, tensors_of_scripted
 from tb_memplugin.record.torch_private.tensors import (
@@ -196,14 +197,11 @@ def _classes() -> list[type]:
     tensors or have no memory, are left out. A compiler keeps fake tensors alive: they are no news to tell.
     """
     kinds: dict[int, type] = {}
-    pending: list[type] = [torch.Tensor]
-    while pending:
-        kind = pending.pop()
+    for kind in subclasses(torch.Tensor):
         module = _module_of(kind)  # read past its metaclass, which may be the program's
         is_torchs = type(module) is str and module.startswith("torch.")
         if kind is torch.Tensor or kind is nn.Parameter or not is_torchs:
             kinds[id(kind)] = kind
-        pending += type.__subclasses__(kind)
     return list(kinds.values())
 
 
@@ -260,12 +258,7 @@ def instances_of(kind: type) -> list[Any]:
     All objects of the program are asked for their classes within one call into C, so that no other thread
     meets a tuple that it is still building (see `_tensors`).
     """
-    kinds, pending = dict[int, type](), [kind]
-    while pending:
-        current = pending.pop()
-        if _address(current) not in kinds:
-            kinds[_address(current)] = current
-            pending += type.__subclasses__(current)
+    kinds = {_address(current): current for current in subclasses(kind)}
     used = kinds.keys() & set(map(_address, map(type, chain.from_iterable(starmap(gc.get_objects, [()])))))
     classes = list(map(kinds.__getitem__, used))
     return list(_of(classes, chain.from_iterable(starmap(gc.get_referrers, [classes]))))

@@ -67,6 +67,15 @@ def _derives(kind: type, base: type) -> bool:
     return any(other is base for other in _mro(kind))
 
 
+def subclasses(kind: type) -> Iterator[type]:
+    """Yield a class and all made from it, one with several bases several times. No metaclass is asked."""
+    pending = [kind]
+    while pending:
+        current = pending.pop()
+        yield current
+        pending += type.__subclasses__(current)
+
+
 def _may_hold(kind: type) -> bool:
     if id(kind) in _CONTAINER_OF or kind is SimpleNamespace:
         return True

@@ -100,9 +100,9 @@ class MemoryTrace(Tabular):
         return f"<MemoryTrace of {self.source!r}: {len(self.events):,} events on {devices}>"
 
     def columns(self) -> dict[str, Column]:
-        """Return the allocations, one a row: see `exports.allocations_table`."""
+        """Return the allocations, one a row: see `exports.csv`."""
         # By name: lines and divisions are told by the analyses, which stand above the trace.
-        columns: dict[str, Column] = import_module("tb_memplugin.exports.allocations_table").columns(self)
+        columns: dict[str, Column] = import_module("tb_memplugin.exports.csv").columns(self)
         return columns
 
     @cached_property

@@ -33,7 +33,7 @@ from tb_memplugin import (
 )
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.launch.recorder import ProgramRecorder
-from tb_memplugin.launch.settings import Settings
+from tb_memplugin.launch.start import Settings
 
 Models = Mapping[str, nn.Module]
 Optimizers = list[torch.optim.Optimizer]

@@ -10,8 +10,8 @@ import pytest
 
 from tb_memplugin import MemPluginError
 from tb_memplugin.commands import main
-from tb_memplugin.dryrun import compare
-from tb_memplugin.dryrun.compare import Difference, compare_engines
+from tb_memplugin.dryrun import engine as engines
+from tb_memplugin.dryrun.engine import Difference, compare_engines
 from tb_memplugin.estimate.answer.script import Program, read_program
 from tb_memplugin.estimate.answer.step_estimate import StepEstimate, estimate_program
 from tb_memplugin.estimate.gpu_spec import GpuSpec
@@ -45,7 +45,7 @@ def product(tmp_path: Path) -> str:
 
 @pytest.mark.skipif(not keeps_workspaces(), reason="PyTorch 2.15 keeps no workspace")
 def test_differences_are_named_in_bytes(product: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compare.ENGINES, "runtime", as_an_a100)
+    monkeypatch.setitem(engines.ENGINES, "runtime", as_an_a100)
     comparison = compare_engines(read_program([product]), GpuSpec.named("h100"))
     # Two matrices of 4 MiB, and the workspace of the product.
     allocated = Difference("peak", "allocated", 8 * MIB + LARGE_WORKSPACE, 8 * MIB + WORKSPACE)
@@ -60,7 +60,7 @@ def test_differences_are_named_in_bytes(product: str, monkeypatch: pytest.Monkey
 
 
 def test_engines_that_agree_have_no_differences(product: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compare.ENGINES, "runtime", estimate_program)
+    monkeypatch.setitem(engines.ENGINES, "runtime", estimate_program)
     result = CliRunner().invoke(main, ["estimate", "--check", "--", "python", product])
     assert result.exit_code == 0, result.output
     assert "Both engines agree, to the byte, also in forward, backward and optimizer." in result.output
@@ -69,7 +69,7 @@ def test_engines_that_agree_have_no_differences(product: str, monkeypatch: pytes
 def test_an_engine_that_cannot_run_it_leaves_the_other_ones_figures(
     product: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(compare.ENGINES, "runtime", failing)
+    monkeypatch.setitem(engines.ENGINES, "runtime", failing)
     result = CliRunner().invoke(main, ["estimate", "--check", "--json", "--", "python", product])
     said = json.loads(result.stdout)
     assert said["errors"] == {"runtime": "It does not run here."}
@@ -79,7 +79,7 @@ def test_an_engine_that_cannot_run_it_leaves_the_other_ones_figures(
 
 
 def test_a_program_that_no_engine_runs_is_an_error(product: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for engine in compare.ENGINES:
-        monkeypatch.setitem(compare.ENGINES, engine, failing)
+    for engine in engines.ENGINES:
+        monkeypatch.setitem(engines.ENGINES, engine, failing)
     with pytest.raises(MemPluginError, match="It does not run here"):
         compare_engines(read_program([product]), GpuSpec.named("h100"))

@@ -28,7 +28,7 @@ class ReportSession(Session):
         "record/tracer/recording.py:see_memory",
         "record/tracer/recording.py:_get_rng_state",
         "record/tracer/recording.py:_report",
-        "record/iterations/watch.py:note",
+        "record/iterations/figures.py:note",
     )
     second_warning = (  # the folder stays claimed, another one is used
         "store/worker_folder.py:__init__",

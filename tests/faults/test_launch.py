@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tb_memplugin.launch.recorder import ProgramRecorder
-from tb_memplugin.launch.settings import Settings
+from tb_memplugin.launch.start import Settings
 from tests.faults.sweep import Session, Training, sweep
 from tests.faults.test_callbacks import RecorderSession
 from tests.faults.test_handler import WRITTEN, prepare

@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from tb_memplugin import IterationReport
-from tb_memplugin.record.iterations import watch
+from tb_memplugin.record.iterations import figures as iteration_figures
 from tb_memplugin.record.iterations.weights import named_weights, size_of
 from tb_memplugin.trace import Category
 
@@ -162,7 +162,7 @@ def figures(make: Callable[[], nn.Module], step: Step) -> tuple[object, ...]:
     model = make()
     seen = []
 
-    class Watch(watch.IterationWatch):
+    class Watch(iteration_figures.IterationWatch):
         def end(self, *args):
             seen.append(super().end(*args))
             return seen[-1]
@@ -192,7 +192,7 @@ PAIRS = [
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
 def test_they_are_those_that_hooks_see(make, step, monkeypatch):
     found = figures(make, step)
-    monkeypatch.setattr(watch, "NewGradients", Hooked)
+    monkeypatch.setattr(iteration_figures, "NewGradients", Hooked)
     expected = figures(make, step)
     assert found == expected
 

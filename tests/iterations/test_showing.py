@@ -12,9 +12,8 @@ from rich.console import Console
 from torch import nn
 
 from tb_memplugin import IterationReport, MemPluginError
-from tb_memplugin.record.iterations.figures import iteration_memory
+from tb_memplugin.record.iterations.figures import Observation, iteration_memory
 from tb_memplugin.record.iterations.report import ITERATION_COLUMNS, WEIGHT_COLUMNS, IterationCsv, show, size
-from tb_memplugin.record.iterations.watch import Observation
 from tb_memplugin.record.steps.counters import Reading
 
 

@@ -13,9 +13,8 @@ from torch import nn
 from torch.utils import _python_dispatch as dispatch
 
 from tb_memplugin import IterationReport
-from tb_memplugin.record.iterations.figures import iteration_memory
+from tb_memplugin.record.iterations.figures import Observation, iteration_memory
 from tb_memplugin.record.iterations.report import IterationCsv
-from tb_memplugin.record.iterations.watch import Observation
 from tb_memplugin.record.steps.counters import Reading
 from tests import full_disk
 

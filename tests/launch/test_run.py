@@ -17,7 +17,7 @@ import pytest
 
 from tb_memplugin.analysis import peak
 from tb_memplugin.analysis.account import account_line, accounts
-from tb_memplugin.launch.settings import run_name
+from tb_memplugin.launch.start import run_name
 from tb_memplugin.store.reader import Recordings, full_summary, load_window, read_recordings
 from tb_memplugin.trace import Phase
 

@@ -11,10 +11,10 @@ from tb_memplugin.analysis.account import account_line, accounts
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.record.history.merge import merge_snapshot
 from tb_memplugin.record.modules import ModuleNames
-from tb_memplugin.record.profiler import allocator_levels
-from tb_memplugin.record.profiler.allocator_levels import Level, highest_between
 from tb_memplugin.record.profiler.counters import counter_readings
 from tb_memplugin.record.profiler.window import Window
+from tb_memplugin.record.whole_device import card
+from tb_memplugin.record.whole_device.card import Level, highest_between
 from tb_memplugin.trace import Cause, Counter, CounterReading, Moment
 from tests.read.kineto.test_trace import loaded, memory
 from tests.record.history.test_merge import PROFILE, STORY, history
@@ -73,12 +73,12 @@ def test_levels_are_read_of_each_device_in_use(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_memoryStats", lambda index: stats, raising=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert allocator_levels.allocator_levels() == {
+    assert card.allocator_levels() == {
         ("cuda:0", Counter.ALLOCATED): Level(5, 9),
         ("cuda:1", Counter.ALLOCATED): Level(5, 9),
     }
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert allocator_levels.allocator_levels() == {}
+    assert card.allocator_levels() == {}
 
 
 @pytest.mark.parametrize(("counted", "missing"), [(5, 0), (6, 1), (None, None)])

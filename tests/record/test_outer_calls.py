@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder
-from tb_memplugin.record.outer_calls import OuterCalls
 from tb_memplugin.record.provenance import written_in_calls
-from tb_memplugin.record.storages import Sighting
+from tb_memplugin.record.storages import OuterCalls, Sighting
 from tb_memplugin.trace import Category
 
 

@@ -38,8 +38,7 @@ from tb_memplugin.estimate.libraries.plugins import Plugin
 from tb_memplugin.estimate.program.named_errors import by_name
 from tb_memplugin.estimate.run.chosen import chosen
 from tb_memplugin.estimate.run.correction import Target
-from tb_memplugin.estimate.run.fake_recording import FakeRecording
-from tb_memplugin.estimate.run.fake_trace import trace_of
+from tb_memplugin.estimate.run.fake_recording import FakeRecording, trace_of
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.record.arguments import Optimizers, checked_optimizers
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings, not_followed

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from tb_memplugin.errors import UnreadableFileError
-from tb_memplugin.read.by_size import addresses_by_size
 from tb_memplugin.read.faults import Faults, Tally
 from tb_memplugin.read.kineto.fields import Column, time_column, whole_column
 from tb_memplugin.read.shared_memory import SHARED, in_shared_memory
+from tb_memplugin.read.tables import addresses_by_size
 from tb_memplugin.trace.tables import MOST_BYTES, Bool, Int64, UInt8, UInt64
 
 DEVICE_TYPES = [

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tb_memplugin.read.layers.backward import ACCUMULATE, BETWEEN, SUM, Meaning
+from tb_memplugin.read.layers.backward import ACCUMULATE, BETWEEN, SUM, Meaning, surely_common
 from tb_memplugin.read.layers.calls import Call
 from tb_memplugin.read.layers.frames import Frames, PythonFrame, Role
-from tb_memplugin.read.layers.matching import surely_common
 from tb_memplugin.read.layers.source_text import NOT_KNOWN
 from tb_memplugin.trace import Category, Kind, MemoryTrace
 from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8

@@ -42,25 +42,6 @@ _PROBE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """What is counted since counting began, on all threads.
-
-    Attributes:
-        live_bytes, peak_bytes, live_blocks: blocks of torch's CPU allocator, in requested bytes.
-        unknown_frees, unknown_bytes: frees of blocks of 256 bytes or more that were allocated before, and
-            what malloc can use of them.
-        lost: calls that could not be counted, 0 if all is exact.
-    """
-
-    live_bytes: int
-    peak_bytes: int
-    live_blocks: int
-    unknown_frees: int
-    unknown_bytes: int
-    lost: int
-
-
-@dataclass(frozen=True, slots=True)
 class CountedCalls:
     """What was counted in a window.
 
@@ -156,11 +137,6 @@ def _sees_a_tensor(library: ctypes.CDLL) -> bool:
     return is_seen and not probe_is_live()
 
 
-def figures() -> Figures:
-    """Return what is counted now. Counting must have begun."""
-    return Figures(*_figures(_library()))
-
-
 def begin_window() -> CountedWindow:
     """Begin a window. Counting must have begun. Windows may overlap."""
     return CountedWindow()
@@ -218,6 +194,7 @@ def _keep_peaks(library: ctypes.CDLL) -> None:
 
 
 def _figures(library: ctypes.CDLL) -> list[int]:
+    """Return what is counted since counting began, as `tbm_figures` of the library orders it."""
     values = (ctypes.c_int64 * 6)()
     library.tbm_figures(values)
     return list(values)

@@ -1,7 +1,6 @@
 """`IterationReport`: memory iteration by iteration, in the console, in CSV files and in the Memory tab.
 
-`report` has the public class and shows results; `watch` observes one iteration; `weights` computes bytes by
-weight, `figures` the results.
+`report` has the public class and shows results; `weights` computes bytes by weight, `figures` the results.
 """
 
 from __future__ import annotations

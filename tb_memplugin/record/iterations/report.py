@@ -37,8 +37,15 @@ from tb_memplugin.record.arguments import (
     referents,
 )
 from tb_memplugin.record.guard import Ending, Guard, call_all, guarded
-from tb_memplugin.record.iterations.figures import PARTS, IterationMemory, TracedMemory, iteration_memory
-from tb_memplugin.record.iterations.watch import IterationWatch, Observation, compiled_modules
+from tb_memplugin.record.iterations.figures import (
+    PARTS,
+    IterationMemory,
+    IterationWatch,
+    Observation,
+    TracedMemory,
+    compiled_modules,
+    iteration_memory,
+)
 from tb_memplugin.record.iterations.weights import WeightMemory
 from tb_memplugin.record.module_calls import ModuleCalls
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions

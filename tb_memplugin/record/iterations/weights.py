@@ -23,9 +23,9 @@ from torch.nn.parameter import is_lazy
 from tb_memplugin.record.guard import UNOWNED, Guard
 from tb_memplugin.record.modules import clean_name
 from tb_memplugin.record.storage_lifetimes import Block, Buffer
-from tb_memplugin.record.storages import storages
+from tb_memplugin.record.storages import Sighting, storages
 from tb_memplugin.record.storages_alive import is_leaf
-from tb_memplugin.record.tensors_inside import isinstance_of, tensors_in
+from tb_memplugin.record.tensors_inside import isinstance_of
 from tb_memplugin.record.torch_private.modules import items_of, modules_in, parameters_of
 from tb_memplugin.record.torch_private.tensors import (
     device_of,
@@ -68,15 +68,13 @@ class IterationRecording(StorageRecording):
                 block.category, block.label = Category.GRADIENT, _label(name)
                 block.module = row if row >= 0 else block.module
 
-    def record_inputs(self, inputs: Any) -> None:
-        """Record what the model is called with as inputs, unless it has another category already."""
-        ledger = self.recorded.ledger
-        if not self.layers.on:
-            return
-        with ledger.lock:
-            for block in ledger.blocks_of(self._mine(tensors_in(inputs)), late=True):
+    def _saw_inputs(self, sightings: list[Sighting], storages_seen: list[torch.UntypedStorage]) -> None:
+        """See `StorageRecording`. What no operator of a watched thread made, counts from here on."""
+        with self.recorded.ledger.lock:
+            for block in self.recorded.ledger.blocks_of(filter(self._is_mine, storages_seen), late=True):
                 if block.category is Category.UNKNOWN and block.phase in (Phase.BEFORE, Phase.OTHER):
                     block.category = Category.INPUT
+        super()._saw_inputs(sightings, storages_seen)
 
 
 def _label(name: str) -> str:

@@ -7,9 +7,9 @@ from operator import itemgetter
 
 import numpy as np
 
-from tb_memplugin.record.profiler.allocator_levels import COUNTERS, highest_between
 from tb_memplugin.record.profiler.memory_events import MemoryEvents, misses
 from tb_memplugin.record.profiler.window import Window
+from tb_memplugin.record.whole_device.card import COUNTERS, highest_between
 from tb_memplugin.trace import Cause, Counter, CounterReading, Moment
 
 

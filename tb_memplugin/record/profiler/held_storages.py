@@ -21,6 +21,7 @@ from torch import nn
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.storages import (
     OF_NO_PARAMETER,
+    WITHOUT_TENSORS,
     Sighting,
     model_storages,
     optimizer_parameters,
@@ -38,7 +39,6 @@ Owner = tuple[int, str]
 """(owning module's row, label)"""
 
 _ONE_STORAGE = frozenset((torch.Tensor, nn.Parameter, nn.Buffer))
-_WITHOUT_TENSORS = frozenset((int, float, bool, str, type(None)))
 _NOBODY: Owner = (-1, "")
 _alive = weakref.ref.__call__
 
@@ -263,7 +263,7 @@ class HeldByOptimizer:
             return [sight(optimizer_storages(optimizer, self._names))]
         kinds = set(map(type, [value for value, _ in values])) - _ONE_STORAGE
         wrapping = {kind for kind in kinds if issubclass(kind, torch.Tensor)}
-        nested = kinds - wrapping - _WITHOUT_TENSORS
+        nested = kinds - wrapping - WITHOUT_TENSORS
         plain = [(value, owner) for value, owner in values if type(value) in _ONE_STORAGE]
         if nested:
             plain += [

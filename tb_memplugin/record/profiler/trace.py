@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
@@ -16,11 +16,10 @@ import torch
 from tb_memplugin.analysis.units import counted
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.read.annotations import annotations_of
+from tb_memplugin.read.categories import Born, by_lifetime, workspaces
 from tb_memplugin.read.python_frames import note_on_cut
 from tb_memplugin.read.tables import Names
 from tb_memplugin.record.profiler.attribution import Attribution, Logged, attribute, main_thread
-from tb_memplugin.record.profiler.categories import categorised
-from tb_memplugin.record.profiler.communication_frees import with_communication_frees
 from tb_memplugin.record.profiler.counters import counter_readings
 from tb_memplugin.record.profiler.memory_events import (
     MemoryEvents,
@@ -30,18 +29,17 @@ from tb_memplugin.record.profiler.memory_events import (
     with_events_outside,
 )
 from tb_memplugin.record.profiler.node_owners import forward_threads
-from tb_memplugin.record.profiler.operator_tensors import OperatorTensors
 from tb_memplugin.record.profiler.roles import STEP_PREFIX, Role
 from tb_memplugin.record.profiler.stacks import ProfiledStacks, stacks_of
 from tb_memplugin.record.profiler.start_state import start_state
 from tb_memplugin.record.profiler.tree import walk
 from tb_memplugin.record.profiler.tree_columns import ProfilerTree
 from tb_memplugin.record.profiler.window import Window
-from tb_memplugin.record.provenance import with_later_names
+from tb_memplugin.record.provenance import Provenance, find_owners_in_steps, with_later_names
 from tb_memplugin.record.storages import dtype_properties, match_sightings
-from tb_memplugin.record.tensor_metadata import seen_in, seen_tensors
+from tb_memplugin.record.tensor_metadata import OperatorTensors, seen_in, seen_tensors
 from tb_memplugin.record.torch_private.profiler import adjusts_timestamps
-from tb_memplugin.record.weight_copies import fqns, held_copies
+from tb_memplugin.record.weight_copies import fqns, held_copies, references
 from tb_memplugin.record.whole_device.window import whole_devices
 from tb_memplugin.trace import (
     Allocations,
@@ -52,6 +50,7 @@ from tb_memplugin.trace import (
     Kind,
     MemoryTrace,
     Note,
+    Reason,
     StartState,
     Step,
     TensorMetadata,
@@ -461,3 +460,109 @@ def _device(name: str) -> Device:
         properties = torch.cuda.get_device_properties(name)
         return Device(name, int(properties.total_memory), str(properties.name))
     return Device(name)
+
+
+def categorised(
+    bare: Events,
+    blocks: Allocations,
+    matched: Int64,
+    attribution: Attribution,
+    window: Window,
+    devices: tuple[str, ...],
+    labels: Names,
+) -> Events:
+    """Fill in categories, their reasons and labels, and owners of optimizer memory.
+
+    `matched` is, for each sighting of the window, the number of the alloc that it saw, negative for none.
+    """
+    fresh = slice(int(np.count_nonzero(blocks.born < 0)), None)
+    forever = np.iinfo(np.int64).max
+    rows = blocks.born[fresh]
+    born = Born(
+        time_ns=bare.time_ns[rows],
+        freed_ns=np.append(bare.time_ns, forever)[blocks.freed[fresh]],
+        device=blocks.device[fresh],
+        bytes=blocks.bytes[fresh],
+        phase=bare.phase[rows],
+        operator=bare.operator[rows],
+        operator_end_ns=attribution.operator_end_ns,
+        recomputing=attribution.recomputing,
+    )
+    names = attribution.operators.as_tuple()
+    category, reason = by_lifetime(born, attribution.phases, names, knows_optimizer=window.knows_optimizers)
+    category[attribution.communicating], reason[attribution.communicating] = (
+        Category.COMMUNICATION,
+        Reason.SHARDING,
+    )
+    by_size = workspaces(born, devices, names, window.stop_ns)
+    category[by_size], reason[by_size] = Category.WORKSPACE, Reason.SIZE
+    provenance = Provenance(
+        born=born,
+        phases=attribution.phases,
+        calls=attribution.calls,
+        owners=attribution.owners,
+        operators=names,
+        labels=labels,
+        category=category,
+        reason=reason,
+        label=np.full(len(rows), -1, np.int32),
+        module=bare.module[rows].copy(),
+    )
+    weights = references([*window.start, *window.sightings], fqns(window.names))
+    provenance.find(window.sightings, matched, weights)
+    find_owners_in_steps(provenance, window.optimizer_steps)
+    return provenance.filled_in(bare, rows)
+
+
+def with_communication_frees(
+    bare: Events, blocks: Allocations, attribution: Attribution, cpu: int, alive: Collection[int] | None
+) -> tuple[Events, Note | None]:
+    """Return the events with a free for each block of communication that another thread freed, and a note.
+
+    gloo's threads may drop the last reference to a buffer that they sent or received, which the profiler does
+    not see. Such a block would be counted until its address is used again, or for ever. The note is None if
+    there are none.
+
+    A block counts only until the operator ends that allocated it, so that no freed block is counted; the note
+    says how many bytes may be missing at a time.
+
+    Args:
+        cpu: the row of the CPU among the devices.
+        alive: the addresses of the storages that Python has at the end, None if they were not searched.
+    """
+    here = blocks.device[blocks.born >= 0] == cpu
+    rows = np.flatnonzero(blocks.born >= 0)[here]
+    communicating = np.isin(blocks.bytes[rows], blocks.bytes[rows[attribution.communicating[here]]])
+    kept = blocks.freed[rows] >= len(bare)
+    lost = ~kept & (bare.kind[np.minimum(blocks.freed[rows], len(bare) - 1)] == Kind.ALLOC)
+    if alive is not None:
+        lost |= kept & communicating & ~np.isin(blocks.address[rows], np.fromiter(alive, np.uint64))
+    if not lost.any():
+        return bare, None
+    born_ns = bare.time_ns[blocks.born[rows]]
+    ended_ns = np.append(bare.time_ns, bare.time_ns[-1])[blocks.freed[rows]]
+    end_ns = np.minimum(np.maximum(attribution.operator_end_ns[here], born_ns), ended_ns)[lost]
+    order = np.argsort(end_ns, kind="stable")
+    frees = events(
+        end_ns[order],
+        kind=np.full(len(end_ns), Kind.FREE_COMPLETED),
+        device=np.full(len(end_ns), cpu),
+        address=blocks.address[rows[lost]][order],
+        bytes=blocks.bytes[rows[lost]][order],
+    )
+    missing = _most_at_once(end_ns, ended_ns[lost], blocks.bytes[rows[lost]])
+    # At equal times the free comes after its own alloc and before the alloc that uses its address again.
+    return merged(bare, frees), Note(
+        "Freed by threads of the communication, at times that the profiler does not see: "
+        f"{counted(len(end_ns), 'block')}. They count only while the operator ran that allocated them, so "
+        f"that up to {missing:,} bytes may be missing at a time. Pass exact_cpu=True to see every free.",
+        "freed_by_communication",
+        missing,
+    )
+
+
+def _most_at_once(begin: Int64, end: Int64, size: Int64) -> int:
+    """Return the most bytes of ranges of time that overlap."""
+    times = np.concatenate((begin, end))
+    order = np.lexsort((np.concatenate((size, -size)), times))
+    return int(np.cumsum(np.concatenate((size, -size))[order]).max(initial=0))

@@ -14,7 +14,6 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tb_memplugin.record.profiler.operator_tensors import OperatorTensors
 from tb_memplugin.record.profiler.roles import NODE_PREFIX, Role, role_of
 from tb_memplugin.record.profiler.tree_columns import (
     ProfilerTree,
@@ -24,6 +23,7 @@ from tb_memplugin.record.profiler.tree_columns import (
     pack_operator,
     pack_position,
 )
+from tb_memplugin.record.tensor_metadata import OperatorTensors
 from tb_memplugin.record.torch_private.profiler import (
     CALLER,
     AllocationFields,

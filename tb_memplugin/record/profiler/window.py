@@ -22,16 +22,12 @@ import torch
 from torch import nn
 
 from tb_memplugin.read.collector import collector_at_rest
-from tb_memplugin.record.alive_before import alive_now
+from tb_memplugin.record.alive_before import CarriedBlocks, alive_now, bucket_sizes, buckets_alive
 from tb_memplugin.record.arguments import referents
 from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import Guard, guarded, is_of_signal, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, Newcomers
 from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks
-from tb_memplugin.record.outer_calls import OuterCalls
-from tb_memplugin.record.profiler.allocator_levels import Levels, allocator_levels
-from tb_memplugin.record.profiler.carried_blocks import CarriedBlocks
-from tb_memplugin.record.profiler.ddp_buckets import bucket_sizes, buckets_alive
 from tb_memplugin.record.profiler.held_storages import (
     HeldByModels,
     HeldByOptimizer,
@@ -41,6 +37,7 @@ from tb_memplugin.record.profiler.held_storages import (
 from tb_memplugin.record.profiler_windows import can_listen, listen
 from tb_memplugin.record.storages import (
     Freed,
+    OuterCalls,
     Purpose,
     Sighting,
     StorageReference,
@@ -59,7 +56,7 @@ from tb_memplugin.record.tensor_metadata import metadata_of
 from tb_memplugin.record.tensors_inside import tensors_in
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
-from tb_memplugin.record.whole_device.card import DEFAULT_POOL, pool_of
+from tb_memplugin.record.whole_device.card import DEFAULT_POOL, Levels, allocator_levels, pool_of
 from tb_memplugin.record.whole_device.window import WholeReading, read_whole
 from tb_memplugin.record.why_alive import with_holders
 from tb_memplugin.trace import Category, Counter, MemoryTrace, Note

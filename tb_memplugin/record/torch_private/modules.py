@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tb_memplugin.record.tensors_inside import subclasses
 from tb_memplugin.record.torch_private.table import TABLE, getter, name, private
 
 Tensors = dict[str, torch.Tensor | None]
@@ -179,10 +180,5 @@ _HOOKED = name(
 
 def is_any_constructed() -> bool:
     """Whether the process has, or had, an optimizer. No object is asked."""
-    pending = [torch.optim.Optimizer]
-    while pending:
-        optimizer = pending.pop()
-        if getattr(optimizer.step, _HOOKED, False):
-            return True
-        pending += type.__subclasses__(optimizer)
-    return False
+    kinds: Iterator[type[torch.optim.Optimizer]] = subclasses(torch.optim.Optimizer)
+    return any(getattr(kind.step, _HOOKED, False) for kind in kinds)

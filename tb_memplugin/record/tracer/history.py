@@ -37,7 +37,7 @@ from tb_memplugin.record.storages import dtypes_of
 from tb_memplugin.record.torch_private.modules import parameters_in
 from tb_memplugin.record.tracer.history_calls import HistoryCalls, result_of
 from tb_memplugin.record.tracer.layer_clock import LayerClock
-from tb_memplugin.record.tracer.results import NamedPhase, TracerResult
+from tb_memplugin.record.tracer.results import PhaseMemoryStats, TracerResult
 from tb_memplugin.trace import Category, MemoryTrace, Reason
 
 Levels = Callable[[], tuple[int, int]]
@@ -175,12 +175,12 @@ class HistoryRecording:
             self._is_on = False
             self._switch.off(self._allocator)
 
-    def begin_phase(self, name: str) -> NamedPhase:
+    def begin_phase(self, name: str) -> PhaseMemoryStats:
         """Begin a phase that the user named."""
         self._phases.append((time_ns(), name, False))
-        return NamedPhase(name)
+        return PhaseMemoryStats(name)
 
-    def end_phase(self, phase: NamedPhase) -> None:
+    def end_phase(self, phase: PhaseMemoryStats) -> None:
         """End a phase."""
         self._phases.append((time_ns(), phase.name, True))
 

@@ -21,7 +21,8 @@ from tb_memplugin.record.beside_compiler import not_compiled_alone
 from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry
 from tb_memplugin.record.history.allocators import Allocator
 from tb_memplugin.record.module_calls import Entered, Left
-from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, OuterResult, SeesOuterCalls
+from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, OuterResult
+from tb_memplugin.record.storages import OuterCalls
 from tb_memplugin.record.torch_private.autograd import (
     RUN_BACKWARD,
     current_graph_task,
@@ -91,7 +92,7 @@ class LayerClock(ModuleRecorder):
         self,
         models: Mapping[str, nn.Module],
         names: ModuleNames,
-        outer_calls: SeesOuterCalls | None = None,
+        outer_calls: OuterCalls | None = None,
         outer_result: OuterResult | None = None,
         failed: Failed = UNOWNED.end,
     ) -> None:

@@ -27,8 +27,7 @@ from tb_memplugin.record.torch_private.autograd import (
     queue_callback,
     sequence_number,
 )
-from tb_memplugin.record.tracer.kernels import Counted, Unseen
-from tb_memplugin.record.tracer.saved_numbers import SavedNumbers
+from tb_memplugin.record.tracer.kernels import Counted, SavedNumbers, Unseen
 from tb_memplugin.trace import Phase
 
 _MOST_BOUNDARIES = 400_000

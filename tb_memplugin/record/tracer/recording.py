@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
 from time import time_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,17 +26,16 @@ from torch import nn
 from tb_memplugin.analysis.units import counted
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record import profiler_windows
-from tb_memplugin.record.alive_before import alive_now
+from tb_memplugin.record.alive_before import alive_now, buckets_alive
 from tb_memplugin.record.beside_compiler import UncompiledHere
 from tb_memplugin.record.exact_cpu.counting import CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all, guarded
 from tb_memplugin.record.modules import ModuleNames, is_compiled
 from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks
-from tb_memplugin.record.outer_calls import OuterCalls
-from tb_memplugin.record.profiler.ddp_buckets import buckets_alive
 from tb_memplugin.record.profiler.held_storages import HeldByOptimizer
 from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
 from tb_memplugin.record.storages import (
+    OuterCalls,
     Sighting,
     allocated_by_torch,
     dtypes_of,
@@ -56,7 +55,6 @@ from tb_memplugin.record.tracer.kernels import StepsAside
 from tb_memplugin.record.tracer.layers import LayerCalls, Layers
 from tb_memplugin.record.tracer.mode import FLAGS, StorageMode, modes_here, storage_mode
 from tb_memplugin.record.tracer.results import (
-    NamedPhase,
     PhaseMemoryStats,
     TracerResult,
     layer_names,
@@ -67,19 +65,8 @@ from tb_memplugin.record.weight_copies import fqns, held_copies
 from tb_memplugin.trace import Category, MemoryTrace, Note, Phase
 from tb_memplugin.trace.labels import ALIVE_BEFORE, BUCKET
 
-
-class Listener(Protocol):
-    """A receiver of the reports, on the thread where they happen. Its own code must not raise."""
-
-    def see_memory(self, memory: torch.Tensor | torch.UntypedStorage) -> None:
-        """Receive a copied state, or a storage that was resized, shared or read."""
-
-    def around(self, call: Callable[[], Any]) -> Any:
-        """Make a call that no mode sees, and return its result."""
-
-
 _lock = threading.Lock()
-_listeners: list[Listener] = []
+_listeners: list[StorageRecording] = []
 
 
 @dataclass(slots=True)
@@ -153,7 +140,7 @@ _PRINT = _Patch(printing, PRINT, _print)
 _PATCHES = (_RANDOM, _Patch(torch, "get_rng_state", _get_rng_state), *_STORAGE, _READ, _PRINT)
 
 
-def listen(listener: Listener) -> None:
+def listen(listener: StorageRecording) -> None:
     """Add a listener; the first one patches torch's functions."""
     with _lock:
         if not _listeners:
@@ -162,7 +149,7 @@ def listen(listener: Listener) -> None:
         _listeners.append(listener)
 
 
-def stop_listening(listener: Listener) -> None:
+def stop_listening(listener: StorageRecording) -> None:
     """Remove a listener; after the last, restore torch's functions unless other code has replaced them."""
     with _lock:
         if listener in _listeners:
@@ -196,7 +183,7 @@ class StorageRecording:
         self._counting: CountedWindow | None = None
         self._step_ns = time_ns()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self.phases: deque[NamedPhase] = deque(maxlen=max_events)
+        self.phases: deque[PhaseMemoryStats] = deque(maxlen=max_events)
 
     def start(self, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Record the start state, add hooks, and turn on the dispatch mode.
@@ -356,10 +343,7 @@ class StorageRecording:
         return TracerResult(
             trace=trace,
             layers=layer_stats(names, self.layers.figures),
-            phases=[
-                PhaseMemoryStats(phase.name, phase.before_bytes, phase.after_bytes, phase.peak_bytes)
-                for phase in self.phases
-            ],
+            phases=list(self.phases),
             rows=rows,
             names=layer_names(names),
             start_ns=self.recorded.start_ns,
@@ -370,17 +354,17 @@ class StorageRecording:
             total=ledger.written,
         )
 
-    def begin_phase(self, name: str) -> NamedPhase:
+    def begin_phase(self, name: str) -> PhaseMemoryStats:
         """Begin a phase that the user named."""
         with self.recorded.ledger.lock:
             self.layers.here().settle()
             level = self.recorded.ledger.level
-            phase = NamedPhase(name, level, level, level)
+            phase = PhaseMemoryStats(name, level, level, level)
             self.recorded.ledger.watched.append(phase)
             self.recorded.marks.append((time_ns(), name, False))
         return phase
 
-    def end_phase(self, phase: NamedPhase) -> None:
+    def end_phase(self, phase: PhaseMemoryStats) -> None:
         """End a phase."""
         ledger = self.recorded.ledger
         with ledger.lock:

@@ -50,23 +50,13 @@ class LayerMemoryStats:
 
 
 @dataclass(slots=True)
-class NamedPhase:
-    """A running phase that the user named: live bytes before and after it, and the peak in between."""
+class PhaseMemoryStats:
+    """A phase that `track_phase` named: allocated bytes before and after it, and the peak in between."""
 
     name: str
     before_bytes: int = 0
     after_bytes: int = 0
     peak_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseMemoryStats:
-    """A phase that `track_phase` named: allocated bytes before and after it, and the peak in between."""
-
-    name: str
-    before_bytes: int
-    after_bytes: int
-    peak_bytes: int
 
     @property
     def delta_bytes(self) -> int:

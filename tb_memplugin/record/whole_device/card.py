@@ -6,9 +6,9 @@ also has the bytes of each process; with it, total and free are those of nvidia-
 
 from __future__ import annotations
 
+import collections
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.record.torch_private.allocators import BINDINGS, MEMORY_STATS
+from tb_memplugin.trace import Counter
 from tb_memplugin.trace.counters import DevicePart
 
 logger = logging.getLogger("tb_memplugin")
@@ -78,7 +79,7 @@ def with_private_pools(
         cards: by device name.
         segments: of CUDA's allocator, as `torch.cuda.memory_snapshot()` lists them.
     """
-    unused: Counter[str] = Counter()
+    unused: collections.Counter[str] = collections.Counter()
     for segment in segments:
         if pool_of(segment) != DEFAULT_POOL:
             unused[f"cuda:{segment['device']}"] += segment["total_size"] - segment["allocated_size"]
@@ -188,3 +189,40 @@ def _of_allocator(stats: dict[str, Any]) -> dict[DevicePart, int]:
 
 _first_outside: dict[tuple[int, str], int] = {}
 """By process and device, what the process had outside PyTorch's allocator when it was first read."""
+
+
+COUNTERS = {Counter.ALLOCATED: "allocated_bytes", Counter.REQUESTED: "requested_bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A counter's bytes now, and its highest value since the program reset it last."""
+
+    current: int
+    highest: int
+
+
+Levels = Mapping[tuple[str, Counter], Level]
+"""By device name and counter."""
+
+
+def allocator_levels() -> Levels:
+    """Return the counters of all devices in use, of CUDA's and XPU's allocators."""
+    levels: dict[tuple[str, Counter], Level] = {}
+    for device, stats in counters_in_use():
+        for counter, name in COUNTERS.items():
+            if name in stats:
+                both = stats[name]["all"]
+                levels[device, counter] = Level(both["current"], both["peak"])
+    return levels
+
+
+def highest_between(start: Level, end: Level) -> tuple[int, bool]:
+    """Return the highest value between two readings, and whether it is exact, else it is a lower bound.
+
+    The allocator keeps the highest value since the program's last reset. If it rose, the new one is of this
+    time; else the value may have come near the old one and gone again.
+    """
+    if end.highest > start.highest:
+        return end.highest, True
+    return max(start.current, end.current), False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tb_memplugin.read.layers.matching import longest_common, surely_common
+from tb_memplugin.read.layers.backward import longest_common, surely_common
 
 
 def _sets(text: str) -> list[frozenset[str]]:

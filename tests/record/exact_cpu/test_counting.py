@@ -24,9 +24,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+FIGURES = """
+from collections import namedtuple
+from tb_memplugin.record.exact_cpu import counting
+Figures = namedtuple("Figures", "live_bytes peak_bytes live_blocks unknown_frees unknown_bytes lost")
+def figures():
+    return Figures(*counting._figures(counting._library()))
+"""
+
+
 def run(program: str, cache: Path, **environment: str) -> list[str]:
     """Return the lines that a new process prints, in which counting begins after `import torch`."""
-    begin = "import torch\nfrom tb_memplugin.record.exact_cpu.counting import *\n"
+    begin = "import torch\nfrom tb_memplugin.record.exact_cpu.counting import *\n" + FIGURES
     done = subprocess.run(
         [sys.executable, "-c", begin + program],
         env={**os.environ, CACHE_VARIABLE: os.fspath(cache), **environment},

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tb_memplugin.record.profiler.communication_frees import with_communication_frees
+from tb_memplugin.record.profiler.trace import with_communication_frees
 from tb_memplugin.trace import Kind, StartState, events
 from tb_memplugin.trace.replay import pair
 from tests.record.profiler.test_loops_with_a_past import ORACLE

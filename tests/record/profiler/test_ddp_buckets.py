@@ -11,8 +11,8 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
+from tb_memplugin.record.alive_before import bucket_sizes
 from tb_memplugin.record.modules import ModuleNames
-from tb_memplugin.record.profiler.ddp_buckets import bucket_sizes
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ def test_modules_are_not_compared_by_their_own_rules():
 
 
 def test_a_lazy_parameter_has_its_bytes_in_the_first_step():
-    """They tell which of an optimizer's temporaries are for it (`profiler/categories.py`)."""
+    """They tell which of an optimizer's temporaries are for it (`profiler/trace.py`)."""
     model = nn.LazyLinear(3, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     held = HeldByOptimizer(ModuleNames.of({"": model}))

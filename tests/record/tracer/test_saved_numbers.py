@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tb_memplugin import MemoryTracer
-from tb_memplugin.record.tracer.saved_numbers import numbers_in
+from tb_memplugin.record.tracer.kernels import numbers_in
 from tb_memplugin.trace import Category, Kind
 
 CPU = 0

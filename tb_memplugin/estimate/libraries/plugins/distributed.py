@@ -129,9 +129,6 @@ _READS_RANKS = (
 )
 """Members of DeviceMesh (torch 2.13) that compute with the tensor of its ranks."""
 
-_Change = tuple[Any, str, Callable[[Any], Any]]
-"""A class, the name of a member, and what wraps it."""
-
 
 class DeviceMeshes:
     """The plugin for DeviceMesh and DTensor, which tensor parallelism and FSDP2 use.
