@@ -154,10 +154,15 @@ def too_much_memory(where: str, budget: int, what: str = "The file") -> OverBudg
     return OverBudgetError(
         f"{what} takes more memory than a file of this size may: {budget:,} bytes.",
         where=where,
-        fix=(
-            f"If you trust the file and this machine has the memory, set {MEMORY_VARIABLE} to more bytes. "
-            "Else ask the sender for the file that torch.cuda.memory._dump_snapshot() or the profiler wrote."
-        ),
+        fix=more_memory(),
+    )
+
+
+def more_memory() -> str:
+    """Return what to do where a file takes more memory than it may."""
+    return (
+        f"If you trust the file and this machine has the memory, set {MEMORY_VARIABLE} to more bytes. "
+        "Else ask the sender for the file that torch.cuda.memory._dump_snapshot() or the profiler wrote."
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import signal
+from traceback import walk_tb
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 """What file systems answer where there is no space left, or no quota."""
@@ -72,3 +74,10 @@ def fix_of(error: OSError, otherwise: str) -> str:
     if isinstance(error, (IsADirectoryError, io.UnsupportedOperation)):  # a folder, or a pipe
         return "Move it elsewhere: it is no file that can be read."
     return _FIXES.get(error.errno or 0, otherwise)
+
+
+def is_of_signal(error: BaseException) -> bool:
+    """Whether a signal handler that the program has set raised an error, in the midst of our code."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import click
 
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, is_of_signal
 
 LOGGER = "tb_memplugin"
 LEVEL_VARIABLE = "TB_MEMPLUGIN_LOG_LEVEL"
@@ -22,6 +22,28 @@ LEVEL_VARIABLE = "TB_MEMPLUGIN_LOG_LEVEL"
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _attached: list[logging.Handler] = []
+
+
+class _Logger(logging.Logger):
+    """A logger whose message is lost alone where a handler or a filter of the program raises."""
+
+    def handle(self, record: logging.LogRecord) -> None:
+        try:
+            super().handle(record)
+        except Exception as error:
+            if isinstance(error, RecursionError) or is_of_signal(error):
+                raise
+
+
+def _own(logger: logging.Logger) -> logging.Logger:
+    """Make a logger, perhaps of a class that the program has set, one of ours."""
+    if not isinstance(logger, _Logger):
+        with suppress(TypeError):  # a class of C or with slots
+            logger.__class__ = type("_Logger", (_Logger, type(logger)), {})
+    return logger
+
+
+_own(logging.getLogger(LOGGER))
 
 
 def configure_logging(
@@ -85,7 +107,7 @@ def instance_logger(log_level: int | str | None = None) -> logging.Logger:
     package = logging.getLogger(LOGGER)
     if log_level is None:
         return package
-    own = logging.Logger(LOGGER, level_number(log_level))
+    own = _Logger(LOGGER, level_number(log_level))
     own.parent = package
     return own
 

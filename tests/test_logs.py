@@ -57,6 +57,24 @@ def test_unasked_only_warnings_are_shown():
     assert said(SPEAK.format("")) == ["w"]
 
 
+@pytest.mark.parametrize("logger", [logging.getLogger("tb_memplugin"), instance_logger("DEBUG")])
+def test_a_handler_of_the_program_that_raises_costs_its_message_alone(logger):
+    class Failing(logging.Handler):
+        def emit(self, record):
+            raise error
+
+    root, failing = logging.getLogger(), Failing()
+    root.addHandler(failing)
+    try:
+        error: BaseException = ValueError("a handler of the program's")
+        logger.warning("lost")
+        error = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            logger.warning("passes")
+    finally:
+        root.removeHandler(failing)
+
+
 def test_configured_it_shows_the_level_the_logger_and_the_message():
     lines = said(SPEAK.format("t.configure_logging(); "))
     assert [line.split(" ", 2)[2] for line in lines] == ["INFO tb_memplugin: i", "WARNING tb_memplugin: w"]

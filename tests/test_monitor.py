@@ -196,6 +196,19 @@ def test_an_allocator_that_tells_nothing_from_the_start_ends_no_training(tmp_pat
 
 
 @pytest.mark.usefixtures("on_a_card")
+def test_where_no_thread_can_start_the_loop_writes_as_often(tmp_path, monkeypatch, caplog):
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with MemoryMonitor(tmp_path, "rank0", flush_seconds=1000) as monitor:
+        assert all(monitor.step() is not None for _ in range(3))
+        assert len(written(tmp_path / "rank0.steps")) == 1
+    assert len(written(tmp_path / "rank0.steps")) == 3
+    assert caplog.text == ""
+
+
+@pytest.mark.usefixtures("on_a_card")
 def test_steps_wait_while_the_folder_cannot_be_written(tmp_path, caplog):
     (tmp_path / "runs").write_text("a file where a folder should be")
     monitor = MemoryMonitor(tmp_path / "runs", "rank0")

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
-from tb_memplugin.budget import confine, too_much_time
+from tb_memplugin.budget import confine, more_memory, too_much_time
 from tb_memplugin.commands.tables import refusal, the_command
 from tb_memplugin.errors import UnreadableFileError
 
@@ -118,8 +118,8 @@ def ended_by(number: int, opened: Opened) -> UnreadableFileError:
         fix = "Run it on a machine with more memory."
         return UnreadableFileError(message, where=the_command(), fix=fix)
     message = (
-        f"The process that read the file crashed (signal {number}): the file is nested too deeply, or "
-        "the system ran out of memory."
+        f"The process that read the file crashed (signal {number}): the file is nested too deeply, or takes "
+        "more memory than a file of this size may, or than there is."
     )
-    fix = "Ask the sender for the file that torch.cuda.memory._dump_snapshot() or the profiler wrote."
+    fix = more_memory()
     return UnreadableFileError(message, where=path, fix=fix)

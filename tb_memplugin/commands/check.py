@@ -292,7 +292,7 @@ def read_lock(path: str) -> tuple[DevicePeak, ...]:
                 f"The lock has version {version!r:.20}.", where=path, fix="Install a newer tb_memplugin."
             )
         return tuple(_device_peak(device) for device in document["devices"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, OverflowError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableFileError(f"The lock is damaged ({error!r:.120}).", where=path, fix=FIX) from error
 
 

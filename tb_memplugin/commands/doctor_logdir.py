@@ -166,7 +166,8 @@ def _check_events(
     if any(name.endswith(".mem") for _, name in names):
         return problem(
             "There are side files, but not the event files that belong to them.",
-            "Copy whole run folders. If the process ended while it was writing, record again.",
+            "Copy whole run folders, or make new event files from the side files: "
+            f"tb-memplugin doctor --repair {shlex.quote(logdir)}",
         )
     return _check_importable(logdir, names) or _nothing_recorded(len(events))
 
@@ -211,8 +212,11 @@ def _check_neighbors(events: list[tuple[str, str]]) -> Iterator[Finding]:
 def _check_claims(names: list[tuple[str, str]], events: list[tuple[str, str]]) -> Iterator[Finding]:
     """Look for folders that a process claimed and has written nothing to: it was killed, or is about to."""
     written = {folder for folder, _ in events}
+    used = {folder for folder, name in names if name != CLAIM}
     for side, name in names:
         folder = side.replace("\\", "/").removesuffix(f"/{SIDE_FOLDER}")
+        if side in used or folder in used:
+            continue  # what is there may be worth keeping
         if name == CLAIM and folder != side.replace("\\", "/") and folder not in written:
             text = f"{folder} belongs to a process that has written no step."
             fix = (

@@ -13,7 +13,6 @@ import atexit
 import ctypes
 import logging
 import math
-import signal
 import threading
 import weakref
 from collections.abc import Callable, Generator
@@ -22,7 +21,8 @@ from functools import partial, wraps
 from traceback import walk_tb
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from tb_memplugin.errors import NO_DESCRIPTORS, MemPluginError, fix_of
+from tb_memplugin.errors import NO_DESCRIPTORS, MemPluginError, fix_of, is_of_signal
+from tb_memplugin.logs import instance_logger
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 
 P = ParamSpec("P")
@@ -34,7 +34,7 @@ Failed = Callable[[str, BaseException], None]
 
 REPORT = "set the logger tb_memplugin to DEBUG to get the traceback, and report it."
 
-_package_logger = logging.getLogger("tb_memplugin")
+_package_logger = instance_logger()
 
 
 class Guarded(Protocol):
@@ -344,13 +344,6 @@ def call_all(*functions: Callable[[], object]) -> None:
 def ends_program(error: BaseException) -> bool:
     """Whether an error is not ours to end: Ctrl-C, or what a signal handler of the program has raised."""
     return not isinstance(error, Exception) or is_of_signal(error)
-
-
-def is_of_signal(error: BaseException) -> bool:
-    """Whether a signal handler that the program has set raised an error, in the midst of our code."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
-    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
 def kind_of(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerAction
 
-from tb_memplugin.errors import MemPluginError, NotRecordedError
+from tb_memplugin.errors import MemPluginError, NotRecordedError, is_of_signal
 from tb_memplugin.logs import instance_logger, say_where
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.record.arguments import (
@@ -23,7 +23,7 @@ from tb_memplugin.record.arguments import (
     with_inner,
 )
 from tb_memplugin.record.exact_cpu import count_if_possible
-from tb_memplugin.record.guard import Guard, ends_program, guarded, is_of_signal
+from tb_memplugin.record.guard import Guard, ends_program, guarded
 from tb_memplugin.record.history.allocators import allocators
 from tb_memplugin.record.history.merge import merge_snapshot
 from tb_memplugin.record.history.recording import HistoryWindowRecorder, window_recorder

@@ -334,15 +334,25 @@ class _Stream:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
+        self._not_before = 0.0
         self._is_announced = False
         self.joins = False
 
     def stepped(self) -> None:
-        """Start the writing thread when the first step has ended, and again if it has failed."""
-        if self._thread is None or not self._thread.is_alive():
-            self._worker = self._worker or default_worker_name()
-            thread = DaemonThread(self._run, "tb_memplugin monitor")
+        """Start the writing thread when the first step has ended, and again if it has failed.
+
+        Where no thread can be started, this one writes as often, and then tries again.
+        """
+        if (self._thread is not None and self._thread.is_alive()) or time.monotonic() < self._not_before:
+            return
+        self._worker = self._worker or default_worker_name()
+        thread = DaemonThread(self._run, "tb_memplugin monitor")
+        try:
             thread.start()
+        except (RuntimeError, MemoryError):
+            self._not_before = time.monotonic() + self._seconds
+            self.write()
+        else:
             self._thread = thread
 
     def close(self) -> None:

@@ -17,11 +17,11 @@ from typing import Literal
 
 import torch
 
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, is_of_signal
 from tb_memplugin.read.layers.inferred import with_inferred_layers
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.record.arguments import default_worker_name
-from tb_memplugin.record.guard import UNOWNED, Guard, guarded, is_of_signal
+from tb_memplugin.record.guard import UNOWNED, Guard, guarded
 from tb_memplugin.record.history.allocators import (
     SWITCH,
     Allocator,

@@ -24,6 +24,7 @@ from tb_memplugin.proto.recording_pb2 import (
 )
 from tb_memplugin.store.envelope import RERECORD, check_version, unpacked
 from tb_memplugin.trace import Category, Moment, Phase, Reason
+from tb_memplugin.trace.tables import DEEPEST, is_too_deep
 
 SCHEMA_VERSION = 1
 
@@ -123,6 +124,8 @@ def check_summary(summary: StepSummary) -> None:
     for device in summary.devices:
         if any(parent >= row for row, parent in enumerate(device.modules.parents)):
             raise ValueError("a module comes before its parent")
+        if is_too_deep(device.modules.parents):
+            raise ValueError(f"{DEEPEST:,} modules are in each other")
         for parts, total, expected in _sums(device):
             if total != expected:
                 raise ValueError(f"{parts} of {device.name} are {total:,}, and not {expected:,}")

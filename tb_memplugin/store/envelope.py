@@ -28,9 +28,20 @@ MOST_NAMES = 512 << 20
 ReadRange = Callable[[int, int], bytes]
 """`read(offset, size)` returns at most `size` bytes of the file."""
 
-RERECORD = "Record the window again, or delete the file: the other windows stay readable."
+RERECORD = (
+    "Record the window again; the others stay readable. Keep the file: tb-memplugin doctor --repair LOGDIR "
+    "saves what is intact."
+)
 KEEP = "Keep the file: what is intact in it is read. tb-memplugin doctor --repair LOGDIR saves that."
 UPGRADE = "Install the newest version of tb-memplugin on this machine."
+
+
+def without_content(head: bytes) -> str:
+    """Return what to say of a file that begins so, if its content is missing; else ""."""
+    if any(head):
+        return ""
+    state = "begins with zeros only" if head else "is empty"  # a file system may know a file's name and size
+    return f"The file {state}: the machine stopped before its content was on the disk."
 
 
 def check_version(subject: str, version: int, newest: int, where: str) -> None:
@@ -146,10 +157,7 @@ class EnvelopeReader:
         head = self.read(0, HEAD.size)
         if len(head) < HEAD.size or head[:8] != HEAD_MAGIC:
             message = "This is not a tb_memplugin side file."
-            if not any(head):  # a file system may know a file's name and size, but not what was in it
-                state = "begins with zeros only" if head else "is empty"
-                message = f"The file {state}: the machine stopped before its content was on the disk."
-            self._refuse(message)
+            self._refuse(without_content(head) or message)
         self._check_version(HEAD.unpack(head)[1])
         tail = self.read(max(self._size - TAIL.size, 0), TAIL.size)
         if self._size < HEAD.size + TAIL.size or tail[-8:] != TAIL_MAGIC:

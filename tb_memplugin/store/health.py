@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
+from tensorboard.compat.proto.event_pb2 import Event
+
 from tb_memplugin.errors import UnreadableFileError, cannot_read
 from tb_memplugin.store import files
-from tb_memplugin.store.envelope import KEEP, RERECORD, EnvelopeReader
+from tb_memplugin.store.envelope import KEEP, RERECORD, EnvelopeReader, without_content
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER
 from tb_memplugin.store.records import checked, framed
 
@@ -108,10 +111,8 @@ def _check(path: str, size: int, changed_ns: int) -> UnreadableFileError | None:
 def _check_event_file(read: files.ReadRange, size: int, path: str) -> None:
     end = framed(read, size)
     if not end:
-        message = (
-            "This is not an event file: TensorBoard cannot read it." if size else "The event file is empty."
-        )
-        raise UnreadableFileError(message, where=path, fix=RERECORD)
+        message = "This is not an event file: TensorBoard cannot read it."
+        raise UnreadableFileError(without_content(read(0, 16)) or message, where=path, fix=RERECORD)
     if end != size:
         message = f"The event file ends unexpectedly at byte {end} of {size}."
         raise UnreadableFileError(message, where=path, fix=KEEP)
@@ -125,14 +126,26 @@ def _sum(path: str, status: os.stat_result, until: float) -> UnreadableFileError
         reached = 0
     if reached == status.st_size:
         return None
-    is_right = True
+    wrong = ""
     with files.open_ranges(path) as (read, _):
-        for end, is_right in checked(read, reached, status.st_size):
-            reached = end if is_right else reached
-            if not is_right or time.monotonic() > until:
+        for end, data in checked(read, reached, status.st_size):
+            wrong = _wrong(data)
+            reached = reached if wrong else end
+            if wrong or time.monotonic() > until:
                 break
     _summed[path] = (reached, status)
-    if is_right:
+    if not wrong:
         return None
-    message = f"A record of the event file is damaged at byte {reached}: its checksum is wrong."
+    message = f"A record of the event file is damaged at byte {reached}: {wrong}."
     return UnreadableFileError(message, where=path, fix=KEEP)
+
+
+def _wrong(data: bytes | None) -> str:
+    """Return what is wrong with a record, "" for nothing. TensorBoard reads nothing after one that is."""
+    if data is None:
+        return "its checksum is wrong"
+    try:
+        Event.FromString(data)
+    except DecodeError:
+        return "it is not an event"
+    return ""

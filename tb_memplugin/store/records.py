@@ -99,8 +99,8 @@ def _body(head: bytes, begin: int) -> tuple[int, int]:
     return start, start + int(_HEAD.unpack(head)[0]) + 4
 
 
-def checked(read: Callable[[int, int], bytes], begin: int, size: int) -> Iterator[tuple[int, bool]]:
-    """Yield the offset of the end of each complete record, and whether its checksum is right.
+def checked(read: Callable[[int, int], bytes], begin: int, size: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield the offset of the end of each complete record, and its data; None if its checksum is wrong.
 
     Args:
         read: returns a range of the file's bytes.
@@ -108,7 +108,8 @@ def checked(read: Callable[[int, int], bytes], begin: int, size: int) -> Iterato
         size: the file's size in bytes.
     """
     for start, end in _bodies(read, size, begin):
-        yield end, end - start <= MOST_RECORD and _is_whole(read(start, end - start))
+        body = read(start, end - start) if end - start <= MOST_RECORD else b""
+        yield end, body[:-4] if _is_whole(body) else None
 
 
 def _is_whole(body: bytes) -> bool:

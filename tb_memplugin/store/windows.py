@@ -51,7 +51,7 @@ from tb_memplugin.trace import (
 )
 from tb_memplugin.trace.counters import code_of
 from tb_memplugin.trace.notes import Level, Note
-from tb_memplugin.trace.tables import ABSENT, EVENT_DTYPES, Array
+from tb_memplugin.trace.tables import ABSENT, DEEPEST, EVENT_DTYPES, Array, is_too_deep
 
 UnpackColumn = Callable[[str], np.ndarray]
 
@@ -494,6 +494,8 @@ def _names(trace: MemoryTrace) -> Names:
 
 
 def _modules(names: Names) -> tuple[Module, ...]:
+    if is_too_deep(names.module_parents):
+        raise ValueError(f"{DEEPEST:,} modules are in each other")
     rows = zip(names.module_keys, names.module_parents, names.module_classes, strict=True)
     return tuple(Module(_text(key), parent, _text(class_name)) for key, parent, class_name in rows)
 

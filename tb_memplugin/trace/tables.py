@@ -250,6 +250,25 @@ def ranges(first: Rows | Int32, end: Rows | Int32) -> Rows:
     return offset + np.arange(len(offset))
 
 
+DEEPEST = 1 << 11
+"""More modules than this are not in each other: Python's calls end before."""
+
+
+def is_too_deep(parents: npt.ArrayLike) -> bool:
+    """Whether a row of a table has `DEEPEST` others above it. A path for each would fill the memory.
+
+    Args:
+        parents: the row above each row, -1 for none.
+
+    Raises:
+        IndexError: a row is not in the table.
+    """
+    above = np.append(np.asarray(parents, np.int64), -1)
+    for _ in range(DEEPEST.bit_length() - 1):  # each time twice as far up
+        above = above[above]
+    return bool((above >= 0).any())
+
+
 def code_mask(codes: Iterable[int]) -> Bool:
     """Return which codes of one byte are among these: bool, shape (256,), to be indexed by a column of codes.
 

@@ -162,6 +162,7 @@ def test_what_is_no_limit_is_refused(files: dict[int, Path], limit: str) -> None
         ('"highest_peak_bytes": 390', '"highest_peak_bytes": 391', "do not sum"),
         ('_lock": 1', '_lock": 2', "version 2"),
         ("390", "[]", "damaged"),
+        ('"highest_peak_bytes": 390', '"highest_peak_bytes": Infinity', "damaged"),
         ('"devices"', '"device"', "damaged"),
         (' "devices"', '<<<<<<< HEAD\n "devices"', "could not merge"),
     ],

@@ -3,9 +3,13 @@ import shlex
 from importlib import metadata
 
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
 
 from tb_memplugin.commands import doctor, doctor_logdir, main
 from tb_memplugin.commands.doctor_findings import Level
+from tb_memplugin.store.health import unreadable_files
+from tb_memplugin.store.records import record
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import Counter, CounterReading, DevicePart, Moment, WholeDevice
 from tests.cli import CliRunner
@@ -95,9 +99,23 @@ def test_a_path_too_deep(logdir, path, what):
 
 
 def test_event_files_that_were_not_copied_along(logdir):
-    for path in (logdir / "run/rank0").glob("*tfevents*"):
-        path.unlink()
-    assert "There are side files" in problems(logdir)[0]
+    (path,) = (logdir / "run/rank0").glob("*tfevents*")
+    path.unlink()
+    (logdir / "run/rank0/plugins/tb_memplugin/claimed").write_text("someone")
+    (finding,) = [finding for finding in findings(logdir) if finding.level is not Level.FINE]
+    assert "There are side files" in finding.text
+    assert finding.fix.endswith(f"doctor --repair {logdir}")
+
+
+def test_an_event_that_tensorboard_cannot_read_is_a_problem_of_its_file(logdir):
+    (path,) = (logdir / "run/rank0").glob("*tfevents*")
+    size = path.stat().st_size
+    event = Event(step=1, summary=Summary(value=[Summary.Value(tag="x", simple_value=1)]))
+    with path.open("ab") as file:
+        file.write(record(event.SerializeToString().replace(b"\n\x01x", b"\n\x01\xff")))
+    (error,) = unreadable_files(str(logdir))
+    assert f"damaged at byte {size}: it is not an event" in str(error)
+    assert "doctor --repair" in str(error)
 
 
 def test_side_files_that_were_not_copied_along(logdir):

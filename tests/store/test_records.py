@@ -89,11 +89,11 @@ def test_records_are_checked_from_any_record_on():
     content = bytearray(record(b"first") * 4)
     content[3 * one + 12] ^= 1
     assert list(checked(reading(content), one, len(content))) == [
-        (2 * one, True),
-        (3 * one, True),
-        (4 * one, False),
+        (2 * one, b"first"),
+        (3 * one, b"first"),
+        (4 * one, None),
     ]
-    assert list(checked(reading(content), one, 3 * one - 1)) == [(2 * one, True)]
+    assert list(checked(reading(content), one, 3 * one - 1)) == [(2 * one, b"first")]
 
 
 @pytest.mark.parametrize("zeros", [1, 11, 12, (1 << 18) - 13, (1 << 18) - 11, 1 << 18, (1 << 19) + 5])

@@ -1,7 +1,7 @@
 import io
 import struct
 import zlib
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -315,6 +315,13 @@ def test_a_counter_and_a_cause_of_a_newer_version_are_read_as_others():
     assert read(with_footer(content, change)).counters == (
         replace(reading, counter=Counter.OTHER, causes=((Cause.OTHER, 7),)),
     )
+
+
+@pytest.mark.parametrize(("levels", "is_read"), [(2048, True), (2049, False)])
+def test_modules_that_no_program_can_call_are_refused(levels, is_read):
+    modules = tuple(Module("0", row - 1, "") for row in range(levels))
+    with nullcontext() if is_read else pytest.raises(UnreadableFileError, match="2,048 modules are in each"):
+        assert read(written(replace(trace("alloc 1 a"), modules=modules))).modules == modules
 
 
 @pytest.mark.parametrize(("field", "value"), [("device", 1), ("moment", 3), ("causes", [1])])

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from tb_memplugin.errors import is_of_signal
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.record.alive_before import CarriedBlocks, alive_now, bucket_sizes, buckets_alive
 from tb_memplugin.record.arguments import referents
 from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, begin_window, is_counting
-from tb_memplugin.record.guard import Guard, guarded, is_of_signal, kind_of
+from tb_memplugin.record.guard import Guard, guarded, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, Newcomers
 from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks
 from tb_memplugin.record.profiler.held_storages import (

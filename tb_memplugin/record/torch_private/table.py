@@ -20,7 +20,7 @@ OLDEST = "2.6"
 
 FIX = "Use a version of PyTorch that docs/torch_versions.md names, or a newer tb_memplugin."
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("tb_memplugin")
 
 
 @dataclass(frozen=True, slots=True)

@@ -325,7 +325,7 @@ def _run(roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         _running.remove(run)
 
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("tb_memplugin")
 
 _WAIT_S = 0.5
 
