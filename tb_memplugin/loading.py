@@ -143,8 +143,7 @@ def load(
             except RefusedPickleError as error:
                 if not head.startswith(ZIP_MAGIC):
                     raise
-                what = "The file has tensors or objects, as a checkpoint of torch.save."
-                raise _foreign(name, what) from error
+                raise _foreign(name, "The file has tensors or objects, as a checkpoint does.") from error
     except MemoryError as error:
         raise out_of_memory(name) from error
 
