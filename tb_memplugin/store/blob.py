@@ -62,6 +62,12 @@ def read_summary(blob: bytes, where: str = "", described: StepMetadata | None = 
         summary = StepSummary.FromString(unpacked(outer.summary, outer.raw_size, most))
         _widen(summary)
         check_summary(summary)
+        if described is not None and summary.metadata.writer_id != described.writer_id:
+            raise UnreadableFileError(
+                "The folder has event files of two processes, and TensorBoard keeps one record of this step.",
+                where=where,
+                fix="Move one of the files to a folder of its own.",
+            )
         if described is not None and summary.metadata != described:
             raise ValueError("its figures are not those of its description")
         return summary

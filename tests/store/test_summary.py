@@ -211,6 +211,9 @@ def test_a_summary_that_contradicts_its_metadata_is_refused(field):
     setattr(stats, field, getattr(stats, field) + 1)
     with pytest.raises(UnreadableFileError, match="figures are not those of its description"):
         read_summary(blob, "", described)
+    described.writer_id = "another"  # whose event file was copied into the folder
+    with pytest.raises(UnreadableFileError, match="The folder has event files of two processes"):
+        read_summary(blob, "", described)
 
 
 @pytest.mark.parametrize(
