@@ -54,13 +54,15 @@ def epoch_ns(trace: MemoryTrace) -> int:
 
 
 def step_span(trace: MemoryTrace, row: int) -> tuple[int, int]:
-    """Return a step's start and end in epoch nanoseconds, widened to contain all its events."""
-    step = trace.steps[row]
+    """Return a step's start and end in epoch nanoseconds, so that it contains its events and no others."""
+    step, time_ns = trace.steps[row], trace.events.time_ns
     first, end = trace.step_events(row)
     start_ns, end_ns = step.start_ns, step.end_ns
     if end > first:
-        start_ns = min(start_ns, int(trace.events.time_ns[first]))
-        end_ns = max(end_ns, int(trace.events.time_ns[end - 1]))
+        start_ns = min(start_ns, int(time_ns[first]))
+        end_ns = max(end_ns, int(time_ns[end - 1]))
+    if end < len(time_ns):  # steps may overlap, as those of ranks whose traces were merged
+        end_ns = min(end_ns, int(time_ns[end]) - 1)
     return start_ns, max(end_ns, start_ns + 1)
 
 

@@ -1,5 +1,6 @@
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
@@ -41,6 +42,13 @@ def test_the_numbers_of_a_step():
     assert (stats.stayed_bytes, stats.stayed) == (60, 1)
     assert not stats.HasField("peak_reserved_bytes")
     assert (stats.step_start_ns, stats.step_end_ns) == (0, 5 * MICROSECOND)
+
+
+def test_the_curve_of_a_step_that_ends_after_the_next_begins_has_no_events_of_that():
+    two = trace("step 5", "alloc 100 a", "step 6", "alloc 50 b")
+    overlapping = replace(two, steps=(replace(two.steps[0], end_ns=two.steps[1].end_ns), two.steps[1]))
+    highest = [max(accumulate(summary_of(overlapping, row).devices[0].curve.high)) for row in (0, 1)]
+    assert highest == [100, 150]
 
 
 def test_the_peak_is_divided_in_every_way():
