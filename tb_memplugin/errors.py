@@ -24,6 +24,7 @@ _FIXES = {
     **dict.fromkeys(NO_SPACE, "Free some disk space, or choose a folder on another disk."),
     **dict.fromkeys(NO_DESCRIPTORS, "Close files in this process, or let it open more: ulimit -n."),
     **dict.fromkeys(_BROKEN, "See whether the disk, the network file system or the object store works."),
+    **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR), "Check the path, and the links in it."),
     errno.EPIPE: "See whether what reads the output still runs.",
     errno.EROFS: "Choose a folder that is not read-only.",
 }

@@ -30,6 +30,7 @@ from tb_memplugin.commands.options import PATH
 from tb_memplugin.commands.tables import LONGEST, printable
 from tb_memplugin.errors import MemPluginError, NotRecordedError, UnreadableFileError
 from tb_memplugin.exports.output import replacing
+from tb_memplugin.store import files
 
 ABOVE = 1
 """The exit code if a peak is above the limit. What cannot be compared exits with 2, as all errors do."""
@@ -263,10 +264,11 @@ def _largest(parts: Sequence[Part]) -> dict[str, int]:
 
 
 def is_lock(path: str) -> bool:
-    """Whether a local file is named `*.lock`, or begins as a lock does. One that cannot be read is none."""
+    """Whether a local file is named `*.lock`, or begins as a lock does. A pipe is none: it cannot be read."""
+    if files.is_remote(path):
+        return False
     try:
-        with open(path, "rb") as stream:  # noqa: PTH123  # the path may be any text
-            beginning = stream.read(800).replace(b"\0", b"")  # of UTF-16, as PowerShell's > writes it
+        beginning = files.read_begin(path, 800).replace(b"\0", b"")  # of UTF-16, as PowerShell's > writes it
     except OSError:
         return False
     return path.endswith(".lock") or f'"{KEY}"'.encode() in beginning

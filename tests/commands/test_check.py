@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -185,6 +186,14 @@ def test_a_lock_in_the_encoding_of_another_shell_is_a_base(
     assert run("check", files[390], "--write", lock).exit_code == 0
     lock.write_text(lock.read_text("utf-8"), encoding)
     assert "+8 B (+2.05 %), ABOVE" in run("check", lock, files[398]).stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+@pytest.mark.parametrize("name", ["base", "memory.lock"])
+def test_a_pipe_is_refused_and_not_waited_for(files: dict[int, Path], tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    error = refused("check", str(tmp_path / name), str(files[390]))
+    assert error.startswith("error: A pipe cannot be read: the file must be seekable.")
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,12 @@ def test_a_folder_without_recordings_is_refused(tmp_path):
     assert "path is empty" in files.refused("peak", "")
 
 
+@pytest.mark.parametrize("path", ["x" * 5_000, "file/below"])
+def test_a_path_that_cannot_be_is_not_called_a_lack_of_permission(tmp_path, path):
+    (tmp_path / "file").touch()
+    assert "fix: Check the path" in files.refused("peak", tmp_path / path)
+
+
 def test_a_host_that_does_not_answer_is_no_traceback():
     """Port 9 discards, where anybody listens at all."""
     assert "cannot be reached" in files.refused("peak", "http://127.0.0.1:9/run")
