@@ -80,7 +80,8 @@ def _cells(rank: Rank, peak: RankPeak, names: Sequence[Rank], unit: Unit) -> tup
     above = NOT_KNOWN
     if peak.median_rank is not None and peak.median_bytes:
         share = 100 * (peak.highest_bytes - peak.median_bytes) / peak.median_bytes
-        above = f"{share:+.1f} % ({names[peak.median_rank][0]})"
+        worker, device = names[peak.median_rank]
+        above = f"{share:+.1f} % ({worker if len({name for name, _ in names}) > 1 else device})"
     return (rank[0], rank[1], unit.show(peak.highest_bytes), str(peak.highest_step), above, f"{peak.count:,}")
 
 

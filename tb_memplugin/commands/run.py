@@ -8,6 +8,7 @@ import site
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def command(
     environment = {
         **os.environ,
         start.LOGDIR: logdir,
-        start.RUN: start.run_name(f"{program}.py" if module else program, os.environ),
+        start.RUN: start.run_name(_named_after(program, arguments, module=module), os.environ),
         start.OWNER: str(os.getpid()),
         start.STEPS: steps,
         start.SNAPSHOT: str(int(snapshot)),
@@ -111,6 +112,15 @@ def _writable(folder: Path) -> str:
         why = "No files can be written there." if existing.is_dir() else "This is no folder."
         raise MemPluginError(why, where=f"--logdir {existing}", fix="Choose a folder that you can write to.")
     return str(folder)
+
+
+def _named_after(program: str, arguments: Sequence[str], *, module: bool) -> str:
+    """Return the path that a run is named after: of a command, the first Python file that it is given."""
+    if module:
+        return f"{program}.py"
+    if program in CODE or _is_python(Path(program)):
+        return program
+    return next((each for each in arguments if each.endswith(".py")), program)
 
 
 def _is_python(program: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -41,6 +42,9 @@ HIGHER = 1.1
 NOT_KNOWN = frozenset((NOT_NAMED, NONE, NO_STACK, Category.UNKNOWN.key))
 """Keys of the parts of which nothing is known."""
 
+_BY_TIME = re.compile(r"\d{8}-\d{6}\b")
+"""What the name begins with that `tb-memplugin run` gives to a run's folder."""
+
 _OF_UNKNOWN = f"{Category.UNKNOWN.key}: "
 """What a subcategory of memory begins with of which the category is not known."""
 
@@ -49,15 +53,18 @@ DIVIDED: tuple[tuple[str, By], ...] = (("filled by", "category"), ("layers", "mo
 
 @click.command("summary")
 @click.argument("path", type=PATH)
-def command(path: str) -> None:
+@click.option(
+    "--logdir", type=PATH, help="The folder to open in TensorBoard. Default: the run's logdir, or PATH."
+)
+def command(path: str, logdir: str | None) -> None:
     """What the run in the folder PATH used: its peak, what filled it, what changed, and what to do."""
     recordings = recordings_below(path)
     click.echo(f"tb-memplugin: {printable(path)}")
-    for name, text in lines(path, recordings):
+    for name, text in lines(path, recordings, logdir or _logdir(path)):
         click.echo(f"  {name:<10} {printable(text, 4 * LONGEST)}")
 
 
-def lines(path: str, recordings: Recordings) -> Iterator[tuple[str, str]]:
+def lines(path: str, recordings: Recordings, logdir: str) -> Iterator[tuple[str, str]]:
     """Yield the lines of a summary: what a line is about, and its text."""
     watched = sorted(recordings.watched, key=lambda series: -int(series.figures.devices[0].peak.max()))
     for series in watched[:SHOWN]:
@@ -69,7 +76,7 @@ def lines(path: str, recordings: Recordings) -> Iterator[tuple[str, str]]:
         yield "recorded", "no step in full: too few steps, a profiler of the program, or a failed write"
     else:
         yield from _recorded(path, best, recordings)
-    yield "open", f"tensorboard --logdir {shlex.quote(_logdir(path))}   (the tab Memory)"
+    yield "open", f"tensorboard --logdir {shlex.quote(logdir)}   (the tab Memory)"
 
 
 def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator[tuple[str, str]]:
@@ -206,8 +213,9 @@ def _highest(recordings: Recordings) -> RecordedStep | None:
 
 
 def _logdir(path: str) -> str:
-    """Return the logdir of a run's folder that `tb-memplugin run` named."""
-    return path if "://" in path else str(PurePath(path).parent.parent)
+    """Return the logdir of a run's folder that `tb-memplugin run` named by its time; else the path itself."""
+    folder = PurePath(path)
+    return str(folder.parent.parent) if "://" not in path and _BY_TIME.match(folder.name) else path
 
 
 def _signed(size: int) -> str:

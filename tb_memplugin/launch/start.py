@@ -266,7 +266,7 @@ def _tell(settings: Settings, *, is_told: bool) -> None:
             _say(f"nothing was recorded. {_why_nothing(steps)}\n")
         return
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LOGDIR)}
-    command = [sys.executable, "-m", "tb_memplugin", "summary", settings.folder]
+    command = [sys.executable, "-m", "tb_memplugin", "summary", settings.folder, "--logdir", settings.logdir]
     try:
         result = subprocess.run(
             command, env=environment, capture_output=True, timeout=SUMMARY_SECONDS, check=False

@@ -89,6 +89,15 @@ def test_axe_finds_nothing_in_any_view(open_tab, server, theme):
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed in frontend/node_modules")
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_scrolls_sideways_in_a_narrow_window_is_reached_by_keyboard(open_tab, server, view):
+    tab = open_tab(server.url)
+    tab.page.set_viewport_size({"width": 390, "height": 844})
+    tab.open(view, **RUNS["stacks" if view != "ranks" else "baseline"]).settle()
+    assert [rule for rule in judged(tab) if rule[0] == "scrollable-region-focusable"] == []
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed in frontend/node_modules")
 def test_nor_in_what_opens_on_a_click(open_tab, server):
     tab = open_tab(server.url).open("allocations", run="stacks")
     tab("allocation-row").first.get_by_role("button").click()

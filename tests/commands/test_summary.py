@@ -80,6 +80,21 @@ def test_why_memory_ran_out_is_the_first_advice_and_no_step_is_named_that_none_m
     assert shown["advice"].startswith("A request for 8.79 KiB failed on cuda:0")
 
 
+@pytest.mark.parametrize(
+    ("folder", "logdir"),
+    [
+        ("runs/first", "runs/first"),
+        ("runs", "runs"),
+        ("runs/train/20261125-221811", "runs"),
+        ("runs/train/20261125-221811-29500", "runs"),
+    ],
+)
+def test_only_of_a_folder_that_run_named_the_logdir_is_two_above(tmp_path, monkeypatch, folder, logdir):
+    monkeypatch.chdir(tmp_path)
+    RunWriter(folder, "rank0").write(trace("step 0", "alloc 10 a"))
+    assert lines(folder)["open"] == f"tensorboard --logdir {logdir}   (the tab Memory)"
+
+
 def test_repeated_layers_are_one_part(tmp_path):
     """Ten layers with 1 MiB each are more than the 4 MiB of the head."""
     layers = [f"alloc {MIB} a{at} module=layers.{at}.mlp" for at in range(10)]

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tb_memplugin.store.writer import RunWriter
 from tests.commands.files import refused, run, step_snapshot, write
+from tests.traces import trace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,6 +98,12 @@ def test_ranks_come_with_the_highest_first(logdir: Path) -> None:
     rows = [line.split() for line in lines if line.strip().startswith("rank")][1:]
     assert [(row[0], row[2]) for row in rows] == [("rank2", "990"), ("rank1", "490"), ("rank0", "390")]
     assert "+102.0 % (rank1)" in "\n".join(lines)
+
+
+def test_devices_of_one_worker_are_compared_by_their_own_names(tmp_path: Path) -> None:
+    recorded = trace("step 0", "alloc 100 a device=cuda:0", "alloc 300 b device=cuda:1")
+    RunWriter(str(tmp_path), "job").write(recorded)
+    assert "+200.0 % (cuda:0)" in run("ranks", tmp_path).stdout
 
 
 def test_json_tells_ranks_in_bytes(logdir: Path) -> None:

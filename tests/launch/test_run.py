@@ -401,6 +401,11 @@ def test_a_run_of_several_hosts_is_named_after_what_they_share() -> None:
     assert names == ["train/mine", "train/10.0.0.1-29500", f"train/{UUID}"]
 
 
+def test_a_command_is_named_after_the_python_file_that_it_is_given(tmp_path: Path) -> None:
+    done = run(tmp_path, "sh", "-c", "echo $TB_MEMPLUGIN_RUN", "sub/train.py", "config.py")
+    assert re.fullmatch(r"train/\d{8}-\d{6}\n", done.stdout), done.stderr
+
+
 @pytest.mark.parametrize("launched", ["torchrun", "variable"])
 def test_child_processes_are_recorded(tmp_path: Path, launched: str) -> None:
     """By the start file, which `make setup` installs with the package."""

@@ -113,13 +113,13 @@ export function otherRanks(row: FleetRun, picked: { worker: string; device: stri
   const pieces: Piece[] = [];
   if (above !== "") {
     const size: Piece = { strong: withUnit(peak_bytes, unit), exact: peak_bytes };
-    pieces.push(...(isTop ? ["This one peaks highest"] : [{ name: rankOf(row, row) }, " peaks highest"]));
+    pieces.push(...(isTop ? ["This one peaks highest"] : [{ name: rankOf(row, row, noun) }, " peaks highest"]));
     const when = row.steps === 1 ? "" : ` at step ${row.step}`;
-    pieces.push(` of ${grouped(ranks)} ${noun}s: `, size, `${when}, ${above}`, ...(ranks === 2 ? [{ name: rankOf(median!, row) }] : [`the median ${noun}`]), ".");
+    pieces.push(` of ${grouped(ranks)} ${noun}s: `, size, `${when}, ${above}`, ...(ranks === 2 ? [{ name: rankOf(median!, row, noun) }] : [`the median ${noun}`]), ".");
   }
   if (growing) {
     const size: Piece = { strong: asPartOf(peak_bytes, growing.bytes), exact: growing.bytes };
-    const who: Piece[] = same(growing, row) && above !== "" ? ["It"] : same(growing, picked) ? [`This ${noun}`] : [{ name: rankOf(growing, row) }];
+    const who: Piece[] = same(growing, row) && above !== "" ? ["It"] : same(growing, picked) ? [`This ${noun}`] : [{ name: rankOf(growing, row, noun) }];
     pieces.push(pieces.length > 0 ? " " : "", ...who, " grows by ", size, " with every step.");
   }
   return pieces;
@@ -141,7 +141,8 @@ function same(a: OfRank, b: OfRank): boolean {
   return a.worker === b.worker && a.device === b.device;
 }
 
-/** The worker; its device, too, where that is not the one that peaks highest. */
-function rankOf({ worker, device }: OfRank, row: FleetRun): string {
+/** The device of a run that has one worker; else the worker, and its device where another one of it peaks highest. */
+export function rankOf({ worker, device }: OfRank, row: FleetRun, noun: "rank" | "device"): string {
+  if (noun === "device") return device;
   return worker === row.worker && device !== row.device ? `${worker} ${device}` : worker;
 }

@@ -72,14 +72,20 @@ export function severalDevices(rows: Rank[]): boolean {
   return new Set(rows.map((row) => row.worker)).size < rows.length;
 }
 
-/** The worker, and the device where any worker has several. */
+/** The worker, and the device where any worker has several; of a single worker only the device. */
 export function rankName({ worker, device }: { worker: string; device: string }, rows: Rank[]): string {
-  return severalDevices(rows) ? `${worker} ${device}` : worker;
+  if (!severalDevices(rows)) return worker;
+  return severalWorkers(rows) ? `${worker} ${device}` : device;
+}
+
+function severalWorkers(rows: Rank[]): boolean {
+  return rows.some((row) => row.worker !== rows[0]!.worker);
 }
 
 /** Names of at most so many letters: what all workers begin with is cut first, then the middle; the device stays. */
 export function shortNames(rows: Rank[], letters: number): string[] {
   const devices = severalDevices(rows);
+  if (devices && !severalWorkers(rows)) return rows.map((row) => shortened(visible(row.device), Math.max(LEAST_LETTERS, letters)));
   const longest = Math.max(0, ...rows.map((row) => visible(rankName(row, rows)).length));
   const same = longest > letters ? sharedBeginning([...new Set(rows.map((row) => visible(row.worker)))]) : 0;
   return rows.map((row) => {

@@ -2,7 +2,7 @@ import { address } from "../api/request";
 import { useRemote } from "../api/remote";
 import type { FleetAnswer } from "../api/types";
 import { picked, selection } from "../state/app";
-import { otherRanks, rankToOpen } from "../state/fleet";
+import { otherRanks, rankOf, rankToOpen } from "../state/fleet";
 import { cellText } from "../state/names";
 import { RouteLink } from "./route_link";
 import { Sentence } from "./sentence";
@@ -13,7 +13,8 @@ export function OtherRanks() {
   const { run, worker, device } = picked.value!;
   const several = workers.length > 1 || devices.length > 1;
   const row = useRemote<FleetAnswer>(several ? address("fleet", { run }) : null).data?.runs[0];
-  const pieces = row ? otherRanks(row, { worker, device }, workers.length > 1 ? "rank" : "device") : [];
+  const noun = workers.length > 1 ? "rank" : "device";
+  const pieces = row ? otherRanks(row, { worker, device }, noun) : [];
   if (!row || pieces.length === 0) return null;
   const place = rankToOpen(row, { worker, device });
   return (
@@ -22,7 +23,7 @@ export function OtherRanks() {
       {place && (
         <>
           <RouteLink to={place} testid="open-rank">
-            Open {cellText(place.worker)}
+            Open {cellText(rankOf(place, row, noun))}
           </RouteLink>
           {" · "}
         </>

@@ -77,3 +77,10 @@ test("other ranks: which peaks highest, by how much, and which grows, seen from 
   expect(plain(otherRanks(small, { worker: "rank0", device: "cuda:0" }))).toBe("rank1 grows by 4.00 MiB with every step.");
   expect(rankToOpen(small, { worker: "rank0", device: "cuda:0" })).toEqual({ worker: "rank1", device: "cuda:0" });
 });
+
+test("other devices of a single worker go by their own names", () => {
+  const row = run("dump", { ranks: 3, worker: "dump", device: "cuda:1", peak_bytes: 30 * MIB, median: { worker: "dump", device: "cuda:2", bytes: 20 * MIB } });
+  expect(plain(otherRanks(row, { worker: "dump", device: "cuda:0" }, "device"))).toBe(
+    "cuda:1 peaks highest of 3 devices: 30.00 MiB at step 3, 50.0 % above the median device.",
+  );
+});

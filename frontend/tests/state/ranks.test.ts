@@ -85,8 +85,10 @@ describe("the sentence on ranks", () => {
   });
   it("names devices where a worker has several", () => {
     const two = [rank("a", [8]), rank("a", [4], { device: "cuda:1" })];
-    expect(rankName(two[1]!, two)).toBe("a cuda:1");
+    expect(rankName(two[1]!, two)).toBe("cuda:1");
+    expect(rankName(two[1]!, [...two, rank("b", [8])])).toBe("a cuda:1");
     expect(rankName(two[1]!, [two[1]!])).toBe("a");
+    expect(shortNames(two, 32)).toEqual(["cuda:0", "cuda:1"]);
   });
 });
 
@@ -135,9 +137,9 @@ describe("the order of the table", () => {
 describe("names beside the map", () => {
   it("keep the device of a worker whose name is too long", () => {
     const worker = "gke-training-pool-a100-europe-west4-node-17.c.my-company.internal_31337";
-    const rows = [rank(worker, [1]), rank(worker, [2], { device: "cuda:1" })];
-    expect(shortNames(rows, 32)).toEqual(["gke-training…ternal_31337 cuda:0", "gke-training…ternal_31337 cuda:1"]);
-    expect(shortNames(rows, 4)).toEqual(["gk…37 cuda:0", "gk…37 cuda:1"]);
+    const rows = [rank(worker, [1]), rank(worker, [2], { device: "cuda:1" }), rank("b", [1])];
+    expect(shortNames(rows, 32)).toEqual(["gke-training…ternal_31337 cuda:0", "gke-training…ternal_31337 cuda:1", "b cuda:0"]);
+    expect(shortNames(rows, 4)).toEqual(["gk…37 cuda:0", "gk…37 cuda:1", "b cuda:0"]);
   });
   it("lose what all workers begin with, up to a mark between words, where they are too long", () => {
     const rows = ["node-17.cluster_pid410_rank0", "node-17.cluster_pid411_rank1"].map((name) => rank(name, [1]));

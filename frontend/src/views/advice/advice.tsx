@@ -6,8 +6,9 @@ import { adviceHeadline, ruleName, unfound } from "../../state/advice";
 import { alone, picked } from "../../state/app";
 import { percent, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { categoryLabel } from "../../state/categories";
-import { titleText } from "../../state/names";
+import { moduleLabel, titleText } from "../../state/names";
 import { counted, grouped } from "../../state/numbers";
+import { shortLine } from "../allocator/state_panel";
 import { Bytes } from "../amount";
 import { Category } from "../category";
 import { HowToRecord } from "../monitored/only_figures";
@@ -59,7 +60,7 @@ function lead(data: AdviceAnswer): string {
 function PeakCard({ peak }: { peak: PeakHolders }) {
   const unit = unitFor(peak.bytes);
   return (
-    <section class="card" data-testid="peak-holders" aria-label="Who fills the peak">
+    <section class="card" data-testid="peak-holders" aria-label="Who fills the peak" tabIndex={0}>
       <h2>
         Who fills the peak of {alone.value ? "the whole window" : `step ${peak.step}`}: {withUnit(peak.bytes)}
       </h2>
@@ -77,9 +78,10 @@ function PeakCard({ peak }: { peak: PeakHolders }) {
 
 function Row({ holder, of, unit }: { holder: Holder; of: number; unit: Unit }) {
   const { name, bytes, blocks, category, is_name } = holder;
+  const label = moduleLabel(name);
   return (
     <tr data-testid="holder" data-key={name}>
-      <th scope="row">{is_name ? <Name text={name} module /> : <span>{titleText(categoryLabel(name))}</span>}</th>
+      <th scope="row">{is_name ? <Name text={shortLine(label)} title={label} /> : <span>{titleText(categoryLabel(name))}</span>}</th>
       <td class="number">
         <Bytes bytes={bytes} unit={unit} />
       </td>

@@ -166,8 +166,8 @@ function NotRecorded({ device, reserve }: { device: string; reserve: boolean }) 
       </h1>
       {cpu && (
         <p>
-          The CPU's allocator does not keep reserved memory: it asks the system for each block, so nothing can be
-          fragmented. Pick a GPU to see its segments.
+          The CPU's allocator does not keep reserved memory: it takes each block from the C library and gives it back.
+          Pick a GPU to see its segments.
         </p>
       )}
       <p>

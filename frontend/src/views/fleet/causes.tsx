@@ -2,6 +2,7 @@ import { useState } from "preact/hooks";
 import { navigate, route } from "../../state/app";
 import type { CauseGroup } from "../../state/fleet";
 import { counted, grouped } from "../../state/numbers";
+import { shortLine } from "../allocator/state_panel";
 import { Name } from "../name";
 import { ShareBar } from "../table";
 
@@ -57,7 +58,7 @@ export function CauseText({ cause, line }: Pick<CauseGroup, "cause" | "line">) {
   return (
     <>
       out of memory{line === null ? ", line not recorded" : " at "}
-      {line !== null && <Name text={line} />}
+      {line !== null && <Name text={shortLine(line)} title={line} />}
     </>
   );
 }
