@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dis
 import errno
 import io
-import signal
+from itertools import chain, pairwise
 from traceback import walk_tb
+from types import FrameType
 
 NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 """What file systems answer where there is no space left, or no quota."""
@@ -28,6 +30,8 @@ _FIXES = {
     errno.EPIPE: "See whether what reads the output still runs.",
     errno.EROFS: "Choose a folder that is not read-only.",
 }
+
+_RAISES = {dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"]}
 
 
 class MemPluginError(Exception):
@@ -78,7 +82,22 @@ def fix_of(error: OSError, otherwise: str) -> str:
 
 
 def is_of_signal(error: BaseException) -> bool:
-    """Whether a signal handler that the program has set raised an error, in the midst of our code."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
-    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
+    """Whether a signal handler of the program, or another of its threads, raised an error amid our code."""
+    steps = list(walk_tb(error.__traceback__))
+    return any(_interrupts(frame, called) for (frame, _), (called, _) in pairwise(steps)) or _is_thrown(error)
+
+
+def _interrupts(frame: FrameType, called: FrameType) -> bool:
+    """Whether a signal handler was called: with a number, and with the frame that it interrupts."""
+    values = [value if type(value) is tuple else (value,) for value in called.f_locals.values()]
+    return any(value is frame for value in [*chain(*values)][1:])
+
+
+def _is_thrown(error: BaseException) -> bool:
+    """Whether another thread has thrown an error (`PyThreadState_SetAsyncExc`): no instruction raised it."""
+    last, kind = error.__traceback__, type(error)
+    if last is None or error.args or (kind.__module__ == Exception.__module__ and kind is not Exception):
+        return False
+    while last.tb_next is not None:
+        last = last.tb_next
+    return last.tb_frame.f_code.co_code[last.tb_lasti] not in _RAISES

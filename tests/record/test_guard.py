@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
@@ -9,6 +10,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -112,9 +114,9 @@ class Recorder:
         self.fail = guard.end
 
     @guarded("a window")
-    def record(self):
-        os.kill(os.getpid(), signal.SIGUSR1)
-        for _ in range(1000):  # the handler runs before the next instruction
+    def record(self, interrupt):
+        interrupt()
+        for _ in range(1000):  # the error is raised before one of the next instructions
             pass
 
 
@@ -122,18 +124,43 @@ class Job:
     def end(self, *_):
         raise TimeoutError("the job's time is over")
 
+    __call__ = end
+
+
+def end_and_forget(*_):
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    raise TimeoutError("the job's time is over")
+
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
-@pytest.mark.parametrize("handler", [lambda *_: 1 / 0, Job().end])
+@pytest.mark.parametrize(
+    "handler",
+    [lambda *_: 1 / 0, Job().end, Job(), partial(Job().end, "job 1"), end_and_forget],
+    ids=["function", "method", "object", "partial", "forgotten"],
+)
 def test_what_a_signal_handler_of_the_program_raises_within_ours_reaches_the_program(
     guard, warnings, handler
 ):
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with pytest.raises((ZeroDivisionError, TimeoutError)):
-            Recorder(guard).record()
+            Recorder(guard).record(lambda: os.kill(os.getpid(), signal.SIGUSR1))
     finally:
         signal.signal(signal.SIGUSR1, before)
+    assert warnings.texts == []
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Exception, StoppedError])
+def test_what_another_thread_throws_into_ours_reaches_the_program(guard, warnings, kind):
+    thread = ctypes.c_ulong(threading.get_ident())
+    with pytest.raises(kind):
+        Recorder(guard).record(
+            lambda: ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(kind))
+        )
     assert warnings.texts == []
 
 

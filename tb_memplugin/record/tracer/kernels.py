@@ -177,9 +177,9 @@ class AllocatorLog:
         if self._on:  # an outer tracer is on, and torch has only made tensors of numbers until this call
             self._disable()
         if not self._on and not _profiler_enabled():
+            self._on = True  # first: a signal may raise an error between any two lines
             _enable(_CONFIG)
             _record_functions(False)
-            self._on = True
         self._readers.append(reader)
         return self._on
 
@@ -207,10 +207,10 @@ class AllocatorLog:
         """Stop reporting and return the reports, none if another profiler has replaced this one."""
         lists: list[list[Any]] = []
         if self._on:
-            self._on = False
             if _profiler_type().value == _LEGACY:
-                lists = _disable()
                 _record_functions(True)
+                lists = _disable()
+            self._on = False  # last, see `begin`
         return lists
 
     def _pass_on(self, lists: list[list[Any]], now: int) -> None:
@@ -426,6 +426,11 @@ class KernelMemory:
     @guarded(_WHERE)
     def _end(self, log: AllocatorLog) -> None:
         log.end(self.reports)
+
+    def close(self) -> None:
+        """End the allocator's reports, which go on where a signal raised an error just before their end."""
+        if self._log is not None:
+            self._log.end(self.reports)
 
     @guarded(_WHERE)
     def _note_numbers(self, operator: Any, args: tuple[Any, ...], out: Any) -> None:

@@ -369,6 +369,7 @@ class StorageMode(TorchDispatchMode):
             above.append(pop_mode())
         if top is self:
             pop_mode()
+            self._kernels.close()
         for mode in reversed(above):
             push_mode(mode)
         _drop_ended()

@@ -10,6 +10,8 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from tb_memplugin import MemoryTracer
+from tb_memplugin.record.tracer.kernels import AllocatorLog, KernelMemory
 from tb_memplugin.record.tracer.results import ROOT
 from tb_memplugin.trace import Category, Kind
 from tests.record.agreement import UNTUNED
@@ -25,6 +28,8 @@ from tests.record.tracer.truth import Both, both, train_step
 from tests.training import MODELS, reported_events
 
 CPU = 0
+_LOG = AllocatorLog
+SWITCHES = {f.__code__ for f in (_LOG.begin, _LOG.end, _LOG.stop, _LOG._disable, KernelMemory._end)}
 profiler_enabled = torch._C._autograd._profiler_enabled
 
 
@@ -259,6 +264,39 @@ def test_an_operator_that_fails_leaves_no_profiler_and_no_bytes():
         assert not profiler_enabled()
     trace = tracer.trace_result()
     assert int(trace.live(CPU)[-1]) == int(trace.live(CPU)[0])
+
+
+def interrupted(after: int) -> bool:
+    """Trace an operator, with Ctrl-C after so many lines of `SWITCHES`, if there are more."""
+    x, lines = torch.randn(4), 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_code in SWITCHES and event == "line":
+            lines += 1
+            if lines > after:
+                raise KeyboardInterrupt  # ends that tracing, too
+        return trace
+
+    before = sys.gettrace()
+    try:
+        with MemoryTracer().trace(nn.Identity()):
+            sys.settrace(trace)
+            x + 1
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_ctrl_c_between_any_two_lines_leaves_no_profiler():
+    after = 0
+    while interrupted(after):
+        assert not profiler_enabled(), f"after {after} lines"
+        after += 1
+    gc.collect()  # else a later test would see the frees
+    assert after > 20
 
 
 def test_what_an_operator_took_before_it_failed_is_in_the_peak():
