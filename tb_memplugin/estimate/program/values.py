@@ -122,7 +122,7 @@ class Asking(Correction):
             return count
         if hint is None:
             most, every = _most_selected(mask), mask.numel()
-            maximum = f"all {every:,}" if most in (None, every) else f"{most:,} of {every:,}"
+            maximum = "all" if most in (None, every) else f"{most:,} of {every:,}"
             self.target.note(
                 f"How many elements {asked.place} selects depends on values: the maximum, {maximum}, is "
                 "assumed; a hint can set it."

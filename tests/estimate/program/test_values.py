@@ -897,6 +897,15 @@ def test_parts_of_a_range_and_other_choices_share_the_elements() -> None:
     assert counts == [TOKENS // 4] * 3 + [4, TOKENS, TOKENS, TOKENS // 4]
 
 
+def test_a_line_that_selects_of_several_sizes_has_one_note() -> None:
+    def run() -> None:
+        for rows in (3, 5):
+            torch.unique(unknown(rows))
+
+    notes = [note for note in estimated(run).estimate().notes if "selects" in note]
+    assert len(notes) == 1
+
+
 def counted_by_one_hot(chosen: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.one_hot(chosen, 4).sum(0)
 
