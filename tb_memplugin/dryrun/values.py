@@ -187,8 +187,8 @@ class Values:
         hint = answer(self._hints, asked)
         if hint is None:
             self._note(
-                f"How many elements {asked.place} selects depends on values: the maximum, all {elements:,}, "
-                "is assumed; a hint can set it."
+                f"How many elements {asked.place} selects depends on values: the maximum, all, is assumed; "
+                "a hint can set it."
             )
             return elements
         return min(hint, elements) if isinstance(hint, int) else round(elements * hint)
@@ -203,8 +203,8 @@ class Values:
         value = float(kind.is_floating_point or kind.is_complex) if hint is None else float(hint)
         if hint is None:
             self._note(
-                f"{asked.place} copies {elements:,} values that were not computed to the host: they are "
-                f"assumed to be {value:g}; a hint can set them."
+                f"{asked.place} copies values that were not computed to the host: they are assumed to be "
+                f"{value:g}; a hint can set them."
             )
         return value
 

@@ -14,7 +14,7 @@ import torch
 
 from tb_memplugin.estimate.answer.hints import answer, question, unanswered, went_on
 from tb_memplugin.estimate.program.checks import going_on
-from tb_memplugin.estimate.program.values import Asking
+from tb_memplugin.estimate.program.values import Asking, choices_of
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
 
 aten = torch.ops.aten
@@ -53,6 +53,8 @@ class Sizes(Asking):
         least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
         asked = question("count", func, args[0], mode.caller())
         count = answer(self._hints, asked)
+        if count is None and weights is None:
+            count = choices_of(args[0]) or None
         if count is None and not least:
             raise unanswered(asked)
         if count is None:

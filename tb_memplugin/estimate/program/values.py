@@ -63,7 +63,7 @@ _COPIES = (aten._to_copy, aten.clone, aten.stack, aten.index, aten.index_select,
 
 _OF_CHOICES = (
     *(*_COPIES, aten.cat, aten.where, aten.repeat, aten.masked_fill, aten.constant_pad_nd),
-    *(aten.remainder, aten.floor_divide, aten.div, aten.add),
+    *(aten.remainder, aten.floor_divide, aten.div, aten.add, aten.sub, aten.mul, aten.clamp),
     *(aten.copy_, aten.scatter, aten.scatter_, aten.index_copy_),
     *(aten.unique_consecutive, aten._unique2, aten.unique_dim),
 )
@@ -122,7 +122,7 @@ class Asking(Correction):
             return count
         if hint is None:
             most, every = _most_selected(mask), mask.numel()
-            maximum = f"all {every:,}" if most in (None, every) else f"{most:,} of {every:,}"
+            maximum = "all" if most in (None, every) else f"{most:,} of {every:,}"
             self.target.note(
                 f"How many elements {asked.place} selects depends on values: the maximum, {maximum}, is "
                 "assumed; a hint can set it."
@@ -181,8 +181,9 @@ class Values(Asking):
         compared |= dict.fromkeys(_EQUAL, self._equal)
         looked_up = {packet.default: _looked_up for packet in packets}
         finite = dict.fromkeys((*_NOT_FINITE, *_DIFFERENT), self._finite)
-        summed = {aten.sum.default: _summed, aten.sum.dim_IntList: _summed}
+        summed = dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), self._summed)
         summed |= {aten.max.default: _as_counted, aten.any.dim: _with_fewer_choices}
+        summed |= dict.fromkeys((aten.histc.default, aten.bincount.default), self._counted_by_choice)
         summed |= dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default), _of_both)
         every = (
             dict.fromkeys(_overloads(_CHOICES), _chosen),
@@ -218,6 +219,42 @@ class Values(Asking):
         is_one = not isinstance(other, torch.Tensor) or not other.dim() or out.numel() > chosen.numel()
         if choices and is_one and values_of(chosen) is None:
             setattr(out, _CHOICES_OF, choices)
+
+    def _counted_by_choice(
+        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
+    ) -> None:
+        """Keep how often each choice is taken, as `bincount` counts it."""
+        choices = choices_of(args[0])
+        if 0 < choices <= out.numel() and not out.dtype.is_floating_point:
+            self._keep_evenly(mode, func, args[0].numel(), choices, out)
+
+    def _summed(
+        self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
+    ) -> None:
+        """Keep the most that a sum of a mask can be: all of it, or the part of one choice.
+
+        Of a mask with one part for each choice (`one_hot`), keep how often each is taken.
+        """
+        if not out.dtype.is_floating_point and out.numel():
+            choices = _attribute(args[0], _CHOICES_OF) or 1
+            if out.dim() and out.numel() == choices:
+                self._keep_evenly(mode, func, args[0].numel() // choices, choices, out)
+            each = 1 if args[0].dtype is torch.bool else _attribute(args[0], _COUNTED)
+            if each is not None:
+                setattr(out, _COUNTED, -(-each * args[0].numel() // (out.numel() * choices)))
+
+    def _keep_evenly(
+        self, mode: CountingFakeMode, func: Any, chosen: int, choices: int, out: torch.Tensor
+    ) -> None:
+        """Keep that each choice is taken as often as any other, but for one more of the first ones."""
+        if values_of(out) is not None or out.numel() > MOST:
+            return
+        place = question("count", func, out, mode.caller()).place
+        self.target.note(f"Of the choices that {place} counts, each is assumed as frequent as any other.")
+        with no_dispatch():
+            every = torch.arange(out.numel())
+            counts = chosen // choices + (every < chosen % choices).long()
+            mode.keep_values(out, torch.where(every < choices, counts, 0).view(out.shape).to(out.dtype))
 
     def _scalar(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         try:
@@ -503,12 +540,9 @@ def _succeeded(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: An
         mode.keep_values(out[-1], torch.zeros(out[-1].shape, dtype=torch.int32))
 
 
-def _summed(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
-    """Keep the most that a sum of a mask can be: all of it, or the part of one choice."""
-    each = 1 if args[0].dtype is torch.bool else _attribute(args[0], _COUNTED)
-    if each is not None and not out.dtype.is_floating_point and out.numel():
-        choices = _attribute(args[0], _CHOICES_OF) or 1
-        setattr(out, _COUNTED, -(-each * args[0].numel() // (out.numel() * choices)))
+def choices_of(tensor: torch.Tensor) -> int:
+    """Return among how many the elements of a tensor are chosen, 0 if that is not known, or they are not."""
+    return int(_attribute(tensor, _CHOSEN) or 0)
 
 
 def _as_counted(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
@@ -537,6 +571,7 @@ def _looked_up(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: An
 
     A single value for all of them is filled in without indices (index_put_, canDispatchToMaskedFill).
     """
+    _copied(mode, func, args, out, scope)
     tensor, indices, values = args[:3]
     masks = [index for index in indices if index is not None and index.dtype in _MASKS]
     if not masks or (values.numel() == 1 and not (len(args) > 3 and args[3])):
@@ -639,6 +674,8 @@ def _user(instructions: Sequence[Instruction], row: int) -> int | None:
 def _put(instruction: Instruction) -> int:
     """Return how many values an instruction puts on the stack."""
     name = instruction.opname
+    if name in ("LOAD_ATTR", "LOAD_METHOD"):  # a method leaves itself beside its object, which they take
+        return left(instruction) + 1
     if name.startswith(("STORE", "DELETE", "POP", "RETURN", "NOP", "PRECALL", "KW_NAMES", "RESUME")):
         return 0
     return max(left(instruction), 1)

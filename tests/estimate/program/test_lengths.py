@@ -21,6 +21,10 @@ class Read:
         self.lengths.append(is_length(sys._getframe(1)))
         return 0
 
+    def tolist(self) -> list[int]:
+        self.lengths.append(is_length(sys._getframe(1)))
+        return [0]
+
     __int__ = __index__ = item
 
     def zeros(self, *_: Any) -> int:
@@ -104,11 +108,18 @@ def writes_there(read: Read) -> object:
     return rows[:]
 
 
+def cuts_at_an_end(read: Read) -> object:
+    tokens = read.tolist()
+    return tokens[: tokens.index(0)]
+
+
 def compares(read: Read) -> object:
     return "end" if read.item() == 3 else list(range(2))
 
 
-@pytest.mark.parametrize("reader", [looks_up, looks_up_a_variable, acts, collects, writes_there, compares])
+@pytest.mark.parametrize(
+    "reader", [looks_up, looks_up_a_variable, acts, collects, writes_there, cuts_at_an_end, compares]
+)
 def test_an_index_is_no_length(reader: Callable[[Read], object]) -> None:
     read = Read()
     reader(read)

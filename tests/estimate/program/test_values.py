@@ -259,6 +259,29 @@ def test_an_index_that_is_chosen_is_the_first() -> None:
     assert chosen == ["left"]
 
 
+def replaced_where_it_ended(chosen: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
+    tokens = torch.full((3,), 7, device="cuda")
+    tokens[~ended] = chosen[~ended]
+    return tokens
+
+
+def multiplied_where_it_ended(chosen: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
+    return chosen * ~ended + 7 * ended
+
+
+def in_bounds(chosen: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return (chosen - 1).clamp(min=0)
+
+
+@pytest.mark.parametrize("step", [replaced_where_it_ended, multiplied_where_it_ended, in_bounds])
+def test_what_follows_from_chosen_indices_is_the_first(
+    step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    read: list[list[int]] = []
+    estimated(lambda: read.append(step(unknown(3, 9).argmax(-1), unknown(3) > 0).tolist()))
+    assert read == [[0, 0, 0]]
+
+
 def cuts_at_an_item() -> torch.Tensor:
     tokens = unknown(8)
     end = tokens.argmax().item()
@@ -872,6 +895,41 @@ def test_parts_of_a_range_and_other_choices_share_the_elements() -> None:
 
     estimated(run)
     assert counts == [TOKENS // 4] * 3 + [4, TOKENS, TOKENS, TOKENS // 4]
+
+
+def test_a_line_that_selects_of_several_sizes_has_one_note() -> None:
+    def run() -> None:
+        for rows in (3, 5):
+            torch.unique(unknown(rows))
+
+    notes = [note for note in estimated(run).estimate().notes if "selects" in note]
+    assert len(notes) == 1
+
+
+def counted_by_one_hot(chosen: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.one_hot(chosen, 4).sum(0)
+
+
+def counted_without_an_end(chosen: torch.Tensor) -> torch.Tensor:
+    return torch.bincount(chosen)
+
+
+def counted_in_bins(chosen: torch.Tensor) -> torch.Tensor:
+    return torch.histc(chosen.int(), bins=4, min=0, max=3)
+
+
+@pytest.mark.parametrize("count", [counted_by_one_hot, counted_without_an_end, counted_in_bins])
+def test_how_often_each_is_chosen_divides_the_rows(count: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    parts: list[int] = []
+
+    def run() -> None:
+        rows = unknown(10, 8)
+        tokens_of_each = count(unknown(10, 4).argmax(-1)).tolist()
+        parts.extend(len(part) for part in rows.split(tokens_of_each))
+
+    done = estimated(run)
+    assert parts == [3, 3, 2, 2]
+    assert any("assumed as frequent as any other" in note for note in done.estimate().notes)
 
 
 def first(values: torch.Tensor, end: int) -> torch.Tensor:
