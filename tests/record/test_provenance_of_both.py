@@ -210,6 +210,31 @@ def momentum() -> Loop:
     return model, None, loop
 
 
+class SharpnessAware(torch.optim.SGD):
+    """It climbs, and then the weights are those that its state has kept."""
+
+    def step(self, closure=None):
+        for weight in self.param_groups[0]["params"]:
+            self.state[weight]["old"] = weight.detach().clone()
+            weight.data.add_(weight.grad)
+            weight.data = self.state[weight]["old"]
+        return super().step(closure)
+
+
+def kept_weights() -> Loop:
+    """The peak is within a step: all 1,474 weights, and a copy of the first 20 x 64, which replaces them."""
+    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer = SharpnessAware(model.parameters(), 0.1)
+
+    def loop() -> None:
+        model(torch.ones(4, 20)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    loop()
+    return model, optimizer, loop
+
+
 def tanh_net(outputs: int = 5) -> nn.Sequential:
     return nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, outputs))
 
@@ -355,6 +380,7 @@ LOOPS: dict[str, Callable[[], Loop]] = {
     "replay buffer": replay_buffer,
     "call without gradients before": call_without_gradients_before,
     "momentum of an optimizer that is not given": momentum,
+    "weights that the state has kept": kept_weights,
     **DERIVATIVES,
     **{name: partial(training, name) for name in MODELS},
 }
@@ -483,6 +509,7 @@ EXPECTED = {
     "one cache for all layers": {"cache": 2 * 2 * LENGTH * 8 * 4},
     "moving averages": {"parameter_copy": 3 * 3_380 + 2 * 248},
     "momentum of an optimizer that is not given": {"optimizer_state": 4 * 1_474},
+    "weights that the state has kept": {"parameter": 4 * (1_474 + 20 * 64)},
     "replay buffer": {"parameter_copy": (64 * 64 + 64 + 64 * 10 + 10) * 4},
 }
 """The bytes of some categories, which follow from the loop."""

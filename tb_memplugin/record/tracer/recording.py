@@ -181,7 +181,8 @@ class StorageRecording:
         self._foreign_calls = self._missed = 0
         self._ends_beside_threads = False
         self._counting: CountedWindow | None = None
-        self._step_ns = time_ns()
+        self._step_starts = [time_ns()]
+        """Of the block, and of each optimizer's step that runs: a step may call another."""
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.phases: deque[PhaseMemoryStats] = deque(maxlen=max_events)
 
@@ -464,14 +465,16 @@ class StorageRecording:
             if self.layers.results is not None:
                 self.layers.results.before_step(optimizer)
             self.layers.in_optimizer += 1
-            self._step_ns = time_ns()
+            self._step_starts.append(time_ns())
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self.layers.on:
             self._stepped.add(optimizer)
             self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
             now, parameters = time_ns(), HeldByOptimizer(self.layers.names).stepped(optimizer)
-            self.layers.optimizer.append(OptimizerStep(self._step_ns, now, parameters))
+            start = self._step_starts.pop() if len(self._step_starts) > 1 else self._step_starts[0]
+            self.layers.optimizer.append(OptimizerStep(start, now, parameters))
+            self._name(held_parameters(optimizer, self.layers.names))  # the state may hold them, too
             self._name(optimizer_storages(optimizer, self.layers.names))
 
     def _notes(self) -> Iterator[Note]:
