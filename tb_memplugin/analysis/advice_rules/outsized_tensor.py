@@ -49,8 +49,8 @@ def outsized_tensor(judged: Judged) -> Result:
     """Find the largest tensors of forward if all others of the step are far smaller.
 
     At the peak, they or gradients of their size are alive. Sizes that parameters or their gradients have do
-    not count. The finding's bytes are by how much the highest step's peak falls without these tensors and what
-    backward allocates of at least half their size.
+    not count. The finding's bytes are by how much the highest step's peak falls without these tensors and
+    what backward allocates of at least half their size.
     """
     trace, blocks = judged.trace, judged.blocks
     if not blocks.are_known:
