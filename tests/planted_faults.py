@@ -641,32 +641,6 @@ def all_pairs(device: str, broken: bool) -> Program:
     return Program(step, model)
 
 
-def critic_turns(device: str, broken: bool) -> Program:
-    """Three turns of a critic and one of a generator, each with its optimizer; broken: not detached."""
-    wide = size(device, 512, 64)
-    inner = (layer for _ in range(6) for layer in (nn.Linear(wide, wide), nn.ReLU()))
-    generator = nn.Sequential(nn.Linear(WIDTH, wide), *inner, nn.Linear(wide, WIDTH)).to(device)
-    critic = nn.Sequential(nn.Linear(WIDTH, wide), nn.ReLU(), nn.Linear(wide, 1)).to(device)
-    of_generator, of_critic = (torch.optim.Adam(model.parameters()) for model in (generator, critic))
-    noise = torch.rand(size(device, 4096, 256), WIDTH, device=device)
-
-    def step() -> None:
-        for _ in range(3):
-            of_critic.zero_grad()
-            with torch.set_grad_enabled(broken):
-                made = generator(noise)
-            critic(made).mean().backward()
-            del made
-            of_critic.step()
-        of_generator.zero_grad()
-        critic.requires_grad_(False)
-        critic(generator(noise)).mean().backward()
-        critic.requires_grad_(True)
-        of_generator.step()
-
-    return Program(step, nn.ModuleList([generator, critic]), of_critic, steps=2)
-
-
 def evaluation_graph(device: str, broken: bool) -> Program:
     """A training, and an evaluation of more data that needs no gradients, but records a graph."""
     program = training(Stack(*(Layer() for _ in range(6))).to(device), batch(device, 1))
@@ -702,6 +676,8 @@ def similarities(device: str, broken: bool) -> Program:
 
 class Quantised(nn.Module):
     """A weight in 8 bits, computed in 16 in each forward, and kept or not."""
+
+    narrow: Tensor
 
     def __init__(self, width: int, keeps: bool) -> None:
         super().__init__()
@@ -759,7 +735,6 @@ PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "earlier_folds": earlier_folds,
     "reloaded_model": reloaded_model,
     "reference_model": reference_model,
-    "critic_turns": critic_turns,
     "evaluation_graph": evaluation_graph,
     "similarities": similarities,
     "dequantised_weights": dequantised_weights,
@@ -788,7 +763,6 @@ KINDS = {
     "earlier_folds": "parameter_copies",
     "reloaded_model": "parameter_copies",
     "reference_model": "parameter_copies",
-    "critic_turns": "unused_gradients",
     "evaluation_graph": "unused_graph",
     "similarities": "outsized_tensor",
     "dequantised_weights": "parameter_copies",

@@ -49,7 +49,6 @@ NEEDS_STACKS = {
     "merged_weights",
     "reordered_caches",
     "earlier_folds",
-    "critic_turns",
     "evaluation_graph",
     "similarities",
     "dequantised_weights",
