@@ -641,6 +641,67 @@ def all_pairs(device: str, broken: bool) -> Program:
     return Program(step, model)
 
 
+def evaluation_graph(device: str, broken: bool) -> Program:
+    """A training, and an evaluation of more data that needs no gradients, but records a graph."""
+    program = training(Stack(*(Layer() for _ in range(6))).to(device), batch(device, 1))
+    data = batch(device, size(device, 32, 8))
+
+    def evaluate() -> Tensor:
+        assert program.model is not None
+        return program.model(data).argmax(-1)
+
+    def step() -> None:
+        program.step()
+        with torch.set_grad_enabled(broken):
+            evaluate()
+
+    return Program(step, program.model, program.optimizer)
+
+
+def similarities(device: str, broken: bool) -> Program:
+    """A loss over the similarities of all pairs of two batches, by broadcasting or by a product."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)).to(device)
+    count = size(device, 1024, 128)
+
+    def step() -> None:
+        a, b = (model(torch.rand(count, WIDTH, device=device)) for _ in range(2))
+        if broken:
+            F.cosine_similarity(a[:, None], b[None], dim=-1).mean().backward()
+        else:
+            (F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T).mean().backward()
+        model.zero_grad()
+
+    return Program(step, model)
+
+
+class Quantised(nn.Module):
+    """A weight in 8 bits, computed in 16 in each forward, and kept or not."""
+
+    narrow: Tensor
+
+    def __init__(self, width: int, keeps: bool) -> None:
+        super().__init__()
+        self.register_buffer("narrow", torch.zeros(width, width, dtype=torch.int8))
+        self.keeps = keeps
+        self.weight: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.narrow.to(x.dtype)
+        self.weight = weight if self.keeps else None
+        return F.linear(x, weight)
+
+
+def dequantised_weights(device: str, broken: bool) -> Program:
+    width = size(device, 2048, 128)
+    model = Stack(*(Quantised(width, broken) for _ in range(16))).to(device)
+
+    @torch.no_grad()
+    def step() -> None:
+        model(torch.zeros(8, width, device=device, dtype=torch.float16))
+
+    return Program(step, model, warm_up=0, steps=2)
+
+
 PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "attention_scores": attention_scores,
     "loss_logits": loss_logits,
@@ -674,6 +735,9 @@ PROGRAMS: dict[str, Callable[[str, bool], Program]] = {
     "earlier_folds": earlier_folds,
     "reloaded_model": reloaded_model,
     "reference_model": reference_model,
+    "evaluation_graph": evaluation_graph,
+    "similarities": similarities,
+    "dequantised_weights": dequantised_weights,
 }
 
 
@@ -699,6 +763,9 @@ KINDS = {
     "earlier_folds": "parameter_copies",
     "reloaded_model": "parameter_copies",
     "reference_model": "parameter_copies",
+    "evaluation_graph": "unused_graph",
+    "similarities": "outsized_tensor",
+    "dequantised_weights": "parameter_copies",
 }
 """The rule that finds a fault, where its name is another."""
 
@@ -717,6 +784,7 @@ NEEDS_OPERATORS = {
     "merged_weights",
     "reordered_caches",
     "all_pairs",
+    "dequantised_weights",
 }
 """Faults of which Python stacks alone show less, or nothing."""
 

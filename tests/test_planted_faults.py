@@ -49,6 +49,9 @@ NEEDS_STACKS = {
     "merged_weights",
     "reordered_caches",
     "earlier_folds",
+    "evaluation_graph",
+    "similarities",
+    "dequantised_weights",
 }
 
 

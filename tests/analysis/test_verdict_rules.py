@@ -490,11 +490,15 @@ def test_a_product_with_float64_makes_a_loss_wide_up_to_the_cast_of_its_gradient
     assert (found(history, "wide_tensors").bytes, found(history, "wide_tensors").of_bytes) == (400, 1108)
 
 
-@pytest.mark.parametrize(("parameters", "is_found"), [(1, True), (2, False)])
-def test_state_of_an_optimizer_that_another_replaced(parameters: int, is_found: bool) -> None:
-    """Two blocks of state by one line: of one parameter after the other, or of the same."""
+@pytest.mark.parametrize(
+    ("parameters", "backward", "is_found"), [(1, True, True), (2, True, False), (1, False, False)]
+)
+def test_state_of_an_optimizer_that_another_replaced(parameters: int, backward: bool, is_found: bool) -> None:
+    """Two blocks of state by one line: of one parameter after the other, of the same, or as loaded."""
     start = [f"start 100 w{n} category=parameter" for n in range(parameters)]
-    history = trace(*start, *(f"alloc 100 m{n} category=optimizer_state phase=optimizer" for n in range(2)))
+    state = [f"alloc 100 m{n} category=optimizer_state phase=optimizer" for n in range(2)]
+    state[1:1] = ["alloc 1 g phase=backward"] * backward
+    history = trace(*start, *state)
     history = stacked(history, ("_init_group torch/optim/adam.py:166", "train train.py:9"))
     problems = [one for one in advice(history).findings if one.level == "problem"]
     assert [(one.kind, one.bytes) for one in problems] == [("optimizer_state", 100)] * is_found

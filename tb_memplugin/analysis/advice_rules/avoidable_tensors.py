@@ -38,7 +38,9 @@ def _first_of_each(keys: Int64, mask: Bool) -> Int64:
 REPEATS = {"repeat", "repeat_interleave", "tile"}
 COPIES = {"clone", "contiguous"}
 MASKS = {"tril", "triu", "tril_", "triu_"}
-"""Operators that repeat values; that copy a tensor, an expanded one in full; and that make masks alike."""
+TABLES = {"cos", "sin"}
+"""Operators that repeat values; that copy a tensor, an expanded one in full; that make masks alike; and, if
+their results are never freed, tables of positions."""
 
 NEAR, MOST_TIMES, LEAST_SOURCE = 8, 4096, 1024
 """A copy may be one of the last so many blocks, unless all are smaller. An expanded one is of an alive block
@@ -46,7 +48,7 @@ that its size is a multiple of, at most so many times as large, and of so many b
 
 
 def repeated_values(judged: Judged) -> Result:
-    """Find tensors whose values are those of a smaller one, repeated: expanded masks, a mask in each layer.
+    """Find tensors whose values are those of a smaller one, repeated: expanded masks, a table in each layer.
 
     A copy counts if no alive block is as large, and none of the last `NEAR` is larger: so it is one of an
     expanded tensor. The finding's bytes are by how much the highest step's peak falls without them.
@@ -55,7 +57,8 @@ def repeated_values(judged: Judged) -> Result:
     copies = _first_of_each(blocks.kinds, data & blocks.of_operators(COPIES) & blocks.at_peak)
     expanded = copies[np.array([_is_expanded(blocks, index) for index in copies.tolist()], bool)]
     chosen = data & (blocks.of_operators(REPEATS) | blocks.alike(expanded))
-    masks = data & blocks.of_operators(MASKS) & blocks.at_peak
+    tables = blocks.of_operators(TABLES) & (blocks.freed >= len(judged.trace.events))
+    masks = data & (blocks.of_operators(MASKS) | tables) & blocks.at_peak
     masks[_first_of_each(blocks.kinds, masks)] = False
     chosen |= masks
     return judged.avoidable(
@@ -65,7 +68,7 @@ def repeated_values(judged: Judged) -> Result:
         "The same values are stored many times by {name}.",
         "No large tensor repeats the values of a smaller one",
         "Broadcast: pass on what expand() returns without a copy (no contiguous(), clone() or repeat()), and "
-        "share one mask among the layers.",
+        "share one mask, or table of positions, among the layers.",
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tb_memplugin.analysis.advice_rules.unused_graph import trains
-from tb_memplugin.analysis.block_origins import Judged, StepBlocks
+from tb_memplugin.analysis.block_origins import Judged, StepBlocks, freed_by_python
 from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.source_lines import line_key
@@ -404,7 +404,7 @@ def by_stack(judged: Judged) -> Result:
 def _kept(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
     """Return the blocks (indices) of forward that are alive at the peak, and their like in other steps.
 
-    What one checkpoint around several calls recomputes counts, too.
+    What one checkpoint around several calls recomputes counts, too; what Python code frees does not.
     """
     rows = blocks.rows
     category = trace.allocations.category[rows]
@@ -412,7 +412,7 @@ def _kept(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
     chosen &= blocks.of(lambda origin: origin.in_call) | (category != Category.UNKNOWN)
     chosen &= ~np.isin(trace.allocations.phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER))
     chosen |= category == Category.RECOMPUTED
-    chosen &= blocks.at_peak & (blocks.born >= 0)
+    chosen &= blocks.at_peak & (blocks.born >= 0) & ~freed_by_python(trace, blocks, in_calls=False)
     return np.flatnonzero(blocks.alike(np.flatnonzero(chosen).astype(np.int64))).astype(np.int64)
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 
+from tb_memplugin.analysis.advice_rules.unused_gradients import Backwards
 from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, share
 from tb_memplugin.analysis.sums import sums
@@ -86,8 +87,9 @@ def optimizer_state(judged: Judged) -> Result:
 def _replaced(judged: Judged) -> Result:
     """Find state of which one line of an optimizer made more blocks than there are parameters of their size.
 
-    The oldest are those of an optimizer that another replaced. The finding's bytes are by how much the
-    highest step's peak falls if each is freed when its successor is born.
+    The oldest are those of an optimizer that another replaced, if a backward ran in between: a checkpoint is
+    loaded by one line, too. The finding's bytes are by how much the highest step's peak falls if each is
+    freed when its successor is born.
     """
     trace, blocks = judged.trace, judged.blocks
     category = trace.allocations.category[blocks.rows]
@@ -104,6 +106,9 @@ def _replaced(judged: Judged) -> Result:
         for pair in zip(made, made[parameters[size] :], strict=False)
     ]
     old, new = np.array(sorted(pairs), np.int64).reshape(-1, 2).T
+    first = Backwards.of(trace, judged.device).first
+    is_replaced = np.searchsorted(first, blocks.born[old]) < np.searchsorted(first, blocks.born[new])
+    old, new = old[is_replaced], new[is_replaced]
     return judged.avoidable(
         "optimizer_state",
         "problem",

@@ -46,10 +46,11 @@ KNOWN = (
 
 
 def outsized_tensor(judged: Judged) -> Result:
-    """Find the largest tensors of forward at the peak if all others of the step are far smaller.
+    """Find the largest tensors of forward if all others of the step are far smaller.
 
-    Sizes that parameters or their gradients have do not count. The finding's bytes are by how much the
-    highest step's peak falls without these tensors and what backward allocates of at least half their size.
+    At the peak, they or gradients of their size are alive. Sizes that parameters or their gradients have do
+    not count. The finding's bytes are by how much the highest step's peak falls without these tensors and
+    what backward allocates of at least half their size.
     """
     trace, blocks = judged.trace, judged.blocks
     if not blocks.are_known:
@@ -59,22 +60,26 @@ def outsized_tensor(judged: Judged) -> Result:
     data = ~np.isin(category, NOT_DATA) & (blocks.born >= 0) & ~np.isin(blocks.bytes, own)
     forward = data & blocks.of(lambda origin: origin.is_known and not origin.is_backward)
     forward &= trace.allocations.phase[blocks.rows] != Phase.BACKWARD
-    largest = int(blocks.bytes[forward & blocks.at_peak].max(initial=0))
+    size = np.where(forward & np.isin(blocks.bytes, blocks.bytes[data & blocks.at_peak]), blocks.bytes, 0)
+    largest = int(size.max(initial=0))
     is_large = 2 * blocks.bytes >= largest
     smaller = int(blocks.bytes[forward & ~is_large].max(initial=0))
-    count = int((forward & is_large & blocks.at_peak).sum())
-    few = count <= MOST and (forward & is_large).sum() <= SHARE_OF_FORWARD * forward.sum()
+    few = (forward & is_large & blocks.at_peak).sum() <= MOST
+    few &= (forward & is_large).sum() <= SHARE_OF_FORWARD * forward.sum()
     if not few or not smaller or largest < TIMES * smaller:
         return Fine(f"No few tensors are more than {TIMES} times as large as all others of the step.")
+    line = blocks.origins[blocks.origin[int(np.argmax(size))]].line.replace("{", "{{").replace("}", "}}")
+    count = int((data & is_large & blocks.at_peak).sum())
     result = judged.avoidable(
         "outsized_tensor",
         "option",
         np.flatnonzero(data & is_large).astype(np.int64),
-        f"{counted(count, 'tensor')} of up to {size_text(largest)} by {{name}}: "
+        f"{counted(count, 'tensor')} of up to {size_text(largest)} by {line or '{name}'}: "
         f"{largest // smaller:,} times as large as all others.",
         "The largest tensors are not at the peak",
         "Compute only what is used, such as the logits of the last token, or in parts. Broadcast a mask "
-        "instead of expanding it, use torch.cdist for distances, and keep a data set on the CPU.",
+        "instead of expanding it, use torch.cdist for distances and a product of normalized matrices for "
+        "similarities of all pairs, and keep a data set on the CPU.",
         least_share=LEAST_SHARE,
         price="a change to the code",
     )

@@ -38,6 +38,9 @@ OTHERS = (
 NEW = {"zeros_like", "zeros", "empty_like", "ones_like", "full_like", "zero_"}
 """Operators of blocks that begin with no values of a parameter, such as an optimizer's state."""
 
+WIDER = (1, 2, 4, 8)
+"""How many times as large a weight may be that a module computes: of 16 or 32 bits, from 4 or 8."""
+
 WEIGHTED = {"linear", "conv1d", "conv2d", "conv3d"}
 """Operators that take a weight."""
 
@@ -68,7 +71,7 @@ def parameter_copies(judged: Judged) -> Result:
         if copies.any():
             how = "of an earlier model: the same lines made others of these sizes since"
             return _result(judged, copies, how, saved)
-        copies, how = _computed(blocks, category), "computed in forward, from parameters of their size"
+        copies, how = _computed(blocks, category), "computed in forward, from parameters"
     if not copies.any():
         return Fine("No other line allocated blocks of the sizes of the parameters.")
     return _result(judged, copies, how, _saved(blocks, copies, category))
@@ -111,7 +114,7 @@ def _repeated(judged: Judged, category: UInt8) -> tuple[Bool, str]:
 
 
 def _of_earlier_model(judged: Judged, category: UInt8) -> tuple[Bool, int]:
-    """Return the mask of parameters at the peak, and of their optimizer state, that a later model repeats.
+    """Return the mask of parameters at the peak, their gradients and state, that a later model repeats.
 
     The later model's parameters are those made after the last gradient, or without gradients after the last
     forward: by the same lines, in the same sizes, and no more of each. The bytes are by how much the peak
@@ -137,17 +140,23 @@ def _of_earlier_model(judged: Judged, category: UInt8) -> tuple[Bool, int]:
     of_kind = {kind: np.flatnonzero(made & (blocks.kinds == kind)).tolist() for kind in counts}
     pairs = [pair for kind, rows in of_kind.items() for pair in zip(rows, rows[counts[kind] :], strict=False)]
     old, new = np.array(pairs, np.int64).T
-    return earlier, judged.step.saved(blocks.bytes[old], blocks.born[new] + 1, blocks.freed[old])
+    gradients = (category == Category.GRADIENT) & blocks.at_peak & ~is_later
+    gradients &= np.isin(blocks.bytes, blocks.bytes[earlier])
+    old = np.append(old, np.flatnonzero(gradients))
+    gone = np.append(blocks.born[new], np.full(int(gradients.sum()), blocks.born[later].min()))
+    return earlier | gradients, judged.step.saved(blocks.bytes[old], gone + 1, blocks.freed[old])
 
 
 def _computed(blocks: StepBlocks, category: UInt8) -> Bool:
     """Return the mask of the weights at the peak that modules compute, such as LoRA's W + B @ A.
 
-    They have the size of a parameter but of no layer's result, and a layer's result is the next block.
+    They have the size of a parameter, or one of a wider dtype, but of no layer's result, and a layer's result
+    is the next block.
     """
     forward = (blocks.born >= 0) & blocks.of(lambda origin: origin.in_call and not origin.is_backward)
     layer = forward & blocks.of_operators(WEIGHTED)
-    sizes = np.setdiff1d(blocks.bytes[category == Category.PARAMETER], blocks.bytes[layer])
+    sizes = np.outer(blocks.bytes[category == Category.PARAMETER], WIDER)
+    sizes = np.setdiff1d(sizes, blocks.bytes[layer])
     copies: Bool = forward & np.isin(blocks.bytes, sizes) & np.append(layer[1:], False) & blocks.at_peak
     return copies if copies.sum() >= FEWEST else np.zeros(len(copies), bool)
 
@@ -207,7 +216,8 @@ def _result(judged: Judged, copies: Bool, how: str, saved: int) -> Result:
         "Keep EMA weights and reference models on the CPU, load weights with torch.load(..., mmap=True, "
         'map_location="cpu"), and free the copy that was loaded. Free a model and its optimizer before the '
         "next is made. Master weights are not needed if the optimizer updates bf16 with stochastic rounding. "
-        "Let LoRA add to the result, x @ W + x @ A @ B, not to the weight.",
+        "Let LoRA add to the result, x @ W + x @ A @ B, not to the weight. Keep no reference to weights that "
+        "are dequantised in forward, and recompute them in backward.",
         view="allocations",
         state=[("block", str(int(blocks.rows[largest])))],
         subject=name,

@@ -22,6 +22,9 @@ LEAST_SHARE = 0.05
 SCALAR = 8
 """The bytes of a loss, at most."""
 
+RECURRENT = "torch/nn/modules/rnn.py"
+"""The file of layers that take what they returned before: their forwards have one graph."""
+
 FEWEST, ALIKE = 2, 0.5
 """Fewest blocks that a forward keeps; how alike the last one it must be, in lines and in what is freed."""
 
@@ -35,7 +38,13 @@ def summed_losses(judged: Judged) -> Result:
     trace, blocks, step = judged.trace, judged.blocks, judged.step
     if not any(_is_inside(trace, origin) for origin in blocks.origins):
         return NotJudged("The recording contains neither modules nor their calls.")
-    summed = [found for found in _forwards(judged) if len(found[-1]) > 1]
+    in_rnn = [any(RECURRENT in text for text in trace.stack(origin.stack)) for origin in blocks.origins]
+    is_unrolled = np.array(in_rnn, bool)[blocks.origin]
+    summed = [
+        (begin, end, calls)
+        for begin, end, calls in _forwards(judged)
+        if len(calls) > 1 and not is_unrolled[np.concatenate(calls)].any()
+    ]
     if not summed:
         return Fine("No backward runs over several forwards, each with a loss of its own.")
     earlier, gone, size, back = list[Int64](), list[Int64](), list[Int64](), list[Int64]()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import Judged, freed_by_python
+from tb_memplugin.analysis.block_origins import Judged, StepBlocks, freed_by_python, window_blocks
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.units import counted, size_text
@@ -107,10 +110,10 @@ def _of_other_tensors(judged: Judged) -> Result:
 
 
 def _of_parameters(judged: Judged) -> Result:
-    """Find gradients that no gap between two backwards frees, while gaps free others that are no older.
+    """Find gradients that no optimizer uses: never freed while others are, or freed without a step of theirs.
 
-    The finding's bytes are by how much the highest step's peak falls without these gradients. Where no
-    module with other gradients ran before theirs, their backward and what it needs count, too.
+    The finding's bytes are by how much the highest step's peak falls without these gradients, what backward
+    allocates after the last gradient that is used, and what forward keeps for that.
     """
     trace, step = judged.trace, judged.step
     blocks = trace.allocations
@@ -122,36 +125,48 @@ def _of_parameters(judged: Judged) -> Result:
     if len(backwards.first) < 2 or not (gap >= 0).any():
         return NotJudged("This rule needs gradients that are freed between two backwards.")
     resets = np.unique(gap[gap >= 0])
-    key = blocks.module[gradient].astype(np.int64) * (int(blocks.bytes.max()) + 1) + blocks.bytes[gradient]
-    is_used = np.isin(key, key[gap >= 0])
+    key = _keys(trace)
+    is_used = np.isin(key[gradient], key[gradient[gap >= 0]])
     made_in = np.searchsorted(backwards.first, blocks.born[gradient], side="right") - 1
     outlives = (blocks.born[gradient] <= backwards.last[resets[-1]]) & (
         blocks.freed[gradient] > backwards.last[-1]
     )
     outlives &= made_in <= made_in[gap >= 0].max()  # frees of older ones may be another model's turn
-    unused = gradient[~is_used & outlives]
+    is_kept = ~is_used & outlives
+    used_until = np.where(is_kept, -1, _used_until(judged, backwards, gradient, made_in))
+    alive_until = np.searchsorted(backwards.last, blocks.freed[gradient]) - 1
+    unused = gradient[is_kept | ((gap >= 0) & (used_until < gap))]
     size = int(blocks.bytes[unused].sum())
     if not len(unused):
-        return Fine("Every module's gradients are freed between two backwards.")
-    modules = np.unique(blocks.module[unused])
-    used = np.unique(blocks.module[gradient[is_used]]).astype(np.int64)
-    rows, gone = _needless(trace, judged.device, backwards, unused, used)
-    saved = step.saved(blocks.bytes[rows], gone + 1, blocks.freed[rows])
+        return Fine("Every module's gradients are freed between two backwards, after an optimizer step.")
+    rows, gone = list[Int64](), list[Int64]()
+    for number in range(len(backwards.first)):
+        is_alive = (made_in <= number) & (number <= alive_until)
+        is_needed = is_alive & (number <= used_until)
+        needless = _needless(
+            judged, backwards, number, gradient[is_needed], gradient[is_alive & ~is_needed], gradient[is_kept]
+        )
+        rows.append(needless[0])
+        gone.append(needless[1])
+    needless_rows = np.concatenate(rows)
+    saved = step.saved(blocks.bytes[needless_rows], np.concatenate(gone) + 1, blocks.freed[needless_rows])
     if saved < LEAST_SHARE * step.peak_bytes:
-        return Fine(f"Gradients that are never freed raise the peak by only {size_text(saved)}.")
+        return Fine(f"Gradients that no optimizer uses raise the peak by only {size_text(saved)}.")
+    modules = np.unique(blocks.module[unused])
     folded = folds([module.key for module in trace.modules])
     names = list(dict.fromkeys(module_text(folded[trace.modules[row].key]) for row in modules.tolist()))
+    how = "while others are" if is_kept.any() else "without a step of their optimizer"
     return judged.finding(
         "unused_gradients",
         "problem",
-        f"Backward computes gradients that no optimizer step uses and frees: of {names[0]}"
+        f"Backward computes gradients that no optimizer step uses: of {names[0]}"
         + (f" and {counted(len(names) - 1, 'other module')}." if len(names) > 1 else "."),
         saved,
         (
             Evidence(
-                "gradients that are never freed",
+                f"gradients that are {'never freed' if is_kept.any() else 'freed unused'}",
                 size,
-                f"{counted(len(unused), 'block')}, while others are",
+                f"{counted(len(unused), 'block')}, {how}",
                 False,
             ),
             judged.without("them and their backward", saved),
@@ -164,39 +179,95 @@ def _of_parameters(judged: Judged) -> Result:
     )
 
 
+def _keys(trace: MemoryTrace) -> Int64:
+    """Return a number for each block, the same for those of one module and size."""
+    blocks = trace.allocations
+    key: Int64 = blocks.module.astype(np.int64) * (int(blocks.bytes.max()) + 1) + blocks.bytes
+    return key
+
+
+def _window(judged: Judged) -> StepBlocks:
+    return judged.blocks if len(judged.trace.steps) == 1 else window_blocks(judged.trace, judged.device)
+
+
+def _kinds(judged: Judged) -> Int64:
+    """Return `StepBlocks.kinds` of each allocation of the trace, -1 for those of other devices."""
+    window = judged.result(_window)
+    kinds = np.full(len(judged.trace.allocations.born), -1)
+    kinds[window.rows] = window.kinds
+    return kinds
+
+
+def _used_until(judged: Judged, backwards: Backwards, gradient: Int64, made_in: Int64) -> Int64:
+    """Return the last backward of which an optimizer uses what it added to each gradient (rows).
+
+    It is the last one with a step before the gap in which the gradient is freed, `NO_MORE` if unknown.
+    Optimizers are the lines that allocate state, and something after at least two backwards. One is that of
+    gradients freed together if it has state of all their sizes, and no other has.
+    """
+    trace, category, phase = judged.trace, judged.trace.allocations.category, judged.trace.allocations.phase
+    gap = backwards.between(trace.allocations.freed[gradient])
+    window = judged.result(_window)
+    in_step = phase[window.rows] == Phase.OPTIMIZER
+    after = np.searchsorted(backwards.last, window.born) - 1
+    optimizers = list[tuple[Int64, Counter[int]]]()
+    for line in {window.origins[row].line for row in np.unique(window.origin[in_step]).tolist()} - {""}:
+        own = in_step & np.array([origin.line == line for origin in window.origins], bool)[window.origin]
+        state = own & (category[window.rows] == Category.OPTIMIZER_STATE)
+        stacks = np.unique(window.origin[state]).tolist()
+        of_stack = [Counter(window.bytes[state & (window.origin == row)].tolist()) for row in stacks]
+        if of_stack and len(steps := np.unique(after[own])) > 1:
+            optimizers.append((steps, reduce(or_, of_stack)))
+    until = np.full(len(gradient), NO_MORE)
+    freed, size = trace.allocations.freed[gradient], trace.allocations.bytes[gradient]
+    together = np.append(trace.events.stack, -1)[freed]
+    for number, stack in {*zip(gap.tolist(), together.tolist(), strict=True)} if len(optimizers) > 1 else ():
+        rows = np.flatnonzero((gap == number) & (together == stack))
+        fits = [steps for steps, sizes in optimizers if Counter(size[rows].tolist()) <= sizes]
+        if number >= 0 and len(fits) == 1:
+            last = int(fits[0][fits[0] <= number].max(initial=-1))
+            until[rows] = np.maximum(last, made_in[rows] - 1)
+    return until
+
+
 def _needless(
-    trace: MemoryTrace, device: int, backwards: Backwards, gradient: Int64, used: Int64
+    judged: Judged, backwards: Backwards, number: int, used: Int64, unused: Int64, kept: Int64
 ) -> tuple[Int64, Int64]:
-    """Return the blocks (rows) that unused gradients (rows) cost, and from which event on.
+    """Return the blocks (rows) that unused gradients cost in a backward, and from which event on.
 
     Args:
-        used: the modules (rows) that have other gradients.
+        used, unused, kept: the gradients (rows) that are alive in it and that an optimizer uses, or that none
+            does; and those of no optimizer.
     """
-    blocks = trace.allocations
-    own = (blocks.device == device) & (blocks.born >= 0)
-    in_backward = own & (blocks.phase == Phase.BACKWARD)
-    forward = own & (blocks.phase == Phase.FORWARD) & ~np.isin(blocks.category, NOT_DATA)
-    unused = np.setdiff1d(blocks.module[gradient], used)
-    of_used, of_unused = (
-        np.isin(blocks.module, modules) & (blocks.module >= 0) for modules in (used, unused)
-    )
-    width = int(blocks.bytes.max()) + 1
-    key = blocks.module.astype(np.int64) * width + blocks.bytes  # what is added to a gradient is as large
-    needless = in_backward & np.isin(key, key[gradient])
-    needless[gradient] = True
-    gone = blocks.born.copy()
-    before = np.append(-1, backwards.last[:-1])
-    bounds = np.searchsorted(blocks.born, (before, backwards.first - 1, backwards.last), side="right")
-    for first, start, turn, end in zip(backwards.first, *bounds.tolist(), strict=True):
-        born, now = blocks.born[start:turn], forward[start:turn]
-        begin = int(born[now & of_used[start:turn]].min(initial=first))
-        rows = np.flatnonzero(now & (born < begin)) + start
-        if not of_unused[rows].any():
-            continue
-        behind = np.flatnonzero(in_backward[turn:end]) + turn
-        needless[behind[behind > behind[of_used[behind]].max(initial=-1)]] = True
-        kept = rows[:-1]  # the last is the input of the modules that are trained
-        needless[kept] = True
-        gone[kept] = np.append(blocks.born[rows[BEHIND:]], np.full(BEHIND, begin))[: len(kept)]
-    chosen = np.flatnonzero(needless)
-    return chosen, gone[chosen]
+    blocks, key = judged.trace.allocations, _keys(judged.trace)
+    own = (blocks.device == judged.device) & (blocks.born >= 0)
+    first, last = int(backwards.first[number]), int(backwards.last[number])
+    before = int(backwards.last[number - 1]) if number else -1
+    start, turn, end = np.searchsorted(blocks.born, (before, first - 1, last), side="right").tolist()
+    behind = np.flatnonzero(own[turn:end] & (blocks.phase[turn:end] == Phase.BACKWARD)) + turn
+    is_earlier = blocks.born[used] < first
+    sums = behind[np.isin(key[behind], key[used[is_earlier]])]
+    until = int(blocks.born[np.append(sums, used[~is_earlier])].max(initial=first - 1))
+    is_data = ~np.isin(blocks.category[start:turn], NOT_DATA) & own[start:turn]
+    rows = np.flatnonzero(is_data & (blocks.phase[start:turn] == Phase.FORWARD)) + start
+    is_freed = (blocks.freed[rows] >= first) & (blocks.freed[rows] <= last)
+    kind = _kinds(judged)[rows]
+    is_needed = is_freed & np.isin(kind, kind[is_freed & (blocks.freed[rows] < until)])
+    until = int(blocks.freed[rows[is_needed]].max(initial=until))
+    after = behind[blocks.born[behind] > until]
+    needless = np.union1d(behind[np.isin(key[behind], key[kept])], unused[np.isin(unused, behind)])
+    is_run = np.isin(blocks.module[rows], blocks.module[kept]).any() or len(needless)
+    if not is_run and not np.isin(blocks.bytes[unused], blocks.bytes[after]).all():
+        return needless, blocks.born[needless]
+    needless = np.union1d(needless, after)
+    trained = np.setdiff1d(blocks.module[used], -1).tolist()
+    is_needed |= np.isin(blocks.module[rows], [row for row in trained if judged.trace.modules[row].is_module])
+    begin = int(blocks.born[rows[is_needed]].min(initial=first))
+    rows = rows[blocks.born[rows] < begin]
+    if not (blocks.freed[rows] > until).any():
+        return needless, blocks.born[needless]
+    gone = np.append(blocks.born[rows[BEHIND:]], np.full(BEHIND, begin))[: len(rows) - 1]
+    rows = rows[:-1]  # the last is the input of the modules that are trained
+    following = int(np.append(backwards.first, NO_MORE)[number + 1])
+    is_kept = blocks.freed[rows] < following  # else a retained graph serves that backward, too
+    return np.append(needless, rows[is_kept]), np.append(blocks.born[needless], gone[is_kept])

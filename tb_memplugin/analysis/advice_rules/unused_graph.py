@@ -18,7 +18,7 @@ FEWEST, FEWEST_SITES = 8, 4
 """Fewest blocks that are freed together, and different sites among them: outputs in a list have one."""
 
 MOST_OF_TWO = 0.8
-"""If two sites have more of the bytes than this, they are a cache or a list of results, not a graph."""
+"""If two kinds, or a site, have more of the bytes than this, they are a cache or a list, not a graph."""
 
 BEHIND = 3
 """Without a graph, a block counts as freed when so many further ones of them have been allocated."""
@@ -46,7 +46,7 @@ def unused_graph(judged: Judged) -> Result:
     if trace.ooms:
         return NotJudged("A request failed: what ended the forward was perhaps the error.")
     graph = _freed_together(trace, blocks, unused)
-    if len(graph) < FEWEST or not _is_graph(trace, blocks, graph):
+    if len(graph) < FEWEST or not _is_mixed(blocks, graph):
         return Fine("No activations of a forward were kept until all of them were freed at once.")
     ran = _ran(judged, graph)
     graph = np.flatnonzero(blocks.alike(graph) & unused).astype(np.int64)
@@ -122,11 +122,12 @@ def without_backward(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
 
 
 def _freed_together(trace: MemoryTrace, blocks: StepBlocks, unused: Bool) -> Int64:
-    """Return the blocks (indices) alive at the peak that were freed with no allocation in between."""
-    data = np.isin(trace.allocations.category[blocks.rows], DATA)
-    chosen = np.flatnonzero(
-        unused & blocks.at_peak & data & (blocks.born >= 0) & (blocks.freed < len(trace.events))
+    """Return the blocks (indices) of forwards at the peak that were freed with no allocation in between."""
+    data = np.isin(trace.allocations.category[blocks.rows], DATA) & blocks.at_peak & (blocks.born >= 0)
+    data &= (trace.allocations.phase[blocks.rows] == Phase.FORWARD) | blocks.of(
+        lambda origin: bool(origin.names)
     )
+    chosen = np.flatnonzero(unused & data & (blocks.freed < len(trace.events)))
     allocs = np.cumsum(
         (trace.events.kind == Kind.ALLOC) & (trace.events.device == trace.allocations.device[blocks.rows[0]])
     )
@@ -138,9 +139,11 @@ def _freed_together(trace: MemoryTrace, blocks: StepBlocks, unused: Bool) -> Int
     return together
 
 
-def _is_graph(trace: MemoryTrace, blocks: StepBlocks, graph: Int64) -> bool:
-    in_forward = trace.allocations.phase[blocks.rows[graph]] == Phase.FORWARD
-    computed = in_forward | blocks.of(lambda origin: bool(origin.names))[graph]
-    size = np.sort(np.bincount(blocks.sites[graph], blocks.bytes[graph]))[::-1]
-    is_mixed = int((size > 0).sum()) >= FEWEST_SITES and size[:2].sum() <= MOST_OF_TWO * size.sum()
-    return bool(computed.all()) and is_mixed
+def _is_mixed(blocks: StepBlocks, graph: Int64) -> bool:
+    """Return whether the blocks are of several sites: no two kinds, and no site, have most of the bytes."""
+    of_site = np.bincount(blocks.sites[graph], blocks.bytes[graph])
+    of_kind = np.sort(
+        np.bincount(np.unique(blocks.kinds[graph], return_inverse=True)[1], blocks.bytes[graph])
+    )
+    most = max(of_site.max(), of_kind[-2:].sum())
+    return bool((of_site > 0).sum() >= FEWEST_SITES and most <= MOST_OF_TWO * of_site.sum())
