@@ -139,7 +139,8 @@ def _of_parameters(judged: Judged) -> Result:
     size = int(blocks.bytes[unused].sum())
     if not len(unused):
         return Fine("Every module's gradients are freed between two backwards, after an optimizer step.")
-    rows, gone = list[Int64](), list[Int64]()
+    earlier = gradient[is_kept & (made_in < 0)]
+    rows, gone = [earlier], [blocks.born[earlier]]
     for number in range(len(backwards.first)):
         is_alive = (made_in <= number) & (number <= alive_until)
         is_needed = is_alive & (number <= used_until)
