@@ -194,6 +194,22 @@ def test_phases_of_the_users_own() -> None:
     assert estimator.estimate().phases == (("build", 4 * MIB), ("peak", 12 * MIB))
 
 
+class Outer(torch.optim.SGD):
+    """Its step allocates 4 MiB, and steps another optimizer."""
+
+    def step(self, closure=None):
+        torch.empty(MIB, device="cuda")
+        torch.optim.SGD(self.param_groups, lr=0.1).step()
+
+
+def test_a_step_within_a_step_does_not_move_its_start() -> None:
+    with MemoryEstimator() as estimator:
+        Outer([torch.nn.Parameter(torch.empty(16, device="cuda"))]).step()
+    trace = estimator.trace_result()
+    (event,) = trace.allocations.born[trace.allocations.bytes == 4 * MIB]
+    assert trace.events.phase[event] == Phase.OPTIMIZER
+
+
 def test_what_follows_a_backward_that_made_nodes_is_no_forward() -> None:
     """Of functorch and of create_graph=True: the 4 MiB after it are of no phase."""
     with MemoryEstimator() as estimator:

@@ -64,7 +64,7 @@ class FakeRecording:
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._handles: list[Any] = []
         self._stack = contextlib.ExitStack()
-        self._step_ns = 0
+        self._step_starts: list[int] = []
         self.mode = CountingFakeMode(
             self.ledger,
             self.layers,
@@ -204,12 +204,12 @@ class FakeRecording:
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._name(gradients(optimizer, self.layers.names))
         self.layers.in_optimizer += 1
-        self._step_ns = time_ns()
+        self._step_starts.append(time_ns())
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
         self.mode.settle(self.layers.scope())
-        self.layers.optimizer.append((self._step_ns, time_ns()))
+        self.layers.optimizer.append((self._step_starts.pop(), time_ns()))
         self._know(optimizer)
         self._name(optimizer_storages(optimizer, self.layers.names))
 

@@ -87,6 +87,7 @@ class HistoryRecording:
         self._levels = levels or self._counters
         self._phases: deque[tuple[int, str, bool]] = deque(maxlen=max_events)
         self._steps: deque[tuple[int, int]] = deque(maxlen=max_events)
+        self._step_starts: list[int] = []
         self._crowded = self._is_on = False
         self._hooks = LayerClock(max_events, self._allocator)
         self._step_hooks: StepHooks | None = None
@@ -107,7 +108,7 @@ class HistoryRecording:
         self._names = ModuleNames.of(models)
         self._is_fresh = self._switch.on(self._allocator, max_entries=self._max_events)
         self._is_on = True
-        self._start_ns = self._step_ns = time_ns()
+        self._start_ns = time_ns()
         self._peak_before, self._requests_before = self._levels()[1], self._requests()
         try:
             self._step_hooks = StepHooks(self._before_step, self._after_step, self._guard.end)
@@ -185,11 +186,12 @@ class HistoryRecording:
         self._phases.append((time_ns(), phase.name, True))
 
     def _before_step(self, *_: object) -> None:
-        self._step_ns = time_ns()
+        self._step_starts.append(time_ns())
 
     def _after_step(self, *_: object) -> None:
         if self._is_on:
-            self._steps.append((self._step_ns, time_ns()))
+            start = self._step_starts.pop() if self._step_starts else self._start_ns
+            self._steps.append((start, time_ns()))
 
     def _join(self) -> None:
         """Remember that this recording is open, and mark it and those that are open on other threads."""

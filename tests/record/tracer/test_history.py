@@ -11,6 +11,7 @@ from torch import nn
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.read.cublas import WORKSPACE
+from tb_memplugin.read.phases import phase_at
 from tb_memplugin.record.history.allocators import HistorySwitch
 from tb_memplugin.record.modules import ModuleNames
 from tb_memplugin.record.tracer.history import HistoryRecording
@@ -117,6 +118,20 @@ def test_the_trace_has_phases_and_the_users_own_as_annotations(gpu):
     assert named == [("all", 0), ("all", 1)]
     optimizer.step()  # no hook is left
     assert len(trace.phases) == 6
+
+
+def test_a_step_within_a_step_does_not_move_its_start(gpu):
+    layer = Layer(gpu, 1000, 10)
+
+    class Outer(torch.optim.SGD):
+        def step(self, closure=None):
+            time.sleep(0.0002)  # the history's clock counts microseconds
+            layer.ask(100)
+            torch.optim.SGD(self.param_groups, lr=0.1).step()
+
+    trace = traced(gpu, layer, Outer([nn.Parameter(torch.ones(1))]).step).trace
+    asked = trace.events.time_ns[trace.events.bytes == 100]
+    assert phase_at(trace.phases, asked).tolist() == [Phase.OPTIMIZER]
 
 
 @pytest.mark.parametrize(
