@@ -182,3 +182,10 @@ def test_programs_see_the_properties_of_the_gpu(name, processors, capability):
         assert torch.cuda.get_device_capability() == capability
     assert (seen.multi_processor_count, seen.major, seen.minor) == (processors, *capability)
     assert seen.total_memory == GpuSpec.named(name).memory_bytes
+    assert (seen.is_integrated, seen.is_multi_gpu_board) == (0, 0)
+
+
+def test_programs_see_the_cache_of_an_h100():
+    """By which timm's optimizers divide their steps."""
+    with MemoryEstimator(gpu="h100"):
+        assert torch.cuda.get_device_properties(0).L2_cache_size == 50 * MIB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -237,6 +238,26 @@ def test_a_program_that_fails_is_named_with_its_line(line: str, what: str, tmp_p
     with pytest.raises(MemPluginError, match=what) as failed:
         estimated(tmp_path, f"import torch\n\n{line}")
     assert "train.py:3" in str(failed.value)
+
+
+def test_a_program_that_fails_is_not_advised_as_a_function_is(tmp_path: Path) -> None:
+    with pytest.raises(MemPluginError, match="If it fails without the estimate, too, mend that first"):
+        estimated(tmp_path, "open('no_such_file')")
+
+
+def test_a_line_of_an_installed_library_is_not_the_programs_own(tmp_path: Path) -> None:
+    """Wherever it is installed: here as `pip install --target libraries` does."""
+    library = tmp_path / "libraries"
+    (library / "nothing-1.0.dist-info").mkdir(parents=True)
+    (library / "nothing.py").write_text("def leave():\n    raise SystemExit(3)", "utf-8")
+    (tmp_path / "train.py").write_text("import nothing\n\nnothing.leave()", "utf-8")
+    command = [sys.executable, "-m", "tb_memplugin", "estimate", "--", "python", "train.py"]
+    path = os.pathsep.join([str(library), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path}
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert "where: train.py, at train.py:3" in ran.stderr
 
 
 def test_a_module_that_does_not_exist_is_named() -> None:

@@ -52,11 +52,16 @@ LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 IMPORTED_BEFORE = ("safetensors.torch", "torch.distributed.checkpoint")
 """Libraries whose corrections apply only if they are imported before the program."""
 
-_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-_LIBRARIES.add(str(Path(__file__).parents[2]))
-"""Folders of Python, of what is installed, and of this package."""
+_LIBRARIES = {sysconfig.get_path("stdlib"), str(Path(__file__).parents[2])}
+_LIBRARIES |= {entry for entry in sys.path if any(Path(entry).glob("*.dist-info"))}
+"""Folders of Python, of this package, and of what is installed, be it by the user or behind PYTHONPATH."""
 
 _EXIT = os._exit
+
+_OF_A_PROGRAM = (
+    "If it fails without the estimate, too, mend that first; else docs/estimate.md says what an estimate "
+    "cannot do."
+)
 
 USAGE = "Write what you would type to train: tb-memplugin estimate -- python train.py ARGS"
 
@@ -223,7 +228,7 @@ def run_program(
         _as_started(program, rank),
         _stepped(counting),
         _ended_in_time(ending, program.name, limit_s),
-        errors_as_refusals(program.name, "run", where),
+        errors_as_refusals(program.name, "run", where, _OF_A_PROGRAM),
     ):
         try:
             run_as_main(program.main, program.arguments, is_module=program.is_module)

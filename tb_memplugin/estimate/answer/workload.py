@@ -50,6 +50,11 @@ OWN_CHECKPOINTING = {
 
 _BY_HAND = "Call torch.utils.checkpoint in the model's forward, and leave the option out."
 
+_OF_A_FUNCTION = (
+    "If the model itself is correct, see docs/estimate.md for what an estimate cannot do. A function that "
+    "returns (model, inputs) can leave that part out."
+)
+
 _OWN = r"tb_memplugin[/\\]estimate[/\\]"
 INSIDE = (
     re.compile(rf"{_OWN}|{re.escape(str(Path(torch.__file__).parent))}"),
@@ -335,8 +340,13 @@ def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 @contextmanager
-def errors_as_refusals(name: str, action: str, where: str = "on fake tensors") -> Iterator[None]:
-    """Convert any error of the target's code into a MemPluginError that names the line that raised it."""
+def errors_as_refusals(
+    name: str, action: str, where: str = "on fake tensors", fix: str = _OF_A_FUNCTION
+) -> Iterator[None]:
+    """Convert any error of the target's code into a MemPluginError that names the line that raised it.
+
+    `fix` is what to do about an error whose cause is not known.
+    """
     try:
         yield
     except MemPluginError:
@@ -350,13 +360,9 @@ def errors_as_refusals(name: str, action: str, where: str = "on fake tensors") -
         raise MemPluginError(
             refusal.what
             if refusal is not None
-            else f"The step could not be {action} {where}: {type(error).__name__}: {text_of(error)}",
+            else f"It could not be {action} {where}: {type(error).__name__}: {text_of(error)}",
             where=f"{name}, at {line.filename}:{line.lineno}",
-            fix=(refusal and refusal.fix)
-            or (
-                "If the model itself is correct, see docs/estimate.md for what an estimate cannot do. A "
-                "function that returns (model, inputs) can leave that part out."
-            ),
+            fix=(refusal and refusal.fix) or fix,
         ) from error
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dis import Instruction
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -82,6 +83,8 @@ _NOT_FINITE = (aten.isnan.default, aten.isinf.default, aten.isposinf.default, at
 
 _EQUAL, _DIFFERENT = (aten.eq.Tensor, aten.eq.Scalar), (aten.ne.Tensor, aten.ne.Scalar)
 
+_ZEROS = (aten.zeros, aten.zeros_like, aten.new_zeros)
+
 _CHOSEN, _COMPARED, _COUNTED, _SELECTS = "chosen", "compared", "counted", "selects"
 """Attributes of fake tensors: among how many their elements are chosen, 0 if not known; the truth of a
 comparison with 1.0; the most that their elements can be, which count those of a mask or are some of known
@@ -91,7 +94,8 @@ _ORDERS = "orders"
 """The attribute of indices that have each index of a row once, in an order that is not known."""
 
 _CHOICES_OF = "choices_of"
-"""The attribute of a mask that is True where one of so many choices was chosen, as parts of `one_hot` are."""
+"""The attribute of a mask that is True where one of so many choices was chosen, as parts of `one_hot` are:
+two chosen of eight are one of four, of seven one of 7/2; and the mask's version at that time."""
 
 _ASKS_FOR_PADDING = ("transformers/masking_utils.py", "transformers/modeling_attn_mask_utils.py")
 """Files that check whether a mask selects everything, in order to omit it (kernels/attention.py)."""
@@ -113,7 +117,7 @@ class Asking(Correction):
                 return int(torch.count_nonzero(values))
         asked = question("share", func, mask, mode.caller())
         hint = answer(self._hints, asked)
-        if hint is None and (choices := _attribute(mask, _CHOICES_OF)):
+        if hint is None and (choices := _share_of(mask)):
             count = math.ceil(mask.numel() / float(choices))
             self.target.note(
                 f"How many elements {asked.place} selects depends on what is chosen: each choice is assumed "
@@ -191,7 +195,8 @@ class Values(Asking):
             dict.fromkeys(_overloads(_OF_CHOICES), _copied),
         )
         summed |= dict.fromkeys(_FACTORIZATIONS, _succeeded)
-        return {**looked_up, **compared, **finite, **summed, **every[0], **every[1], **every[2]}
+        marked = dict.fromkeys((aten.scatter_.value, aten.scatter.value), _marked)
+        return {**looked_up, **compared, **finite, **summed, **every[0], **every[1], **every[2], **marked}
 
     def _finite(
         self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
@@ -218,7 +223,7 @@ class Values(Asking):
         choices = _attribute(chosen, _CHOSEN)
         is_one = not isinstance(other, torch.Tensor) or not other.dim() or out.numel() > chosen.numel()
         if choices and is_one and values_of(chosen) is None:
-            setattr(out, _CHOICES_OF, choices)
+            _keep_share(out, choices)
 
     def _counted_by_choice(
         self, mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
@@ -236,9 +241,9 @@ class Values(Asking):
         Of a mask with one part for each choice (`one_hot`), keep how often each is taken.
         """
         if not out.dtype.is_floating_point and out.numel():
-            choices = _attribute(args[0], _CHOICES_OF) or 1
-            if out.dim() and out.numel() == choices:
-                self._keep_evenly(mode, func, args[0].numel() // choices, choices, out)
+            choices = _share_of(args[0]) or 1
+            if out.dim() and choices > 1 and out.numel() % choices == 0:
+                self._keep_evenly(mode, func, int(args[0].numel() / choices), out.numel(), out)
             each = 1 if args[0].dtype is torch.bool else _attribute(args[0], _COUNTED)
             if each is not None:
                 setattr(out, _COUNTED, -(-each * args[0].numel() // (out.numel() * choices)))
@@ -478,20 +483,40 @@ def _with_fewer_choices(
     mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope
 ) -> None:
     """Keep of how many a choice is where several were chosen: two of eight are one of four."""
-    if (choices := _attribute(args[0], _CHOICES_OF)) and out.numel():
-        setattr(out, _CHOICES_OF, max(1, choices * out.numel() / args[0].numel()))
+    if (choices := _share_of(args[0])) and out.numel():
+        _keep_share(out, max(1, choices * out.numel() / args[0].numel()))
+
+
+def _keep_share(mask: torch.Tensor, choices: Any, written: int = 0) -> None:
+    """Keep of how many choices a mask has one, until it is written to but for `written` times."""
+    setattr(mask, _CHOICES_OF, (choices, mask.is_inference() or mask._version + written))
+
+
+def _share_of(mask: torch.Tensor) -> Any:
+    """Return of how many choices a mask has one, None if that is not known."""
+    choices, version = _attribute(mask, _CHOICES_OF) or (None, None)
+    return choices if version == (mask.is_inference() or mask._version) else None
 
 
 def _of_both(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
     """Keep that a mask selects no more than each of two."""
-    choices = [_attribute(mask, _CHOICES_OF) or 0 for mask in args if isinstance(mask, torch.Tensor)]
+    choices = [_share_of(mask) or 0 for mask in args if isinstance(mask, torch.Tensor)]
     if any(choices):
-        setattr(out, _CHOICES_OF, max(choices))
+        _keep_share(out, max(choices))
 
 
 def make_one_hot(tensor: torch.Tensor, rows: torch.Tensor) -> None:
     """Keep that `rows` have a one where each index is, of those among which it was chosen or of all."""
-    setattr(rows, _CHOICES_OF, _attribute(tensor, _CHOSEN) or rows.shape[-1])
+    _keep_share(rows, _attribute(tensor, _CHOSEN) or rows.shape[-1])
+
+
+def _marked(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
+    """Keep of how many choices one is marked where a number is written into zeros at each that was chosen."""
+    zeros, dimension, index, number = args
+    is_new = is_made_by(mode, zeros, _ZEROS) and not zeros.is_inference() and not zeros._version
+    if number and is_new and index.numel() and _attribute(index, _CHOSEN) == out.shape[dimension]:
+        written = int(func is aten.scatter_.value)
+        _keep_share(out, Fraction(out.shape[dimension], index.shape[dimension]), written)
 
 
 def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, scope: Scope) -> None:
@@ -501,8 +526,8 @@ def _copied(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], out: Any, 
     inputs = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
     source = _source(func, args, inputs)
     if source is not None:
-        if choices := _attribute(source, _CHOICES_OF):
-            setattr(out, _CHOICES_OF, choices)
+        if choices := _share_of(source):
+            _keep_share(out, choices)
         if (most := _greatest(source)) is not None:
             setattr(out, _COUNTED, most)
     if func is aten.index.Tensor and _attribute(inputs[-1], _ORDERS):

@@ -141,6 +141,9 @@ def properties_of(gpu: GpuSpec) -> SimpleNamespace:
         shared_memory_per_block=48 << 10,
         shared_memory_per_block_optin=gpu.shared_bytes,
         warp_size=32,
+        L2_cache_size=50 << 20,  # an H100's (Hopper tuning guide), for every GPU, as on the stand-in
+        is_integrated=0,
+        is_multi_gpu_board=0,
         gcnArchName="",
     )
 

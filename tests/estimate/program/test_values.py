@@ -847,10 +847,11 @@ def test_a_mask_selects_at_most_what_was_set_where_nothing_was() -> None:
         masks = [either, torch.cat([either, either]), top, top[0], top[..., None].expand(2, 4000, 3)]
         selected.extend(len(mask.nonzero()) for mask in masks)
         second |= unknown[0] > 0
-        selected.append(len(second.nonzero()))
+        top |= unknown > 0
+        selected.extend([len(second.nonzero()), len(top.nonzero())])
 
     estimated(run)
-    assert selected == [130, 260, 10, 10, 24000, 4000]
+    assert selected == [130, 260, 10, 5, 30, 4000, 8000]
 
 
 EXPERTS, TOKENS = 8, 1024
@@ -930,6 +931,21 @@ def test_how_often_each_is_chosen_divides_the_rows(count: Callable[[torch.Tensor
     done = estimated(run)
     assert parts == [3, 3, 2, 2]
     assert any("assumed as frequent as any other" in note for note in done.estimate().notes)
+
+
+@pytest.mark.parametrize("chosen", [1, 2, 3])
+def test_experts_that_are_marked_are_chosen_equally_often(chosen: int) -> None:
+    """As DeepSeek's code counts them: a one in each row at those that were chosen."""
+    counts: list[int] = []
+
+    def run() -> None:
+        indices = unknown(TOKENS, EXPERTS).topk(chosen).indices
+        marks = indices.new_zeros(TOKENS, EXPERTS).scatter_(1, indices, 1)
+        counts.extend(marks.sum(0).cpu().numpy())
+        counts.append(len(marks[:, 0].nonzero()))
+
+    estimated(run)
+    assert counts == [chosen * TOKENS // EXPERTS] * (EXPERTS + 1)
 
 
 def first(values: torch.Tensor, end: int) -> torch.Tensor:
