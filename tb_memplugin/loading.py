@@ -282,6 +282,8 @@ def _trace_of(
 
 def _told(content: object) -> str:
     """Describe an object for an error message."""
+    if isinstance(content, list) and content and isinstance(content[0], dict):
+        return f"a list that begins with {_told(content[0])}"
     if not isinstance(content, dict):
         return f"a {type(content).__name__}"
     keys = ", ".join(repr(key[:40]) for key in list(content)[:5] if isinstance(key, str))

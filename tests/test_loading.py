@@ -258,6 +258,13 @@ def test_a_gzip_file_of_empty_members_is_refused(tmp_path):
         load(path)
 
 
+def test_a_list_of_traces_is_no_damaged_snapshot(tmp_path):
+    path = tmp_path / "ranks.json"
+    path.write_text(json.dumps([{"traceEvents": []}, {"traceEvents": []}]))
+    with pytest.raises(UnreadableFileError, match=r"a list that begins with a dict .*traceEvents"):
+        load(path)
+
+
 def test_a_pickle_of_anything_else_is_refused(tmp_path):
     path = tmp_path / "trace.pickle"
     path.write_bytes(pickle.dumps({"traceEvents": []}))

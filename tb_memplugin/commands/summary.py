@@ -169,9 +169,11 @@ def _watched(series: WatchedSteps, recordings: Recordings) -> Iterator[tuple[str
 
 
 def _changed(path: str, trace: MemoryTrace) -> Iterator[tuple[str, str]]:
-    """Yield what changed against the run before this one in the same folder, by category and by module."""
+    """Yield what changed since the run before this one of the same program, by category and by module."""
     folder, _, own = path.rstrip("/").rpartition("/")
-    earlier = [name for name in files.folders_in(folder) if name < own] if folder else []
+    if not (folder and _BY_TIME.match(own)):  # no name of `tb-memplugin run`: others need not be comparable
+        return
+    earlier = [name for name in files.folders_in(folder) if _BY_TIME.match(name) and name < own]
     for name in reversed(earlier):
         recordings = read_recordings(files.join(folder, name))
         before = _highest(recordings)

@@ -32,17 +32,22 @@ def command(sources: Sequence[str], port: int, device_type: str) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell that started it ignores Ctrl-C
         signal.signal(number, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # no `nohup`
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     if len(sources) == 1 and files.is_folder(sources[0]):
         raise SystemExit(_serve(sources[0], port))
     with tempfile.TemporaryDirectory(prefix="tb_memplugin-view-") as logdir:
-        importing = [sys.executable, "-m", "tb_memplugin", "import", *sources]
-        done = subprocess.run(
-            [*importing, "--logdir", logdir, "--device-type", device_type],
-            stdout=subprocess.DEVNULL,
-            check=False,
-        )
-        if done.returncode and not files.folders_in(logdir):
-            raise SystemExit(done.returncode)
+        words = [sys.executable, "-m", "tb_memplugin", "import", *sources]
+        with subprocess.Popen(
+            [*words, "--logdir", logdir, "--device-type", device_type], stdout=subprocess.DEVNULL
+        ) as importing:
+            try:
+                code = importing.wait()
+            finally:
+                importing.terminate()  # a kill would leave its child, which writes to the folder
+                importing.wait()
+        if code and not files.folders_in(logdir):
+            raise SystemExit(code)
         raise SystemExit(_serve(logdir, port))
 
 

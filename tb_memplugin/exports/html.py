@@ -201,7 +201,7 @@ def write(
     """
     page = page_with(report_data(trace, divisions, title, plot))
     with replacing(path) as stream:
-        stream.write(page.encode())
+        stream.write(page.encode(errors="backslashreplace"))  # of file names that are no text
 
 
 def report_page(trace: MemoryTrace, title: str) -> str:

@@ -64,6 +64,13 @@ def test_people_are_told_in_a_line(recording, tmp_path):
     assert result.stderr.startswith(f"Wrote {tmp_path / 'out.csv'} (")
 
 
+@pytest.mark.parametrize("format_", WRITTEN_FORMATS)
+def test_a_file_name_that_is_no_text_is_escaped(recording, tmp_path, format_):
+    latin = recording.rename(recording.with_name("mod\udce8le.pickle"))
+    run("export", latin, "--to", format_, "-o", tmp_path / "out")
+    assert b"mod\xe8le" not in (tmp_path / "out").read_bytes()
+
+
 @pytest.mark.parametrize("command", [("json",), ("export", "--to", "json")])
 def test_a_dash_is_stdout_and_what_is_told_goes_to_stderr(recording, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)

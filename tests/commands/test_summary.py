@@ -95,6 +95,22 @@ def test_only_of_a_folder_that_run_named_the_logdir_is_two_above(tmp_path, monke
     assert lines(folder)["open"] == f"tensorboard --logdir {logdir}   (the tab Memory)"
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [
+        ("20261125-221811", "20261126-090000", "+5 B since 20261125-221811: unknown +5 B"),
+        ("20261125-221811-29500", "20261126-090000", "+5 B since 20261125-221811-29500: unknown +5 B"),
+        ("20261125-221811", "trace", None),
+        ("another", "20261126-090000", None),
+        ("another", "trace", None),
+    ],
+)
+def test_only_runs_that_run_named_by_their_time_are_compared(tmp_path, before, now, changed):
+    RunWriter(tmp_path / before, "rank0").write(trace("step 0", "alloc 10 a"))
+    RunWriter(tmp_path / now, "rank0").write(trace("step 0", "alloc 15 a"))
+    assert lines(tmp_path / now).get("changed") == changed
+
+
 def test_repeated_layers_are_one_part(tmp_path):
     """Ten layers with 1 MiB each are more than the 4 MiB of the head."""
     layers = [f"alloc {MIB} a{at} module=layers.{at}.mlp" for at in range(10)]

@@ -19,20 +19,20 @@ from tests.traces import trace
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SLOW_IMPORT = """
-import subprocess, sys, time
-from tb_memplugin.commands import main
+VIEW = "import sys; from tb_memplugin.commands import main; sys.executable = sys.argv.pop(1); main()"
 
-def run(*_, **__):
-    print("importing", file=sys.stderr, flush=True)
-    time.sleep(60)
+SLOW_IMPORT = f"""#!{sys.executable}
+import pathlib, sys, time
+from tb_memplugin.commands.apart import fork_guarded
 
-subprocess.run = run
-main()
+fork_guarded()
+print("importing", file=sys.stderr, flush=True)
+time.sleep(5)
+pathlib.Path(sys.argv[-3], "run").mkdir(parents=True)
 """
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_view_serves_a_file_and_leaves_nothing(tmp_path: Path, ended_by: signal.Signals) -> None:
     file = write(tmp_path / "one.pickle", step_snapshot())
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
@@ -54,15 +54,19 @@ def test_view_serves_a_file_and_leaves_nothing(tmp_path: Path, ended_by: signal.
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("tb_memplugin")] == []
 
 
-def test_view_that_is_ended_while_it_imports_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGHUP])
+def test_view_that_is_ended_while_it_imports_leaves_nothing(tmp_path: Path, ended_by: signal.Signals) -> None:
+    slow = tmp_path / "python"
+    slow.write_text(SLOW_IMPORT)
+    slow.chmod(0o755)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
-        [sys.executable, "-c", SLOW_IMPORT, "view", "a.pickle"], env=environment, stderr=subprocess.PIPE
+        [sys.executable, "-c", VIEW, slow, "view", "a.pickle"], env=environment, stderr=subprocess.PIPE
     ) as viewing:
         assert viewing.stderr is not None
         viewing.stderr.readline()  # the folder is there, and the import runs
-        viewing.terminate()
-        viewing.communicate(timeout=60)
+        viewing.send_signal(ended_by)
+        viewing.communicate(timeout=60)  # until every process has ended that can write to stderr
     assert viewing.returncode == 1
     assert list(tmp_path.glob("tb_memplugin-view-*")) == []
 

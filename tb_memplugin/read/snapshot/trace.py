@@ -49,9 +49,9 @@ file's size."""
 
 def is_snapshot(content: object) -> bool:
     """Whether an object looks like a snapshot, judged by its type and keys."""
-    return isinstance(content, list) or (
-        isinstance(content, dict) and ("segments" in content or "device_traces" in content)
-    )
+    if isinstance(content, list):  # of segments, as `torch.cuda.memory_snapshot()` returns them
+        return not content or (isinstance(content[0], dict) and "blocks" in content[0])
+    return isinstance(content, dict) and ("segments" in content or "device_traces" in content)
 
 
 def only_snapshot(content: object, where: str) -> object:
