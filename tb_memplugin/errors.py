@@ -89,7 +89,7 @@ def is_of_signal(error: BaseException) -> bool:
 
 def _interrupts(frame: FrameType, called: FrameType) -> bool:
     """Whether a handler of the program was called: with a number, and with the frame that it interrupts."""
-    if called.f_globals.get("__package__", "").partition(".")[0] == __package__:
+    if str(called.f_globals.get("__name__")).partition(".")[0] == __package__:
         return False
     values = [value if type(value) is tuple else (value,) for value in called.f_locals.values()]
     return any(value is frame for value in [*chain(*values)][1:])

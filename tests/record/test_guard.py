@@ -7,6 +7,8 @@ import errno
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -148,6 +150,26 @@ def test_what_a_signal_handler_of_the_program_raises_within_ours_reaches_the_pro
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert warnings.texts == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
+def test_what_a_handler_of_a_script_raises_reaches_it_too():
+    """The globals of a script have no package."""
+    script = """
+import os, signal
+from tb_memplugin.record.guard import Guard, guarded
+class Recorder:
+    def fail(self, where, error): Guard("lost").end(where, error)
+    record = guarded("a step")(lambda self, call: call())
+def stop(number, frame): raise TimeoutError("of the program")
+def fail(): raise ValueError("of the recorder")
+signal.signal(signal.SIGUSR1, stop)
+Recorder().record(fail)
+try: Recorder().record(lambda: (os.kill(os.getpid(), signal.SIGUSR1), list(range(99))))
+except TimeoutError: print("stopped")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "stopped\n"
 
 
 class StoppedError(Exception):
