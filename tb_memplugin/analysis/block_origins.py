@@ -282,10 +282,14 @@ def window_blocks(trace: MemoryTrace, device: int) -> StepBlocks:
 def freed_by_python(trace: MemoryTrace, blocks: StepBlocks, *, in_calls: bool = True) -> Bool:
     """Return the mask of the blocks that Python code outside of autograd freed, by the stacks of the frees.
 
+    What was alive when a request failed is not among them: what frees it is often the error's way up.
+
     Args:
         in_calls: whether code in module calls counts, too.
     """
     is_freed = blocks.freed < len(trace.events)
+    for oom in trace.ooms:
+        is_freed &= (blocks.born > oom.event) | (blocks.freed < oom.event)
     stack = trace.events.stack[blocks.freed[is_freed]]
     others = (AUTOGRAD,) if in_calls else (AUTOGRAD, MODULE_CALL)
     is_python = {
