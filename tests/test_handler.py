@@ -25,7 +25,7 @@ from tb_memplugin import combine_handlers, memory_trace_handler
 from tb_memplugin.record import module_calls, profiler_windows
 from tb_memplugin.record.profiler.window import WindowRecorder
 from tb_memplugin.store import files
-from tb_memplugin.store.reader import full_summary, read_recordings
+from tb_memplugin.store.reader import full_summary, load_window, read_recordings
 from tests.flushing import wait_for_the_disk
 from tests.training import CNN
 from tests.watched import is_watched
@@ -106,6 +106,21 @@ def test_without_a_schedule_each_profile_is_one_step(tmp_path, model):
 def test_without_a_model(tmp_path):
     loop(memory_trace_handler(tmp_path))
     assert recorded_steps(tmp_path) == [2]
+
+
+def test_a_window_that_waits_is_written_as_without_a_profile_with_another_handler(tmp_path, model):
+    calls = []
+    for name, other in (("alone", None), ("waiting", memory_trace_handler(tmp_path / "other"))):
+        handler = memory_trace_handler(tmp_path / name, model=model)
+        with profile(profile_memory=True) as waiting:
+            model(CNN.batch()[0])
+        if other is not None:
+            loop(other, plan=None)
+        handler(waiting)
+        (step,) = read_recordings(str(tmp_path / name)).steps
+        trace = load_window(str(step.side_file), step.metadata)
+        calls.append([trace.modules[row].key for row in trace.calls.name.tolist()])
+    assert calls[0] == calls[1] != []
 
 
 @pytest.mark.parametrize("order", [0, 1])

@@ -217,7 +217,7 @@ class _MemoryTraceHandler:
             )
         optimizers, finds_all = referents(self._optimizers), self._settings.finds_all
         recorder = window_recorder(models, optimizers, histories, finds_all=finds_all, guard=self._guard)
-        watch(recorder)
+        watch(recorder, self)
         self._recorder = recorder
 
     def __copy__(self) -> _MemoryTraceHandler:

@@ -1,17 +1,20 @@
 """Hear of every window of torch.profiler: one patch of torch for all who listen, gone with the last of them.
 
 torch calls a function just before each window, and another just after it (torch/autograd/profiler.py, torch
-2.6 to 2.13). Patching these costs nothing while no profiler runs.
+2.6 to 2.13). Patching these costs nothing while no profiler runs. A handler that is no longer used listens
+until it is collected as garbage, because a profile refers to itself: other handlers' windows do not start it.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, Protocol
 
+import torch
 from torch.autograd import profiler as _profiler_module
 
 from tb_memplugin.record.arguments import referents
@@ -36,6 +39,9 @@ class Listener(Protocol):
 
 
 _listeners: dict[int, weakref.ref[Any]] = {}
+_handlers: dict[int, weakref.ref[Any]] = {}
+"""The handlers of those listeners that have one."""
+
 _originals: tuple[Any, Any] | None = None
 _ours: tuple[Any, Any] | None = None
 """What stands in the place of torch's functions."""
@@ -46,11 +52,18 @@ def can_listen() -> bool:
     return hasattr(_torch, WINDOW_STARTS) and hasattr(_torch, WINDOW_STOPS)
 
 
-def listen(listener: Listener) -> None:
-    """Call `listener.start` and `.stop` around every window, until `stop_listening` or the listener dies."""
+def listen(listener: Listener, handler: object | None = None) -> None:
+    """Call `listener.start` and `.stop` around every window, until `stop_listening` or the listener dies.
+
+    Args:
+        handler: of a listener that writes what a profile recorded, the profile's `on_trace_ready`. A profile
+            with another listener's handler does not start this one.
+    """
     global _originals, _ours
     with _lock:
         key = id(listener)
+        if handler is not None:
+            _handlers[key] = weakref.ref(handler)
         gone = on_free(partial(_drop, key), log_for_debugging, "the end of a recorder")
         _listeners[key] = weakref.ref(listener, gone)
         if _originals is None:
@@ -71,6 +84,7 @@ def _drop(key: int) -> None:
     global _originals
     with _lock:
         _listeners.pop(key, None)
+        _handlers.pop(key, None)
         for reference in _listeners.values():
             if reference() is not None:
                 return
@@ -85,9 +99,15 @@ def _notifying(method: Literal["start", "stop"], original: Callable[[], None]) -
     """Return a function that notifies all listeners, then calls torch's own."""
 
     def notify() -> Callable[[], None]:
+        chosen = None
         if method == "start":
             raise_interrupt()
-        for reference in tuple(_listeners.values()):
+            chosen = _on_trace_ready()
+        handlers = {key: handler() for key, handler in tuple(_handlers.items())} if chosen is not None else {}
+        is_known = any(handler is chosen for handler in handlers.values())
+        for key, reference in tuple(_listeners.items()):
+            if is_known and handlers.get(key) is not chosen:
+                continue
             if (listener := reference()) is not None:
                 try:
                     getattr(listener, method)()
@@ -98,6 +118,17 @@ def _notifying(method: Literal["start", "stop"], original: Callable[[], None]) -
     where = f"the {method} of a profiler"
     failed = _fail_all if method == "start" else _fail_all_and_go_on
     return entry(notify, failed, where, lambda: original, calls_after=0)
+
+
+def _on_trace_ready() -> object:
+    """Return what the profile that begins a window calls at its end; None where that is not known."""
+    frame = sys._getframe()
+    while (below := frame.f_back) is not None and frame.f_code is not _START_TRACE:
+        frame = below
+    return vars(frame.f_locals["self"]).get("on_trace_ready") if frame.f_code is _START_TRACE else None
+
+
+_START_TRACE = getattr(getattr(torch.profiler.profile, "start_trace", None), "__code__", None)
 
 
 def _fail_all(where: str, error: BaseException) -> None:

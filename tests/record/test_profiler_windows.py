@@ -99,3 +99,20 @@ def test_a_patch_that_came_later_stays_and_still_calls_torch(alone):
     assert autograd_profiler._run_on_profiler_start is theirs
     theirs()
     assert alone == ["torch's start"]
+
+
+def test_a_profile_with_a_listeners_handler_starts_no_other_listener(alone):
+    class Handler:
+        def __call__(self, _: profile) -> None: ...
+
+    heard: tuple[list[str], list[str]] = [], []
+    handlers = Handler(), Handler()
+    listeners = [Listener(each) for each in heard]
+    for listener, handler in zip(listeners, handlers, strict=True):
+        profiler_windows.listen(listener, handler)
+    with profile(on_trace_ready=handlers[1]):
+        torch.ones(1)
+    assert heard == (["stop"], ["start", "stop"])
+    with profile(on_trace_ready=lambda _: None):
+        torch.ones(1)
+    assert heard == (["stop", "start", "stop"], ["start", "stop", "start", "stop"])

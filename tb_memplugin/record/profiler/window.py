@@ -258,6 +258,8 @@ class WindowRecorder:
     def stop(self) -> None:
         """End the window: remove all hooks and record what is alive."""
         window = self._window
+        if window is not None and window.stop_ns:  # it waits to be written
+            return
         if window is not None and self._counting is not None:
             window.counted = self._counting.stop()
         if window is not None:
@@ -265,7 +267,7 @@ class WindowRecorder:
             segments = allocator_segments(window.private_pools) if window.private_pools else []
             window.whole_at_stop = self._read_whole(segments, children=True)
         self._unhook()
-        if window is not None and not window.stop_ns:
+        if window is not None:
             window.stop_ns = time_ns()
             try:
                 self._take_end(window)
@@ -630,10 +632,13 @@ def blocks_in(segments: Iterable[Segment]) -> list[tuple[str, int, int]]:
     ]
 
 
-def watch(recorder: WindowRecorder) -> None:
-    """Call `recorder.start` and `.stop` around every profiler window, as long as the recorder exists."""
+def watch(recorder: WindowRecorder, handler: object | None = None) -> None:
+    """Call `recorder.start` and `.stop` around every profiler window, as long as the recorder exists.
+
+    Those of profiles that have another handler in place of `handler` are left out.
+    """
     if can_listen():
-        listen(recorder)
+        listen(recorder, handler)
         return
     logger.warning(
         "torch %s does not report when a profiler starts, so no memory will be recorded.\n  fix: "
