@@ -140,7 +140,8 @@ def flex_attention_and_cond(run: Run) -> None:
     model = nn.Linear(32, 96)
     with run.window(model) as step, torch.no_grad():
         for _ in range(2):
-            heads = model(torch.randn(1, 16, 32)).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
-            attended = flex_attention(*heads, block_mask=blocks)
+            heads = model(torch.randn(1, 16, 32)).unflatten(-1, (3, 2, 16)).transpose(1, 3)
+            query, key, value = heads.unbind(2)
+            attended = flex_attention(query, key, value, block_mask=blocks)
             run.value(torch.cond(attended.sum() > 0, torch.sin, torch.cos, (attended,)))
             step()
