@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from time import time_ns
 from typing import Any
 
 from torch.optim import optimizer as torch_optimizer
@@ -33,6 +34,22 @@ class OptimizerStep:
     start_ns: int
     end_ns: int
     parameters: list[tuple[int, int]]
+
+
+class StepStarts:
+    """When the steps that run began: a step may call another's or that of its base class, and may raise."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, list[int]] = {}
+
+    def begin(self, optimizer: torch_optimizer.Optimizer) -> None:
+        """Note that a step begins now."""
+        self._of.setdefault(id(optimizer), []).append(time_ns())
+
+    def end(self, optimizer: torch_optimizer.Optimizer) -> int | None:
+        """Return when the step that ends now began, in epoch nanoseconds; None if that was not noted."""
+        starts = self._of.get(id(optimizer))
+        return starts.pop() if starts else None
 
 
 _module: Any = torch_optimizer

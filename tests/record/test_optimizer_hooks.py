@@ -14,6 +14,7 @@ from torch.optim import optimizer
 from tb_memplugin import MemoryTracer
 from tb_memplugin.record import beside_compiler, optimizer_hooks
 from tb_memplugin.record.optimizer_hooks import StepHooks
+from tb_memplugin.trace import Phase
 
 torch_optimizer: Any = optimizer
 
@@ -119,3 +120,23 @@ def test_hooks_come_and_go_while_an_optimizer_is_among_its_hooks():
     assert torch_optimizer.chain is before
     assert not torch_optimizer._global_optimizer_pre_hooks
     assert not torch_optimizer._global_optimizer_post_hooks
+
+
+class Skipping(torch.optim.SGD):
+    """Copies a gradient of 12 floats, and calls a step that raises."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.copy = self.param_groups[0]["params"][0].grad.clone()
+        with suppress(ZeroDivisionError):
+            torch.optim.SGD(self.param_groups[0]["params"]).step(lambda: 1 / 0)
+
+
+def test_a_step_whose_inner_step_raises_begins_where_it_began():
+    """The copy is from the step, before the inner one."""
+    model, tracer = nn.Linear(4, 3), MemoryTracer()
+    skipping = Skipping(model.parameters())
+    with tracer.trace(model, skipping):
+        model(torch.ones(1, 4)).sum().backward()
+        skipping.step()
+    blocks = tracer.trace_result().allocations
+    assert blocks.phase[blocks.address == skipping.copy.data_ptr()][-1] == Phase.OPTIMIZER

@@ -14,7 +14,12 @@ from tb_memplugin.trace import Cause, Counter, CounterReading, Moment
 
 
 def counter_readings(
-    window: Window, memory: MemoryEvents, devices: Sequence[str], not_traced: Mapping[str, int], unseen: int
+    window: Window,
+    memory: MemoryEvents,
+    devices: Sequence[str],
+    not_traced: Mapping[str, int],
+    unseen: int,
+    freed: int = 0,
 ) -> tuple[CounterReading, ...]:
     """Return the readings of each device's counter at the start, peak and end of a window.
 
@@ -22,6 +27,7 @@ def counter_readings(
         not_traced: by device, the bytes of storages that were seen in use, but not allocated.
         unseen: the CPU's bytes that are alive at the end, and that the window does not have. They may be in
             `not_traced`, too.
+        freed: the CPU's bytes that count to the end, but that other threads have perhaps freed.
     """
     readings: list[CounterReading] = []
     for device, name in enumerate(devices):
@@ -34,11 +40,15 @@ def counter_readings(
                 (Cause.NOT_TRACED, not_traced.get(name, 0)),
                 (Cause.UNSEEN, unseen * (name == "cpu")),
             )
-            causes = {Moment.PEAK: used, Moment.END: max(used, at_end, key=itemgetter(1))}
-            readings.append(CounterReading(device, Moment.START, Counter.SEEN))
+            still_counted = Cause.STILL_COUNTED, -freed * (name == "cpu")
+            causes = {
+                Moment.START: (),
+                Moment.PEAK: (used,),
+                Moment.END: (max(used, at_end, key=itemgetter(1)), still_counted),
+            }
             readings += (
-                CounterReading(device, moment, Counter.SEEN, causes=(cause,) if cause[1] else ())
-                for moment, cause in causes.items()
+                CounterReading(device, moment, Counter.SEEN, causes=tuple(filter(itemgetter(1), found)))
+                for moment, found in causes.items()
             )
     return tuple(readings)
 

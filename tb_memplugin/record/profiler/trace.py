@@ -102,6 +102,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     start, full, tensors = _with_tensors(start, full, blocks, window, received)
     annotations, annotation_names = _annotations(tree, len(devices), full)
     not_counted = _not_in_curve_bytes(window, matched), _unseen_at_end(window, blocks, len(full), devices)
+    freed = _freed_elsewhere(window, blocks, full, devices) if attribution.unseen_calls else 0
     trace = MemoryTrace(
         source="torch.profiler",
         events=full,
@@ -117,7 +118,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         calls=attribution.calls,
         annotations=annotations,
         annotation_names=annotation_names,
-        counters=counter_readings(window, memory, devices, *not_counted),
+        counters=counter_readings(window, memory, devices, *not_counted, freed),
         properties={"torch": torch.__version__, **dtype_properties([*window.start, *window.sightings])},
     )
     blocks = attributed(blocks, full, start)
@@ -368,6 +369,19 @@ def _unseen_at_end(window: Window, blocks: Allocations, events: int, devices: Se
     addresses = set(blocks.address[alive].tolist())
     unseen = sum(size for address, size in window.alive_at_end.items() if address not in addresses)
     return max(0, unseen - int(blocks.bytes[alive[blocks.address[alive] == 0]].sum()))
+
+
+def _freed_elsewhere(window: Window, blocks: Allocations, full: Events, devices: Sequence[str]) -> int:
+    """Return the bytes of the CPU's inputs that count at the end and that Python does not have.
+
+    Perhaps threads that the profiler does not see have freed them.
+    """
+    if window.alive_at_end is None or "cpu" not in devices:
+        return 0
+    alive = blocks.alive_at(len(full) - 1, devices.index("cpu"))
+    inputs = alive[(blocks.born[alive] >= 0) & (full.category[blocks.born[alive]] == Category.INPUT)]
+    gone = ~np.isin(blocks.address[inputs], np.fromiter(window.alive_at_end, np.uint64))
+    return int(blocks.bytes[inputs[gone]].sum())
 
 
 def _open_problems(trace: MemoryTrace, window: Window, matched: Int64) -> Iterator[Note]:

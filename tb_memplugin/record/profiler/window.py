@@ -28,7 +28,7 @@ from tb_memplugin.record.arguments import referents
 from tb_memplugin.record.exact_cpu.counting import CountedCalls, CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import Guard, guarded, kind_of
 from tb_memplugin.record.modules import ModuleNames, ModuleRecorder, Newcomers
-from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks
+from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks, StepStarts
 from tb_memplugin.record.profiler.held_storages import (
     HeldByModels,
     HeldByOptimizer,
@@ -194,7 +194,7 @@ class WindowRecorder:
         self._held: HeldByModels | None = None
         self._optimizers_held: dict[int, tuple[weakref.ref[torch.optim.Optimizer], HeldByOptimizer]] = {}
         self._sightings: list[list[Sightings]] = []
-        self._stepping: dict[int, list[int]] = {}  # a step may call that of its base class
+        self._step_starts = StepStarts()
         self._round: set[int] = set()
         self._before: set[tuple[str, int]] = set()  # (device name, address) of the start state
         self._entered: dict[int, set[tuple[str, int]]] = {}  # by thread, of what its outer call was given
@@ -320,7 +320,7 @@ class WindowRecorder:
         self._held = None
         for kept in (self._optimizers_held, self._sightings, self._start_storages):
             kept.clear()
-        self._stepping.clear()
+        self._step_starts = StepStarts()
         self._round.clear()
         self._before.clear()
         self._entered.clear()
@@ -459,7 +459,7 @@ class WindowRecorder:
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
             return
-        self._stepping.setdefault(id(optimizer), []).append(time_ns())
+        self._step_starts.begin(optimizer)
         holdings, in_models = self._held_by(optimizer, window), []
         if self._held is not None and (not self._round or id(optimizer) in self._round):
             self._round.clear()
@@ -471,10 +471,10 @@ class WindowRecorder:
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling() or (window := self._window) is None:
             return
-        began, ended = self._stepping.get(id(optimizer)), time_ns()
+        began, ended = self._step_starts.end(optimizer), time_ns()
         holdings = self._held_by(optimizer, window)
-        if began:
-            window.optimizer_steps.append(OptimizerStep(began.pop(), ended, holdings.stepped(optimizer)))
+        if began is not None:
+            window.optimizer_steps.append(OptimizerStep(began, ended, holdings.stepped(optimizer)))
         self._sightings.append(holdings.look_at_state(optimizer))
 
     def _saw_inputs(self, sightings: list[Sighting], storages: list[torch.UntypedStorage]) -> None:

@@ -32,7 +32,7 @@ from tb_memplugin.record.history.allocators import (
     since,
 )
 from tb_memplugin.record.modules import ModuleNames
-from tb_memplugin.record.optimizer_hooks import StepHooks
+from tb_memplugin.record.optimizer_hooks import StepHooks, StepStarts
 from tb_memplugin.record.storages import dtypes_of
 from tb_memplugin.record.torch_private.modules import parameters_in
 from tb_memplugin.record.tracer.history_calls import HistoryCalls, result_of
@@ -87,7 +87,7 @@ class HistoryRecording:
         self._levels = levels or self._counters
         self._phases: deque[tuple[int, str, bool]] = deque(maxlen=max_events)
         self._steps: deque[tuple[int, int]] = deque(maxlen=max_events)
-        self._step_starts: list[int] = []
+        self._step_starts = StepStarts()
         self._crowded = self._is_on = False
         self._hooks = LayerClock(max_events, self._allocator)
         self._step_hooks: StepHooks | None = None
@@ -185,13 +185,12 @@ class HistoryRecording:
         """End a phase."""
         self._phases.append((time_ns(), phase.name, True))
 
-    def _before_step(self, *_: object) -> None:
-        self._step_starts.append(time_ns())
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._step_starts.begin(optimizer)
 
-    def _after_step(self, *_: object) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._is_on:
-            start = self._step_starts.pop() if self._step_starts else self._start_ns
-            self._steps.append((start, time_ns()))
+            self._steps.append((self._step_starts.end(optimizer) or self._start_ns, time_ns()))
 
     def _join(self) -> None:
         """Remember that this recording is open, and mark it and those that are open on other threads."""

@@ -106,7 +106,6 @@ class Layers:
     optimizer: deque[OptimizerStep]
     making: deque[Stretch]
     nodes: deque[Stretch]
-    in_optimizer: int = 0
     on: bool = True
     problems: list[str] = field(default_factory=list)
     unseen: Unseen = field(default_factory=Unseen)
@@ -176,7 +175,7 @@ class ThreadLayers:
             return frame.row, Phase.BACKWARD if frame.in_backward else Phase.FORWARD
         if self.in_backward:
             return self.backward_row, Phase.BACKWARD
-        return -1, Phase.OPTIMIZER if self.layers.in_optimizer else Phase.OTHER
+        return -1, Phase.OTHER
 
     def settle(self) -> None:
         """Record the frees since the last entry, in this thread's current layer and phase."""

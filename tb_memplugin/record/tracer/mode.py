@@ -187,6 +187,8 @@ class StorageMode(TorchDispatchMode):
     It calls each operator with unchanged arguments and returns its result unchanged.
     """
 
+    supports_higher_order_operators = True  # flex_attention, cond: what runs inside is seen as one kernel's
+
     def __init__(self, layers: Layers) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._layers = layers

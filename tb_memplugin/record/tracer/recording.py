@@ -31,7 +31,7 @@ from tb_memplugin.record.beside_compiler import UncompiledHere
 from tb_memplugin.record.exact_cpu.counting import CountedWindow, begin_window, is_counting
 from tb_memplugin.record.guard import UNOWNED, Guard, call_all, guarded
 from tb_memplugin.record.modules import ModuleNames, is_compiled
-from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks
+from tb_memplugin.record.optimizer_hooks import OptimizerStep, StepHooks, StepStarts
 from tb_memplugin.record.profiler.held_storages import HeldByOptimizer
 from tb_memplugin.record.storage_lifetimes import EntryKind, Ledger
 from tb_memplugin.record.storages import (
@@ -181,8 +181,7 @@ class StorageRecording:
         self._foreign_calls = self._missed = 0
         self._ends_beside_threads = False
         self._counting: CountedWindow | None = None
-        self._step_starts = [time_ns()]
-        """Of the block, and of each optimizer's step that runs: a step may call another."""
+        self._step_starts = StepStarts()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.phases: deque[PhaseMemoryStats] = deque(maxlen=max_events)
 
@@ -464,15 +463,13 @@ class StorageRecording:
             self._name(gradients(optimizer, self.layers.names))
             if self.layers.results is not None:
                 self.layers.results.before_step(optimizer)
-            self.layers.in_optimizer += 1
-            self._step_starts.append(time_ns())
+            self._step_starts.begin(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self.layers.on:
             self._stepped.add(optimizer)
-            self.layers.in_optimizer = max(0, self.layers.in_optimizer - 1)
             now, parameters = time_ns(), HeldByOptimizer(self.layers.names).stepped(optimizer)
-            start = self._step_starts.pop() if len(self._step_starts) > 1 else self._step_starts[0]
+            start = self._step_starts.end(optimizer) or self.recorded.start_ns
             self.layers.optimizer.append(OptimizerStep(start, now, parameters))
             self._name(held_parameters(optimizer, self.layers.names))  # the state may hold them, too
             self._name(optimizer_storages(optimizer, self.layers.names))

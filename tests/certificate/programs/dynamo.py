@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.certificate.programs.catalog import program
 from tests.certificate.programs.loops import mlp
@@ -130,3 +131,17 @@ def checkpointing_in_compiled_code(run: Run) -> None:
     model = mlp()
     call = torch.compile(lambda x: checkpoint(model, x, use_reentrant=False), backend="aot_eager")
     _train(run, model, call, rows=(4, 4))
+
+
+@program("compiled", stacks=False)
+def flex_attention_and_cond(run: Run) -> None:
+    """Higher-order operators, which torch offers only to modes that ask for them."""
+    blocks = create_block_mask(lambda _, __, query, key: query >= key, 1, 1, 16, 16, device="cpu")
+    model = nn.Linear(32, 96)
+    with run.window(model) as step, torch.no_grad():
+        for _ in range(2):
+            heads = model(torch.randn(1, 16, 32)).unflatten(-1, (3, 2, 16)).transpose(1, 3)
+            query, key, value = heads.unbind(2)
+            attended = flex_attention(query, key, value, block_mask=blocks)
+            run.value(torch.cond(attended.sum() > 0, torch.sin, torch.cos, (attended,)))
+            step()

@@ -12,10 +12,12 @@ from torch import nn
 from torch.profiler import ProfilerAction, profile
 
 from tb_memplugin import memory_trace_handler
+from tb_memplugin.analysis.account import accounts
 from tb_memplugin.record.profiler.memory_events import read_memory_events
 from tb_memplugin.record.profiler.trace import _on_unreported_frees, trace_from_profile
 from tb_memplugin.record.profiler.tree import walk
 from tb_memplugin.record.profiler.window import WindowRecorder, watch
+from tb_memplugin.trace import Cause, Moment
 from tests.record.profiler.test_unusual_loops import batch, line
 from tests.training import train
 
@@ -125,6 +127,23 @@ def test_calls_on_a_thread_that_the_profiler_does_not_see_are_told_with_the_byte
     (note,) = (note for note in trace_from_profile(prof, window).notes if "module calls" in note)
     assert note.startswith("5 module calls ran on threads that the profiler does not see")
     assert "Their results alone have 120 bytes: at least these" in note
+
+
+def test_an_input_that_an_unseen_thread_freed_is_perhaps_still_counted():
+    """A thread gets the only reference to 5 x 100 floats, and drops it."""
+    model, queue = nn.Linear(100, 3), list[torch.Tensor]()
+    recorder = WindowRecorder({"": model}, [])
+    watch(recorder)
+    with profile(profile_memory=True) as prof:
+        queue.append(torch.ones(5, 100))
+        thread = threading.Thread(target=lambda: model(queue.pop()))
+        thread.start()
+        thread.join()
+    window = recorder.take()
+    assert window is not None
+    trace = trace_from_profile(prof, window)
+    (account,) = (each for each in accounts(trace, 0) if each.moment is Moment.END)
+    assert account.causes == ((Cause.STILL_COUNTED, -2000),)
 
 
 def test_a_recording_that_fails_says_how_many_bytes_this_leaves_open():
