@@ -84,8 +84,8 @@ def _innermost(left: _Pieces, right: _Pieces) -> _Pieces:
     left_row, right_row = _covering(left, bounds[:-1]), _covering(right, bounds[:-1])
     later = np.where(left_row >= 0, left[0][left_row], -1) < np.where(right_row >= 0, right[0][right_row], -1)
     piece = np.where(later, len(left[0]) + right_row, left_row)
-    first = np.flatnonzero(np.append(True, piece[1:] != piece[:-1]))
-    end = bounds[np.append(first[1:], len(piece))]
+    first = np.flatnonzero(np.append(True, piece[1:] != piece[:-1])[: len(piece)])
+    end = bounds[np.append(first, len(piece))[1:]]
     runs = piece[first] >= 0
     phase = np.concatenate((left[2], right[2]))[piece[first]]
     return bounds[first][runs], end[runs], phase[runs]

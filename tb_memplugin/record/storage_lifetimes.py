@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from enum import IntEnum
 from operator import itemgetter
 from time import time_ns
 from typing import Any, Protocol
@@ -21,9 +20,10 @@ from tb_memplugin.record.storages import Freed, StorageReference
 from tb_memplugin.record.tensor_metadata import Dense
 from tb_memplugin.record.torch_private.tensors import storage_address, storage_key
 from tb_memplugin.trace import Category, Phase
+from tb_memplugin.trace.kinds import ColumnEnum
 
 
-class EntryKind(IntEnum):
+class EntryKind(ColumnEnum):
     """The kind of a ledger entry."""
 
     ALLOC = 0

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import EnumMeta, IntEnum
+from typing import TYPE_CHECKING
 
 
-class KeyedEnum(IntEnum):
+class _LooksUpInC(EnumMeta):
+    """Runs no Python code where numpy asks a member's class for `__array_ufunc__`: `column == Kind.ALLOC`.
+
+    numpy drops what is raised there, and `EnumMeta.__getattr__` (until Python 3.11) may raise a Ctrl-C.
+    """
+
+    if not TYPE_CHECKING:  # a wrong name of a member stays an error
+        __getattr__ = type.__getattribute__
+
+
+class ColumnEnum(IntEnum, metaclass=_LooksUpInC):
+    """An enumeration whose members are values of a numpy array."""
+
+
+class KeyedEnum(ColumnEnum):
     """An enumeration whose members have a name in JSON and URLs."""
 
     @property
@@ -14,7 +29,7 @@ class KeyedEnum(IntEnum):
         return self.name.lower()
 
 
-class Kind(IntEnum):
+class Kind(ColumnEnum):
     """What an event did. The values are written to disk: append new ones, never renumber."""
 
     ALLOC = 0
@@ -95,7 +110,7 @@ NOT_DATA = (*MODELS_OWN, Category.WORKSPACE, Category.COMMUNICATION)
 """Categories that do not grow with the batch."""
 
 
-class Reason(IntEnum):
+class Reason(ColumnEnum):
     """Why a block has its category. The values are written to disk: append new ones, never renumber.
 
     `analysis.why` makes a sentence of each.

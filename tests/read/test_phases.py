@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tb_memplugin.read.phases import phase_spans
+from tb_memplugin.read.phases import phase_at, phase_spans
 from tb_memplugin.trace import Phase
 
 LETTERS = {Phase.FORWARD: "f", Phase.BACKWARD: "b", Phase.OPTIMIZER: "o"}
@@ -100,3 +100,10 @@ def test_an_optimizer_between_two_backwards_parts_them():
 
 def test_without_marks_there_is_no_stretch():
     assert drawn() == ""
+
+
+def test_marks_at_one_moment_last_no_time():
+    """A program may stop its clock."""
+    mark = np.array([5]), np.array([5])
+    phases = phase_at(phase_spans(mark, mark, mark, np.array([5])), np.array([4, 5, 6]))
+    assert phases.tolist() == [Phase.OTHER] * 3

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import IntEnum
 from typing import NamedTuple
 
 from tb_memplugin.read.layers.source_text import Line, SourceText
 from tb_memplugin.trace.frames import Frame, distinct, read_frame
+from tb_memplugin.trace.kinds import ColumnEnum
 
 MODULE_FILE = "torch/nn/modules/module.py"
 
 
-class Role(IntEnum):
+class Role(ColumnEnum):
     """What a frame is for module calls."""
 
     PLAIN = 0

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import IntEnum
 from functools import lru_cache
 
 from tb_memplugin.trace import Category, Phase
 from tb_memplugin.trace.frames import read_frame
+from tb_memplugin.trace.kinds import ColumnEnum
 
 
-class Mark(IntEnum):
+class Mark(ColumnEnum):
     """The meaning of one frame."""
 
     NOTHING = 0

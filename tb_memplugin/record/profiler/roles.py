@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from enum import IntEnum
 
 from tb_memplugin.record.torch_private.profiler import CallFields, Event, OperatorFields, RecordScope
+from tb_memplugin.trace.kinds import ColumnEnum
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 STEP_PREFIX = "ProfilerStep#"
@@ -19,7 +19,7 @@ MODULE_PREFIX = "nn.Module: "
 _PLAIN_PREFIXES = ("aten::", "prims::", "quantized::", "c10d::")
 
 
-class Role(IntEnum):
+class Role(ColumnEnum):
     """The role of an event that has a duration."""
 
     PLAIN = 0

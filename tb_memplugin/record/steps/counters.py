@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, is_of_signal
 from tb_memplugin.record.arguments import refuse_absent
 from tb_memplugin.record.torch_private.allocators import (
     ACCELERATOR_RESET,
@@ -278,17 +278,21 @@ def resident_memory() -> ResidentMemory:
     Raises:
         MemPluginError: neither is available.
     """
-    if os.path.exists(_STATUS) and len(_FIELDS.findall(_read(_STATUS))) == 2:  # noqa: PTH110
-        return ResidentMemory(_from_linux, _reset_on_linux)
+    with suppress(OSError):
+        if len(_FIELDS.findall(_read(_STATUS))) == 2:
+            return ResidentMemory(_from_linux, _reset_on_linux)
     try:
         import psutil  # type: ignore[import-untyped,unused-ignore]  # optional
-    except ImportError as error:
+
+        process = psutil.Process()
+    except Exception as error:  # one of psutil's, where Linux has no /proc
+        if is_of_signal(error):
+            raise
         raise MemPluginError(
             "The memory of the process cannot be read here.",
             where=sys.platform,
-            fix="Install psutil, or give a device that torch has counters for.",
+            fix="Install psutil (on Linux, mount /proc), or give a device that torch has counters for.",
         ) from error
-    process = psutil.Process()
 
     def from_psutil() -> tuple[int, int]:
         info = process.memory_info()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record.steps import counters
 from tb_memplugin.record.steps.counters import ProcessCounters, ResidentMemory, resident_memory
 from tb_memplugin.record.steps.recording import StepRecording
@@ -129,6 +130,16 @@ def test_elsewhere_the_mark_is_what_the_system_calls_the_highest(monkeypatch):
     assert memory.since_start() == (100, 700)
     info.peak_wset = 900  # Windows
     assert memory.since_start() == (100, 900)
+
+
+def test_where_psutil_cannot_read_the_process_the_error_says_what_to_do(monkeypatch):
+    def without_proc():
+        raise LookupError("process PID not found")
+
+    monkeypatch.setattr(counters, "_STATUS", "/proc/absent")
+    monkeypatch.setitem(sys.modules, "psutil", SimpleNamespace(Process=without_proc))
+    with pytest.raises(MemPluginError, match="mount /proc"):
+        resident_memory.__wrapped__()
 
 
 SCRIPT_OF_BLOCKS = """
