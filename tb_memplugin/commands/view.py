@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import click
 
@@ -17,6 +19,9 @@ from tb_memplugin.store import files
 
 ADDRESS = re.compile(r"^TensorBoard \S+ at (https?://\S+)")
 """The line with which TensorBoard says that it serves."""
+
+PR_SET_PDEATHSIG = 1
+"""Asks Linux for a signal when the parent process has ended."""
 
 
 @click.command("view")
@@ -39,7 +44,9 @@ def command(sources: Sequence[str], port: int, device_type: str) -> None:
     with tempfile.TemporaryDirectory(prefix="tb_memplugin-view-") as logdir:
         words = [sys.executable, "-m", "tb_memplugin", "import", *sources]
         with subprocess.Popen(
-            [*words, "--logdir", logdir, "--device-type", device_type], stdout=subprocess.DEVNULL
+            [*words, "--logdir", logdir, "--device-type", device_type],
+            stdout=subprocess.DEVNULL,
+            preexec_fn=_ending_with_parent(),
         ) as importing:
             try:
                 code = importing.wait()
@@ -55,7 +62,10 @@ def _serve(logdir: str, port: int) -> int:
     """Run TensorBoard until it ends or Ctrl-C; print the tab's address when it serves."""
     serving = [sys.executable, "-m", "tensorboard.main", "--logdir", logdir]
     with subprocess.Popen(
-        [*serving, "--host", "localhost", "--port", str(port)], stderr=subprocess.PIPE, text=True
+        [*serving, "--host", "localhost", "--port", str(port)],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_ending_with_parent(),
     ) as server:
         try:
             assert server.stderr is not None
@@ -76,3 +86,10 @@ def _serve(logdir: str, port: int) -> int:
             return 0
         finally:
             server.terminate()
+
+
+def _ending_with_parent() -> Callable[[], object] | None:
+    """Return what a child calls to end with this process, also where that is killed; None but on Linux."""
+    if sys.platform != "linux":
+        return None
+    return partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -18,10 +18,11 @@ import weakref
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial, wraps
+from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from tb_memplugin.errors import NO_DESCRIPTORS, MemPluginError, fix_of, is_of_signal
+from tb_memplugin.errors import NO_DESCRIPTORS, NO_SPACE, MemPluginError, fix_of, is_of_signal
 from tb_memplugin.logs import instance_logger
 from tb_memplugin.record.torch_private.dispatch import without_torch_functions
 
@@ -49,9 +50,9 @@ Own = TypeVar("Own", bound=Guarded)
 
 class Guard:
     """Ends the errors of one recorder. Each kind of error is logged once: a failure of a local file system by
-    its errno and where it was, of an object store by where it was, an error of this package by its message,
-    any other by its type and the line that raised it. That of a file system is logged once by recorders of
-    different kinds that exist together, as a handler and a monitor.
+    its errno and where it was (the disk, where that is full), of an object store by where it was, an error of
+    this package by its message, any other by its type and the line that raised it. That of a file system is
+    logged once by recorders of different kinds that exist together, as a handler and a monitor.
 
     Args:
         loss: what an error costs the user, as the beginning of a sentence: "The memory of this window is not
@@ -355,9 +356,17 @@ def kind_of(error: BaseException) -> str:
         if not isinstance(cause, OSError) or cause.errno is None:
             return str(error)
         is_remote = "://" in error.where  # an object store's client has several errnos for one fault
-        return f"{_FILE_SYSTEM} {type(error).__name__} {'' if is_remote else cause.errno} {error.where}"
+        place = _disk_of(error.where) if cause.errno in NO_SPACE else error.where
+        return f"{_FILE_SYSTEM} {type(error).__name__} {'' if is_remote else cause.errno} {place}"
     lines = [f"{frame.f_code.co_filename}:{line}" for frame, line in walk_tb(error.__traceback__)]
     return f"{type(error).__name__} {lines[-1] if lines else ''}"
+
+
+def _disk_of(path: str) -> str:
+    """Return what is common to all paths on a disk; the path if that is not known."""
+    with suppress(OSError):
+        return f"disk {Path(path).stat().st_dev}"
+    return path
 
 
 def _debug(message: str, error: BaseException) -> None:

@@ -221,9 +221,9 @@ def _with_longer_blocks(result: Replay) -> Replay:
 
 
 def first_made_up_address(trace: MemoryTrace) -> int:
-    """Return an address beyond all addresses in a trace."""
-    tables = (trace.events, trace.start, trace.segments)
-    top = max(int(table.address.max(initial=0)) for table in tables)
+    """Return an address beyond all addresses in a trace, but those of the upper half (XPU's are there)."""
+    address = np.concatenate([table.address for table in (trace.events, trace.start, trace.segments)])
+    top = int(address.max(initial=0, where=address < 1 << 63))
     return max((top // APART + 2) * APART, FIRST_ADDRESS)
 
 

@@ -136,7 +136,7 @@ class WatchedSteps:
 
 
 def joined(parts: Sequence[StepFigures]) -> StepFigures:
-    """Concatenate parts. A phase that is missing in a part gets zeros there: it did not run.
+    """Concatenate parts in the order of their steps. A phase that is missing in a part did not run there.
 
     Steps that an earlier part has already are left out, with a note: a writer that was told of an error
     although its steps were written may have written them again.
@@ -144,6 +144,7 @@ def joined(parts: Sequence[StepFigures]) -> StepFigures:
     Raises:
         ValueError: the parts have different devices, or the step numbers do not increase.
     """
+    parts = sorted(parts, key=lambda part: part.steps[:1].tolist())
     parts = _without_repeats(parts)
     names = list(dict.fromkeys(phase.name for part in parts for phase in part.phases))
     steps = np.concatenate([part.steps for part in parts])

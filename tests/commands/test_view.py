@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,25 @@ def test_view_that_is_ended_while_it_imports_leaves_nothing(tmp_path: Path, ende
         viewing.communicate(timeout=60)  # until every process has ended that can write to stderr
     assert viewing.returncode == 1
     assert list(tmp_path.glob("tb_memplugin-view-*")) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels tell no child that its parent was killed")
+def test_a_view_that_is_killed_leaves_no_tensorboard(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tb_memplugin", "view", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as viewing:
+        assert viewing.stdout is not None
+        assert viewing.stdout.readline().startswith("Open ")
+        viewing.kill()
+        try:
+            viewing.communicate(timeout=20)  # until TensorBoard has ended, which can write there, too
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(viewing.pid, signal.SIGKILL)
 
 
 def test_view_refuses_what_is_no_recording(tmp_path: Path) -> None:

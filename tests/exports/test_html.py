@@ -7,12 +7,13 @@ import hashlib
 import json
 import re
 import zlib
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis import advice
+from tb_memplugin.analysis import advice, block_origins
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.analysis.rules import read_rules
 from tb_memplugin.errors import MemPluginError
@@ -80,6 +81,19 @@ def test_the_page_says_what_advice_says():
     assert cpu["advice"]["heading"].startswith("1 problem, no options; ")
     page = page_with(report_data(growing, [CATEGORY], "t"))
     assert "<b>&" not in page
+
+
+def test_each_device_is_judged_once(monkeypatch):
+    history = trace(*(f"alloc {9 + number} a device=cuda:{number}" for number in range(5)))
+    judged = []
+    peak_of = block_origins.highest_step
+    monkeypatch.setattr(block_origins, "highest_step", lambda *of: judged.append(of[1]) or peak_of(*of))
+    report_data(history, [CATEGORY], "t")
+    per_device = Counter(judged)
+    assert set(per_device) == set(range(5))
+    judged.clear()
+    advice(history)
+    assert Counter(judged) == per_device
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,14 @@ def test_a_segment_that_is_not_recorded_is_a_miss_with_its_cause():
     assert done.first_miss.cause == what
 
 
+def test_addresses_are_made_up_below_those_of_the_upper_half():
+    """A block that no segment has, where XPU's addresses are: 1 MiB above it, none is left."""
+    highest = (1 << 64) - M
+    done = replay(allocator_trace(f"alloc {highest} 4096", "alloc 16M 4M"), 0)
+    assert done.allocs == 2
+    assert max(done.address.tolist()) < 1 << 63
+
+
 EQUAL_BLOCKS = (
     *("segment_alloc 64M 12M", "alloc 64M 12M", "segment_alloc 32M 12M", "alloc 32M 12M"),
     *("free_requested 32M 12M", "free_completed 32M 12M", "free_requested 64M 12M", "free_completed 64M 12M"),

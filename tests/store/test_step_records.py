@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,10 +101,17 @@ def test_steps_that_were_written_twice_count_once_and_that_is_told():
     )
 
 
+def test_records_that_a_copy_put_in_another_order_are_put_in_that_of_their_steps():
+    whole = joined([figures([7, 8], first=4), figures([5, 6], first=2), figures([9, 4])])
+    assert whole.steps.tolist() == [0, 1, 2, 3, 4, 5]
+    assert whole.devices[0].peak.tolist() == [9, 4, 5, 6, 7, 8]
+    assert whole.notes == ()
+
+
 @pytest.mark.parametrize(
     "parts",
     [
-        [figures([1], first=5), figures([1], first=3)],
+        [replace(figures([1, 2]), steps=np.array([3, 2]))],
         [figures([1]), figures([1], first=1, device="cuda:1")],
     ],
 )

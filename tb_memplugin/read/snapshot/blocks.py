@@ -26,6 +26,7 @@ STATES = LIVE_STATES | {"inactive"}
 
 NUMBER = "a size or an address of a block"
 NO_SIZE = "the segments sum to no possible size"
+NO_SEGMENT = "a segment has a negative size, or ends beyond the last address"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def _state_of(segments: list[dict[str, Any]], tables: Tables) -> FinalState:
     filled = zip(requested, rounded.tolist(), strict=True)
     size = _sizes([other if size is None else size for size, other in filled])
     reserved = sum(columns.bytes.tolist())
-    if bool((columns.bytes < 0).any()) or reserved >= MOST_BYTES:
+    if reserved >= MOST_BYTES:
         raise OverflowError(NO_SIZE)
     address = blocks.address[blocks.is_live]
     order = np.argsort(address)
@@ -230,9 +231,13 @@ def _frames(block: dict[str, Any]) -> Any:
 
 
 def _segments(segments: list[dict[str, Any]], tables: Tables) -> FinalSegments:
+    address = addresses([segment["address"] for segment in segments], "address")
+    size = whole_numbers([segment["total_size"] for segment in segments], "total_size")
+    if bool((size.view(np.uint64) > ~address).any()):
+        raise OverflowError(NO_SEGMENT)
     return FinalSegments(
-        address=addresses([segment["address"] for segment in segments], "address"),
-        bytes=whole_numbers([segment["total_size"] for segment in segments], "total_size"),
+        address=address,
+        bytes=size,
         stream=tables.stream_rows([segment.get("stream") for segment in segments]),
         pool=tables.pool_rows([segment.get("segment_pool_id") for segment in segments]),
         expandable=np.asarray([bool(segment.get("is_expandable")) for segment in segments], np.uint8),

@@ -24,7 +24,7 @@ from rich.text import Text
 from torch import nn
 
 from tb_memplugin.analysis.units import counted, size_text
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.errors import MemPluginError, fix_of
 from tb_memplugin.exports.csv import cell
 from tb_memplugin.exports.terminal import printable
 from tb_memplugin.logs import instance_logger
@@ -92,13 +92,13 @@ class IterationCsv:
     """
 
     def __init__(self, folder: str | os.PathLike[str], worker: str) -> None:
-        self._folder, self._worker = Path(folder), folder_name(worker)
+        self.folder, self._worker = Path(folder), folder_name(worker)
         self._files: tuple[BinaryIO, BinaryIO] | None = None
         self._ends: list[int] = []
         self._is_torn = False
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(self._folder, os.W_OK):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.folder, os.W_OK):
                 raise PermissionError(13, "it may not be written to")
         except OSError as error:
             raise MemPluginError(
@@ -149,12 +149,12 @@ class IterationCsv:
         for number in range(1, _MOST_NAMES):
             start = self._worker if number == 1 else f"{self._worker}.{number}"
             try:
-                first = _new(self._folder / f"{start}.iterations.csv")
+                first = _new(self.folder / f"{start}.iterations.csv")
             except FileExistsError:
                 continue
             files = [first]
             try:
-                files.append(_new(self._folder / f"{start}.weights.csv"))
+                files.append(_new(self.folder / f"{start}.weights.csv"))
                 _write(first, _line(ITERATION_COLUMNS))
                 _write(files[1], _line(WEIGHT_COLUMNS))
             except OSError as error:
@@ -167,7 +167,7 @@ class IterationCsv:
                     continue
                 raise
             return first, files[1]
-        raise FileExistsError(17, "too many files of this name", str(self._folder))
+        raise FileExistsError(17, "too many files of this name", str(self.folder))
 
 
 def _new(path: Path) -> BinaryIO:
@@ -447,10 +447,18 @@ class IterationReport:
         self._safely(lambda: show(memory, self._console, self._max_weights, notes))
         if self._csv is not None:
             csv = self._csv
-            self._safely(lambda: csv.write(memory))
+            self._safely(lambda: self._write_csv(csv, memory))
         if self._writer is not None and observation.trace is not None:
             self._safely(lambda: self._write(observation, memory))
         return memory
+
+    def _write_csv(self, csv: IterationCsv, memory: IterationMemory) -> None:
+        try:
+            csv.write(memory)
+        except OSError as error:
+            message = f"The CSV files of an iteration could not be written: {error.strerror or error}."
+            fix = fix_of(error, "Give a folder that this process can write to.")
+            raise MemPluginError(message, where=os.fspath(csv.folder), fix=fix) from error
 
     def _write(self, observation: Observation, memory: IterationMemory) -> None:
         assert self._writer is not None

@@ -99,6 +99,13 @@ def test_a_segment_that_tells_other_sums_than_its_blocks_is_told(changed: dict[s
     assert any(told in note for note in trace.notes)
 
 
+@pytest.mark.parametrize(("address", "size"), [((1 << 64) - 512, 1024), (1000, -512)])
+def test_a_segment_that_ends_where_no_memory_is_is_refused(address: int, size: int) -> None:
+    beyond = {**segment(total=size), "address": address}
+    with pytest.raises(UnreadableFileError, match="negative size, or ends beyond"):
+        trace_from_snapshot(snapshot([beyond]), "x")
+
+
 @pytest.mark.parametrize("size", ["512", 1 << 64, None, True, 512.0])
 def test_a_block_of_no_possible_size_is_refused_before_it_is_added_up(size: object) -> None:
     for field in ("size", "requested_size", "address"):
