@@ -196,9 +196,9 @@ def _is_softmax(origin: Origin) -> bool:
 
 
 def _is_product(origin: Origin) -> bool:
-    """Return whether this is a product of batches, or, without operators, may be one of user code."""
+    """Return whether this is a product of batches, or, without operators, may be one of a module's code."""
     if not origin.names:
-        return origin.is_direct
+        return origin.is_direct and origin.in_call
     return not PRODUCTS.isdisjoint(origin.names) and not _is_layer(origin)
 
 

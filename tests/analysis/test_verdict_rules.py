@@ -73,6 +73,15 @@ def test_a_softmax_over_what_a_layer_computed_is_no_attention() -> None:
     assert "No softmax over the product" in why(trace(*lines), "attention_scores")
 
 
+def test_without_operators_a_softmax_outside_of_modules_is_no_attention() -> None:
+    """A loss of distillation divides logits and takes their softmax."""
+    stacks = ("loss train.py:3",), ("softmax torch/nn/functional.py:9", "loss train.py:3")
+    history = trace("alloc 400 a", "alloc 400 p")
+    assert "No softmax over the product" in why(stacked(history, *stacks), "attention_scores")
+    in_module = ((*stack, CALL_OF_MODULE) for stack in stacks)
+    assert found(stacked(history, *in_module), "attention_scores").bytes == 800
+
+
 def test_without_operators_and_stacks_no_attention_is_judged() -> None:
     assert why(trace("alloc 400 a"), "attention_scores") == (
         "The recording contains neither operators nor stacks."
@@ -287,6 +296,53 @@ def test_the_backward_of_modules_below_all_that_are_trained_counts_too() -> None
     assert (finding.bytes, finding.of_bytes) == (60 + 30, 60 + 20 + 10 + 100 + 30)
 
 
+def generator_and_critic(*, detached: bool) -> MemoryTrace:
+    """Four turns of a critic (a gradient of 20) and its generator (40), each with an optimizer of its own.
+
+    In the turns of the critic, which sees a larger batch, the generator has a graph if it is not detached.
+    """
+    lines = list[tuple[str, str]]()
+    for turn in range(4):
+        owner, other = ("generator", "critic") if turn % 2 else ("critic", "generator")
+        size, of_other, score = (40, 20, 50) if turn % 2 else (20, 40, 150)
+        hidden, after, unused = (
+            [("alloc 300 hidden phase=forward module=generator", "model")],
+            [
+                (f"alloc {of_other} other phase=backward module={other} category=gradient", "backward"),
+                ("free hidden phase=backward", "backward"),
+            ],
+            [("free other", f"zero_{other}")],
+        )
+        if detached and not turn % 2:
+            hidden, after, unused = [], [], []
+        lines += [
+            *hidden,
+            ("alloc 10 output phase=forward module=generator", "model"),
+            (f"alloc {score} score phase=forward module=critic", "model"),
+            (f"alloc {size} own phase=backward module={owner} category=gradient", "backward"),
+            ("free score phase=backward", "backward"),
+            *after,
+            ("free output", "main"),
+            (f"alloc {size} state{turn} phase=optimizer category=optimizer_state", f"step_{owner}"),
+            ("free own", f"zero_{owner}"),
+            *unused,
+        ]
+        lines += [(f"free state{turn}", f"step_{owner}")] if turn > 1 else []
+    functions = sorted({function for _, function in lines})
+    history = trace(*(line for line, _ in lines))
+    rows = np.array([functions.index(function) for _, function in lines], np.int32)
+    stacks = tuple((f"{function} train.py:{row}",) for row, function in enumerate(functions))
+    return replace(history, events=replace(history.events, stack=rows), stacks=stacks)
+
+
+def test_a_critic_needs_no_graph_of_its_generator() -> None:
+    """Its turn: 60 of state, 300 + 10 + 150 and 20. Without the 300, the highest is the generator's."""
+    finding = found(generator_and_critic(detached=False), "unused_gradients")
+    assert (finding.bytes, finding.of_bytes) == (540 - (60 + 300 + 10 + 50 + 40), 540)
+    detached = why(generator_and_critic(detached=True), "unused_gradients")
+    assert detached == "Gradients that no optimizer uses raise the peak by only 0 B."
+
+
 SIZES = (10, 20, 30, 40)
 PARAMETERS = [f"alloc {size} w{size} category=parameter" for size in SIZES]
 MODEL, COPY = ("to model.py:5",), ("deepcopy train.py:9",)
@@ -443,6 +499,34 @@ def test_a_graph_that_outlives_its_backward_is_kept() -> None:
     finding = found(freed_in(history, "train train.py:9"), "unused_graph")
     assert (finding.bytes, finding.of_bytes) == (1200, 2400)
     assert "after their backward" in finding.title
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_backward_ran_although_other_losses_and_the_next_forward_repeat_its_operators(again: bool) -> None:
+    """One node for each of the graph's operators, also of the loss that two blocks are computed for.
+
+    Without a kept graph, the peak is before the backward: 12 blocks and two of losses.
+    """
+    names = ("Linear", "Gelu", "LayerNorm", "Add", "MseLoss")
+    nodes = [f"alloc 5 # phase=backward operator=autograd::{name}Backward0" for name in names]
+    backward = [line for node in nodes for line in (node, "free #")]
+    losses = [f"alloc 9 {name} phase=forward operator=aten::mse_loss" for name in ("la", "other")]
+    following = forward("b", 12, 1000) if again else ["alloc 12000 b phase=forward operator=aten::rand"]
+    history = trace(
+        *forward("a", 12, 1000), *losses, *backward, "free other", *following, *freed("a", 12), "free la"
+    )
+    finding = found(freed_in(history, "train train.py:9"), "unused_graph")
+    assert (finding.bytes, finding.of_bytes) == (24_009 - 12_018, 24_009)
+    assert "after their backward" in finding.title
+
+
+def test_graphs_of_prompts_that_grow_are_one_finding() -> None:
+    """Two graphs are alive at once, of 12 x 110 and 12 x 120; needed are three blocks, beside which is z."""
+    prompts = [forward("a", 12, 100), forward("b", 12, 110), freed("a", 12), forward("c", 12, 120)]
+    prompts += [freed("b", 12), ["alloc 1 z"], freed("c", 12)]
+    history = trace(*(line for lines in prompts for line in lines))
+    finding = found(history, "unused_graph")
+    assert (finding.bytes, finding.of_bytes) == (2760 - 361, 2760)
 
 
 def test_a_graph_beside_a_backward_of_another_was_never_used() -> None:
@@ -704,6 +788,11 @@ def test_without_a_backward_nothing_is_recomputed_in_it() -> None:
     kept = [f"alloc {size} x{size} phase=forward category=activation" for size in (300, 100)]
     history = stacked(trace(*kept), ("forward layer.py:5", CALL), ("forward layer.py:6", CALL))
     assert "has no backward" in why(history, "checkpointing")
+
+
+def test_with_stacks_a_peak_without_activations_is_judged() -> None:
+    history = trace("alloc 90 w category=parameter", "alloc 5 g phase=backward category=gradient")
+    assert "by at most 0 B" in why(stacked(history, MODEL), "checkpointing")
 
 
 def test_one_call_has_nothing_to_recompute() -> None:

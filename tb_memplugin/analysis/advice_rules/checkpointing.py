@@ -360,14 +360,14 @@ def by_stack(judged: Judged) -> Result:
     where the line that it runs is before that of the previous block, or is of another function.
     """
     trace, blocks, step = judged.trace, judged.blocks, judged.step
-    kept = _kept(trace, blocks)
-    if not any(blocks.origins[origin].frames for origin in np.unique(blocks.origin[kept]).tolist()):
+    if not (blocks.of(lambda origin: bool(origin.frames)) & (blocks.born >= 0)).any():
         return NotJudged(
             "This rule needs the modules' forward and backward calls (pass the model to the recorder), or "
             "activations with call stacks."
         )
     if not trace.ooms and not trains(trace, blocks):
         return Fine("The recording has no backward or optimizer step, or memory of one.")
+    kept = _kept(trace, blocks)
     called = _CalledFrames.of(trace, blocks, kept)
     estimates = [calls for text in called.largest() if (calls := _calls(trace, blocks, kept, called, text))]
     most = max((estimate.saved_bytes for estimate in estimates), default=0)

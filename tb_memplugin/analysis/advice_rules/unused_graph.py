@@ -10,7 +10,6 @@ import numpy as np
 from tb_memplugin.analysis.advice_rules.unused_gradients import Backwards
 from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks, freed_by_python
 from tb_memplugin.analysis.findings import Fine, NotJudged, Result
-from tb_memplugin.analysis.leak_sites import LOSS
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
 from tb_memplugin.trace.tables import Bool, Int64
 
@@ -22,6 +21,9 @@ MOST_OF_TWO = 0.8
 
 BEHIND = 3
 """Without a graph, a block counts as freed when so many further ones of them have been allocated."""
+
+SMALL = 0.01
+"""Blocks of at most this share of the largest of a graph may be those of losses."""
 
 DATA = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
 
@@ -49,7 +51,8 @@ def unused_graph(judged: Judged) -> Result:
     if len(graph) < FEWEST or not _is_mixed(blocks, graph):
         return Fine("No activations of a forward were kept until all of them were freed at once.")
     ran = _ran(judged, graph)
-    graph = np.flatnonzero(blocks.alike(graph) & unused).astype(np.int64)
+    key = blocks.kinds if trains(trace, blocks) else blocks.sites  # prompts that grow have other sizes
+    graph = np.flatnonzero(np.isin(key, key[graph]) & (blocks.born >= 0) & unused).astype(np.int64)
     needed_until = (
         _needed_by_backward(judged, blocks.born[graph])
         if ran
@@ -89,13 +92,14 @@ def _ran(judged: Judged, graph: Int64) -> bool:
     blocks = judged.blocks
     during = (blocks.born >= blocks.born[graph[0]]) & (blocks.born < blocks.freed[graph].max())
     during[graph] = False
+    backward = during & (judged.trace.allocations.phase[blocks.rows] == Phase.BACKWARD)
+    during &= blocks.born <= blocks.born[backward].max(initial=-1)  # a later forward waits for its own
     others = Counter(name for row in blocks.origin[during].tolist() for name in blocks.origins[row].names)
     nodes = {_NODE.sub("", name).lower(): count for name, count in others.items() if _NODE.search(name)}
-    large = np.unique(blocks.origin[graph[blocks.bytes[graph] > LOSS]]).tolist()
+    large = np.unique(blocks.origin[graph[blocks.bytes[graph] > SMALL * blocks.bytes[graph].max()]]).tolist()
     own = {name for row in large for name in blocks.origins[row].names}
     counts = [(nodes.get(name.replace("_", ""), 0), others[name]) for name in own]
-    has_backward = (judged.trace.allocations.phase[blocks.rows[during]] == Phase.BACKWARD).any()
-    return bool(has_backward) and all(of_node > of_operator for of_node, of_operator in counts if of_node)
+    return bool(backward.any()) and all(of_node > of_operator for of_node, of_operator in counts if of_node)
 
 
 def trains(trace: MemoryTrace, blocks: StepBlocks) -> bool:
