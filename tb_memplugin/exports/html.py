@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from tb_memplugin.analysis.advice_rules import advice, heading
+from tb_memplugin.analysis.advice_rules import Advice, advice, heading
 from tb_memplugin.analysis.annotations import annotation_ranges
 from tb_memplugin.analysis.divisions import By, Chosen, codes, parts_of
 from tb_memplugin.analysis.lanes import lanes, what_ran
@@ -29,6 +29,7 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports.json import PHASES, spans_json, step_json
 from tb_memplugin.exports.output import replacing
 from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.result import ResultTable
 from tb_memplugin.trace.tables import NOT_NAMED, Int64, Rows
 
 
@@ -298,8 +299,11 @@ def report_data(
     events, -1 for the moment before the first.
     """
     epoch, plot = trace.first_time_ns, plot or Plot()
+    judged = advice(trace)
     devices = [
-        _device(trace, row, divisions, epoch, plot) for row in range(len(trace.devices)) if trace.is_used(row)
+        _device(trace, row, divisions, epoch, plot, judged)
+        for row in range(len(trace.devices))
+        if trace.is_used(row)
     ]
     note = plot.note(trace)
     return {
@@ -316,7 +320,9 @@ def report_data(
     }
 
 
-def _device(trace: MemoryTrace, row: int, divisions: Sequence[Division], epoch: int, plot: Plot) -> Json:
+def _device(
+    trace: MemoryTrace, row: int, divisions: Sequence[Division], epoch: int, plot: Plot, judged: Advice
+) -> Json:
     blocks = drawn(trace, row, plot)
     changes = blocks.changes()
     size, peak = blocks.peak(changes)
@@ -337,7 +343,7 @@ def _device(trace: MemoryTrace, row: int, divisions: Sequence[Division], epoch: 
             _division(trace, blocks, division, changes, peak, plot.allocation_order) for division in divisions
         ],
         "largest": _largest(trace, blocks.alive_at(peak), epoch),
-        "advice": _advice(trace, device.name),
+        "advice": _advice(judged, device.name),
         "failed": [
             [oom.event, int(trace.events.time_ns[oom.event]) - epoch, oom.requested_bytes]
             for oom in (trace.ooms[number] for number in failed_requests(trace, row))
@@ -346,9 +352,12 @@ def _device(trace: MemoryTrace, row: int, divisions: Sequence[Division], epoch: 
     }
 
 
-def _advice(trace: MemoryTrace, device: str) -> Json:
+def _advice(of_all: Advice, device: str) -> Json:
     """Return what Advice says of a device of the whole trace: its heading and findings without evidence."""
-    judged = advice(trace, device)
+    judged = Advice(
+        findings=ResultTable(finding for finding in of_all.findings if finding.device == device),
+        judgements=ResultTable(each for each in of_all.judgements if each.device == device),
+    )
     shown = (
         *("kind", "level", "step", "title", "subject", "bytes", "measure", "of_bytes"),
         *("what_to_do", "price"),

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import zlib
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from tb_memplugin.analysis import advice
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.analysis.rules import read_rules
+from tb_memplugin.analysis.steps import HighestStep, highest_step
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
 from tb_memplugin.exports.html import (
@@ -27,7 +29,7 @@ from tb_memplugin.exports.html import (
     page_with,
     report_data,
 )
-from tb_memplugin.trace import Note
+from tb_memplugin.trace import MemoryTrace, Note
 from tests.analysis.histories import allocator_trace
 from tests.traces import trace
 
@@ -80,6 +82,23 @@ def test_the_page_says_what_advice_says():
     assert cpu["advice"]["heading"].startswith("1 problem, no options; ")
     page = page_with(report_data(growing, [CATEGORY], "t"))
     assert "<b>&" not in page
+
+
+def test_each_device_is_judged_once(monkeypatch):
+    history = trace(*(f"alloc {9 + number} a device=cuda:{number}" for number in range(5)))
+    judged: list[int] = []
+
+    def counted(of: MemoryTrace, device: int) -> HighestStep:
+        judged.append(device)
+        return highest_step(of, device)
+
+    monkeypatch.setattr("tb_memplugin.analysis.block_origins.highest_step", counted)
+    report_data(history, [CATEGORY], "t")
+    per_device = Counter(judged)
+    assert set(per_device) == set(range(5))
+    judged.clear()
+    advice(history)
+    assert Counter(judged) == per_device
 
 
 @pytest.mark.parametrize(

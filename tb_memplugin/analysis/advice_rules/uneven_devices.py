@@ -28,7 +28,7 @@ def uneven_devices(judged: Judged) -> Result:
     others = [row for row, other in enumerate(trace.devices) if other.has_reserved and trace.live(row).any()]
     if device not in others or len(others) < 2:
         return Fine("The recording has no second device that runs the same code.")
-    lines = {row: _lines(judged.beside(row)) for row in others}
+    lines = {row: judged.beside(row).result(_lines) for row in others}
     if not lines[device]:
         return NotJudged("The recording has no stacks.")
     common = set.intersection(*(set(by_line) for by_line in lines.values()))
