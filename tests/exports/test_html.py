@@ -13,9 +13,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tb_memplugin.analysis import advice, block_origins
+from tb_memplugin.analysis import advice
 from tb_memplugin.analysis.divisions import ALL_DIVISIONS
 from tb_memplugin.analysis.rules import read_rules
+from tb_memplugin.analysis.steps import HighestStep, highest_step
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.exports import html
 from tb_memplugin.exports.html import (
@@ -28,7 +29,7 @@ from tb_memplugin.exports.html import (
     page_with,
     report_data,
 )
-from tb_memplugin.trace import Note
+from tb_memplugin.trace import MemoryTrace, Note
 from tests.analysis.histories import allocator_trace
 from tests.traces import trace
 
@@ -85,9 +86,13 @@ def test_the_page_says_what_advice_says():
 
 def test_each_device_is_judged_once(monkeypatch):
     history = trace(*(f"alloc {9 + number} a device=cuda:{number}" for number in range(5)))
-    judged = []
-    peak_of = block_origins.highest_step
-    monkeypatch.setattr(block_origins, "highest_step", lambda *of: judged.append(of[1]) or peak_of(*of))
+    judged: list[int] = []
+
+    def counted(of: MemoryTrace, device: int) -> HighestStep:
+        judged.append(device)
+        return highest_step(of, device)
+
+    monkeypatch.setattr("tb_memplugin.analysis.block_origins.highest_step", counted)
     report_data(history, [CATEGORY], "t")
     per_device = Counter(judged)
     assert set(per_device) == set(range(5))
