@@ -52,6 +52,7 @@ FIGURES_OVERHEAD = 0.005
 """The share of the time that figures of the steps may take."""
 
 _STEP = "an optimizer's step"
+_FIGURES = "the start of the figures of all steps"
 _LOST = "The memory of this program is not recorded"
 
 
@@ -79,6 +80,7 @@ class ProgramRecorder:
             log_level=self._log_level,
             log_to=settings.log_to,
         )
+        self._wants_figures = settings.every_step
         self._monitor: MemoryMonitor | None = None
         self._oom: OomRecorder | None = None
         self._stepping: weakref.WeakKeyDictionary[torch.optim.Optimizer, None] = weakref.WeakKeyDictionary()
@@ -123,9 +125,11 @@ class ProgramRecorder:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
     def fail(self, where: str, error: BaseException) -> None:
-        """Log an error. One at the start or the end stops the recording, one in a step costs that step."""
+        """Log an error. At the start or the end it stops all, else it costs a step or the figures."""
         if where == _STEP:
             self._recorder.fail(where, error)  # else the open window would have two steps in one
+        elif where == _FIGURES:
+            self._guard.end(where, error, loss="The figures of all steps are not recorded")
         else:
             self._guard.end(where, error, self.end)
 
@@ -167,15 +171,21 @@ class ProgramRecorder:
         ended, self._step = self._step, self._step + 1
         if self._monitor is not None:
             self._monitor.step(ended)
-        elif self._settings.every_step:
-            self._monitor = MemoryMonitor(
-                self._settings.folder,
-                log_level=self._log_level,
-                log_to=self._settings.log_to,
-                max_overhead=FIGURES_OVERHEAD,
-            )
+        elif self._wants_figures:
+            self._wants_figures = False
+            self._begin_figures()
         self._recorder.end_step()
         self._recorder.begin_step(self._step)
+
+    @guarded(_FIGURES)
+    def _begin_figures(self) -> None:
+        """Begin to record the figures of all steps."""
+        self._monitor = MemoryMonitor(
+            self._settings.folder,
+            log_level=self._log_level,
+            log_to=self._settings.log_to,
+            max_overhead=FIGURES_OVERHEAD,
+        )
 
     def _count(self, optimizer: torch.optim.Optimizer) -> None:
         """Count steps by this optimizer from now on."""

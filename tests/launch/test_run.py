@@ -520,6 +520,15 @@ def test_a_logdir_that_fails_later_is_told_as_that(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_where_the_figures_of_steps_cannot_be_read_windows_are_recorded(tmp_path: Path) -> None:
+    """As in a container without /proc."""
+    without_memory = "counters._STATUS, sys.modules['psutil'] = '/proc/absent', None\n"
+    start = "import sys, torch\nfrom tb_memplugin.record.steps import counters\n" + without_memory
+    done = run(tmp_path, script(tmp_path, start + TRAINING), 16, 6)
+    assert done.stderr.count("The memory of the process cannot be read here.") == 1
+    assert numbers(recorded(tmp_path)) == [2, 3, 4]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("end", ["", "import os; os.close(2)", "import sys; sys.stderr.close()"])
 def test_a_stderr_that_is_full_or_closed_changes_no_exit_code(tmp_path: Path, end: str) -> None:
