@@ -207,7 +207,7 @@ class StorageMode(TorchDispatchMode):
         return False
 
     @property
-    def supports_higher_order_operators(self) -> bool:
+    def supports_higher_order_operators(self) -> bool:  # type: ignore[override]
         """Whether torch runs flex_attention or cond here: what they allocate is seen as one kernel's.
 
         Not where autograd is on and did not take the operator: the weights that an uncompiled branch closes
