@@ -187,8 +187,6 @@ class StorageMode(TorchDispatchMode):
     It calls each operator with unchanged arguments and returns its result unchanged.
     """
 
-    supports_higher_order_operators = True  # flex_attention, cond: what runs inside is seen as one kernel's
-
     def __init__(self, layers: Layers) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._layers = layers
@@ -207,6 +205,15 @@ class StorageMode(TorchDispatchMode):
         See `storage_mode`.
         """
         return False
+
+    @property
+    def supports_higher_order_operators(self) -> bool:  # type: ignore[override]
+        """Whether torch runs flex_attention or cond here: what they allocate is seen as one kernel's.
+
+        Not where autograd is on and did not take the operator: the weights that an uncompiled branch closes
+        over would get no gradient, silently.
+        """
+        return not torch.is_grad_enabled()
 
     @hidden_from_dynamo
     def __torch_dispatch__(

@@ -301,12 +301,18 @@ def test_memory_that_is_shared_moves_to_a_device_of_its_own(share):
 def test_a_branch_of_cond_runs_and_what_it_allocates_counts():
     """A product of 64 x 64 floats, and its relu, which is the result."""
     matrix, is_true, tracer = torch.randn(64, 64), torch.tensor(True), MemoryTracer()
-    with tracer.trace(nn.Identity()):
+    with tracer.trace(nn.Identity()), torch.no_grad():
         result = torch.cond(is_true, lambda x: (x @ x).relu(), lambda x: x, (matrix,))
     trace = tracer.trace_result()
     live = trace.live(trace.device_rows("cpu")[0]) - sum(trace.start.bytes.tolist())
     assert (live.max(), live[-1]) == (2 * 16_384, 16_384)
     assert torch.equal(result, (matrix @ matrix).relu())
+
+
+def test_a_branch_whose_weights_would_get_no_gradient_uncompiled_is_refused():
+    layer, is_true, rows = nn.Linear(4, 4), torch.tensor(True), torch.ones(2, 4)
+    with MemoryTracer().trace(layer), pytest.raises(NotImplementedError, match="cond"):
+        torch.cond(is_true, lambda x: (layer(x),), lambda x: (x + 1,), (rows,))
 
 
 def test_lbfgs_equals_a_profiler_that_is_on_from_its_first_step():
