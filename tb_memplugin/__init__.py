@@ -53,6 +53,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
+        if _HOMES[name].startswith("tb_memplugin.record."):
+            import_module("torch")  # then `tb-memplugin run` begins, and no module may be half imported
         return getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":

@@ -520,6 +520,11 @@ def test_a_logdir_that_fails_later_is_told_as_that(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_program_that_imports_us_before_torch_is_recorded(tmp_path: Path) -> None:
+    run(tmp_path, script(tmp_path, "from tb_memplugin import MemoryMonitor\n" + TRAINING), 16, 6)
+    assert numbers(recorded(tmp_path)) == [2, 3, 4]
+
+
 def test_where_the_figures_of_steps_cannot_be_read_windows_are_recorded(tmp_path: Path) -> None:
     """As in a container without /proc."""
     without_memory = "counters._STATUS, sys.modules['psutil'] = '/proc/absent', None\n"
