@@ -91,11 +91,7 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
     called = stacks_of(tree, memory, main_thread(tree))
     quiet = () if calls is None else ("cpu",)  # the calls have these frees already
     bare, emptied = _with_storage_frees(_bare_events(memory, attribution, called), window, devices, quiet)
-    blocks, ended = pair(bare, start), None
-    if calls is None and "cpu" in devices and attribution.communicating.any():
-        cpu = devices.index("cpu")
-        bare, ended = with_communication_frees(bare, blocks, attribution, cpu, window.alive_at_end)
-        blocks = pair(bare, start) if ended else blocks
+    bare, blocks, ended = _paired(bare, start, attribution, devices, window)
     matched = match_sightings(window.sightings, devices, blocks, bare.time_ns)
     start = with_later_names(start, matched, window.sightings, attribution.owners, labels)
     full = categorised(bare, blocks, matched - len(start), attribution, window, devices, labels)
@@ -141,6 +137,18 @@ def trace_from_profile(prof: torch.profiler.profile, window: Window, number: int
         whole_devices=whole_devices(window.whole_at_start, window.whole_at_stop, trace),
         paired=blocks,
     )
+
+
+def _paired(
+    bare: Events, start: StartState, attribution: Attribution, devices: Sequence[str], window: Window
+) -> tuple[Events, Allocations, Note | None]:
+    """Return the events with frees of communication that torch does not report, their blocks, and a note."""
+    blocks = pair(bare, start)
+    if window.counted is not None or "cpu" not in devices or not attribution.communicating.any():
+        return bare, blocks, None
+    cpu = devices.index("cpu")
+    bare, ended = with_communication_frees(bare, blocks, attribution, cpu, window.alive_at_end)
+    return bare, pair(bare, start) if ended else blocks, ended
 
 
 def _walked(
