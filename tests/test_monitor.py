@@ -371,6 +371,15 @@ raise SystemExit("the user's error")
     assert len(written(tmp_path / "rank0.steps")) == 5
 
 
+def test_what_a_thread_does_while_the_process_ends_is_no_error(tmp_path, caplog):
+    monitor = MemoryMonitor(tmp_path, "rank0")
+    monitor.step()
+    monitor._end()  # as `atexit` does
+    with monitor.phase("forward"):
+        monitor.step()
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("device", ["cpu", "process", torch.device("cpu"), ["cpu", "process"]])
 def test_the_cpu_is_the_process(tmp_path, device):
     with MemoryMonitor(tmp_path, "rank0", device=device) as monitor:

@@ -175,6 +175,7 @@ class StepRecording:
         self._names: set[str] = set()
         self._rows: deque[MonitoredStep] = deque()
         self._skipped = self._joined = 0
+        self._is_closed = False
         self.dropped = 0
         self.last: MonitoredStep | None = None
         self._first = self._last = [NOTHING for _ in self.counters]
@@ -273,13 +274,16 @@ class StepRecording:
                 self.dropped += 1
 
     def close(self) -> None:
-        """Close all counters."""
+        """Close all counters. A thread that goes on at the end of the process reads nothing more."""
         with self._lock:
+            self._is_closed = True
             for counter in self.counters:
                 counter.close()
 
     def _boundary(self) -> None:
         """Read all counters, and add the peaks since the last boundary to the step and all running phases."""
+        if self._is_closed:
+            return
         self._last = [counter.read() for counter in self.counters]
         self._highs.add(self._last)
         for phase in self._phases:
