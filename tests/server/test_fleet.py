@@ -186,6 +186,12 @@ def test_growth_of_many_watched_steps_comes_before_that_of_few_recorded_ones(tmp
     assert (row["device"], row["steps"], row["growth_bytes"]) == ("cpu", len(recorded), 5)
 
 
+def test_whether_the_hosts_memory_ran_out_is_not_known(tmp_path):
+    RunWriter(str(tmp_path / "run"), "rank0").write(kept(50, device="cpu"))
+    (row,) = Tab(tmp_path).get("fleet")["runs"]
+    assert (row["failed"], row["failed_known"]) == (None, False)
+
+
 def test_a_recording_tells_the_line_and_a_monitor_how_many(tmp_path):
     RunWriter(str(tmp_path / "run"), "rank0").write(failing(5, 5))
     seen = figures([100] * 5)

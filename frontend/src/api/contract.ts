@@ -424,7 +424,7 @@ export interface FleetRun {
   growing: RankBytes | null;
   /** Null if no request failed, or that was not recorded. */
   failed: RunFailed | null;
-  /** Whether failed requests were recorded on any rank. */
+  /** Whether failed requests were recorded on any rank. Those of the host's memory never are. */
   failed_known: boolean;
   /** How many steps the highest rank has, and the first and last of them. */
   steps: number;

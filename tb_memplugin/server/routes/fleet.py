@@ -21,6 +21,9 @@ CURVE_COLUMNS = 48
 FULL = 1_000
 LONGEST_PATTERN = 1_000
 
+OF_THE_HOST = {"cpu": 1, "shared": 1, "process": 2}
+"""The kinds of memory that are none of an accelerator's; those of a higher number stand for a run last."""
+
 
 class RunFailed(TypedDict):
     """The requests for memory that failed in a run, and the last of them."""
@@ -64,7 +67,7 @@ class FleetRun(TypedDict):
     failed: RunFailed | None
     """Null if no request failed, or that was not recorded."""
     failed_known: bool
-    """Whether failed requests were recorded on any rank."""
+    """Whether failed requests were recorded on any rank. Those of the host's memory never are."""
     steps: int
     first: int
     last: int
@@ -120,7 +123,9 @@ def _row(run: str, every: Sequence[WorkerSteps]) -> FleetRun:
         "growth_bytes": max(growths, default=None),
         "growing": shape_of(RankBytes, growing, bytes=growing.growth) if growing.growth else None,
         "failed": _failed(every),
-        "failed_known": any(rank.failed is not None for rank in every),
+        "failed_known": any(
+            rank.failed is not None and device_kind(rank.device) not in OF_THE_HOST for rank in every
+        ),
         "steps": len(rank.steps),
         "first": int(rank.steps[0]),
         "last": int(rank.steps[-1]),
@@ -130,10 +135,9 @@ def _row(run: str, every: Sequence[WorkerSteps]) -> FleetRun:
 
 def _of_one_kind(ranks: Sequence[WorkerSteps]) -> list[WorkerSteps]:
     """Return the devices of the kind that peaks highest: accelerators, else the host, else the process."""
-    later = {"cpu": 1, "shared": 1, "process": 2}
 
     def key(rank: WorkerSteps) -> tuple[int, int]:
-        return later.get(device_kind(rank.device), 0), -int(rank.allocated.max())
+        return OF_THE_HOST.get(device_kind(rank.device), 0), -int(rank.allocated.max())
 
     kind = device_kind(min(ranks, key=key).device)
     return [rank for rank in ranks if device_kind(rank.device) == kind]
