@@ -75,12 +75,13 @@ class _Guard:
 
     child: int
     opened: Opened
+    was_interrupted: bool = False
     was_killed: bool = False
 
     def wait(self) -> int:
         """Return the child's exit code; 2, with a message on stderr, if a file hung or crashed it."""
         signal.signal(signal.SIGINT, self._interrupt)
-        signal.signal(signal.SIGALRM, self._kill)
+        signal.signal(signal.SIGALRM, self._end)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._pass_on)
         _, status = os.waitpid(self.child, 0)
@@ -96,9 +97,12 @@ class _Guard:
         sys.stderr.write(f"{refusal(ended_by(-code, self.opened))}\n")
         return REFUSED
 
-    def _kill(self, _number: int, _frame: FrameType | None) -> None:
-        self.was_killed = True
-        self._pass_on(signal.SIGKILL, None)
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
+        """Interrupt a child that goes on, which `kill -INT` did not reach as Ctrl-C does; then kill it."""
+        self.was_killed = self.was_interrupted
+        self._pass_on(signal.SIGKILL if self.was_interrupted else signal.SIGINT, None)
+        self.was_interrupted = True
+        signal.alarm(PATIENCE_SECONDS)
 
     def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
         signal.alarm(PATIENCE_SECONDS)

@@ -214,7 +214,8 @@ def test_a_watched_file_that_stood_still_half_written_is_imported_later(dumps, l
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
-def test_a_real_interrupt_leaves_no_process(dumps, logdir):
+@pytest.mark.parametrize("interrupt", ["killpg", "kill"])
+def test_a_real_interrupt_leaves_no_process(dumps, logdir, interrupt):
     import subprocess
     import time
 
@@ -229,7 +230,7 @@ def test_a_real_interrupt_leaves_no_process(dumps, logdir):
         deadline = time.monotonic() + 60
         while len(list(Path(logdir).glob("job/*/events*"))) < RANKS and time.monotonic() < deadline:
             time.sleep(0.1)
-        os.killpg(started.pid, signal.SIGINT)
+        getattr(os, interrupt)(started.pid, signal.SIGINT)  # of a terminal, of a supervisor
         _, errors = started.communicate(timeout=30)
     assert started.returncode == 0, errors
     assert "Traceback" not in errors
