@@ -456,9 +456,11 @@ class IterationReport:
         try:
             csv.write(memory)
         except OSError as error:
-            message = f"The CSV files of an iteration could not be written: {error.strerror or error}."
-            fix = fix_of(error, "Give a folder that this process can write to.")
-            raise MemPluginError(message, where=os.fspath(csv.folder), fix=fix) from error
+            raise MemPluginError(
+                f"The CSV files of an iteration could not be written: {error.strerror or error}.",
+                where=os.fspath(csv.folder),
+                fix=fix_of(error, "Give a folder that this process can write to."),
+            ) from error
 
     def _write(self, observation: Observation, memory: IterationMemory) -> None:
         assert self._writer is not None
