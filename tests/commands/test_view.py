@@ -33,6 +33,11 @@ pathlib.Path(sys.argv[-3], "run").mkdir(parents=True)
 """
 
 
+def _heeds_a_hang_up() -> None:
+    """Undo `nohup`, which a test run may have been started with."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_view_serves_a_file_and_leaves_nothing(tmp_path: Path, ended_by: signal.Signals) -> None:
     file = write(tmp_path / "one.pickle", step_snapshot())
@@ -42,6 +47,7 @@ def test_view_serves_a_file_and_leaves_nothing(tmp_path: Path, ended_by: signal.
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=_heeds_a_hang_up,
     ) as viewing:
         try:
             assert viewing.stdout is not None
@@ -62,7 +68,10 @@ def test_view_that_is_ended_while_it_imports_leaves_nothing(tmp_path: Path, ende
     slow.chmod(0o755)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
-        [sys.executable, "-c", VIEW, slow, "view", "a.pickle"], env=environment, stderr=subprocess.PIPE
+        [sys.executable, "-c", VIEW, slow, "view", "a.pickle"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        preexec_fn=_heeds_a_hang_up,
     ) as viewing:
         assert viewing.stderr is not None
         viewing.stderr.readline()  # the folder is there, and the import runs
