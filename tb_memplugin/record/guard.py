@@ -160,7 +160,7 @@ def _none(*_: object) -> None:
 
 @overload
 def guarded(
-    where: str,
+    where: str, *, before_end: Callable[..., None] = ...
 ) -> Callable[[Callable[Concatenate[Own, P], Result]], Callable[Concatenate[Own, P], Result | None]]: ...
 
 
@@ -170,14 +170,19 @@ def guarded(
 ) -> Callable[[Callable[Concatenate[Own, P], Result]], Callable[Concatenate[Own, P], Result | Other]]: ...
 
 
-def guarded(where: str, instead: Callable[[], Any] = _none) -> Any:
+def guarded(
+    where: str, instead: Callable[[], Any] = _none, *, before_end: Callable[..., None] = _none
+) -> Any:
     """Pass what a method raises to the `fail` of its object. No `__torch_function__` is called in it.
 
     Args:
         where: see `Guard.end`.
         instead: returns what the method then returns.
+        before_end: see `entry`.
     """
-    return lambda method: entry(method, None, where, lambda *_: instead(), reads_tensors=True)
+    return lambda method: entry(
+        method, None, where, lambda *_: instead(), before_end=before_end, reads_tensors=True
+    )
 
 
 def entry(
@@ -186,6 +191,7 @@ def entry(
     where: str,
     instead: Callable[..., Any] = _none,
     *,
+    before_end: Callable[..., None] = _none,
     calls_after: int | None = None,
     reads_tensors: bool = False,
 ) -> Callable[..., Any]:
@@ -197,6 +203,7 @@ def entry(
             None: `fail` of the first argument.
         where: see `Guard.end`.
         instead: called with the same arguments after an error, for the result.
+        before_end: called with the same arguments before what ends the program is raised again.
         calls_after: not None: the result is a function of torch or of the user, which is called with the
             arguments after so many, and what it raises is not ours.
         reads_tensors: whether to see to it that no `__torch_function__` is called in the function.
@@ -219,8 +226,9 @@ def entry(
                 if not isinstance(error, RecursionError):
                     raise
                 _late[(fail, where)] = None
-            except Exception as second:  # raised by `fail` itself
-                if second is error or is_of_signal(second):
+            except BaseException as second:  # raised by `fail` itself, if it is another
+                if second is error or ends_program(second):
+                    before_end(*args)
                     raise
                 UNOWNED.end(where, second)
             called = [instead(*args)]

@@ -23,7 +23,7 @@ from tb_memplugin.record.arguments import (
     with_inner,
 )
 from tb_memplugin.record.exact_cpu import count_if_possible
-from tb_memplugin.record.guard import Guard, ends_program, guarded
+from tb_memplugin.record.guard import Guard, guarded
 from tb_memplugin.record.history.allocators import allocators
 from tb_memplugin.record.history.merge import merge_snapshot
 from tb_memplugin.record.history.recording import HistoryWindowRecorder, window_recorder
@@ -245,7 +245,7 @@ class _MemoryTraceHandler:
         if isinstance(self._recorder, HistoryWindowRecorder):
             self._recorder.take_snapshots()
 
-    @guarded("on_trace_ready")
+    @guarded("on_trace_ready", before_end=lambda _, prof: _leave(prof))
     def __call__(self, prof: torch.profiler.profile) -> None:
         try:
             raise_interrupt()
@@ -254,10 +254,6 @@ class _MemoryTraceHandler:
             if not self._windows or not getattr(prof, "profile_memory", False):
                 raise
             self._logger.debug("%s", error)  # the loop ended just as the schedule began a window
-        except BaseException as error:
-            if ends_program(error):
-                _leave(prof)
-            raise
 
     def _write(self, prof: torch.profiler.profile) -> None:
         if self._recorder is None:

@@ -100,6 +100,23 @@ def test_what_ends_a_handler_within_a_schedule_reaches_the_program_and_torch_doe
     assert steps == ([3] if error is KeyboardInterrupt else [1, 3])
 
 
+def test_ctrl_c_before_the_first_statement_of_a_handler_does_not_crash_torch(tmp_path, monkeypatch):
+    def interrupted(_handler, _prof):
+        raise KeyboardInterrupt
+
+    handler = memory_trace_handler(tmp_path, "w")
+    prof = profile(profile_memory=True, on_trace_ready=handler, schedule=schedule(wait=0, warmup=1, active=1))
+    prof.start()
+    with monkeypatch.context() as during:
+        during.setattr(vars(type(handler))["__call__"].__wrapped__, "__code__", interrupted.__code__)
+        with pytest.raises(KeyboardInterrupt):
+            train(prof, 2)
+    assert prof.current_action is ProfilerAction.NONE  # else `stop` would crash
+    train(prof, 2)
+    prof.stop()
+    assert [step.metadata.step for step in read_recordings(str(tmp_path)).steps] == [3]
+
+
 def test_ctrl_c_while_a_window_stops_reaches_the_program_and_torch_does_not_crash(tmp_path, monkeypatch):
     errors, stop = [KeyboardInterrupt()], WindowRecorder.stop
 
