@@ -145,6 +145,9 @@ class _CombinedHandlers:
                 handler(prof)
             except Exception as error:
                 errors.append(error)
+            except BaseException:
+                _leave(prof)
+                raise
         if errors:
             _leave(prof)
             raise errors[0]

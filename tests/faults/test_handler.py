@@ -72,9 +72,13 @@ def test_an_error_in_any_function_costs_at_most_that_window(tmp_path, part, alwa
     assert fired > 100
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError], ids=["Ctrl-C", "another handler's"])
+@pytest.mark.parametrize(
+    ("error", "is_another", "recorded"),
+    [(KeyboardInterrupt, False, [3]), (KeyboardInterrupt, True, [3]), (ValueError, True, [1, 3])],
+    ids=["Ctrl-C", "Ctrl-C in another handler", "another handler's error"],
+)
 def test_what_ends_a_handler_within_a_schedule_reaches_the_program_and_torch_does_not_crash(
-    tmp_path, monkeypatch, error
+    tmp_path, monkeypatch, error, is_another, recorded
 ):
     """Every second step is a window. That of step 1 ends with the error, that of step 3 is recorded."""
     errors, write = [error()], RunWriter.write
@@ -82,13 +86,13 @@ def test_what_ends_a_handler_within_a_schedule_reaches_the_program_and_torch_doe
     def fail_once(*arguments):
         if errors:
             raise errors.pop()
-        return write(*arguments) if error is KeyboardInterrupt else None
+        return None if is_another else write(*arguments)
 
     handler = memory_trace_handler(tmp_path, "w")
-    if error is KeyboardInterrupt:
-        monkeypatch.setattr(RunWriter, "write", fail_once)
-    else:
+    if is_another:
         handler = combine_handlers(fail_once, handler)
+    else:
+        monkeypatch.setattr(RunWriter, "write", fail_once)
     prof = profile(profile_memory=True, on_trace_ready=handler, schedule=schedule(wait=0, warmup=1, active=1))
     prof.start()
     with pytest.raises(error):
@@ -97,7 +101,7 @@ def test_what_ends_a_handler_within_a_schedule_reaches_the_program_and_torch_doe
     train(prof, 2)
     prof.stop()
     steps = [step.metadata.step for step in read_recordings(str(tmp_path)).steps]
-    assert steps == ([3] if error is KeyboardInterrupt else [1, 3])
+    assert steps == recorded
 
 
 def test_ctrl_c_before_the_first_statement_of_a_handler_does_not_crash_torch(tmp_path, monkeypatch):
