@@ -46,7 +46,7 @@ KNOWS = {
     "commands": {
         *("trace", "analysis", "simulator", "read", "estimate", "store", "exports", "loading", "proto"),
         "main_module",
-        *("dryrun", "budget", "launch", "extras"),
+        *("dryrun", "budget", "launch", "extras", "temporary"),
     },
     "__main__": {"commands"},
     "notebook": {"trace", "analysis", "exports", "callbacks"},

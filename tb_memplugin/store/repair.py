@@ -20,6 +20,7 @@ from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.proto.recording_pb2 import StepMetadata
 from tb_memplugin.store import files
 from tb_memplugin.store.blob import read_metadata
+from tb_memplugin.store.envelope import EnvelopeReader
 from tb_memplugin.store.event_file import blobs_of, first_record, step_record
 from tb_memplugin.store.paths import EVENT_FILE_END, SIDE_FOLDER, STEPS_TAG, is_side_file_name, window_of
 from tb_memplugin.store.reader import walk_logdir
@@ -155,11 +156,12 @@ def _steps_without_record(folder: str, writer_id: str, events: Mapping[str, _Eve
     for name in filter(is_side_file_name, files.names_in(side)):
         if all_are_whole and name in named:
             continue
-        window = Window(worker, writer_id, window_of(name), name)
-        path, of = files.join(side, name), (writer_id, window.number) if writer_id else None
+        path = files.join(side, name)
         try:
             with files.open_ranges(path) as (read, size):
-                trace = read_window(read, size, path, of)
+                writer = writer_id or EnvelopeReader(read, size, path).footer.writer_id
+                window = Window(worker, writer, window_of(name), name)
+                trace = read_window(read, size, path, (writer, window.number))
         except UnreadableFileError:
             continue
         for metadata, blob in window_steps(trace, window):

@@ -105,6 +105,8 @@ class WorkerFolder:
 class WriterFolder:
     """The folder of one writer: claimed at the first use, and again after a fork or when it was deleted.
 
+    When a folder that was gone is back, as that of a disk that is mounted again, the writer goes on in it.
+
     Args:
         logdir: a local path or an fsspec URL. It need not exist.
         worker: the worker's name, any text; the folder's name is made safe from it.
@@ -118,7 +120,7 @@ class WriterFolder:
         self._logdir, self._worker, self.end = logdir, worker, end
         self._next_id = uuid.uuid4().hex
         self._pid = os.getpid()
-        self._folder = claimed
+        self._folders = [claimed] if claimed else []
         self._told: set[tuple[str, ...]] = set()
 
     def current(self) -> WorkerFolder:
@@ -129,8 +131,9 @@ class WriterFolder:
             MemPluginError: too many writers have used the worker's name.
         """
         if self._pid != os.getpid():
-            self._folder, self._next_id, self._pid = None, uuid.uuid4().hex, os.getpid()
-        if self._folder is None or self._folder.is_gone():
+            self._folders, self._next_id, self._pid = [], uuid.uuid4().hex, os.getpid()
+        folder = next((each for each in reversed(self._folders) if not each.is_gone()), None)
+        if folder is None:
             claimed = claim_free_folder(self._logdir, self._worker, self.end, self._next_id)
             if claimed.worker != self._worker:
                 self._warn_once(
@@ -140,15 +143,16 @@ class WriterFolder:
                     claimed.path,
                     about=claimed.worker,
                 )
-            elif self._folder is not None:
+            elif self._folders:
                 self._warn_once(
                     "%s is no longer the folder that was written to (it was deleted or moved, or a link was "
                     "changed); later recordings go into a new folder.",
-                    self._folder.path,
+                    self._folders[-1].path,
                     about=self._worker,
                 )
-            self._folder, self._next_id = claimed, uuid.uuid4().hex
-        return self._folder
+            folder, self._next_id = claimed, uuid.uuid4().hex
+            self._folders.append(folder)
+        return folder
 
     def settle(self) -> None:
         """Complete events of which it is not known whether they were written, if the folder is still there.
@@ -156,7 +160,7 @@ class WriterFolder:
         Raises:
             OSError: the file system failed; it is still not known.
         """
-        if self._folder is not None and self._folder.is_unsettled:
+        if any(folder.is_unsettled for folder in self._folders):
             self.current().settle()
 
     def _warn_once(self, message: str, *values: str, about: str) -> None:
@@ -218,7 +222,8 @@ def claimed_by(folder: str) -> tuple[str, str]:
         OSError: the claim cannot be read: FileNotFoundError if there is none.
     """
     claim = files.read_begin(files.join(folder, SIDE_FOLDER, CLAIM))
-    writer_id, process, *_ = [*claim.partition(b"\n")[0].decode("ascii", "replace").split(" "), ""]
+    line = claim.partition(b"\n")[0].strip(b"\0")  # zeros: the machine stopped before it was on the disk
+    writer_id, process, *_ = [*line.decode("ascii", "replace").split(" "), ""]
     return writer_id, process
 
 

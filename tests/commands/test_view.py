@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.temporary import this_process
 from tests.commands.files import refused, run, step_snapshot, write
 from tests.traces import trace
 
@@ -100,19 +101,35 @@ def test_a_view_that_is_killed_leaves_no_tensorboard(tmp_path: Path) -> None:
                 os.killpg(viewing.pid, signal.SIGKILL)
 
 
+def test_the_next_view_deletes_what_killed_ones_left(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    killed = f"{this_process().partition('.')[0]}.{ended.pid}"
+    elsewhere = f"{'0' * 16}.{ended.pid}"
+    for process in (killed, this_process(), elsewhere):
+        (tmp_path / f"tb_memplugin-view-{process}-x" / "run").mkdir(parents=True)
+    _view_of_nothing(tmp_path)
+    left = {f"tb_memplugin-view-{process}-x" for process in (this_process(), elsewhere)}
+    assert {path.name for path in tmp_path.glob("tb_memplugin*")} == left
+
+
 def test_view_refuses_what_is_no_recording(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.pickle"
+    done = _view_of_nothing(tmp_path)
+    assert done.returncode == 2
+    assert "wrong.pickle" in done.stderr
+
+
+def _view_of_nothing(folder: Path) -> subprocess.CompletedProcess[str]:
+    wrong = folder / "wrong.pickle"
     wrong.write_bytes(b"nothing")
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "tb_memplugin", "view", str(wrong)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert done.returncode == 2
-    assert "wrong.pickle" in done.stderr
 
 
 @pytest.fixture

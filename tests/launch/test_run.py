@@ -520,8 +520,16 @@ def test_a_logdir_that_fails_later_is_told_as_that(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_program_that_imports_us_before_torch_is_recorded(tmp_path: Path) -> None:
-    run(tmp_path, script(tmp_path, "from tb_memplugin import MemoryMonitor\n" + TRAINING), 16, 6)
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from tb_memplugin import MemoryMonitor",
+        "import tb_memplugin.record.monitor",
+        "import tb_memplugin.callbacks.recorder",
+    ],
+)
+def test_a_program_that_imports_us_before_torch_is_recorded(tmp_path: Path, imports: str) -> None:
+    run(tmp_path, script(tmp_path, f"{imports}\n{TRAINING}"), 16, 6)
     assert numbers(recorded(tmp_path)) == [2, 3, 4]
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from tb_memplugin.commands.doctor import command
 from tb_memplugin.store.imports import write_import
-from tb_memplugin.store.reader import read_recordings
+from tb_memplugin.store.paths import CLAIM, SIDE_FOLDER
+from tb_memplugin.store.reader import load_window, read_recordings
 from tb_memplugin.store.records import record, records
 from tb_memplugin.store.repair import QUIET_SECONDS, repair
 from tb_memplugin.store.writer import RunWriter, StepsWriter
@@ -99,11 +100,20 @@ def test_what_was_rebuilt_is_what_was_recorded(tmp_path):
         assert step.blob == original[step.metadata.step].blob
 
 
-def test_event_files_that_were_not_copied_are_rebuilt_from_side_files(tmp_path):
-    recorded(tmp_path).unlink()
+@pytest.mark.parametrize("claim", ["as it was", None, b"", bytes(60)])
+def test_event_files_that_were_not_copied_are_rebuilt_from_side_files(tmp_path, claim):
+    path = recorded(tmp_path)
+    path.unlink()
+    if claim != "as it was":
+        (path.parent / SIDE_FOLDER / CLAIM).unlink()
+    if isinstance(claim, bytes):
+        (path.parent / SIDE_FOLDER / CLAIM).write_bytes(claim)
+    aged(tmp_path)
     (done,) = repair(str(tmp_path))
     assert (done.records, done.steps, done.kept) == (0, 8, ())
     assert peaks(tmp_path) == PEAKS
+    for step in read_recordings(str(tmp_path)).steps:
+        load_window(str(step.side_file), step.metadata).step_row(step.metadata.step)
 
 
 def test_steps_of_a_monitor_keep_their_order_around_a_damaged_record(tmp_path):

@@ -121,6 +121,19 @@ def test_a_folder_that_comes_back_is_gone_on_with_and_nothing_is_said_to_be_dele
     assert caplog.messages == []
 
 
+def test_a_folder_that_comes_back_after_another_took_its_name_is_gone_on_with(tmp_path, caplog):
+    logdir, unmounted, below = tmp_path / "logdir", tmp_path / "unmounted", tmp_path / "below"
+    writer = RunWriter(str(logdir), "w")
+    writer.write(STEP)
+    logdir.rename(unmounted)
+    assert writer.write(STEP).worker == "w"
+    logdir.rename(below)
+    unmounted.rename(logdir)
+    assert writer.write(NEXT).worker == "w"
+    assert [steps_in(logdir), steps_in(below)] == [[5, 6, 7], [5]]
+    assert ["is no longer the folder" in text for text in caplog.messages] == [True]
+
+
 def test_a_link_that_is_turned_to_the_folder_of_another_writer_leaves_that_alone(tmp_path, caplog):
     mine, other, link = tmp_path / "mine", tmp_path / "other", tmp_path / "link"
     mine.mkdir()
