@@ -214,7 +214,7 @@ def _set_compiled(callback: Any) -> Callable[[Any], Any]:
 
 
 def _fail(where: str, error: BaseException) -> None:
-    """Take all patches off after an error beside the compiler, until compiled code has ended on this thread."""
+    """Take all patches off, after an error beside the compiler, until this thread leaves compiled code."""
     _in_compiled.add(threading.get_ident())
     UNOWNED.end(where, error, *(patch.take_off for patch in tuple(_patches)))
 
