@@ -328,6 +328,14 @@ class StepRecorder:
         if not pause:
             self.expect(step + 1)
 
+    def next_step(self, step: int) -> None:
+        """End a step, and begin this one at once. Where neither is recorded, it raises what goes wrong."""
+        if self._window is None and not self._chosen.has(step):
+            self._next = step
+            return
+        self.end_step()
+        self.begin_step(step)
+
     @guarded("pause")
     def pause(self) -> None:
         """Close the window because something other than a step begins; within a step it does nothing."""

@@ -96,7 +96,7 @@ class ProgramRecorder:
     @guarded("the start of the program")
     def begin(self) -> None:
         """Begin to wait for the first step. May be called on any thread."""
-        self._hooks = StepHooks(_nothing, self._stepped, lambda _, error: self.fail(_STEP, error))
+        self._hooks = StepHooks(None, self._stepped, lambda _, error: self.fail(_STEP, error))
         self._calls.start(self.fail)
         if allocators():
             self._oom = record_on_oom(self._settings.folder)
@@ -157,12 +157,11 @@ class ProgramRecorder:
         if not self._steps.wants_any_from(self._step):
             self._calls.stop()
 
-    @guarded(_STEP)
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """End a step if this optimizer counts them."""
-        self._stepping[optimizer] = None
+        """End a step if this optimizer counts them. `StepHooks` guards it."""
         counting = None if self._counting is None else self._counting()
         if counting is not optimizer:
+            self._stepping[optimizer] = None
             self._steps_of_others += 1
             if counting is not None and self._steps_of_others < MOST_STEPS_OF_OTHERS:
                 return
@@ -174,8 +173,7 @@ class ProgramRecorder:
         elif self._wants_figures:
             self._wants_figures = False
             self._begin_figures()
-        self._recorder.end_step()
-        self._recorder.begin_step(self._step)
+        self._recorder.next_step(self._step)
 
     @guarded(_FIGURES)
     def _begin_figures(self) -> None:
@@ -261,10 +259,6 @@ def _end_without_destructors() -> None:
     if hasattr(libc, "on_exit"):
         libc.on_exit(libc["_exit"], None)
         libc["__cxa_atexit"](libc.fflush, None, None)
-
-
-def _nothing(*_: object) -> None:
-    """Do nothing before an optimizer's step."""
 
 
 def models_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, nn.Module]:

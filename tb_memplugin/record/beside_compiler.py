@@ -205,17 +205,17 @@ def _set_tracing(is_tracing: bool, *_: object) -> None:
 
 def _set_compiled(callback: Any) -> Callable[[Any], Any]:
     """Return torch's function that begins (with a callback) and ends (without) compiled code."""
-    with lock:
-        if callback:
-            _in_compiled.add(threading.get_ident())
-        else:
-            _in_compiled.discard(threading.get_ident())
-        _set_all()
+    thread = threading.get_ident()
+    if bool(callback) is not (thread in _in_compiled):  # not where an optimizer only keeps dynamo away
+        with lock:
+            (_in_compiled.add if callback else _in_compiled.discard)(thread)
+            _set_all()
     return cast("Callable[[Any], Any]", _original_entry)
 
 
 def _fail(where: str, error: BaseException) -> None:
-    """Take all patches off, after an error beside the compiler."""
+    """Take all patches off, after an error beside the compiler, until this thread leaves compiled code."""
+    _in_compiled.add(threading.get_ident())
     UNOWNED.end(where, error, *(patch.take_off for patch in tuple(_patches)))
 
 

@@ -8,7 +8,7 @@ torch iterates over a copy instead.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from time import time_ns
@@ -57,8 +57,8 @@ _original: Any = getattr(_module, "chain", None)
 """The `chain` of torch's optimizer module; None in versions of torch that iterate in another way."""
 
 
-def _copied(*several: Iterable[Any]) -> Iterator[Any]:
-    return iter(tuple(chain(*several)))  # in one C call, which no other thread can interrupt
+def _copied(*several: Iterable[Any]) -> list[Any]:
+    return [*chain(*several)]  # in one C call, which no other thread can interrupt
 
 
 class _Chain:
@@ -92,7 +92,7 @@ def _copy_hooks() -> _Copies:
 
 
 class StepHooks:
-    """Calls functions before and after every optimizer's step, on any thread, until `remove`.
+    """Calls functions before (if given) and after every optimizer's step, on any thread, until `remove`.
 
     They are not called while torch.compile traces, nor within code that it compiled. What they raise is
     passed to `failed`. None: it is raised in the optimizer's step. `ends`: `after` is called last, because it
@@ -102,10 +102,10 @@ class StepHooks:
     guarded = True  # a compiled step has guards on the dictionaries of hooks
 
     def __init__(
-        self, before: Hook, after: Hook, failed: Failed | None = None, *, ends: bool = False
+        self, before: Hook | None, after: Hook, failed: Failed | None = None, *, ends: bool = False
     ) -> None:
         if failed is not None:
-            before = entry(before, failed, "the start of an optimizer's step", reads_tensors=True)
+            before = before and entry(before, failed, "the start of an optimizer's step", reads_tensors=True)
             after = entry(after, failed, "the end of an optimizer's step", reads_tensors=True)
         self._hooks, self.failed = (before, after), failed or UNOWNED.end
         self._handles: list[Any] = []
@@ -137,7 +137,8 @@ class StepHooks:
         self._copies = _copy_hooks()
         _on.append(self)
         before, after = self._hooks
-        self._handles.append(torch_optimizer.register_optimizer_step_pre_hook(before))
+        if before is not None:
+            self._handles.append(torch_optimizer.register_optimizer_step_pre_hook(before))
         last: Any = torch_optimizer.register_optimizer_step_post_hook(after)
         last.hooks_dict_ref().move_to_end(last.id, last=self._ends)  # a window's run before what ends it
         self._handles.append(last)

@@ -140,3 +140,34 @@ def test_a_step_whose_inner_step_raises_begins_where_it_began():
         skipping.step()
     blocks = tracer.trace_result().allocations
     assert blocks.phase[blocks.address == skipping.copy.data_ptr()][-1] == Phase.OPTIMIZER
+
+
+def test_hooks_that_an_error_beside_the_compiler_took_off_are_back_when_compiled_code_ends(monkeypatch):
+    class Callback:
+        def __bool__(self):
+            raise ValueError
+
+    steps = list[object]()
+    stepping = torch.optim.SGD(nn.Linear(4, 3).parameters(), lr=0.1)
+    hooks = StepHooks(None, lambda *_: steps.append("after"))
+    monkeypatch.setattr(beside_compiler, "_original_entry", lambda _: None)
+    beside_compiler._enter_compiled(Callback())
+    stepping.step()
+    assert steps == []
+    beside_compiler._enter_compiled(None)
+    stepping.step()
+    assert steps == ["after"]
+    hooks.remove()
+
+
+def test_code_that_only_keeps_the_compiler_away_changes_no_patch(monkeypatch):
+    """torch does so twice in each step of its optimizers."""
+    hooks, changes = StepHooks(None, lambda *_: None), list[str]()
+    for name in ("put_on", "take_off"):
+        monkeypatch.setattr(hooks, name, lambda name=name: changes.append(name))
+    monkeypatch.setattr(beside_compiler, "_original_entry", lambda _: None)
+    for callback in (None, None, len, len, None, None):
+        beside_compiler._enter_compiled(callback)
+    assert changes == ["take_off", "put_on"]
+    monkeypatch.undo()
+    hooks.remove()

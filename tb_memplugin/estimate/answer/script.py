@@ -28,7 +28,6 @@ from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.workload import errors_as_refusals
 from tb_memplugin.estimate.libraries.plugins.plugin import replaced
 from tb_memplugin.estimate.run.fake_cuda import FakeGraph
-from tb_memplugin.estimate.run.patches import do_nothing
 from tb_memplugin.main_module import run_as_main
 from tb_memplugin.record.optimizer_hooks import StepHooks
 
@@ -377,7 +376,7 @@ def _children_ended() -> Iterator[None]:
 
 @contextmanager
 def _stepped(counting: _StepCount) -> Iterator[None]:
-    hooks, exit_at_once, process = StepHooks(do_nothing, counting, ends=True), os._exit, os.getpid()
+    hooks, exit_at_once, process = StepHooks(None, counting, ends=True), os._exit, os.getpid()
 
     def leave(status: int) -> NoReturn:
         if os.getpid() != process:  # a worker of a data loader
