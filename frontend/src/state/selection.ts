@@ -26,6 +26,8 @@ export interface Selection extends Pick {
   stats: StepPeaks | null;
   /** What a monitor saw of all steps on this device. */
   monitored: MonitoredWhole | null;
+  /** What a monitor saw of the worker's process, whatever the device. */
+  process: MonitoredWhole | null;
   runs: string[];
   workers: string[];
   devices: string[];
@@ -63,6 +65,7 @@ export function resolveSelection(answer: RunsAnswer, route: Route): Selection | 
     step: choice.step,
     stats: choice.stats,
     monitored,
+    process: monitoredOn(worker, "process"),
     runs: withSteps.map((r) => r.run).sort(inOrder),
     workers: workers.map((w) => w.worker).sort(inOrder),
     devices: [...devices].sort(inOrder),

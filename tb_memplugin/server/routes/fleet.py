@@ -15,7 +15,7 @@ from tb_memplugin.server.rule_search import first_matches
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import RankBytes, shape_of
-from tb_memplugin.server.worker_steps import WorkerSteps, device_kind, in_order
+from tb_memplugin.store.worker_steps import WorkerSteps, device_kind, in_order
 
 CURVE_COLUMNS = 48
 FULL = 1_000
@@ -39,6 +39,16 @@ class RunFailed(TypedDict):
     """Its bytes and the source line that asked for them; null if only the number is known, or no stack."""
 
 
+class ProcessPeak(TypedDict):
+    """A process, by its resident memory."""
+
+    worker: str
+    step: int
+    """Whose it is, and the first step in which it was highest."""
+    bytes: int
+    """What it was then."""
+
+
 class FleetRun(TypedDict):
     """A run. Its figures are of the rank that peaks highest: of accelerators, where any were recorded."""
 
@@ -56,6 +66,8 @@ class FleetRun(TypedDict):
     """Whether it may have been higher."""
     capacity_bytes: int | None
     """The memory of the device."""
+    process: ProcessPeak | None
+    """The highest process of its workers; it also holds what is no tensor. Null if none was watched."""
     median: RankBytes | None
     """The rank in the middle of all that have the step, the lower one of two. Null if no other has it."""
     growth_bytes: int | None
@@ -119,6 +131,7 @@ def _row(run: str, every: Sequence[WorkerSteps]) -> FleetRun:
         "peak_bytes": peak.highest_bytes,
         "at_least": bool(rank.at_least[np.searchsorted(rank.steps, peak.highest_step)]),
         "capacity_bytes": rank.capacity,
+        "process": _process(every),
         "median": median,
         "growth_bytes": max(growths, default=None),
         "growing": shape_of(RankBytes, growing, bytes=growing.growth) if growing.growth else None,
@@ -141,6 +154,15 @@ def _of_one_kind(ranks: Sequence[WorkerSteps]) -> list[WorkerSteps]:
 
     kind = device_kind(min(ranks, key=key).device)
     return [rank for rank in ranks if device_kind(rank.device) == kind]
+
+
+def _process(every: Sequence[WorkerSteps]) -> ProcessPeak | None:
+    processes = [rank for rank in every if rank.device == "process"]
+    if not processes:
+        return None
+    rank = max(processes, key=lambda rank: int(rank.allocated.max()))
+    row = int(rank.allocated.argmax())
+    return {"worker": rank.worker, "step": int(rank.steps[row]), "bytes": int(rank.allocated[row])}
 
 
 def _curve(rank: WorkerSteps) -> list[int]:
