@@ -22,7 +22,7 @@ from tb_memplugin.analysis.moments import Moment, peak
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.units import counted, part_text, size_text
 from tb_memplugin.commands.divisions import shown_key
-from tb_memplugin.commands.opening import highest, recordings_below
+from tb_memplugin.commands.opening import highest, peaks, recordings_below
 from tb_memplugin.commands.options import PATH
 from tb_memplugin.commands.ranks import rank_steps
 from tb_memplugin.commands.tables import LONGEST, percent, printable
@@ -108,7 +108,7 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
     for name, by in DIVIDED:
         if text := _parts(state, _parts_of(state, by)):
             yield name, text
-    yield from _changed(path, trace)
+    yield from _changed(path, trace, state.device)
     yield from _growing(best, recordings)
     answer = advice(trace, state.device, watched=recordings.watched_beside(best.folder))
     if answer.findings:
@@ -179,15 +179,17 @@ def _watched(series: WatchedSteps, recordings: Recordings) -> Iterator[tuple[str
     numbers = {step.metadata.step for step in recordings.steps if step.metadata.worker == series.worker}
     if resident:  # the process has also written the recording, in the step after it
         numbers |= {number + 1 for number in numbers}
-    recorded = device.peak[np.isin(figures.steps, list(numbers))]
-    if len(recorded) and most > HIGHER * recorded.max():
-        more, steps = size_text(most - int(recorded.max())), figures.range_of(row)
+    recorded = device.peak[np.isin(figures.steps, list(numbers))].tolist()
+    failed = [step for step in recordings.steps if step.metadata.worker == f"oom_{series.worker}"]
+    recorded += [peaks(step).get(device.name, 0) for step in failed]
+    if recorded and most > HIGHER * max(recorded):
+        more, steps = size_text(most - max(recorded)), figures.range_of(row)
         option = f"{steps.start}:{steps.stop}" if len(steps) > 1 else f"{steps.start}"
         yield "", f"That is {more} above the steps that are recorded in full. To record it: --steps {option}"
 
 
-def _changed(path: str, trace: MemoryTrace) -> Iterator[tuple[str, str]]:
-    """Yield what changed since the run before this one of the same program, by category and by module."""
+def _changed(path: str, trace: MemoryTrace, device: str) -> Iterator[tuple[str, str]]:
+    """Yield what changed on a device since the run before of the same program, by category and by module."""
     folder, _, own = path.rstrip("/").rpartition("/")
     if not (folder and _BY_TIME.match(own)):  # no name of `tb-memplugin run`: others need not be comparable
         return
@@ -198,13 +200,15 @@ def _changed(path: str, trace: MemoryTrace) -> Iterator[tuple[str, str]]:
         if before is None:
             continue
         base = load_window(before.side_file or "", before.metadata)
-        comparison = compare(base, trace)[0]
+        pairs = compare(base, trace)
+        row = next(row for row, pair in enumerate(pairs) if pair.other_device == device)
+        comparison = pairs[row]
         if not comparison.delta_bytes:
             yield "changed", f"nothing since {name}: the peaks are equal"
             return
         delta = comparison.delta_bytes
         yield "changed", f"{_signed(delta, delta)} since {name}: {_moved(comparison.rows)}"
-        modules = compare(base, trace, by="module")[0].rows
+        modules = compare(base, trace, by="module")[row].rows
         if any(row.key not in NOT_KNOWN for row in modules):
             yield "", f"layers: {_moved(modules)}"
         return

@@ -62,6 +62,18 @@ def test_a_step_that_is_far_higher_than_the_recorded_ones_is_said_and_how_to_rec
     ) in shown
 
 
+def test_no_step_is_to_be_recorded_where_the_dump_of_the_failure_has_it(tmp_path):
+    """Step 7 has 300 MiB, and the snapshot that was taken when memory ran out in it 310 MiB."""
+    for worker, size in (("rank0", 100), ("oom_rank0", 310)):
+        RunWriter(str(tmp_path / "run"), worker).write(trace("step 2", f"alloc {size * MIB} a device=cuda:0"))
+    writer = StepsWriter(str(tmp_path / "run"), "rank0", 0)
+    writer.write(figures([100 * MIB] * 7 + [300 * MIB]))
+    writer.close()
+    shown = run("summary", tmp_path / "run").stdout
+    assert "cuda:0 highest 300.0 MiB in step 7" in shown
+    assert "To record it" not in shown
+
+
 def test_parts_of_ten_percent_are_named_and_those_below_one_percent_are_not(tmp_path):
     sizes = {"parameter": 400, "gradient": 250, "input": 200, "cache": 145, "temporary": 5}
     lines_of = [f"alloc {size * MIB} {name} category={name}" for name, size in sizes.items()]
@@ -109,6 +121,18 @@ def test_only_runs_that_run_named_by_their_time_are_compared(tmp_path, before, n
     RunWriter(tmp_path / before, "rank0").write(trace("step 0", "alloc 10 a"))
     RunWriter(tmp_path / now, "rank0").write(trace("step 0", "alloc 15 a"))
     assert lines(tmp_path / now).get("changed") == changed
+
+
+def test_what_changed_is_of_the_device_that_peaks_highest(tmp_path):
+    """The GPU has 3 MiB more, the host 1 MiB less."""
+    sizes = {"20261125-221811": (2, 5), "20261126-090000": (1, 8)}
+    for name, (host, gpu) in sizes.items():
+        blocks = (f"alloc {host * MIB} a", f"alloc {gpu * MIB} b device=cuda:0 module=head")
+        RunWriter(tmp_path / name, "rank0").write(trace("step 0", *blocks))
+    shown = run("summary", tmp_path / "20261126-090000").stdout
+    assert "  peak       8.00 MiB on cuda:0" in shown
+    assert "  changed    +3.00 MiB since 20261125-221811: unknown +3.00 MiB\n" in shown
+    assert "layers: head +3.00 MiB\n" in shown
 
 
 def test_the_parts_of_a_change_have_one_unit(tmp_path):
