@@ -217,3 +217,16 @@ def test_many_runs_are_listed_without_opening_a_side_file(tmp_path):
     listens.clear()
     assert sum(path.endswith(".tb_memplugin") for path in opened) > MOST_SIDE_FILES
     assert [path for path in opened if path.endswith(".mem")] == []
+
+
+def test_the_dump_of_a_failure_comes_before_a_monitor_that_counted_it_in_a_later_step(tmp_path):
+    """The request failed in backward, in a thread without a Python frame: its bytes are known, no line."""
+    dump = failing(5)
+    RunWriter(str(tmp_path / "run"), "oom_rank0").write(
+        replace(dump, events=replace(dump.events, stack=np.full_like(dump.events.stack, -1)))
+    )
+    seen = figures([600] * 5)
+    device = replace(seen.devices[0], ooms=np.array([0, 0, 0, 0, 1]))
+    StepsWriter(str(tmp_path / "run"), "rank0", 0).write(replace(seen, devices=(device,)))
+    failed = rows(Tab(tmp_path).get("fleet"))["run"]["failed"]
+    assert (failed["worker"], failed["requested_bytes"], failed["line"]) == ("oom_rank0", 999, None)

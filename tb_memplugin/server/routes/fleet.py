@@ -176,8 +176,11 @@ def _failed(ranks: Iterable[WorkerSteps]) -> RunFailed | None:
     with_failures = [(rank, rank.failed) for rank in ranks if rank.failed is not None and rank.failed.count]
     if not with_failures:
         return None
-    # A rank that tells the line first: of the others only the number is known.
-    rank, last = max(with_failures, key=lambda row: (row[1].line is not None, row[1].step or 0))
+    # A recording that says what failed comes before a monitor, which only counts: its line, else its bytes.
+    rank, last = max(
+        with_failures,
+        key=lambda row: (row[1].line is not None, row[1].requested_bytes is not None, row[1].step or 0),
+    )
     count = sum(failed.count for _, failed in with_failures)
     return shape_of(RunFailed, last, count=count, worker=rank.worker, device=rank.device, step=last.step or 0)
 
