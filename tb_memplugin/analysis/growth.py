@@ -22,7 +22,7 @@ from tb_memplugin.analysis.leak_sites import (
     step_bounds,
 )
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
-from tb_memplugin.analysis.units import counted, part_text, size_text
+from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import FX
 from tb_memplugin.trace.step_figures import StepFigures
@@ -134,7 +134,7 @@ def _evidence(site: _Site, step: int, event: int) -> Evidence:
 
 def _rise(site: _Site) -> str:
     slope = sum(leak.slope_bytes for leak in site.leaks)
-    return f"rises {part_text(slope, site.bytes)} per step"
+    return f"rises {size_text(slope)} per step"
 
 
 def site_name(key: str, frames: Sequence[str], rows: Mapping[str, str]) -> str:
@@ -398,7 +398,7 @@ def monitored_growth(figures: StepFigures, device: str) -> Result:
             Evidence(
                 f"at the end of step {last}",
                 int(end[-1]),
-                f"rises {part_text(a_step, int(end[-1]))} per step, in {rises.sum()} of {PARTS - 1} parts",
+                f"rises {size_text(a_step)} per step, in {rises.sum()} of {PARTS - 1} parts",
                 False,
             ),
             *([] if heap is None else [heap.evidence]),
@@ -445,6 +445,6 @@ def _free_heap(figures: StepFigures, row: int, from_part: Int64) -> _FreeHeap | 
     first, last = int(read[0]), int(read[-1])
     size, steps = int(heap_free[last]), int(figures.steps[last] - figures.steps[first])
     rise = (size - int(heap_free[first])) // steps
-    moved = f"rises {part_text(rise, size)} per step" if rise > 0 else "does not rise"
+    moved = f"rises {size_text(rise)} per step" if rise > 0 else "does not rise"
     where = f"free in the heap of the C library at the end of step {figures.steps[last]}"
     return _FreeHeap(rise, Evidence(where, size, moved, False))

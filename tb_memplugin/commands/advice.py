@@ -115,14 +115,15 @@ def _show_peak(out: Console, peak: PeakHolders, most: int) -> None:
     )
     for holder in peak.holders[:most]:
         kind = f", {holder.category.replace('_', ' ')}" if holder.is_name else ""
-        text = f"{printable(holder.name, LONGEST)}: {counted(holder.blocks, 'block')}{kind}"
+        name = holder.name if holder.is_name else holder.name.replace("_", " ")
+        text = f"{printable(name, LONGEST)}: {counted(holder.blocks, 'block')}{kind}"
         out.print(
             f"  {unit.text(holder.bytes)}, {percent(holder.bytes, peak.bytes)} %  {text}", soft_wrap=True
         )
     rest = peak.holders[most:]
     if most and rest:
         size = sum(holder.bytes for holder in rest)
-        text = counted(len(rest), f"other {peak.by}" if peak.by != "category" else "other")
+        text = counted(len(rest), "other")
         out.print(f"  {unit.text(size)}, {percent(size, peak.bytes)} %  {text}", soft_wrap=True)
 
 

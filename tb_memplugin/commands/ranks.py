@@ -8,17 +8,18 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-import numpy as np
 
 from tb_memplugin.analysis.ranks import RankPeak, RankSteps, rank_peaks
-from tb_memplugin.commands.opening import peaks, recordings_below
+from tb_memplugin.analysis.units import size_text
+from tb_memplugin.commands.opening import recordings_below
 from tb_memplugin.commands.options import PATH, json_option
 from tb_memplugin.commands.tables import NOT_KNOWN, Unit, show_table
 from tb_memplugin.errors import NotRecordedError
+from tb_memplugin.proto.recording_pb2 import StepMetadata
 from tb_memplugin.store.reader import Recordings
+from tb_memplugin.store.worker_steps import WorkerSteps, device_kind, in_order, worker_steps
 
-Rank = tuple[str, str]
-"""A worker, and one of its devices."""
+_Row = tuple[WorkerSteps, RankPeak, list[WorkerSteps]]
 
 
 @click.command("ranks")
@@ -30,67 +31,65 @@ Rank = tuple[str, str]
 def command(path: str, top: int, as_json: bool) -> None:
     """Which worker of the run in the folder PATH peaks highest, in which step, and how far from the others.
 
-    The median is the rank in the middle of all that have that step, on devices of the same type.
+    The median is the rank in the middle of all that have that step, on devices of the same type. Growth is
+    by how much what is left after a step rises, as Advice judges it.
     """
-    by_rank = _steps_by_rank(recordings_below(path))
-    if not by_rank:
+    ranks = rank_steps(recordings_below(path))
+    if not ranks:
         raise NotRecordedError("This folder has no recording.", where=path, fix="Give a run's folder.")
-    rows = sorted(_rows(by_rank), key=lambda row: -row[1].highest_bytes)[: top or None]
+    rows = sorted(_rows(ranks), key=lambda row: -row[1].highest_bytes)[: top or None]
     if as_json:
         click.echo(json.dumps({"source": path, "ranks": [_json(*row) for row in rows]}, indent=2))
         return
     unit = Unit.for_bytes([rows[0][1].highest_bytes])
     cells = [_cells(*row, unit) for row in rows]
-    show_table(("rank", "device", f"peak {unit.name}", "in step", "above the median", "steps"), cells)
-    if len(rows) < len(by_rank):
-        click.echo(f"{len(rows):,} of {len(by_rank):,} ranks; --top 0 shows all.")
+    heads = ("rank", "device", f"peak {unit.name}", "in step", "above the median", "growth per step", "steps")
+    show_table(heads, cells)
+    if len(rows) < len(ranks):
+        click.echo(f"{len(rows):,} of {len(ranks):,} ranks; --top 0 shows all.")
 
 
-def _rows(by_rank: dict[Rank, RankSteps]) -> Iterator[tuple[Rank, RankPeak, list[Rank]]]:
-    """Yield each rank, its peak, and the ranks it is compared with: those on devices of the same type."""
-    for kind in dict.fromkeys(_type(device) for _, device in by_rank):
-        names = [rank for rank in by_rank if _type(rank[1]) == kind]
-        for rank, peak in zip(names, rank_peaks([by_rank[rank] for rank in names]), strict=True):
-            yield rank, peak, names
-
-
-def _type(device: str) -> str:
-    return device.partition(":")[0]
-
-
-def _steps_by_rank(recordings: Recordings) -> dict[Rank, RankSteps]:
-    """Return the peak of each step by rank: what was recorded in full, else the monitor's figures."""
-    bytes_of: dict[Rank, dict[int, int]] = {}
-    for series in recordings.watched:
-        for device in series.figures.devices:
-            figures = bytes_of.setdefault((series.worker, device.name), {})
-            figures.update(zip(series.figures.steps.tolist(), device.peak.tolist(), strict=True))
+def rank_steps(recordings: Recordings) -> list[WorkerSteps]:
+    """Return the steps of each worker on each of its devices: recorded, else the monitor's figures."""
+    recorded: dict[str, list[StepMetadata]] = {}
     for step in recordings.steps:
-        for name, size in peaks(step).items():
-            bytes_of.setdefault((step.metadata.worker, name), {})[step.metadata.step] = size
-    return {rank: _rank_steps(figures) for rank, figures in sorted(bytes_of.items())}
+        recorded.setdefault(step.metadata.worker, []).append(step.metadata)
+    watched = {series.worker: series.figures for series in recordings.watched}
+    workers = sorted({**recorded, **watched}, key=in_order)
+    return [
+        rank
+        for worker in workers
+        for rank in worker_steps(worker, recorded.get(worker, []), watched.get(worker))
+    ]
 
 
-def _rank_steps(figures: dict[int, int]) -> RankSteps:
-    steps = sorted(figures)
-    return RankSteps(np.array(steps, np.int64), np.array([figures[step] for step in steps], np.int64))
+def _rows(ranks: Sequence[WorkerSteps]) -> Iterator[_Row]:
+    """Yield each rank, its peak, and the ranks it is compared with: those on devices of the same type."""
+    for kind in dict.fromkeys(device_kind(rank.device) for rank in ranks):
+        alike = [rank for rank in ranks if device_kind(rank.device) == kind]
+        peaks = rank_peaks([RankSteps(rank.steps, rank.allocated) for rank in alike])
+        yield from ((rank, peak, alike) for rank, peak in zip(alike, peaks, strict=True))
 
 
-def _cells(rank: Rank, peak: RankPeak, names: Sequence[Rank], unit: Unit) -> tuple[str, ...]:
+def _cells(rank: WorkerSteps, peak: RankPeak, alike: Sequence[WorkerSteps], unit: Unit) -> tuple[str, ...]:
     above = NOT_KNOWN
     if peak.median_rank is not None and peak.median_bytes:
         share = 100 * (peak.highest_bytes - peak.median_bytes) / peak.median_bytes
-        worker, device = names[peak.median_rank]
-        above = f"{share:+.1f} % ({worker if len({name for name, _ in names}) > 1 else device})"
-    return (rank[0], rank[1], unit.show(peak.highest_bytes), str(peak.highest_step), above, f"{peak.count:,}")
+        median = alike[peak.median_rank]
+        name = median.worker if len({other.worker for other in alike}) > 1 else median.device
+        above = f"{share:+.1f} % ({name})"
+    growth = NOT_KNOWN if rank.growth is None else "none" if rank.growth == 0 else size_text(rank.growth)
+    highest = unit.show(peak.highest_bytes)
+    return (rank.worker, rank.device, highest, str(peak.highest_step), above, growth, f"{peak.count:,}")
 
 
-def _json(rank: Rank, peak: RankPeak, names: Sequence[Rank]) -> dict[str, Any]:
-    median = None if peak.median_rank is None else names[peak.median_rank]
+def _json(rank: WorkerSteps, peak: RankPeak, alike: Sequence[WorkerSteps]) -> dict[str, Any]:
+    median = None if peak.median_rank is None else alike[peak.median_rank]
     return {
-        "worker": rank[0],
-        "device": rank[1],
+        "worker": rank.worker,
+        "device": rank.device,
         **{name: value for name, value in asdict(peak).items() if name != "median_rank"},
-        "median_worker": median and median[0],
-        "median_device": median and median[1],
+        "median_worker": median and median.worker,
+        "median_device": median and median.device,
+        "growth_bytes": rank.growth,
     }

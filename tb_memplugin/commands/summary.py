@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -21,8 +22,9 @@ from tb_memplugin.analysis.moments import Moment, peak
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.units import counted, part_text, size_text
 from tb_memplugin.commands.divisions import shown_key
-from tb_memplugin.commands.opening import highest, recordings_below
+from tb_memplugin.commands.opening import highest, peaks, recordings_below
 from tb_memplugin.commands.options import PATH
+from tb_memplugin.commands.ranks import rank_steps
 from tb_memplugin.commands.tables import LONGEST, percent, printable
 from tb_memplugin.store import files
 from tb_memplugin.store.reader import RecordedStep, Recordings, load_window, read_recordings
@@ -79,6 +81,21 @@ def lines(path: str, recordings: Recordings, logdir: str) -> Iterator[tuple[str,
     yield "open", f"tensorboard --logdir {shlex.quote(logdir)}   (the tab Memory)"
 
 
+def _growing(best: RecordedStep, recordings: Recordings) -> Iterator[tuple[str, str]]:
+    """Yield how many of several workers grow, and which most: peak and advice are of the highest alone."""
+    growth: Counter[str] = Counter()
+    for rank in rank_steps(recordings):
+        growth[rank.worker] = max(growth[rank.worker], rank.growth or 0)
+    (worker, most), count = growth.most_common(1)[0], sum(size > 0 for size in growth.values())
+    if len(growth) == 1 or not count:
+        return
+    which = f"{worker}{' most' if count > 1 else ''}, {size_text(most)} more with every step"
+    yield "grows", f"{count:,} of {len(growth):,} workers: {which}"
+    folders = (step.folder for step in recordings.steps if step.metadata.worker == worker)
+    if worker != best.metadata.worker and (folder := next(folders, None)):
+        yield "", f"tb-memplugin advice {shlex.quote(folder)}"
+
+
 def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator[tuple[str, str]]:
     trace = load_window(best.side_file or "", best.metadata)
     state = peak(trace, largest=0)
@@ -91,7 +108,8 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
     for name, by in DIVIDED:
         if text := _parts(state, _parts_of(state, by)):
             yield name, text
-    yield from _changed(path, trace)
+    yield from _changed(path, trace, state.device)
+    yield from _growing(best, recordings)
     answer = advice(trace, state.device, watched=recordings.watched_beside(best.folder))
     if answer.findings:
         first = answer.findings[0]
@@ -161,15 +179,17 @@ def _watched(series: WatchedSteps, recordings: Recordings) -> Iterator[tuple[str
     numbers = {step.metadata.step for step in recordings.steps if step.metadata.worker == series.worker}
     if resident:  # the process has also written the recording, in the step after it
         numbers |= {number + 1 for number in numbers}
-    recorded = device.peak[np.isin(figures.steps, list(numbers))]
-    if len(recorded) and most > HIGHER * recorded.max():
-        more, steps = size_text(most - int(recorded.max())), figures.range_of(row)
+    recorded = device.peak[np.isin(figures.steps, list(numbers))].tolist()
+    failed = [step for step in recordings.steps if step.metadata.worker == f"oom_{series.worker}"]
+    recorded += [peaks(step).get(device.name, 0) for step in failed]
+    if recorded and most > HIGHER * max(recorded):
+        more, steps = size_text(most - max(recorded)), figures.range_of(row)
         option = f"{steps.start}:{steps.stop}" if len(steps) > 1 else f"{steps.start}"
         yield "", f"That is {more} above the steps that are recorded in full. To record it: --steps {option}"
 
 
-def _changed(path: str, trace: MemoryTrace) -> Iterator[tuple[str, str]]:
-    """Yield what changed since the run before this one of the same program, by category and by module."""
+def _changed(path: str, trace: MemoryTrace, device: str) -> Iterator[tuple[str, str]]:
+    """Yield what changed on a device since the run before of the same program, by category and by module."""
     folder, _, own = path.rstrip("/").rpartition("/")
     if not (folder and _BY_TIME.match(own)):  # no name of `tb-memplugin run`: others need not be comparable
         return
@@ -180,12 +200,15 @@ def _changed(path: str, trace: MemoryTrace) -> Iterator[tuple[str, str]]:
         if before is None:
             continue
         base = load_window(before.side_file or "", before.metadata)
-        comparison = compare(base, trace)[0]
+        pairs = compare(base, trace)
+        row = next(row for row, pair in enumerate(pairs) if pair.other_device == device)
+        comparison = pairs[row]
         if not comparison.delta_bytes:
             yield "changed", f"nothing since {name}: the peaks are equal"
             return
-        yield "changed", f"{_signed(comparison.delta_bytes)} since {name}: {_moved(comparison.rows)}"
-        modules = compare(base, trace, by="module")[0].rows
+        delta = comparison.delta_bytes
+        yield "changed", f"{_signed(delta, delta)} since {name}: {_moved(comparison.rows)}"
+        modules = compare(base, trace, by="module")[row].rows
         if any(row.key not in NOT_KNOWN for row in modules):
             yield "", f"layers: {_moved(modules)}"
         return
@@ -200,12 +223,13 @@ def _moved(rows: Sequence[Delta]) -> str:
         deltas[names[row.key]] = deltas.get(names[row.key], 0) + row.delta_bytes
         base[names[row.key]] = base.get(names[row.key], 0) + row.base_bytes
     moved = sorted((name for name in deltas if deltas[name]), key=lambda name: -abs(deltas[name]))
+    most = abs(deltas[moved[0]]) if moved else 0
     texts = []
     for name in moved[:SHOWN]:
         became = " (new)" if base[name] == 0 else " (gone)" if base[name] == -deltas[name] else ""
-        texts.append(f"{_named(name)} {_signed(deltas[name])}{became}")
+        texts.append(f"{_named(name)} {_signed(deltas[name], most)}{became}")
     if rest := moved[SHOWN:]:
-        texts.append(f"others {_signed(sum(deltas[name] for name in rest))}")
+        texts.append(f"others {_signed(sum(deltas[name] for name in rest), most)}")
     return ", ".join(texts)
 
 
@@ -220,5 +244,5 @@ def _logdir(path: str) -> str:
     return str(folder.parent.parent) if "://" not in path and _BY_TIME.match(folder.name) else path
 
 
-def _signed(size: int) -> str:
-    return f"{'+' if size > 0 else '-'}{size_text(abs(size))}"
+def _signed(size: int, of: int) -> str:
+    return f"{'+' if size > 0 else '-'}{part_text(abs(size), of)}"

@@ -13,12 +13,12 @@ from tb_memplugin.server.catalog import SUMMARY_BYTES, Catalog, Entry, bytes_of
 from tb_memplugin.server.monitored import Monitored, Series
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.windows import Windows
-from tb_memplugin.server.worker_steps import WorkerSteps, in_order, worker_steps
 from tb_memplugin.store import files
 from tb_memplugin.store.health import unreadable_files
 from tb_memplugin.store.paths import readable
 from tb_memplugin.store.reader import unfolded
 from tb_memplugin.store.summary import step_span
+from tb_memplugin.store.worker_steps import WorkerSteps, in_order, worker_steps
 from tb_memplugin.trace import MemoryTrace
 
 WORKER_STEPS_BYTES = 32 * MIB
@@ -108,7 +108,7 @@ class Session:
                 continue
             entries, series = recorded.get((run, worker), []), watched.get((run, worker))
             key = (request.experiment, run, worker, *_extent(entries, series))
-            compute = partial(worker_steps, worker, entries, series)
+            compute = partial(_steps_of, worker, entries, series)
             runs.setdefault(run, []).extend(self._worker_steps.get(key, compute))
         for ranks in runs.values():
             ranks.sort(key=lambda rank: (in_order(rank.worker), in_order(rank.device)))
@@ -183,6 +183,10 @@ class Session:
             )
         step = trace.step_row(chosen.entry.metadata.step)
         return Opened(trace, step, rows[0], chosen.epoch_ns, chosen.is_window)
+
+
+def _steps_of(worker: str, entries: Sequence[Entry], series: Series | None) -> list[WorkerSteps]:
+    return worker_steps(worker, [entry.metadata for entry in entries], series.figures if series else None)
 
 
 def _extent(entries: Sequence[Entry], series: Series | None) -> tuple[object, ...]:

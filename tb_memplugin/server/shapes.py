@@ -10,6 +10,7 @@ from tb_memplugin.analysis.divisions import Part as AnalysedPart
 from tb_memplugin.analysis.moments import LiveAllocation
 from tb_memplugin.analysis.reasons import reason_of
 from tb_memplugin.proto.recording_pb2 import DeviceStats
+from tb_memplugin.store.worker_steps import capacity_bytes, reserved_bytes
 from tb_memplugin.trace import Category
 from tb_memplugin.trace.notes import Level
 
@@ -157,17 +158,6 @@ def stats_shape(device: DeviceStats) -> StepStats:
         peak_reserved_bytes=reserved_bytes(device),
         capacity_bytes=capacity_bytes(device),
     )
-
-
-def reserved_bytes(device: DeviceStats) -> int | None:
-    """Return the step's highest reserved bytes, None if the device has no such counter."""
-    stats = device.stats
-    return stats.peak_reserved_bytes if stats.HasField("peak_reserved_bytes") else None
-
-
-def capacity_bytes(device: DeviceStats) -> int | None:
-    """Return the device's memory in bytes, None if unknown."""
-    return device.capacity_bytes if device.HasField("capacity_bytes") else None
 
 
 def parts_shape(parts: Sequence[AnalysedPart]) -> list[Part]:

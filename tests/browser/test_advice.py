@@ -134,6 +134,7 @@ def test_where_all_is_well_it_says_what_was_looked_for_and_what_could_not_be_jud
     expect(opened("finding")).to_have_count(0)
     expect(opened("peak-holders")).to_contain_text("Who fills the peak of step")
     expect(opened("holder").first).to_be_visible()
+    expect(opened("peak-holders")).to_contain_text("whichever module allocated them. The rest is by module.")
     expect(opened("judgement")).to_have_count(len(RULES))
     growth = opened("judgement", key="growth")
     expect(growth).to_have_attribute("data-verdict", "not judged")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from pathlib import Path
 
@@ -13,6 +14,18 @@ from tests.browser.test_timeline import point
 MOST_BYTES = 200_000
 CHOSEN = {"run": "baseline", "worker": "rank0", "step": 6}
 PAIR = {**CHOSEN, "run": "checkpointed", "base_run": "baseline", "base_worker": "rank0", "base_step": 6}
+
+PIXELS = """async (png) => {
+    const image = new Image();
+    image.src = `data:image/png;base64,${png}`;
+    await image.decode();
+    const { width, height } = image;
+    const canvas = Object.assign(document.createElement("canvas"), { width, height });
+    const context = canvas.getContext("2d");
+    context.drawImage(image, 0, 0);
+    return [1, image.width / 2, image.width - 2].map((x) => String(context.getImageData(x, 3, 1, 1).data));
+}"""
+"""The colors at the left, in the middle and at the right of a picture, near its top."""
 
 
 def ground(tab):
@@ -72,6 +85,18 @@ def test_a_phone_shows_every_choice_and_the_open_views_tab(open_tab, server):
             ".map((one) => one.outerHTML.slice(0, 80))"
         )
         assert outside == [], view
+
+
+def test_a_shadow_at_an_edge_tells_of_more_views_behind_it(open_tab, server):
+    """As on a phone: views are hidden at the right, then, scrolled to the end, at the left."""
+    tab = open_tab(server.url)
+    tab.page.set_viewport_size({"width": 390, "height": 700})
+    tab.open("overview", **PAIR)
+    tabs = tab.frame.get_by_role("navigation", name="Views")
+    for scrolled, shaded in ((0, "right"), (10_000, "left")):
+        tabs.evaluate("(tabs, left) => { tabs.scrollLeft = left; }", scrolled)
+        left, middle, right = tab.page.evaluate(PIXELS, base64.b64encode(tabs.screenshot()).decode())
+        assert (left != middle, right != middle) == (shaded == "left", shaded == "right")
 
 
 def test_at_twice_the_size_all_views_are_in_one_line_and_rows_stay_one_line_high(open_tab, server):

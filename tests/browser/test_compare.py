@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import chain
 
 import pytest
 from playwright.sync_api import expect
 
 from tb_memplugin.analysis.comparison import compare_parts
 from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace.tables import Spans, Step
 from tests.browser.recorded import recorded
 from tests.browser.tab import UNITS, bytes_in, colors, exact
 from tests.recorded_program import program
+from tests.traces import EPOCH, trace
 
 
 def shown(tab):
@@ -117,13 +121,19 @@ def test_the_sides_can_be_swapped(tab, logdir):
     expect(tab("headline")).to_contain_text("Step 2 of checkpointed peaks")
 
 
-def test_a_side_says_how_long_its_step_took(tab, logdir):
-    ready(tab)
-    for side, run in enumerate(("baseline", "checkpointed")):
-        stats = recorded(logdir, run).stats
-        took = (stats.end_ns - stats.start_ns) / 1e6
-        unit = f"{took:,.2f} ms" if took < 1000 else f"{took / 1000:,.2f} s"
-        expect(tab.frame.locator(".pair h2").nth(side)).to_contain_text(f"took {unit}")
+def test_both_sides_say_in_one_unit_how_long_they_took(open_tab, start_tensorboard, tmp_path):
+    """Steps of 14 and 12 events, one every 80 ms: 1.12 s and 0.96 s."""
+    blocks = [(f"alloc 100 a{n}", f"free a{n}") for n in range(13)]
+    made = trace("step 0", *chain(*blocks[:7]), "step 1", *chain(*blocks[7:]))
+    slow = replace(made.events, time_ns=EPOCH + (made.events.time_ns - EPOCH) * 80_000)
+    ends = [EPOCH + events * 80_000_000 for events in (0, 14, 26)]
+    steps = tuple(Step(number, *ends[number : number + 2]) for number in (0, 1))
+    RunWriter(str(tmp_path / "run"), "rank0").write(replace(made, events=slow, steps=steps, phases=Spans()))
+    server = start_tensorboard(tmp_path)
+    server.wait_for("runs", lambda answer: len(answer["runs"]) == 1)
+    tab = open_tab(server.url).open("compare", run="run", step=1, base_step=0)
+    for side, took in enumerate(("1.12 s", "0.96 s")):
+        expect(tab.frame.locator(".pair h2").nth(side)).to_contain_text(f"took {took}")
 
 
 def test_only_rows_that_have_a_category_get_a_column_of_them(tab):

@@ -141,6 +141,34 @@ def test_what_advice_finds_first_stands_where_a_run_has_no_other_cause(open_tab,
     expect(tab("finding").first).to_contain_text("Optimizer state takes")
 
 
+def test_what_tensors_take_and_what_the_process_takes_are_two_numbers(open_tab, start_tensorboard, tmp_path):
+    """On the CPU: 16 MiB allocated in the steps recorded in full, and a process of 900 MiB in step 7."""
+    RunWriter(str(tmp_path / "run"), "rank0").write(kept(0, 0, 0, device="cpu"))
+    sizes = [300, 300, 300, 300, 300, 300, 300, 900, 300]
+    for run, highest in (("run", 900), ("watched", 500)):
+        writer = StepsWriter(str(tmp_path / run), "rank0", 0)
+        writer.write(figures([min(size, highest) * MIB for size in sizes], device="process"))
+        writer.close()
+    server = start_tensorboard(tmp_path)
+    server.wait_for("runs", lambda answer: len(answer["runs"]) == 2)
+    tab = ready(open_tab(server.url), ordered="resident")
+    expect(tab("fleet-highest")).to_contain_text("run peaks highest: 16.00 MiB")
+    expect(tab("fleet-highest")).to_contain_text("The process of run is highest: 900.0 MiB resident.")
+    assert tab.keys("fleet-row") == ["run", "watched"]
+    assert tab("fleet-row", key="run").locator("td.number").all_inner_texts()[:2] == [
+        "16.00 MiB",
+        "900.0 MiB",
+    ]
+    assert tab("fleet-row", key="watched").locator("td.number").all_inner_texts()[:2] == ["·", "500.0 MiB"]
+    tab.open_anew("overview", run="run")
+    expect(tab("card-peak")).to_contain_text("16.00 MiB")
+    expect(tab("card-process")).to_contain_text(
+        "900.0 MiBin step 7, the highest of 0 to 8; not recorded in full"
+    )
+    tab("card-process").click()
+    expect(tab("headline")).to_have_text("Step 7 peaked at 900.0 MiB of resident memory.")
+
+
 def test_the_fleet_says_first_what_ran_out_and_where(tab):
     ready(tab)
     expect(tab("headline")).to_have_text(

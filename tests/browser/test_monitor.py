@@ -192,6 +192,8 @@ def test_recorded_steps_stand_among_the_watched_ones_and_keep_their_views(watche
     server, _ = watched
     tab = open_tab(server.url).open(run="mixed")
     expect(tab("headline")).to_contain_text("Step 202 peaked")
+    assert exact(tab("higher-step").locator(".amount")) == 197 * (2 << 20)  # step 399
+    expect(tab("higher-step")).to_contain_text("0.38 GiB below step 399, the highest")
     tab("category-sum").wait_for()  # recorded in full: the whole Overview
     tab("peak-of-all-steps").wait_for()
     tab("tab-timeline").click()

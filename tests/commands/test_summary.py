@@ -62,6 +62,18 @@ def test_a_step_that_is_far_higher_than_the_recorded_ones_is_said_and_how_to_rec
     ) in shown
 
 
+def test_no_step_is_to_be_recorded_where_the_dump_of_the_failure_has_it(tmp_path):
+    """Step 7 has 300 MiB, and the snapshot that was taken when memory ran out in it 310 MiB."""
+    for worker, size in (("rank0", 100), ("oom_rank0", 310)):
+        RunWriter(str(tmp_path / "run"), worker).write(trace("step 2", f"alloc {size * MIB} a device=cuda:0"))
+    writer = StepsWriter(str(tmp_path / "run"), "rank0", 0)
+    writer.write(figures([100 * MIB] * 7 + [300 * MIB]))
+    writer.close()
+    shown = run("summary", tmp_path / "run").stdout
+    assert "cuda:0 highest 300.0 MiB in step 7" in shown
+    assert "To record it" not in shown
+
+
 def test_parts_of_ten_percent_are_named_and_those_below_one_percent_are_not(tmp_path):
     sizes = {"parameter": 400, "gradient": 250, "input": 200, "cache": 145, "temporary": 5}
     lines_of = [f"alloc {size * MIB} {name} category={name}" for name, size in sizes.items()]
@@ -111,6 +123,32 @@ def test_only_runs_that_run_named_by_their_time_are_compared(tmp_path, before, n
     assert lines(tmp_path / now).get("changed") == changed
 
 
+def test_what_changed_is_of_the_device_that_peaks_highest(tmp_path):
+    """The GPU has 3 MiB more, the host 1 MiB less."""
+    sizes = {"20261125-221811": (2, 5), "20261126-090000": (1, 8)}
+    for name, (host, gpu) in sizes.items():
+        blocks = (f"alloc {host * MIB} a", f"alloc {gpu * MIB} b device=cuda:0 module=head")
+        RunWriter(tmp_path / name, "rank0").write(trace("step 0", *blocks))
+    shown = run("summary", tmp_path / "20261126-090000").stdout
+    assert "  peak       8.00 MiB on cuda:0" in shown
+    assert "  changed    +3.00 MiB since 20261125-221811: unknown +3.00 MiB\n" in shown
+    assert "layers: head +3.00 MiB\n" in shown
+
+
+def test_the_parts_of_a_change_have_one_unit(tmp_path):
+    """5 MiB are gone, and four parts of 200 KiB are new."""
+    new = [
+        f"alloc {200 << 10} {name} category={name}" for name in ("input", "cache", "gradient", "temporary")
+    ]
+    parts = {"20261125-221811": [f"alloc {5 * MIB} a category=activation"], "20261126-090000": new}
+    for name, lines_of in parts.items():
+        RunWriter(tmp_path / name, "rank0").write(trace("step 0", *lines_of))
+    changed = lines(tmp_path / "20261126-090000")["changed"].partition(": ")[2]
+    assert re.fullmatch(
+        r"activation -5\.00 MiB \(gone\), (\w+ \+0\.20 MiB \(new\), ){2}others \+0\.39 MiB", changed
+    )
+
+
 def test_repeated_layers_are_one_part(tmp_path):
     """Ten layers with 1 MiB each are more than the 4 MiB of the head."""
     layers = [f"alloc {MIB} a{at} module=layers.{at}.mlp" for at in range(10)]
@@ -148,3 +186,19 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path, command):
 def test_a_file_is_no_run(tmp_path, command, file, what):
     write(tmp_path / "a", failing_snapshot())
     assert refused(command, tmp_path / file).startswith(f"error: {what}\n  where: {tmp_path / file}\n  fix: ")
+
+
+def test_of_several_ranks_the_one_that_grows_is_named_and_where_its_advice_is(tmp_path):
+    """rank0 peaks highest, 10 MiB, and keeps nothing; rank1 keeps 1 MiB more in each step."""
+    level = [line for n in range(4) for line in (f"step {n}", f"alloc {10 * MIB} a{n}", f"free a{n}")]
+    rising = [line for n in range(4) for line in (f"step {n}", f"alloc {MIB} a{n}")]
+    for rank, steps in enumerate((level, rising)):
+        RunWriter(str(tmp_path / "run"), f"rank{rank}").write(trace(*steps))
+    shown = run("summary", tmp_path / "run").stdout
+    assert "in rank0, the highest of 2\n" in shown
+    assert (
+        "  grows      1 of 2 workers: rank1, 1.00 MiB more with every step\n"
+        f"             tb-memplugin advice {tmp_path / 'run' / 'rank1'}\n"
+    ) in shown
+    rows = re.findall(r"^(rank\d) .* (none|\S+ MiB) +4$", run("ranks", tmp_path / "run").stdout, re.MULTILINE)
+    assert rows == [("rank0", "none"), ("rank1", "1.00 MiB")]

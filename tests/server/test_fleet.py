@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tb_memplugin.server.catalog import Entry
-from tb_memplugin.server.worker_steps import worker_steps
 from tb_memplugin.store.blob import read_metadata
 from tb_memplugin.store.health import MOST_SIDE_FILES
+from tb_memplugin.store.worker_steps import worker_steps
 from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tb_memplugin.trace import Kind, OutOfMemory
 from tests.server.tab import Tab
@@ -72,6 +71,7 @@ def test_a_run_is_its_highest_rank_and_says_which_one_grows(tab):
         "peak_bytes": 300,
         "at_least": False,
         "capacity_bytes": CUDA_CAPACITY,
+        "process": None,
         "median": {"worker": "rank0", "device": "cuda:0", "bytes": 107},
         "growth_bytes": 50,
         "growing": {"worker": "rank1", "device": "cuda:0", "bytes": 50},
@@ -154,7 +154,7 @@ def test_a_pattern_that_never_ends_ends(tab, tmp_path, monkeypatch):
 def test_a_recording_of_an_earlier_version_does_not_say_whether_a_request_failed():
     golden = Path(__file__).parents[1] / "store" / "golden" / "step-v1.metadata"
     metadata = read_metadata(golden.read_bytes())
-    (cpu, cuda) = worker_steps("rank0", [Entry("run", "rank0", "run/rank0", "tag", metadata)], None)
+    (cpu, cuda) = worker_steps("rank0", [metadata], None)
     assert (cpu.device, cuda.device) == ("cpu", "cuda:0")
     assert cpu.failed is cuda.failed is None
 
@@ -217,3 +217,16 @@ def test_many_runs_are_listed_without_opening_a_side_file(tmp_path):
     listens.clear()
     assert sum(path.endswith(".tb_memplugin") for path in opened) > MOST_SIDE_FILES
     assert [path for path in opened if path.endswith(".mem")] == []
+
+
+def test_the_dump_of_a_failure_comes_before_a_monitor_that_counted_it_in_a_later_step(tmp_path):
+    """The request failed in backward, in a thread without a Python frame: its bytes are known, no line."""
+    dump = failing(5)
+    RunWriter(str(tmp_path / "run"), "oom_rank0").write(
+        replace(dump, events=replace(dump.events, stack=np.full_like(dump.events.stack, -1)))
+    )
+    seen = figures([600] * 5)
+    device = replace(seen.devices[0], ooms=np.array([0, 0, 0, 0, 1]))
+    StepsWriter(str(tmp_path / "run"), "rank0", 0).write(replace(seen, devices=(device,)))
+    failed = rows(Tab(tmp_path).get("fleet"))["run"]["failed"]
+    assert (failed["worker"], failed["requested_bytes"], failed["line"]) == ("oom_rank0", 999, None)

@@ -416,6 +416,8 @@ export interface FleetRun {
   at_least: boolean;
   /** The memory of the device. */
   capacity_bytes: number | null;
+  /** The highest process of its workers; it also holds what is no tensor. Null if none was watched. */
+  process: ProcessPeak | null;
   /** The rank in the middle of all that have the step, the lower one of two. Null if no other has it. */
   median: RankBytes | null;
   /** By how many bytes per step memory rises on the rank where it rises most; 0 if on none, null if none has enough steps to tell. */
@@ -432,6 +434,15 @@ export interface FleetRun {
   last: number;
   /** The highest of its peaks in each of at most 48 columns of steps, in thousandths of the peak. */
   curve: number[];
+}
+
+/** A process, by its resident memory. */
+export interface ProcessPeak {
+  /** Whose it is, and the first step in which it was highest. */
+  worker: string;
+  step: number;
+  /** What it was then. */
+  bytes: number;
 }
 
 /** The requests for memory that failed in a run, and the last of them. */

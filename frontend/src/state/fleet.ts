@@ -62,9 +62,31 @@ function growing(count: number, of: number, others: boolean): string {
   return `${grouped(count)}${others ? " more" : ` of ${grouped(of)}`} ${verb} step after step.`;
 }
 
-/** "`a/run7` peaks highest: 39.87 GiB, 0.13 GiB below what its device has." Of one run or more. */
+/** The peak of allocated memory; null where only the process was watched. */
+export function allocatedPeak({ device, peak_bytes }: FleetRun): number | null {
+  return device === "process" ? null : peak_bytes;
+}
+
+/** "`a/run7` peaks highest: 39.87 GiB, 0.13 GiB below what its device has. The process of `b` is highest: 3.50 GiB resident." */
 export function highestSentence(rows: FleetRun[]): Piece[] {
-  const top = rows.reduce((high, row) => (row.peak_bytes > high.peak_bytes ? row : high));
+  const process = highestBy(rows, (row) => row.process?.bytes ?? null);
+  const top = highestBy(rows, allocatedPeak);
+  const resident = process?.process;
+  return [
+    ...(top ? allocatedSentence(top) : []),
+    ...(resident ? [`${top ? " " : ""}The process of `, { name: runName(process.run) }, " is highest: ", sizeOf(resident.bytes), " resident."] : []),
+  ];
+}
+
+function highestBy(rows: FleetRun[], bytesOf: (row: FleetRun) => number | null): FleetRun | undefined {
+  return [...rows].filter((row) => bytesOf(row) !== null).sort((a, b) => bytesOf(b)! - bytesOf(a)!)[0];
+}
+
+function sizeOf(bytes: number): Piece {
+  return { strong: withUnit(bytes), exact: bytes };
+}
+
+function allocatedSentence(top: FleetRun): Piece[] {
   const room = headroom(top);
   const unit = unitFor(top.peak_bytes);
   const size: Piece = { strong: `${top.at_least ? "≥ " : ""}${withUnit(top.peak_bytes, unit)}`, exact: top.peak_bytes };
@@ -82,11 +104,12 @@ export function withText(rows: FleetRun[], text: string): FleetRun[] {
   return rows.filter((row) => [runName(row.run), row.worker, row.failed?.line ?? ""].some((one) => one.toLowerCase().includes(wanted)));
 }
 
-export const FLEET_ORDERS = ["run", "peak", "headroom", "growth", "cause", "ranks", "steps"] as const;
+export const FLEET_ORDERS = ["run", "peak", "resident", "headroom", "growth", "cause", "ranks", "steps"] as const;
 export type FleetOrder = (typeof FLEET_ORDERS)[number];
 
 const VALUES: Record<Exclude<FleetOrder, "run">, (row: FleetRun) => number> = {
-  peak: (row) => row.peak_bytes,
+  peak: (row) => allocatedPeak(row) ?? -1,
+  resident: (row) => row.process?.bytes ?? -1,
   headroom: (row) => -(headroom(row) ?? Infinity), // the least room is the worst
   growth: (row) => row.growth_bytes ?? -1,
   cause: (row) => (row.failed ? 2 : row.growing ? 1 : 0),

@@ -26,6 +26,8 @@ export interface Selection extends Pick {
   stats: StepPeaks | null;
   /** What a monitor saw of all steps on this device. */
   monitored: MonitoredWhole | null;
+  /** What a monitor saw of the worker's process, whatever the device. */
+  process: MonitoredWhole | null;
   runs: string[];
   workers: string[];
   devices: string[];
@@ -63,6 +65,7 @@ export function resolveSelection(answer: RunsAnswer, route: Route): Selection | 
     step: choice.step,
     stats: choice.stats,
     monitored,
+    process: monitoredOn(worker, "process"),
     runs: withSteps.map((r) => r.run).sort(inOrder),
     workers: workers.map((w) => w.worker).sort(inOrder),
     devices: [...devices].sort(inOrder),
@@ -188,9 +191,13 @@ function busiest(worker: WorkerEntry, devices: string[]): string | undefined {
   return [...devices].sort((a, b) => orderOf(a) - orderOf(b) || top(b) - top(a))[0];
 }
 
-/** The worker that peaks highest, as Fleet and Ranks have it: on an accelerator, where any has one. */
+/** What was dumped when memory ran out is a worker of its own, which begins with this. */
+const DUMPED = "oom_";
+
+/** What was dumped when memory ran out, else the worker that peaks highest, as Fleet and Ranks have it: on an accelerator, where any has one. */
 function highestWorker(workers: WorkerEntry[]): WorkerEntry {
-  const tops = workers.map((worker) => ({ worker, ...highestDevice(worker) }));
+  const dumps = workers.filter(({ worker }) => worker.startsWith(DUMPED));
+  const tops = (dumps.length > 0 ? dumps : workers).map((worker) => ({ worker, ...highestDevice(worker) }));
   return tops.reduce((top, one) => (one.order < top.order || (one.order === top.order && one.bytes > top.bytes) ? one : top)).worker;
 }
 

@@ -137,13 +137,13 @@ function whereItIs(answer: CompareAnswer, unit: Unit): Piece[] {
   return ["All of it ", ...placeOf(top.key, asCategory(top)), `${became}.`];
 }
 
-/** "At the peak of step 42, 4.91 GiB of 18.53 GiB (26.5 %) are in `blocks.*.mlp`." Of what the modules themselves hold. */
+/** "At the peak of step 42, 4.91 GiB of 18.53 GiB (26.5 %) are in `blocks.*.mlp` itself." Of what the modules themselves hold. */
 export function largestModule({ step, peak }: StepAnswer, alone: boolean): Piece[] | null {
   const top = foldParts(peak.by_module)[0];
   if (!top || top.key === NOT_NAMED) return null;
   const size = { strong: asPartOf(peak.bytes, top.bytes), exact: top.bytes };
   const share = `${withUnit(peak.bytes)} (${percent(top.bytes, peak.bytes)})`;
-  return [`At the peak of ${stepName(step, alone)}, `, size, ` of ${share} are `, ...placeOf(top.key, ""), "."];
+  return [`At the peak of ${stepName(step, alone)}, `, size, ` of ${share} are `, ...placeOf(top.key, ""), isModule(top.key) ? " itself." : "."];
 }
 
 /** "in `loss`, as temporary memory"; of what nobody named, the category alone. */

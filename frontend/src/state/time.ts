@@ -14,16 +14,17 @@ const UNITS: readonly TimeUnit[] = [
   { name: "s", ns: 1e9 },
 ];
 
-export function timeUnitFor(ns: number): TimeUnit {
-  return UNITS.findLast((unit) => Math.abs(ns) >= unit.ns) ?? UNITS[0]!;
+/** The largest unit of which the longest of these is at least one. */
+export function timeUnitFor(...ns: number[]): TimeUnit {
+  const longest = Math.max(...ns.map(Math.abs));
+  return UNITS.findLast((unit) => longest >= unit.ns) ?? UNITS[0]!;
 }
 
 export function inTimeUnit(ns: number, unit: TimeUnit, digits = unit.ns === 1 ? 0 : 2): string {
   return decimals(ns / unit.ns, digits);
 }
 
-export function duration(ns: number): string {
-  const unit = timeUnitFor(ns);
+export function duration(ns: number, unit = timeUnitFor(ns)): string {
   return `${inTimeUnit(ns, unit)} ${unit.name}`;
 }
 

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { FleetRun } from "../../src/api/types";
-import { causeGroups, fleetSentence, headroom, inFleetOrder, otherRanks, rankToOpen, withText } from "../../src/state/fleet";
+import { causeGroups, fleetSentence, headroom, highestSentence, inFleetOrder, otherRanks, rankToOpen, withText } from "../../src/state/fleet";
 import { plain } from "../../src/state/sentences";
 
 const MIB = 1 << 20;
@@ -15,6 +15,7 @@ function run(name: string, more: Partial<FleetRun> = {}): FleetRun {
     peak_bytes: 40 * MIB,
     at_least: false,
     capacity_bytes: 80 * MIB,
+    process: null,
     median: null,
     growth_bytes: 0,
     growing: null,
@@ -83,4 +84,16 @@ test("other devices of a single worker go by their own names", () => {
   expect(plain(otherRanks(row, { worker: "dump", device: "cuda:0" }, "device"))).toBe(
     "cuda:1 peaks highest of 3 devices: 30.00 MiB at step 3, 50.0 % above the median device.",
   );
+});
+
+test("the highest peak and the largest process are two numbers, and a process is no peak of allocated memory", () => {
+  const process = { worker: "w", step: 9, bytes: 3584 * MIB };
+  const onCpu = run("a", { device: "cpu", peak_bytes: 101 * MIB, capacity_bytes: null, process });
+  const watched = run("b", { device: "process", peak_bytes: 460 * MIB, capacity_bytes: null, process: { ...process, bytes: 460 * MIB } });
+  const larger = "The process of a is highest: 3.50 GiB resident.";
+  expect(plain(highestSentence([watched, onCpu]))).toBe(`a peaks highest: 101.0 MiB. ${larger}`);
+  expect(plain(highestSentence([watched]))).toBe("The process of b is highest: 460.0 MiB resident.");
+  expect(plain(highestSentence([run("c")]))).toBe("c peaks highest: 40.00 MiB, 40.00 MiB below the 80.00 MiB of its device.");
+  expect(inFleetOrder([watched, onCpu], "peak").map((row) => row.run)).toEqual(["a", "b"]);
+  expect(inFleetOrder([run("c"), watched, onCpu], "resident").map((row) => row.run)).toEqual(["a", "b", "c"]);
 });

@@ -47,6 +47,10 @@ describe("what is picked", () => {
       missing: [],
     });
   });
+  it("is what was dumped when memory ran out, though a monitor saw a byte more", () => {
+    const run = { run: "a", workers: [worker("oom_rank0", { 0: 29 }), worker("rank0", { 1: 10, 2: 30 })] };
+    expect(resolveSelection({ ...answer, runs: [run] }, { view: "overview" })).toMatchObject({ worker: "oom_rank0", step: 0 });
+  });
   it("is of equal peaks the first", () => {
     const flat = { ...answer, runs: [{ run: "a", workers: [worker("rank0", { 3: 9, 4: 9, 5: 8 })] }] };
     expect(resolveSelection(flat, { view: "overview" })).toMatchObject({ step: 3 });

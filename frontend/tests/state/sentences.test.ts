@@ -52,7 +52,7 @@ describe("the sentence on modules", () => {
     step({ by_module: by_module.map(([key, mib]) => ({ key, bytes: mib * MiB, count: 1, categories: {} })), bytes: 80 * MiB });
   it("names what holds most, repeated layers together", () =>
     expect(plain(largestModule(peak([["head", 30], ["blocks.0.mlp", 20], ["blocks.1.mlp", 20]]), false)!)).toBe(
-      "At the peak of step 5, 40.00 MiB of 80.00 MiB (50.0 %) are in blocks.*.mlp.",
+      "At the peak of step 5, 40.00 MiB of 80.00 MiB (50.0 %) are in blocks.*.mlp itself.",
     ));
   it("may name what no module owns", () =>
     expect(plain(largestModule(peak([["outside:cross_entropy_loss", 60], ["head", 20]]), false)!)).toBe(

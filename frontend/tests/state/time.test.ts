@@ -13,5 +13,6 @@ it("a time before the origin keeps its sign", () => expect(duration(-1500)).toBe
 
 it("a table's times share one unit", () => {
   expect(inTimeUnit(500_000, timeUnitFor(3e6))).toBe("0.50");
+  expect([1.12e9, 9.59e8].map((ns) => duration(ns, timeUnitFor(1.12e9, 9.59e8)))).toEqual(["1.12 s", "0.96 s"]);
   expect(exactTime(1234567)).toBe("1,234,567 ns");
 });

@@ -15,7 +15,7 @@ from tb_memplugin.server.rule_search import first_matches
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import RankBytes, shape_of
-from tb_memplugin.server.worker_steps import WorkerSteps, device_kind, in_order
+from tb_memplugin.store.worker_steps import WorkerSteps, device_kind, in_order
 
 CURVE_COLUMNS = 48
 FULL = 1_000
@@ -39,6 +39,16 @@ class RunFailed(TypedDict):
     """Its bytes and the source line that asked for them; null if only the number is known, or no stack."""
 
 
+class ProcessPeak(TypedDict):
+    """A process, by its resident memory."""
+
+    worker: str
+    step: int
+    """Whose it is, and the first step in which it was highest."""
+    bytes: int
+    """What it was then."""
+
+
 class FleetRun(TypedDict):
     """A run. Its figures are of the rank that peaks highest: of accelerators, where any were recorded."""
 
@@ -56,6 +66,8 @@ class FleetRun(TypedDict):
     """Whether it may have been higher."""
     capacity_bytes: int | None
     """The memory of the device."""
+    process: ProcessPeak | None
+    """The highest process of its workers; it also holds what is no tensor. Null if none was watched."""
     median: RankBytes | None
     """The rank in the middle of all that have the step, the lower one of two. Null if no other has it."""
     growth_bytes: int | None
@@ -119,6 +131,7 @@ def _row(run: str, every: Sequence[WorkerSteps]) -> FleetRun:
         "peak_bytes": peak.highest_bytes,
         "at_least": bool(rank.at_least[np.searchsorted(rank.steps, peak.highest_step)]),
         "capacity_bytes": rank.capacity,
+        "process": _process(every),
         "median": median,
         "growth_bytes": max(growths, default=None),
         "growing": shape_of(RankBytes, growing, bytes=growing.growth) if growing.growth else None,
@@ -143,6 +156,15 @@ def _of_one_kind(ranks: Sequence[WorkerSteps]) -> list[WorkerSteps]:
     return [rank for rank in ranks if device_kind(rank.device) == kind]
 
 
+def _process(every: Sequence[WorkerSteps]) -> ProcessPeak | None:
+    processes = [rank for rank in every if rank.device == "process"]
+    if not processes:
+        return None
+    rank = max(processes, key=lambda rank: int(rank.allocated.max()))
+    row = int(rank.allocated.argmax())
+    return {"worker": rank.worker, "step": int(rank.steps[row]), "bytes": int(rank.allocated[row])}
+
+
 def _curve(rank: WorkerSteps) -> list[int]:
     starts, _ = step_columns(len(rank.steps), CURVE_COLUMNS)
     high = np.maximum.reduceat(rank.allocated, starts)
@@ -154,8 +176,11 @@ def _failed(ranks: Iterable[WorkerSteps]) -> RunFailed | None:
     with_failures = [(rank, rank.failed) for rank in ranks if rank.failed is not None and rank.failed.count]
     if not with_failures:
         return None
-    # A rank that tells the line first: of the others only the number is known.
-    rank, last = max(with_failures, key=lambda row: (row[1].line is not None, row[1].step or 0))
+    # A recording that says what failed comes before a monitor, which only counts: its line, else its bytes.
+    rank, last = max(
+        with_failures,
+        key=lambda row: (row[1].line is not None, row[1].requested_bytes is not None, row[1].step or 0),
+    )
     count = sum(failed.count for _, failed in with_failures)
     return shape_of(RunFailed, last, count=count, worker=rank.worker, device=rank.device, step=last.step or 0)
 

@@ -11,7 +11,7 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import RankBytes, shape_of
-from tb_memplugin.server.worker_steps import WorkerSteps, device_kind
+from tb_memplugin.store.worker_steps import WorkerSteps, device_kind
 from tb_memplugin.trace.tables import Int64
 
 DEFAULT_COLUMNS = 500

@@ -11,7 +11,7 @@ from tb_memplugin.server.monitored import MonitoredRuns, Series
 from tb_memplugin.server.routes.steps import MonitoredWhole, whole_shape
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
-from tb_memplugin.server.shapes import capacity_bytes, reserved_bytes
+from tb_memplugin.store.worker_steps import capacity_bytes, reserved_bytes
 
 
 class StepColumns(TypedDict):

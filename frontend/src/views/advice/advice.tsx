@@ -59,13 +59,19 @@ function lead(data: AdviceAnswer): string {
 /** Who fills the peak: parts that sum to it. */
 function PeakCard({ peak }: { peak: PeakHolders }) {
   const unit = unitFor(peak.bytes);
+  const own = peak.by !== "category" && peak.holders.some((holder) => !holder.is_name);
   return (
     <section class="card" data-testid="peak-holders" aria-label="Who fills the peak" tabIndex={0}>
       <h2>
         Who fills the peak of {alone.value ? "the whole window" : `step ${peak.step}`}: {withUnit(peak.bytes)}
       </h2>
+      {own && (
+        <p class="muted">
+          Parameters, gradients and optimizer state are rows of their own, whichever {peak.by} allocated them. The rest is by {peak.by}.
+        </p>
+      )}
       <table class="plain evidence holders">
-        <Heads columns={[peak.by, { number: unit.name }, { number: "share" }, { text: "category", look: "after-number" }, { number: "blocks" }]} />
+        <Heads columns={[own ? "what" : peak.by, { number: unit.name }, { number: "share" }, { text: "category", look: "after-number" }, { number: "blocks" }]} />
         <tbody>
           {peak.holders.map((holder, i) => (
             <Row key={i} holder={holder} of={peak.bytes} unit={unit} />

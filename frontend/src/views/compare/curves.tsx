@@ -4,7 +4,7 @@ import type { CompareAnswer, CurveAnswer } from "../../api/types";
 import { reserveFits } from "../../draw/stack";
 import { type Unit, withUnit } from "../../state/bytes";
 import { CATEGORIES } from "../../state/categories";
-import { duration } from "../../state/time";
+import { duration, timeUnitFor } from "../../state/time";
 import { capital } from "../../state/names";
 import type { Pick } from "../../state/selection";
 import { sideName } from "../../state/sentences";
@@ -111,6 +111,10 @@ function Legend({ curves }: { curves: CurveAnswer[] }) {
   );
 }
 
+function took({ t0, t1 }: CurveAnswer): number {
+  return t1 - t0;
+}
+
 function Side({
   name,
   pick,
@@ -140,7 +144,7 @@ function Side({
           <Name text={capital(name)} prose />
         </RouteLink>
         <span class="amount">{withUnit(bytes, unit)}</span>
-        {curve && <span class="muted">took {duration(curve.t1 - curve.t0)}</span>}
+        {curve && <span class="muted">took {duration(took(curve), timeUnitFor(took(curve), ...all.map(took)))}</span>}
       </h2>
       <Picture
         label={`Allocated memory of ${name}; peak ${withUnit(bytes, unit)}.`}

@@ -6,7 +6,7 @@ import type { AdviceAnswer, Finding, FleetRun } from "../../api/types";
 import { titleOf } from "../../state/advice";
 import { picked, route } from "../../state/app";
 import { asPartOf, exactBytes, percent } from "../../state/bytes";
-import { causeOf, FLEET_ORDERS, headroom } from "../../state/fleet";
+import { allocatedPeak, causeOf, FLEET_ORDERS, headroom } from "../../state/fleet";
 import { titleText } from "../../state/names";
 import { counted, grouped } from "../../state/numbers";
 import type { RoutePatch } from "../../state/route";
@@ -20,13 +20,13 @@ import { RowsInSight, useRowsInSight } from "../windowed";
 import { CauseText } from "./causes";
 
 const ROW = 35;
-const COLUMNS = 8;
 const SORTING = { by: "ordered", orders: FLEET_ORDERS, usual: "cause", testid: "fleet-order" } as const;
-const WIDTHS = [136, 92, 118, 104, 66, 72];
+const WIDTHS = { curve: 136, peak: 92, resident: 92, headroom: 118, growth: 104, ranks: 66, steps: 72 };
 
 /** A row a run, at the rank that peaks highest. Only the rows in sight are rendered. */
 export function FleetTable({ rows }: { rows: FleetRun[] }) {
   const { box, sight } = useRowsInSight(rows.length, ROW);
+  const resident = rows.some((row) => row.process !== null);
   const judges = route.value.findings === "on";
   const findings = useFindings(rows.slice(sight.first, sight.last), judges);
   return (
@@ -34,19 +34,16 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
       <table class="grid fleet-table" aria-rowcount={rows.length + 1}>
         <colgroup>
           <col style={{ width: "20%" }} />
-          {WIDTHS.slice(0, 4).map((width, i) => (
-            <col key={i} style={{ width: `${width}px` }} />
-          ))}
+          {(["curve", "peak", ...(resident ? ["resident"] as const : []), "headroom", "growth"] as const).map(widthOf)}
           <col />
-          {WIDTHS.slice(4).map((width, i) => (
-            <col key={i} style={{ width: `${width}px` }} />
-          ))}
+          {(["ranks", "steps"] as const).map(widthOf)}
         </colgroup>
         <thead>
           <tr>
             <SortedHead sorting={SORTING} id="run" label="run" title="By name and number" words />
             <th scope="col">peaks of its steps</th>
-            <SortedHead sorting={SORTING} id="peak" label="peak" title="The highest of all steps and ranks: allocated memory" />
+            <SortedHead sorting={SORTING} id="peak" label="peak" title="Allocated memory, the highest of all steps of which it is known, on the rank that peaks highest" />
+            {resident && <SortedHead sorting={SORTING} id="resident" label="resident" title="The highest of its processes in any step that was watched: more than tensors, and also of steps that were not recorded in full" />}
             <SortedHead sorting={SORTING} id="headroom" label="headroom" title="What the device has beyond the peak; PyTorch's reserve and other programs take of it, too. The least first" />
             <SortedHead sorting={SORTING} id="growth" label="growth" title="By how many bytes per step what is left after a step rises, on the rank where it rises most; judged as by Advice" />
             <SortedHead sorting={SORTING} id="cause" label="cause" title="Out of memory first, then growth; of other runs the first finding of Advice, if asked for" />
@@ -54,9 +51,9 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
             <SortedHead sorting={SORTING} id="steps" label="steps" title="Steps of the rank that peaks highest" />
           </tr>
         </thead>
-        <RowsInSight sight={sight} columns={COLUMNS}>
+        <RowsInSight sight={sight} columns={resident ? 9 : 8}>
           {rows.slice(sight.first, sight.last).map((row, i) => (
-            <Row key={row.run} row={row} findings={judges ? findings : null} index={sight.first + i} />
+            <Row key={row.run} row={row} resident={resident} findings={judges ? findings : null} index={sight.first + i} />
           ))}
         </RowsInSight>
       </table>
@@ -65,14 +62,20 @@ export function FleetTable({ rows }: { rows: FleetRun[] }) {
   );
 }
 
+function widthOf(column: keyof typeof WIDTHS) {
+  return <col key={column} style={{ width: `${WIDTHS[column]}px` }} />;
+}
+
 interface RowProps {
   row: FleetRun;
+  /** Whether the table has a column of processes. */
+  resident: boolean;
   /** Null where Advice is not asked. */
   findings: Findings | null;
   index: number;
 }
 
-function Row({ row, findings, index }: RowProps) {
+function Row({ row, resident, findings, index }: RowProps) {
   const place = { run: row.run, worker: row.worker, device: row.device, step: String(row.step) };
   const current = picked.value?.run === row.run;
   return (
@@ -85,10 +88,15 @@ function Row({ row, findings, index }: RowProps) {
       <td>
         <Curve row={row} />
       </td>
-      <td class="number strong" title={`${exactBytes(row.peak_bytes)}, at step ${row.step} of ${row.worker}`}>
-        {row.at_least && "≥ "}
-        <InOwnUnit bytes={row.peak_bytes} />
-      </td>
+      {allocatedPeak(row) === null ? (
+        <Unknown title="Only the process was watched" />
+      ) : (
+        <td class="number strong" title={`${exactBytes(row.peak_bytes)}, at step ${row.step} of ${row.worker}`}>
+          {row.at_least && "≥ "}
+          <InOwnUnit bytes={row.peak_bytes} />
+        </td>
+      )}
+      {resident && <Resident row={row} />}
       <Room row={row} />
       <Growth row={row} place={place} />
       <td class="cause">
@@ -99,6 +107,18 @@ function Row({ row, findings, index }: RowProps) {
       </td>
       <td class="number muted">{grouped(row.steps)}</td>
     </tr>
+  );
+}
+
+function Resident({ row: { process, run } }: { row: FleetRun }) {
+  if (process === null) return <Unknown title="The process was not watched" />;
+  const { worker, step, bytes } = process;
+  return (
+    <td class="number" title={`${exactBytes(bytes)}, at step ${step} of ${worker}`}>
+      <RouteLink to={{ view: "overview", run, worker, device: "process", step: String(step) }}>
+        <InOwnUnit bytes={bytes} />
+      </RouteLink>
+    </td>
   );
 }
 

@@ -6,7 +6,7 @@ import { picked, selection } from "../../state/app";
 import { exactBytes, inUnit, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { cellText } from "../../state/names";
 import { decimals, grouped } from "../../state/numbers";
-import { duration, exactTime } from "../../state/time";
+import { duration, exactTime, inTimeUnit, timeUnitFor } from "../../state/time";
 import { Bytes, BytesCell, Delta } from "../amount";
 import { Name } from "../name";
 import { Notes } from "../notices";
@@ -96,6 +96,8 @@ function Cards({ answer, unit }: { answer: StepFiguresAnswer; unit: Unit }) {
   const { previous, previous_step, whole } = answer;
   const isJoined = previous_step !== null && answer.notes.some((note) => note.code === STEPS_JOINED);
   const together = isJoined ? answer.step - previous_step : 1;
+  const average = whole.duration_ns / whole.count;
+  const timeUnit = timeUnitFor(answer.duration_ns, average);
   return (
     <div class="cards">
       <Card
@@ -122,9 +124,9 @@ function Cards({ answer, unit }: { answer: StepFiguresAnswer; unit: Unit }) {
       <Card
         id="time"
         label={together > 1 ? `Time of ${grouped(together)} steps` : "Step time"}
-        value={<span title={exactTime(answer.duration_ns)}>{duration(answer.duration_ns)}</span>}
+        value={<span title={exactTime(answer.duration_ns)}>{duration(answer.duration_ns, timeUnit)}</span>}
       >
-        {duration(whole.duration_ns / whole.count)} a step on average
+        {duration(average, timeUnit)} a step on average
       </Card>
       {answer.allocations !== null && (
         <Card id="allocations" label="Allocations" value={grouped(answer.allocations)}>
@@ -174,6 +176,7 @@ export function Phases({ answer }: { answer: StepFiguresAnswer }) {
   const { phases, peak_bytes } = answer;
   if (phases.length === 0) return null;
   const unit = unitFor(peak_bytes);
+  const timeUnit = timeUnitFor(...phases.map((phase) => phase.duration_ns));
   return (
     <section class="card" data-testid="phases">
       <h2>Phases of the step</h2>
@@ -183,7 +186,7 @@ export function Phases({ answer }: { answer: StepFiguresAnswer }) {
             { unseen: "share of the step's peak" },
             { number: `peak, ${unit.name}` },
             { number: `at its end, ${unit.name}` },
-            { number: "time" },
+            { number: `time, ${timeUnit.name}` },
             { number: "runs" },
           ]} />
         <tbody>
@@ -201,7 +204,7 @@ export function Phases({ answer }: { answer: StepFiguresAnswer }) {
               </td>
               <BytesCell bytes={phase.end_bytes} unit={unit} />
               <td class="number" title={exactTime(phase.duration_ns)}>
-                {duration(phase.duration_ns)}
+                {inTimeUnit(phase.duration_ns, timeUnit)}
               </td>
               <td class="number muted">{grouped(phase.count)}</td>
             </tr>

@@ -1,6 +1,6 @@
 import type { ComponentChildren } from "preact";
 import type { StepAnswer, StepStats } from "../../api/types";
-import { alone, base, isAlone, picked } from "../../state/app";
+import { alone, base, isAlone, picked, selection } from "../../state/app";
 import { exactBytes, percent, type Unit, unitFor, withUnit } from "../../state/bytes";
 import { grouped } from "../../state/numbers";
 import type { RoutePatch } from "../../state/route";
@@ -46,7 +46,27 @@ export function Cards({ answer }: { answer: StepAnswer }) {
           <span title={exactBytes(stats.capacity_bytes)}>of {withUnit(stats.capacity_bytes)}</span>
         </Card>
       ) : null}
+      <Process />
     </div>
+  );
+}
+
+/** The process of the worker, which holds more than tensors, and of which all steps were watched. */
+function Process() {
+  const { process, steps } = selection.value!;
+  if (!process) return null;
+  const { highest_bytes, highest_step, first, last } = process;
+  const full = steps.some(({ step }) => step === highest_step);
+  return (
+    <Card
+      id="process"
+      label="Process, resident"
+      to={{ device: "process", step: String(highest_step) }}
+      value={<Bytes bytes={highest_bytes} unit={unitFor(highest_bytes)} named />}
+    >
+      in step {highest_step}, the highest of {first} to {last}
+      {!full && "; not recorded in full"}
+    </Card>
   );
 }
 

@@ -7,6 +7,7 @@ import { exactBytes, unitFor, withUnit } from "../../state/bytes";
 import { cellText, isModule, titleText } from "../../state/names";
 import { grouped } from "../../state/numbers";
 import type { Pick } from "../../state/selection";
+import { EQUAL } from "../../state/ranks";
 import { changeSince, headline } from "../../state/sentences";
 import { duration } from "../../state/time";
 import { CAUSES } from "../allocator/sentences";
@@ -42,6 +43,7 @@ export function Overview() {
     <div class={step.stale ? "stale" : undefined} aria-busy={step.stale}>
       <Headline pieces={headline(answer, alone.value)} />
       <Change answer={answer} />
+      <HigherStep bytes={answer.peak.bytes} />
       <OtherRanks />
       <OutOfMemory failed={failed} stats={answer.stats} />
       <Cards answer={answer} />
@@ -67,6 +69,24 @@ export function Overview() {
       <Notes notes={withoutFailures(answer.notes, pick, failed)} />
       <Source answer={answer} />
     </div>
+  );
+}
+
+/** Where a monitor saw a higher step on this device, of which there is no more than its figures. */
+function HigherStep({ bytes }: { bytes: number }) {
+  const { monitored, steps } = selection.value!;
+  if (!monitored) return null;
+  const { highest_bytes, highest_step } = monitored;
+  const above = highest_bytes - bytes;
+  if (above <= EQUAL * highest_bytes || steps.some(({ step }) => step === highest_step)) return null;
+  return (
+    <p class="lead" data-testid="higher-step">
+      <strong class="amount" title={exactBytes(above)}>
+        {withUnit(above, unitFor(highest_bytes))}
+      </strong>{" "}
+      below step {highest_step}, the highest of all that were watched, which was not recorded in full.{" "}
+      <RouteLink to={{ step: String(highest_step) }}>Show step {highest_step}</RouteLink>
+    </p>
   );
 }
 

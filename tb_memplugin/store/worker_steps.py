@@ -14,9 +14,6 @@ from tb_memplugin.analysis.growth import monitored_growth, steady_rise
 from tb_memplugin.analysis.leak_sites import FEWEST_STEPS
 from tb_memplugin.analysis.ranks import MISSING
 from tb_memplugin.proto.recording_pb2 import DeviceStats, StepMetadata
-from tb_memplugin.server.catalog import Entry
-from tb_memplugin.server.monitored import Series
-from tb_memplugin.server.shapes import capacity_bytes, reserved_bytes
 from tb_memplugin.trace.step_figures import StepFigures
 from tb_memplugin.trace.tables import Bool, Int64
 
@@ -62,14 +59,16 @@ class WorkerSteps:
     failed: Failed | None = None
 
 
-def worker_steps(worker: str, entries: Sequence[Entry], series: Series | None) -> list[WorkerSteps]:
+def worker_steps(
+    worker: str, recorded: Sequence[StepMetadata], watched: StepFigures | None
+) -> list[WorkerSteps]:
     """Return the steps of each of a worker's devices."""
     parts: dict[str, list[WorkerSteps]] = {}
-    for part in [*(_watched(worker, series) if series else []), *_recorded(worker, entries)]:
+    for part in [*(_watched(worker, watched) if watched else []), *_recorded(worker, recorded)]:
         parts.setdefault(part.device, []).append(part)
     devices = {device: _joined(of_device) for device, of_device in parts.items()}
-    if series and "cpu" in devices:
-        growths = [_growth_watched(series.figures, "cpu"), devices["cpu"].growth]
+    if watched and "cpu" in devices:
+        growths = [_growth_watched(watched, "cpu"), devices["cpu"].growth]
         devices["cpu"] = replace(devices["cpu"], growth=_first_growth(growths))
     return list(devices.values())
 
@@ -85,12 +84,12 @@ def in_order(name: str) -> list[tuple[int, int, str]]:
     return [(1, int(piece), "") if at % 2 else (0, 0, piece) for at, piece in enumerate(pieces)]
 
 
-def _watched(worker: str, series: Series) -> list[WorkerSteps]:
-    steps = series.figures.steps
+def _watched(worker: str, figures: StepFigures) -> list[WorkerSteps]:
+    steps = figures.steps
     recorded, missing = np.zeros(len(steps), np.bool_), np.full(len(steps), MISSING)
     parts = []
-    for device in series.figures.devices:
-        growth = _growth_watched(series.figures, device.name)
+    for device in figures.devices:
+        growth = _growth_watched(figures, device.name)
         reserved = missing if device.peak_reserved is None else device.peak_reserved
         columns = (steps, device.peak, reserved, device.at_least, recorded)
         failed = None if device.ooms is None else _counted(steps, device.ooms)
@@ -114,11 +113,11 @@ def _counted(steps: Int64, ooms: Int64) -> Failed:
     return Failed(int(ooms.sum()), int(steps[rows[-1]])) if len(rows) else Failed(0)
 
 
-def _recorded(worker: str, entries: Sequence[Entry]) -> list[WorkerSteps]:
+def _recorded(worker: str, recorded: Sequence[StepMetadata]) -> list[WorkerSteps]:
     of_device: dict[str, list[tuple[StepMetadata, DeviceStats]]] = {}
-    for entry in entries:
-        for device in entry.metadata.devices:
-            of_device.setdefault(device.device, []).append((entry.metadata, device))
+    for step in recorded:
+        for device in step.devices:
+            of_device.setdefault(device.device, []).append((step, device))
     return [_of_device(worker, name, steps) for name, steps in of_device.items()]
 
 
@@ -183,6 +182,17 @@ def _failed(recorded: Sequence[tuple[StepMetadata, DeviceStats]]) -> Failed | No
         return Failed(0)
     step, failed = last
     return Failed(count, step, failed.requested_bytes, failed.line or None)
+
+
+def reserved_bytes(device: DeviceStats) -> int | None:
+    """Return the step's highest reserved bytes, None if the device has no such counter."""
+    stats = device.stats
+    return stats.peak_reserved_bytes if stats.HasField("peak_reserved_bytes") else None
+
+
+def capacity_bytes(device: DeviceStats) -> int | None:
+    """Return the device's memory in bytes, None if unknown."""
+    return device.capacity_bytes if device.HasField("capacity_bytes") else None
 
 
 def _or_missing(value: int | None) -> int:
