@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 import numpy as np
 
 from tb_memplugin.read.snapshot.blocks import FinalSegments, FinalState
@@ -12,7 +10,8 @@ from tb_memplugin.read.snapshot.rewind import Beginning
 from tb_memplugin.trace import Kind
 from tb_memplugin.trace.allocator import SMALL_REQUEST, rounded_by_rule
 from tb_memplugin.trace.kinds import EXPANDS, SEGMENT_KINDS
-from tb_memplugin.trace.tables import MOST_BYTES, Int64, code_mask
+from tb_memplugin.trace.replay import address_order
+from tb_memplugin.trace.tables import Int64, UInt64, code_mask
 
 DIVISIONS = "roundup_power2_divisions"
 OFF = "off"
@@ -56,8 +55,8 @@ def rounded_surely(requested: Int64, entries: Entries, final: FinalState) -> Int
     return np.where((requested <= SMALL_REQUEST) | expandable, rounded_by_rule(requested), -1)
 
 
-MOST_EDGES = 1 << 13
-"""Blocks above 1 MiB and segments that are followed at once; more take too long in a sorted list."""
+MOST_GONE = 64
+"""Edges that came and went within 1 MiB behind a block; real files have a few, and each takes a round."""
 
 
 def extents_at_birth(entries: Entries, start: Beginning, first: FinalSegments, final: FinalState) -> Int64:
@@ -73,46 +72,76 @@ def extents_at_birth(entries: Entries, start: Beginning, first: FinalSegments, f
         first: the device's segments before the first entry.
 
     Returns:
-        int64, shape (entries,). All are -1 if a segment is expandable, or if the result contradicts a final
-        block.
+        int64, shape (entries,). All are -1 if a segment is expandable, if a request is in no segment, or if
+        the result contradicts a final block.
     """
-    unknown = np.full(len(entries.kind), -1, np.int64)
-    if first.expandable.any() or code_mask(EXPANDS)[entries.kind].any():
-        return unknown
-    room = _rooms(entries, start, first)
+    extents = np.full(len(entries.kind), -1, np.int64)
     large = np.flatnonzero((entries.kind == Kind.ALLOC) & (entries.bytes > SMALL_REQUEST))
+    if not len(large) or first.expandable.any() or code_mask(EXPANDS)[entries.kind].any():
+        return extents
     least = rounded_by_rule(entries.bytes[large])
-    if room is None or (room[large] < least).any():
-        return unknown
-    extents = unknown.copy()
-    extents[large] = np.where(room[large] - least > SMALL_REQUEST, least, room[large])
+    end = entries.address[large] + least.astype(np.uint64)
+    if not _are_in_segments(entries, first, entries.address[large], end):
+        return extents
+    rest = _remainders(entries, start, first, large, end)
+    if rest is None:
+        return extents
+    extents[large] = least + rest
     allocs = start.alloc[start.alloc >= 0]
     agree = (extents[allocs] < 0) | (extents[allocs] == final.rounded[start.alloc >= 0])
-    return extents if agree.all() else unknown
+    return extents if agree.all() else np.full_like(extents, -1)
 
 
-def _rooms(entries: Entries, start: Beginning, first: FinalSegments) -> Int64 | None:
-    """Return the distance from each new block's address to the next edge; None if there are too many edges.
+def _are_in_segments(entries: Entries, first: FinalSegments, begin: UInt64, end: UInt64) -> bool:
+    """Whether all requests are in ranges that were reserved at some time."""
+    rows = np.flatnonzero(entries.kind == Kind.SEGMENT_ALLOC)
+    address = np.concatenate((first.address, entries.address[rows]))
+    size = np.concatenate((first.bytes, entries.bytes[rows])).astype(np.uint64)
+    order = np.argsort(address)
+    reach = np.append(np.uint64(0), np.maximum.accumulate((address + size)[order]))
+    return bool((end <= reach[np.searchsorted(address[order], begin, side="right")]).all())
+
+
+def _remainders(
+    entries: Entries, start: Beginning, first: FinalSegments, allocs: Int64, end: UInt64
+) -> Int64 | None:
+    """Return how far behind each request the next edge is: bytes, 0 where more than `SMALL_REQUEST`.
 
     Edges are the live blocks above `SMALL_REQUEST` and the ends of segments.
+
+    Args:
+        allocs, end: the entries that allocate, and the addresses behind what they request.
+
+    Returns:
+        None if too many edges came and went.
     """
     reserves = code_mask(SEGMENT_KINDS)[entries.kind]
     blocks = code_mask((Kind.ALLOC, Kind.FREE_COMPLETED))[entries.kind] & (entries.bytes > SMALL_REQUEST)
     rows = np.flatnonzero(reserves | blocks)
-    size = np.where(reserves[rows], entries.bytes[rows], 0).astype(np.uint64)
+    ends = entries.address[rows] + np.where(reserves[rows], entries.bytes[rows], 0).astype(np.uint64)
     begins = code_mask((Kind.ALLOC, Kind.SEGMENT_ALLOC))[entries.kind[rows]]
-    edges: list[int] = start.address[start.bytes > SMALL_REQUEST].tolist()
-    edges = sorted([*edges, *(first.address + first.bytes.astype(np.uint64)).tolist()])
-    rooms = []
-    for address, begun in zip((entries.address[rows] + size).tolist(), begins.tolist(), strict=True):
-        at = bisect_right(edges, address)
-        if begun:
-            rooms.append(min(edges[at] - address, MOST_BYTES) if at < len(edges) else -1)
-            edges.insert(at, address)
-            if len(edges) > MOST_EDGES:
-                return None
-        elif at and edges[at - 1] == address:
-            del edges[at - 1]
-    room = np.full(len(entries.kind), -1, np.int64)
-    room[rows[begins]] = rooms
-    return room
+    before = (start.address[start.bytes > SMALL_REQUEST], first.address + first.bytes.astype(np.uint64))
+    address = np.concatenate((*before, ends))
+    at_start = np.zeros(len(address) - len(rows), np.int64)
+    order = address_order(address)
+    address = address[order]
+    level = np.cumsum(np.concatenate((at_start + 1, np.where(begins, 1, -1)))[order])
+    level = np.append(0, level)
+    # An edge is there at an entry if, of all that was recorded at its address before, more came than went.
+    row = np.flatnonzero(np.append(True, address[1:] != address[:-1]))
+    edges, width = address[row], len(entries.kind) + 1
+    edge_of = np.repeat(np.arange(len(row)), np.diff(row, append=len(address)))
+    key = edge_of * width + np.concatenate((at_start, rows + 1))[order]
+    rest, left = np.zeros(len(allocs), np.int64), np.arange(len(allocs))
+    edge = np.searchsorted(edges, end)
+    for _ in range(MOST_GONE):
+        left = left[edge[left] < len(edges)]
+        left = left[edges[edge[left]] - end[left] <= SMALL_REQUEST]
+        if not len(left):
+            return rest
+        some = edge[left]
+        is_there = level[np.searchsorted(key, some * width + allocs[left] + 1)] > level[row[some]]
+        rest[left[is_there]] = (edges[some] - end[left])[is_there]
+        left = left[~is_there]
+        edge[left] += 1
+    return None

@@ -181,7 +181,6 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
     segments = content.get("segments")
     with damage_refused("The segments of the snapshot", source):
         final = final_states([] if segments is None else segments, tables)
-    without_segments = no_state(recorded=segments is not None)
     traces = _traces(content, source)
     used = {number for number, trace in traces.items() if _is_used(number, trace, content)}
     numbers = sorted(final.keys() | used or traces)
@@ -196,7 +195,7 @@ def trace_from_snapshot(snapshot: object, source: str, device_type: str = "cuda"
             entries = read_entries(written := traces.get(number, []), tables)
             if isinstance(written, EntryColumns):
                 written.release()
-            state = final.get(number, without_segments)
+            state = final[number] if number in final else no_state(recorded=segments is not None)
             devices.append(
                 SnapshotDevice(row, name, entries, state, rounds_plainly=plain, splits_all=splits_all)
             )

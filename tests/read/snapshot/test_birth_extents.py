@@ -78,6 +78,11 @@ def test_a_block_from_before_the_window_bounds_the_room_but_its_own_size_is_not_
     assert (trace.start.rounded.tolist(), trace.events.rounded.tolist()) == ([-1], [8 * M, -1])
 
 
-def test_too_many_live_blocks_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounding, "MOST_EDGES", 2)
+def test_too_many_blocks_that_came_and_went_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounding, "MOST_GONE", 1)
     assert born(snapshot([], entries(*LINES))) == [-1] * 4
+
+
+def test_nothing_is_derived_where_a_request_is_in_no_recorded_segment() -> None:
+    behind = segment(block(9 * A, 0, "inactive", 20 * M), total=20 * M)
+    assert born(snapshot([behind], entries(*LINES[1:3], LINES[3], LINES[5]))) == [-1] * 2

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import BinaryIO
 
 import numpy as np
@@ -93,8 +94,7 @@ class Scan:
         self.written = Numbers()
         self.fields: tuple[tuple[bytes, bool], ...] = ()
         self._parts: dict[bytes | str, list[np.ndarray]] = {}
-        self._bad: set[int] = set()
-        self._known = 0
+        self._are_gets = bytearray()
         self._rest = 0
         self._begin = b""
         self.proven = 0, 0  # bytes of the first island whose tokens were read, and what they store
@@ -302,9 +302,9 @@ class Scan:
             layout.hits += hits
             if not hits:
                 continue
-            mine = words if hits == len(rows) else words[same]
+            mine = words if hits == len(rows) else words.compress(same, 0)  # several times faster than [same]
             yield layout, rows[same], mine.view(np.uint8)
-            rows, words = rows[~same], words[~same]
+            rows, words = rows[~same], words.compress(~same, 0)
 
     def _arguments(
         self, part: dict[bytes | str, np.ndarray], layout: Layout, rows: Int64, heads: UInt8
@@ -359,12 +359,10 @@ class Scan:
             map(self.written.__getitem__, map(data.__getitem__, spans)), np.int32, len(rows)
         )
         values[rows] = -1 - numbers
-        for number, content in enumerate(list(self.written)[self._known :], self._known):
-            if not LIST_OF_GETS.fullmatch(content):
-                self._bad.add(number)
-        self._known = len(self.written)
-        if self._bad:
-            proper[rows] = ~np.isin(numbers, np.fromiter(self._bad, np.int64, len(self._bad)))
+        newest = [*islice(reversed(self.written), len(self.written) - len(self._are_gets))]
+        for content in reversed(newest):
+            self._are_gets.append(LIST_OF_GETS.fullmatch(content) is not None)
+        proper[rows] = np.frombuffer(self._are_gets, bool)[numbers]
         return ends, values, proper
 
 
