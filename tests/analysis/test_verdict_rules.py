@@ -11,7 +11,7 @@ import pytest
 from tb_memplugin.analysis import Finding, advice, block_origins
 from tb_memplugin.analysis.advice_rules import RULES, advice_on_steps
 from tb_memplugin.analysis.peak_holders import peak_holders
-from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace import Kind, MemoryTrace, OutOfMemory
 from tests.analysis.histories import M, allocator_trace
 from tests.step_figures import figures
 from tests.traces import trace
@@ -230,7 +230,7 @@ def test_forwards_that_each_have_a_loss_need_not_wait_for_one_backward() -> None
     """Of 3 x 154, one forward stays; the gradient of 30 is there at the peak in both."""
     finding = found(forwards("alloc 4 l# phase=forward"), "summed_losses")
     assert (finding.bytes, finding.of_bytes) == (2 * 154, 400 + 3 * 154 + 30)
-    assert "over 3 forwards" in finding.title
+    assert finding.title.startswith("3 forwards")
 
 
 @pytest.mark.parametrize("used", [0, 2])
@@ -520,6 +520,41 @@ def test_a_backward_ran_although_other_losses_and_the_next_forward_repeat_its_op
     assert "after their backward" in finding.title
 
 
+VALIDATED = ("alloc 10 i#", *forward("a#", 4, 100), "alloc 4 l# phase=forward")
+OUTSIDE, INSIDE = ("validate train.py:9",), ("forward net.py:3", CALL_OF_MODULE, "validate train.py:9")
+
+
+def validated(*before: str, failed: bool) -> MemoryTrace:
+    """Three forwards of 10, 4 x 100 and 4, and one more block outside, which fails, or is there."""
+    lines = [line.replace("operator", "module=net operator") for line in layers(*VALIDATED, count=3)]
+    history = trace(*before, *lines, "alloc 1 x", *[f"free a{number}2" for number in range(3)])
+    inside = [module >= 0 and history.modules[module].is_module for module in history.events.module]
+    events = replace(history.events, stack=np.array(inside, np.int32))
+    ooms = (OutOfMemory(len(events) - 4, 1, 0),) * failed
+    return replace(history, events=events, stacks=(OUTSIDE, INSIDE), ooms=ooms)
+
+
+def test_forwards_that_keep_their_graphs_until_a_request_fails() -> None:
+    """Of 3 x 414 and 1: three blocks of a graph are needed, three losses and the first input."""
+    finding = found(validated(failed=True), "unused_graph")
+    assert (finding.bytes, finding.of_bytes) == (1243 - (300 + 12 + 10), 1243)
+    assert finding.title.startswith("3 forwards")
+    assert "at most 0 B" in why(validated(failed=True), "checkpointing")
+    (row,) = [row for row in found(validated(failed=True), "failed_request").evidence if "graph" in row.what]
+    assert row.bytes == finding.bytes
+
+
+def test_forwards_of_which_a_backward_may_need_several_keep_no_graph_for_nothing() -> None:
+    """An earlier backward ran over two, and freed what they kept. Each of these has a loss, too."""
+    summed = [line.replace("operator", "module=net operator") for line in layers(*VALIDATED, count=2)]
+    summed = [line.replace(" a", " b").replace(" i", " j").replace(" l", " k") for line in summed]
+    backward = "alloc 5 g phase=backward category=gradient"
+    names = ("b00", "b01", "b02", "b03", "k0", "b10", "b11", "b12", "b13", "k1")
+    history = validated(*summed, backward, *(f"free {name} phase=backward" for name in names), failed=True)
+    assert "has a backward" in why(history, "unused_graph")
+    assert found(history, "summed_losses").bytes == 2 * 404
+
+
 def test_graphs_of_prompts_that_grow_are_one_finding() -> None:
     """Two graphs are alive at once, of 12 x 110 and 12 x 120; needed are three blocks, beside which is z."""
     prompts = [forward("a", 12, 100), forward("b", 12, 110), freed("a", 12), forward("c", 12, 120)]
@@ -628,6 +663,12 @@ def test_results_that_outlive_their_backward_pile_up() -> None:
     stacks = ("forward net.py:9",), ("forward net.py:3",), ("step train.py:2",)
     finding = found(stacked(history, *stacks), "previous_result")
     assert (finding.bytes, finding.of_bytes, finding.subject) == (800, 1305, "net.py:9 (forward)")
+
+
+def test_what_an_error_frees_was_no_result_of_an_earlier_forward() -> None:
+    """Two results of one line, both alive when a request fails, and freed soon after."""
+    history = replace(results(kept=True), ooms=(OutOfMemory(5, 1, 0),))
+    assert "No result of an earlier forward" in why(history, "previous_result")
 
 
 REQUEST = ("alloc 400 c#", "alloc 100 a# phase=forward", "free a#")

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from tb_memplugin.analysis.advice_rules.unused_gradients import NO_MORE, Backwards
-from tb_memplugin.analysis.advice_rules.unused_graph import MOST_OF_TWO, without_backward
+from tb_memplugin.analysis.advice_rules.unused_graph import MOST_OF_TWO, is_outside, without_backward
 from tb_memplugin.analysis.block_origins import (
     UNKNOWN_ORIGINS,
     Judged,
-    Origin,
     StepBlocks,
+    freed_by_program,
     freed_by_python,
     window_blocks,
 )
@@ -76,7 +76,7 @@ def _bound_again(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
     first, second = order[:-1], order[1:]
     late = blocks.freed[first] - blocks.born[second]
     again = (blocks.kinds[first] == blocks.kinds[second]) & (late > 0) & (late <= SOON)
-    again &= blocks.freed[first] < len(trace.events)
+    again &= freed_by_program(trace, blocks)[first]
     third = np.append(second[1:], second[-1:])
     again &= (
         (blocks.kinds[third] != blocks.kinds[second])
@@ -102,19 +102,15 @@ def _piled_up(
     unused = without_backward(trace, blocks) | Backwards.of(trace, judged.device).outlived(judged)
     unused &= (blocks.born >= 0) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
     unused &= ~np.isin(phase, (Phase.BACKWARD, Phase.OPTIMIZER)) & may_be_result
-    outside = blocks.of(_is_outside)
+    outside = blocks.of(is_outside)
     of_module = np.unique(blocks.kinds, return_inverse=True)[1] * len(is_module) + module + 1
     window = blocks if len(trace.steps) == 1 else window_blocks(trace, judged.device)
     runs = (trace.allocations.phase[window.rows] == Phase.FORWARD) & (window.born >= 0)
-    calls = window.born[runs & ~window.of(_is_outside)]
+    calls = window.born[runs & ~window.of(is_outside)]
     yield _pile(blocks, unused & forward & (is_module[module] | outside), of_module, window.born[runs])
     yield _pile(blocks, unused & outside, blocks.kinds, calls)
     outputs = unused & forward & ~outside & freed_outside
     yield _pile(blocks, outputs, blocks.kinds, calls, of_layers=True)
-
-
-def _is_outside(origin: Origin) -> bool:
-    return bool(origin.frames) and not origin.in_call
 
 
 def _pile(
