@@ -208,6 +208,14 @@ def test_weights_that_modules_compute_are_copies_of_parameters(result: int, is_c
         assert "No other line" in why(history, "parameter_copies")
 
 
+@pytest.mark.parametrize(
+    "operator", ["repeat", "repeat_interleave_self_int", "repeat_interleave_self_Tensor"]
+)
+def test_repeated_values_are_a_problem_by_any_name_of_their_operator(operator: str) -> None:
+    history = trace("start 100 w", "alloc 10 a phase=forward", f"alloc 80 r operator=aten::{operator}")
+    assert (found(history, "repeated_values").bytes, found(history, "repeated_values").of_bytes) == (80, 190)
+
+
 def test_one_hot_vectors_and_their_cast_are_not_needed() -> None:
     history = trace(
         "start 100 w", "alloc 80 h operator=aten::one_hot", "alloc 40 f operator=aten::to", "free h"
@@ -231,6 +239,20 @@ def test_forwards_that_each_have_a_loss_need_not_wait_for_one_backward() -> None
     finding = found(forwards("alloc 4 l# phase=forward"), "summed_losses")
     assert (finding.bytes, finding.of_bytes) == (2 * 154, 400 + 3 * 154 + 30)
     assert finding.title.startswith("3 forwards")
+
+
+@pytest.mark.parametrize(("count", "is_sum"), [(5, True), (6, False)])
+def test_a_loss_of_what_several_forwards_returned_is_no_sum(count: int, is_sum: bool) -> None:
+    """Three forwards are added with three scalars, divided and scaled with two; a sixth is something else."""
+    lines = [
+        *layers(*FORWARD, "alloc 4 l# phase=forward", count=3),
+        *layers("alloc 4 s# operator=x#", count=count),
+    ]
+    history = trace("start 400 w", *lines, "alloc 30 g phase=backward category=gradient")
+    if is_sum:
+        assert found(history, "summed_losses").bytes == 2 * 154
+    else:
+        assert "No backward" in why(history, "summed_losses")
 
 
 @pytest.mark.parametrize("used", [0, 2])
@@ -426,6 +448,15 @@ def accumulated(*between: str) -> MemoryTrace:
 
 
 STEPPED = ("alloc 7 t phase=optimizer", "free t")
+
+
+def test_the_second_gradient_of_a_size_is_needed_again_when_backward_allocates_the_second() -> None:
+    """At the peak, 100 + 200 + 600 + 100, backward adds to one of two gradients of 100."""
+    gradients = [f"start 100 g{number} category=gradient" for number in "12"]
+    forward = [f"alloc 300 a{number} phase=forward category=activation" for number in "12"]
+    backward = layers("alloc 100 b# phase=backward", "free b#", "free a#", count=3)[3:]
+    history = trace("start 100 w category=parameter", *gradients, *forward, *backward)
+    assert (found(history, "kept_gradients").bytes, found(history, "kept_gradients").of_bytes) == (100, 1000)
 
 
 def test_gradients_that_are_summed_up_over_two_backwards_are_needed() -> None:
