@@ -721,6 +721,13 @@ def test_a_queue_that_stays_as_long_is_no_pile() -> None:
     assert "No result of an earlier forward" in why(stacked(trace(*lines), *SERVED), "previous_result")
 
 
+def test_caches_that_are_freed_in_turn_are_no_pile() -> None:
+    """Three layers get a cache with a prompt, and free it when they have another, in their next call."""
+    turns = layers("alloc 300 d#", "free c#", "alloc 100 b# phase=forward", "free b#", count=3)
+    history = trace(*layers(*REQUEST, count=3), *turns)
+    assert "No result of an earlier forward" in why(stacked(history, *SERVED), "previous_result")
+
+
 def test_caches_that_serve_many_forwards_are_no_pile() -> None:
     """Three layers get a cache in their first call, and use it in ten more."""
     calls = [

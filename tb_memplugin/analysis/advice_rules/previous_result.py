@@ -118,10 +118,10 @@ def _pile(
 ) -> tuple[Int64, Int64]:
     """Return the blocks (indices) of kinds that pile up, and the event after the next birth of each kind.
 
-    At the peak at least `FEWEST` are alive, with births of forward (`calls`) between them; none is allocated
-    after the first of them is freed, as in a queue. What is allocated once for many forwards is a cache: far
-    more of forward follows its last birth than lies between the last two. So is what layers keep if their
-    lines run again. Of the blocks that are born in forward, at most two sites have most of the bytes.
+    At the peak at least `FEWEST` are alive, with births of forward (`calls`) between them, but hardly between
+    their frees, as in a queue, or in caches that grow. What is allocated once for many forwards is a cache,
+    too: far more of forward follows its last birth than lies between the last two. So is what layers keep if
+    their lines run again. Of the blocks that are born in forward, at most two sites have most of the bytes.
     """
     at_peak = can_pile & blocks.at_peak
     used, number, count = np.unique(kind[at_peak], return_inverse=True, return_counts=True)
@@ -133,8 +133,9 @@ def _pile(
     for key in used[is_large].tolist():
         own = np.flatnonzero(can_pile & (kind == key)).astype(np.int64)
         alive = own[at_peak[own]]
-        end, last_free = blocks.freed[alive].min(), blocks.freed[alive].max()
-        is_queue = ((blocks.born[own] > end) & (blocks.born[own] < last_free)).any()
+        end = blocks.freed[alive].min()
+        frees = np.searchsorted(calls, np.sort(blocks.freed[alive]))
+        is_queue = np.count_nonzero(np.diff(frees)) >= FEWEST - 1
         begins = np.append(own[0], own[1:][before[own[1:]] > (before + is_call)[own[:-1]]])
         inside = begins[(begins >= alive[0]) & (blocks.born[begins] < end)]
         if is_queue or len(inside) < FEWEST:

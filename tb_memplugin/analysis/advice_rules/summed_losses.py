@@ -74,7 +74,8 @@ def summed_losses(judged: Judged) -> Result:
             judged.without("all but one", saved),
         ),
         "Call backward() on each loss as soon as it is computed, divided by their number for a mean: the "
-        "gradients add up to the same. Detach what one forward hands to the next.",
+        "gradients add up to the same. Detach what one forward hands to the next. "
+        "Run forwards that are not trained in torch.no_grad().",
         view="stacks",
         state=judged.at_peak,
     )

@@ -96,8 +96,8 @@ def waiting_forwards(judged: Judged) -> tuple[Int64, int]:
     """Return what forwards keep that no backward followed up to a failed request, or the end; their number.
 
     The blocks (indices) are alive then and at the peak, without the last one of each forward, its result. A
-    forward begins where the module's line that runs most seldom allocates again, after something outside of
-    modules did: an input, a loss. If an earlier backward ran over several, these may wait for one: none, 0.
+    forward begins where the first line of a module allocates again, after something outside of modules did:
+    an input, a loss. If an earlier backward ran over several, these may wait for one: none, 0.
     """
     trace, blocks = judged.trace, judged.blocks
     end = judged.failed if judged.failed >= 0 else len(trace.events) - 1
@@ -108,34 +108,30 @@ def waiting_forwards(judged: Judged) -> tuple[Int64, int]:
     is_forward = (trace.allocations.phase[blocks.rows] == Phase.FORWARD) & (blocks.born >= 0)
     alive = blocks.at_peak & (blocks.born > since) & (blocks.freed > end)
     alive &= ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
-    site = blocks.sites * (len(trace.modules) + 1) + module
-    sites, first, count = np.unique(
-        site[alive & is_forward & is_module], return_index=True, return_counts=True
-    )
-    least = int(count[count >= FEWEST_FORWARDS].min(initial=len(site)))
-    seldom = np.flatnonzero((count >= FEWEST_FORWARDS) & (count <= least + 1))
-    none = np.empty(0, np.int64), 0
-    if not len(seldom):
-        return none
-    again = is_forward & is_module & (site == sites[seldom[np.argmin(first[seldom])]])
     outside = blocks.born[blocks.of(is_outside) & (blocks.born >= 0)]
-    begins = _begins(blocks.born[again & alive], outside)
-    ran = passes.first[passes.first <= since].tolist()
-    kept = [again & (blocks.born < event) & (blocks.freed > event) for event in ran]
-    is_summed = any(len(_begins(blocks.born[rows], outside)) > 1 for rows in kept)
-    if is_summed or len(begins) < FEWEST_FORWARDS:
+    gap = np.searchsorted(outside, blocks.born)
+    site = blocks.sites * (len(trace.modules) + 1) + module
+    of_module = np.flatnonzero(alive & is_forward & is_module)
+    pairs = np.unique(site[of_module] * (len(outside) + 1) + gap[of_module], return_index=True)[1]
+    calls = of_module[np.sort(pairs)]
+    sites, first, count = np.unique(site[calls], return_index=True, return_counts=True)
+    none = np.empty(0, np.int64), 0
+    if count.max(initial=0) < FEWEST_FORWARDS:
         return none
+    often = np.flatnonzero(count >= count.max() - 1)
+    begin = sites[often[np.argmin(first[often])]]
+    begins = blocks.born[calls[site[calls] == begin]]
+    for before, ran in zip((-1, *passes.last.tolist()), passes.first.tolist(), strict=False):
+        kept = (
+            is_forward & (site == begin) & (blocks.born > before) & (blocks.born < ran) & (blocks.freed > ran)
+        )
+        if ran <= since and len(np.unique(gap[kept])) > 1:
+            return none
     rows = np.flatnonzero(alive & (blocks.born >= begins[0])).astype(np.int64)
     forwards = rows[is_forward[rows]]
     number = np.searchsorted(begins, blocks.born[forwards], side="right")
     graph = np.setdiff1d(rows, forwards[np.append(np.diff(number) != 0, True)])
     return (graph, len(begins)) if _is_mixed(blocks, graph) else none
-
-
-def _begins(born: Int64, outside: Int64) -> Int64:
-    """Return the births that follow one of `outside` since the birth before them."""
-    begins: Int64 = born[np.diff(np.searchsorted(outside, born), prepend=-1) != 0]
-    return begins
 
 
 def _behind(blocks: StepBlocks, graph: Int64) -> Int64:
