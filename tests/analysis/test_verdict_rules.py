@@ -555,12 +555,13 @@ VALIDATED = ("alloc 10 i#", *forward("a#", 4, 100), "alloc 4 l# phase=forward")
 OUTSIDE, INSIDE = ("validate train.py:9",), ("forward net.py:3", CALL_OF_MODULE, "validate train.py:9")
 
 
-def validated(*before: str, failed: bool) -> MemoryTrace:
+def validated(*before: str, failed: bool, inside: tuple[str, ...] = ()) -> MemoryTrace:
     """Three forwards of 10, 4 x 100 and 4, and one more block outside, which fails, or is there."""
-    lines = [line.replace("operator", "module=net operator") for line in layers(*VALIDATED, count=3)]
+    each = (*VALIDATED[:-1], *inside, VALIDATED[-1])
+    lines = [line.replace("operator", "module=net operator") for line in layers(*each, count=3)]
     history = trace(*before, *lines, "alloc 1 x", *[f"free a{number}2" for number in range(3)])
-    inside = [module >= 0 and history.modules[module].is_module for module in history.events.module]
-    events = replace(history.events, stack=np.array(inside, np.int32))
+    in_call = [module >= 0 and history.modules[module].is_module for module in history.events.module]
+    events = replace(history.events, stack=np.array(in_call, np.int32))
     ooms = (OutOfMemory(len(events) - 4, 1, 0),) * failed
     return replace(history, events=events, stacks=(OUTSIDE, INSIDE), ooms=ooms)
 
@@ -573,6 +574,12 @@ def test_forwards_that_keep_their_graphs_until_a_request_fails() -> None:
     assert "at most 0 B" in why(validated(failed=True), "checkpointing")
     (row,) = [row for row in found(validated(failed=True), "failed_request").evidence if "graph" in row.what]
     assert row.bytes == finding.bytes
+
+
+def test_forwards_that_keep_little_of_what_they_allocate_are_requests_with_caches() -> None:
+    """Each keeps 400 of 400, 4 and 700."""
+    history = validated(failed=True, inside=("alloc 700 t module=net phase=forward", "free t"))
+    assert "A request failed" in why(history, "unused_graph")
 
 
 def test_forwards_of_which_a_backward_may_need_several_keep_no_graph_for_nothing() -> None:

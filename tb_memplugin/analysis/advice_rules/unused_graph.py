@@ -35,6 +35,9 @@ SMALL = 0.01
 FEWEST_FORWARDS = 3
 """Fewest forwards that wait for a backward: a loss may compare two."""
 
+LEAST_KEPT = 0.4
+"""Least share of what forwards allocate that they keep with a graph: more than caches of several requests."""
+
 DATA = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
 
 
@@ -131,7 +134,9 @@ def waiting_forwards(judged: Judged) -> tuple[Int64, int]:
     forwards = rows[is_forward[rows]]
     number = np.searchsorted(begins, blocks.born[forwards], side="right")
     graph = np.setdiff1d(rows, forwards[np.append(np.diff(number) != 0, True)])
-    return (graph, len(begins)) if _is_mixed(blocks, graph) else none
+    allocated = blocks.bytes[is_forward & (blocks.born >= begins[0]) & (blocks.born <= end)].sum()
+    is_graph = blocks.bytes[graph[is_forward[graph]]].sum() > LEAST_KEPT * allocated
+    return (graph, len(begins)) if is_graph and _is_mixed(blocks, graph) else none
 
 
 def _behind(blocks: StepBlocks, graph: Int64) -> Int64:
