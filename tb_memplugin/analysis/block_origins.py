@@ -153,6 +153,12 @@ class Judged:
         """The step in which the device has its highest peak."""
         return highest_step(self.trace, self.device)
 
+    @cached_property
+    def failed(self) -> int:
+        """The event of the device's last failed request, -1 if none."""
+        own = (oom.event for oom in self.trace.ooms if self.trace.events.device[oom.event] == self.device)
+        return max(own, default=-1)
+
     @property
     def blocks(self) -> StepBlocks:
         """The blocks of this step."""
@@ -279,17 +285,26 @@ def window_blocks(trace: MemoryTrace, device: int) -> StepBlocks:
     return _blocks(trace, highest_step(trace, device), rows)
 
 
-def freed_by_python(trace: MemoryTrace, blocks: StepBlocks, *, in_calls: bool = True) -> Bool:
-    """Return the mask of the blocks that Python code outside of autograd freed, by the stacks of the frees.
+def freed_by_program(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
+    """Return the mask of the blocks that are freed and were not alive when a request failed.
 
-    What was alive when a request failed is not among them: what frees it is often the error's way up.
-
-    Args:
-        in_calls: whether code in module calls counts, too.
+    What frees those is often the error's way up.
     """
     is_freed = blocks.freed < len(trace.events)
     for oom in trace.ooms:
         is_freed &= (blocks.born > oom.event) | (blocks.freed < oom.event)
+    return is_freed
+
+
+def freed_by_python(trace: MemoryTrace, blocks: StepBlocks, *, in_calls: bool = True) -> Bool:
+    """Return the mask of the blocks that Python code outside of autograd freed, by the stacks of the frees.
+
+    What was alive when a request failed is not among them.
+
+    Args:
+        in_calls: whether code in module calls counts, too.
+    """
+    is_freed = freed_by_program(trace, blocks)
     stack = trace.events.stack[blocks.freed[is_freed]]
     others = (AUTOGRAD,) if in_calls else (AUTOGRAD, MODULE_CALL)
     is_python = {

@@ -70,9 +70,9 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> Res
     A site grew in a step if blocks allocated in the step are alive at the end of the last step, and the
     site's live bytes rose from the step's start to its end. Memory that is replaced in each step, or filled
     once, is no leak, nor are blocks in whose place older ones of their size are freed in each step. Memory
-    that is replaced by something larger is a leak if that happens in every one of four or more steps, by
-    amounts within a factor of two, and the other sites do not allocate more in each step as well; between
-    calls it is none, because caches of generated tokens grow like that.
+    that is replaced by something larger is a leak if that happens in every one of four or more steps since
+    the first time, by amounts within a factor of two, and the other sites do not allocate more in each step
+    as well; between calls it is none, because caches of generated tokens grow like that.
 
     What grows in each iteration grows only in some steps if an iteration has several, as with two optimizers
     of one class. So where annotations or phases mark the steps, a site is a leak too if the steps in which
@@ -101,8 +101,7 @@ def leaks(trace: MemoryTrace, device: int, annotation: str | None = None) -> Res
     replaced = _grows_evenly(rise) & ~often & (len(marked) > 0)
     if replaced.any() and (np.diff(_born(trace, rows[~replaced[site_of]], bounds)) > 0).all():
         replaced[:] = False  # the batches grow, and everything computed from them grows with them
-    grew[replaced] = True
-    grew[replaced & (level[:, 0] == 0), 0] = False
+    grew[replaced] = (rise > 0)[replaced] & (level[:, :-1] > 0)[replaced]
     gained = np.where(grew, np.where(replaced[:, None], rise, kept), 0)
     is_profile = annotation is None and len(trace.steps) >= FEWEST_STEPS
     cycles = np.where(often | replaced, 1, 0 if is_profile else _cycles(grew))
@@ -265,15 +264,16 @@ def _passed_on(trace: MemoryTrace, rows: Int64, device: int, bounds: Int64) -> n
 
 
 def _grows_evenly(rise: Int64) -> npt.NDArray[np.bool_]:
-    """Return the sites that rise in every step, by amounts within a factor of two: bool, shape (sites,).
+    """Return the sites that rise in every step since they first do, by amounts within a factor of two.
 
-    Random sizes, such as those of batches of sentences, do not rise like that. The amount of the first step
-    does not count: on the CPU, torch.profiler does not report what was alive before it started.
+    Random sizes, such as those of batches of sentences, do not rise like that. The first amount does not
+    count: on the CPU, torch.profiler does not report what was alive before it started. bool, shape (sites,).
     """
-    later = rise[:, 1:]
-    if later.shape[1] < FEWEST_STEPS:
-        return np.zeros(len(rise), bool)
-    even: npt.NDArray[np.bool_] = (rise > 0).all(axis=1) & (later.max(axis=1) <= 2 * later.min(axis=1))
+    since = np.maximum.accumulate(rise != 0, axis=1)
+    later, amounts = since[:, :-1], rise[:, 1:]
+    most = np.where(later, amounts, 0).max(axis=1, initial=0)
+    even: npt.NDArray[np.bool_] = (~later | (2 * amounts >= most[:, None])).all(axis=1)
+    even &= (rise >= since).all(axis=1) & (later.sum(axis=1) >= FEWEST_STEPS)
     return even
 
 
@@ -318,7 +318,7 @@ def _leak(
         key=key,
         frames=frames,
         bytes_per_step=total // steps,
-        slope_bytes=_slope(level[1:] if is_replaced and not grew[0] else level),
+        slope_bytes=_slope(level[int(np.argmax(grew)) :] if is_replaced else level),
         bytes=total,
         blocks=int(count.sum()),
         steps=int(np.count_nonzero(grew)),

@@ -79,8 +79,10 @@ def test_what_is_replaced_by_more_in_each_step_is_suspected() -> None:
     assert (leak.steps, leak.of_steps, leak.blocks, leak.is_replaced) == (4, 4, 1, True)
 
 
-def test_of_what_was_not_known_before_the_first_step_tells_nothing() -> None:
-    (leak,) = leaks(replaced_by(900, 1000, 1100, 1200), 0)
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_of_what_was_not_known_before_the_first_step_tells_nothing(steps_before: int) -> None:
+    """Nor where the program begins to keep it in a later step."""
+    (leak,) = leaks(replaced_by(*[0] * steps_before, 900, 1000, 1100, 1200), 0)
     assert (leak.bytes, leak.slope_bytes, leak.steps) == (300, 100.0, 3)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tb_memplugin.analysis import Finding, advice, block_origins
 from tb_memplugin.analysis.advice_rules import RULES, advice_on_steps
 from tb_memplugin.analysis.peak_holders import peak_holders
-from tb_memplugin.trace import Kind, MemoryTrace
+from tb_memplugin.trace import Kind, MemoryTrace, OutOfMemory
 from tests.analysis.histories import M, allocator_trace
 from tests.step_figures import figures
 from tests.traces import trace
@@ -208,6 +208,14 @@ def test_weights_that_modules_compute_are_copies_of_parameters(result: int, is_c
         assert "No other line" in why(history, "parameter_copies")
 
 
+@pytest.mark.parametrize(
+    "operator", ["repeat", "repeat_interleave_self_int", "repeat_interleave_self_Tensor"]
+)
+def test_repeated_values_are_a_problem_by_any_name_of_their_operator(operator: str) -> None:
+    history = trace("start 100 w", "alloc 10 a phase=forward", f"alloc 80 r operator=aten::{operator}")
+    assert (found(history, "repeated_values").bytes, found(history, "repeated_values").of_bytes) == (80, 190)
+
+
 def test_one_hot_vectors_and_their_cast_are_not_needed() -> None:
     history = trace(
         "start 100 w", "alloc 80 h operator=aten::one_hot", "alloc 40 f operator=aten::to", "free h"
@@ -230,7 +238,21 @@ def test_forwards_that_each_have_a_loss_need_not_wait_for_one_backward() -> None
     """Of 3 x 154, one forward stays; the gradient of 30 is there at the peak in both."""
     finding = found(forwards("alloc 4 l# phase=forward"), "summed_losses")
     assert (finding.bytes, finding.of_bytes) == (2 * 154, 400 + 3 * 154 + 30)
-    assert "over 3 forwards" in finding.title
+    assert finding.title.startswith("3 forwards")
+
+
+@pytest.mark.parametrize(("count", "is_sum"), [(5, True), (6, False)])
+def test_a_loss_of_what_several_forwards_returned_is_no_sum(count: int, is_sum: bool) -> None:
+    """Three forwards are added with three scalars, divided and scaled with two; a sixth is something else."""
+    lines = [
+        *layers(*FORWARD, "alloc 4 l# phase=forward", count=3),
+        *layers("alloc 4 s# operator=x#", count=count),
+    ]
+    history = trace("start 400 w", *lines, "alloc 30 g phase=backward category=gradient")
+    if is_sum:
+        assert found(history, "summed_losses").bytes == 2 * 154
+    else:
+        assert "No backward" in why(history, "summed_losses")
 
 
 @pytest.mark.parametrize("used", [0, 2])
@@ -428,6 +450,15 @@ def accumulated(*between: str) -> MemoryTrace:
 STEPPED = ("alloc 7 t phase=optimizer", "free t")
 
 
+def test_the_second_gradient_of_a_size_is_needed_again_when_backward_allocates_the_second() -> None:
+    """At the peak, 100 + 200 + 600 + 100, backward adds to one of two gradients of 100."""
+    gradients = [f"start 100 g{number} category=gradient" for number in "12"]
+    forward = [f"alloc 300 a{number} phase=forward category=activation" for number in "12"]
+    backward = layers("alloc 100 b# phase=backward", "free b#", "free a#", count=3)[3:]
+    history = trace("start 100 w category=parameter", *gradients, *forward, *backward)
+    assert (found(history, "kept_gradients").bytes, found(history, "kept_gradients").of_bytes) == (100, 1000)
+
+
 def test_gradients_that_are_summed_up_over_two_backwards_are_needed() -> None:
     assert "by only 0 B" in why(accumulated(), "kept_gradients")
 
@@ -518,6 +549,48 @@ def test_a_backward_ran_although_other_losses_and_the_next_forward_repeat_its_op
     finding = found(freed_in(history, "train train.py:9"), "unused_graph")
     assert (finding.bytes, finding.of_bytes) == (24_009 - 12_018, 24_009)
     assert "after their backward" in finding.title
+
+
+VALIDATED = ("alloc 10 i#", *forward("a#", 4, 100), "alloc 4 l# phase=forward")
+OUTSIDE, INSIDE = ("validate train.py:9",), ("forward net.py:3", CALL_OF_MODULE, "validate train.py:9")
+
+
+def validated(*before: str, failed: bool, inside: tuple[str, ...] = ()) -> MemoryTrace:
+    """Three forwards of 10, 4 x 100 and 4, and one more block outside, which fails, or is there."""
+    each = (*VALIDATED[:-1], *inside, VALIDATED[-1])
+    lines = [line.replace("operator", "module=net operator") for line in layers(*each, count=3)]
+    history = trace(*before, *lines, "alloc 1 x", *[f"free a{number}2" for number in range(3)])
+    in_call = [module >= 0 and history.modules[module].is_module for module in history.events.module]
+    events = replace(history.events, stack=np.array(in_call, np.int32))
+    ooms = (OutOfMemory(len(events) - 4, 1, 0),) * failed
+    return replace(history, events=events, stacks=(OUTSIDE, INSIDE), ooms=ooms)
+
+
+def test_forwards_that_keep_their_graphs_until_a_request_fails() -> None:
+    """Of 3 x 414 and 1: three blocks of a graph are needed, three losses and the first input."""
+    finding = found(validated(failed=True), "unused_graph")
+    assert (finding.bytes, finding.of_bytes) == (1243 - (300 + 12 + 10), 1243)
+    assert finding.title.startswith("3 forwards")
+    assert "at most 0 B" in why(validated(failed=True), "checkpointing")
+    (row,) = [row for row in found(validated(failed=True), "failed_request").evidence if "graph" in row.what]
+    assert row.bytes == finding.bytes
+
+
+def test_forwards_that_keep_little_of_what_they_allocate_are_requests_with_caches() -> None:
+    """Each keeps 400 of 400, 4 and 700."""
+    history = validated(failed=True, inside=("alloc 700 t module=net phase=forward", "free t"))
+    assert "A request failed" in why(history, "unused_graph")
+
+
+def test_forwards_of_which_a_backward_may_need_several_keep_no_graph_for_nothing() -> None:
+    """An earlier backward ran over two, and freed what they kept. Each of these has a loss, too."""
+    summed = [line.replace("operator", "module=net operator") for line in layers(*VALIDATED, count=2)]
+    summed = [line.replace(" a", " b").replace(" i", " j").replace(" l", " k") for line in summed]
+    backward = "alloc 5 g phase=backward category=gradient"
+    names = ("b00", "b01", "b02", "b03", "k0", "b10", "b11", "b12", "b13", "k1")
+    history = validated(*summed, backward, *(f"free {name} phase=backward" for name in names), failed=True)
+    assert "has a backward" in why(history, "unused_graph")
+    assert found(history, "summed_losses").bytes == 2 * 404
 
 
 def test_graphs_of_prompts_that_grow_are_one_finding() -> None:
@@ -630,6 +703,12 @@ def test_results_that_outlive_their_backward_pile_up() -> None:
     assert (finding.bytes, finding.of_bytes, finding.subject) == (800, 1305, "net.py:9 (forward)")
 
 
+def test_what_an_error_frees_was_no_result_of_an_earlier_forward() -> None:
+    """Two results of one line, both alive when a request fails, and freed soon after."""
+    history = replace(results(kept=True), ooms=(OutOfMemory(5, 1, 0),))
+    assert "No result of an earlier forward" in why(history, "previous_result")
+
+
 REQUEST = ("alloc 400 c#", "alloc 100 a# phase=forward", "free a#")
 SERVED = ("serve server.py:4",), ("forward net.py:3", CALL_OF_MODULE, "serve server.py:5")
 
@@ -647,6 +726,13 @@ def test_a_queue_that_stays_as_long_is_no_pile() -> None:
     for number in range(3, 8):
         lines += [f"free c{number - 3}", *(line.replace("#", str(number)) for line in REQUEST)]
     assert "No result of an earlier forward" in why(stacked(trace(*lines), *SERVED), "previous_result")
+
+
+def test_caches_that_are_freed_in_turn_are_no_pile() -> None:
+    """Three layers get a cache with a prompt, and free it when they have another, in their next call."""
+    turns = layers("alloc 300 d#", "free c#", "alloc 100 b# phase=forward", "free b#", count=3)
+    history = trace(*layers(*REQUEST, count=3), *turns)
+    assert "No result of an earlier forward" in why(stacked(history, *SERVED), "previous_result")
 
 
 def test_caches_that_serve_many_forwards_are_no_pile() -> None:

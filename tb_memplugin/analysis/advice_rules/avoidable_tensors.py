@@ -35,7 +35,13 @@ def _first_of_each(keys: Int64, mask: Bool) -> Int64:
     return first
 
 
-REPEATS = {"repeat", "repeat_interleave", "tile"}
+REPEATS = {
+    "repeat",
+    "repeat_interleave_self_int",
+    "repeat_interleave_self_Tensor",
+    "repeat_interleave",
+    "tile",
+}
 COPIES = {"clone", "contiguous"}
 MASKS = {"tril", "triu", "tril_", "triu_"}
 TABLES = {"cos", "sin"}

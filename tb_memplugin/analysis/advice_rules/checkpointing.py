@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.analysis.advice_rules.unused_graph import trains
+from tb_memplugin.analysis.advice_rules.unused_graph import trains, waiting_forwards
 from tb_memplugin.analysis.block_origins import Judged, StepBlocks, freed_by_python
 from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.folded_layers import folds
@@ -367,7 +367,7 @@ def by_stack(judged: Judged) -> Result:
         )
     if not trace.ooms and not trains(trace, blocks):
         return Fine("The recording has no backward or optimizer step, or memory of one.")
-    kept = _kept(trace, blocks)
+    kept = _kept(judged)
     called = _CalledFrames.of(trace, blocks, kept)
     estimates = [calls for text in called.largest() if (calls := _calls(trace, blocks, kept, called, text))]
     most = max((estimate.saved_bytes for estimate in estimates), default=0)
@@ -401,11 +401,13 @@ def by_stack(judged: Judged) -> Result:
     )
 
 
-def _kept(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
+def _kept(judged: Judged) -> Int64:
     """Return the blocks (indices) of forward that are alive at the peak, and their like in other steps.
 
-    What one checkpoint around several calls recomputes counts, too; what Python code frees does not.
+    What one checkpoint around several calls recomputes counts, too. What Python code frees does not, nor what
+    forwards without a backward keep.
     """
+    trace, blocks = judged.trace, judged.blocks
     rows = blocks.rows
     category = trace.allocations.category[rows]
     chosen = np.isin(category, KEPT) & ~blocks.of(lambda origin: origin.is_backward)
@@ -413,6 +415,7 @@ def _kept(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
     chosen &= ~np.isin(trace.allocations.phase[rows], (Phase.BACKWARD, Phase.OPTIMIZER))
     chosen |= category == Category.RECOMPUTED
     chosen &= blocks.at_peak & (blocks.born >= 0) & ~freed_by_python(trace, blocks, in_calls=False)
+    chosen &= blocks.born < blocks.born[judged.result(waiting_forwards)[0]].min(initial=len(trace.events))
     return np.flatnonzero(blocks.alike(np.flatnonzero(chosen).astype(np.int64))).astype(np.int64)
 
 

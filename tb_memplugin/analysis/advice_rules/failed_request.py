@@ -13,7 +13,9 @@ from tb_memplugin.analysis.advice_rules.kept_gradients import kept_gradients
 from tb_memplugin.analysis.advice_rules.loss_logits import loss_logits
 from tb_memplugin.analysis.advice_rules.optimizer_state import optimizer_state
 from tb_memplugin.analysis.advice_rules.parameter_copies import parameter_copies
+from tb_memplugin.analysis.advice_rules.summed_losses import summed_losses
 from tb_memplugin.analysis.advice_rules.uneven_devices import uneven_devices
+from tb_memplugin.analysis.advice_rules.unused_graph import unused_graph
 from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, Result, Where, share
 from tb_memplugin.analysis.oom import OomReport, oom_report
@@ -25,6 +27,8 @@ from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.kinds import NOT_DATA
 
 REMEDIES: dict[str, Callable[[Judged], Result]] = {
+    "no graph of forwards that are not trained": unused_graph,
+    "one backward for each loss": summed_losses,
     "divide the batch evenly over the devices": uneven_devices,
     "recompute activations in backward": checkpointing,
     "fused attention": attention_scores,

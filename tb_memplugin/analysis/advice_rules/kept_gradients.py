@@ -74,9 +74,10 @@ def _without_spans(judged: Judged, gradient: Int64) -> Result:
     """Find gradients that are alive in a forward after the backward that allocated them.
 
     This judges recordings without spans of phases, such as snapshots, by the phases of their blocks. A
-    gradient is needed again when the next backward allocates a block of its size, which it adds to it. One
-    that the next backward adds to without an optimizer step in between is summed up on purpose: where steps
-    allocate, they show it; else a gradient that is freed between two backwards, but not before the next one.
+    gradient is needed again when the next backward allocates a block of its size, which it adds to it: the
+    second of a size with the second block. One that the next backward adds to without an optimizer step in
+    between is summed up on purpose: where steps allocate, they show it; else a gradient that is freed between
+    two backwards, but not before the next one.
     """
     trace, device, step = judged.trace, judged.device, judged.step
     blocks = trace.allocations
@@ -93,16 +94,18 @@ def _without_spans(judged: Judged, gradient: Int64) -> Result:
         blocks.born[own & (blocks.phase == Phase.OPTIMIZER)], np.searchsorted(trace.events.time_ns, spans)
     )
     updates = np.append(np.sort(updates), end)
-    births = np.append(np.sort(blocks.bytes[backward] * end + blocks.born[backward]), -1)
+    births = np.append(np.sort(blocks.bytes[backward] * end + blocks.born[backward]), np.iinfo(np.int64).max)
     kept, gone, back = [gradient[:0]], [gradient[:0]], [gradient[:0]]
     at_peak = gradient[:0]
     for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
         alive = blocks.alive_at(last, device)
         rows = alive[(blocks.category[alive] == Category.GRADIENT) & (blocks.born[alive] < first)]
         rows = rows[_is_kept(trace, rows, first, begins, updates)]
+        rows = rows[np.argsort(blocks.bytes[rows], kind="stable")]
         size = blocks.bytes[rows]
-        following = births[np.searchsorted(births[:-1], size * end + last, side="right")]
-        again = np.where(following // end == size, following % end, end - 1)
+        begin, behind = np.searchsorted(births, np.stack((size * end + last, (size + 1) * end)), side="right")
+        nth = begin + np.arange(len(rows)) - np.searchsorted(size, size)
+        again = np.where(behind > begin, births[np.minimum(nth, behind - 1)] % end, end - 1)
         kept.append(rows)
         gone.append(np.full(len(rows), first))
         back.append(np.minimum(again, blocks.freed[rows]))

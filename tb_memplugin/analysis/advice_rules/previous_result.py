@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from tb_memplugin.analysis.advice_rules.unused_gradients import NO_MORE, Backwards
-from tb_memplugin.analysis.advice_rules.unused_graph import MOST_OF_TWO, without_backward
+from tb_memplugin.analysis.advice_rules.unused_graph import MOST_OF_TWO, is_outside, without_backward
 from tb_memplugin.analysis.block_origins import (
     UNKNOWN_ORIGINS,
     Judged,
-    Origin,
     StepBlocks,
+    freed_by_program,
     freed_by_python,
     window_blocks,
 )
@@ -76,7 +76,7 @@ def _bound_again(trace: MemoryTrace, blocks: StepBlocks) -> Int64:
     first, second = order[:-1], order[1:]
     late = blocks.freed[first] - blocks.born[second]
     again = (blocks.kinds[first] == blocks.kinds[second]) & (late > 0) & (late <= SOON)
-    again &= blocks.freed[first] < len(trace.events)
+    again &= freed_by_program(trace, blocks)[first]
     third = np.append(second[1:], second[-1:])
     again &= (
         (blocks.kinds[third] != blocks.kinds[second])
@@ -102,19 +102,15 @@ def _piled_up(
     unused = without_backward(trace, blocks) | Backwards.of(trace, judged.device).outlived(judged)
     unused &= (blocks.born >= 0) & ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
     unused &= ~np.isin(phase, (Phase.BACKWARD, Phase.OPTIMIZER)) & may_be_result
-    outside = blocks.of(_is_outside)
+    outside = blocks.of(is_outside)
     of_module = np.unique(blocks.kinds, return_inverse=True)[1] * len(is_module) + module + 1
     window = blocks if len(trace.steps) == 1 else window_blocks(trace, judged.device)
     runs = (trace.allocations.phase[window.rows] == Phase.FORWARD) & (window.born >= 0)
-    calls = window.born[runs & ~window.of(_is_outside)]
+    calls = window.born[runs & ~window.of(is_outside)]
     yield _pile(blocks, unused & forward & (is_module[module] | outside), of_module, window.born[runs])
     yield _pile(blocks, unused & outside, blocks.kinds, calls)
     outputs = unused & forward & ~outside & freed_outside
     yield _pile(blocks, outputs, blocks.kinds, calls, of_layers=True)
-
-
-def _is_outside(origin: Origin) -> bool:
-    return bool(origin.frames) and not origin.in_call
 
 
 def _pile(
@@ -122,10 +118,10 @@ def _pile(
 ) -> tuple[Int64, Int64]:
     """Return the blocks (indices) of kinds that pile up, and the event after the next birth of each kind.
 
-    At the peak at least `FEWEST` are alive, with births of forward (`calls`) between them; none is allocated
-    after the first of them is freed, as in a queue. What is allocated once for many forwards is a cache: far
-    more of forward follows its last birth than lies between the last two. So is what layers keep if their
-    lines run again. Of the blocks that are born in forward, at most two sites have most of the bytes.
+    At the peak at least `FEWEST` are alive, with births of forward (`calls`) between them, but hardly between
+    their frees, as in a queue, or in caches that grow. What is allocated once for many forwards is a cache,
+    too: far more of forward follows its last birth than lies between the last two. So is what layers keep if
+    their lines run again. Of the blocks that are born in forward, at most two sites have most of the bytes.
     """
     at_peak = can_pile & blocks.at_peak
     used, number, count = np.unique(kind[at_peak], return_inverse=True, return_counts=True)
@@ -137,8 +133,9 @@ def _pile(
     for key in used[is_large].tolist():
         own = np.flatnonzero(can_pile & (kind == key)).astype(np.int64)
         alive = own[at_peak[own]]
-        end, last_free = blocks.freed[alive].min(), blocks.freed[alive].max()
-        is_queue = ((blocks.born[own] > end) & (blocks.born[own] < last_free)).any()
+        end = blocks.freed[alive].min()
+        frees = np.searchsorted(calls, np.sort(blocks.freed[alive]))
+        is_queue = np.count_nonzero(np.diff(frees)) >= FEWEST - 1
         begins = np.append(own[0], own[1:][before[own[1:]] > (before + is_call)[own[:-1]]])
         inside = begins[(begins >= alive[0]) & (blocks.born[begins] < end)]
         if is_queue or len(inside) < FEWEST:

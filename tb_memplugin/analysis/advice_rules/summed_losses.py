@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tb_memplugin.analysis.advice_rules.unused_gradients import Backwards
+from tb_memplugin.analysis.advice_rules.unused_graph import waiting_forwards
 from tb_memplugin.analysis.block_origins import Judged, Origin, StepBlocks
 from tb_memplugin.analysis.findings import Fine, NotJudged, Result
 from tb_memplugin.analysis.lines import line_evidence
@@ -14,7 +15,7 @@ from tb_memplugin.analysis.subcategories import is_loss
 from tb_memplugin.analysis.units import size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
-from tb_memplugin.trace.tables import Int64
+from tb_memplugin.trace.tables import Bool, Int64
 
 LEAST_SHARE = 0.05
 """Least share of the peak that must be gone without the earlier forwards for a finding."""
@@ -27,6 +28,10 @@ RECURRENT = "torch/nn/modules/rnn.py"
 
 FEWEST, ALIKE = 2, 0.5
 """Fewest blocks that a forward keeps; how alike the last one it must be, in lines and in what is freed."""
+
+
+MOST_JOINED = 2
+"""Most scalars, beside one for each forward, that a sum of losses takes: with more, it is no sum."""
 
 
 def summed_losses(judged: Judged) -> Result:
@@ -43,9 +48,9 @@ def summed_losses(judged: Judged) -> Result:
     summed = [
         (begin, end, calls)
         for begin, end, calls in _forwards(judged)
-        if len(calls) > 1 and not is_unrolled[np.concatenate(calls)].any()
+        if not is_unrolled[np.concatenate(calls)].any()
     ]
-    if not summed:
+    if not summed or judged.result(waiting_forwards)[1]:
         return Fine("No backward runs over several forwards, each with a loss of its own.")
     earlier, gone, size, back = list[Int64](), list[Int64](), list[Int64](), list[Int64]()
     for begin, end, calls in summed:
@@ -61,15 +66,16 @@ def summed_losses(judged: Judged) -> Result:
     return judged.finding(
         "summed_losses",
         "problem",
-        f"One backward runs over {max(len(calls) for *_, calls in summed)} forwards, each with a loss of its "
-        "own: all keep their activations.",
+        f"{max(len(calls) for *_, calls in summed)} forwards, each with a loss of its own, keep their "
+        "activations for one backward.",
         saved,
         (
             *line_evidence(trace, blocks.rows[rows[blocks.at_peak[rows]]], "of the earlier forwards"),
             judged.without("all but one", saved),
         ),
         "Call backward() on each loss as soon as it is computed, divided by their number for a mean: the "
-        "gradients add up to the same. Detach what one forward hands to the next.",
+        "gradients add up to the same. Detach what one forward hands to the next. "
+        "Run forwards that are not trained in torch.no_grad().",
         view="stacks",
         state=judged.at_peak,
     )
@@ -92,19 +98,21 @@ def _gradients(judged: Judged, begin: int, end: int) -> Int64:
 def _forwards(judged: Judged) -> Iterator[tuple[int, int, list[Int64]]]:
     """Yield the first and the last birth of each backward, and what each forward keeps for it (indices).
 
-    The forwards are the last ones that are alike, the earliest first.
+    The forwards are the last ones that are alike, the earliest first. A failed request stands for a backward.
     """
     trace, blocks = judged.trace, judged.blocks
     outside = blocks.of(
         lambda origin: not origin.is_backward and (not _is_inside(trace, origin) or is_loss(origin))
     )
-    ends = np.sort(blocks.born[outside & (blocks.born >= 0) & (blocks.bytes <= SCALAR)])
+    scalar = outside & (blocks.born >= 0) & (blocks.bytes <= SCALAR)
+    ends = np.sort(blocks.born[scalar])
     category, phase = (
         column[blocks.rows] for column in (trace.allocations.category, trace.allocations.phase)
     )
     forward = (phase == Phase.FORWARD) & ~np.isin(category, NOT_DATA) & (blocks.born >= 0)
     passes = Backwards.of(trace, judged.device)
-    begins, last = passes.first.tolist(), passes.last.tolist()
+    failed = [judged.failed] if judged.failed > passes.last.max(initial=-1) else []
+    begins, last = [*passes.first.tolist(), *failed], [*passes.last.tolist(), *failed]
     for before, begin, end, following in zip(
         (-1, *last), begins, last, (*begins[1:], len(trace.events)), strict=False
     ):
@@ -121,7 +129,21 @@ def _forwards(judged: Judged) -> Iterator[tuple[int, int, list[Int64]]]:
             if blocks.bytes[call[same]].sum() < ALIKE * blocks.bytes[call].sum():
                 break
             alike.insert(0, call)
-        yield begin, end, alike
+        if _are_summed(blocks, scalar & (blocks.born < begin), alike):
+            yield begin, end, alike
+
+
+def _are_summed(blocks: StepBlocks, scalar: Bool, calls: list[Int64]) -> bool:
+    """Return whether hardly any scalars are computed after several forwards but as after each of them.
+
+    Losses of pairs, as of preferences, are computed of what two forwards returned.
+    """
+    if len(calls) < 2:
+        return False
+    last = blocks.born[calls[-1][blocks.bytes[calls[-1]] > SCALAR]].max(initial=-1)
+    after, since = scalar & (blocks.born > last), blocks.born > blocks.born[calls[0][0]]
+    joined = after & ~np.isin(blocks.kinds, blocks.kinds[scalar & since & ~after])
+    return bool(joined.sum() <= len(calls) + MOST_JOINED)
 
 
 def _freed(blocks: StepBlocks, call: Int64, following: int) -> float:

@@ -8,9 +8,16 @@ from collections import Counter
 import numpy as np
 
 from tb_memplugin.analysis.advice_rules.unused_gradients import Backwards
-from tb_memplugin.analysis.block_origins import UNKNOWN_ORIGINS, Judged, StepBlocks, freed_by_python
+from tb_memplugin.analysis.block_origins import (
+    UNKNOWN_ORIGINS,
+    Judged,
+    Origin,
+    StepBlocks,
+    freed_by_python,
+)
 from tb_memplugin.analysis.findings import Fine, NotJudged, Result
 from tb_memplugin.trace import Category, Kind, MemoryTrace, Phase
+from tb_memplugin.trace.kinds import NOT_DATA
 from tb_memplugin.trace.tables import Bool, Int64
 
 FEWEST, FEWEST_SITES = 8, 4
@@ -24,6 +31,12 @@ BEHIND = 3
 
 SMALL = 0.01
 """Blocks of at most this share of the largest of a graph may be those of losses."""
+
+FEWEST_FORWARDS = 3
+"""Fewest forwards that wait for a backward: a loss may compare two."""
+
+LEAST_KEPT = 0.4
+"""Least share of what forwards allocate that they keep with a graph: more than caches of several requests."""
 
 DATA = (Category.ACTIVATION, Category.AUTOGRAD_DETAIL, Category.UNKNOWN)
 
@@ -42,6 +55,19 @@ def unused_graph(judged: Judged) -> Result:
     trace, blocks = judged.trace, judged.blocks
     if not blocks.are_known:
         return UNKNOWN_ORIGINS
+    waiting, forwards = judged.result(waiting_forwards)
+    if forwards:
+        return judged.avoidable(
+            "unused_graph",
+            "problem",
+            waiting,
+            f"{forwards} forwards keep their activations, and no backward has run since: of {{name}}.",
+            "No forwards keep their activations for a later backward",
+            "If they are not trained, run them in torch.no_grad() and keep loss.item() or output.detach(). "
+            "If they are, call backward() for each.",
+            gone=_behind(blocks, waiting),
+            without="their graphs",
+        )
     unused = without_backward(trace, blocks) | freed_by_python(trace, blocks, in_calls=False)
     if not (unused & blocks.at_peak).any():
         return Fine("The recording has a backward or an optimizer step, or memory of one.")
@@ -53,11 +79,7 @@ def unused_graph(judged: Judged) -> Result:
     ran = _ran(judged, graph)
     key = blocks.kinds if trains(trace, blocks) else blocks.sites  # prompts that grow have other sizes
     graph = np.flatnonzero(np.isin(key, key[graph]) & (blocks.born >= 0) & unused).astype(np.int64)
-    needed_until = (
-        _needed_by_backward(judged, blocks.born[graph])
-        if ran
-        else np.append(blocks.born[graph[BEHIND:]], blocks.freed[graph[-BEHIND:]])
-    )
+    needed_until = _needed_by_backward(judged, blocks.born[graph]) if ran else _behind(blocks, graph)
     when = "after their backward" if ran else "for a backward that never runs"
     return judged.avoidable(
         "unused_graph",
@@ -71,6 +93,60 @@ def unused_graph(judged: Judged) -> Result:
         gone=needed_until,
         without="a graph",
     )
+
+
+def waiting_forwards(judged: Judged) -> tuple[Int64, int]:
+    """Return what forwards keep that no backward followed up to a failed request, or the end; their number.
+
+    The blocks (indices) are alive then and at the peak, without the last one of each forward, its result. A
+    forward begins where the first line of a module allocates again, after something outside of modules did:
+    an input, a loss. If an earlier backward ran over several, these may wait for one: none, 0.
+    """
+    trace, blocks = judged.trace, judged.blocks
+    end = judged.failed if judged.failed >= 0 else len(trace.events) - 1
+    passes = Backwards.of(trace, judged.device)
+    since = int(passes.last[passes.last < end].max(initial=-1))
+    module = trace.allocations.module[blocks.rows].astype(np.int64)
+    is_module = np.array([*(row.is_module for row in trace.modules), False])[module]
+    is_forward = (trace.allocations.phase[blocks.rows] == Phase.FORWARD) & (blocks.born >= 0)
+    alive = blocks.at_peak & (blocks.born > since) & (blocks.freed > end)
+    alive &= ~np.isin(trace.allocations.category[blocks.rows], NOT_DATA)
+    outside = blocks.born[blocks.of(is_outside) & (blocks.born >= 0)]
+    gap = np.searchsorted(outside, blocks.born)
+    site = blocks.sites * (len(trace.modules) + 1) + module
+    of_module = np.flatnonzero(alive & is_forward & is_module)
+    pairs = np.unique(site[of_module] * (len(outside) + 1) + gap[of_module], return_index=True)[1]
+    calls = of_module[np.sort(pairs)]
+    sites, first, count = np.unique(site[calls], return_index=True, return_counts=True)
+    none = np.empty(0, np.int64), 0
+    if count.max(initial=0) < FEWEST_FORWARDS:
+        return none
+    often = np.flatnonzero(count >= count.max() - 1)
+    begin = sites[often[np.argmin(first[often])]]
+    begins = blocks.born[calls[site[calls] == begin]]
+    for before, ran in zip((-1, *passes.last.tolist()), passes.first.tolist(), strict=False):
+        kept = (
+            is_forward & (site == begin) & (blocks.born > before) & (blocks.born < ran) & (blocks.freed > ran)
+        )
+        if ran <= since and len(np.unique(gap[kept])) > 1:
+            return none
+    rows = np.flatnonzero(alive & (blocks.born >= begins[0])).astype(np.int64)
+    forwards = rows[is_forward[rows]]
+    number = np.searchsorted(begins, blocks.born[forwards], side="right")
+    graph = np.setdiff1d(rows, forwards[np.append(np.diff(number) != 0, True)])
+    allocated = blocks.bytes[is_forward & (blocks.born >= begins[0]) & (blocks.born <= end)].sum()
+    is_graph = blocks.bytes[graph[is_forward[graph]]].sum() > LEAST_KEPT * allocated
+    return (graph, len(begins)) if is_graph and _is_mixed(blocks, graph) else none
+
+
+def _behind(blocks: StepBlocks, graph: Int64) -> Int64:
+    """Return the event from which each of some blocks (indices) is not needed: `BEHIND` others are there."""
+    return np.append(blocks.born[graph[BEHIND:]], blocks.freed[graph[-BEHIND:]])
+
+
+def is_outside(origin: Origin) -> bool:
+    """Return whether Python code outside of all module calls allocated."""
+    return bool(origin.frames) and not origin.in_call
 
 
 def _needed_by_backward(judged: Judged, born: Int64) -> Int64:
