@@ -97,6 +97,7 @@ def test_an_empty_logdir_says_what_to_do_and_shows_what_is_written_while_it_runs
     tab = open_tab(server.url)
     tab.page.goto(f"{tab.home}/#tb_memplugin")
     expect(tab("empty-state")).to_contain_text("No memory has been recorded here yet.")
+    expect(tab("record-command")).to_have_text(f"tb-memplugin run --logdir {tmp_path} train.py")
     code = tab("record-code").inner_text()
     assert f'memory_trace_handler("{tmp_path}/first", model=model, optimizer=optimizer)' in code
     for line in (

@@ -54,8 +54,10 @@ export function EmptyState({ logdir, empty }: { logdir: string; empty: number })
       <p>
         {empty > 0 && `${empty === 1 ? "One run is" : `${grouped(empty)} runs are`} here, with no memory recorded. `}
         Looked in <span class="mono breaking">{titleText(logdir) || "TensorBoard's log directory"}</span>. To record a
-        step, give the profiler this handler and a folder in that directory:
+        training as it is:
       </p>
+      <pre class="code" data-testid="record-command">tb-memplugin run --logdir {titleText(logdir) || "LOGDIR"} train.py</pre>
+      <p>Where you profile already, give the profiler this handler and a folder in that directory:</p>
       <pre class="code" data-testid="record-code">
         {recording(titleText(logdir))}
       </pre>
