@@ -47,7 +47,6 @@ class RankPeak:
     Attributes:
         highest_bytes, highest_step: the most bytes, and the first step that has them.
         lowest_bytes, lowest_step: the same of the fewest bytes.
-        count: how many steps the rank has.
         median_rank, median_bytes: the median rank among those that have the highest step, and its bytes in
             it. It is always one of the ranks: of an even number, the lower of the two in the middle. None
             if no other rank has the step.
@@ -57,7 +56,6 @@ class RankPeak:
     highest_step: int
     lowest_bytes: int
     lowest_step: int
-    count: int
     median_rank: int | None
     median_bytes: int | None
 
@@ -120,7 +118,6 @@ def rank_peaks(ranks: Sequence[RankSteps]) -> list[RankPeak]:
                 int(rank.steps[row]),
                 int(rank.bytes[lowest]),
                 int(rank.steps[lowest]),
-                len(rank.steps),
                 *medians[step],
             )
         )

@@ -80,7 +80,7 @@ def _cells(rank: WorkerSteps, peak: RankPeak, alike: Sequence[WorkerSteps], unit
         above = f"{share:+.1f} % ({name})"
     growth = NOT_KNOWN if rank.growth is None else "none" if rank.growth == 0 else size_text(rank.growth)
     highest = unit.show(peak.highest_bytes)
-    return (rank.worker, rank.device, highest, str(peak.highest_step), above, growth, f"{peak.count:,}")
+    return (rank.worker, rank.device, highest, str(peak.highest_step), above, growth, f"{rank.step_count:,}")
 
 
 def _json(rank: WorkerSteps, peak: RankPeak, alike: Sequence[WorkerSteps]) -> dict[str, Any]:
@@ -89,6 +89,7 @@ def _json(rank: WorkerSteps, peak: RankPeak, alike: Sequence[WorkerSteps]) -> di
         "worker": rank.worker,
         "device": rank.device,
         **{name: value for name, value in asdict(peak).items() if name != "median_rank"},
+        "count": rank.step_count,
         "median_worker": median and median.worker,
         "median_device": median and median.device,
         "growth_bytes": rank.growth,

@@ -38,6 +38,8 @@ class WorkerSteps:
     Attributes:
         capacity: the memory of the device in bytes, None if not known.
         steps: their numbers: int64, shape (steps,).
+        counts: of how many steps each is, itself and those before it; same shape. More than 1 where a monitor
+            joined short steps.
         allocated, reserved: the peak of each in bytes, MISSING where it was not recorded; same shape.
         at_least: whether the peak may have been higher.
         recorded: whether the step was recorded in full.
@@ -51,12 +53,18 @@ class WorkerSteps:
     device: str
     capacity: int | None
     steps: Int64
+    counts: Int64
     allocated: Int64
     reserved: Int64
     at_least: Bool
     recorded: Bool
     growth: int | None = None
     failed: Failed | None = None
+
+    @property
+    def step_count(self) -> int:
+        """How many steps there are figures of."""
+        return int(self.counts.sum())
 
 
 def worker_steps(
@@ -86,12 +94,13 @@ def in_order(name: str) -> list[tuple[int, int, str]]:
 
 def _watched(worker: str, figures: StepFigures) -> list[WorkerSteps]:
     steps = figures.steps
+    counts = np.diff(steps, prepend=steps[:1] - 1) if figures.is_joined else np.ones_like(steps)
     recorded, missing = np.zeros(len(steps), np.bool_), np.full(len(steps), MISSING)
     parts = []
     for device in figures.devices:
         growth = _growth_watched(figures, device.name)
         reserved = missing if device.peak_reserved is None else device.peak_reserved
-        columns = (steps, device.peak, reserved, device.at_least, recorded)
+        columns = (steps, counts, device.peak, reserved, device.at_least, recorded)
         failed = None if device.ooms is None else _counted(steps, device.ooms)
         parts.append(WorkerSteps(worker, device.name, device.capacity, *columns, growth, failed))
     return parts
@@ -139,6 +148,7 @@ def _of_device(worker: str, name: str, recorded: list[tuple[StepMetadata, Device
         name,
         capacity_bytes(recorded[-1][1]),
         steps,
+        np.ones(len(steps), np.int64),
         allocated,
         reserved,
         at_least=np.zeros(len(steps), np.bool_),
@@ -199,12 +209,24 @@ def _or_missing(value: int | None) -> int:
     return MISSING if value is None else value
 
 
+def _ended_before(watched: WorkerSteps, recorded: WorkerSteps) -> WorkerSteps:
+    """Let steps that were watched together end before a recorded one of them that is lower than they are."""
+    peaks = dict(zip(recorded.steps.tolist(), recorded.allocated.tolist(), strict=True))
+    steps, counts = watched.steps.copy(), watched.counts.copy()
+    for row in np.flatnonzero(counts > 1):
+        while counts[row] > 1 and peaks.get(int(steps[row]), watched.allocated[row]) < watched.allocated[row]:
+            steps[row] -= 1
+            counts[row] -= 1
+    return replace(watched, steps=steps, counts=counts)
+
+
 def _joined(parts: list[WorkerSteps]) -> WorkerSteps:
     """Join a monitor's steps and recorded ones; a step with several values keeps the last recording's."""
     if len(parts) == 1:
         (part,) = parts
         if (np.diff(part.steps) > 0).all():
             return part
+    parts = [*(_ended_before(part, parts[-1]) for part in parts[:-1]), parts[-1]]
     steps = np.concatenate([part.steps for part in parts])
     order = np.argsort(steps, kind="stable")
     last = order[np.append(np.flatnonzero(np.diff(steps[order])), len(order) - 1)]
@@ -220,6 +242,7 @@ def _joined(parts: list[WorkerSteps]) -> WorkerSteps:
         parts[0].device,
         capacity,
         steps[last],
+        np.minimum(column("counts"), np.diff(steps[last], prepend=-1)),
         column("allocated"),
         column("reserved"),
         column("at_least"),

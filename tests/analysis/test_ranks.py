@@ -54,7 +54,7 @@ def test_columns_agree_with_a_look_at_every_step(columns):
 
 def test_the_median_is_a_rank_at_the_step_of_the_highest():
     peaks = rank_peaks([rank([10, 90]), rank([20, 50]), rank([30, 70])])
-    assert peaks[0] == RankPeak(90, 1, 10, 0, 2, median_rank=2, median_bytes=70)
+    assert peaks[0] == RankPeak(90, 1, 10, 0, median_rank=2, median_bytes=70)
     assert [peak.median_rank for peak in peaks] == [2, 2, 2]
 
 

@@ -139,7 +139,7 @@ def _row(run: str, every: Sequence[WorkerSteps]) -> FleetRun:
         "failed_known": any(
             rank.failed is not None and device_kind(rank.device) not in OF_THE_HOST for rank in every
         ),
-        "steps": len(rank.steps),
+        "steps": rank.step_count,
         "first": int(rank.steps[0]),
         "last": int(rank.steps[-1]),
         "curve": _curve(rank),

@@ -144,6 +144,7 @@ def _shape(
         peak,
         worker=rank.worker,
         device=rank.device,
+        count=rank.step_count,
         capacity_bytes=rank.capacity,
         at_least=of == "allocated" and bool(rank.at_least[row]),
         recorded=bool(rank.recorded[row]),
