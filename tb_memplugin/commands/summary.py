@@ -58,10 +58,16 @@ DIVIDED: tuple[tuple[str, By], ...] = (("filled by", "category"), ("layers", "mo
 @click.option(
     "--logdir", type=PATH, help="The folder to open in TensorBoard. Default: the run's logdir, or PATH."
 )
-def command(path: str, logdir: str | None) -> None:
+@click.option("--failed", type=(int, str), hidden=True, help="The request that ended the program.")
+def command(path: str, logdir: str | None, failed: tuple[int, str] | None) -> None:
     """What the run in the folder PATH used: its peak, what filled it, what changed, and what to do."""
     recordings = recordings_below(path)
     click.echo(f"tb-memplugin: {printable(path)}")
+    if failed is not None:
+        size, where = failed
+        click.echo(
+            f"  {'failed':<10} a request of {size_text(size)} on the CPU, at {printable(where, LONGEST)}"
+        )
     for name, text in lines(path, recordings, logdir or _logdir(path)):
         click.echo(f"  {name:<10} {printable(text, 4 * LONGEST)}")
 

@@ -256,6 +256,27 @@ def _why_nothing(steps: int) -> str:
     return "No optimizer of torch has stepped; without one, no module with parameters was called."
 
 
+_REFUSED = re.compile(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes")
+"""What torch says where the host has no memory left (c10/core/impl/alloc_cpu.cpp of torch 2.6 to 2.13)."""
+
+
+def _failed_request() -> list[str]:
+    """Return the summary's option about the request for the host's memory that ended the program, if one did.
+
+    What a GPU refuses is in the dump of `record_on_oom`.
+    """
+    error = getattr(sys, "last_value", None)
+    refused = _REFUSED.search(str(error)) if isinstance(error, RuntimeError) else None
+    if error is None or refused is None:
+        return []
+    from traceback import walk_tb
+
+    torch = tuple(sys.modules["torch"].__path__)
+    calls = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)]
+    code, line = next(call for call in reversed(calls) if not call[0].co_filename.startswith(torch))
+    return ["--failed", refused[1], f"{Path(code.co_filename).name}:{line} ({code.co_name})"]
+
+
 def _tell(settings: Settings, *, is_told: bool) -> None:
     """Print what was recorded to stderr. Another process reads it, so that this one needs no more memory."""
     if os.getpid() != settings.owner:  # a fork that ran to its end
@@ -268,11 +289,12 @@ def _tell(settings: Settings, *, is_told: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LOGDIR)}
     command = [sys.executable, "-m", "tb_memplugin", "summary", settings.folder, "--logdir", settings.logdir]
     try:
+        command += _failed_request()
         result = subprocess.run(
             command, env=environment, capture_output=True, timeout=SUMMARY_SECONDS, check=False
         )
         text = (result.stdout + result.stderr).decode("utf-8", "replace").removeprefix("tb-memplugin: ")
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, MemoryError, subprocess.TimeoutExpired) as error:
         text = (
             f"see what was recorded with: tb-memplugin summary {settings.folder} ({type(error).__name__})\n"
         )

@@ -365,6 +365,15 @@ def test_an_error_of_the_program_is_its_own(tmp_path: Path, how: str, code: int)
     assert "  steps      5 steps of" in with_us.stderr
 
 
+def test_a_request_that_the_host_refuses_is_told_with_its_line(tmp_path: Path) -> None:
+    refused = f"{INFERENCE}\ndef widen():\n    return torch.empty(1 << 45, dtype=torch.uint8)\nwiden()\n"
+    result = run(tmp_path, script(tmp_path, refused), 3)
+    assert result.returncode == 1
+    line = refused.splitlines().index("    return torch.empty(1 << 45, dtype=torch.uint8)") + 1
+    told = f"  failed     a request of 32.00 TiB on the CPU, at train.py:{line} (widen)\n"
+    assert told in result.stderr
+
+
 def test_the_models_of_all_optimizers_are_known_by_class(tmp_path: Path) -> None:
     assert run(tmp_path, script(tmp_path, TWO_MODELS)).returncode == 0
     steps = recorded(tmp_path).steps
