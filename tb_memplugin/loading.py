@@ -285,7 +285,7 @@ def _told(content: object) -> str:
     if isinstance(content, list) and content and isinstance(content[0], dict):
         return f"a list that begins with {_told(content[0])}"
     if not isinstance(content, dict):
-        return f"a {type(content).__name__}"
+        return f"an object of type {type(content).__name__}"
     keys = ", ".join(repr(key[:40]) for key in list(content)[:5] if isinstance(key, str))
     return f"a dict with the keys {keys or '(none)'}"
 

@@ -87,9 +87,9 @@ def test_pools_are_tuples_again():
     assert made["device_traces"][0][0]["pool_id"] == (0, 1)
 
 
-def archive(**members: bytes) -> bytes:
+def archive(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as written:
+    with zipfile.ZipFile(buffer, "w", compression) as written:
         for name, data in members.items():
             written.writestr(name, data)
     return buffer.getvalue()
@@ -109,8 +109,8 @@ def saved(content: object, **options: bool) -> bytes:
     "data_of",
     [
         saved,
-        lambda content: archive(**{"notes.txt": b"x", "snapshot.pickle": pickle.dumps(content)}),
-        lambda content: archive(**{"snapshot.json": json.dumps(content).encode()}),
+        lambda content: archive({"notes.txt": b"x", "snapshot.pickle": pickle.dumps(content)}),
+        lambda content: archive({"snapshot.json": json.dumps(content).encode()}),
         lambda content: gzip.compress(pickle.dumps(content)),
     ],
 )
@@ -135,8 +135,10 @@ def test_the_snapshot_in_a_page_of_memory_viz(tmp_path, plot, name):
     [
         (b"", "empty"),
         (b"PK\x03\x04rest", "zip archive is damaged"),
-        (archive(a=b"", b=b""), "zip archive has 0 pickles"),
-        (archive(**{"a.pkl": pickle.dumps(CONTENT), "b.pkl": b"N."}), "zip archive has 2 pickles"),
+        (archive({"a": b"", "b": b""}), "zip archive has 0 pickles"),
+        (archive({"a.pkl": pickle.dumps(CONTENT), "b.pkl": b"N."}), "zip archive has 2 pickles"),
+        (archive({"a.pkl": b"N."}, zipfile.ZIP_DEFLATED), "file in the zip archive is compressed"),
+        (pickle.dumps(7), "contains an object of type int"),
         (saved(torch.nn.Linear(2, 2).state_dict()), "tensors or objects, as a checkpoint"),
         (saved(CONTENT, _use_new_zipfile_serialization=False), "written by torch.save in its old form"),
         (pickle.dumps({"rank0": CONTENT, "rank1": CONTENT}), "2 snapshots: rank0, rank1"),

@@ -302,7 +302,9 @@ def _stored_member(read: ReadRange, size: int, where: str) -> tuple[int, int]:
         ) from error
     if member is None or member.compress_type != zipfile.ZIP_STORED:
         raise UnreadableFileError(
-            f"The zip archive has {len(names):,} pickles and JSON files; one that is not compressed is read.",
+            "The file in the zip archive is compressed."
+            if member
+            else f"The zip archive has {len(names):,} pickles and JSON files; one is read.",
             where=where,
             fix="Unpack it, and give a file of it.",
         )
