@@ -147,17 +147,15 @@ def test_hooks_that_an_error_beside_the_compiler_took_off_are_back_when_compiled
         def __bool__(self):
             raise ValueError
 
-    steps = list[object]()
-    stepping = torch.optim.SGD(nn.Linear(4, 3).parameters(), lr=0.1)
-    hooks = StepHooks(None, lambda *_: steps.append("after"))
-    monkeypatch.setattr(beside_compiler, "_original_entry", lambda _: None)
-    beside_compiler._enter_compiled(Callback())
-    stepping.step()
-    assert steps == []
-    beside_compiler._enter_compiled(None)
-    stepping.step()
-    assert steps == ["after"]
+    hooks, registered = StepHooks(None, lambda *_: None), torch_optimizer._global_optimizer_post_hooks
+    with monkeypatch.context() as during:
+        during.setattr(beside_compiler, "_original_entry", lambda _: None)
+        beside_compiler._enter_compiled(Callback())
+        assert len(registered) == 0
+        beside_compiler._enter_compiled(None)
+        assert len(registered) == 1
     hooks.remove()
+    assert len(registered) == 0
 
 
 def test_code_that_only_keeps_the_compiler_away_changes_no_patch(monkeypatch):
