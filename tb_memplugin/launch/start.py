@@ -294,7 +294,7 @@ def _tell(settings: Settings, *, is_told: bool) -> None:
             command, env=environment, capture_output=True, timeout=SUMMARY_SECONDS, check=False
         )
         text = (result.stdout + result.stderr).decode("utf-8", "replace").removeprefix("tb-memplugin: ")
-    except (OSError, MemoryError, subprocess.TimeoutExpired) as error:
+    except Exception as error:  # noqa: BLE001  # the end of the program is its own
         text = (
             f"see what was recorded with: tb-memplugin summary {settings.folder} ({type(error).__name__})\n"
         )
