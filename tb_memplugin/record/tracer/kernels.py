@@ -170,6 +170,7 @@ class AllocatorLog:
 
     def __init__(self) -> None:
         self._on = False
+        self._began_ns = 0
         self._readers: list[deque[Reported]] = []
 
     def begin(self, reader: deque[Reported]) -> bool:
@@ -178,6 +179,7 @@ class AllocatorLog:
             self._disable()
         if not self._on and not _profiler_enabled():
             self._on = True  # first: a signal may raise an error between any two lines
+            self._began_ns = time_ns()
             _enable(_CONFIG)
             _record_functions(False)
         self._readers.append(reader)
@@ -214,6 +216,7 @@ class AllocatorLog:
         return lists
 
     def _pass_on(self, lists: list[list[Any]], now: int) -> None:
+        """Pass on the reports. `now` is before the last mark by as long as the thread waited there."""
         events = lists[0]
         if len(lists) == 1:
             mark = events[-1]
@@ -221,7 +224,7 @@ class AllocatorLog:
             mark = next(each[-1] for each in lists if each and each[-1].kind() == "mark")
             events = [event for each in lists for event in each]
         reports = [
-            (now - int(event.cpu_elapsed_us(mark) * 1000), size)
+            (max(self._began_ns, now - int(event.cpu_elapsed_us(mark) * 1000)), size)
             for event in events
             if (size := event.cpu_memory_usage())
         ]

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,7 +22,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from tb_memplugin import MemoryTracer
-from tb_memplugin.record.tracer.kernels import AllocatorLog, KernelMemory
+from tb_memplugin.record.tracer import kernels
+from tb_memplugin.record.tracer.kernels import AllocatorLog, KernelMemory, Reported
 from tb_memplugin.record.tracer.results import ROOT
 from tb_memplugin.trace import Category, Kind
 from tests.record.agreement import UNTUNED
@@ -374,3 +377,22 @@ def test_a_thread_looks_at_its_own_allocator_alone():
         for thread in threads:
             thread.join()
     assert tracer.get_layer_stats()[ROOT].allocated_bytes == 4 * 20 * 24
+
+
+def test_no_report_is_earlier_than_its_operator_where_the_thread_had_to_wait(monkeypatch):
+    """Its time is that of the end less what the profiler's clock tells: a thread may wait between the two."""
+
+    def asked_and_waited() -> int:
+        now = time.time_ns()
+        time.sleep(0.01)
+        return now
+
+    log, reports = AllocatorLog(), deque[Reported]()
+    before = time.time_ns()
+    assert log.begin(reports)
+    kept = torch.empty(100)
+    monkeypatch.setattr(kernels, "time_ns", asked_and_waited)
+    log.end(reports)
+    ((when, size),) = reports
+    assert size == kept.nbytes
+    assert when >= before
