@@ -1,4 +1,4 @@
-"""Temporary files, whose names tell the process that writes them, and streams that write with `os` alone."""
+"""Temporary files and folders, named after their process, and streams that write with `os` alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import io
 import os
 import re
 import secrets
+import shutil
+import tempfile
 import time
 from contextlib import suppress
 from functools import cache
@@ -19,6 +21,9 @@ UNKNOWN_SECONDS = 7 * 24 * 3600
 
 _NAME = re.compile(r"\.(?:([0-9a-f]{16}\.[0-9]{1,10})\.)?[0-9a-f]{16}\.tmp")
 _PROCESS = re.compile(r"([0-9a-f]{16})\.([0-9]{1,10})")
+_FOLDER = "tb_memplugin-"
+"""What temporary folders begin with. The process follows, and then what makes their names unique."""
+
 _BOOT, _NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
 
 
@@ -78,6 +83,19 @@ def delete_left(folder: str) -> None:
             path = os.path.join(folder, name)
             if _is_left(path, name):
                 delete(path)
+
+
+def new_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a temporary folder of this process. Those that killed processes left are deleted.
+
+    Raises:
+        OSError: there is no place for it.
+    """
+    with suppress(OSError):
+        for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+            if has_ended(path.name.removeprefix(_FOLDER).partition("-")[0]):
+                shutil.rmtree(path, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{this_process()}-", ignore_cleanup_errors=True)
 
 
 def _is_left(path: str, name: str) -> bool:

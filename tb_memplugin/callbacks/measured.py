@@ -15,6 +15,7 @@ from tb_memplugin.callbacks.recorder import ProfiledWindow, is_profiling
 from tb_memplugin.errors import MemPluginError, NotRecordedError
 from tb_memplugin.record.handler import memory_trace_handler
 from tb_memplugin.store.reader import load_window, read_recordings
+from tb_memplugin.temporary import new_folder
 from tb_memplugin.trace import MemoryTrace
 
 
@@ -46,7 +47,7 @@ class MeasuredMemory:
         """
         if is_profiling():
             raise _lost()
-        self._folder = tempfile.TemporaryDirectory(prefix="tb_memplugin-")
+        self._folder = new_folder()
         handler = memory_trace_handler(
             self._folder.name, "measured", model=self._model, start="given", log_level="ERROR"
         )

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import click
 
 from tb_memplugin.commands.options import PATH
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.store import files
-from tb_memplugin.temporary import has_ended, this_process
+from tb_memplugin.temporary import new_folder
 
 ADDRESS = re.compile(r"^TensorBoard \S+ at (https?://\S+)")
 """The line with which TensorBoard says that it serves."""
-
-PREFIX = "tb_memplugin-view-"
-"""What temporary folders begin with. The process follows, and then what makes their names unique."""
 
 PR_SET_PDEATHSIG = 1
 """Asks Linux for a signal when the parent process has ended."""
@@ -47,8 +41,7 @@ def command(sources: Sequence[str], port: int, device_type: str) -> None:
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     if len(sources) == 1 and files.is_folder(sources[0]):
         raise SystemExit(_serve(sources[0], port))
-    _delete_left()
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{this_process()}-") as logdir:
+    with new_folder() as logdir:
         words = [sys.executable, "-m", "tb_memplugin", "import", *sources]
         with subprocess.Popen(
             [*words, "--logdir", logdir, "--device-type", device_type],
@@ -63,13 +56,6 @@ def command(sources: Sequence[str], port: int, device_type: str) -> None:
         if code and not files.folders_in(logdir):
             raise SystemExit(code)
         raise SystemExit(_serve(logdir, port))
-
-
-def _delete_left() -> None:
-    """Delete the folders of views that were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        if has_ended(path.name.removeprefix(PREFIX).partition("-")[0]):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _serve(logdir: str, port: int) -> int:

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +29,7 @@ from tb_memplugin.estimate.libraries.cudnn.questions import described
 from tb_memplugin.loading import load
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
 from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.temporary import new_folder
 from tb_memplugin.trace import MemoryTrace, Phase
 
 START_S = 120
@@ -64,7 +64,7 @@ def estimate_program(
     settings, built = AllocatorSettings.from_conf(conf), stand_in()
     values_library()  # compiled before the time of the program begins
     ran: list[tuple[StepEstimate, MemoryTrace]] = []
-    with tempfile.TemporaryDirectory(prefix="tb_memplugin-dryrun-") as name:
+    with new_folder() as name:
         variables = environment(built, gpu, Path(name), devices=program.ranks_per_node, unlimited=True)
         variables |= {"MASTER_PORT": str(_free_port())} if (program.ranks or 1) > 1 else {}
         variables |= {"PYTORCH_CUDA_ALLOC_CONF": conf} if conf else {}
@@ -245,7 +245,7 @@ def compare_engines(program: Program, gpu: GpuSpec, **options: Any) -> Compariso
     steps: dict[str, StepEstimate] = {}
     errors: dict[str, MemPluginError] = {}
     parts: dict[str, dict[Kind, dict[str, int]]] = {}
-    with tempfile.TemporaryDirectory(prefix="tb_memplugin-check-") as folder:
+    with new_folder() as folder:
         for engine, estimate in ENGINES.items():
             logdir = Path(folder) / engine
             try:

@@ -6,7 +6,6 @@ No error of theirs reaches the training.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from tb_memplugin.exports.html import report_page
 from tb_memplugin.extras import library
 from tb_memplugin.record.guard import Guard, guarded
 from tb_memplugin.record.steps.recording import MonitoredStep
+from tb_memplugin.temporary import new_folder
 from tb_memplugin.trace import MemoryTrace
 
 
@@ -257,7 +257,7 @@ class _OneLog:
             return
         tracker, first = self._tracker_of_run(), trace.steps[0].number
         title = f"{worker}, step {first}"
-        with tempfile.TemporaryDirectory(prefix="tb_memplugin-") as folder:
+        with new_folder() as folder:
             name = f"memory-step-{first}.html"
             path = os.path.join(folder, name)  # noqa: PTH118  # trackers take text
             with open(path, "w", encoding="utf-8") as stream:  # noqa: PTH123  # as above

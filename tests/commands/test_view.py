@@ -79,7 +79,7 @@ def test_view_that_is_ended_while_it_imports_leaves_nothing(tmp_path: Path, ende
         viewing.send_signal(ended_by)
         viewing.communicate(timeout=60)  # until every process has ended that can write to stderr
     assert viewing.returncode == 1
-    assert list(tmp_path.glob("tb_memplugin-view-*")) == []
+    assert list(tmp_path.glob("tb_memplugin-*")) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels tell no child that its parent was killed")
@@ -107,9 +107,9 @@ def test_the_next_view_deletes_what_killed_ones_left(tmp_path: Path) -> None:
     killed = f"{this_process().partition('.')[0]}.{ended.pid}"
     elsewhere = f"{'0' * 16}.{ended.pid}"
     for process in (killed, this_process(), elsewhere):
-        (tmp_path / f"tb_memplugin-view-{process}-x" / "run").mkdir(parents=True)
+        (tmp_path / f"tb_memplugin-{process}-x" / "run").mkdir(parents=True)
     _view_of_nothing(tmp_path)
-    left = {f"tb_memplugin-view-{process}-x" for process in (this_process(), elsewhere)}
+    left = {f"tb_memplugin-{process}-x" for process in (this_process(), elsewhere)}
     assert {path.name for path in tmp_path.glob("tb_memplugin*")} == left
 
 

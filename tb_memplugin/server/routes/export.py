@@ -6,8 +6,6 @@ the folder for temporary files, and each is downloaded once.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
 import unicodedata
 import weakref
@@ -26,6 +24,7 @@ from tb_memplugin.exports.formats import FORMATS, Format, write_as
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.turns import holding
+from tb_memplugin.temporary import new_folder
 from tb_memplugin.trace import MemoryTrace
 
 MOST_WAITING = 2
@@ -102,10 +101,11 @@ class Exports:
     def _new_path(self) -> Path:
         if self._folder is None or not self._folder.is_dir():
             try:
-                self._folder = Path(tempfile.mkdtemp(prefix="tb_memplugin-"))
+                folder = new_folder()
             except OSError as error:
                 raise _no_room(str(error)) from error
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            weakref.finalize(self, folder.cleanup)
+            self._folder = Path(folder.name)
         self._count += 1
         return self._folder / f"{self._count}.export"
 
