@@ -134,8 +134,7 @@ class Convolutions(Correction):
             if is_pytorchs_own(data, weight, call.layer):
                 mode.see(results[:2], func)
                 for view in (gradient, data):
-                    with call.copied(view, channels_last=False):
-                        pass
+                    call.passing(0 if view.dense(channels_last=False) is view else view.bytes)
             else:
                 self._gradients(call, results, gradient, data, weight)
         if results[2] is not None:
@@ -207,8 +206,7 @@ class Convolutions(Correction):
         """Record that all kernels are tried in one workspace (Conv_v8.cpp: run_single_conv)."""
         assert self._asked is not None
         free = gpu.memory_bytes - call.mode.ledger.allocated[call.row]
-        with call.allocated(self._asked.workspace_bytes(gpu, replace(question, fits_bytes=free)) or 0):
-            pass
+        call.passing(self._asked.workspace_bytes(gpu, replace(question, fits_bytes=free)) or 0)
         call.mode.ledger.empty_cache(call.scope)
 
     def remember(self, row: int, level: int) -> None:
@@ -257,15 +255,13 @@ class _Call:
         if read is view:
             yield view
             return
-        with self.allocated(view.bytes):
-            yield read
-
-    @contextmanager
-    def allocated(self, size: int) -> Iterator[None]:
-        """Hold memory of some bytes."""
-        block = self.mode.allocate(size, self.func, self.scope, Category.TEMPORARY, self.row)
-        yield
+        block = self.mode.allocate(view.bytes, self.func, self.scope, Category.TEMPORARY, self.row)
+        yield read
         self.mode.ledger.free(block, self.scope)
+
+    def passing(self, size: int) -> None:
+        """Record memory that is freed at once."""
+        self.mode.passing([size], self.func, self.scope, self.row)
 
     def compute(self, computes: str, read: View, weight: View, out: View) -> None:
         """Record the workspace of one call of cuDNN.
@@ -282,9 +278,7 @@ class _Call:
         size = self.owner.workspace(self, computes, x, weight, y)
         usual = usual_bytes(x, weight, y)
         self.owner.remember(self.row, self.mode.ledger.allocated[self.row] + usual)
-        if size:
-            with self.allocated(size):
-                pass
+        self.passing(size)
 
 
 def _image(tensor: torch.Tensor) -> View:
