@@ -19,7 +19,6 @@ from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches, do_nothing
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
 from tb_memplugin.simulator.caching_allocator import FREE, LIVE, Block, CachingAllocator
-from tb_memplugin.trace import Kind
 from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
 
 METRICS = (
@@ -177,9 +176,8 @@ class LiveAllocator:
         """Count the segments that came and went since the last call."""
         changes = self._allocator.changes
         for change in changes[self._seen_changes :]:
-            sign = 1 if change.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else -1
             small = change.bytes <= self._settings.segment_size(1)
-            self._add(small, segment=sign, reserved_bytes=sign * change.bytes)
+            self._add(small, segment=1 if change.growth > 0 else -1, reserved_bytes=change.growth)
         self._seen_changes = len(changes)
 
     def _add(self, small: bool, **amounts: int) -> None:
