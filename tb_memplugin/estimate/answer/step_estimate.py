@@ -34,9 +34,9 @@ from tb_memplugin.estimate.answer.script import (
     run_program,
 )
 from tb_memplugin.estimate.answer.workload import Ran, Target, Workload, run
-from tb_memplugin.estimate.ranks import RankEstimates, estimate_ranks
 from tb_memplugin.estimate.ranks.mesh import PIPELINE, parse_mesh
 from tb_memplugin.estimate.ranks.pipeline import Pipelining, run_stage
+from tb_memplugin.estimate.ranks.rank_estimates import RankEstimates, estimate_ranks
 from tb_memplugin.estimate.ranks.sharded_model import EXPERTS, even_routing
 
 if TYPE_CHECKING:

@@ -18,10 +18,11 @@ import torch
 from torch import nn
 from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.kernels.table import ANY_GPU, Kernel, copied_bytes, operators
-from tb_memplugin.estimate.program.packed_sequences import lengths_of
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
+from tb_memplugin.estimate.run.known_values import values_of
 from tb_memplugin.estimate.run.patches import Patches
 
 aten = torch.ops.aten
@@ -195,6 +196,25 @@ def _packed_through_cudnn(kind: int) -> Any:
         return _cudnn(kind, data, hx, params, lengths_of(batch_sizes), *settings)
 
     return run
+
+
+def lengths_of(tensor: torch.Tensor) -> list[int]:
+    """Return the values of a tensor of lengths, or of batch sizes at each time step.
+
+    Raises:
+        MemPluginError: the values are not known.
+    """
+    real = values_of(tensor)
+    if real is None:
+        raise MemPluginError(
+            "pack_padded_sequence needs the values of the lengths, but fake tensors have no values.",
+            where="torch.nn.utils.rnn.pack_padded_sequence",
+            fix=(
+                "Give the lengths as Python numbers, or use padded sequences, which estimates the memory "
+                "of the longest batch."
+            ),
+        )
+    return [int(value) for value in real.tolist()]
 
 
 def _cudnn(

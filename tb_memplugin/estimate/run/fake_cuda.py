@@ -46,18 +46,11 @@ class FakeStream:
         cls._numbers.clear()
         cls.current[:] = [default]
 
-    def wait_stream(self, stream: Any) -> None:
-        """Do nothing."""
-
-    def wait_event(self, event: Any) -> None:
-        """Do nothing."""
+    wait_stream = wait_event = synchronize = do_nothing
 
     def record_event(self, event: Any = None) -> Any:
         """Return an event that has already happened."""
         return event or FakeEvent()
-
-    def synchronize(self) -> None:
-        """Do nothing: all work is done."""
 
     def query(self) -> bool:
         """Return True: all work is done."""
@@ -105,14 +98,7 @@ class FakeEvent:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def record(self, stream: Any = None) -> None:
-        """Do nothing: the event has already happened."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Do nothing: the event has already happened."""
-
-    def synchronize(self) -> None:
-        """Do nothing: the event has already happened."""
+    record = wait = synchronize = do_nothing
 
     def query(self) -> bool:
         """Return True: the event has happened."""
@@ -306,7 +292,7 @@ def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
     current, sync_debug = FakeStream.current, [0]
     major, minor = gpu.compute_capability if gpu is not None else (9, 0)
     return {
-        "_cuda_getDevice": lambda: 0,
+        **dict.fromkeys(_FIRST_IN_C, lambda *_: 0),
         "_cuda_getDeviceCount": lambda: 1,
         "_cuda_canDeviceAccessPeer": lambda device, peer: False,
         "_cuda_getCurrentRawStream": lambda device: current[-1].cuda_stream,
@@ -317,11 +303,8 @@ def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
         "_host_emptyCache": do_nothing,
         "_scatter": lambda tensor, devices, *_: (tensor.to(f"cuda:{devices[0]}"),),  # to the only device
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
-        "_accelerator_getDeviceIndex": lambda: 0,
         "_accelerator_getStream": lambda index: current[-1],
         "_accelerator_setStream": lambda stream: current.__setitem__(-1, stream),
-        "_accelerator_exchangeDevice": lambda index: 0,
-        "_accelerator_maybeExchangeDevice": lambda index: 0,
         **dict.fromkeys(_NOTHING_IN_C, do_nothing),
         **{name: _refusing(name) for name in _REFUSED_IN_C},
     }
@@ -362,6 +345,12 @@ def _in_python(note: Callable[[str], None]) -> dict[str, Any]:
 def _capturing() -> bool:
     return bool(PrivatePools.entered)
 
+
+_FIRST_IN_C = (
+    *("_cuda_getDevice", "_accelerator_getDeviceIndex"),
+    *("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice"),
+)
+"""Functions that return the number of a device: there is one."""
 
 _NOTHING_IN_C = (
     "_cuda_init",
