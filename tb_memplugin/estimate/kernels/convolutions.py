@@ -20,6 +20,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch._prims_common import make_channels_last_strides_for, make_contiguous_strides_for
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.reductions import Layout, reduction
@@ -396,13 +397,7 @@ class View(Layout):
 
 def dense_strides(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
     """Return the strides of a tensor without gaps; with `channels_last`, dimension 1 is the fastest."""
-    last = len(shape) - 1
-    order = (1, *range(last, 1, -1), 0) if channels_last else tuple(range(last, -1, -1))
-    strides, step = [0] * len(shape), 1
-    for axis in order:
-        strides[axis] = step
-        step *= shape[axis]
-    return tuple(strides)
+    return (make_channels_last_strides_for if channels_last else make_contiguous_strides_for)(shape)
 
 
 def reads_channels_last(first: View, second: View) -> bool:
