@@ -134,12 +134,8 @@ class StepEstimator:
             MemPluginError: the target cannot be built or run at this size, or on a mesh.
         """
         self._refuse_a_pipeline_in_vain()
-        settings = self.conf if conf is None else conf
-        result = (
-            self._alone(workload, settings, logdir)
-            if self.mesh is None
-            else self._ranks(workload, settings, logdir)
-        )
+        estimated = self._alone if self.mesh is None else self._ranks
+        result = estimated(workload, self.conf if conf is None else conf, logdir)
         return replace(result, estimate=replace(result.estimate, phases=highest(result.estimate.phases)))
 
     def _alone(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:

@@ -52,17 +52,7 @@ from tb_memplugin.estimate.program.values import Asking, Selections, Values
 from tb_memplugin.estimate.run.correction import Correction, Corrections, Libraries, Target
 from tb_memplugin.estimate.run.cuda_shim import Devices
 
-_FILES = (
-    attention,
-    copies,
-    indexing,
-    losses,
-    normalizations,
-    recurrent,
-    reductions,
-    results,
-    sorting,
-)
+_FILES = (attention, copies, indexing, losses, normalizations, recurrent, reductions, results, sorting)
 
 ROWS: tuple[Kernel, ...] = tuple(row for file in _FILES for row in file.KERNELS)
 

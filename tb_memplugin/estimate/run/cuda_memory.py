@@ -7,7 +7,7 @@ which the ledger's events are replayed up to now, each only once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ METRICS = (
 """Statistics that torch has for all memory, and for the pools of small and of large blocks."""
 
 POOLS = ("all", "small_pool", "large_pool")
-NO_STATISTIC = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
 COUNTS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "max_split_size")
 OVERSIZE = ("oversize_allocations", "oversize_segments")
 
@@ -83,9 +82,9 @@ class LiveAllocator:
         """Return what `torch._C._cuda_memoryStats` returns: nested dicts; sizes in bytes."""
         self._catch_up()
         stats: dict[str, Any] = {
-            metric: {pool: self._shown(metric, pool) for pool in POOLS} for metric in METRICS
+            metric: {pool: asdict(self._statistics[metric, pool]) for pool in POOLS} for metric in METRICS
         }
-        stats |= {name: dict(NO_STATISTIC) for name in OVERSIZE} | dict.fromkeys(COUNTS, 0)
+        stats |= {name: asdict(Statistic()) for name in OVERSIZE} | dict.fromkeys(COUNTS, 0)
         segments = self._statistics["segment", "all"]
         return stats | {
             "num_device_alloc": segments.allocated,
@@ -118,10 +117,6 @@ class LiveAllocator:
         for pool in sorted(self._pools):
             for small in (False, True):
                 yield from self._allocator.half(pool, small).in_order()
-
-    def _shown(self, metric: str, pool: str) -> dict[str, int]:
-        statistic = self._statistics[metric, pool]
-        return {name: getattr(statistic, name) for name in NO_STATISTIC}
 
     def _catch_up(self) -> None:
         """Replay the events since the last call."""
