@@ -134,10 +134,8 @@ def properties_of(gpu: GpuSpec) -> SimpleNamespace:
     )
 
 
-def describe(patches: Patches, gpu: GpuSpec | None) -> None:
+def describe(patches: Patches, gpu: GpuSpec) -> None:
     """Make `torch.cuda` report the name, compute capability and memory of the target GPU."""
-    if gpu is None:
-        return
     properties = properties_of(gpu)
     major, minor = gpu.compute_capability
     patches.set(torch.cuda, "get_device_properties", lambda device=None: properties)
@@ -243,9 +241,7 @@ def new_pool() -> PoolId:
     return (0, next(PrivatePools.numbers))
 
 
-def stand_in(
-    patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None, note: Callable[[str], None]
-) -> None:
+def stand_in(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec, note: Callable[[str], None]) -> None:
     """Make `torch.cuda` work as on a machine with one GPU. Most of its own Python code runs.
 
     What it asks torch's C code is answered; what no estimate can answer is refused, by name.
@@ -287,10 +283,10 @@ def stand_in(
                 patches.set(module, name, answer)
 
 
-def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
+def _in_c(gpu: GpuSpec) -> dict[str, Any]:
     """Return what stands in for functions of `torch._C`."""
     current, sync_debug = FakeStream.current, [0]
-    major, minor = gpu.compute_capability if gpu is not None else (9, 0)
+    major, minor = gpu.compute_capability
     return {
         **dict.fromkeys(_FIRST_IN_C, lambda *_: 0),
         "_cuda_getDeviceCount": lambda: 1,
