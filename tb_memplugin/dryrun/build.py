@@ -24,7 +24,7 @@ from tb_memplugin.record.compiling import CACHE_VARIABLE, cache_folder, compile_
 
 SOURCES = Path(__file__).parent / "standin"
 _CUBLASLT = SOURCES.parents[1] / "estimate/libraries/cudnn/cublaslt.c"
-_PARTS = ("convolutions", "cudart", "libraries", "nccl", "pool", "recurrent", "transformer_engine")
+_PARTS = ("convolutions", "cudart", "libraries", "nccl", "pool", "recurrent")
 _TOOLS = ("gcc", "g++", "nm")
 _LINKED = ("libc10_cuda", "libtorch_cuda", "libtorch_python", "libtorch_cuda_linalg", "libtorch_cpu")
 _TRANSFORMER_ENGINE = "transformer_engine/wheel_lib/libtransformer_engine.so"
@@ -74,23 +74,13 @@ def values_library() -> Path:
     site, cuda = _installed()
     torch, source = site / "torch", SOURCES.parent / "values.cpp"
     words = f"{version('torch')} {torch}".encode()
-    key = hashlib.sha256(b"\0".join([source.read_bytes(), Path(__file__).read_bytes(), words])).hexdigest()[
-        :16
-    ]
-    path = cache_folder() / f"dryrun_values-{key}.so"
+    key = hashlib.sha256(b"\0".join([source.read_bytes(), Path(__file__).read_bytes(), words])).hexdigest()
+    path = cache_folder() / f"dryrun_values-{key[:16]}.so"
     if not path.is_file():
         include = (torch / "include", cuda / "include", *_headers_beside(site))
         command = [
-            *(
-                "g++",
-                "-std=c++20",
-                "-shared",
-                "-fPIC",
-                "-O1",
-                "-w",
-                "-DNDEBUG",
-                *(f"-I{folder}" for folder in include),
-            ),
+            *("g++", "-std=c++20", "-shared", "-fPIC", "-O1", "-w", "-DNDEBUG"),
+            *(f"-I{folder}" for folder in include),
             *(str(source), f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", "-lc10_cuda"),
         ]
         compile_library(path, command, purpose="computes values in dry runs", fix=_FIX)
@@ -149,15 +139,10 @@ def _build(folder: Path, site: Path, cuda: Path) -> None:
     numbers = [f"-DSTANDIN_CUDA={_cuda_version(cuda)}", f"-DSTANDIN_CUDNN={_cudnn_version(site)}"]
     driver = folder / "lib" / "libcuda.so.1"
     driver.parent.mkdir(parents=True)
-    options = [
-        *(*include, *numbers),
-        f'-DSTANDIN_CUDNN_LIBRARY="{site / "nvidia/cudnn/lib/libcudnn.so.9"}"',
-    ]
+    options = [*include, *numbers, f'-DSTANDIN_CUDNN_LIBRARY="{site / "nvidia/cudnn/lib/libcudnn.so.9"}"']
     wanting = [torch / "lib" / f"{name}.so" for name in _LINKED]
     wanting += [file for file in (site / _TRANSFORMER_ENGINE,) if file.exists()]
-    wanting += (site / "nvidia").glob(
-        "*/lib/libcublas.so.*"
-    )  # finds the stand-in in the place of libcublasLt
+    wanting += (site / "nvidia").glob("*/lib/libcublas.so.*")  # finds the stand-in in place of libcublasLt
     sources = [*(SOURCES / f"{part}.cpp" for part in _PARTS), _CUBLASLT]
     name = f"-Wl,-soname,libcublasLt.so.{_cuda_version(cuda) // 100}"  # cuDNN opens it by this name
     _compile(sources, folder / "standin.so", [*options, name], stubs=_functions(_wanted(wanting)))

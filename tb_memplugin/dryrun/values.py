@@ -24,6 +24,8 @@ from tb_memplugin.estimate.answer.hints import (
     answer,
     asking_frame,
     checked,
+    kind_of,
+    numbered,
     question,
     unanswered,
     went_on,
@@ -156,7 +158,7 @@ class Values:
         if self._prints:
             return torch.tensor(kind is not torch.bool, dtype=kind).item()
         caller = _caller()
-        asked = question(_kind(kind), "item", tensor, caller)
+        asked = question(kind_of(kind), "item", tensor, caller)
         hint = answer(self._hints, asked)
         if hint is not None:
             return torch.tensor(hint, dtype=kind).item()
@@ -172,9 +174,7 @@ class Values:
             return truth
         if asked.kind != "number":
             raise unanswered(asked)
-        self._note(
-            f"The number that {asked.place} reads from a tensor is assumed to be 1.0; a hint can set it."
-        )
+        self._note(numbered(asked))
         return 1.0
 
     def _selected(self, operator: bytes, elements: int) -> int:
@@ -198,7 +198,7 @@ class Values:
         if self._prints:
             return 1.0
         kind = getattr(torch, dtype.decode().lower(), torch.float32)
-        asked = self._question(_kind(kind), "copy_", elements, kind)
+        asked = self._question(kind_of(kind), "copy_", elements, kind)
         hint = answer(self._hints, asked)
         value = float(kind.is_floating_point or kind.is_complex) if hint is None else float(hint)
         if hint is None:
@@ -235,9 +235,3 @@ def _caller() -> FrameType | None:
 def _looks_for_zeros() -> bool:
     """Whether the backward of `prod` or `cumprod` asks: its formula is that of numbers without a zero."""
     return type(current_node()).__name__.startswith(("ProdBackward", "CumprodBackward"))
-
-
-def _kind(dtype: torch.dtype) -> str:
-    if dtype is torch.bool:
-        return "truth"
-    return "number" if dtype.is_floating_point or dtype.is_complex else "count"

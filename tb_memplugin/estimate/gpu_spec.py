@@ -53,6 +53,7 @@ class GpuSpec:
         torch: the version of PyTorch whose rules apply; None for that of the process that estimates.
         context_bytes: the part of it that the CUDA context takes, outside PyTorch's allocator: the lowest
             value measured, since it grows with the kernels that a program loads; None if not known.
+        driver: its name by NVIDIA's driver, which programs compare, if not `name`; the SXM form of several.
     """
 
     name: str
@@ -61,6 +62,7 @@ class GpuSpec:
     context_bytes: int | None = None
     processors: int = 108
     torch: Version | None = None
+    driver: str = ""
 
     @classmethod
     def named(cls, name: str) -> GpuSpec:
@@ -136,8 +138,8 @@ class GpuSpec:
 
     @property
     def driver_name(self) -> str:
-        """The device's name as NVIDIA's driver tells it; `name` for a GPU that the table has not."""
-        return DRIVER_NAMES.get(self.name, self.name)
+        """What `torch.cuda.get_device_name` returns."""
+        return self.driver or self.name
 
     @property
     def threads(self) -> int:
@@ -170,54 +172,35 @@ class GpuSpec:
 
 
 GPUS = (
-    GpuSpec("v100-16gb", 16_130 * MIB, (7, 0), processors=80),
-    GpuSpec("v100-32gb", 32_510 * MIB, (7, 0), processors=80),
-    GpuSpec("t4", 14_930 * MIB, (7, 5), 100 * MIB, processors=40),
-    GpuSpec("a100-40gb", 40_448 * MIB, (8, 0), 414 * MIB, processors=108),
-    GpuSpec("a100-80gb", 81_152 * MIB, (8, 0), processors=108),
-    GpuSpec("a800", 81_228 * MIB, (8, 0), 522 * MIB, processors=108),
-    GpuSpec("a10", 22_517 * MIB, (8, 6), processors=72),
-    GpuSpec("a10g", 22_587 * MIB, (8, 6), processors=80),
-    GpuSpec("rtx3090", 24_259 * MIB, (8, 6), 256 * MIB, processors=82),
-    GpuSpec("rtxa6000", 48_676 * MIB, (8, 6), processors=84),
-    GpuSpec("l4", 22_558 * MIB, (8, 9), 236 * MIB, processors=58),
-    GpuSpec("l20", 45_593 * MIB, (8, 9), processors=92),
-    GpuSpec("l40s", 45_589 * MIB, (8, 9), processors=142),
-    GpuSpec("rtx4090", 24_084 * MIB, (8, 9), 473 * MIB, processors=128),
-    GpuSpec("h100", 81_008 * MIB, (9, 0), processors=132),
-    GpuSpec("h100-nvl", 95_232 * MIB, (9, 0), processors=132),
-    GpuSpec("h20", 97_285 * MIB, (9, 0), processors=78),
-    GpuSpec("h200", 143_156 * MIB, (9, 0), processors=132),
-    GpuSpec("b200", 182_631 * MIB, (10, 0), 711 * MIB, processors=148),
-    GpuSpec("rtx5090", 32_112 * MIB, (12, 0), 595 * MIB, processors=170),
-    GpuSpec("rtxpro6000", 97_249 * MIB, (12, 0), processors=188),
+    GpuSpec("v100-16gb", 16_130 * MIB, (7, 0), processors=80, driver="Tesla V100-SXM2-16GB"),
+    GpuSpec("v100-32gb", 32_510 * MIB, (7, 0), processors=80, driver="Tesla V100-SXM2-32GB"),
+    GpuSpec("t4", 14_930 * MIB, (7, 5), 100 * MIB, processors=40, driver="Tesla T4"),
+    GpuSpec("a100-40gb", 40_448 * MIB, (8, 0), 414 * MIB, processors=108, driver="NVIDIA A100-SXM4-40GB"),
+    GpuSpec("a100-80gb", 81_152 * MIB, (8, 0), processors=108, driver="NVIDIA A100-SXM4-80GB"),
+    GpuSpec("a800", 81_228 * MIB, (8, 0), 522 * MIB, processors=108, driver="NVIDIA A800-SXM4-80GB"),
+    GpuSpec("a10", 22_517 * MIB, (8, 6), processors=72, driver="NVIDIA A10"),
+    GpuSpec("a10g", 22_587 * MIB, (8, 6), processors=80, driver="NVIDIA A10G"),
+    GpuSpec("rtx3090", 24_259 * MIB, (8, 6), 256 * MIB, processors=82, driver="NVIDIA GeForce RTX 3090"),
+    GpuSpec("rtxa6000", 48_676 * MIB, (8, 6), processors=84, driver="NVIDIA RTX A6000"),
+    GpuSpec("l4", 22_558 * MIB, (8, 9), 236 * MIB, processors=58, driver="NVIDIA L4"),
+    GpuSpec("l20", 45_593 * MIB, (8, 9), processors=92, driver="NVIDIA L20"),
+    GpuSpec("l40s", 45_589 * MIB, (8, 9), processors=142, driver="NVIDIA L40S"),
+    GpuSpec("rtx4090", 24_084 * MIB, (8, 9), 473 * MIB, processors=128, driver="NVIDIA GeForce RTX 4090"),
+    GpuSpec("h100", 81_008 * MIB, (9, 0), processors=132, driver="NVIDIA H100 80GB HBM3"),
+    GpuSpec("h100-nvl", 95_232 * MIB, (9, 0), processors=132, driver="NVIDIA H100 NVL"),
+    GpuSpec("h20", 97_285 * MIB, (9, 0), processors=78, driver="NVIDIA H20"),
+    GpuSpec("h200", 143_156 * MIB, (9, 0), processors=132, driver="NVIDIA H200"),
+    GpuSpec("b200", 182_631 * MIB, (10, 0), 711 * MIB, processors=148, driver="NVIDIA B200"),
+    GpuSpec("rtx5090", 32_112 * MIB, (12, 0), 595 * MIB, processors=170, driver="NVIDIA GeForce RTX 5090"),
+    GpuSpec(
+        "rtxpro6000",
+        97_249 * MIB,
+        (12, 0),
+        processors=188,
+        driver="NVIDIA RTX PRO 6000 Blackwell Server Edition",
+    ),
 )
 """The source of each number is in docs/gpus.md."""
-
-DRIVER_NAMES = {
-    "v100-16gb": "Tesla V100-SXM2-16GB",
-    "v100-32gb": "Tesla V100-SXM2-32GB",
-    "t4": "Tesla T4",
-    "a100-40gb": "NVIDIA A100-SXM4-40GB",
-    "a100-80gb": "NVIDIA A100-SXM4-80GB",
-    "a800": "NVIDIA A800-SXM4-80GB",
-    "a10": "NVIDIA A10",
-    "a10g": "NVIDIA A10G",
-    "rtx3090": "NVIDIA GeForce RTX 3090",
-    "rtxa6000": "NVIDIA RTX A6000",
-    "l4": "NVIDIA L4",
-    "l20": "NVIDIA L20",
-    "l40s": "NVIDIA L40S",
-    "rtx4090": "NVIDIA GeForce RTX 4090",
-    "h100": "NVIDIA H100 80GB HBM3",
-    "h100-nvl": "NVIDIA H100 NVL",
-    "h20": "NVIDIA H20",
-    "h200": "NVIDIA H200",
-    "b200": "NVIDIA B200",
-    "rtx5090": "NVIDIA GeForce RTX 5090",
-    "rtxpro6000": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-}
-"""Names of `torch.cuda.get_device_name`, which programs compare; the SXM form where there are several."""
 
 OTHER_NAMES = {
     "v100": "v100-32gb",

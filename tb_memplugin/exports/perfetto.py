@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from tb_memplugin.analysis.annotations import annotation_ranges
-from tb_memplugin.exports.html import drawn
 from tb_memplugin.exports.output import replacing
 from tb_memplugin.trace import STACKING_ORDER, MemoryTrace, Phase
+from tb_memplugin.trace.replay import live_levels
 from tb_memplugin.trace.tables import Int64
 
 ROWS_AT_ONCE = 1 << 15
@@ -168,26 +168,18 @@ class Lanes:
 
 
 def _levels(trace: MemoryTrace, device: int, process: int, epoch: int) -> Iterator[str]:
-    live = trace.live(device)
-    start = trace.first_time_ns
-    changes = drawn(trace, device).changes()
-    category = trace.allocations.category[changes.block]
-    first = trace.allocations.alive_at(-1, device)
-    last = _last_of_each(changes.event)
-    yield from _counter("allocated", process, [start], [int(live[0])], epoch)
-    events = changes.event[last]
-    yield from _counter("allocated", process, _times(trace, events), live[events + 1].tolist(), epoch)
-    for kind in STACKING_ORDER:
-        rows = np.flatnonzero(category == kind)
-        at_start = int(trace.allocations.bytes[first][trace.allocations.category[first] == kind].sum())
-        if not len(rows) and not at_start:
+    blocks, count = trace.allocations, len(trace.events)
+    own = blocks.device == device
+    curves = {"allocated": own}
+    curves |= {f"allocated: {kind.key}": own & (blocks.category == kind) for kind in STACKING_ORDER}
+    for name, counted in curves.items():
+        level = live_levels(blocks, np.where(counted, blocks.bytes, 0), count, device)
+        events = np.unique(np.concatenate((blocks.born[counted], blocks.freed[counted])))
+        events = events[(events >= 0) & (events < count)]
+        if counted is not own and not len(events) and not level[0]:
             continue
-        level = at_start + np.cumsum(changes.change[rows])
-        last_of_kind = _last_of_each(changes.event[rows])
-        name = f"allocated: {kind.key}"
-        yield from _counter(name, process, [start], [at_start], epoch)
-        times = _times(trace, changes.event[rows][last_of_kind])
-        yield from _counter(name, process, times, level[last_of_kind].tolist(), epoch)
+        yield from _counter(name, process, [trace.first_time_ns], [int(level[0])], epoch)
+        yield from _counter(name, process, _times(trace, events), level[events + 1].tolist(), epoch)
 
 
 def _reserved(trace: MemoryTrace, device: int, process: int, epoch: int) -> Iterator[str]:
@@ -216,11 +208,6 @@ def _counter(
     before = f'{{"ph":"C","pid":{process},"name":{_text(name)},"ts":'
     for time, value in zip(times_ns, values, strict=True):
         yield f'{before}{_micros(time - epoch)},"args":{{"bytes":{value}}}}}'
-
-
-def _last_of_each(event: Int64) -> Int64:
-    """Return the index of the last change at each event."""
-    return np.flatnonzero(np.diff(event, append=-1))
 
 
 def _times(trace: MemoryTrace, events: Int64) -> list[int]:

@@ -295,13 +295,11 @@ class Entries:
 
     def _mend_ooms(self, entries: list[Json]) -> None:
         """Give `oom` entries no address, but the free bytes of the device if they are known."""
-        index_of = {event: index for index, event in enumerate(self._events.tolist())}
-        free = {oom.event: oom for oom in self._trace.ooms}
+        free = {oom.event: oom.free_bytes for oom in self._trace.ooms}
         for index in np.flatnonzero(self._trace.events.kind[self._events] == Kind.OOM).tolist():
             del entries[index]["addr"]
-        for event, oom in free.items():
-            if event in index_of and oom.free_bytes is not None:
-                entries[index_of[event]]["device_free"] = oom.free_bytes
+            if (size := free.get(int(self._events[index]))) is not None:
+                entries[index]["device_free"] = size
 
     def _allocation_of_event(self, device: int) -> Int64:
         """Return the row of `trace.allocations` that each event allocates or frees, -1 for none."""

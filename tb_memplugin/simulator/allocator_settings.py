@@ -317,10 +317,7 @@ def recorded_settings(trace: MemoryTrace) -> AllocatorSettings:
                 where=trace.source,
                 fix="Give the settings to use with --alloc-conf.",
             ) from error
-    split, threshold = (
-        properties.get("max_split_size", ""),
-        properties.get("garbage_collection_threshold", ""),
-    )
+    split, threshold = (properties.get(key, "") for key in ("max_split_size", "garbage_collection_threshold"))
     mapped = bool((trace.events.kind == Kind.SEGMENT_MAP).any() or trace.segments.expandable.any())
     return AllocatorSettings(
         expandable_segments=properties.get("expandable_segments", str(mapped)) == "True",

@@ -25,7 +25,8 @@ from tb_memplugin.trace import (
     StartState,
     at_every_moment,
 )
-from tb_memplugin.trace.kinds import GROWS, SEGMENT_KINDS, SHRINKS
+from tb_memplugin.trace.allocator import RESERVE_SIGN
+from tb_memplugin.trace.kinds import GROWS, SEGMENT_KINDS
 from tb_memplugin.trace.tables import EVENT_DTYPES, Int64, UInt64, code_mask
 
 T = TypeVar("T")
@@ -225,9 +226,8 @@ class _Simulated:
     def _level(replay: Replay, columns: dict[str, np.ndarray]) -> None:
         """Fill in the reserved bytes after each event of a device."""
         mine = columns["device"] == replay.device
-        kind, size = columns["kind"][mine], columns["bytes"][mine]
-        sign = code_mask(GROWS)[kind].astype(np.int64) - code_mask(SHRINKS)[kind]
-        columns["reserved"][mine] = replay.reserved[0] + np.cumsum(sign * size)
+        growth = RESERVE_SIGN[columns["kind"][mine]] * columns["bytes"][mine]
+        columns["reserved"][mine] = replay.reserved[0] + np.cumsum(growth)
 
     def _start(self) -> StartState:
         start = self._source.start

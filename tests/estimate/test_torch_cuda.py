@@ -225,3 +225,11 @@ def test_a_gpu_has_its_drivers_name(name: str) -> None:
         assert told == torch.cuda.get_device_properties(0).name
     assert told.startswith(("NVIDIA ", "Tesla "))
     assert GpuSpec.named(told) == GpuSpec.named(name)
+
+
+def test_a_gpu_of_no_kind_in_particular_has_the_properties_whose_kernels_count() -> None:
+    """autocast asks whether the GPU computes in bfloat16: an A100 does."""
+    with MemoryEstimator(gpu=None), torch.autocast("cuda", torch.bfloat16):
+        product = torch.ones(4, 8, device="cuda") @ torch.ones(8, 4, device="cuda")
+        assert product.dtype is torch.bfloat16
+        assert torch.cuda.get_device_capability() == (8, 0)

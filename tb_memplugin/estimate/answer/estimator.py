@@ -33,9 +33,8 @@ from tb_memplugin.estimate.answer.estimation import (
 from tb_memplugin.estimate.answer.hints import Answers, checked
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.table import READ
-from tb_memplugin.estimate.libraries.applied import chosen_plugins
-from tb_memplugin.estimate.libraries.plugins import Plugin
-from tb_memplugin.estimate.program.named_errors import by_name
+from tb_memplugin.estimate.libraries.plugins import Plugin, chosen_plugins
+from tb_memplugin.estimate.program.refusals import by_name
 from tb_memplugin.estimate.run.chosen import chosen
 from tb_memplugin.estimate.run.correction import Target
 from tb_memplugin.estimate.run.fake_recording import FakeRecording, trace_of

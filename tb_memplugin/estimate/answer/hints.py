@@ -73,6 +73,13 @@ def question(kind: str, operator: Any, tensor: torch.Tensor, caller: FrameType |
     return Question(kind, str(operator), tuple(tensor.shape), tensor.dtype, file, line)
 
 
+def kind_of(dtype: torch.dtype) -> str:
+    """Return the kind of the question for an element of this dtype."""
+    if dtype is torch.bool:
+        return "truth"
+    return "number" if dtype.is_floating_point or dtype.is_complex else "count"
+
+
 def answer(hints: Hints, asked: Question) -> Any:
     """Return the user's answer, None if there is none. A hint for the line goes before one for the kind."""
     if hints is None:
@@ -162,6 +169,11 @@ def counted(asked: Question, most: int) -> str:
         f"How many elements {asked.place} counts depends on values: {most:,} is assumed, the maximum or the "
         "equal part of a choice; a hint can set it."
     )
+
+
+def numbered(asked: Question) -> str:
+    """Return the note on a float that is assumed."""
+    return f"The number that {asked.place} reads from a tensor is assumed to be 1.0; a hint can set it."
 
 
 def indexed(asked: Question) -> str:

@@ -26,8 +26,8 @@ import torch
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.workload import errors_as_refusals
-from tb_memplugin.estimate.libraries.plugins.plugin import replaced
 from tb_memplugin.estimate.run.fake_cuda import FakeGraph
+from tb_memplugin.estimate.run.patches import replaced
 from tb_memplugin.main_module import run_as_main
 from tb_memplugin.record.optimizer_hooks import StepHooks
 

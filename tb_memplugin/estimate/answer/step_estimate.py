@@ -34,9 +34,9 @@ from tb_memplugin.estimate.answer.script import (
     run_program,
 )
 from tb_memplugin.estimate.answer.workload import Ran, Target, Workload, run
-from tb_memplugin.estimate.ranks import RankEstimates, estimate_ranks
 from tb_memplugin.estimate.ranks.mesh import PIPELINE, parse_mesh
 from tb_memplugin.estimate.ranks.pipeline import Pipelining, run_stage
+from tb_memplugin.estimate.ranks.rank_estimates import RankEstimates, estimate_ranks
 from tb_memplugin.estimate.ranks.sharded_model import EXPERTS, even_routing
 
 if TYPE_CHECKING:
@@ -134,12 +134,8 @@ class StepEstimator:
             MemPluginError: the target cannot be built or run at this size, or on a mesh.
         """
         self._refuse_a_pipeline_in_vain()
-        settings = self.conf if conf is None else conf
-        result = (
-            self._alone(workload, settings, logdir)
-            if self.mesh is None
-            else self._ranks(workload, settings, logdir)
-        )
+        estimated = self._alone if self.mesh is None else self._ranks
+        result = estimated(workload, self.conf if conf is None else conf, logdir)
         return replace(result, estimate=replace(result.estimate, phases=highest(result.estimate.phases)))
 
     def _alone(self, workload: Workload, conf: str, logdir: str | None) -> StepEstimate:

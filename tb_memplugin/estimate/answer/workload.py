@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.answer.estimation import BUILDING
-from tb_memplugin.estimate.program.named_errors import by_name, mixes_devices, mixes_types, names_by_value
+from tb_memplugin.estimate.program.refusals import by_name, mixes_devices, mixes_types, names_by_value
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

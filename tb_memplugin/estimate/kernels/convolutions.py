@@ -20,6 +20,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch._prims_common import make_channels_last_strides_for, make_contiguous_strides_for
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.reductions import Layout, reduction
@@ -134,8 +135,7 @@ class Convolutions(Correction):
             if is_pytorchs_own(data, weight, call.layer):
                 mode.see(results[:2], func)
                 for view in (gradient, data):
-                    with call.copied(view, channels_last=False):
-                        pass
+                    call.passing(0 if view.dense(channels_last=False) is view else view.bytes)
             else:
                 self._gradients(call, results, gradient, data, weight)
         if results[2] is not None:
@@ -207,8 +207,7 @@ class Convolutions(Correction):
         """Record that all kernels are tried in one workspace (Conv_v8.cpp: run_single_conv)."""
         assert self._asked is not None
         free = gpu.memory_bytes - call.mode.ledger.allocated[call.row]
-        with call.allocated(self._asked.workspace_bytes(gpu, replace(question, fits_bytes=free)) or 0):
-            pass
+        call.passing(self._asked.workspace_bytes(gpu, replace(question, fits_bytes=free)) or 0)
         call.mode.ledger.empty_cache(call.scope)
 
     def remember(self, row: int, level: int) -> None:
@@ -257,15 +256,13 @@ class _Call:
         if read is view:
             yield view
             return
-        with self.allocated(view.bytes):
-            yield read
-
-    @contextmanager
-    def allocated(self, size: int) -> Iterator[None]:
-        """Hold memory of some bytes."""
-        block = self.mode.allocate(size, self.func, self.scope, Category.TEMPORARY, self.row)
-        yield
+        block = self.mode.allocate(view.bytes, self.func, self.scope, Category.TEMPORARY, self.row)
+        yield read
         self.mode.ledger.free(block, self.scope)
+
+    def passing(self, size: int) -> None:
+        """Record memory that is freed at once."""
+        self.mode.passing([size], self.func, self.scope, self.row)
 
     def compute(self, computes: str, read: View, weight: View, out: View) -> None:
         """Record the workspace of one call of cuDNN.
@@ -282,9 +279,7 @@ class _Call:
         size = self.owner.workspace(self, computes, x, weight, y)
         usual = usual_bytes(x, weight, y)
         self.owner.remember(self.row, self.mode.ledger.allocated[self.row] + usual)
-        if size:
-            with self.allocated(size):
-                pass
+        self.passing(size)
 
 
 def _image(tensor: torch.Tensor) -> View:
@@ -402,13 +397,7 @@ class View(Layout):
 
 def dense_strides(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
     """Return the strides of a tensor without gaps; with `channels_last`, dimension 1 is the fastest."""
-    last = len(shape) - 1
-    order = (1, *range(last, 1, -1), 0) if channels_last else tuple(range(last, -1, -1))
-    strides, step = [0] * len(shape), 1
-    for axis in order:
-        strides[axis] = step
-        step *= shape[axis]
-    return tuple(strides)
+    return (make_channels_last_strides_for if channels_last else make_contiguous_strides_for)(shape)
 
 
 def reads_channels_last(first: View, second: View) -> bool:

@@ -18,13 +18,12 @@ import torch
 from torch import nn
 from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 
+from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.kernels.table import ANY_GPU, Kernel, copied_bytes, operators
-from tb_memplugin.estimate.program.packed_sequences import lengths_of
 from tb_memplugin.estimate.run.correction import Correction
-from tb_memplugin.estimate.run.fake_ledger import Block, Scope
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
+from tb_memplugin.estimate.run.known_values import values_of
 from tb_memplugin.estimate.run.patches import Patches
-from tb_memplugin.trace import Category
 
 aten = torch.ops.aten
 
@@ -102,11 +101,8 @@ class Recurrent(Correction):
             )
             reserve = data.new_empty(reserve_bytes(call) if train else 0, dtype=torch.uint8)
             buffer = data.new_empty(0 if flat else total)
-        blocks = [_allocate(mode, func, copied_bytes(steps_first), scope, row)]
-        mode.see((*results, buffer), func)
-        blocks.append(_allocate(mode, func, workspace_bytes(call, train=train), scope, row))
-        mode.see((reserve,), func)
-        _free(mode, blocks, scope)
+        workspace = workspace_bytes(call, train=train)
+        mode.hold([copied_bytes(steps_first), *results, buffer, workspace, reserve], func, scope, row)
         return *results, reserve, buffer
 
     def _backward(self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -125,29 +121,14 @@ class Recurrent(Correction):
             results = [torch.empty(steps_first.shape, dtype=data.dtype, device=data.device)]
             results += [torch.empty_like(state) for state in (hx, cx) if state is not None]
             total = data.new_empty(_buffer_elements(weights, stride, kind, hidden, projected))
-        mode.see(
-            [
-                gradient
-                for gradient, before in zip(filled, gradients, strict=True)
-                if before is None and gradient is not None
-            ],
-            func,
-        )
-        workspace = workspace_bytes(call, train=True)
-        blocks = [
-            _allocate(mode, func, copied_bytes(tensor), scope, row) for tensor in (steps_first, gradient)
-        ]
-        mode.see(results, func)
-        _free(mode, [*blocks, _allocate(mode, func, workspace, scope, row)], scope)
+        mode.see([fresh for fresh, before in zip(filled, gradients, strict=True) if before is None], func)
+        workspace, copied = workspace_bytes(call, train=True), copied_bytes(steps_first)
+        mode.hold([copied, copied_bytes(gradient), *results, workspace], func, scope, row)
         pieces: list[Any] = [None] * len(weights)
         if args[-1][3]:
             with mode:
                 pieces = _gradients(total, weights, projected, stride)
-            blocks = [_allocate(mode, func, copied_bytes(steps_first), scope, row)]
-            mode.see((total,), func)
-            blocks.append(_allocate(mode, func, workspace, scope, row))
-            mode.see(pieces, func)
-            _free(mode, blocks, scope)
+            mode.hold([copied, total, workspace, *pieces], func, scope, row)
         with mode:
             first = results[0].transpose_(0, 1) if swaps else results[0]
         return first, results[1], results[2] if cx is not None else None, pieces
@@ -176,16 +157,6 @@ class Recurrent(Correction):
         )
         half = data.dtype is torch.float16
         return replace(call, persistent=is_persistent(call, gpu.processors, is_half=half, forward=forward))
-
-
-def _allocate(mode: CountingFakeMode, func: Any, size: int, scope: Scope, row: int) -> Block | None:
-    return mode.allocate(size, func, scope, Category.TEMPORARY, row) if size else None
-
-
-def _free(mode: CountingFakeMode, blocks: Sequence[Block | None], scope: Scope) -> None:
-    for block in reversed(blocks):
-        if block is not None:
-            mode.ledger.free(block, scope)
 
 
 def _buffer_elements(
@@ -225,6 +196,25 @@ def _packed_through_cudnn(kind: int) -> Any:
         return _cudnn(kind, data, hx, params, lengths_of(batch_sizes), *settings)
 
     return run
+
+
+def lengths_of(tensor: torch.Tensor) -> list[int]:
+    """Return the values of a tensor of lengths, or of batch sizes at each time step.
+
+    Raises:
+        MemPluginError: the values are not known.
+    """
+    real = values_of(tensor)
+    if real is None:
+        raise MemPluginError(
+            "pack_padded_sequence needs the values of the lengths, but fake tensors have no values.",
+            where="torch.nn.utils.rnn.pack_padded_sequence",
+            fix=(
+                "Give the lengths as Python numbers, or use padded sequences, which estimates the memory "
+                "of the longest batch."
+            ),
+        )
+    return [int(value) for value in real.tolist()]
 
 
 def _cudnn(

@@ -214,9 +214,7 @@ KERNELS = (
         results=_first_contiguous,
     ),
     Kernel(
-        operators(
-            *("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "glu_backward"),
-        ),
+        operators("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "glu_backward"),
         source=(
             "Loss.cpp:mse_loss_backward and its like: zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT); "
             "cuda/GatedLinearUnit: glu_backward_cuda"

@@ -39,7 +39,7 @@ def _sorting(tensor: torch.Tensor, along: int, values: torch.Tensor, gpu: GpuSpe
     row, size, count = tensor.shape[along], tensor.element_size(), tensor.numel()
     if row <= _SMALL:
         return [_INDEX * row]
-    copied = not (_is_dense(tensor) and tensor.stride(along) == 1)
+    copied = not (torch.ops.aten.is_non_overlapping_and_dense.default(tensor) and tensor.stride(along) == 1)
     apart = values.stride(along) != 1
     before = [count * size * copied, count * size * apart, count * _INDEX * apart]
     rows = count // row
@@ -86,12 +86,6 @@ def _permutation(call: Call) -> Buffers:
     bits = min(64, ceil(log2(count - (6 * count**2 + 1) / (12 * log(0.9)))))
     key = 4 if bits <= 32 else 8
     return [count * size, count * key, count * key, sort_bytes(count, key, size, call.gpu, bits)]
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor with elements fills its memory without gaps."""
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return last + 1 == tensor.numel()
 
 
 _DIGIT_BITS, _DIGITS = 8, 256

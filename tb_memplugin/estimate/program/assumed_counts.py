@@ -131,20 +131,8 @@ for _name in ("add", "sub", "mul", "floordiv", "mod"):
 _OF_VALUES = frozenset(
     (
         *("add", "sub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod", "pow"),
-        *(
-            "truediv",
-            "floordiv",
-            "mod",
-            "eq",
-            "ne",
-            "lt",
-            "le",
-            "gt",
-            "ge",
-            "clamp",
-            "clamp_min",
-            "clamp_max",
-        ),
+        *("truediv", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge"),
+        *("clamp", "clamp_min", "clamp_max"),
         *("fill", "full", "full_like", "new_full", "masked_fill", "where", "lerp", "addcdiv", "addcmul"),
     )
 )

@@ -126,9 +126,6 @@ class FakeReducer:
             for index, parameter in enumerate(self._parameters)
         ]
 
-    def prepare_for_forward(self) -> None:
-        """Do nothing: the real method only counts iterations."""
-
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
         """Expect a backward whose gradients are reduced."""
         self._expects, self._reduced = True, 0
@@ -298,6 +295,7 @@ class FakeReducer:
 
 _WITHOUT_MEMORY = frozenset(
     {
+        "prepare_for_forward",
         "set_logger",
         "_set_ddp_runtime_logging_sample_rate",
         "_set_forward_pass_work_handle",

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.kernels.recurrent import lengths_of
 from tb_memplugin.estimate.program.constants import constant
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode, Rule
-from tb_memplugin.estimate.run.known_values import values_of
 from tb_memplugin.estimate.run.patches import Patches
 from tb_memplugin.record.torch_private.dispatch import without_modes
 
@@ -43,25 +42,6 @@ class PackedSequences(Correction):
     def rules(self) -> dict[Any, Rule]:
         """Return the rule for packing."""
         return {aten._pack_padded_sequence.default: _pack}
-
-
-def lengths_of(tensor: torch.Tensor) -> list[int]:
-    """Return the values of a tensor of lengths, or of batch sizes at each time step.
-
-    Raises:
-        MemPluginError: the values are not known.
-    """
-    real = values_of(tensor)
-    if real is None:
-        raise MemPluginError(
-            "pack_padded_sequence needs the values of the lengths, but fake tensors have no values.",
-            where="torch.nn.utils.rnn.pack_padded_sequence",
-            fix=(
-                "Give the lengths as Python numbers, or use padded sequences, which estimates the memory "
-                "of the longest batch."
-            ),
-        )
-    return [int(value) for value in real.tolist()]
 
 
 def _pack(mode: CountingFakeMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
-from tb_memplugin.estimate.answer.hints import answer, question, unanswered
+from tb_memplugin.estimate.answer.hints import answer, kind_of, question, unanswered
 from tb_memplugin.estimate.program.values import Asking, is_chosen
 from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.known_values import values_of
@@ -42,10 +42,8 @@ class Printing(Asking):
         """
         if not force:
             _refuse_as_torch_does(tensor)
-        real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-        asked = question(
-            "number" if real else "truth" if tensor.dtype is torch.bool else "count", "numpy", tensor
-        )
+        asked = question(kind_of(tensor.dtype), "numpy", tensor)
+        real = asked.kind == "number"
         values = values_of(tensor)
         if values is not None:
             with no_dispatch():

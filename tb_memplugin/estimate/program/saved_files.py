@@ -276,9 +276,7 @@ class Checkpoints:
         saved = self.name_of(filename)
         if saved is None:
             return original(model, filename, strict, device, **more)
-        model.load_state_dict(
-            self.loaded(saved, device), strict=False
-        )  # tied weights have one of their names
+        model.load_state_dict(self.loaded(saved, device), strict=False)  # tied weights have one name
         return set(), []
 
     def _open(

@@ -103,11 +103,8 @@ class Sizes(Asking):
     def _unique_consecutive(
         self, mode: CountingFakeMode, func: Any, args: Any, kwargs: Mapping[str, Any]
     ) -> Any:
-        tensor, options = (
-            args[0],
-            dict(zip(("return_inverse", "return_counts", "dim"), args[1:], strict=False)),
-        )
-        options |= kwargs
+        tensor, names = args[0], ("return_inverse", "return_counts", "dim")
+        options = {**dict(zip(names, args[1:], strict=False)), **kwargs}
         if options.get("dim") is not None:
             return self._unique_dim(mode, func, (tensor, options["dim"]), kwargs)
         inverse, counts = options.get("return_inverse", False), options.get("return_counts", False)

@@ -37,11 +37,12 @@ from tb_memplugin.estimate.answer.hints import (
     checked,
     counted,
     indexed,
+    kind_of,
+    numbered,
     question,
     unanswered,
     went_on,
 )
-from tb_memplugin.estimate.program import assumed_counts
 from tb_memplugin.estimate.program.checks import JUMPS, going_on, instructions_of, left, operand, passing
 from tb_memplugin.estimate.run.correction import Correction, Target
 from tb_memplugin.estimate.run.fake_ledger import Scope
@@ -49,6 +50,7 @@ from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
 from tb_memplugin.estimate.run.known_values import MOST, shuffle, values_of
 
 aten = torch.ops.aten
+_ASSUMED = str(Path(__file__).with_name("assumed_counts.py"))
 _MASKS = (torch.bool, torch.uint8)
 _GENERATES = "transformers/generation/"
 """Files that ask whether sequences are padded, and after each token whether all are finished."""
@@ -267,8 +269,7 @@ class Values(Asking):
         except DataDependentOutputException:
             pass
         tensor = args[0]
-        real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-        kind = "number" if real else "truth" if tensor.dtype is torch.bool else "count"
+        kind = kind_of(tensor.dtype)
         asked = question(kind, "item", tensor, mode.caller())
         hint = answer(self._hints, asked)
         if hint is not None:
@@ -307,11 +308,9 @@ class Values(Asking):
                 raise unanswered(asked, most)
             self.target.note(counted(asked, most))
             return most
-        if not real:
+        if kind != "number":
             raise unanswered(asked)
-        self.target.note(
-            f"The number that {asked.place} reads from a tensor is assumed to be 1.0; a hint can set it."
-        )
+        self.target.note(numbered(asked))
         return 1.0
 
     def _of_lbfgs(self, mode: CountingFakeMode, tensor: torch.Tensor, kind: str) -> Any:
@@ -619,9 +618,7 @@ def _pass(mode: CountingFakeMode, func: Any, scope: Scope, tensor: Any, sizes: l
 
 def is_item(caller: FrameType | None) -> bool:
     """Whether `Tensor.item` of assumed_counts.py reads a value, which may return what is not known."""
-    if caller is None or caller.f_code.co_name != "item":
-        return False
-    return caller.f_globals.get("__name__") == assumed_counts.__name__
+    return caller is not None and (caller.f_code.co_name, caller.f_code.co_filename) == ("item", _ASSUMED)
 
 
 def type_of(dtype: torch.dtype) -> Any:
@@ -642,13 +639,8 @@ _SIZED = frozenset(
 _SLICES = ("BUILD_SLICE", "BINARY_SLICE", "STORE_SLICE")
 _NAMES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
 _KEEPS = (
-    "BINARY_OP",
-    "BINARY_ADD",
-    "BINARY_SUBTRACT",
-    "BINARY_MULTIPLY",
-    "BUILD_TUPLE",
-    "BUILD_LIST",
-    "CALL",
+    *("BINARY_OP", "BINARY_ADD", "BINARY_SUBTRACT", "BINARY_MULTIPLY"),
+    *("BUILD_TUPLE", "BUILD_LIST", "CALL"),
 )
 """Beginnings of instructions whose result still has the number in it."""
 

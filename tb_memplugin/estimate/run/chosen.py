@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tb_memplugin.estimate.kernels import (
-    attention_buffers,
+    attention,
     copies,
     indexing,
     losses,
@@ -33,7 +33,6 @@ from tb_memplugin.estimate.kernels.sparse import SparseTensors
 from tb_memplugin.estimate.kernels.table import Kernel, Table
 from tb_memplugin.estimate.kernels.uncounted import CpuKernels, Unknown
 from tb_memplugin.estimate.kernels.workspaces import Workspaces
-from tb_memplugin.estimate.libraries.applied import Libraries
 from tb_memplugin.estimate.program.assumed_counts import AssumedCounts
 from tb_memplugin.estimate.program.communication import Communication
 from tb_memplugin.estimate.program.compiled import Compiled, Scripted
@@ -50,20 +49,10 @@ from tb_memplugin.estimate.program.saved_files import LoadedFiles, SavedFiles
 from tb_memplugin.estimate.program.sizes import Sizes
 from tb_memplugin.estimate.program.storage_resizing import StorageResizing
 from tb_memplugin.estimate.program.values import Asking, Selections, Values
-from tb_memplugin.estimate.run.correction import Correction, Corrections, Target
+from tb_memplugin.estimate.run.correction import Correction, Corrections, Libraries, Target
 from tb_memplugin.estimate.run.cuda_shim import Devices
 
-_FILES = (
-    attention_buffers,
-    copies,
-    indexing,
-    losses,
-    normalizations,
-    recurrent,
-    reductions,
-    results,
-    sorting,
-)
+_FILES = (attention, copies, indexing, losses, normalizations, recurrent, reductions, results, sorting)
 
 ROWS: tuple[Kernel, ...] = tuple(row for file in _FILES for row in file.KERNELS)
 

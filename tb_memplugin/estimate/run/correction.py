@@ -9,7 +9,7 @@ from typing import Any
 
 from tb_memplugin.estimate.gpu_spec import GpuSpec
 from tb_memplugin.estimate.kernels.table import ANY_GPU, Kernel
-from tb_memplugin.estimate.libraries.plugins.plugin import Plugin
+from tb_memplugin.estimate.libraries.plugins import Plugin
 from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.estimate.run.fake_mode import After, CountingFakeMode, Rule
 from tb_memplugin.estimate.run.patches import Patches
@@ -59,12 +59,25 @@ class Correction:
         return None
 
 
+class Libraries(Correction):
+    """Enters the patch of every plugin that applies."""
+
+    def apply(self, mode: CountingFakeMode, patches: Patches) -> None:
+        """Enter the plugins' patches; the last one is exited first."""
+        for plugin in self.target.plugins:
+            if plugin.applies():
+                patch = plugin.patch()
+                patch.__enter__()
+                patches.on_undo(lambda patch=patch: patch.__exit__(None, None, None))  # type: ignore[misc]
+
+
 class Corrections:
     """Several corrections as one.
 
     Args:
         parts: the corrections; without any, fake tensors behave as in torch.
         kernels: by operator, what kernels allocate.
+        gpu: the GPU whose kernels they are; None for no particular one.
         engine_adds_in_place: whether gradients that autograd's engine sums are counted as summed in place,
             as without modes.
 

@@ -7,7 +7,7 @@ which the ledger's events are replayed up to now, each only once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from tb_memplugin.estimate.run.fake_mode import CountingFakeMode
 from tb_memplugin.estimate.run.patches import Patches, do_nothing
 from tb_memplugin.simulator.allocator_settings import AllocatorSettings
 from tb_memplugin.simulator.caching_allocator import FREE, LIVE, Block, CachingAllocator
-from tb_memplugin.trace import Kind
 from tb_memplugin.trace.allocator import DEFAULT_POOL, PoolId
 
 METRICS = (
@@ -36,7 +35,6 @@ METRICS = (
 """Statistics that torch has for all memory, and for the pools of small and of large blocks."""
 
 POOLS = ("all", "small_pool", "large_pool")
-NO_STATISTIC = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
 COUNTS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "max_split_size")
 OVERSIZE = ("oversize_allocations", "oversize_segments")
 
@@ -84,9 +82,9 @@ class LiveAllocator:
         """Return what `torch._C._cuda_memoryStats` returns: nested dicts; sizes in bytes."""
         self._catch_up()
         stats: dict[str, Any] = {
-            metric: {pool: self._shown(metric, pool) for pool in POOLS} for metric in METRICS
+            metric: {pool: asdict(self._statistics[metric, pool]) for pool in POOLS} for metric in METRICS
         }
-        stats |= {name: dict(NO_STATISTIC) for name in OVERSIZE} | dict.fromkeys(COUNTS, 0)
+        stats |= {name: asdict(Statistic()) for name in OVERSIZE} | dict.fromkeys(COUNTS, 0)
         segments = self._statistics["segment", "all"]
         return stats | {
             "num_device_alloc": segments.allocated,
@@ -119,10 +117,6 @@ class LiveAllocator:
         for pool in sorted(self._pools):
             for small in (False, True):
                 yield from self._allocator.half(pool, small).in_order()
-
-    def _shown(self, metric: str, pool: str) -> dict[str, int]:
-        statistic = self._statistics[metric, pool]
-        return {name: getattr(statistic, name) for name in NO_STATISTIC}
 
     def _catch_up(self) -> None:
         """Replay the events since the last call."""
@@ -177,9 +171,8 @@ class LiveAllocator:
         """Count the segments that came and went since the last call."""
         changes = self._allocator.changes
         for change in changes[self._seen_changes :]:
-            sign = 1 if change.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else -1
             small = change.bytes <= self._settings.segment_size(1)
-            self._add(small, segment=sign, reserved_bytes=sign * change.bytes)
+            self._add(small, segment=1 if change.growth > 0 else -1, reserved_bytes=change.growth)
         self._seen_changes = len(changes)
 
     def _add(self, small: bool, **amounts: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.estimate.kernels.table import ANY_GPU
 from tb_memplugin.estimate.run import cuda_shim, fake_cuda
 from tb_memplugin.estimate.run.correction import Correction
 from tb_memplugin.estimate.run.cuda_memory import CudaMemory
@@ -116,8 +117,9 @@ class Devices(Correction):
         """Make `torch.cuda` describe the target; a GPU of this machine is not asked."""
         if self.target.device_type != "cuda":
             return
-        fake_cuda.describe(patches, self.target.gpu)
+        gpu = self.target.gpu or ANY_GPU
+        fake_cuda.describe(patches, gpu)
         CudaMemory(mode, self.target.gpu, self.target.settings, self.target.note).apply(patches)
         cuda_shim.switch(True)
         patches.on_undo(lambda: cuda_shim.switch(False))
-        fake_cuda.stand_in(patches, mode, self.target.gpu, self.target.note)
+        fake_cuda.stand_in(patches, mode, gpu, self.target.note)

@@ -46,18 +46,11 @@ class FakeStream:
         cls._numbers.clear()
         cls.current[:] = [default]
 
-    def wait_stream(self, stream: Any) -> None:
-        """Do nothing."""
-
-    def wait_event(self, event: Any) -> None:
-        """Do nothing."""
+    wait_stream = wait_event = synchronize = do_nothing
 
     def record_event(self, event: Any = None) -> Any:
         """Return an event that has already happened."""
         return event or FakeEvent()
-
-    def synchronize(self) -> None:
-        """Do nothing: all work is done."""
 
     def query(self) -> bool:
         """Return True: all work is done."""
@@ -105,14 +98,7 @@ class FakeEvent:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def record(self, stream: Any = None) -> None:
-        """Do nothing: the event has already happened."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Do nothing: the event has already happened."""
-
-    def synchronize(self) -> None:
-        """Do nothing: the event has already happened."""
+    record = wait = synchronize = do_nothing
 
     def query(self) -> bool:
         """Return True: the event has happened."""
@@ -148,10 +134,8 @@ def properties_of(gpu: GpuSpec) -> SimpleNamespace:
     )
 
 
-def describe(patches: Patches, gpu: GpuSpec | None) -> None:
+def describe(patches: Patches, gpu: GpuSpec) -> None:
     """Make `torch.cuda` report the name, compute capability and memory of the target GPU."""
-    if gpu is None:
-        return
     properties = properties_of(gpu)
     major, minor = gpu.compute_capability
     patches.set(torch.cuda, "get_device_properties", lambda device=None: properties)
@@ -257,9 +241,7 @@ def new_pool() -> PoolId:
     return (0, next(PrivatePools.numbers))
 
 
-def stand_in(
-    patches: Patches, mode: CountingFakeMode, gpu: GpuSpec | None, note: Callable[[str], None]
-) -> None:
+def stand_in(patches: Patches, mode: CountingFakeMode, gpu: GpuSpec, note: Callable[[str], None]) -> None:
     """Make `torch.cuda` work as on a machine with one GPU. Most of its own Python code runs.
 
     What it asks torch's C code is answered; what no estimate can answer is refused, by name.
@@ -301,12 +283,12 @@ def stand_in(
                 patches.set(module, name, answer)
 
 
-def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
+def _in_c(gpu: GpuSpec) -> dict[str, Any]:
     """Return what stands in for functions of `torch._C`."""
     current, sync_debug = FakeStream.current, [0]
-    major, minor = gpu.compute_capability if gpu is not None else (9, 0)
+    major, minor = gpu.compute_capability
     return {
-        "_cuda_getDevice": lambda: 0,
+        **dict.fromkeys(_FIRST_IN_C, lambda *_: 0),
         "_cuda_getDeviceCount": lambda: 1,
         "_cuda_canDeviceAccessPeer": lambda device, peer: False,
         "_cuda_getCurrentRawStream": lambda device: current[-1].cuda_stream,
@@ -317,11 +299,8 @@ def _in_c(gpu: GpuSpec | None) -> dict[str, Any]:
         "_host_emptyCache": do_nothing,
         "_scatter": lambda tensor, devices, *_: (tensor.to(f"cuda:{devices[0]}"),),  # to the only device
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
-        "_accelerator_getDeviceIndex": lambda: 0,
         "_accelerator_getStream": lambda index: current[-1],
         "_accelerator_setStream": lambda stream: current.__setitem__(-1, stream),
-        "_accelerator_exchangeDevice": lambda index: 0,
-        "_accelerator_maybeExchangeDevice": lambda index: 0,
         **dict.fromkeys(_NOTHING_IN_C, do_nothing),
         **{name: _refusing(name) for name in _REFUSED_IN_C},
     }
@@ -362,6 +341,12 @@ def _in_python(note: Callable[[str], None]) -> dict[str, Any]:
 def _capturing() -> bool:
     return bool(PrivatePools.entered)
 
+
+_FIRST_IN_C = (
+    *("_cuda_getDevice", "_accelerator_getDeviceIndex"),
+    *("_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice"),
+)
+"""Functions that return the number of a device: there is one."""
 
 _NOTHING_IN_C = (
     "_cuda_init",

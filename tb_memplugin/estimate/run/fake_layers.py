@@ -15,13 +15,14 @@ from torch import nn
 
 from tb_memplugin.estimate.run.fake_ledger import Scope
 from tb_memplugin.record.modules import ModuleNames
+from tb_memplugin.record.torch_private.autograd import (
+    NO_SEQUENCE,
+    current_graph_task,
+    current_node,
+    node_number,
+    sequence_number,
+)
 from tb_memplugin.trace import Phase
-
-_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
-_current_task: Callable[[], int] = torch._C._current_graph_task_id
-_current_node = torch._C._current_autograd_node
-_NO_SEQUENCE = (1 << 64) - 1
-"""The sequence number of nodes that no operator created: they accumulate gradients into parameters."""
 
 Stretch = tuple[int, int]
 Call = tuple[int, int, int, Phase]
@@ -56,7 +57,7 @@ class FakeLayers:
         self._nodes_from: list[int] = [0]
         self._node_rows: list[int] = [-1]
         self._began_ns = self._last_ns = 0
-        self._sequence = _sequence_number()
+        self._sequence = sequence_number()
         self._backward_row = -1
         self._row_began_ns = 0
         self._in_backward = False
@@ -87,14 +88,14 @@ class FakeLayers:
         An unknown module that is called outside all other calls is a new model.
         """
         row = self.row_of(module)
-        if row < 0 and not self._stack and _current_task() == -1:
+        if row < 0 and not self._stack and current_graph_task() == -1:
             model = getattr(module, "_orig_mod", module)  # torch.compile's wrapper is its model
             if self.row_of(model) < 0:
                 self.watch_root(model)
             row = self.row_of(model)
             self._rows[id(module)] = (weakref.ref(module), row)
         if row >= 0:
-            in_backward = _current_task() != -1
+            in_backward = current_graph_task() != -1
             if self._in_backward and not in_backward:
                 self._end_backward()
             self._stack.append(_Frame(row, time_ns(), in_backward))
@@ -116,7 +117,7 @@ class FakeLayers:
         """Return the module and phase in which the program is now."""
         if self._kernel is not None:
             return self._kernel
-        if _current_task() != -1:
+        if current_graph_task() != -1:
             return self._scope_in_backward()
         if self._in_backward:
             self._end_backward()
@@ -175,10 +176,10 @@ class FakeLayers:
         if not self._in_backward:
             self._in_backward, self._began_ns, self._backward_row = True, now, -1
         self._last_ns = now
-        self._sequence = max(self._sequence, _sequence_number())  # with create_graph=True, it makes nodes
+        self._sequence = max(self._sequence, sequence_number())  # with create_graph=True, it makes nodes
         if self._stack and self._stack[-1].in_backward:
             return Scope(self._stack[-1].row, Phase.BACKWARD, recomputing=True)
-        row = self._owner(_current_node())
+        row = self._owner(current_node())
         if row != self._backward_row:
             self._end_row(now)
             self._backward_row, self._row_began_ns = row, now
@@ -187,14 +188,14 @@ class FakeLayers:
     def _owner(self, node: Any) -> int:
         if node is None:
             return self._backward_row
-        sequence = node._sequence_nr()
-        if sequence == _NO_SEQUENCE:
+        sequence = node_number(node)
+        if sequence == NO_SEQUENCE:
             variable = getattr(node, "variable", None)
             return self.names.owner_of.get(id(variable), (-1, ""))[0] if variable is not None else -1
         return self._node_rows[bisect_right(self._nodes_from, sequence) - 1]
 
     def _boundary(self) -> None:
-        self._sequence = _sequence_number()
+        self._sequence = sequence_number()
         self._nodes_from.append(self._sequence)
         self._node_rows.append(self._stack[-1].row if self._stack else -1)
 
@@ -223,7 +224,7 @@ class FakeLayers:
 
     def _outside(self) -> None:
         """Count operators outside all modules as forward if they created an autograd node."""
-        sequence = _sequence_number()
+        sequence = sequence_number()
         if sequence != self._sequence:
             self._sequence = sequence
             now = time_ns()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._prims_common import compute_required_storage_length
@@ -19,14 +19,16 @@ from torch.utils import _python_dispatch, _stats
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.kernels.table import Buffers, Call, Kernel, Outliving
+from tb_memplugin.estimate.kernels.table import Buffers, Call, Outliving
 from tb_memplugin.estimate.run.fake_layers import FakeLayers
 from tb_memplugin.estimate.run.fake_ledger import Block, FakeLedger, Scope
 from tb_memplugin.estimate.run.known_values import KnownValues, UnknownValuesError
 from tb_memplugin.record.tensor_metadata import Dense, dense
 from tb_memplugin.record.torch_private.tensors import is_zero_tensor
 from tb_memplugin.trace import Category, Phase
+
+if TYPE_CHECKING:
+    from tb_memplugin.estimate.run.correction import Corrections
 
 aten = torch.ops.aten
 
@@ -84,35 +86,17 @@ class CountingFakeMode(FakeTensorMode):
     Args:
         ledger: records allocations and frees.
         layers: knows the current module and phase.
-        rules: by operator, what runs in place of FakeTensorMode; by name, where a library is loaded later.
-        after: by operator, what runs after it.
-        kernels: by operator, what its kernel allocates.
-        gpu: the GPU whose kernels they are.
-        engine_adds_in_place: whether gradients that autograd's engine sums are counted as summed in place,
-            as without modes.
-        refusals: returns the error to raise in place of an operator's error, or None for that itself.
+        corrections: what runs in place of FakeTensorMode and after it, and what kernels allocate.
     """
 
-    def __init__(
-        self,
-        ledger: FakeLedger,
-        layers: FakeLayers,
-        rules: Mapping[Any, Rule],
-        after: Mapping[Any, After],
-        kernels: Mapping[Any, Kernel],
-        *,
-        gpu: GpuSpec,
-        engine_adds_in_place: bool,
-        refusals: Callable[[Any, Exception], Exception | None],
-    ) -> None:
+    def __init__(self, ledger: FakeLedger, layers: FakeLayers, corrections: Corrections) -> None:
         self._values = KnownValues()
         super().__init__(allow_non_fake_inputs=True)
         self.ledger, self.layers = ledger, layers
         self.created: dict[Any, list[int]] = {}
         """For each operator: the number of storages that it created, and their total bytes."""
-        self._rules, self._after, self._kernels, self._gpu = dict(rules), after, kernels, gpu
-        self._engine_adds = engine_adds_in_place
-        self._refusals = refusals
+        self._corrections, self._rules = corrections, dict(corrections.rules)
+        self._after, self._kernels = corrections.after, corrections.kernels
         self._inside = False
         self._thread = threading.get_ident()
         self._composite: dict[Any, bool] = {}
@@ -185,7 +169,7 @@ class CountingFakeMode(FakeTensorMode):
                 out = self._computed(func, types, args, kwargs or {}, rule if plain else None, plain=plain)
             buffers = self._buffers(func, args, kwargs or {}, out) if func in self._kernels else ()
         except Exception as error:
-            refusal = self._refusals(func, error)
+            refusal = self._corrections.refusal(func, error)
             if refusal is None:
                 raise
             try:
@@ -371,7 +355,7 @@ class CountingFakeMode(FakeTensorMode):
         first = next(_tensors((out,)), None)
         if first is None or first.fake_device.type != self.ledger.device_type or not first.numel():
             return ()
-        return self._kernels[func].buffers(Call(func, tuple(args), kwargs, out, self._gpu))
+        return self._kernels[func].buffers(Call(func, tuple(args), kwargs, out, self._corrections.gpu))
 
     def hold(self, buffers: Buffers, func: Any, scope: Scope, device: int) -> list[Block]:
         """Record buffers and the results among them; returns the blocks that outlive their sequence."""
@@ -454,7 +438,8 @@ class CountingFakeMode(FakeTensorMode):
         adds into views (input_buffer.cpp, accumulate). Gradients of weights and biases are views.
         """
         first = args[0] if args else None
-        if not self._adding_in_place and (scope.phase is not Phase.BACKWARD or not self._engine_adds):
+        engine_adds = scope.phase is Phase.BACKWARD and self._corrections.engine_adds_in_place
+        if not self._adding_in_place and not engine_adds:
             return None
         if type(first) is not FakeTensor or first._is_view():
             return None

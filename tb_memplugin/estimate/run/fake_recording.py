@@ -65,16 +65,7 @@ class FakeRecording:
         self._handles: list[Any] = []
         self._stack = contextlib.ExitStack()
         self._step_starts: list[int] = []
-        self.mode = CountingFakeMode(
-            self.ledger,
-            self.layers,
-            corrections.rules,
-            corrections.after,
-            corrections.kernels,
-            gpu=corrections.gpu,
-            engine_adds_in_place=corrections.engine_adds_in_place,
-            refusals=corrections.refusal,
-        )
+        self.mode = CountingFakeMode(self.ledger, self.layers, corrections)
         self._corrections = corrections
 
     def start(self) -> None:

@@ -73,6 +73,18 @@ class Patches:
         self._replaced.clear()
 
 
+@contextmanager
+def replaced(*changes: tuple[object, str, object]) -> Iterator[None]:
+    """Replace attributes, given as (owner, name, value), and restore them afterwards, the last one first."""
+    patches = Patches()
+    try:
+        for owner, name, value in changes:
+            patches.set(owner, name, value)
+        yield
+    finally:
+        patches.undo()
+
+
 def _restore(owner: Any, name: str, old: Any) -> None:
     if old is _ABSENT:
         delattr(owner, name)

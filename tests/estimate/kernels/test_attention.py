@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tb_memplugin import MemoryEstimator, MemPluginError
-from tb_memplugin.estimate.kernels import attention, attention_buffers
+from tb_memplugin.estimate.kernels import attention
 from tests.estimate.fake_runs import MIB, allocations, estimated, peak
 
 FLASH, EFFICIENT, CUDNN = (
@@ -79,8 +79,7 @@ def test_newer_pytorch_takes_the_efficient_kernel_for_fewer_key_heads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its random state is on the GPU: two numbers of 8 bytes."""
-    for module in (attention, attention_buffers):
-        monkeypatch.setattr(module, "RECENT", True)
+    monkeypatch.setattr(attention, "RECENT", True)
     done = estimated(lambda: attend(dtype=torch.float32, key_heads=2, enable_gqa=True), gpu="a100")
     assert [size for name, size, _ in allocations(done) if name == EFFICIENT] == [8, 8, 2 * MIB, 8 * 1024 * 4]
 

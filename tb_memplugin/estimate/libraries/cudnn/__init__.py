@@ -4,7 +4,7 @@ Since version 9.8, cuDNN's backend API answers for a description of a device: wh
 choose, and how much workspace they take. It needs no GPU and no driver.
 
 Start with `questions.py`, which asks from the estimate, and describes the GPU. cuDNN runs in a process of its
-own (`answers.py`), so whatever it does cannot end the estimate. There, `library.py` calls cuDNN and takes the
-plan that PyTorch would take, and `convolution.py` describes what is asked about. Attention needs no answers:
-kernels/attention_buffers.py knows its sizes.
+own (`convolution.py`), so whatever it does cannot end the estimate. It describes what is asked about, and
+`library.py` calls cuDNN and takes the plan that PyTorch would take. Attention needs no answers:
+kernels/attention.py knows its sizes.
 """

@@ -1,6 +1,6 @@
 """Load cuDNN, make the descriptors of its backend API, and choose the plan that PyTorch would run.
 
-Imports no torch: this runs in a process of its own (`answers.py`). Values of cuDNN's header cudnn_graph.h
+Imports no torch: this runs in a process of its own (`convolution.py`). Values of cuDNN's header cudnn_graph.h
 (version 9) have the names there without CUDNN_.
 """
 

@@ -25,8 +25,7 @@ from typing import Any
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.estimate.gpu_spec import GpuSpec
-from tb_memplugin.estimate.libraries.cudnn.answers import Answer
-from tb_memplugin.estimate.libraries.cudnn.convolution import Convolution
+from tb_memplugin.estimate.libraries.cudnn.convolution import Answer, Convolution
 from tb_memplugin.estimate.libraries.cudnn.library import version_name
 from tb_memplugin.record.compiling import cache_folder, compile_library, installed_compiler
 
@@ -217,13 +216,8 @@ def _started(path: str, folder: Path | None) -> Connection[Any, Any] | None:
     if folder is not None:
         paths = [os.fspath(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
-    command = [
-        sys.executable,
-        "-m",
-        "tb_memplugin.estimate.libraries.cudnn.answers",
-        str(theirs.fileno()),
-        path,
-    ]
+    module = "tb_memplugin.estimate.libraries.cudnn.convolution"
+    command = [sys.executable, "-m", module, str(theirs.fileno()), path]
     try:
         subprocess.Popen(
             command,

@@ -114,15 +114,11 @@ class _NoKernels:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *_, **__: _Kernel()
 
-    def wait(self, scope: dict[str, Any]) -> None:
-        """Do nothing: no kernel is being compiled."""
+    wait = do_nothing
 
 
 class _Kernel:
-    def run(self, *_: Any, **__: Any) -> None:
-        """Do nothing."""
-
-    __call__ = run
+    run = __call__ = do_nothing
 
 
 class _Extern:

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.libraries.plugins.plugin import replaced
-from tb_memplugin.estimate.run.patches import do_nothing
+from tb_memplugin.estimate.run.patches import do_nothing, replaced
 from tb_memplugin.record.torch_private.dispatch import without_modes
 
 _IN_PLACE = ("all_reduce", "broadcast", "reduce", "all_reduce_coalesced", "barrier", "monitored_barrier")

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from tb_memplugin.estimate.libraries.plugins.plugin import replaced
-from tb_memplugin.estimate.run.patches import do_nothing
+from tb_memplugin.estimate.run.patches import do_nothing, replaced
 
 _P2P = "megatron.core.pipeline_parallel.p2p_communication"
 _RANDOM = "megatron.core.tensor_parallel.random"

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from tb_memplugin.errors import MemPluginError
-from tb_memplugin.estimate.libraries.plugins.plugin import replaced
-from tb_memplugin.estimate.run.patches import do_nothing
+from tb_memplugin.estimate.run.patches import do_nothing, replaced
 
 _ACTIVATIONS = ("gelu", "qgelu", "relu", "srelu", "silu")
 _GATED = ("glu", "geglu", "qgeglu", "reglu", "sreglu", "swiglu")

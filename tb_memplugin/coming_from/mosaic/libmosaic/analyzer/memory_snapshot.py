@@ -16,16 +16,12 @@ from tb_memplugin.exports.snapshot import device_numbers, snapshot_of
 from tb_memplugin.loading import load
 from tb_memplugin.trace import Kind, MemoryTrace
 from tb_memplugin.trace.frames import read_frame
+from tb_memplugin.trace.kinds import SEGMENT_KINDS
 from tb_memplugin.trace.tables import Rows
 
 OPTIONS = ("memory_peak", "memory_usage", "alloc_history")
 
-SEGMENT_ACTIONS = {
-    "segment_alloc": Kind.SEGMENT_ALLOC,
-    "segment_free": Kind.SEGMENT_FREE,
-    "segment_map": Kind.SEGMENT_MAP,
-    "segment_unmap": Kind.SEGMENT_UNMAP,
-}
+SEGMENT_ACTIONS = {kind.name.lower(): kind for kind in SEGMENT_KINDS}
 FREE = ("free", "free_completed")
 ACTIONS = ("alloc", *SEGMENT_ACTIONS, *FREE)
 
