@@ -105,7 +105,7 @@ def _errors_in_words(item: pytest.Item) -> Iterator[None]:
 def _hold(limit: int, used: MeasuredMemory) -> None:
     for device, size in used.peak_bytes_of().items():
         if size > limit:
-            over = f"{size - limit:,} bytes above its limit of {size_text(limit)}"
+            over = f"{size_text(size - limit)} above its limit of {size_text(limit)}"
             text = f"The test had {size_text(size)} allocated on {device}, {over}."
             pytest.fail("\n".join([text, *_parts(used, device)]), pytrace=False)
 

@@ -102,8 +102,8 @@ class TestWhenMemoryRunsOut:
             gpu.ask(5000, time_us=2)
         (path,) = recorder.dumps
         assert load_snapshot(path).events.bytes.tolist() == [400, 5000]
-        (worker,) = runs(tmp_path)
-        assert worker == "oom_w"
+        (step,) = read_recordings(str(tmp_path)).steps
+        assert (step.metadata.worker, step.metadata.dump_of) == ("oom_w", "w")
         (side_file,) = tmp_path.rglob("*.mem")
         assert load_window(str(side_file)).events.kind.tolist() == [Kind.ALLOC, Kind.OOM]
 

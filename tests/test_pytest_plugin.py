@@ -47,7 +47,7 @@ def test_peak(count):
 """
     printed = run(tmp_path, tests)
     assert "1 failed, 1 passed" in printed
-    assert "The test had 3.91 KiB allocated on cpu, 4 bytes above its limit of 3.91 KiB." in printed
+    assert "The test had 3.91 KiB allocated on cpu, 4 B above its limit of 3.91 KiB." in printed
     assert "(test_peak): 3.91 KiB" in printed
 
 

@@ -606,9 +606,8 @@ def server_of(tools: RecordingTools) -> Any:
             """Refuse arguments that the tool does not have: the SDK would ignore them."""
             if unknown := [each for each in arguments if name in known and each not in known[name]]:
                 where = f"{name} {printable(', '.join(unknown), LONGEST)}"
-                raise failure(
-                    str(MemPluginError("There is no such argument.", where=where, fix=f"Give {known[name]}."))
-                )
+                fix = f"Choose from: {', '.join(known[name])}"
+                raise failure(str(MemPluginError("There is no such argument.", where=where, fix=fix)))
             return await super().call_tool(name, arguments, *more)
 
     server = Server(

@@ -17,7 +17,7 @@ from tb_memplugin.commands.tables import NOT_KNOWN, Unit, show_table
 from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.proto.recording_pb2 import StepMetadata
 from tb_memplugin.store.reader import Recordings
-from tb_memplugin.store.worker_steps import WorkerSteps, device_kind, in_order, worker_steps
+from tb_memplugin.store.worker_steps import WorkerSteps, device_kind, in_order, without_dumps, worker_steps
 
 _Row = tuple[WorkerSteps, RankPeak, list[WorkerSteps]]
 
@@ -56,11 +56,13 @@ def rank_steps(recordings: Recordings) -> list[WorkerSteps]:
         recorded.setdefault(step.metadata.worker, []).append(step.metadata)
     watched = {series.worker: series.figures for series in recordings.watched}
     workers = sorted({**recorded, **watched}, key=in_order)
-    return [
-        rank
-        for worker in workers
-        for rank in worker_steps(worker, recorded.get(worker, []), watched.get(worker))
-    ]
+    return without_dumps(
+        [
+            rank
+            for worker in workers
+            for rank in worker_steps(worker, recorded.get(worker, []), watched.get(worker))
+        ]
+    )
 
 
 def _rows(ranks: Sequence[WorkerSteps]) -> Iterator[_Row]:

@@ -75,6 +75,7 @@ def command(path: str, logdir: str | None, failed: tuple[int, str] | None) -> No
 def lines(path: str, recordings: Recordings, logdir: str) -> Iterator[tuple[str, str]]:
     """Yield the lines of a summary: what a line is about, and its text."""
     watched = sorted(recordings.watched, key=lambda series: -int(series.figures.devices[0].peak.max()))
+    yield from _failed(recordings)
     for series in watched[:SHOWN]:
         yield from _watched(series, recordings)
     if more := len(watched[SHOWN:]):
@@ -85,6 +86,23 @@ def lines(path: str, recordings: Recordings, logdir: str) -> Iterator[tuple[str,
     else:
         yield from _recorded(path, best, recordings)
     yield "open", f"tensorboard --logdir {shlex.quote(logdir)}   (the tab Memory)"
+
+
+def _failed(recordings: Recordings) -> Iterator[tuple[str, str]]:
+    """Yield the last request that failed, of those that wrote what filled the memory."""
+    dumps = [step.metadata for step in recordings.steps if step.metadata.dump_of]
+    failed = [(dump, device) for dump in dumps for device in dump.devices if device.failed_requests.count]
+    if not failed:
+        return
+    dump, device = max(failed, key=lambda pair: pair[0].epoch_ns)
+    request = device.failed_requests
+    where = f", at {request.line}" if request.line else ""
+    whose = f", in {dump.dump_of}" if _processes(recordings) > 1 else ""
+    yield "failed", f"a request of {size_text(request.requested_bytes)} on {device.device}{where}{whose}"
+
+
+def _processes(recordings: Recordings) -> int:
+    return len({step.metadata.dump_of or step.metadata.worker for step in recordings.steps})
 
 
 def _growing(best: RecordedStep, recordings: Recordings) -> Iterator[tuple[str, str]]:
@@ -105,7 +123,7 @@ def _growing(best: RecordedStep, recordings: Recordings) -> Iterator[tuple[str, 
 def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator[tuple[str, str]]:
     trace = load_window(best.side_file or "", best.metadata)
     state = peak(trace, largest=0)
-    workers = len({step.folder for step in recordings.steps})
+    workers = _processes(recordings)
     where = f", in {best.metadata.worker}, the highest of {workers}" if workers > 1 else ""
     phase = "" if state.phase == Phase.OTHER else f" in {state.phase.key}"
     doing = f", at {state.operator}" if state.operator else ""
@@ -186,7 +204,7 @@ def _watched(series: WatchedSteps, recordings: Recordings) -> Iterator[tuple[str
     if resident:  # the process has also written the recording, in the step after it
         numbers |= {number + 1 for number in numbers}
     recorded = device.peak[np.isin(figures.steps, list(numbers))].tolist()
-    failed = [step for step in recordings.steps if step.metadata.worker == f"oom_{series.worker}"]
+    failed = [step for step in recordings.steps if step.metadata.dump_of == series.worker]
     recorded += [peaks(step).get(device.name, 0) for step in failed]
     if recorded and most > HIGHER * max(recorded):
         more, steps = size_text(most - max(recorded)), figures.range_of(row)
@@ -241,6 +259,7 @@ def _moved(rows: Sequence[Delta]) -> str:
 
 def _highest(recordings: Recordings) -> RecordedStep | None:
     steps = [step for step in recordings.steps if step.side_file is not None]
+    steps.sort(key=lambda step: not step.metadata.dump_of)  # of equal peaks, the one that says what failed
     return highest(steps, None) if steps else None
 
 

@@ -35,6 +35,7 @@ from tb_memplugin.record.whole_device.window import WholeReading, whole_devices
 from tb_memplugin.store import files
 from tb_memplugin.store.paths import folder_name
 from tb_memplugin.store.writer import RunWriter
+from tb_memplugin.trace.labels import DUMP_OF
 
 logger = logging.getLogger("tb_memplugin")
 
@@ -258,10 +259,14 @@ class OomRecorder:
 
     def _import(self, device_type: str, snapshot: Snapshot, cards: Mapping[str, CardMemory]) -> None:
         trace = with_inferred_layers(trace_from_snapshot(snapshot, "out of memory", device_type))
-        trace = replace(trace, whole_devices=whole_devices(None, WholeReading(cards), trace))
+        worker = self._worker_name or default_worker_name()
+        trace = replace(
+            trace,
+            properties={**trace.properties, DUMP_OF: worker},
+            whole_devices=whole_devices(None, WholeReading(cards), trace),
+        )
         if self._writer is None:
-            worker = f"oom_{self._worker_name or default_worker_name()}"
-            self._writer = RunWriter(self.dir_name, worker, self._guard.end_flush)
+            self._writer = RunWriter(self.dir_name, f"oom_{worker}", self._guard.end_flush)
         self._writer.write(trace)
 
     def _warn(self, message: str, error: Exception) -> None:

@@ -24,6 +24,7 @@ from tb_memplugin.store.blob import SCHEMA_VERSION
 from tb_memplugin.store.paths import readable
 from tb_memplugin.store.whole_devices import packed_whole
 from tb_memplugin.trace import STACKING_ORDER, Category, MemoryTrace, Note, OutOfMemory, Phase, Spans
+from tb_memplugin.trace.labels import DUMP_OF
 from tb_memplugin.trace.notes import SUMMARY_SHORTENED
 from tb_memplugin.trace.tables import Int64, differences
 
@@ -104,6 +105,7 @@ class WindowSummaries:
             epoch_ns=self._epoch,
             side_file=self._window.side_file,
             model_fingerprint=self._fingerprint,
+            dump_of=readable(trace.properties.get(DUMP_OF, "")),
             devices=[
                 recording_pb2.DeviceStats(
                     device=readable(device.name),

@@ -47,6 +47,7 @@ class WorkerSteps:
             Advice; None: too few steps to tell. Watched steps, on the CPU those of the process, come before
             recorded ones.
         failed: the requests that failed; None if that was not recorded.
+        dump_of: the worker whose failed request wrote this; "" for a recording of a worker's own steps.
     """
 
     worker: str
@@ -60,6 +61,7 @@ class WorkerSteps:
     recorded: Bool
     growth: int | None = None
     failed: Failed | None = None
+    dump_of: str = ""
 
     @property
     def step_count(self) -> int:
@@ -79,6 +81,12 @@ def worker_steps(
         growths = [_growth_watched(watched, "cpu"), devices["cpu"].growth]
         devices["cpu"] = replace(devices["cpu"], growth=_first_growth(growths))
     return list(devices.values())
+
+
+def without_dumps(ranks: Sequence[WorkerSteps]) -> list[WorkerSteps]:
+    """Leave out dumps of a device of a worker that is there itself: they are no rank of their own."""
+    themselves = {(rank.worker, rank.device) for rank in ranks}
+    return [rank for rank in ranks if (rank.dump_of, rank.device) not in themselves]
 
 
 def device_kind(device: str) -> str:
@@ -143,6 +151,8 @@ def _of_device(worker: str, name: str, recorded: list[tuple[StepMetadata, Device
         for step, device in recorded
     ]
     steps, allocated, reserved, window, entry, end = np.array(rows, np.int64).T
+    dump_of = recorded[-1][0].dump_of  # its last step has not ended, so what is left after it is no growth
+    comparable = _comparable(name, steps, window)
     return WorkerSteps(
         worker,
         name,
@@ -153,8 +163,9 @@ def _of_device(worker: str, name: str, recorded: list[tuple[StepMetadata, Device
         reserved,
         at_least=np.zeros(len(steps), np.bool_),
         recorded=np.ones(len(steps), np.bool_),
-        growth=_growth(steps, entry, end, _comparable(name, steps, window), int(allocated.max())),
+        growth=None if dump_of else _growth(steps, entry, end, comparable, int(allocated.max())),
         failed=_failed(recorded),
+        dump_of=dump_of,
     )
 
 
@@ -249,4 +260,5 @@ def _joined(parts: list[WorkerSteps]) -> WorkerSteps:
         column("recorded"),
         growth=_first_growth([part.growth for part in parts]),
         failed=telling and replace(telling, count=max(failed.count for failed in fails)),
+        dump_of=parts[-1].dump_of,
     )

@@ -29,6 +29,9 @@ IN_CYCLE = "held by a reference cycle: "
 HOLDERS_SEARCHED = "holders_searched"
 """The property of a trace in which the search for what holds the blocks that outlive it came to its end."""
 
+DUMP_OF = "dump_of"
+"""The property of a trace that was written when a request failed: the worker in which it failed."""
+
 
 _ELEMENT = re.compile(r"\[[^\[\]]*\]")
 """An element in the name of what holds a tensor: `[3]`, `['mean']`."""

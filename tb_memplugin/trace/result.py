@@ -194,7 +194,8 @@ def _for_arrow(arrow: Any, values: Column) -> Any:
         return arrow.DictionaryArray.from_arrays(codes, arrow.array(values.names, arrow.string()))
     if isinstance(values, np.ma.MaskedArray):
         return arrow.array(values.data, mask=np.ma.getmaskarray(values))
-    return arrow.array(values)
+    array = arrow.array(values)
+    return arrow.nulls(len(array)) if array.type == arrow.struct([]) else array  # Parquet has no empty struct
 
 
 def _cut(text: str, most: int = MOST_CHARACTERS) -> str:

@@ -205,7 +205,10 @@ def test_the_real_client_gets_the_answer_of_the_tool(root: Path, tools: Recordin
 
     peak, recordings, outside, wrong, misspelt = asked(root, talk)
     assert misspelt.is_error
-    assert "There is no such argument.\n  where: peak rank" in misspelt.content[0].text
+    assert misspelt.content[0].text.endswith(
+        "There is no such argument.\n  where: peak rank\n"
+        "  fix: Choose from: path, by, device, step, worker, top"
+    )
     assert peak.structured_content == asdict(tools.peak("one.pickle", "line"))
     assert recordings.structured_content == asdict(tools.recordings())
     assert outside.is_error

@@ -1,12 +1,14 @@
 """`tb-memplugin summary`: what fills the peak of a recorded run, and what to do, in some lines."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tb_memplugin import load
 from tb_memplugin.store.writer import RunWriter, StepsWriter
+from tb_memplugin.trace.labels import DUMP_OF
 from tests.analysis.test_growth import of_process
 from tests.commands.files import failing_snapshot, refused, run, write
 from tests.step_figures import figures
@@ -64,8 +66,9 @@ def test_a_step_that_is_far_higher_than_the_recorded_ones_is_said_and_how_to_rec
 
 def test_no_step_is_to_be_recorded_where_the_dump_of_the_failure_has_it(tmp_path):
     """Step 7 has 300 MiB, and the snapshot that was taken when memory ran out in it 310 MiB."""
-    for worker, size in (("rank0", 100), ("oom_rank0", 310)):
-        RunWriter(str(tmp_path / "run"), worker).write(trace("step 2", f"alloc {size * MIB} a device=cuda:0"))
+    for worker, size, dump_of in (("rank0", 100, ""), ("dump", 310, "rank0")):
+        recorded = trace("step 2", f"alloc {size * MIB} a device=cuda:0")
+        RunWriter(str(tmp_path / "run"), worker).write(replace(recorded, properties={DUMP_OF: dump_of}))
     writer = StepsWriter(str(tmp_path / "run"), "rank0", 0)
     writer.write(figures([100 * MIB] * 7 + [300 * MIB]))
     writer.close()
@@ -86,8 +89,10 @@ def test_parts_of_ten_percent_are_named_and_those_below_one_percent_are_not(tmp_
 
 def test_why_memory_ran_out_is_the_first_advice_and_no_step_is_named_that_none_marked(tmp_path):
     recorded = load(write(tmp_path / "oom.pickle", failing_snapshot()))
-    RunWriter(str(tmp_path / "run"), "oom_rank0").write(recorded)
+    RunWriter(str(tmp_path / "run"), "a").write(trace("step 2", "alloc 300 a device=cuda:0"))
+    RunWriter(str(tmp_path / "run"), "dump").write(replace(recorded, properties={DUMP_OF: "a"}))
     shown = lines(tmp_path / "run")
+    assert shown["failed"] == "a request of 8.79 KiB on cuda:0"
     assert shown["peak"] == "300 B on cuda:0"
     assert shown["advice"].startswith("A request for 8.79 KiB failed on cuda:0")
 

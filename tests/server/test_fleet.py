@@ -15,6 +15,7 @@ from tb_memplugin.store.health import MOST_SIDE_FILES
 from tb_memplugin.store.worker_steps import worker_steps
 from tb_memplugin.store.writer import RunWriter, StepsWriter
 from tb_memplugin.trace import Kind, OutOfMemory
+from tb_memplugin.trace.labels import DUMP_OF
 from tests.server.tab import Tab
 from tests.step_figures import figures
 from tests.traces import CUDA_CAPACITY, trace
@@ -230,3 +231,23 @@ def test_the_dump_of_a_failure_comes_before_a_monitor_that_counted_it_in_a_later
     StepsWriter(str(tmp_path / "run"), "rank0", 0).write(replace(seen, devices=(device,)))
     failed = rows(Tab(tmp_path).get("fleet"))["run"]["failed"]
     assert (failed["worker"], failed["requested_bytes"], failed["line"]) == ("oom_rank0", 999, None)
+
+
+def test_the_dump_of_a_rank_is_no_rank(tmp_path):
+    """Rank 0 peaks at 110 and rank 1 at 150 bytes; what rank 0 wrote when a request failed has 1,110."""
+    dump = failing(10, 1000)
+    RunWriter(str(tmp_path / "run"), "rank0").write(kept(10, 0, 0))
+    RunWriter(str(tmp_path / "run"), "rank1").write(kept(50, 0, 0))
+    RunWriter(str(tmp_path / "run"), "dump").write(replace(dump, properties={DUMP_OF: "rank0"}))
+    tab = Tab(tmp_path)
+    row = rows(tab.get("fleet"))["run"]
+    assert (row["ranks"], row["worker"], row["peak_bytes"], row["median"]) == (2, "dump", 1110, None)
+    assert (row["failed"]["worker"], row["growing"]) == ("dump", None)
+    ranks = tab.get("ranks", run="run", device="cuda:0")["rows"]
+    assert [(rank["worker"], rank["highest_bytes"]) for rank in ranks] == [("rank0", 110), ("rank1", 150)]
+    (run,) = tab.get("runs")["runs"]
+    assert {worker["worker"]: worker["dump_of"] for worker in run["workers"]} == {
+        "dump": "rank0",
+        "rank0": "",
+        "rank1": "",
+    }

@@ -16,6 +16,7 @@ import pytest
 
 from tb_memplugin import analysis, load
 from tb_memplugin.analysis import compare, curve, peak, stack_table, step_stats
+from tb_memplugin.analysis.divisions import Part
 from tb_memplugin.analysis.moments import moment
 from tb_memplugin.analysis.peak_holders import Holder, PeakHolders
 from tb_memplugin.analysis.steps import StepSeries
@@ -176,6 +177,17 @@ def test_arrow_has_the_same_numbers_as_pandas() -> None:
         for name in table.column_names:
             ours = [None if value is pd.NA or value != value else value for value in frame[name].tolist()]
             assert table[name].to_pylist() == ours
+
+
+def test_parts_without_categories_can_be_written_to_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    parts = ResultTable((Part("a.py:1 (step)", 3, 1), Part("(no stack)", 2, 1)))
+    pyarrow.parquet.write_table(parts.to_arrow(), tmp_path / "parts.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "parts.parquet")
+    assert table["bytes"].to_pylist() == [3, 2]
+    assert table["categories"].to_pylist() == [None, None]
 
 
 @pytest.mark.parametrize(("name", "extra"), [("pandas", "pandas"), ("pyarrow", "arrow")])

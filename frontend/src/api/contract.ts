@@ -29,6 +29,8 @@ export interface PackedWorker {
   devices: string[];
   /** The steps that were recorded. */
   steps: PackedSteps;
+  /** The worker in which a request failed, if this was written then; "" for other recordings. */
+  dump_of: string;
   /** The same text for recordings of one model, with any number of layers; "" if it is not known. */
   model: string;
   /** By name of a device, what a `MemoryMonitor` saw; `{}` if there was none. */

@@ -26,7 +26,7 @@ export interface StepEntry {
   devices: Record<string, StepPeaks>;
 }
 
-export interface WorkerEntry extends Absent<Omit<contract.PackedWorker, "steps">, "monitored" | "model"> {
+export interface WorkerEntry extends Absent<Omit<contract.PackedWorker, "steps">, "monitored" | "model" | "dump_of"> {
   steps: StepEntry[];
 }
 

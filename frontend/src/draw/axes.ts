@@ -61,11 +61,11 @@ export function drawStepAxis(context: Context, x: Scale, top: number, palette: P
   for (const step of ticks(from, to, most)) drawTick(context, x, step, top, String(step), palette);
 }
 
-/** Times count from `origin`, the start of the step. */
-export function drawTimeAxis(context: Context, x: Scale, top: number, origin: number, palette: Palette): void {
+/** Times count from `origin`, the start of the step. The unit is that of the longest beside it, in `longest` nanoseconds. */
+export function drawTimeAxis(context: Context, x: Scale, top: number, origin: number, palette: Palette, longest = 0): void {
   const [from, to] = [x.domain[0] - origin, x.domain[1] - origin];
   if (to - from <= 1) return; // a recording without events, which has no length
-  const unit = timeUnitFor(to - from);
+  const unit = timeUnitFor(to - from, longest);
   const digits = tickDecimals(roundStep((to - from) / unit.ns, mostTicks(x)));
   for (const value of ticks(from, to, mostTicks(x), unit.ns))
     drawTick(context, x, value + origin, top, `${inTimeUnit(value, unit, digits)} ${unit.name}`, palette);

@@ -191,12 +191,9 @@ function busiest(worker: WorkerEntry, devices: string[]): string | undefined {
   return [...devices].sort((a, b) => orderOf(a) - orderOf(b) || top(b) - top(a))[0];
 }
 
-/** What was dumped when memory ran out is a worker of its own, which begins with this. */
-const DUMPED = "oom_";
-
 /** What was dumped when memory ran out, else the worker that peaks highest, as Fleet and Ranks have it: on an accelerator, where any has one. */
 function highestWorker(workers: WorkerEntry[]): WorkerEntry {
-  const dumps = workers.filter(({ worker }) => worker.startsWith(DUMPED));
+  const dumps = workers.filter(({ dump_of }) => dump_of);
   const tops = (dumps.length > 0 ? dumps : workers).map((worker) => ({ worker, ...highestDevice(worker) }));
   return tops.reduce((top, one) => (one.order < top.order || (one.order === top.order && one.bytes > top.bytes) ? one : top)).worker;
 }

@@ -48,8 +48,8 @@ describe("what is picked", () => {
     });
   });
   it("is what was dumped when memory ran out, though a monitor saw a byte more", () => {
-    const run = { run: "a", workers: [worker("oom_rank0", { 0: 29 }), worker("rank0", { 1: 10, 2: 30 })] };
-    expect(resolveSelection({ ...answer, runs: [run] }, { view: "overview" })).toMatchObject({ worker: "oom_rank0", step: 0 });
+    const run = { run: "a", workers: [worker("oom_a", { 1: 10, 2: 30 }), { ...worker("dump", { 0: 29 }), dump_of: "oom_a" }] };
+    expect(resolveSelection({ ...answer, runs: [run] }, { view: "overview" })).toMatchObject({ worker: "dump", step: 0 });
   });
   it("is of equal peaks the first", () => {
     const flat = { ...answer, runs: [{ run: "a", workers: [worker("rank0", { 3: 9, 4: 9, 5: 8 })] }] };

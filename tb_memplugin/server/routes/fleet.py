@@ -15,7 +15,7 @@ from tb_memplugin.server.rule_search import first_matches
 from tb_memplugin.server.selection import Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import RankBytes, shape_of
-from tb_memplugin.store.worker_steps import WorkerSteps, device_kind, in_order
+from tb_memplugin.store.worker_steps import WorkerSteps, device_kind, in_order, without_dumps
 
 CURVE_COLUMNS = 48
 FULL = 1_000
@@ -112,15 +112,17 @@ def answer(session: Session, request: Request) -> FleetAnswer:
 
 
 def _row(run: str, every: Sequence[WorkerSteps]) -> FleetRun:
-    ranks = _of_one_kind(every)
-    peaks = rank_peaks([RankSteps(rank.steps, rank.allocated) for rank in ranks])
-    row = max(range(len(ranks)), key=lambda row: peaks[row].highest_bytes)
-    rank, peak = ranks[row], peaks[row]
+    of_kind = _of_one_kind(every)
+    ranks = without_dumps(of_kind)
+    rank = max(of_kind, key=lambda rank: (int(rank.allocated.max()), rank.dump_of != ""))
+    compared = ranks if rank in ranks else [rank]
+    peaks = rank_peaks([RankSteps(other.steps, other.allocated) for other in compared])
+    peak = peaks[compared.index(rank)]
     growths = [rank.growth for rank in ranks if rank.growth is not None]
     growing = max(ranks, key=lambda rank: rank.growth or 0)
     median: RankBytes | None = None
     if peak.median_rank is not None and peak.median_bytes is not None:
-        other = ranks[peak.median_rank]
+        other = compared[peak.median_rank]
         median = shape_of(RankBytes, other, bytes=peak.median_bytes)
     return {
         "run": run,

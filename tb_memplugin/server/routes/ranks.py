@@ -11,7 +11,7 @@ from tb_memplugin.errors import NotRecordedError
 from tb_memplugin.server.selection import MOST_COLUMNS, Request
 from tb_memplugin.server.session import Session
 from tb_memplugin.server.shapes import RankBytes, shape_of
-from tb_memplugin.store.worker_steps import WorkerSteps, device_kind
+from tb_memplugin.store.worker_steps import WorkerSteps, device_kind, without_dumps
 from tb_memplugin.trace.tables import Int64
 
 DEFAULT_COLUMNS = 500
@@ -109,7 +109,7 @@ def _ranks(session: Session, request: Request) -> list[WorkerSteps]:
     run, kind = request.text("run"), device_kind(request.text("device"))
     for fresh in (False, True):
         of_run = session.worker_steps(request, run, fresh=fresh).get(run, [])
-        ranks = [rank for rank in of_run if device_kind(rank.device) == kind]
+        ranks = [rank for rank in without_dumps(of_run) if device_kind(rank.device) == kind]
         if ranks:
             return ranks
     raise NotRecordedError(

@@ -50,6 +50,8 @@ class PackedWorker(TypedDict):
     """Names of the devices that were recorded."""
     steps: PackedSteps
     """The steps that were recorded."""
+    dump_of: str
+    """The worker in which a request failed, if this was written then; "" for other recordings."""
     model: str
     """The same text for recordings of one model, with any number of layers; "" if it is not known."""
     monitored: dict[str, MonitoredWhole]
@@ -106,6 +108,7 @@ def _runs(listing: Listing, monitored: MonitoredRuns) -> list[PackedRun]:
                 "worker": worker,
                 "devices": list(dict.fromkeys(device for entry in entries for device in entry.devices)),
                 "steps": _steps(entries),
+                "dump_of": entries[-1].metadata.dump_of if entries else "",
                 "model": entries[-1].metadata.model_fingerprint if entries else "",
                 "monitored": _monitored(monitored.workers.get((run, worker))),
             }

@@ -27,7 +27,8 @@ export function paintSide(
   const x = linear([curve.t0, curve.t1], [LEFT, width - 6]);
   const reserve = reserveFits(both);
   const y = linear([0, ceiling(reserve ? both : both.map((one) => ({ ...one, reserved: null })))], [BOTTOM, 6]);
-  axes(context, x, y, curve.t0, unit, palette);
+  const longest = Math.max(...both.map(({ t0, t1 }) => t1 - t0));
+  axes(context, x, y, curve.t0, unit, palette, longest);
   drawLayers(context, curve, "category", { x, y }, palette);
   drawOutline(context, curve, { x, y }, palette);
   if (reserve) drawReserved(context, curve, { x, y }, palette);
@@ -84,7 +85,8 @@ function axes(
   origin: number,
   unit: Unit,
   palette: Palette,
+  longest?: number,
 ): void {
   drawByteAxis(context, y, LEFT, x.range[1], unit, palette);
-  drawTimeAxis(context, x, BOTTOM, origin, palette);
+  drawTimeAxis(context, x, BOTTOM, origin, palette, longest);
 }

@@ -5,7 +5,7 @@ import type { FleetAnswer, FleetRun } from "../../api/types";
 import { hostFilter } from "../../host/address";
 import { navigate, route } from "../../state/app";
 import { causeGroups, causeKey, fleetSentence, highestSentence, inFleetOrder, withText } from "../../state/fleet";
-import { grouped } from "../../state/numbers";
+import { counted, grouped } from "../../state/numbers";
 import { Name } from "../name";
 import { Notice } from "../notices";
 import { Toggle } from "../segmented";
@@ -99,7 +99,7 @@ function Tools({ filter, isPattern, shown, of }: { filter: string; isPattern: bo
         testid="fleet-findings"
       />
       <span class="hint" role="status" data-testid="fleet-count">
-        {shown === of ? `${grouped(of)} runs` : `${grouped(shown)} of ${grouped(of)} runs`}
+        {shown === of ? counted(of, "run") : `${grouped(shown)} of ${counted(of, "run")}`}
       </span>
     </div>
   );
