@@ -55,7 +55,8 @@ def test_every_option_is_on_the_page():
         f"{command} {option.opts[-1]}"
         for command, found in commands.items()
         for option in (found.params if found else ())
-        if isinstance(option, click.Option) and not option.hidden
+        if isinstance(option, click.Option)
+        and not option.hidden
         and not any(
             re.search(rf"{name}\b", page) for name in (*option.opts, *option.secondary_opts) for page in PAGES
         )
