@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copyreg
 import io
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -22,7 +21,7 @@ from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.read.collector import collector_at_rest
 from tb_memplugin.read.snapshot.columns.layout import EMPTY_LIST, GETS, MARK, MEMOIZE, IrregularError
 from tb_memplugin.read.snapshot.columns.scan import Scan
-from tb_memplugin.read.snapshot.columns.tokens import get_of
+from tb_memplugin.read.snapshot.columns.tokens import Tokens, get_of
 from tb_memplugin.read.snapshot.entries import FIELDS, EntryColumns, joined_numbers, joined_objects
 from tb_memplugin.read.snapshot.pickle_reader import CHUNK_BYTES, PickleReader
 from tb_memplugin.read.snapshot.safe_pickle import DAMAGE, PlainUnpickler, growth_watch
@@ -41,7 +40,6 @@ MANY = 1 << 19
 """With so many entries, memory that was freed goes back to the system before more is needed."""
 
 LIST_BEGINS = bytes((MARK, *GETS))
-GET = re.compile(rb"h.|j.{4}", re.DOTALL)
 
 
 Fields = dict[str, tuple[np.ndarray, dict[int, Any] | None]]
@@ -117,7 +115,7 @@ class _Rest:
         self._puts = np.array([len(layout.puts) for layout in scan.layouts], np.uint16)[self._layout]
         bounds = np.concatenate([[0], np.cumsum(scan.runs)])
         stores = np.add.reduceat(self._puts, bounds[:-1], dtype=np.int64)
-        tokens, bases = scan.tokens, []
+        tokens, bases = Tokens(scan.memoizes), []
         begin, stored = scan.proven
         for run, island in enumerate(scan.islands):
             if run and (not island.data or island.data[0] not in AFTER_RUN):
@@ -235,8 +233,6 @@ class _Rest:
         lists = [
             (int(self._first[entry]) + put, token) for entry, put, token in wanted if token[0] == EMPTY_LIST
         ]
-        shared = self._scan.tokens.shared
-        lists += [(number, bytes((EMPTY_LIST,)) + gets) for gets, number in shared.items()]
         return b"".join(
             (
                 b"(",
@@ -368,15 +364,21 @@ def _distinct(codes: Int32) -> list[int]:
     return distinct
 
 
-def _highest_gets(lists: Sequence[bytes]) -> list[int]:
-    """Return the highest number in each list of gets, -1 for an empty list."""
-    numbers = _Gets()
-    return [max(map(numbers.__getitem__, GET.findall(gets)), default=-1) for gets in lists]
-
-
-class _Gets(dict[bytes, int]):
-    """The numbers of gets; lists share most."""
-
-    def __missing__(self, get: bytes) -> int:
-        number = self[get] = int.from_bytes(get[1:], "little")
-        return number
+def _highest_gets(lists: Sequence[bytes]) -> Int64:
+    """Return the highest number in each list of gets, -1 for an empty list; all lists step together."""
+    raw = b"".join(lists) + bytes(4)
+    data, words = np.frombuffer(raw, np.uint8), np.ndarray((len(raw) - 3,), "<u4", raw, 0, (1,))
+    sizes = np.fromiter(map(len, lists), np.int64, len(lists))
+    ends = np.cumsum(sizes)
+    at = ends - sizes
+    at += (sizes > 0) & (data[at] == MARK)
+    highest = np.full(len(lists), -1, np.int64)
+    going = np.flatnonzero(at < ends - 1)
+    while len(going):
+        here = at[going]
+        short = data[here] == b"h"[0]
+        numbers = np.where(short, data[here + 1], words[here + 1]).astype(np.int64)
+        highest[going] = np.maximum(highest[going], numbers)
+        at[going] = here = here + np.where(short, 2, 5)
+        going = going[here < ends[going] - 1]
+    return highest

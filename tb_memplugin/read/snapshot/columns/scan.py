@@ -29,7 +29,7 @@ from tb_memplugin.read.snapshot.columns.layout import (
     argument,
     layout_of,
 )
-from tb_memplugin.read.snapshot.columns.tokens import LIST_OF_GETS, Tokens, get_of
+from tb_memplugin.read.snapshot.columns.tokens import Tokens, get_of
 from tb_memplugin.trace.tables import Bool, Int32, Int64, UInt8, in_memory
 
 WINDOW_BYTES = 4 << 20
@@ -53,6 +53,7 @@ BATCH = int.from_bytes(b"e(", "little")
 FIRST_ENTRY = re.compile(
     rb"\}(?:\x94|q.|r.{4})\((?=(?:\x8c\x06|X\x06\0\0\0)action(?:\x94|q.|r.{4}))", re.DOTALL
 )
+LIST_OF_GETS = re.compile(rb"(?:\((?:h.|j.{4})+e|(?:h.|j.{4})a)?", re.DOTALL)
 
 
 class Numbers(dict[bytes, int]):
@@ -96,7 +97,6 @@ class Scan:
         self._are_gets = bytearray()
         self._rest = 0
         self._begin = b""
-        self.tokens = Tokens(False)
         self.proven = 0, 0  # bytes of the first island whose tokens were read, and what they store
         self._scan(stream, least_bytes)
 
@@ -134,16 +134,16 @@ class Scan:
     def _window(self, data: bytes, base: int, *, final: bool) -> int:
         """Read a window. Return how many of its bytes are done; the last entry is not, unless it is final."""
         frames, end = self._frames(data, base)
-        done = 0
         if self._begin:
             starts = self._starts(data)
         else:
-            starts, done, searched = self._find_entries(data, frames, 1 if final else SAMPLES)
+            starts, searched = self._find_entries(data, frames, 1 if final else SAMPLES)
             end = end if final else min(end, searched)
+        done = 0
         if not final:
             starts = starts[starts + MOST_HEAD <= len(data)]
         if len(starts) > 1:
-            done = self._entries(data, starts, done, frames)
+            done = self._entries(data, starts, frames)
             end = end if final else int(starts[-1])
         self._keep(data, done, end, frames)
         if final and end < len(data):
@@ -165,31 +165,28 @@ class Scan:
                 self._next_frame = self._next_frame + FRAME_BYTES + length
         return frames, len(data)
 
-    def _find_entries(self, data: bytes, frames: list[int], least: int) -> tuple[Int64, int, int]:
+    def _find_entries(self, data: bytes, frames: list[int], least: int) -> tuple[Int64, int]:
         """Find the first entry, whose first key tells with which bytes others begin, and their usual fields.
 
-        Return where entries may begin, how many bytes before them are done, and how many need not be searched
-        again. `least` entries must be in the window.
+        Return where entries may begin, and how many bytes need not be searched again. `least` entries must be
+        in the window.
         """
         first, none = FIRST_ENTRY.search(data), np.zeros(0, np.int64)
         if not first:
-            return none, 0, max(len(data) - MOST_HEAD, 0)
+            return none, max(len(data) - MOST_HEAD, 0)
         before = Island(bytearray(self.islands[0].data), list(self.islands[0].cuts))
         _keep(before, data, 0, first.start(), frames)
-        tokens = Tokens(self.memoizes)
-        number = tokens.read(before)
+        number = Tokens(self.memoizes).read(before)
+        self.proven = len(before.data), number
         self._begin = get_of(number + 1)
         starts = self._starts(data)
-        starts = starts[starts > first.start()]
         some = starts[:SAMPLES:EACH].tolist()
         layouts = [layout for at in some if (layout := _layout_at(data, at)) is not None]
         if len(starts) < least or not layouts:
             self._begin = b""
-            return none, 0, first.start()
-        self.tokens, self.proven, self.islands[0] = tokens, (len(before.data), number), before
-        self._rest += first.start()
+            return none, first.start()
         self.fields = Counter(tuple(layout.fields) for layout in layouts).most_common(1)[0][0]
-        return starts, first.start(), len(data)
+        return starts, len(data)
 
     def _starts(self, data: bytes) -> Int64:
         """Return where entries may begin: an empty dict, its put, MARK and the get of the first key."""
@@ -210,7 +207,7 @@ class Scan:
             starts = starts[_begins_with(words[starts + 1 + behind], bytes((MARK,)) + begin)]
         return starts
 
-    def _entries(self, data: bytes, starts: Int64, done: int, frames: list[int]) -> int:
+    def _entries(self, data: bytes, starts: Int64, frames: list[int]) -> int:
         """Decode the entries between starts, and keep what is between runs. Return the end of the last."""
         count = len(starts) - 1
         ends, regular = np.zeros(count, np.int64), np.zeros(count, bool)
@@ -229,12 +226,11 @@ class Scan:
             kept = regular[first : first + ENTRIES_AT_ONCE]
             for key, values in part.items():
                 self._parts.setdefault(key, []).append(values[kept])
-        return self._split(data, starts, ends, np.flatnonzero(regular), done, frames)
+        return self._split(data, starts, ends, np.flatnonzero(regular), frames)
 
-    def _split(
-        self, data: bytes, starts: Int64, ends: Int64, rows: Int64, done: int, frames: list[int]
-    ) -> int:
-        """Add runs of adjacent regular entries, and the islands before them; `done` bytes are in some."""
+    def _split(self, data: bytes, starts: Int64, ends: Int64, rows: Int64, frames: list[int]) -> int:
+        """Add runs of adjacent regular entries, and the islands before them."""
+        done = 0
         if not len(rows):
             return done
         gaps = np.flatnonzero(ends[rows[:-1]] != starts[rows[1:]]) + 1

@@ -49,23 +49,11 @@ def entry_rows(count: int, begin: int = 0) -> Iterator[dict[str, Any]]:
         }
 
 
-def segment_of(device: int, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a segment whose blocks have the entries' stacks, each in a list of its own."""
-    block = {"size": 512, "requested_size": 500, "state": "active_allocated"}
-    blocks = [
-        {**block, "address": (1 << 40) + 512 * row, "frames": list(entry["frames"])}
-        for row, entry in enumerate(entries[:60])
-    ]
-    segment = {"device": device, "address": 1 << 40, "total_size": 512 * len(blocks), "stream": 0}
-    return {**segment, "segment_type": "small", "blocks": blocks}
-
-
 def example(count: int = 300) -> dict[str, Any]:
     """Return a snapshot of two devices."""
-    traces = [list(entry_rows(count)), list(entry_rows(count // 3, count))]
     return {
-        "segments": [segment_of(device, trace) for device, trace in enumerate(traces)],
-        "device_traces": traces,
+        "segments": [],
+        "device_traces": [list(entry_rows(count)), list(entry_rows(count // 3, count))],
         "allocator_settings": {"a": "b"},
         "external_annotations": [],
     }

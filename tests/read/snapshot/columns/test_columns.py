@@ -89,7 +89,7 @@ def test_mutants_are_read_as_pickle_reads_them_or_left_to_the_safe_reader(protoc
     raw = pickle.dumps(example(120), protocol)
     ends = Counter(map(fault, mutants(random.Random(24), raw, 400)))
     assert set(ends) == {None, "left"}
-    assert ends[None] > 30
+    assert ends[None] > 40
 
 
 def test_json_that_was_pickled_again_is_left_or_equal() -> None:
@@ -166,25 +166,6 @@ def test_shared_objects_stay_shared_or_are_left_to_the_safe_reader(change: str, 
     raw = pickle.dumps(shared(change), protocol)
     assert fault(raw) in (None, "left")
     assert (fault(raw) is None) == (change == "a list of frames is also elsewhere")
-
-
-@pytest.mark.parametrize("protocol", [2, 4])
-def test_blocks_with_the_same_frames_share_a_list(protocol: int) -> None:
-    content = example()
-    lists = [block["frames"] for block in content["segments"][0]["blocks"]]
-    read = [block["frames"] for block in columns_of(content, protocol)["segments"][0]["blocks"]]
-    assert read == lists
-    later = [frames for frames in read[45:] if len(frames) > 1]  # their frames are in lists before
-    assert len({id(frames) for frames in later}) == len({str(frames) for frames in later}) < len(later)
-
-
-def test_a_list_that_changes_after_others_share_it_is_left_to_the_safe_reader() -> None:
-    content = example()
-    content["twice"] = content["segments"][0]["blocks"][59]["frames"]
-    raw = pickle.dumps(content, 2)
-    assert fault(raw) is None
-    assert raw.endswith(b"u.")
-    assert fault(raw[:-2] + b"(h\x00eu.") == "left"
 
 
 def test_frames_that_cut_a_token_are_left_to_the_safe_reader() -> None:
