@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tb_memplugin.analysis.advice_rules import RULES, advice, advice_on_steps, heading
 from tb_memplugin.analysis.findings import Evidence, Finding, Judgement, Where
@@ -22,8 +19,10 @@ from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable
 from tb_memplugin.errors import UnreadableFileError
 from tb_memplugin.store import files
-from tb_memplugin.store.reader import Recordings, load_window, read_recordings
 from tb_memplugin.trace.result import json_value
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MOST_HOLDERS, MOST_FINDINGS = 3, 4
 """How many of them are shown without --details."""
@@ -55,15 +54,19 @@ def command(
     PATH is a memory snapshot, a Kineto trace, a raw
     memory timeline, a recorded window, or a recorded run's folder.
     """
-    watched = highest_watched(path)
-    recordings = read_recordings(path) if watched is not None else Recordings()
-    if watched is not None and not recordings.steps:
+    watched, recordings = highest_watched(path), None
+    if watched is not None:
+        from tb_memplugin.store.reader import read_recordings  # files need none of it
+
+        recordings = read_recordings(path)
+    if watched is not None and recordings is not None and not recordings.steps:
         source, result = watched.folder, advice_on_steps(watched.figures)
     else:
         opened = open_trace(path, reading, device=device, step=step, worker=worker)
         levels = functools.cache(lambda: _run_levels(opened))
         source = opened.source
-        result = advice(opened.trace, device, levels, recordings.watched_beside(source))
+        beside = None if recordings is None else recordings.watched_beside(source)
+        result = advice(opened.trace, device, levels, beside)
     if as_json:
         document = {
             "source": source,
@@ -73,15 +76,14 @@ def command(
         }
         click.echo(json.dumps(document, indent=2, default=json_value))
         return
-    out = console()
     for peak in result.peaks:
-        _show_peak(out, peak, MOST_HOLDERS if peak is result.peaks[0] else 0)
-    out.print(heading(result))
+        _show_peak(peak, MOST_HOLDERS if peak is result.peaks[0] else 0)
+    click.echo(heading(result))
     if not details:
         shown = _different(result.findings)[:MOST_FINDINGS]
         for finding in shown:
-            _show_briefly(out, finding)
-        out.print(_rest(len(result.findings) - len(shown)), soft_wrap=True)
+            _show_briefly(finding)
+        click.echo(_rest(len(result.findings) - len(shown)))
         return
     for finding in result.findings:
         _show(finding)
@@ -92,6 +94,8 @@ def _run_levels(opened: Opened) -> tuple[WindowLevel, ...]:
     """Return the levels of the worker's windows, including the opened one; a file has one window only."""
     if not files.is_folder(opened.source):
         return window_levels(opened.trace)
+    from tb_memplugin.store.reader import load_window, read_recordings
+
     steps = [step for step in read_recordings(opened.source).steps if step.folder == opened.source]
     paths = dict.fromkeys(step.side_file for step in steps if step.side_file is not None)
     levels: list[WindowLevel] = []
@@ -103,36 +107,32 @@ def _run_levels(opened: Opened) -> tuple[WindowLevel, ...]:
     return tuple(levels)
 
 
-def _show_peak(out: Console, peak: PeakHolders, most: int) -> None:
+def _show_peak(peak: PeakHolders, most: int) -> None:
     """Print what a peak consists of, and its largest holders with the sum of the others."""
     unit = Unit.for_bytes([peak.bytes])
     parts = ", ".join(
         f"{name.replace('_', ' ')} {percent(size, peak.bytes)} %" for name, size in peak.categories[:3]
     )
     where = f"step {peak.step}, event {peak.event:,}" if peak.event >= 0 else "before the first event"
-    out.print(
-        printable(f"{peak.device}: {unit.text(peak.bytes)} at the peak ({where}): {parts}"), soft_wrap=True
-    )
+    click.echo(printable(f"{peak.device}: {unit.text(peak.bytes)} at the peak ({where}): {parts}"))
     for holder in peak.holders[:most]:
         kind = f", {holder.category.replace('_', ' ')}" if holder.is_name else ""
         name = holder.name if holder.is_name else holder.name.replace("_", " ")
         text = f"{printable(name, LONGEST)}: {counted(holder.blocks, 'block')}{kind}"
-        out.print(
-            f"  {unit.text(holder.bytes)}, {percent(holder.bytes, peak.bytes)} %  {text}", soft_wrap=True
-        )
+        click.echo(f"  {unit.text(holder.bytes)}, {percent(holder.bytes, peak.bytes)} %  {text}")
     rest = peak.holders[most:]
     if most and rest:
         size = sum(holder.bytes for holder in rest)
         text = counted(len(rest), "other")
-        out.print(f"  {unit.text(size)}, {percent(size, peak.bytes)} %  {text}", soft_wrap=True)
+        click.echo(f"  {unit.text(size)}, {percent(size, peak.bytes)} %  {text}")
 
 
-def _show_briefly(out: Console, finding: Finding) -> None:
+def _show_briefly(finding: Finding) -> None:
     share = f"{percent(finding.bytes, finding.of_bytes)} % of {size_text(finding.of_bytes)}"
     title = printable(f"{finding.level}, {finding.device}: {finding.title}", 4 * LONGEST)
-    out.print(f"  {size_text(finding.bytes)} {finding.measure}, {share}. {title}", soft_wrap=True)
+    click.echo(f"  {size_text(finding.bytes)} {finding.measure}, {share}. {title}")
     price = f" Price: {printable(finding.price, LONGEST)}." if finding.price else ""
-    out.print(f"    To do: {printable(finding.what_to_do, 4 * LONGEST)}{price}", soft_wrap=True)
+    click.echo(f"    To do: {printable(finding.what_to_do, 4 * LONGEST)}{price}")
 
 
 def _different(findings: Sequence[Finding]) -> list[Finding]:
@@ -149,23 +149,26 @@ def _rest(more: int) -> str:
 
 
 def _show(finding: Finding) -> None:
-    out = console()
     size = size_text(finding.bytes)
     total = size_text(finding.of_bytes)
     percent = 100 * finding.bytes / finding.of_bytes if finding.of_bytes else 0
     step = "" if finding.step is None else f", step {finding.step}"
     title = f"{finding.level}, {finding.device}{step}: {finding.title}"
-    out.print()
-    out.print(printable(title, 4 * LONGEST), soft_wrap=True)
-    out.print(f"  {size} {finding.measure}: {percent:.1f} % of {total}", soft_wrap=True)
-    out.print(_evidence(finding.evidence))
+    click.echo()
+    click.echo(printable(title, 4 * LONGEST))
+    click.echo(f"  {size} {finding.measure}: {percent:.1f} % of {total}")
+    console().print(_evidence(finding.evidence))
     if finding.price:
-        out.print(f"  price: {printable(finding.price, LONGEST)}", soft_wrap=True)
-    out.print(f"  to do: {finding.what_to_do}", soft_wrap=True)
-    out.print(f"  in the tab: {_address(finding.where)}", soft_wrap=True)
+        click.echo(f"  price: {printable(finding.price, LONGEST)}")
+    click.echo(f"  to do: {finding.what_to_do}")
+    click.echo(f"  in the tab: {_address(finding.where)}")
 
 
 def _evidence(rows: Sequence[Evidence]) -> Table:
+    from rich import box  # details alone need rich
+    from rich.table import Table
+    from rich.text import Text
+
     unit = Unit.for_bytes([row.bytes for row in rows])
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     drawn.add_column("  evidence", overflow="fold")
@@ -185,6 +188,10 @@ def _address(where: Where) -> str:
 def _show_judgements(judgements: Sequence[Judgement]) -> None:
     if not judgements:
         return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("rule", "device", "", "why"):
         drawn.add_column(name, overflow="fold", no_wrap=name != "why")

@@ -267,10 +267,10 @@ def highest(steps: Sequence[RecordedStep], device: str | None) -> RecordedStep:
 
 def highest_watched(path: str, worker: str | None = None) -> WatchedSteps | None:
     """Return the steps that a monitor watched below a folder, of the worker with the highest peak, if any."""
-    from tb_memplugin.store.reader import read_recordings
-
     if not files.is_folder(path):
         return None
+    from tb_memplugin.store.reader import read_recordings
+
     return max(
         (steps for steps in read_recordings(path).watched if worker in (None, steps.worker)),
         key=lambda steps: max((int(device.peak.max()) for device in steps.figures.devices), default=0),

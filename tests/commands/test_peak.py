@@ -233,7 +233,11 @@ HEAVY = {
 
 @pytest.mark.parametrize(
     ("arguments", "not_imported"),
-    [(["--help"], {*HEAVY, "numpy", "rich", "difflib"}), (["peak", "FILE"], HEAVY)],
+    [
+        (["--help"], {*HEAVY, "numpy", "rich", "difflib"}),
+        (["peak", "FILE"], {*HEAVY, "rich"}),
+        (["advice", "FILE"], {*HEAVY, "rich"}),
+    ],
 )
 def test_a_command_imports_what_it_needs(tmp_path, arguments, not_imported):
     path = str(files.write(tmp_path / "a.pickle", files.step_snapshot()))
