@@ -673,6 +673,16 @@ def test_what_one_line_keeps_in_every_layer_is_no_graph() -> None:
     assert "No activations" in why(stacked(history, ("<lambda> hooks.py:3",)), "unused_graph")
 
 
+def test_layers_of_a_library_that_one_line_calls_are_a_graph() -> None:
+    """Of 2 x (100 + 80 + 60 + 40), three blocks in a row are needed at a time: 100 + 80 + 60."""
+    names = (("a", 100), ("b", 80), ("c", 60), ("d", 40))
+    each = [f"alloc {size} {name}# module=layers.#.{name} phase=forward" for name, size in names]
+    history = trace(*layers(*each, count=2), *layers(*(f"free {name}#" for name, _ in names), count=2))
+    library = ("forward torch/nn/modules/linear.py:5", CALL_OF_MODULE, "evaluate eval.py:3")
+    finding = found(stacked(history, library), "unused_graph")
+    assert (finding.bytes, finding.of_bytes) == (320, 560)
+
+
 def test_results_that_a_list_keeps_pile_up() -> None:
     """Four results of 400 beside 100 inside. Freed when the next is born, one of 400 and 100 are left."""
     lines = [
