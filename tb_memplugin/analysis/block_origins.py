@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, Level, NotJudged, Result, Where
-from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.lines import line_evidence
 from tb_memplugin.analysis.source_lines import frame_of_line, leading_frame, line_key, stacks_in_use
 from tb_memplugin.analysis.steps import HighestStep, highest_step
@@ -44,7 +43,7 @@ class Origin:
         frames: the Python frames outside torch and einops, innermost first.
         stack, module: rows in `trace.stacks` and `trace.modules`, -1 for none.
         line: the source line, "" without a stack.
-        layer: the name that the module shares with those of repeated layers, "" if the line did not call it.
+        inside: the Python frames that the line called, innermost first, if a module's call is among them.
         is_direct: whether Python code outside torch and einops called the operator itself.
         in_call: whether a module call is in the stack.
     """
@@ -54,7 +53,7 @@ class Origin:
     stack: int
     module: int
     line: str
-    layer: str
+    inside: tuple[str, ...]
     is_direct: bool
     in_call: bool
 
@@ -101,11 +100,11 @@ class StepBlocks:
 
     @cached_property
     def sites(self) -> Int64:
-        """A number for each block, the same for those alike in names, and in line and layer, or in module."""
-        numbers: dict[tuple[str, frozenset[str], str | int], int] = {}
+        """A number for each block, the same for those alike in names, line and what it called (or module)."""
+        numbers: dict[tuple[str, frozenset[str], tuple[str, ...] | int], int] = {}
         same = [
             numbers.setdefault(
-                (origin.line, origin.names, origin.layer if origin.line else origin.module), len(numbers)
+                (origin.line, origin.names, origin.inside if origin.line else origin.module), len(numbers)
             )
             for origin in self.origins
         ]
@@ -335,20 +334,21 @@ def _origins(trace: MemoryTrace, rows: Int64) -> tuple[Int64, tuple[Origin, ...]
     pairs, pair = groups((blocks.operator[rows].astype(np.int64) + 1) * width + blocks.module[rows] + 1, end)
     first, origin = groups(stack * len(pairs) + pair, max(len(stacks), 1) * len(pairs) + 1)
     of_stack = [_of_stack(trace.stack(row)) for row in stacks]
-    folded = folds([row.key for row in trace.modules])
-    layers = [folded[row.key] if row.is_module else "" for row in trace.modules]
     origins = []
     for at in first.tolist():
-        names, frames, line, is_direct, in_call, calls_module = of_stack[int(stack[at])]
+        names, frames, line, inside, is_direct, in_call = of_stack[int(stack[at])]
         operator, module = int(blocks.operator[rows[at]]), int(blocks.module[rows[at]])
         if operator >= 0:
             names |= {trace.operators[operator].rpartition("::")[2]}
-        layer = layers[module] if calls_module and module >= 0 else ""
-        origins.append(Origin(names, frames, stacks[int(stack[at])], module, line, layer, is_direct, in_call))
+        origins.append(
+            Origin(names, frames, stacks[int(stack[at])], module, line, inside, is_direct, in_call)
+        )
     return origin, tuple(origins)
 
 
-def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], str, bool, bool, bool]:
+def _of_stack(
+    stack: tuple[str, ...],
+) -> tuple[frozenset[str], tuple[str, ...], str, tuple[str, ...], bool, bool]:
     names: set[str] = set()
     frames = []
     for text in stack:
@@ -361,10 +361,11 @@ def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], 
     innermost = next((text for text in stack if read_frame(text).is_python), "")
     is_direct = bool(frames) and innermost == frames[0]
     in_call = any(text.startswith(MODULE_CALL) for text in stack)
-    inside = takewhile(lambda text: text != leading, stack)
-    calls_module = any(text.startswith(MODULE_CALL) for text in inside)
+    called = tuple(takewhile(lambda text: text != leading, stack))
+    calls_module = any(text.startswith(MODULE_CALL) for text in called)
+    inside = tuple(text for text in called if calls_module and read_frame(text).is_python)
     line = "" if leading is None else line_key(leading)
-    return frozenset(names), tuple(frames), line, is_direct, in_call, calls_module
+    return frozenset(names), tuple(frames), line, inside, is_direct, in_call
 
 
 @lru_cache(maxsize=16_384)

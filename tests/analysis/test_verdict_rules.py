@@ -697,11 +697,12 @@ def test_what_one_line_keeps_in_every_layer_is_no_graph() -> None:
 
 def test_layers_of_a_library_that_one_line_calls_are_a_graph() -> None:
     """Of 2 x (100 + 80 + 60 + 40), three blocks in a row are needed at a time: 100 + 80 + 60."""
-    names = (("a", 100), ("b", 80), ("c", 60), ("d", 40))
-    each = [f"alloc {size} {name}# module=layers.#.{name} phase=forward" for name, size in names]
-    history = trace(*layers(*each, count=2), *layers(*(f"free {name}#" for name, _ in names), count=2))
-    library = ("forward torch/nn/modules/linear.py:5", CALL_OF_MODULE, "evaluate eval.py:3")
-    finding = found(stacked(history, library), "unused_graph")
+    each = [f"alloc {size} a{size}# phase=forward" for size in (100, 80, 60, 40)]
+    lines = ("linear.py:5", "normalization.py:6", "activation.py:7", "dropout.py:8")
+    frees = layers(*(f"free a{size}#" for size in (100, 80, 60, 40)), count=2)
+    history = trace(*layers(*each, count=2), *frees)
+    stacks = ((f"forward torch/nn/modules/{line}", CALL_OF_MODULE, "evaluate eval.py:3") for line in lines)
+    finding = found(stacked(history, *stacks), "unused_graph")
     assert (finding.bytes, finding.of_bytes) == (320, 560)
 
 
