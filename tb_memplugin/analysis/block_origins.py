@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,6 +43,7 @@ class Origin:
         frames: the Python frames outside torch and einops, innermost first.
         stack, module: rows in `trace.stacks` and `trace.modules`, -1 for none.
         line: the source line, "" without a stack.
+        inside: the Python frames that the line called, innermost first, if a module's call is among them.
         is_direct: whether Python code outside torch and einops called the operator itself.
         in_call: whether a module call is in the stack.
     """
@@ -51,6 +53,7 @@ class Origin:
     stack: int
     module: int
     line: str
+    inside: tuple[str, ...]
     is_direct: bool
     in_call: bool
 
@@ -97,11 +100,11 @@ class StepBlocks:
 
     @cached_property
     def sites(self) -> Int64:
-        """A number for each block, the same for those alike in line (without one: module) and names."""
-        numbers: dict[tuple[str, frozenset[str], int], int] = {}
+        """A number for each block, the same for those alike in names, line and what it called (or module)."""
+        numbers: dict[tuple[str, frozenset[str], tuple[str, ...] | int], int] = {}
         same = [
             numbers.setdefault(
-                (origin.line, origin.names, -1 if origin.line else origin.module), len(numbers)
+                (origin.line, origin.names, origin.inside if origin.line else origin.module), len(numbers)
             )
             for origin in self.origins
         ]
@@ -333,15 +336,19 @@ def _origins(trace: MemoryTrace, rows: Int64) -> tuple[Int64, tuple[Origin, ...]
     of_stack = [_of_stack(trace.stack(row)) for row in stacks]
     origins = []
     for at in first.tolist():
-        names, frames, line, is_direct, in_call = of_stack[int(stack[at])]
+        names, frames, line, inside, is_direct, in_call = of_stack[int(stack[at])]
         operator, module = int(blocks.operator[rows[at]]), int(blocks.module[rows[at]])
         if operator >= 0:
             names |= {trace.operators[operator].rpartition("::")[2]}
-        origins.append(Origin(names, frames, stacks[int(stack[at])], module, line, is_direct, in_call))
+        origins.append(
+            Origin(names, frames, stacks[int(stack[at])], module, line, inside, is_direct, in_call)
+        )
     return origin, tuple(origins)
 
 
-def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], str, bool, bool]:
+def _of_stack(
+    stack: tuple[str, ...],
+) -> tuple[frozenset[str], tuple[str, ...], str, tuple[str, ...], bool, bool]:
     names: set[str] = set()
     frames = []
     for text in stack:
@@ -354,7 +361,11 @@ def _of_stack(stack: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...], 
     innermost = next((text for text in stack if read_frame(text).is_python), "")
     is_direct = bool(frames) and innermost == frames[0]
     in_call = any(text.startswith(MODULE_CALL) for text in stack)
-    return frozenset(names), tuple(frames), "" if leading is None else line_key(leading), is_direct, in_call
+    called = tuple(takewhile(lambda text: text != leading, stack))
+    calls_module = any(text.startswith(MODULE_CALL) for text in called)
+    inside = tuple(text for text in called if calls_module and read_frame(text).is_python)
+    line = "" if leading is None else line_key(leading)
+    return frozenset(names), tuple(frames), line, inside, is_direct, in_call
 
 
 @lru_cache(maxsize=16_384)

@@ -144,7 +144,7 @@ def _rows(mask: Bool) -> Rows:
     return np.flatnonzero(mask)
 
 
-PRODUCTS = {"bmm", "baddbmm", "baddbmm_", "einsum", "matmul"}
+PRODUCTS = {"bmm", "baddbmm", "baddbmm_", "einsum", "matmul", "multi_head_attention_forward"}
 LAYERS = {"linear", "mm", "addmm"}
 """Operators that multiply batches of matrices, as queries by keys; and those that multiply by a weight."""
 

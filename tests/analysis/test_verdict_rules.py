@@ -82,6 +82,15 @@ def test_without_operators_a_softmax_outside_of_modules_is_no_attention() -> Non
     assert found(stacked(history, *in_module), "attention_scores").bytes == 800
 
 
+def test_attention_that_returns_its_weights_is_found_without_operators() -> None:
+    """nn.MultiheadAttention with need_weights=True, its default: the product has no frame of its own."""
+    attention = "multi_head_attention_forward torch/nn/functional.py:6000"
+    callers = (attention, CALL_OF_MODULE, "forward model.py:3")
+    stacks = callers, ("softmax torch/nn/functional.py:9", *callers)
+    history = stacked(trace("alloc 400 a", "alloc 400 p"), *stacks)
+    assert found(history, "attention_scores").bytes == 800
+
+
 def test_without_operators_and_stacks_no_attention_is_judged() -> None:
     assert why(trace("alloc 400 a"), "attention_scores") == (
         "The recording contains neither operators nor stacks."
@@ -264,6 +273,19 @@ def test_a_forward_that_its_backward_does_not_free_is_not_summed(used: int) -> N
 
 def test_forwards_of_one_loss_wait_for_its_backward() -> None:
     assert "No backward" in why(forwards("alloc 4 l# phase=forward module=net"), "summed_losses")
+
+
+@pytest.mark.parametrize("is_sum", [False, True])
+def test_losses_of_layers_within_a_call_of_the_model_have_one_graph(is_sum: bool) -> None:
+    """Unless something is born outside of the model between them, as an input."""
+    loss = "alloc 4 l# phase=forward module=net operator=aten::cross_entropy_loss"
+    lines = (*(["alloc 8 x# operator=aten::to"] if is_sum else []), *FORWARD, loss)
+    gradient = "alloc 30 g phase=backward category=gradient"
+    history = trace("start 400 w", *layers(*lines, count=3), gradient)
+    if is_sum:
+        assert found(history, "summed_losses").bytes == 2 * 154
+    else:
+        assert "No backward" in why(history, "summed_losses")
 
 
 def steps(*, frees: str) -> MemoryTrace:
@@ -673,6 +695,17 @@ def test_what_one_line_keeps_in_every_layer_is_no_graph() -> None:
     assert "No activations" in why(stacked(history, ("<lambda> hooks.py:3",)), "unused_graph")
 
 
+def test_layers_of_a_library_that_one_line_calls_are_a_graph() -> None:
+    """Of 2 x (100 + 80 + 60 + 40), three blocks in a row are needed at a time: 100 + 80 + 60."""
+    each = [f"alloc {size} a{size}# phase=forward" for size in (100, 80, 60, 40)]
+    lines = ("linear.py:5", "normalization.py:6", "activation.py:7", "dropout.py:8")
+    frees = layers(*(f"free a{size}#" for size in (100, 80, 60, 40)), count=2)
+    history = trace(*layers(*each, count=2), *frees)
+    stacks = ((f"forward torch/nn/modules/{line}", CALL_OF_MODULE, "evaluate eval.py:3") for line in lines)
+    finding = found(stacked(history, *stacks), "unused_graph")
+    assert (finding.bytes, finding.of_bytes) == (320, 560)
+
+
 def test_results_that_a_list_keeps_pile_up() -> None:
     """Four results of 400 beside 100 inside. Freed when the next is born, one of 400 and 100 are left."""
     lines = [
@@ -745,13 +778,15 @@ def test_caches_that_serve_many_forwards_are_no_pile() -> None:
     assert "No result of an earlier forward" in why(stacked(history, *stacks), "previous_result")
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_outputs_of_all_layers_that_a_forward_returned_pile_up(again: bool) -> None:
-    """Four of 400, and 100 inside. Freed by the next layer, 500 are left. Not if the layers run again."""
+@pytest.mark.parametrize("again", [0, 1, 9])
+def test_outputs_of_all_layers_that_a_forward_returned_pile_up(again: int) -> None:
+    """Four of 400, and 100 inside. Freed by the next layer, 500 are left. Not if the layers run again.
+
+    What the last layer returned may be of another line.
+    """
     each = ("alloc 100 a# phase=forward", "alloc 400 r# phase=forward", "free a#")
     lines = layers(*each, count=4)
-    if again:
-        lines += layers("alloc 100 b# phase=forward", "free b#", count=9)
+    lines += layers("alloc 100 b# phase=forward", "free b#", count=again)
     history = trace(*lines, *(f"free r{number}" for number in range(4)))
     inner, outer = (
         (CALL_OF_MODULE, "forward model.py:7", CALL_OF_MODULE, "main main.py:1"),
@@ -759,10 +794,10 @@ def test_outputs_of_all_layers_that_a_forward_returned_pile_up(again: bool) -> N
     )
     history = stacked(history, ("forward net.py:3", *inner), ("forward net.py:9", *inner), inner[1:], outer)
     row = history.events.stack.copy()
-    row[history.events.kind == Kind.ALLOC] = [0, 1] * 4 + [0] * 9 * again
+    row[history.events.kind == Kind.ALLOC] = [0, 1] * 4 + [0] * again
     row[-4:] = 3
     history = replace(history, events=replace(history.events, stack=row))
-    if again:
+    if again > 1:
         assert "No result of an earlier forward" in why(history, "previous_result")
     else:
         finding = found(history, "previous_result")
@@ -873,6 +908,14 @@ def test_a_line_of_a_library_that_only_passes_calls_on_is_not_to_be_recomputed()
 def test_without_a_backward_nothing_is_recomputed_in_it() -> None:
     kept = [f"alloc {size} x{size} phase=forward category=activation" for size in (300, 100)]
     history = stacked(trace(*kept), ("forward layer.py:5", CALL), ("forward layer.py:6", CALL))
+    assert "has no backward" in why(history, "checkpointing")
+
+
+def test_a_workspace_from_an_earlier_backward_is_no_backward() -> None:
+    kept = layers("alloc 100 x# phase=forward category=activation", count=4)
+    called = [(f"forward layer.py:{line}", CALL, "forward model.py:20") for line in (5, 6)]
+    backward = ("torch::autograd::generated::AddmmBackward0::apply ??:0",)
+    history = stacked(trace("start 50 w", *kept), *called, *called, backward, start=(4,))
     assert "has no backward" in why(history, "checkpointing")
 
 

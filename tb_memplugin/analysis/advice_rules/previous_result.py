@@ -143,7 +143,8 @@ def _pile(
         since, until = inside[-2], inside[-1]
         if of_layers:
             after = slice(until + 1, int(np.searchsorted(blocks.born, end)))
-            is_cache = np.isin(blocks.sites[after], blocks.sites[since : until + 1]).any()
+            again = np.isin(blocks.sites[after], blocks.sites[since : until + 1]).sum()
+            is_cache = again > until - since  # the last layer may return another state
         else:
             served = int(np.searchsorted(calls, end)) - before[until]
             is_cache = served > MOST_FORWARDS * (before[until] - before[since])

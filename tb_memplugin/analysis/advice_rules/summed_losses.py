@@ -87,6 +87,20 @@ def _is_inside(trace: MemoryTrace, origin: Origin) -> bool:
     return origin.in_call or (not origin.frames and of_module)
 
 
+def _losses(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
+    """Return the mask of the scalars outside of modules, and of the last loss of each call of the model.
+
+    Something outside of modules is born between two such calls: an input, a sum.
+    """
+    forward = ~blocks.of(lambda origin: origin.is_backward) & (blocks.born >= 0)
+    inside = blocks.of(lambda origin: _is_inside(trace, origin))
+    calls = np.cumsum(forward & ~inside)
+    losses: Bool = forward & (~inside | blocks.of(is_loss)) & (blocks.bytes <= SCALAR)
+    in_call = np.flatnonzero(losses & inside)
+    losses[in_call[:-1][np.diff(calls[in_call]) == 0]] = False
+    return losses
+
+
 def _gradients(judged: Judged, begin: int, end: int) -> Int64:
     """Return the bytes of the gradients that a backward allocates and that outlive it; int64, shape (1,)."""
     blocks = judged.blocks
@@ -101,11 +115,8 @@ def _forwards(judged: Judged) -> Iterator[tuple[int, int, list[Int64]]]:
     The forwards are the last ones that are alike, the earliest first. A failed request stands for a backward.
     """
     trace, blocks = judged.trace, judged.blocks
-    outside = blocks.of(
-        lambda origin: not origin.is_backward and (not _is_inside(trace, origin) or is_loss(origin))
-    )
-    scalar = outside & (blocks.born >= 0) & (blocks.bytes <= SCALAR)
-    ends = np.sort(blocks.born[scalar])
+    scalar = _losses(trace, blocks)
+    ends = blocks.born[scalar]
     category, phase = (
         column[blocks.rows] for column in (trace.allocations.category, trace.allocations.phase)
     )

@@ -183,7 +183,8 @@ def trains(trace: MemoryTrace, blocks: StepBlocks) -> bool:
     own = trace.allocations
     is_of_training = np.isin(own.phase, (Phase.BACKWARD, Phase.OPTIMIZER))
     is_of_training |= np.isin(own.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
-    return bool(is_of_training.any() or blocks.of(lambda origin: origin.is_backward).any())
+    in_backward = blocks.of(lambda origin: origin.is_backward) & (blocks.born >= 0)
+    return bool(is_of_training.any() or in_backward.any())
 
 
 def without_backward(trace: MemoryTrace, blocks: StepBlocks) -> Bool:
