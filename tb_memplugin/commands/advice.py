@@ -78,7 +78,7 @@ def command(
         return
     for peak in result.peaks:
         _show_peak(peak, MOST_HOLDERS if peak is result.peaks[0] else 0)
-    click.echo(heading(result))
+    click.echo(printable(heading(result)))
     if not details:
         shown = _different(result.findings)[:MOST_FINDINGS]
         for finding in shown:
@@ -160,7 +160,7 @@ def _show(finding: Finding) -> None:
     console().print(_evidence(finding.evidence))
     if finding.price:
         click.echo(f"  price: {printable(finding.price, LONGEST)}")
-    click.echo(f"  to do: {finding.what_to_do}")
+    click.echo(f"  to do: {printable(finding.what_to_do, 4 * LONGEST)}")
     click.echo(f"  in the tab: {_address(finding.where)}")
 
 
