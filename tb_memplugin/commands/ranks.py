@@ -79,7 +79,7 @@ def _cells(rank: WorkerSteps, peak: RankPeak, alike: Sequence[WorkerSteps], unit
         share = 100 * (peak.highest_bytes - peak.median_bytes) / peak.median_bytes
         median = alike[peak.median_rank]
         name = median.worker if len({other.worker for other in alike}) > 1 else median.device
-        above = f"{share:+.1f} % ({name})"
+        above = f"{round(share, 1) + 0.0:+.1f} % ({name})"  # no -0.0
     growth = NOT_KNOWN if rank.growth is None else "none" if rank.growth == 0 else size_text(rank.growth)
     highest = unit.show(peak.highest_bytes)
     return (rank.worker, rank.device, highest, str(peak.highest_step), above, growth, f"{rank.step_count:,}")
