@@ -20,7 +20,6 @@ from tb_memplugin.analysis.source_lines import (
     lines_of,
     stacks_in_use,
 )
-from tb_memplugin.analysis.stacks import chosen_rows
 from tb_memplugin.analysis.sums import sums
 from tb_memplugin.analysis.units import counted
 from tb_memplugin.trace import MemoryTrace
@@ -55,7 +54,7 @@ def line_table(trace: MemoryTrace, device: int, event: int | None = None) -> Res
         event: count the blocks alive after this event (-1: before the first); None counts every allocation
             of the trace.
     """
-    return lines_of_rows(trace, chosen_rows(trace, device, event))
+    return lines_of_rows(trace, trace.allocations.of_device(device, event))
 
 
 def lines_of_rows(trace: MemoryTrace, rows: Rows) -> ResultTable[LineRow]:

@@ -38,14 +38,6 @@ class StackRow(AnalysisResult):
         return self.bytes / self.calls
 
 
-def chosen_rows(trace: MemoryTrace, device: int, event: int | None) -> Rows:
-    """Return the rows of allocations on a device: those alive after an event; None: all made in the trace."""
-    if event is not None:
-        return trace.allocations.alive_at(event, device)
-    blocks = trace.allocations
-    return np.flatnonzero((blocks.device == device) & (blocks.born >= 0))
-
-
 def stack_table(trace: MemoryTrace, device: int, event: int | None = None) -> ResultTable[StackRow]:
     """Return what each call stack allocated, largest first; the rows sum to the whole.
 
@@ -53,7 +45,7 @@ def stack_table(trace: MemoryTrace, device: int, event: int | None = None) -> Re
         event: count the blocks alive after this event (-1: before the first); None counts every allocation
             of the trace.
     """
-    return stacks_of(trace, chosen_rows(trace, device, event))
+    return stacks_of(trace, trace.allocations.of_device(device, event))
 
 
 def stacks_of(trace: MemoryTrace, rows: Rows) -> ResultTable[StackRow]:

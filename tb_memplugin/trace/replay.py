@@ -123,6 +123,12 @@ class Allocations:
             return rows
         return np.sort(self.alive_after(np.array([event], np.int64), device).rows)
 
+    def of_device(self, device: int, event: int | None) -> Rows:
+        """Return the rows of a device: those live after an event; None: all that were made in the trace."""
+        if event is not None:
+            return self.alive_at(event, device)
+        return np.flatnonzero((self.device == device) & (self.born >= 0))
+
     def alive_between(self, first: int, end: int, device: int) -> Rows:
         """Return the rows of the blocks on a device that were live between the events first and end."""
         rows: Rows = np.flatnonzero((self.device == device) & (self.born < end) & (self.freed >= first))

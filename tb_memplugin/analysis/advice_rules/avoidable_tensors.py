@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tb_memplugin.analysis.advice_rules.unused_gradients import Backwards
+from tb_memplugin.analysis.autograd_graphs import Backwards
 from tb_memplugin.analysis.block_origins import Judged, StepBlocks
 from tb_memplugin.analysis.findings import Result
 from tb_memplugin.analysis.subcategories import CASTS, logit_blocks

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tb_memplugin.analysis.advice_rules.unused_graph import trains, waiting_forwards
+from tb_memplugin.analysis.autograd_graphs import trains, waiting_forwards
 from tb_memplugin.analysis.block_origins import Judged, StepBlocks, freed_by_python
 from tb_memplugin.analysis.findings import Evidence, Fine, NotJudged, Result, Where, share
 from tb_memplugin.analysis.folded_layers import folds

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 
-from tb_memplugin.analysis.advice_rules.unused_gradients import Backwards
+from tb_memplugin.analysis.autograd_graphs import Backwards
 from tb_memplugin.analysis.block_origins import Judged
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result, share
 from tb_memplugin.analysis.sums import sums

@@ -6,8 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tb_memplugin.analysis.advice_rules.unused_gradients import NO_MORE, Backwards
-from tb_memplugin.analysis.advice_rules.unused_graph import MOST_OF_TWO, is_outside, without_backward
+from tb_memplugin.analysis.autograd_graphs import (
+    MOST_OF_TWO,
+    NO_MORE,
+    Backwards,
+    is_outside,
+    without_backward,
+)
 from tb_memplugin.analysis.block_origins import (
     UNKNOWN_ORIGINS,
     Judged,

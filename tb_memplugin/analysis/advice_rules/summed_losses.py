@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tb_memplugin.analysis.advice_rules.unused_gradients import Backwards
-from tb_memplugin.analysis.advice_rules.unused_graph import waiting_forwards
+from tb_memplugin.analysis.autograd_graphs import Backwards, waiting_forwards
 from tb_memplugin.analysis.block_origins import Judged, Origin, StepBlocks
 from tb_memplugin.analysis.findings import Fine, NotJudged, Result
 from tb_memplugin.analysis.lines import line_evidence

@@ -3,68 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
 import numpy as np
 
-from tb_memplugin.analysis.block_origins import Judged, StepBlocks, freed_by_python, window_blocks
+from tb_memplugin.analysis.autograd_graphs import NO_MORE, Backwards
+from tb_memplugin.analysis.block_origins import Judged, StepBlocks, window_blocks
 from tb_memplugin.analysis.findings import Evidence, Finding, Fine, NotJudged, Result
 from tb_memplugin.analysis.folded_layers import folds
 from tb_memplugin.analysis.units import counted, size_text
 from tb_memplugin.trace import Category, MemoryTrace, Phase
 from tb_memplugin.trace.kinds import NOT_DATA
-from tb_memplugin.trace.tables import Bool, Int64, module_text
+from tb_memplugin.trace.tables import Int64, module_text
 
 LEAST_SHARE = 0.05
 """Least share of the peak that must be gone without the gradients for a finding."""
 
-NO_MORE = np.iinfo(np.int64).max
-"""An event after all others."""
-
 BEHIND = 2
 """Without a graph, an activation counts as freed when so many further ones have been allocated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backwards:
-    """Backward passes: the births of the first and of the last block of each; int64, shape (n,)."""
-
-    first: Int64
-    last: Int64
-
-    @classmethod
-    def of(cls, trace: MemoryTrace, device: int) -> Backwards:
-        """Return those of a device (its row): blocks of backward with no block of forward between them."""
-        blocks = trace.allocations
-        own = (blocks.device == device) & (blocks.born >= 0)
-        born = blocks.born[own & (blocks.phase == Phase.BACKWARD)]
-        forward = blocks.born[own & (blocks.phase == Phase.FORWARD)]
-        begins = np.flatnonzero(np.diff(np.searchsorted(forward, born), prepend=-1))
-        return cls(born[begins], born[np.append(begins[1:], len(born))[: len(begins)] - 1])
-
-    def outlived(self, judged: Judged) -> Bool:
-        """Return the mask of `judged.blocks` that are freed outside of passes, after one since their birth.
-
-        Autograd frees some blocks after the last birth of a pass: outside are those that Python code frees,
-        or that are alive at the next event of another phase.
-        """
-        trace, blocks = judged.trace, judged.blocks
-        others = blocks.born[trace.allocations.phase[blocks.rows] != Phase.BACKWARD]
-        if len(trace.phases):
-            others = np.union1d(others, np.flatnonzero(trace.events.phase != Phase.BACKWARD))
-        others = np.append(others, NO_MORE)
-        ended = np.append(self.last, -1)[np.searchsorted(self.first, blocks.freed) - 1]
-        is_outside: Bool = blocks.freed >= others[np.searchsorted(others, ended)]
-        is_outside |= (blocks.freed > ended) & freed_by_python(trace, blocks)
-        return is_outside & (ended >= blocks.born)
-
-    def between(self, event: Int64) -> Int64:
-        """Return the pass after whose end and before whose successor's begin each event is, -1 if none."""
-        ended = np.searchsorted(self.last, event) - 1
-        is_between = (ended >= 0) & (np.append(self.first[1:], -1)[ended] > event)
-        return np.where(is_between, ended, -1)
 
 
 def unused_gradients(judged: Judged) -> Result:
