@@ -32,6 +32,8 @@ export interface Selection extends Pick {
   workers: string[];
   devices: string[];
   steps: StepChoice[];
+  /** Whether the step did not end: a request failed in it, and this was written then. */
+  failed: boolean;
   /** What the URL asked for and is not there, in words. */
   missing: string[];
   /** Whether the run that the URL asked for is there, but holds no memory of any device. */
@@ -70,6 +72,7 @@ export function resolveSelection(answer: RunsAnswer, route: Route): Selection | 
     workers: workers.map((w) => w.worker).sort(inOrder),
     devices: [...devices].sort(inOrder),
     steps,
+    failed: Boolean(worker.dump_of) && choice.step === steps.at(-1)?.step,
     missing: missing(route, { run: run.run, worker: worker.worker, device, step: choice.step }),
     holdsNothing: route.run !== run.run && answer.runs.some((r) => r.run === route.run && r.workers.length > 0),
     window: windowOf(worker, choice.window),

@@ -49,7 +49,7 @@ describe("what is picked", () => {
   });
   it("is what was dumped when memory ran out, though a monitor saw a byte more", () => {
     const run = { run: "a", workers: [worker("oom_a", { 1: 10, 2: 30 }), { ...worker("dump", { 0: 29 }), dump_of: "oom_a" }] };
-    expect(resolveSelection({ ...answer, runs: [run] }, { view: "overview" })).toMatchObject({ worker: "dump", step: 0 });
+    expect(resolveSelection({ ...answer, runs: [run] }, { view: "overview" })).toMatchObject({ worker: "dump", step: 0, failed: true });
   });
   it("is of equal peaks the first", () => {
     const flat = { ...answer, runs: [{ run: "a", workers: [worker("rank0", { 3: 9, 4: 9, 5: 8 })] }] };

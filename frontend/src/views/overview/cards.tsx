@@ -102,14 +102,17 @@ function WindowPeak({ stats, unit, profiler }: { stats: StepStats; unit: Unit; p
 function Left({ stats, first, unit }: { stats: StepStats; first: StepAnswer["first_end"]; unit: Unit }) {
   const growth = stats.end_bytes - (first ? first.end_bytes : stats.start_bytes);
   const since = first ? `since step ${first.step}` : "since recording began";
+  const { failed } = selection.value!;
   return (
     <Card
       id="left"
-      label={alone.value ? "Left at the end" : "Left after the step"}
+      label={failed ? "Alive at the failure" : alone.value ? "Left at the end" : "Left after the step"}
       to={{ view: "timeline", t: String(stats.step_end_ns) }}
       value={<Bytes bytes={stats.end_bytes} unit={unit} named />}
     >
-      {growth === 0 ? (
+      {failed ? (
+        "the step did not end"
+      ) : growth === 0 ? (
         <span class="shrunk">no growth {since}</span>
       ) : (
         <>

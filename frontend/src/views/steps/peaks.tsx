@@ -20,7 +20,11 @@ export function PeakOfAllSteps({ selection, bytes }: { selection: Selection; byt
     0,
     ["first", "last"],
   );
-  const data = steps.data;
+  const isWhole = !zoom && selection.monitored?.kind !== "process";
+  const data = useMemo(
+    () => (steps.data && isWhole ? withLater(steps.data, selection.steps) : steps.data),
+    [steps.data, isWhole, selection.steps],
+  );
   const recorded = selection.steps.map((one): [number, number] => [one.step, one.stats.peak_bytes]);
   return (
     <section class={steps.stale ? "card stale" : "card"} data-testid="peak-of-all-steps" aria-busy={steps.loading}>
@@ -74,6 +78,22 @@ export function PeakOfEachStep({ selection: { steps, step, stats } }: { selectio
       <StepChart data={data} marks={{ step, bytes: stats?.peak_bytes, recorded: [] }} />
     </section>
   );
+}
+
+/** With the recorded steps after all that a monitor saw: a request failed in them, so they did not end. */
+export function withLater(watched: StepsAnswer, steps: StepChoice[]): StepsAnswer {
+  const end = watched.last.at(-1) ?? Infinity;
+  const later = columnsOf(steps.filter(({ step }) => step > end));
+  return {
+    ...watched,
+    count: watched.count + later.count,
+    first: [...watched.first, ...later.first],
+    last: [...watched.last, ...later.last],
+    low: [...watched.low, ...later.low],
+    high: [...watched.high, ...later.high],
+    high_step: [...watched.high_step, ...later.high_step],
+    reserved: watched.reserved && [...watched.reserved, ...(later.reserved ?? [])],
+  };
 }
 
 /** A column each. */
