@@ -35,6 +35,9 @@ PATH_HELP = (
 DEVICE_TYPES = ("cuda", "xpu", "cpu", "mps", "mtia", "hpu", "npu", "musa", "mlu", "privateuseone")
 """Device types of PyTorch and its backends that count memory; `load` takes any other name, too."""
 
+ABOUT = 0.95
+"""What has so much of a peak has about that peak."""
+
 MOST_NOTES = 10
 """How many notes of a trace are printed; of further notes only the number is."""
 
@@ -259,10 +262,23 @@ def peaks(step: RecordedStep) -> dict[str, int]:
 
 
 def highest(steps: Sequence[RecordedStep], device: str | None) -> RecordedStep:
-    """Return the step with the highest peak on a device; without one, on any device."""
-    return max(
-        steps, key=lambda step: peaks(step)[device] if device else max(peaks(step).values(), default=-1)
+    """Return the step with the highest peak on a device; without one, on any device.
+
+    What was written when a request of that worker failed says more, if it has about that peak.
+    """
+
+    def peak(step: RecordedStep) -> int:
+        return peaks(step)[device] if device else max(peaks(step).values(), default=-1)
+
+    best = max(steps, key=peak)
+    run, worker = best.folder.rpartition("/")[0], best.metadata.worker
+    dumps = (
+        step
+        for step in steps
+        if (step.folder.rpartition("/")[0], step.metadata.dump_of) == (run, worker)
+        and peak(step) >= ABOUT * peak(best)
     )
+    return max(dumps, key=peak, default=best)
 
 
 def highest_watched(path: str, worker: str | None = None) -> WatchedSteps | None:
@@ -289,8 +305,10 @@ def print_others(steps: Sequence[RecordedStep], folder: str) -> None:
         above = begin.rpartition("/")[0].rstrip("/")
         shown = [printable(name[len(above) :].lstrip("/"), 80) for name in other_folders[:5]]
         names = ", ".join(shown) + (", …" if len(other_folders) > 5 else "")
+        is_dump = any(step.metadata.dump_of for step in steps if step.folder == folder)
+        why = "written when a request failed" if is_dump else "which has the highest peak"
         click.echo(
-            f"Showing {printable(folder)}, which has the highest peak. To see another, give its folder, "
+            f"Showing {printable(folder)}, {why}. To see another, give its folder, "
             f"below {printable(above or '/')}: {names}",
             err=True,
         )

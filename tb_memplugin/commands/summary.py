@@ -259,7 +259,6 @@ def _moved(rows: Sequence[Delta]) -> str:
 
 def _highest(recordings: Recordings) -> RecordedStep | None:
     steps = [step for step in recordings.steps if step.side_file is not None]
-    steps.sort(key=lambda step: not step.metadata.dump_of)  # of equal peaks, the one that says what failed
     return highest(steps, None) if steps else None
 
 

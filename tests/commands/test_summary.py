@@ -89,12 +89,20 @@ def test_parts_of_ten_percent_are_named_and_those_below_one_percent_are_not(tmp_
 
 def test_why_memory_ran_out_is_the_first_advice_and_no_step_is_named_that_none_marked(tmp_path):
     recorded = load(write(tmp_path / "oom.pickle", failing_snapshot()))
-    RunWriter(str(tmp_path / "run"), "a").write(trace("step 2", "alloc 300 a device=cuda:0"))
+    RunWriter(str(tmp_path / "run"), "a").write(trace("step 2", "alloc 310 a device=cuda:0"))
     RunWriter(str(tmp_path / "run"), "dump").write(replace(recorded, properties={DUMP_OF: "a"}))
     shown = lines(tmp_path / "run")
     assert shown["failed"] == "a request of 8.79 KiB on cuda:0"
     assert shown["peak"] == "300 B on cuda:0"
     assert shown["advice"].startswith("A request for 8.79 KiB failed on cuda:0")
+    assert "run/dump, written when a request failed. To see" in run("advice", tmp_path / "run").stderr
+
+
+def test_a_step_that_peaked_far_above_the_failed_one_is_shown(tmp_path):
+    recorded = load(write(tmp_path / "oom.pickle", failing_snapshot()))
+    RunWriter(str(tmp_path / "run"), "a").write(trace("step 2", "alloc 400 a device=cuda:0"))
+    RunWriter(str(tmp_path / "run"), "dump").write(replace(recorded, properties={DUMP_OF: "a"}))
+    assert lines(tmp_path / "run")["peak"].startswith("400 B on cuda:0 in step 2")
 
 
 @pytest.mark.parametrize(
