@@ -80,7 +80,7 @@ export function PeakOfEachStep({ selection: { steps, step, stats } }: { selectio
   );
 }
 
-/** With the recorded steps after all that a monitor saw: a request failed in them, so they did not end. */
+/** With the recorded steps after all that a monitor saw, which counts a step when it ends: one in which a request failed does not. */
 export function withLater(watched: StepsAnswer, steps: StepChoice[]): StepsAnswer {
   const end = watched.last.at(-1) ?? Infinity;
   const later = columnsOf(steps.filter(({ step }) => step > end));
