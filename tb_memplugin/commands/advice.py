@@ -14,7 +14,14 @@ from tb_memplugin.analysis.findings import Evidence, Finding, Judgement, Where
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.peak_holders import PeakHolders
 from tb_memplugin.analysis.units import counted, size_text
-from tb_memplugin.commands.opening import Opened, Reading, highest_watched, open_trace, reading_options
+from tb_memplugin.commands.opening import (
+    Opened,
+    Reading,
+    highest_or_dump,
+    highest_watched,
+    open_trace,
+    reading_options,
+)
 from tb_memplugin.commands.options import SOURCE, json_option
 from tb_memplugin.commands.tables import LONGEST, Unit, console, percent, printable
 from tb_memplugin.errors import UnreadableFileError
@@ -62,7 +69,7 @@ def command(
     if watched is not None and recordings is not None and not recordings.steps:
         source, result = watched.folder, advice_on_steps(watched.figures)
     else:
-        opened = open_trace(path, reading, device=device, step=step, worker=worker)
+        opened = open_trace(path, reading, device=device, step=step, worker=worker, choose=highest_or_dump)
         levels = functools.cache(lambda: _run_levels(opened))
         source = opened.source
         beside = None if recordings is None else recordings.watched_beside(source)

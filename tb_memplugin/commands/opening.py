@@ -93,11 +93,13 @@ def open_trace(
     device: str | None = None,
     step: int | None = None,
     worker: str | None = None,
+    choose: Callable[[Sequence[RecordedStep], str | None], RecordedStep] | None = None,
 ) -> Opened:
     """Read the trace in a file, or the window with the highest peak in the folder of a run or a logdir.
 
     Args:
         device, step, worker: in a folder, consider only recorded steps with these.
+        choose: returns one of several steps, on a device if that is not None. Default: `highest`.
 
     Raises:
         MemPluginError: the path does not exist or cannot be read.
@@ -107,7 +109,7 @@ def open_trace(
         from tb_memplugin.store.reader import load_window  # only folders need TensorBoard
 
         steps = chosen_steps(path, step, device, worker)
-        best = highest(steps, device)
+        best = (choose or highest)(steps, device)
         print_others(steps, best.folder)
         if best.side_file is None:
             raise UnreadableFileError(
@@ -262,23 +264,28 @@ def peaks(step: RecordedStep) -> dict[str, int]:
 
 
 def highest(steps: Sequence[RecordedStep], device: str | None) -> RecordedStep:
-    """Return the step with the highest peak on a device; without one, on any device.
+    """Return the step with the highest peak on a device; without one, on any device."""
+    return max(steps, key=lambda step: _peak(step, device))
 
-    What was written when a request of that worker failed says more, if it has about that peak.
+
+def highest_or_dump(steps: Sequence[RecordedStep], device: str | None) -> RecordedStep:
+    """Return the highest step, or what was written when a request of its worker failed.
+
+    That says more, if it has about that peak. But it may name other modules, and is not for comparisons.
     """
-
-    def peak(step: RecordedStep) -> int:
-        return peaks(step)[device] if device else max(peaks(step).values(), default=-1)
-
-    best = max(steps, key=peak)
+    best = highest(steps, device)
     run, worker = best.folder.rpartition("/")[0], best.metadata.worker
-    dumps = (
+    dumps = [
         step
         for step in steps
         if (step.folder.rpartition("/")[0], step.metadata.dump_of) == (run, worker)
-        and peak(step) >= ABOUT * peak(best)
-    )
-    return max(dumps, key=peak, default=best)
+        and _peak(step, device) >= ABOUT * _peak(best, device)
+    ]
+    return highest(dumps or [best], device)
+
+
+def _peak(step: RecordedStep, device: str | None) -> int:
+    return peaks(step)[device] if device else max(peaks(step).values(), default=-1)
 
 
 def highest_watched(path: str, worker: str | None = None) -> WatchedSteps | None:

@@ -20,7 +20,7 @@ from tb_memplugin.commands.divisions import division, division_name, division_op
 from tb_memplugin.commands.opening import (
     Reading,
     chosen_steps,
-    highest,
+    highest_or_dump,
     load_file,
     peaks,
     print_notes,
@@ -116,7 +116,7 @@ def _of_folder(
 ) -> tuple[str, str, list[DevicePeak]]:
     """Return the worker's folder, its name, and each device's peak in the step where it is highest."""
     steps = chosen_steps(path, step, device, worker)
-    best = highest(steps, device)
+    best = highest_or_dump(steps, device)
     traces: dict[str, MemoryTrace | UnreadableFileError] = {}
     device_peaks = [
         _recorded_peak(chosen, name, by, traces) for chosen, name in _per_device(steps, best.folder, device)

@@ -22,7 +22,7 @@ from tb_memplugin.analysis.moments import Moment, peak
 from tb_memplugin.analysis.source_lines import NO_STACK
 from tb_memplugin.analysis.units import counted, part_text, size_text
 from tb_memplugin.commands.divisions import shown_key
-from tb_memplugin.commands.opening import highest, peaks, recordings_below
+from tb_memplugin.commands.opening import highest, highest_or_dump, peaks, recordings_below
 from tb_memplugin.commands.options import PATH
 from tb_memplugin.commands.ranks import rank_steps
 from tb_memplugin.commands.tables import LONGEST, percent, printable
@@ -132,7 +132,10 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
     for name, by in DIVIDED:
         if text := _parts(state, _parts_of(state, by)):
             yield name, text
-    yield from _changed(path, trace, state.device)
+    own = _highest(recordings, device=state.device, own=True) or best
+    yield from _changed(
+        path, trace if own is best else load_window(own.side_file or "", own.metadata), state.device
+    )
     yield from _growing(best, recordings)
     answer = advice(trace, state.device, watched=recordings.watched_beside(best.folder))
     if answer.findings:
@@ -213,14 +216,17 @@ def _watched(series: WatchedSteps, recordings: Recordings) -> Iterator[tuple[str
 
 
 def _changed(path: str, trace: MemoryTrace, device: str) -> Iterator[tuple[str, str]]:
-    """Yield what changed on a device since the run before of the same program, by category and by module."""
+    """Yield what changed on a device since the run before of the same program, by category and by module.
+
+    What was written when a request failed names other modules: steps are compared that were recorded in full.
+    """
     folder, _, own = path.rstrip("/").rpartition("/")
     if not (folder and _BY_TIME.match(own)):  # no name of `tb-memplugin run`: others need not be comparable
         return
     earlier = [name for name in files.folders_in(folder) if _BY_TIME.match(name) and name < own]
     for name in reversed(earlier):
         recordings = read_recordings(files.join(folder, name))
-        before = _highest(recordings)
+        before = _highest(recordings, own=True) or _highest(recordings)
         if before is None:
             continue
         base = load_window(before.side_file or "", before.metadata)
@@ -257,9 +263,16 @@ def _moved(rows: Sequence[Delta]) -> str:
     return ", ".join(texts)
 
 
-def _highest(recordings: Recordings) -> RecordedStep | None:
-    steps = [step for step in recordings.steps if step.side_file is not None]
-    return highest(steps, None) if steps else None
+def _highest(recordings: Recordings, *, device: str | None = None, own: bool = False) -> RecordedStep | None:
+    """Return the highest step, on a device if one is named; `own`: but none that a failed request wrote."""
+    steps = [
+        step
+        for step in recordings.steps
+        if step.side_file is not None
+        and (device is None or device in peaks(step))
+        and not (own and step.metadata.dump_of)
+    ]
+    return (highest if own else highest_or_dump)(steps, device) if steps else None
 
 
 def _logdir(path: str) -> str:

@@ -148,6 +148,22 @@ def test_what_changed_is_of_the_device_that_peaks_highest(tmp_path):
     assert "layers: head +3.00 MiB\n" in shown
 
 
+def test_what_changed_is_of_steps_recorded_in_full_where_the_dump_of_a_failure_names_other_modules(tmp_path):
+    for name, size, dumped in (
+        ("20261125-221811", 5, True),
+        ("20261126-090000", 8, True),
+        ("20261127-090000", 6, False),
+    ):
+        for worker, module, of in (("rank0", "head", ""), ("dump", "inferred", "rank0")):
+            recorded = trace("step 0", f"alloc {size * MIB} b device=cuda:0 module={module}")
+            if dumped or not of:
+                RunWriter(tmp_path / name, worker).write(replace(recorded, properties={DUMP_OF: of}))
+    shown = run("summary", tmp_path / "20261126-090000").stdout
+    assert "  layers     inferred 8.00 MiB" in shown
+    assert "layers: head +3.00 MiB\n" in shown
+    assert "layers: head -2.00 MiB\n" in run("summary", tmp_path / "20261127-090000").stdout
+
+
 def test_the_parts_of_a_change_have_one_unit(tmp_path):
     """5 MiB are gone, and four parts of 200 KiB are new."""
     new = [
