@@ -85,17 +85,22 @@ def delete_left(folder: str) -> None:
                 delete(path)
 
 
-def new_folder() -> tempfile.TemporaryDirectory[str]:
+def new_folder(inside: Path | None = None) -> tempfile.TemporaryDirectory[str]:
     """Return a temporary folder of this process. Those that killed processes left are deleted.
+
+    Args:
+        inside: the folder to make it in. None: that of the system's temporary files.
 
     Raises:
         OSError: there is no place for it.
     """
+    inside = inside or Path(tempfile.gettempdir())
     with suppress(OSError):
-        for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        for path in inside.glob(f"{_FOLDER}*"):
             if has_ended(path.name.removeprefix(_FOLDER).partition("-")[0]):
                 shutil.rmtree(path, ignore_errors=True)
-    return tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{this_process()}-", ignore_cleanup_errors=True)
+    prefix = f"{_FOLDER}{this_process()}-"
+    return tempfile.TemporaryDirectory(prefix=prefix, dir=inside, ignore_cleanup_errors=True)
 
 
 def _is_left(path: str, name: str) -> bool:

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from tb_memplugin.errors import MemPluginError
 from tb_memplugin.record.compiling import CACHE_VARIABLE, cache_folder, compile_library
+from tb_memplugin.temporary import new_folder
 
 SOURCES = Path(__file__).parent / "standin"
 _CUBLASLT = SOURCES.parents[1] / "estimate/libraries/cudnn/cublaslt.c"
@@ -53,7 +53,7 @@ def stand_in() -> StandIn:
     if not folder.is_dir():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            with new_folder(folder.parent) as scratch:
                 _build(Path(scratch) / "built", site, cuda)
                 _keep(Path(scratch) / "built", folder)
         except OSError as error:

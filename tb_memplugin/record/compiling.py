@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from tb_memplugin.errors import MemPluginError
+from tb_memplugin.temporary import new_folder
 
 CACHE_VARIABLE = "TB_MEMPLUGIN_CACHE"
 """Environment variable that names the folder for compiled libraries, instead of the user's cache."""
@@ -41,7 +41,7 @@ def compile_library(path: Path, command: Sequence[str], *, purpose: str, fix: st
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        with new_folder(path.parent) as folder:
             library = Path(folder) / path.name
             ran = subprocess.run(
                 [*command, "-o", os.fspath(library)], capture_output=True, text=True, check=False

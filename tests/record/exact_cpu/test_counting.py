@@ -203,6 +203,19 @@ def test_it_is_compiled_once(tmp_path):
     assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == [written]
 
 
+@needs_compiler
+def test_what_a_killed_build_left_goes_with_the_next(tmp_path):
+    cache, compiler = tmp_path / "cache", tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\nkill -9 $PPID\n")
+    compiler.chmod(0o755)
+    with pytest.raises(AssertionError):
+        run("start_counting()", cache, CC=os.fspath(compiler))
+    (left,) = cache.iterdir()
+    run("start_counting()", cache)
+    assert not left.exists()
+    assert len(list(cache.iterdir())) == 1
+
+
 REFUSED = """
 from tb_memplugin import MemPluginError
 {before}
