@@ -54,7 +54,7 @@ bundle: $(installed) ## the tab's JavaScript, where its sources changed
 
 demo: bundle ## train two small transformers and open their memory in TensorBoard (SERVE=0: train only)
 	rm -rf $(LOGDIR)/baseline $(LOGDIR)/checkpointed
-	TORCH_CPP_LOG_LEVEL=ERROR $(bin)/python -W ignore::UserWarning:torch.profiler.profiler examples/demo.py --logdir $(LOGDIR) $(ARGS)
+	TB_MEMPLUGIN_EXACT_CPU=1 TORCH_CPP_LOG_LEVEL=ERROR $(bin)/python -W ignore::UserWarning:torch.profiler.profiler examples/demo.py --logdir $(LOGDIR) $(ARGS)
 ifneq ($(SERVE),0)
 	@echo "Open the address below and choose the tab Memory. Ctrl-C ends it."
 	$(bin)/tensorboard --logdir $(LOGDIR) --host localhost --port $(PORT)

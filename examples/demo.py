@@ -139,6 +139,8 @@ def train(config: Config, text: Tensor, logdir: Path, steps: int) -> Iterator[fl
         activities=[ProfilerActivity.CPU],
         schedule=schedule(wait=steps // 3 - 3, warmup=1, active=2, repeat=3),
         profile_memory=True,
+        record_shapes=True,
+        with_stack=True,
         on_trace_ready=memory_trace_handler(run, worker_name="rank0", model=model, optimizer=optimizer),
     ) as profiler:
         for tokens, targets in islice(batches(text, config), steps):
