@@ -264,6 +264,25 @@ def test_a_loss_of_what_several_forwards_returned_is_no_sum(count: int, is_sum: 
         assert "No backward" in why(history, "summed_losses")
 
 
+@pytest.mark.parametrize("hands_on", [False, True])
+def test_forwards_that_hand_on_what_they_return_have_one_graph(hands_on: bool) -> None:
+    """Stages with a loss each: the gradient of a stage's input (70) is born after all that the stage kept."""
+    backward = [
+        line
+        for stage in ("c", "b", "a")
+        for line in (
+            f"alloc 60 g{stage} phase=backward",
+            *(f"free {kept}{'abc'.index(stage)}" for kept in ("b", "a")),
+            *([f"alloc 70 x{stage} phase=backward"] if hands_on and stage != "a" else []),
+        )
+    ]
+    history = trace(*layers(*FORWARD, "alloc 4 l# phase=forward", count=3), *backward)
+    if hands_on:
+        assert "No backward" in why(history, "summed_losses")
+    else:
+        assert found(history, "summed_losses").bytes == 2 * 154
+
+
 @pytest.mark.parametrize("used", [0, 2])
 def test_a_forward_that_its_backward_does_not_free_is_not_summed(used: int) -> None:
     """Like kept losses: of three forwards, two outlive the backward that frees the third."""
