@@ -153,8 +153,9 @@ def _are_summed(blocks: StepBlocks, scalar: Bool, calls: list[Int64]) -> bool:
 def _are_chained(judged: Judged, begin: int, end: int, calls: list[Int64]) -> bool:
     """Return whether a forward was given what the one before returned: they have one graph.
 
-    Its gradient is allocated after all that the later forward kept is freed. So the backward of the last but
-    one allocates more blocks than that of the last, and more than follow the backward of all.
+    The last one's backward frees what another kept. Or the gradient of what it was given is allocated after
+    all that it kept is freed: so the backward of the last but one allocates more blocks than that of the
+    last, and more than follow the backward of all.
     """
     blocks = judged.blocks
     category, phase = (
@@ -166,6 +167,10 @@ def _are_chained(judged: Judged, begin: int, end: int, calls: list[Int64]) -> bo
     until = np.append(blocks.born, len(judged.trace.events))[np.searchsorted(blocks.born, end, side="right")]
     freed = [blocks.freed[call] for call in (calls[-1], calls[-2], calls[0])]
     ends = [begin - 1, *(int(each[each < until].max(initial=begin)) for each in freed), until - 1]
+    others = np.concatenate(calls[:-1])
+    frees = blocks.freed[others[blocks.bytes[others] > least]]
+    if ((frees > begin) & (frees < ends[1])).any() and begin != judged.failed:
+        return True
     last, last_but_one, _, after = np.diff(np.searchsorted(blocks.born[counts], ends, side="right")).tolist()
     return bool(last_but_one - last > after)
 
