@@ -329,7 +329,7 @@ def test_gradients_that_stay_while_others_are_freed_are_used_by_nothing() -> Non
 
 
 def test_gradients_of_a_model_that_is_like_another_may_be_used_by_nothing() -> None:
-    """A teacher of the student's class: its gradient has the student's size, and its name where none is sure."""
+    """A teacher of the student's class: its gradient has the size of the student's, and no name."""
     assert found(steps(frees="free b#", other="100 a module=b"), "unused_gradients").bytes == 100
 
 
@@ -810,26 +810,27 @@ def test_caches_that_serve_many_forwards_are_no_pile() -> None:
     assert "No result of an earlier forward" in why(stacked(history, *stacks), "previous_result")
 
 
-@pytest.mark.parametrize("again", [0, 1, 9])
-def test_outputs_of_all_layers_that_a_forward_returned_pile_up(again: int) -> None:
-    """Four of 400, and 100 inside. Freed by the next layer, 500 are left. Not if the layers run again.
+@pytest.mark.parametrize(("again", "copies"), [(0, 0), (1, 0), (9, 0), (0, 9)])
+def test_outputs_of_all_layers_that_a_forward_returned_pile_up(again: int, copies: int) -> None:
+    """Four of 400, and 100 inside. Freed by the next layer, 500 are left.
 
-    What the last layer returned may be of another line.
+    Not if the layers run again, or copies take the place of each. What the last layer returned may be of
+    another line.
     """
     each = ("alloc 100 a# phase=forward", "alloc 400 r# phase=forward", "free a#")
     lines = layers(*each, count=4)
     lines += layers("alloc 100 b# phase=forward", "free b#", count=again)
-    history = trace(*lines, *(f"free r{number}" for number in range(4)))
+    history = trace(*lines, *layers(*(f"alloc 1 n#{copy}" for copy in range(copies)), "free r#", count=4))
     inner, outer = (
         (CALL_OF_MODULE, "forward model.py:7", CALL_OF_MODULE, "main main.py:1"),
         ("main main.py:2",),
     )
     history = stacked(history, ("forward net.py:3", *inner), ("forward net.py:9", *inner), inner[1:], outer)
     row = history.events.stack.copy()
-    row[history.events.kind == Kind.ALLOC] = [0, 1] * 4 + [0] * again
-    row[-4:] = 3
+    row[history.events.kind == Kind.ALLOC] = [0, 1] * 4 + [0] * again + [3] * 4 * copies
+    row[-4 - 4 * copies :] = 3
     history = replace(history, events=replace(history.events, stack=row))
-    if again > 1:
+    if again > 1 or copies:
         assert "No result of an earlier forward" in why(history, "previous_result")
     else:
         finding = found(history, "previous_result")
