@@ -151,11 +151,11 @@ def _are_summed(blocks: StepBlocks, scalar: Bool, calls: list[Int64]) -> bool:
 
 
 def _are_chained(judged: Judged, begin: int, end: int, calls: list[Int64]) -> bool:
-    """Return whether a forward was given what the one before returned: they have one graph.
+    """Return whether a forward was given what the one before returned, or all the same: they have one graph.
 
-    The last one's backward frees what another kept. Or the gradient of what it was given is allocated after
-    all that it kept is freed: so the backward of the last but one allocates more blocks than that of the
-    last, and more than follow the backward of all.
+    The last one's backward frees what another kept. Or gradients of what they were given are allocated after
+    all that the last one kept is freed: so another's backward allocates more blocks than that of the last,
+    and more than follow the backward of all.
     """
     blocks = judged.blocks
     category, phase = (
@@ -164,15 +164,16 @@ def _are_chained(judged: Judged, begin: int, end: int, calls: list[Int64]) -> bo
     least = SMALL * blocks.bytes[np.concatenate(calls)].max()
     of_parameters = blocks.bytes[np.isin(category, (Category.PARAMETER, Category.GRADIENT))]
     counts = (phase == Phase.BACKWARD) & (blocks.bytes > least) & ~np.isin(blocks.bytes, of_parameters)
-    until = np.append(blocks.born, len(judged.trace.events))[np.searchsorted(blocks.born, end, side="right")]
-    freed = [blocks.freed[call] for call in (calls[-1], calls[-2], calls[0])]
-    ends = [begin - 1, *(int(each[each < until].max(initial=begin)) for each in freed), until - 1]
+    freed = [blocks.freed[call] for call in reversed(calls)]
+    ends = np.array([begin - 1, *(each[each <= end].max(initial=begin) for each in freed), end])
     others = np.concatenate(calls[:-1])
     frees = blocks.freed[others[blocks.bytes[others] > least]]
     if ((frees > begin) & (frees < ends[1])).any() and begin != judged.failed:
         return True
-    last, last_but_one, _, after = np.diff(np.searchsorted(blocks.born[counts], ends, side="right")).tolist()
-    return bool(last_but_one - last > after)
+    last, *earlier, after = np.diff(
+        np.searchsorted(blocks.born[counts], np.maximum.accumulate(ends), side="right")
+    ).tolist()
+    return bool(max(earlier) - last > after)
 
 
 def _freed(blocks: StepBlocks, call: Int64, following: int) -> float:

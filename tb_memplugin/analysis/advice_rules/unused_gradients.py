@@ -60,8 +60,9 @@ def _of_other_tensors(judged: Judged) -> Result:
         chosen,
         "Gradients of tensors that are no parameters outlive their backward: of {name}.",
         "No gradients of activations are kept",
-        "Call backward() without create_graph=True, unless its gradients are differentiated, and call "
-        "retain_grad() or requires_grad_() only on tensors whose gradients are read.",
+        "Call backward() without create_graph=True, unless its gradients are differentiated, call "
+        "retain_grad() or requires_grad_() only on tensors whose gradients are read, and delete what "
+        "torch.autograd.grad() returned once it is used.",
         gone=np.minimum(needed, blocks.freed[chosen]),
     )
 
