@@ -165,13 +165,15 @@ def of_known(category: UInt8) -> UInt8:
 def workspaces(born: Born, devices: Sequence[str], operators: Sequence[str], window_end_ns: int) -> Bool:
     """Return a mask of cuBLAS workspaces: of their exact size, allocated in a matrix product.
 
-    They are never freed, or freed before the product returns (`keeps_workspaces`). Where cuBLASLt keeps its
-    own, these are taken too, unless a device has more blocks of that size than workspaces of cuBLAS.
+    They are never freed, or freed before the product returns (`keeps_workspaces`). Tensors have the size on
+    Hopper, too: it is a workspace only beside the product's result. Where cuBLASLt keeps its own, these are
+    taken too, unless a device has more blocks of that size than workspaces of cuBLAS.
     """
     if not any(name.startswith("cuda") for name in devices):
         return np.zeros(len(born.device), bool)
     on_cuda = np.array([name.startswith("cuda") for name in devices], bool)[born.device]
-    right_size = np.isin(born.bytes, list(WORKSPACE_BYTES))
+    _, call, count = np.unique(born.operator_end_ns, return_inverse=True, return_counts=True)
+    right_size = (born.bytes == WORKSPACE) | ((born.bytes == LARGE_WORKSPACE) & (count[call] > 1))
     kept, passing = born.freed_ns > window_end_ns, born.freed_ns <= born.operator_end_ns
     lives = kept if keeps_workspaces() else passing
     mask: Bool = _allocated_by(_MATMULS, born, operators) & right_size & on_cuda & lives

@@ -203,12 +203,17 @@ def test_a_mask_that_is_cast_to_numbers_takes_one_byte_an_element(operator: str,
         assert "No float64" in why(history, "wide_tensors")
 
 
-@pytest.mark.parametrize(("result", "is_copy"), [(10, True), (100, False)])
-def test_weights_that_modules_compute_are_copies_of_parameters(result: int, is_copy: bool) -> None:
-    """Four sums of 100 beside weights of 100, and what linear returns of them; not if that has their size."""
-    weights = layers("alloc 100 w# category=parameter", count=4)
+@pytest.mark.parametrize(("result", "count", "is_copy"), [(10, 4, True), (100, 4, False), (10, 3, False)])
+def test_weights_that_modules_compute_are_copies_of_parameters(
+    result: int, count: int, is_copy: bool
+) -> None:
+    """Four sums of 100 beside weights of 100, and what linear returns of them.
+
+    Not if that has their size, or if there are more sums than weights, as of a recurrent network's state.
+    """
+    weights = layers("alloc 100 w# category=parameter", count=count)
     calls = layers("alloc 100 s# operator=aten::add", f"alloc {result} y# operator=aten::linear", count=4)
-    stacks = [("main train.py:1",)] * 4 + [("forward lora.py:3", CALL_OF_MODULE)] * 8
+    stacks = [("main train.py:1",)] * count + [("forward lora.py:3", CALL_OF_MODULE)] * 8
     history = stacked(trace(*weights, *calls), *stacks)
     if is_copy:
         finding = found(history, "parameter_copies")
@@ -264,6 +269,31 @@ def test_a_loss_of_what_several_forwards_returned_is_no_sum(count: int, is_sum: 
         assert "No backward" in why(history, "summed_losses")
 
 
+@pytest.mark.parametrize("hands_on", ["nothing", "gradients", "saved"])
+def test_forwards_that_hand_on_what_they_return_have_one_graph(hands_on: str) -> None:
+    """Stages with a loss each. The gradient of a stage's input (70) is born after all that the stage kept.
+
+    A recurrent stage also saves the state that it was given, so its backward frees that. Of 3 x 154 and a
+    gradient, three gradients, the weight's of 30 and a loss are left where the stages are apart.
+    """
+    backward = {
+        "nothing": "+g2 -b2 -a2 +g1 -b1 -a1 +g0 -b0 -a0",
+        "gradients": "+g2 -b2 -a2 +x2 +g1 -b1 -a1 +x1 +g0 -b0 -a0",
+        "saved": "+g2 -b2 -b1 -a2 +g1 -b0 -a1 +g0 -a0",
+    }
+    lines = [
+        f"alloc 70 {event[1:]} phase=backward" if event[0] == "+" else f"free {event[1:]}"
+        for event in backward[hands_on].split()
+    ]
+    of_weight = "alloc 30 w phase=backward category=gradient"
+    history = trace(*layers(*FORWARD, "alloc 4 l# phase=forward", count=3), *lines, of_weight)
+    if hands_on == "nothing":
+        finding = found(history, "summed_losses")
+        assert (finding.bytes, finding.of_bytes) == (532 - 244, 532)
+    else:
+        assert "No backward" in why(history, "summed_losses")
+
+
 @pytest.mark.parametrize("used", [0, 2])
 def test_a_forward_that_its_backward_does_not_free_is_not_summed(used: int) -> None:
     """Like kept losses: of three forwards, two outlive the backward that frees the third."""
@@ -288,10 +318,10 @@ def test_losses_of_layers_within_a_call_of_the_model_have_one_graph(is_sum: bool
         assert "No backward" in why(history, "summed_losses")
 
 
-def steps(*, frees: str) -> MemoryTrace:
+def steps(*, frees: str, other: str = "60 a module=a") -> MemoryTrace:
     """Two steps of two layers, whose gradients an optimizer's zero_grad frees, or of one of them."""
     passed = ("alloc 10 x# phase=forward module=b", "alloc 100 b# phase=backward module=b category=gradient")
-    once = "alloc 60 a phase=backward module=a category=gradient"
+    once = f"alloc {other} phase=backward category=gradient"
     return trace("alloc 10 x phase=forward module=b", once, *layers(*passed, frees, count=3))
 
 
@@ -299,6 +329,11 @@ def test_gradients_that_stay_while_others_are_freed_are_used_by_nothing() -> Non
     finding = found(steps(frees="free b#"), "unused_gradients")
     assert (finding.bytes, finding.evidence[0].bytes, finding.subject) == (60, 60, "a")
     assert "needs gradients that are freed" in why(steps(frees="alloc 1 c#"), "unused_gradients")
+
+
+def test_gradients_of_a_model_that_is_like_another_may_be_used_by_nothing() -> None:
+    """A teacher of the student's class: its gradient has the size of the student's, and no name."""
+    assert found(steps(frees="free b#", other="100 a module=b"), "unused_gradients").bytes == 100
 
 
 def of_activations(*frees: str) -> MemoryTrace:
@@ -609,7 +644,7 @@ def test_forwards_of_which_a_backward_may_need_several_keep_no_graph_for_nothing
     summed = [line.replace("operator", "module=net operator") for line in layers(*VALIDATED, count=2)]
     summed = [line.replace(" a", " b").replace(" i", " j").replace(" l", " k") for line in summed]
     backward = "alloc 5 g phase=backward category=gradient"
-    names = ("b00", "b01", "b02", "b03", "k0", "b10", "b11", "b12", "b13", "k1")
+    names = ("k1", "b13", "b12", "b11", "b10", "k0", "b03", "b02", "b01", "b00")
     history = validated(*summed, backward, *(f"free {name} phase=backward" for name in names), failed=True)
     assert "has a backward" in why(history, "unused_graph")
     assert found(history, "summed_losses").bytes == 2 * 404
@@ -778,26 +813,27 @@ def test_caches_that_serve_many_forwards_are_no_pile() -> None:
     assert "No result of an earlier forward" in why(stacked(history, *stacks), "previous_result")
 
 
-@pytest.mark.parametrize("again", [0, 1, 9])
-def test_outputs_of_all_layers_that_a_forward_returned_pile_up(again: int) -> None:
-    """Four of 400, and 100 inside. Freed by the next layer, 500 are left. Not if the layers run again.
+@pytest.mark.parametrize(("again", "copies"), [(0, 0), (1, 0), (9, 0), (0, 9)])
+def test_outputs_of_all_layers_that_a_forward_returned_pile_up(again: int, copies: int) -> None:
+    """Four of 400, and 100 inside. Freed by the next layer, 500 are left.
 
-    What the last layer returned may be of another line.
+    Not if the layers run again, or copies take the place of each. What the last layer returned may be of
+    another line.
     """
     each = ("alloc 100 a# phase=forward", "alloc 400 r# phase=forward", "free a#")
     lines = layers(*each, count=4)
     lines += layers("alloc 100 b# phase=forward", "free b#", count=again)
-    history = trace(*lines, *(f"free r{number}" for number in range(4)))
+    history = trace(*lines, *layers(*(f"alloc 1 n#{copy}" for copy in range(copies)), "free r#", count=4))
     inner, outer = (
         (CALL_OF_MODULE, "forward model.py:7", CALL_OF_MODULE, "main main.py:1"),
         ("main main.py:2",),
     )
     history = stacked(history, ("forward net.py:3", *inner), ("forward net.py:9", *inner), inner[1:], outer)
     row = history.events.stack.copy()
-    row[history.events.kind == Kind.ALLOC] = [0, 1] * 4 + [0] * again
-    row[-4:] = 3
+    row[history.events.kind == Kind.ALLOC] = [0, 1] * 4 + [0] * again + [3] * 4 * copies
+    row[-4 - 4 * copies :] = 3
     history = replace(history, events=replace(history.events, stack=row))
-    if again > 1:
+    if again > 1 or copies:
         assert "No result of an earlier forward" in why(history, "previous_result")
     else:
         finding = found(history, "previous_result")

@@ -8,7 +8,7 @@ from tb_memplugin.read.categories import Born, workspaces
 
 OPERATORS = ("aten::addmm", "aten::mm")
 END = 100
-CUBLAS, LT = 8_519_680, 1_048_576
+CUBLAS, LARGE, LT = 8_519_680, 33_554_432, 1_048_576
 KEPT, AT_ONCE = END + 1, 10
 
 
@@ -55,6 +55,13 @@ def test_results_of_the_size_of_a_workspace_of_cublaslt_are_none(monkeypatch):
     monkeypatch.setattr(cublas, "_torch_version", lambda: (2, 9))
     assert taken(("addmm", LT, KEPT), ("mm", LT, KEPT)) == [False, False]
     assert taken(("mm", CUBLAS, KEPT), ("addmm", LT, KEPT), ("addmm", LT, KEPT)) == [True, False, False]
+
+
+def test_the_only_block_of_a_product_is_its_result(monkeypatch):
+    """4,096 x 4,096 of bfloat16 have the size of a workspace on Hopper."""
+    monkeypatch.setattr(cublas, "_torch_version", lambda: (2, 13))
+    assert taken(("mm", LARGE, KEPT)) == [False]
+    assert taken(("mm", LARGE, KEPT), ("mm", 512, AT_ONCE)) == [True, False]
 
 
 def test_the_setting_of_cublaslt(monkeypatch):

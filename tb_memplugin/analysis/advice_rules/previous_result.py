@@ -126,7 +126,8 @@ def _pile(
     At the peak at least `FEWEST` are alive, with births of forward (`calls`) between them, but hardly between
     their frees, as in a queue, or in caches that grow. What is allocated once for many forwards is a cache,
     too: far more of forward follows its last birth than lies between the last two. So is what layers keep if
-    their lines run again. Of the blocks that are born in forward, at most two sites have most of the bytes.
+    their lines run again, or if anything is born between its frees, as copies in another order. Of the blocks
+    that are born in forward, at most two sites have most of the bytes.
     """
     at_peak = can_pile & blocks.at_peak
     used, number, count = np.unique(kind[at_peak], return_inverse=True, return_counts=True)
@@ -139,7 +140,7 @@ def _pile(
         own = np.flatnonzero(can_pile & (kind == key)).astype(np.int64)
         alive = own[at_peak[own]]
         end = blocks.freed[alive].min()
-        frees = np.searchsorted(calls, np.sort(blocks.freed[alive]))
+        frees = np.searchsorted(blocks.born if of_layers else calls, np.sort(blocks.freed[alive]))
         is_queue = np.count_nonzero(np.diff(frees)) >= FEWEST - 1
         begins = np.append(own[0], own[1:][before[own[1:]] > (before + is_call)[own[:-1]]])
         inside = begins[(begins >= alive[0]) & (blocks.born[begins] < end)]

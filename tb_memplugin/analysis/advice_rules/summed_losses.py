@@ -22,12 +22,12 @@ LEAST_SHARE = 0.05
 SCALAR = 8
 """The bytes of a loss, at most."""
 
-RECURRENT = "torch/nn/modules/rnn.py"
-"""The file of layers that take what they returned before: their forwards have one graph."""
-
 FEWEST, ALIKE = 2, 0.5
 """Fewest blocks that a forward keeps; how alike the last one it must be, in lines and in what is freed."""
 
+
+SMALL = 0.01
+"""Blocks of at most this share of the largest that a forward keeps do not count."""
 
 MOST_JOINED = 2
 """Most scalars, beside one for each forward, that a sum of losses takes: with more, it is no sum."""
@@ -42,13 +42,7 @@ def summed_losses(judged: Judged) -> Result:
     trace, blocks, step = judged.trace, judged.blocks, judged.step
     if not any(_is_inside(trace, origin) for origin in blocks.origins):
         return NotJudged("The recording contains neither modules nor their calls.")
-    in_rnn = [any(RECURRENT in text for text in trace.stack(origin.stack)) for origin in blocks.origins]
-    is_unrolled = np.array(in_rnn, bool)[blocks.origin]
-    summed = [
-        (begin, end, calls)
-        for begin, end, calls in _forwards(judged)
-        if not is_unrolled[np.concatenate(calls)].any()
-    ]
+    summed = [each for each in _forwards(judged) if not _are_chained(judged, *each)]
     if not summed or judged.result(waiting_forwards)[1]:
         return Fine("No backward runs over several forwards, each with a loss of its own.")
     earlier, gone, size, back = list[Int64](), list[Int64](), list[Int64](), list[Int64]()
@@ -154,6 +148,32 @@ def _are_summed(blocks: StepBlocks, scalar: Bool, calls: list[Int64]) -> bool:
     after, since = scalar & (blocks.born > last), blocks.born > blocks.born[calls[0][0]]
     joined = after & ~np.isin(blocks.kinds, blocks.kinds[scalar & since & ~after])
     return bool(joined.sum() <= len(calls) + MOST_JOINED)
+
+
+def _are_chained(judged: Judged, begin: int, end: int, calls: list[Int64]) -> bool:
+    """Return whether a forward was given what the one before returned, or all the same: they have one graph.
+
+    The last one's backward frees what another kept. Or gradients of what they were given are allocated after
+    all that the last one kept is freed: so another's backward allocates more blocks than that of the last,
+    and more than follow the backward of all.
+    """
+    blocks = judged.blocks
+    category, phase = (
+        column[blocks.rows] for column in (judged.trace.allocations.category, judged.trace.allocations.phase)
+    )
+    least = SMALL * blocks.bytes[np.concatenate(calls)].max()
+    of_parameters = blocks.bytes[np.isin(category, (Category.PARAMETER, Category.GRADIENT))]
+    counts = (phase == Phase.BACKWARD) & (blocks.bytes > least) & ~np.isin(blocks.bytes, of_parameters)
+    freed = [blocks.freed[call] for call in reversed(calls)]
+    ends = np.array([begin - 1, *(each[each <= end].max(initial=begin) for each in freed), end])
+    others = np.concatenate(calls[:-1])
+    frees = blocks.freed[others[blocks.bytes[others] > least]]
+    if ((frees > begin) & (frees < ends[1])).any() and begin != judged.failed:
+        return True
+    last, *earlier, after = np.diff(
+        np.searchsorted(blocks.born[counts], np.maximum.accumulate(ends), side="right")
+    ).tolist()
+    return bool(max(earlier) - last > after)
 
 
 def _freed(blocks: StepBlocks, call: Int64, following: int) -> float:

@@ -60,8 +60,9 @@ def _of_other_tensors(judged: Judged) -> Result:
         chosen,
         "Gradients of tensors that are no parameters outlive their backward: of {name}.",
         "No gradients of activations are kept",
-        "Call backward() without create_graph=True, unless its gradients are differentiated, and call "
-        "retain_grad() or requires_grad_() only on tensors whose gradients are read.",
+        "Call backward() without create_graph=True, unless its gradients are differentiated, call "
+        "retain_grad() or requires_grad_() only on tensors whose gradients are read, and delete what "
+        "torch.autograd.grad() returned once it is used.",
         gone=np.minimum(needed, blocks.freed[chosen]),
     )
 
@@ -83,7 +84,10 @@ def _of_parameters(judged: Judged) -> Result:
         return NotJudged("This rule needs gradients that are freed between two backwards.")
     resets = np.unique(gap[gap >= 0])
     key = _keys(trace)
-    is_used = np.isin(key[gradient], key[gradient[gap >= 0]])
+    of_key = np.unique(key[gradient], return_inverse=True)[1]
+    reset = np.full(len(gradient), NO_MORE)
+    np.minimum.at(reset, of_key[gap >= 0], blocks.freed[gradient[gap >= 0]])
+    is_used = reset[of_key] < blocks.born[gradient]  # one of its parameter, or of another like it
     made_in = np.searchsorted(backwards.first, blocks.born[gradient], side="right") - 1
     outlives = (blocks.born[gradient] <= backwards.last[resets[-1]]) & (
         blocks.freed[gradient] > backwards.last[-1]
@@ -213,12 +217,13 @@ def _needless(
     is_needed = is_freed & np.isin(kind, kind[is_freed & (blocks.freed[rows] < until)])
     until = int(blocks.freed[rows[is_needed]].max(initial=until))
     after = behind[blocks.born[behind] > until]
-    needless = np.union1d(behind[np.isin(key[behind], key[kept])], unused[np.isin(unused, behind)])
+    repeated = np.setdiff1d(behind[np.isin(key[behind], key[kept])], used)
+    needless = np.union1d(repeated, unused[np.isin(unused, behind)])
     is_run = np.isin(blocks.module[rows], blocks.module[kept]).any() or len(needless)
     if not is_run and not np.isin(blocks.bytes[unused], blocks.bytes[after]).all():
         return needless, blocks.born[needless]
     needless = np.union1d(needless, after)
-    trained = np.setdiff1d(blocks.module[used], -1).tolist()
+    trained = np.setdiff1d(blocks.module[used], [-1, *blocks.module[kept]]).tolist()
     is_needed |= np.isin(blocks.module[rows], [row for row in trained if judged.trace.modules[row].is_module])
     begin = int(blocks.born[rows[is_needed]].min(initial=first))
     rows = rows[blocks.born[rows] < begin]
