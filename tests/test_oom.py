@@ -23,11 +23,13 @@ from tb_memplugin.record.history.allocators import HistorySwitch
 from tb_memplugin.record.oom import OomRecorder, record_on_oom
 from tb_memplugin.record.whole_device.card import CardMemory
 from tb_memplugin.store.reader import load_window, read_recordings
+from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace import DevicePart, Kind, Moment
 from tests.allocators import StandIn
 from tests.read.layers.stacks import CALL, MAIN, modules, snapshot_of
 from tests.read.snapshot.test_real import path_of, real
 from tests.snapshots import load_plain, load_snapshot
+from tests.traces import trace
 
 
 @pytest.fixture
@@ -106,6 +108,20 @@ class TestWhenMemoryRunsOut:
         assert (step.metadata.worker, step.metadata.dump_of) == ("oom_w", "w")
         (side_file,) = tmp_path.rglob("*.mem")
         assert load_window(str(side_file)).events.kind.tolist() == [Kind.ALLOC, Kind.OOM]
+
+    @pytest.mark.parametrize(("names", "dump_of"), [(["mine", "else"], "mine"), (["mine", "w"], "w")])
+    def test_the_run_is_of_the_worker_that_the_process_records(
+        self, tmp_path, gpu, recording, names, dump_of
+    ):
+        """Whatever name a handler or a monitor was given: else the dump would be another rank."""
+        for name in names:
+            RunWriter(tmp_path, name).write(trace("step 0", "alloc 10 a device=cuda:0"))
+        recording()
+        for time_us in (2, 3):
+            with pytest.raises(torch.OutOfMemoryError):
+                gpu.ask(5000, time_us=time_us)
+        dumps = [step.metadata for step in read_recordings(str(tmp_path)).steps if step.metadata.dump_of]
+        assert [(dump.worker, dump.dump_of) for dump in dumps] == [("oom_w", dump_of)] * 2
 
     def test_the_run_has_what_filled_the_whole_device(self, tmp_path, gpu, recording, monkeypatch):
         known = {DevicePart.REQUESTED: 400, DevicePart.CACHED: 100, DevicePart.FREE: 20}

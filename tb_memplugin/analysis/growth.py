@@ -22,7 +22,7 @@ from tb_memplugin.analysis.leak_sites import (
     step_bounds,
 )
 from tb_memplugin.analysis.source_lines import leading_frame, line_key
-from tb_memplugin.analysis.units import counted, size_text
+from tb_memplugin.analysis.units import counted, part_text, size_text
 from tb_memplugin.trace import MemoryTrace
 from tb_memplugin.trace.frames import FX
 from tb_memplugin.trace.step_figures import StepFigures
@@ -92,11 +92,11 @@ def _finding(
 ) -> Finding:
     last, event = trace.step_at(int(bounds[-1]) - 1).number, int(bounds[-1]) - 1
     sites = _sites(trace, growing)
-    rows = [_evidence(site, last, event) for site in sites[:SHOWN_SITES]]
+    rows = [_evidence(site, last, event, peak) for site in sites[:SHOWN_SITES]]
     rest = sites[SHOWN_SITES:]
     if rest:
         more = _Site(counted(len(rest), "more place"), tuple(leak for site in rest for leak in site.leaks))
-        rows.append(Evidence(more.name, more.bytes, _rise(more), name=False))
+        rows.append(Evidence(more.name, more.bytes, _rise(more, peak), name=False))
     kept_in = holder(trace, device, [leak.key for leak in sites[0].leaks])
     count = len(sites) - 1
     also = f" (also {counted(count, 'more place')})" if count else ""
@@ -123,18 +123,17 @@ def _finding(
     )
 
 
-def _evidence(site: _Site, step: int, event: int) -> Evidence:
+def _evidence(site: _Site, step: int, event: int, peak: int) -> Evidence:
     blocks, steps = sum(leak.blocks for leak in site.leaks), max(leak.steps for leak in site.leaks)
     fate = "replaced by larger ones" if all(leak.is_replaced for leak in site.leaks) else "kept"
-    detail = (
-        f"{_rise(site)}; {counted(blocks, 'block')} {fate}, grew in {steps} of {site.leaks[0].of_steps} steps"
-    )
+    grew = f"grew in {steps} of {site.leaks[0].of_steps} steps"
+    detail = f"{_rise(site, peak)}; {counted(blocks, 'block')} {fate}, {grew}"
     return Evidence(site.name, site.bytes, detail, where=_where(site, step, event))
 
 
-def _rise(site: _Site) -> str:
+def _rise(site: _Site, peak: int) -> str:
     slope = sum(leak.slope_bytes for leak in site.leaks)
-    return f"rises {size_text(slope)} per step"
+    return f"rises {part_text(slope, peak)} per step"
 
 
 def site_name(key: str, frames: Sequence[str], rows: Mapping[str, str]) -> str:
@@ -398,7 +397,7 @@ def monitored_growth(figures: StepFigures, device: str) -> Result:
             Evidence(
                 f"at the end of step {last}",
                 int(end[-1]),
-                f"rises {size_text(a_step)} per step, in {rises.sum()} of {PARTS - 1} parts",
+                f"rises {part_text(a_step, peak)} per step, in {rises.sum()} of {PARTS - 1} parts",
                 False,
             ),
             *([] if heap is None else [heap.evidence]),
@@ -445,6 +444,7 @@ def _free_heap(figures: StepFigures, row: int, from_part: Int64) -> _FreeHeap | 
     first, last = int(read[0]), int(read[-1])
     size, steps = int(heap_free[last]), int(figures.steps[last] - figures.steps[first])
     rise = (size - int(heap_free[first])) // steps
-    moved = f"rises {size_text(rise)} per step" if rise > 0 else "does not rise"
+    whole = int(figures.devices[row].peak.max())
+    moved = f"rises {part_text(rise, whole)} per step" if rise > 0 else "does not rise"
     where = f"free in the heap of the C library at the end of step {figures.steps[last]}"
     return _FreeHeap(rise, Evidence(where, size, moved, False))

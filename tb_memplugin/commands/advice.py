@@ -13,7 +13,7 @@ from tb_memplugin.analysis.advice_rules import RULES, advice, advice_on_steps, h
 from tb_memplugin.analysis.findings import Evidence, Finding, Judgement, Where
 from tb_memplugin.analysis.growth import WindowLevel, spread, window_levels
 from tb_memplugin.analysis.peak_holders import PeakHolders
-from tb_memplugin.analysis.units import counted, size_text
+from tb_memplugin.analysis.units import counted, part_text, size_text
 from tb_memplugin.commands.opening import (
     Opened,
     Reading,
@@ -137,7 +137,7 @@ def _show_peak(peak: PeakHolders, most: int) -> None:
 def _show_briefly(finding: Finding) -> None:
     share = f"{percent(finding.bytes, finding.of_bytes)} % of {size_text(finding.of_bytes)}"
     title = printable(f"{finding.level}, {finding.device}: {finding.title}", 4 * LONGEST)
-    click.echo(f"  {size_text(finding.bytes)} {finding.measure}, {share}. {title}")
+    click.echo(f"  {part_text(finding.bytes, finding.of_bytes)} {finding.measure}, {share}. {title}")
     price = f" Price: {printable(finding.price, LONGEST)}." if finding.price else ""
     click.echo(f"    To do: {printable(finding.what_to_do, 4 * LONGEST)}{price}")
 
@@ -156,7 +156,7 @@ def _rest(more: int) -> str:
 
 
 def _show(finding: Finding) -> None:
-    size = size_text(finding.bytes)
+    size = part_text(finding.bytes, finding.of_bytes)
     total = size_text(finding.of_bytes)
     percent = 100 * finding.bytes / finding.of_bytes if finding.of_bytes else 0
     step = "" if finding.step is None else f", step {finding.step}"

@@ -115,10 +115,13 @@ def _writable(folder: Path) -> str:
 
 
 def _named_after(program: str, arguments: Sequence[str], *, module: bool) -> str:
-    """Return the path that a run is named after: of a command, the first Python file that it is given."""
+    """Return the path that a run is named after: of a command, the first Python file that it is given.
+
+    A command may be a Python script without a suffix, as `torchrun` is.
+    """
     if module:
         return f"{program}.py"
-    if program in CODE or _is_python(Path(program)):
+    if program in CODE or (Path(program).suffix and _is_python(Path(program))):
         return program
     return next((each for each in arguments if each.endswith(".py")), program)
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
+from urllib.parse import quote
 
 import click
 import numpy as np
@@ -86,6 +87,9 @@ def lines(path: str, recordings: Recordings, logdir: str) -> Iterator[tuple[str,
     else:
         yield from _recorded(path, best, recordings)
     yield "open", f"tensorboard --logdir {shlex.quote(logdir)}   (the tab Memory)"
+    run = PurePath(path).relative_to(logdir).as_posix() if PurePath(path).is_relative_to(logdir) else "."
+    if run != ".":
+        yield "", f"http://localhost:6006/#tb_memplugin&p.tb_memplugin.run={quote(run, safe='')}"
 
 
 def _failed(recordings: Recordings) -> Iterator[tuple[str, str]]:
@@ -140,7 +144,7 @@ def _recorded(path: str, best: RecordedStep, recordings: Recordings) -> Iterator
     answer = advice(trace, state.device, watched=recordings.watched_beside(best.folder))
     if answer.findings:
         first = answer.findings[0]
-        yield "advice", f"{first.title} {size_text(first.bytes)} {first.measure}."
+        yield "advice", f"{first.title} {part_text(first.bytes, first.of_bytes)} {first.measure}."
         yield "", first.what_to_do
         if more := len(answer.findings) - 1:
             yield "", f"{counted(more, 'more finding')}: tb-memplugin advice {shlex.quote(path)}"
@@ -200,7 +204,7 @@ def _watched(series: WatchedSteps, recordings: Recordings) -> Iterator[tuple[str
         text += f", {size_text(int(device.peak_reserved.max()))} reserved"
     growth = monitored_growth(figures, device.name)
     if isinstance(growth, Finding):
-        yield "steps", f"{text}; {size_text(growth.bytes)} {growth.measure}"
+        yield "steps", f"{text}; {part_text(growth.bytes, growth.of_bytes)} {growth.measure}"
         return
     yield "steps", text
     numbers = {step.metadata.step for step in recordings.steps if step.metadata.worker == series.worker}

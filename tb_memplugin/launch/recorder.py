@@ -236,7 +236,7 @@ class _WantedSteps:
             self._ranges = [FIRST_CALLS if of_calls else FIRST_STEPS]
 
     def wants(self, step: int) -> bool:
-        return any(step in steps for steps in self._ranges)
+        return self(step) is ProfilerAction.RECORD
 
     def wants_any_from(self, step: int) -> bool:
         return any(step < steps.stop for steps in self._ranges)
@@ -245,7 +245,10 @@ class _WantedSteps:
         self._ranges.append(range(first, first + count))
 
     def __call__(self, step: int) -> ProfilerAction:
-        return ProfilerAction.RECORD if self.wants(step) else ProfilerAction.NONE
+        for steps in self._ranges:  # without a generator: every step calls this
+            if step in steps:
+                return ProfilerAction.RECORD
+        return ProfilerAction.NONE
 
 
 def _end_without_destructors() -> None:

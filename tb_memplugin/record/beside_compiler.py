@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from tb_memplugin.record.guard import UNOWNED, Failed, call_all, entry
 from tb_memplugin.record.torch_private.compiler import (
@@ -203,14 +203,14 @@ def _set_tracing(is_tracing: bool, *_: object) -> None:
         _set_all()
 
 
-def _set_compiled(callback: Any) -> Callable[[Any], Any]:
+def _set_compiled(callback: Any) -> Any:
     """Return torch's function that begins (with a callback) and ends (without) compiled code."""
     thread = threading.get_ident()
     if bool(callback) is not (thread in _in_compiled):  # not where an optimizer only keeps dynamo away
         with lock:
             (_in_compiled.add if callback else _in_compiled.discard)(thread)
             _set_all()
-    return cast("Callable[[Any], Any]", _original_entry)
+    return _original_entry
 
 
 def _fail(where: str, error: BaseException) -> None:

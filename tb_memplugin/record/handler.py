@@ -28,6 +28,7 @@ from tb_memplugin.record.history.allocators import allocators
 from tb_memplugin.record.history.merge import merge_snapshot
 from tb_memplugin.record.history.recording import HistoryWindowRecorder, window_recorder
 from tb_memplugin.record.profiler.trace import trace_from_profile
+from tb_memplugin.record.profiler.tree_columns import as_profiled
 from tb_memplugin.record.profiler.window import LOST, WindowRecorder, watch
 from tb_memplugin.record.profiler_windows import raise_interrupt
 from tb_memplugin.record.trackers import LogTo, TrackerLog, chosen
@@ -325,7 +326,7 @@ class _MemoryTraceHandler:
             for device_type, snapshot in recorder.take_snapshots():
                 try:
                     name = f"the allocator's history of {device_type}"
-                    traces.append(trace_from_snapshot(snapshot, name, device_type))
+                    traces.append(as_profiled(trace_from_snapshot(snapshot, name, device_type)))
                 except Exception as error:  # the profile is worth writing without it
                     self._cannot_read(error)
         return traces

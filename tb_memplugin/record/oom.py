@@ -34,6 +34,7 @@ from tb_memplugin.record.whole_device.card import CardMemory, card_memory
 from tb_memplugin.record.whole_device.window import WholeReading, whole_devices
 from tb_memplugin.store import files
 from tb_memplugin.store.paths import folder_name
+from tb_memplugin.store.worker_folder import workers_of_process
 from tb_memplugin.store.writer import RunWriter
 from tb_memplugin.trace.labels import DUMP_OF
 
@@ -110,6 +111,7 @@ class OomRecorder:
         self._worker_name = worker_name
         self._most_dumps = most_dumps
         self._writer: RunWriter | None = None
+        self._dump_of = ""
         self._guard = Guard("What fills the memory may not be written")
         self._switch: HistorySwitch = SWITCH
         self._using: list[Allocator] = []
@@ -259,14 +261,16 @@ class OomRecorder:
 
     def _import(self, device_type: str, snapshot: Snapshot, cards: Mapping[str, CardMemory]) -> None:
         trace = with_inferred_layers(trace_from_snapshot(snapshot, "out of memory", device_type))
-        worker = self._worker_name or default_worker_name()
+        if self._writer is None:
+            worker = self._worker_name or default_worker_name()
+            others = workers_of_process(self.dir_name)  # by a handler or monitor that has another name
+            self._dump_of = worker if worker in others else next(iter(others), worker)
+            self._writer = RunWriter(self.dir_name, f"oom_{worker}", self._guard.end_flush)
         trace = replace(
             trace,
-            properties={**trace.properties, DUMP_OF: worker},
+            properties={**trace.properties, DUMP_OF: self._dump_of},
             whole_devices=whole_devices(None, WholeReading(cards), trace),
         )
-        if self._writer is None:
-            self._writer = RunWriter(self.dir_name, f"oom_{worker}", self._guard.end_flush)
         self._writer.write(trace)
 
     def _warn(self, message: str, error: Exception) -> None:

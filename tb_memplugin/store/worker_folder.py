@@ -24,6 +24,15 @@ _told_by: weakref.WeakValueDictionary[tuple[str, ...], WriterFolder] = weakref.W
 """Who has logged what of a worker in a logdir, whose windows and steps are in folders of their own."""
 
 
+_workers: dict[tuple[int, str], list[str]] = {}
+"""The workers that each process, of those that forked from one another, has written to each logdir."""
+
+
+def workers_of_process(logdir: str) -> list[str]:
+    """Return the names of the workers that this process has written to a logdir, the first one first."""
+    return _workers.get((os.getpid(), logdir), [])
+
+
 class WorkerFolder:
     """A folder that belongs to one writer, and the event file in it.
 
@@ -152,6 +161,7 @@ class WriterFolder:
                 )
             folder, self._next_id = claimed, uuid.uuid4().hex
             self._folders.append(folder)
+            _workers.setdefault((self._pid, self._logdir), []).append(claimed.worker)
         return folder
 
     def settle(self) -> None:

@@ -197,7 +197,7 @@ def test_a_process_that_grows_by_what_the_c_library_holds_free_is_told_so():
     assert (heap.what, heap.bytes, heap.detail) == (
         "free in the heap of the C library at the end of step 55",
         55 * 768 * 1024 + 4096,
-        "rises 768.0 KiB per step",
+        "rises 0.75 MiB per step",
     )
     assert "MALLOC_TRIM_THRESHOLD_" in found.what_to_do
 
@@ -206,7 +206,7 @@ def test_a_process_that_grows_by_what_the_c_library_holds_free_is_told_so():
     ("free", "shown"),
     [
         (lambda at: 0 * at + (30 << 20), ["does not rise"]),
-        (lambda at: at << 18, ["rises 256.0 KiB per step"]),  # a quarter of the growth
+        (lambda at: at << 18, ["rises 0.25 MiB per step"]),  # a quarter of the growth
         (lambda at: np.where(at == 59, 1 << 30, -1), []),  # one reading says nothing of growth
     ],
 )

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -37,16 +38,16 @@ def test_what_only_a_variable_holds_is_named_and_the_rest_is_not_known(tmp_path)
 
 
 def test_growth_of_the_process_is_the_first_advice(tmp_path):
-    """A window in which nothing grows, and 60 watched steps of the same worker with 1 MiB more in each."""
+    """A window in which nothing grows, and 60 watched steps with half a MiB more in each."""
     RunWriter(str(tmp_path / "run"), "rank0").write(trace("start 100 w", "step 0", "alloc 10 a", "free a"))
     writer = StepsWriter(str(tmp_path / "run"), "rank0", 0)
-    writer.write(of_process(60, lambda at: (100 + at) * MIB, lambda at: at * MIB))
+    writer.write(of_process(60, lambda at: (200 + at) * MIB // 2, lambda at: at * MIB // 2))
     writer.close()
     shown = lines(tmp_path / "run")
-    assert shown["steps"].endswith("1.00 MiB more with every step")
+    assert shown["steps"].endswith("0.50 MiB more with every step")
     assert shown["advice"] == (
         "The process grows over 60 watched steps, because memory that it frees stays in the heap of the "
-        "C library. 1.00 MiB more with every step."
+        "C library. 0.50 MiB more with every step."
     )
 
 
@@ -118,6 +119,11 @@ def test_only_of_a_folder_that_run_named_the_logdir_is_two_above(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     RunWriter(folder, "rank0").write(trace("step 0", "alloc 10 a"))
     assert lines(folder)["open"] == f"tensorboard --logdir {logdir}   (the tab Memory)"
+    address = (
+        f"http://localhost:6006/#tb_memplugin&p.tb_memplugin.run={quote(folder[len('runs/') :], safe='')}"
+    )
+    (last,) = run("summary", folder).stdout.splitlines()[-1:]
+    assert last.strip() == address if folder != logdir else "http" not in last  # opens on this run
 
 
 @pytest.mark.parametrize(

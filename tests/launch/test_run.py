@@ -411,8 +411,12 @@ def test_a_run_of_several_hosts_is_named_after_what_they_share() -> None:
 
 
 def test_a_command_is_named_after_the_python_file_that_it_is_given(tmp_path: Path) -> None:
-    done = run(tmp_path, "sh", "-c", "echo $TB_MEMPLUGIN_RUN", "sub/train.py", "config.py")
-    assert re.fullmatch(r"train/\d{8}-\d{6}\n", done.stdout), done.stderr
+    launcher = tmp_path / "launcher"  # by its path, as bin/torchrun may be
+    launcher.write_text(f"#!{sys.executable}\nimport os\nprint(os.environ['TB_MEMPLUGIN_RUN'])\n")
+    launcher.chmod(0o755)
+    for command in (("sh", "-c", "echo $TB_MEMPLUGIN_RUN"), (launcher,)):
+        done = run(tmp_path, *command, "sub/train.py", "config.py")
+        assert re.fullmatch(r"train/\d{8}-\d{6}\n", done.stdout), done.stderr
 
 
 @pytest.mark.parametrize("launched", ["torchrun", "variable"])

@@ -21,12 +21,12 @@ export function unitFor(...values: number[]): Unit {
   return UNITS.findLast((unit) => largest >= unit.size) ?? UNITS[0]!;
 }
 
-/** The page's unit, or a smaller one where even the largest of these values is less than one of it. */
+/** The page's unit, or a smaller one where even the largest of these values is less than a tenth of it. */
 export function unitWithin(page: Unit, largest: number): Unit {
-  return largest >= page.size ? page : unitFor(largest);
+  return largest >= page.size / 10 ? page : unitFor(largest);
 }
 
-/** A part of something, in the unit of the whole; only less than one of it has a smaller unit. */
+/** A part of something, in the unit of the whole; only less than a tenth of it has a smaller unit. */
 export function asPartOf(whole: number, bytes: number): string {
   return withUnit(bytes, unitWithin(unitFor(whole), Math.abs(bytes)));
 }

@@ -19,9 +19,10 @@ describe("the unit of a table", () => {
     expect(unitFor().name).toBe("B");
     expect(unitFor(512).name).toBe("B");
   });
-  it("is the whole's for its parts, unless they are less than one of it", () => {
+  it("is the whole's for its parts, unless they are less than a tenth of it", () => {
     expect(asPartOf(94 * MiB, 1.91 * MiB)).toBe("1.91 MiB");
-    expect(asPartOf(94 * MiB, MiB / 2)).toBe("512.0 KiB");
+    expect(asPartOf(94 * MiB, MiB / 2)).toBe("0.50 MiB");
+    expect(asPartOf(94 * MiB, 102 * 1024)).toBe("102.0 KiB");
   });
   it("looks at sizes, not signs", () => expect(unitFor(-8 * MiB).name).toBe("MiB"));
 });

@@ -6,10 +6,11 @@ columns in one call, and the garbage collector does not count them.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ import numpy as np
 from tb_memplugin.analysis.source_lines import is_user_code
 from tb_memplugin.read.python_frames import CallTree
 from tb_memplugin.record.profiler.roles import Role
+from tb_memplugin.trace import MemoryTrace
+from tb_memplugin.trace.frames import read_frame
 from tb_memplugin.trace.tables import Int64, differences
 
 pack_memory = Struct("5q").pack
@@ -50,6 +53,19 @@ def with_library_folder(file: str) -> str:
     path = next(iter(module.get("__path__") or (module.get("__file__"),)))
     installed = _INSTALLED.fullmatch(f"{Path(str(path)).parent}/{file}".replace("\\", "/"))
     return installed[1] if installed and is_user_code(f"- {file}:0") else file
+
+
+def as_profiled(trace: MemoryTrace) -> MemoryTrace:
+    """Return the trace of an allocator's history with paths of Python files as they are in a profile."""
+    folders = [f"{folder}{os.sep}" for folder in sorted({*map(os.path.abspath, sys.path)}, reverse=True)]
+
+    @cache
+    def named(text: str) -> str:
+        file = read_frame(text).file
+        folder = next(filter(file.startswith, folders), "")
+        return text.replace(file, with_library_folder(file.removeprefix(folder)), 1) if folder else text
+
+    return replace(trace, stacks=tuple(tuple(map(named, stack)) for stack in trace.stacks))
 
 
 class Operators(NamedTuple):

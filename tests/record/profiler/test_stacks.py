@@ -34,6 +34,7 @@ from tb_memplugin.record.profiler.stacks import stacks_of
 from tb_memplugin.record.profiler.trace import trace_from_profile
 from tb_memplugin.record.profiler.tree_columns import (
     ProfilerTree,
+    as_profiled,
     pack_maker,
     pack_memory,
     pack_node,
@@ -46,6 +47,7 @@ from tb_memplugin.trace import Kind, MemoryTrace, Phase
 from tests.cli import CliRunner
 from tests.record.profiler.test_attribution import ALL
 from tests.test_handler import loop
+from tests.traces import trace
 from tests.training import Transformer, train
 
 HERE = Path(__file__).name
@@ -114,6 +116,16 @@ def test_installed_code_is_not_taken_for_the_users(tmp_path: Path) -> None:
     assert leading.endswith(f"{HERE}:{_copied.__code__.co_firstlineno + 1}")
     assert with_library_folder("pytest/__init__.py") == "site-packages/pytest/__init__.py"
     assert with_library_folder("tests/pytest/__init__.py") == "tests/pytest/__init__.py"
+
+
+def test_the_allocators_history_has_the_paths_of_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's profiler cuts off the folders of `sys.path`; the allocator's history does not."""
+    monkeypatch.syspath_prepend(tmp_path)
+    full = f"step {tmp_path}/mine/train.py:3", f"main {pytest.__file__}:7", "malloc ??:0"
+    short = "step mine/train.py:3", "main site-packages/pytest/__init__.py:7", "malloc ??:0"
+    assert as_profiled(trace("alloc 64 a", stacks=(full,))).stacks == (short,)
 
 
 def _copied(tensor: Tensor) -> Tensor:
