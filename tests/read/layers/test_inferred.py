@@ -35,7 +35,7 @@ from tb_memplugin.read.layers.parameters import (
 from tb_memplugin.read.layers.source_text import SourceText
 from tb_memplugin.read.snapshot.trace import trace_from_snapshot
 from tb_memplugin.store.windows import read_window, write_window
-from tb_memplugin.trace import Category, MemoryTrace
+from tb_memplugin.trace import Category, Kind, MemoryTrace
 from tb_memplugin.trace.tables import MODULE_MARK, NOT_NAMED
 from tests.read.layers.stacks import APPLY, CALL, LINEAR, MAIN, Frame, inferred, modules, native, snapshot_of
 
@@ -263,6 +263,22 @@ def test_source_text_names_attributes_and_indices(model_file: Path) -> None:
         *("first", "layers.0.up", "layers.0", "layers.0.down"),
         *("layers.1.up", "layers.1", "layers.1.down"),
     ]
+
+
+def test_frees_with_the_stack_of_their_allocation_do_not_say_where_the_program_is(model_file: Path) -> None:
+    """PyTorch writes them so without `context="all"`, however much later the block is freed."""
+    up, down = (_linear_of_block(model_file, "= layer(x)", call) for call in ("self.up(x)", "self.down(x)"))
+    content = snapshot_of(*[(8, up), (4, down), (4, down[:5])] * 2)
+    entries: list[dict[str, Any]] = content["device_traces"][0]
+    for at in (3, 0):  # each result of `up` is freed after `down` has run, and then the block allocates
+        free = entries[at] | {"action": "free_requested", "time_us": entries[at + 1]["time_us"]}
+        entries[at + 2 : at + 2] = [free, free | {"action": "free_completed"}]
+    for block in content["segments"][0]["blocks"][::3]:
+        block["state"] = "inactive"
+    trace = with_inferred_layers(trace_from_snapshot(content, "test"))
+    is_alloc = trace.events.kind == Kind.ALLOC
+    names = np.array(modules(trace))[is_alloc].tolist()
+    assert names == [f"layers.{layer}{part}" for layer in (0, 1) for part in (".up", ".down", "")]
 
 
 def test_a_key_that_the_text_does_not_tell_is_a_question_mark(model_file: Path) -> None:
